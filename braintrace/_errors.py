@@ -1,0 +1,76 @@
+"""Every error that braintrace raises on purpose; all are exported from ``braintrace``.
+
+A message says what was found, where (parameter path, file and line), and what to do.
+"""
+from __future__ import annotations
+
+__all__ = [
+    'BraintraceError', 'BraintraceWarning', 'CompileError', 'EtpDtypeError', 'EtpShapeError', 'EtpUnitError',
+    'MissingRuleError', 'NotCompiledError', 'NotSupportedError', 'OptionError', 'RuleContractError', 'StepFunctionError',
+    'StructureError', 'UntracedParameterError',
+]
+
+
+class BraintraceError(Exception):
+    """Base of every error raised by braintrace."""
+
+
+class BraintraceWarning(UserWarning):
+    """Something degrades the gradient and the user can do something about it."""
+
+
+class EtpShapeError(BraintraceError, ValueError):
+    """An operand of an ETP op has a wrong rank or shape."""
+
+
+class EtpDtypeError(BraintraceError, TypeError):
+    """An operand of an ETP op has a wrong dtype or is not an array."""
+
+
+class EtpUnitError(BraintraceError, ValueError):
+    """An operand of an ETP op has a physical unit that does not fit the others."""
+
+
+class RuleContractError(BraintraceError, ValueError):
+    """An ETP rule or a primitive's description breaks its contract."""
+
+
+class MissingRuleError(BraintraceError, NotImplementedError):
+    """A primitive lacks a rule that an algorithm needs.
+
+    Attributes: ``op`` (the primitive's name), ``rule`` (the missing slot), ``algorithm`` (who needs it).
+    """
+
+    def __init__(self, op: str, rule: str, algorithm: str):
+        self.op, self.rule, self.algorithm = op, rule, algorithm
+        super().__init__(
+            f'primitive {op!r} has no rule {rule!r}, which {algorithm} needs. Register it with '
+            f'`primitive.register_{rule}(fn)` or `primitive.register_etp_rules({rule}=fn)`.')
+
+
+class CompileError(BraintraceError, ValueError):
+    """The model's step can not be compiled for online learning."""
+
+
+class NotSupportedError(BraintraceError, NotImplementedError):
+    """The model's step uses a construct that the compiler does not handle."""
+
+
+class UntracedParameterError(BraintraceError, ValueError):
+    """``strict=True`` and a parameter reaches a hidden state without a trace."""
+
+
+class NotCompiledError(BraintraceError, RuntimeError):
+    """A learner was used before its graph was compiled."""
+
+
+class StructureError(BraintraceError, ValueError):
+    """States, parameters or inputs differ in structure, shape or dtype from what was compiled."""
+
+
+class StepFunctionError(BraintraceError, ValueError):
+    """A ``step_fn`` breaks its contract: one learner call, a scalar loss."""
+
+
+class OptionError(BraintraceError, ValueError):
+    """An option has a value outside its set."""

@@ -1,0 +1,59 @@
+"""The only door to JAX's internals. Contract tests in ``tests/test_jax_contract.py`` pin what is relied on."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src import source_info_util as _source
+from jax.extend.core import Literal, Primitive
+from jax.interpreters import ad, batching, mlir
+
+__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'location', 'mlir',
+           'sub_jaxprs', 'trace']
+
+ShapedArray = jax.core.ShapedArray
+DropVar = _core.DropVar
+
+
+def apply_primitive(primitive: Primitive, *args, **params):
+    """Run a primitive eagerly through its lowering, so that eager and jitted calls agree on every platform."""
+    return _dispatch.apply_primitive(primitive, *args, **params)
+
+
+def trace(fn, *avals) -> tuple[Any, list]:
+    """Trace ``fn`` on flat abstract values, away from any outer transformation: ``(jaxpr, constants)``."""
+    with _core.ensure_no_leaks() if hasattr(_core, 'ensure_no_leaks') else _core.eval_context():
+        closed = jax.make_jaxpr(fn)(*avals)
+    return getattr(closed, 'jaxpr', closed), list(closed.consts)
+
+
+def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
+    """Evaluate one equation on ``args`` and return the list of its outputs."""
+    subfuns, bind_params = get_bind_params(primitive, params)
+    with ctx.manager:
+        out = primitive.bind(*subfuns, *args, **bind_params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def get_bind_params(primitive: Primitive, params: dict):
+    got = primitive.get_bind_params(params)
+    return got if isinstance(got, tuple) else ((), got)
+
+
+def sub_jaxprs(params: dict) -> list:
+    """The jaxprs that an equation holds in its parameters."""
+    return list(_core.jaxprs_in_params(params))
+
+
+@functools.lru_cache(maxsize=4096)
+def _describe(traceback) -> str:
+    frame = _source.user_frame(traceback)
+    return 'an unknown place' if frame is None else f'{frame.file_name}:{frame.start_line} ({frame.function_name})'
+
+
+def location(source_info) -> str:
+    """``file:line (function)`` of the user's code that made an equation."""
+    return _describe(source_info.traceback)
