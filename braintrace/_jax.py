@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from jax.interpreters import ad, batching, mlir
 __all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'location', 'mlir',
            'sub_jaxprs', 'trace']
 
+_source.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
 
@@ -25,7 +29,7 @@ def apply_primitive(primitive: Primitive, *args, **params):
 
 def trace(fn, *avals) -> tuple[Any, list]:
     """Trace ``fn`` on flat abstract values, away from any outer transformation: ``(jaxpr, constants)``."""
-    with _core.ensure_no_leaks() if hasattr(_core, 'ensure_no_leaks') else _core.eval_context():
+    with _core.eval_context():
         closed = jax.make_jaxpr(fn)(*avals)
     return getattr(closed, 'jaxpr', closed), list(closed.consts)
 
@@ -41,6 +45,23 @@ def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
 def get_bind_params(primitive: Primitive, params: dict):
     got = primitive.get_bind_params(params)
     return got if isinstance(got, tuple) else ((), got)
+
+
+def closed_jaxpr(closed) -> tuple[Any, list]:
+    """The jaxpr and the constants of a call's body (one class since JAX 0.11, two before)."""
+    return getattr(closed, 'jaxpr', closed), list(getattr(closed, 'consts', ()))
+
+
+def inlinable(eqn):
+    """The body of an equation that is only a call, else None."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    return eqn.params.get('jaxpr', eqn.params.get('call_jaxpr'))
+
+
+def has_effects(params: dict) -> bool:
+    """Whether a jaxpr inside an equation's parameters has side effects."""
+    return any(getattr(j, 'effects', ()) for j in sub_jaxprs(params))
 
 
 def sub_jaxprs(params: dict) -> list:

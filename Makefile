@@ -1,0 +1,78 @@
+# Everything a contributor runs. The first call of a target makes its virtual environment; later calls reuse it.
+#   make demo           train online on real data, print the table, draw examples/output/digits.png
+#   make test           lint and every test, slow ones included
+#   make test-quick     the tests that are not marked slow
+#   make test-latest    every test again on Python >= 3.12, which brings newer releases of the dependencies
+#   make lint           what pre-commit and CI run
+# PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
+
+VENV ?= .venv
+VENV_LATEST ?= .venv-latest
+JOBS ?= 2
+JAX_PLATFORMS ?= cpu
+PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS)
+
+# The candidates that are tried in turn; a name on the PATH may be a shim that does not run, so each one is run.
+PYTHON_CANDIDATES = $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
+PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.14 \
+	$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.1[2-9]*/bin/python 2>/dev/null | sort -r) python3)
+
+# $(call find_python,MINOR,CANDIDATES): a shell command that prints the first candidate that runs and is 3.MINOR or newer.
+find_python = for p in $(2); do \
+	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
+
+.PHONY: demo test test-quick test-latest lint ruff mypy clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.with-examples
+	$(VENV)/bin/python examples/digits.py
+
+test: lint
+	$(call PYTEST,$(VENV))
+
+test-quick: $(VENV)/.with-all
+	$(call PYTEST,$(VENV)) -m "not slow"
+
+test-latest:
+	@if [ -x $(VENV_LATEST)/bin/python ] || [ -n "$$($(call find_python,12,$(PYTHON_LATEST_CANDIDATES)))" ]; then \
+		$(MAKE) --no-print-directory run-latest; \
+	else \
+		echo "make test-latest: skipped, no Python >= 3.12 runs here; install one or give PYTHON_LATEST=/path/to/python"; \
+	fi
+
+.PHONY: run-latest
+run-latest: $(VENV_LATEST)/.with-tests
+	$(call PYTEST,$(VENV_LATEST))
+
+lint: ruff mypy
+
+ruff: $(VENV)/.with-all
+	$(VENV)/bin/ruff check .
+
+mypy: $(VENV)/.with-all
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf build dist examples/output .mypy_cache .pytest_cache .ruff_cache
+
+# Stamps: an environment is set up again only when pyproject.toml changed.
+$(VENV)/.with-examples: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -e '.[examples]'
+	@touch $@
+
+$(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -e '.[examples,test,dev]'
+	@touch $@ $(VENV)/.with-examples
+
+$(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python
+	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@python=$$($(call find_python,11,$(PYTHON_CANDIDATES))); \
+	[ -n "$$python" ] || { echo "make: no Python >= 3.11 found; give one with PYTHON=/path/to/python" >&2; exit 1; }; \
+	echo "making $(VENV) with $$python"; "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV_LATEST)/bin/python:
+	@python=$$($(call find_python,12,$(PYTHON_LATEST_CANDIDATES))); \
+	echo "making $(VENV_LATEST) with $$python"; "$$python" -m venv $(VENV_LATEST) || { rm -rf $(VENV_LATEST); exit 1; }

@@ -1,0 +1,16 @@
+"""ETP primitives, their rules, and the user functions that bind them."""
+from ._primitive import *
+from ._primitive import __all__ as _primitive
+from ._spec import *
+from ._spec import __all__ as _spec
+from ._structure import SparseStructure
+from .conv import conv, etp_conv_p
+from .dense import etp_mm_p, etp_mv_p, matmul
+from .elemwise import element_wise, etp_elemwise_p
+from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
+from .sparse import etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
+
+__all__ = [
+    *_primitive, *_spec, 'SparseStructure', 'conv', 'element_wise', 'etp_conv_p', 'etp_elemwise_p', 'etp_lora_mm_p',
+    'etp_lora_mv_p', 'etp_mm_p', 'etp_mv_p', 'etp_sp_mm_p', 'etp_sp_mv_p', 'lora_matmul', 'matmul', 'sparse_matmul',
+]

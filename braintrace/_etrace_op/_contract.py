@@ -1,0 +1,79 @@
+"""What a rule takes and gives, checked where it is called."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+
+from .._errors import RuleContractError
+
+__all__ = ['bind_rule', 'checked_invars']
+
+ARGUMENTS = {
+    'yw_to_w': '(hidden_dim, trace, **params)',
+    'xy_to_dw': '(x, hidden_dim, weights, **params)',
+    'init_drtrl': '(x_var, y_var, weight_vars, num_hidden_state)',
+    'init_pp': '(x_var, y_var, weight_vars, num_hidden_state)',
+    'instant_drtrl': '(x, hidden_dim, weights, **params)',
+    'solve_drtrl': '(signal, trace, weights, **params)',
+}
+
+
+def checked_invars(op: str, invars) -> dict[str, int]:
+    """The result of a ``trainable_invars_fn``, refused unless it maps names to distinct operand indices."""
+    if (not isinstance(invars, Mapping) or not invars or not all(isinstance(name, str) for name in invars)
+            or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in invars.values())
+            or len(set(invars.values())) < len(invars)):
+        raise RuleContractError(
+            f'trainable_invars_fn of {op!r} returned {invars!r}; expected a dict from trainable name to operand index, '
+            "like {'weight': 1, 'bias': 2}.")
+    return dict(invars)
+
+
+def bind_rule(op: str, slot: str, rule: Callable, params: dict, invars: dict[str, int]) -> Callable:
+    """``rule`` with ``params`` bound, its failures explained and the keys of its result checked."""
+    bound = partial(rule, **params) if not slot.startswith('init_') or _takes_params(rule) else rule
+
+    @wraps(rule)
+    def call(*args):
+        try:
+            result = bound(*args)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise RuleContractError(
+                f'the rule {slot!r} of {op!r} failed with {type(error).__name__}: {error}. It is called as '
+                f'{slot}{ARGUMENTS[slot]}, where weights and traces are {_dict_form(invars)}.') from error
+        if slot == 'init_pp':
+            _check_output_trace(op, result, args)
+        else:
+            _check_keys(op, slot, result, invars)
+        return result
+    return call
+
+
+def _takes_params(rule: Callable) -> bool:
+    try:
+        parameters = inspect.signature(rule).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _dict_form(names) -> str:
+    return 'dicts of arrays by trainable name, {' + ', '.join(f'{name!r}: array' for name in names) + '}'
+
+
+def _check_keys(op: str, slot: str, result, invars: dict[str, int]) -> None:
+    if isinstance(result, Mapping) and set(result) == set(invars):
+        return
+    found = f'the keys {sorted(result)}' if isinstance(result, Mapping) else f'a {type(result).__name__}'
+    raise RuleContractError(
+        f'the rule {slot!r} of {op!r} returned {found}; trace rules take and return {_dict_form(invars)}.')
+
+
+def _check_output_trace(op: str, result, args) -> None:
+    expected = (*args[1].aval.shape, args[3])
+    if getattr(result, 'shape', None) != expected:
+        found = f'shape {result.shape}' if hasattr(result, 'shape') else f'a {type(result).__name__}'
+        raise RuleContractError(
+            f"the rule 'init_pp' of {op!r} returned {found}; expected one array of zeros of shape {expected}: "
+            "y's shape, then the states.")

@@ -1,0 +1,83 @@
+"""Operands of the user functions: checked, split into mantissa and unit, and put together again."""
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+
+from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError
+
+__all__ = ['bias_operands', 'check_rank', 'check_shape', 'input_operand', 'trainable_operand', 'unit_product', 'with_unit']
+
+
+def split(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:
+    """Mantissa and unit of an array, a ``Quantity`` or an object with ``__jax_array__``."""
+    if isinstance(value, u.Quantity):
+        mantissa, unit = u.split_mantissa_unit(value)
+        return jnp.asarray(mantissa), unit
+    if not isinstance(value, jax.Array) and callable(getattr(value, '__jax_array__', None)):
+        value = value.__jax_array__()
+    if not isinstance(value, jax.Array | np.ndarray | np.generic):
+        hint = f'pass `{name}.value`' if hasattr(value, 'value') else f'convert it with `jax.numpy.asarray({name})`'
+        raise EtpDtypeError(f'{op}: {name} is a {type(value).__name__}, expected an array or a saiunit.Quantity; {hint}.')
+    if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool):
+        raise EtpDtypeError(f'{op}: {name} has dtype {value.dtype}, expected numbers.')
+    return jnp.asarray(value), u.UNITLESS
+
+
+def trainable_operand(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:
+    """Mantissa and unit of an operand that is trained: of a floating or complex dtype."""
+    mantissa, unit = split(op, name, value)
+    if not jnp.issubdtype(mantissa.dtype, jnp.inexact):
+        raise EtpDtypeError(
+            f'{op}: {name} has dtype {mantissa.dtype}, which can not be trained; expected a floating dtype. '
+            f'Convert it with `{name}.astype(jax.numpy.float32)`.')
+    return mantissa, unit
+
+
+def input_operand(op: str, name: str, value: Any, dtype) -> tuple[jax.Array, u.Unit]:
+    """Mantissa and unit of an operand that is not trained; booleans and integers (spikes) are cast to ``dtype``."""
+    mantissa, unit = split(op, name, value)
+    if not jnp.issubdtype(mantissa.dtype, jnp.inexact):
+        mantissa = mantissa.astype(dtype)
+    return mantissa, unit
+
+
+def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> list[jax.Array]:
+    """The bias as a list of no or one operand, its mantissa in ``unit``, the unit of the product."""
+    if bias is None:
+        return []
+    mantissa, own = trainable_operand(op, 'bias', bias)
+    check_shape(op, 'bias', mantissa.shape, shape, 'one number for each output')
+    if not own.has_same_dim(unit):
+        raise EtpUnitError(f'{op}: bias has unit {own}, expected a unit like {unit}, the unit of the product '
+                           'that it is added to.')
+    return [mantissa if own == unit else jnp.asarray(u.Quantity(mantissa, unit=own).to_decimal(unit))]
+
+
+def unit_product(*units: u.Unit) -> Any:
+    """The unit of a product."""
+    return functools.reduce(operator.mul, units)
+
+
+def with_unit(y: jax.Array, unit: u.Unit) -> Any:
+    """``y`` as a quantity, or as a plain array where the unit has no dimension."""
+    return y if unit == u.UNITLESS else u.maybe_decimal(u.Quantity(y, unit=unit))
+
+
+def check_shape(op: str, name: str, found, expected, why: str) -> None:
+    """Refuse an operand of another shape than expected."""
+    if tuple(found) != tuple(expected):
+        raise EtpShapeError(f'{op}: {name} has shape {tuple(found)}, expected {tuple(expected)}: {why}.')
+
+
+def check_rank(op: str, name: str, found, layouts: dict[int, str], hint: str) -> None:
+    """Refuse an operand whose rank is not among ``layouts``, rank -> axes."""
+    if len(found) not in layouts:
+        raise EtpShapeError(f'{op}: {name} has shape {tuple(found)} of rank {len(found)}, expected '
+                            f'{" or ".join(layouts.values())}. {hint}')

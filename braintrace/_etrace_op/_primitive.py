@@ -1,0 +1,238 @@
+"""ETP primitives: JAX primitives that carry, beside their implementation, the rules of trace propagation."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+
+from .._errors import MissingRuleError, RuleContractError
+from .._jax import Primitive
+from ._contract import bind_rule, checked_invars
+from ._jax_rules import derive_jax_rules
+
+__all__ = [
+    'BATCHED_PRIMITIVES', 'ETPPrimitive', 'ETP_PRIMITIVES', 'ETP_RULES_INIT_DRTRL', 'ETP_RULES_INIT_PP',
+    'ETP_RULES_INSTANT_DRTRL', 'ETP_RULES_SOLVE_DRTRL', 'ETP_RULES_XY_TO_DW', 'ETP_RULES_YW_TO_W',
+    'GRADIENT_ENABLED_PRIMITIVES', 'REQUIRED_SLOTS', 'RULE_SLOTS', 'is_batched_primitive', 'is_etp_primitive',
+    'is_gradient_enabled_primitive', 'register_primitive',
+]
+
+ETP_RULES_YW_TO_W: dict[ETPPrimitive, Callable] = {}
+ETP_RULES_XY_TO_DW: dict[ETPPrimitive, Callable] = {}
+ETP_RULES_INIT_DRTRL: dict[ETPPrimitive, Callable] = {}
+ETP_RULES_INIT_PP: dict[ETPPrimitive, Callable] = {}
+ETP_RULES_INSTANT_DRTRL: dict[ETPPrimitive, Callable] = {}
+ETP_RULES_SOLVE_DRTRL: dict[ETPPrimitive, Callable] = {}
+
+ETP_PRIMITIVES: set[ETPPrimitive] = set()
+BATCHED_PRIMITIVES: set[ETPPrimitive] = set()
+GRADIENT_ENABLED_PRIMITIVES: set[ETPPrimitive] = set()
+
+RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {
+    'yw_to_w': ETP_RULES_YW_TO_W,
+    'xy_to_dw': ETP_RULES_XY_TO_DW,
+    'init_drtrl': ETP_RULES_INIT_DRTRL,
+    'init_pp': ETP_RULES_INIT_PP,
+    'instant_drtrl': ETP_RULES_INSTANT_DRTRL,
+    'solve_drtrl': ETP_RULES_SOLVE_DRTRL,
+}
+REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
+
+
+def _single_weight(params: dict) -> dict[str, int]:
+    return {'weight': 1}
+
+
+class ETPPrimitive(Primitive):
+    """A JAX primitive ``y = impl(x, *trainables)`` whose trainables can carry an eligibility trace.
+
+    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. The trace rules live in the
+    registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else.
+
+    Two declarations keep its identity under ``jax.vmap`` over x alone: ``batched_form``, the primitive that does the
+    same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
+    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``.
+    """
+
+    def __init__(self, name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
+                 trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
+                 x_invar_index: int | None = 0, y_outvar_index: int = 0):
+        super().__init__(name)
+        self.impl_fn = impl
+        self.batched = batched
+        self.gradient_enabled = gradient_enabled
+        self.trainable_invars_fn = trainable_invars_fn or _single_weight
+        self.x_invar_index = x_invar_index
+        self.y_outvar_index = y_outvar_index
+        self.batched_form: ETPPrimitive | None = None
+        self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
+        self.original: ETPPrimitive | None = None
+        self.axes: tuple[int | None, ...] | None = None
+        self._several: bool | None = None
+        self._mapped: dict[tuple, ETPPrimitive] = {}
+        derive_jax_rules(self)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        present = [slot for slot in RULE_SLOTS if self in RULE_SLOTS[slot]]
+        missing = [slot for slot in REQUIRED_SLOTS if slot not in present]
+        parts = [self.name]
+        parts += [flag for flag in ('batched', 'gradient_enabled') if getattr(self, flag)]
+        parts += [f'{self.original.name} mapped over {self.axes}'] if self.original else []
+        parts += [f'rules: {", ".join(present) or "none"}']
+        parts += [f'missing: {", ".join(missing)}'] if missing and not self.original else []
+        return f'ETPPrimitive({"; ".join(parts)})'
+
+    def trainable_invars(self, params: dict) -> dict[str, int]:
+        """Trainable name -> operand index, for an equation with these static parameters."""
+        return checked_invars(self.name, self.trainable_invars_fn(params))
+
+    def mapped(self, axes: Iterable[int | None]) -> ETPPrimitive:
+        """This primitive under ``vmap`` over axis 0 of the operands where ``axes`` is 0; one per ``axes``."""
+        axes = tuple(axes)
+        if axes not in self._mapped:
+            def impl(*args, **params):
+                return jax.vmap(partial(self.impl_fn, **params), in_axes=axes)(*args)
+            form = ETPPrimitive(
+                f'{self.name}_vmap', impl, gradient_enabled=self.gradient_enabled, x_invar_index=self.x_invar_index,
+                trainable_invars_fn=self.trainable_invars_fn, y_outvar_index=self.y_outvar_index)
+            form.original, form.axes = self, axes
+            self._mapped[axes] = form
+        return self._mapped[axes]
+
+    def rule(self, slot: str, algorithm: str = 'the caller') -> Callable:
+        """The rule in ``slot``; without one, ``MissingRuleError`` names this primitive, the slot and ``algorithm``."""
+        found = self.optional_rule(slot)
+        if found is None:
+            raise MissingRuleError(self.name, slot, algorithm)
+        return found
+
+    def optional_rule(self, slot: str) -> Callable | None:
+        """The rule in ``slot``, or None."""
+        _check_slots(self.name, [slot])
+        return RULE_SLOTS[slot].get(self)
+
+    def bound_rule(self, slot: str, params: dict, algorithm: str = 'the caller') -> Callable:
+        """The rule in ``slot`` with an equation's static parameters bound and its result's keys checked.
+
+        An ``init_*`` rule gets the parameters only if it declares ``**params``.
+        """
+        return bind_rule(self.name, slot, self.rule(slot, algorithm), params, self.trainable_invars(params))
+
+    def register_yw_to_w(self, rule: Callable) -> Callable:
+        """Register ``(hidden_dim, trace, **params) -> dict``: the trace scaled by a factor at each element of y."""
+        return self._register('yw_to_w', rule)
+
+    def register_xy_to_dw(self, rule: Callable) -> Callable:
+        """Register ``(x, hidden_dim, weights, **params) -> dict``: the VJP of ``impl`` over its trainables."""
+        return self._register('xy_to_dw', rule)
+
+    def register_init_drtrl(self, rule: Callable) -> Callable:
+        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> dict`` of zeros: D_RTRL's trace."""
+        return self._register('init_drtrl', rule)
+
+    def register_init_pp(self, rule: Callable) -> Callable:
+        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> zeros``: ES_D_RTRL's output factor."""
+        return self._register('init_pp', rule)
+
+    def register_instant_drtrl(self, rule: Callable) -> Callable:
+        """Register ``(x, hidden_dim, weights, **params) -> dict``: one step's entry of a trace of another layout."""
+        return self._register('instant_drtrl', rule)
+
+    def register_solve_drtrl(self, rule: Callable) -> Callable:
+        """Register ``(signal, trace, weights, **params) -> dict``: the gradient from a trace of another layout."""
+        return self._register('solve_drtrl', rule)
+
+    def register_etp_rules(self, **rules: Callable | None) -> None:
+        """Register several rules by slot name at once, or none at all if one is refused; None leaves a slot alone."""
+        given = {slot: rule for slot, rule in rules.items() if rule is not None}
+        _check_slots(self.name, rules)
+        for slot, rule in given.items():
+            _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+        for slot, rule in given.items():
+            RULE_SLOTS[slot][self] = rule
+
+    def _register(self, slot: str, rule: Callable) -> Callable:
+        _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+        RULE_SLOTS[slot][self] = rule
+        return rule
+
+
+def _check_slots(name: str, slots: Iterable[str]) -> None:
+    unknown = [slot for slot in slots if slot not in RULE_SLOTS]
+    if unknown:
+        raise RuleContractError(
+            f'{name!r}: no rule slot is called {", ".join(map(repr, unknown))}. The slots are {", ".join(RULE_SLOTS)}.')
+
+
+def _check_callable(what: str, value: Any) -> None:
+    if not callable(value):
+        raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')
+
+
+def _check_description(name: str, impl: Callable, trainable_invars_fn, x_invar_index, y_outvar_index) -> None:
+    """Refuse a primitive's description before anything of it is registered."""
+    if not isinstance(name, str) or not name:
+        raise RuleContractError(f'a primitive needs a name, found {name!r}; expected a non-empty string.')
+    if any(primitive.name == name for primitive in ETP_PRIMITIVES):
+        raise RuleContractError(
+            f'a primitive called {name!r} is registered already. Choose another name, or keep the primitive that the '
+            f'first registration returned and give it rules with `primitive.register_etp_rules(...)`.')
+    _check_callable(f'the implementation of {name!r}', impl)
+    if trainable_invars_fn is not None:
+        _check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
+    for what, index, allowed in (('x_invar_index', x_invar_index, ' or None'), ('y_outvar_index', y_outvar_index, '')):
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            if not (allowed and index is None):
+                raise RuleContractError(f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.')
+
+
+def register_primitive(name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
+                       trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
+                       x_invar_index: int | None = 0, y_outvar_index: int = 0) -> ETPPrimitive:
+    """Make and register an ETP primitive from a plain JAX function; every JAX rule derives from it.
+
+    ``trainable_invars_fn(params)`` maps the static parameters of an equation to ``{trainable name: operand index}``
+    (default ``{'weight': 1}``). ``x_invar_index`` is the operand that is not trained, None where there is none.
+    ``batched`` says that axis 0 of x and y counts independent samples. ``gradient_enabled`` is for identity-like ops.
+    Give the primitive its trace rules with ``register_etp_rules``; a missing one is reported when a learner needs it.
+
+    Raises ``RuleContractError`` for a name that is taken or a malformed description.
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> gain_p = braintrace.register_primitive('etp_doc_gain', lambda x, w: x * w[None], batched=True)
+    >>> gain_p.bind(jnp.ones((2, 3)), jnp.arange(3.))
+    Array([[0., 1., 2.],
+           [0., 1., 2.]], dtype=float32)
+    """
+    _check_description(name, impl, trainable_invars_fn, x_invar_index, y_outvar_index)
+    primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled,
+                             trainable_invars_fn=trainable_invars_fn, x_invar_index=x_invar_index,
+                             y_outvar_index=y_outvar_index)
+    ETP_PRIMITIVES.add(primitive)
+    if batched:
+        BATCHED_PRIMITIVES.add(primitive)
+    if gradient_enabled:
+        GRADIENT_ENABLED_PRIMITIVES.add(primitive)
+    return primitive
+
+
+def is_etp_primitive(primitive) -> bool:
+    """Whether this is a registered ETP primitive or the mapped form of one."""
+    return primitive in ETP_PRIMITIVES or (isinstance(primitive, ETPPrimitive) and primitive.original is not None)
+
+
+def is_batched_primitive(primitive) -> bool:
+    """Whether axis 0 of the primitive's x and y counts independent samples."""
+    return primitive in BATCHED_PRIMITIVES
+
+
+def is_gradient_enabled_primitive(primitive) -> bool:
+    """Whether the primitive is identity-like, so that the compiler walks through it."""
+    return primitive in GRADIENT_ENABLED_PRIMITIVES or (
+        isinstance(primitive, ETPPrimitive) and primitive.original is not None and primitive.gradient_enabled)

@@ -1,0 +1,89 @@
+"""A whole primitive in one record: implementation, layout and trace rules."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from .._errors import RuleContractError
+from ._contract import checked_invars
+from ._primitive import REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive, register_primitive
+
+__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'get_primitive_spec', 'register_primitive_spec']
+
+
+@dataclasses.dataclass(frozen=True)
+class ETPPrimitiveSpec:
+    """Description of an ETP primitive: its function, where its operands stand, and its trace rules.
+
+    The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a spec without them.
+    ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout is not the parameter's.
+    """
+
+    name: str
+    impl: Callable
+    yw_to_w: Callable | None = None
+    xy_to_dw: Callable | None = None
+    init_drtrl: Callable | None = None
+    init_pp: Callable | None = None
+    trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None
+    x_invar_index: int | None = 0
+    y_outvar_index: int = 0
+    batched: bool = False
+    gradient_enabled: bool = False
+    instant_drtrl: Callable | None = None
+    solve_drtrl: Callable | None = None
+
+    def __new__(cls, *args, **fields):
+        """Refuse a misnamed field by its name."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in fields if name not in known]
+        if unknown:
+            raise RuleContractError(
+                f'ETPPrimitiveSpec has no field {", ".join(map(repr, unknown))}. Its fields are {", ".join(known)}.')
+        return super().__new__(cls)
+
+    def resolve_trainable_invars(self, params: dict) -> dict[str, int]:
+        """Trainable name -> operand index, for an equation with these static parameters."""
+        if self.trainable_invars_fn is None:
+            raise RuleContractError(f'the spec of {self.name!r} has no trainable_invars_fn.')
+        return checked_invars(self.name, self.trainable_invars_fn(params))
+
+
+ETP_PRIMITIVE_SPECS: dict[ETPPrimitive, ETPPrimitiveSpec] = {}
+
+
+def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
+    """Register everything that ``spec`` describes and return its primitive; nothing is registered if it is refused.
+
+    Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function, a taken name.
+    """
+    if not isinstance(spec, ETPPrimitiveSpec):
+        raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
+    required = (*REQUIRED_SLOTS, 'trainable_invars_fn')
+    missing = [name for name in required if getattr(spec, name) is None]
+    if missing:
+        raise RuleContractError(
+            f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs {", ".join(required)}; to register a '
+            'primitive before its rules are written, use `register_primitive` and `primitive.register_etp_rules(...)`.')
+    rules = {slot: getattr(spec, slot) for slot in RULE_SLOTS if getattr(spec, slot) is not None}
+    wrong = [f'{slot} is a {type(rule).__name__}' for slot, rule in rules.items() if not callable(rule)]
+    if wrong:
+        raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.')
+    primitive = register_primitive(
+        spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled,
+        trainable_invars_fn=spec.trainable_invars_fn, x_invar_index=spec.x_invar_index, y_outvar_index=spec.y_outvar_index)
+    primitive.register_etp_rules(**rules)
+    ETP_PRIMITIVE_SPECS[primitive] = spec
+    return primitive
+
+
+def get_primitive_spec(primitive) -> ETPPrimitiveSpec:
+    """The spec that ``primitive`` was registered with.
+
+    Raises ``RuleContractError`` for a primitive that was not registered by a spec.
+    """
+    if primitive in ETP_PRIMITIVE_SPECS:
+        return ETP_PRIMITIVE_SPECS[primitive]
+    what = 'was registered without a spec' if isinstance(primitive, ETPPrimitive) else 'is not an ETP primitive'
+    raise RuleContractError(
+        f'{str(primitive)!r} {what}; `register_primitive_spec(ETPPrimitiveSpec(...))` registers one with its spec.')

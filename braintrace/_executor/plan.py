@@ -1,0 +1,166 @@
+"""Which equations to evaluate, how often, and with what held constant.
+
+A *variant* of a value is ``(stopped, silent)``: old states of the groups in ``stopped`` are held constant on the way to it, and
+new states of the groups in ``silent`` are read without their probe. Every cut equation reads its inputs in a variant of its own.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from .._compiler import ETraceGraph
+
+__all__ = ['Plan', 'Read', 'make_d_plan', 'make_plan']
+
+Variant = tuple[frozenset, frozenset]
+EMPTY: Variant = (frozenset(), frozenset())
+
+
+@dataclass(frozen=True)
+class Read:
+    """How one input is read: a value in a variant, perhaps with its gradient stopped or a new state's probe added."""
+    value: int
+    variant: Variant = EMPTY
+    stop: bool = False
+    probe: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Equations in order, each with the variant that it makes and how it reads its inputs; then the reads of the results."""
+    steps: tuple[tuple[int, Variant, tuple[Read, ...]], ...]
+    outputs: tuple[Read, ...]
+    new_carry: tuple[Read, ...]
+
+    def run(self, graph: ETraceGraph, env: dict, on_op, probes) -> tuple[list, list]:
+        """Evaluate: ``env`` maps (value, variant) to arrays and is filled on the way.
+
+        ``on_op(i, args)`` evaluates the op at equation ``i``; ``probes[s]`` is added to reads of new hidden state ``s``.
+        """
+        equations, constants = graph.program.equations, graph.program.constants
+
+        def read(r: Read):
+            if r.value in constants:
+                return constants[r.value]
+            x = env[r.value, r.variant]
+            if r.stop:
+                x = jax.lax.stop_gradient(x)
+            return x if r.probe is None else x + probes[r.probe]
+
+        for i, variant, reads in self.steps:
+            outs = on_op(i, [read(r) for r in reads])
+            for v, x in zip(equations[i].outs, outs, strict=True):
+                env[v, variant] = x
+        return [read(r) for r in self.outputs], [read(r) for r in self.new_carry]
+
+
+class _Planner:
+    """Works out, from the results backwards, which variants of which equations are needed."""
+
+    def __init__(self, graph: ETraceGraph, probes: bool):
+        self.graph, self.program, self.probes = graph, graph.program, probes
+        program = self.program
+        group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
+        self.old = {program.carry[c]: group_of[c] for c in program.hidden}
+        self.new = {}
+        for c in program.hidden:
+            if program.new_carry[c] in program.producer:
+                self.new.setdefault(program.new_carry[c], c)
+        self.group_of = group_of
+        self.cuts = {op.equation for op in graph.ops} | set(graph.mixing)
+        self.recurrent = self._reached_groups()
+        self.anc_old, self.anc_new = self._ancestors()
+
+    def _reached_groups(self) -> dict[int, frozenset]:
+        """For each cut equation, the groups whose new states its result reaches by any path."""
+        reach: dict[int, set] = {}
+        for c in self.program.hidden:
+            reach.setdefault(self.program.new_carry[c], set()).add(self.group_of[c])
+        found = {}
+        for i in range(len(self.program.equations) - 1, -1, -1):
+            eqn = self.program.equations[i]
+            here = set().union(*(reach.get(o, ()) for o in eqn.outs))
+            if here:
+                for v in eqn.ins:
+                    reach.setdefault(v, set()).update(here)
+            if i in self.cuts:
+                found[i] = frozenset(here)
+        return found
+
+    def _ancestors(self) -> tuple[dict, dict]:
+        """Groups whose old states a value reads without passing a new state; whose new states, without passing a cut."""
+        old = {v: frozenset([g]) for v, g in self.old.items()}
+        new: dict[int, frozenset] = {}
+        none = frozenset()
+        for i, eqn in enumerate(self.program.equations):
+            o = none.union(*(old.get(v, none) for v in eqn.ins if v not in self.new)) - self.recurrent.get(i, none)
+            n = none if i in self.cuts or not self.probes else none.union(
+                *(new.get(v, none) | ({self.group_of[self.new[v]]} if v in self.new else none) for v in eqn.ins))
+            for out in eqn.outs:
+                old[out], new[out] = o, n
+        return old, new
+
+    def read(self, value: int, variant: Variant) -> Read:
+        """How a consumer that runs in ``variant`` reads ``value``."""
+        stopped, silent = variant
+        if value in self.new:
+            state = self.new[value]
+            group = self.group_of[state]
+            own = (frozenset(), (silent | {group}) & self.anc_new[value])
+            return Read(value, own, probe=state if self.probes and group not in silent else None)
+        if value in self.old:
+            return Read(value, EMPTY, stop=self.old[value] in stopped)
+        if value not in self.program.producer:
+            return Read(value)
+        return Read(value, (stopped & self.anc_old[value], silent & self.anc_new[value]))
+
+    def result(self, value: int, slot: int | None) -> Read:
+        """How a result is read; a new state that no equation makes carries its probe there."""
+        read = self.read(value, EMPTY)
+        if self.probes and slot in self.group_of and read.probe is None:
+            return Read(read.value, read.variant, read.stop, slot)
+        return read
+
+    def plan(self) -> Plan:
+        program = self.program
+        outputs = tuple(self.result(v, None) for v in program.outputs)
+        new_carry = tuple(self.result(v, c) for c, v in enumerate(program.new_carry))
+        wanted: dict[int, set] = {}
+        steps = []
+
+        def want(read: Read) -> None:
+            if read.value in program.producer:
+                wanted.setdefault(program.producer[read.value], set()).add((read.value, read.variant))
+
+        for r in (*outputs, *new_carry):
+            want(r)
+        for i in range(len(program.equations) - 1, -1, -1):
+            eqn = program.equations[i]
+            for variant in {v for _, v in wanted.get(i, ())}:
+                inner = (variant[0] | self.recurrent[i], frozenset()) if i in self.cuts else variant
+                reads = tuple(self.read(v, inner) for v in eqn.ins)
+                steps.append((i, variant, reads))
+                for r in reads:
+                    want(r)
+        return Plan(tuple(reversed(steps)), outputs, new_carry)
+
+
+def make_plan(graph: ETraceGraph, probes: bool) -> Plan:
+    """The two-sided pass: every cut equation reads constant the old states of the groups that it is recurrent for."""
+    return _Planner(graph, probes).plan()
+
+
+def make_d_plan(graph: ETraceGraph) -> Plan:
+    """The D pass: every cut equation reads constants; only what leads to new hidden states is evaluated."""
+    program = graph.program
+    cuts = {op.equation for op in graph.ops} | set(graph.mixing)
+    wanted = {program.new_carry[c] for c in program.hidden}
+    steps = []
+    for i in range(len(program.equations) - 1, -1, -1):
+        eqn = program.equations[i]
+        if not wanted.isdisjoint(eqn.outs):
+            steps.append((i, EMPTY, tuple(Read(v, stop=i in cuts) for v in eqn.ins)))
+            wanted.update(eqn.ins)
+    new = tuple(Read(program.new_carry[c]) for c in program.hidden)
+    return Plan(tuple(reversed(steps)), (), new)

@@ -1,0 +1,6 @@
+"""Online learning rules as pure functions over factors."""
+from .d_rtrl import DRTRL, same_step
+from .es_d_rtrl import ESDRTRL
+from .rule import Rule, Trace
+
+__all__ = ['DRTRL', 'ESDRTRL', 'Rule', 'Trace', 'same_step']

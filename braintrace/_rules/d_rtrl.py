@@ -1,0 +1,115 @@
+"""D-RTRL: ``e^t = D^t e^{t-1} + D_f^t (x) x^t``, gradient ``same-step + < dL/dh^{t-1}, e^{t-1} >``."""
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Relation
+from .._executor import Factors, Signals
+from . import kernels as k
+from .rule import OpGradients, Rule, Trace, Weights
+
+__all__ = ['DRTRL']
+
+
+def pairs(graph: ETraceGraph):
+    """Every relation with each of its groups and the coordinates between them."""
+    for relation in graph.hidden_param_op_relations:
+        for group, coords in zip(relation.groups, relation.coordinates, strict=True):
+            yield relation, group, coords
+
+
+def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
+    """Sum by op and name; an op of ``b`` must be in ``a``."""
+    return {op: jax.tree.map(operator.add, g, b[op]) if op in b else g for op, g in a.items()}
+
+
+def same_step(graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip=frozenset()) -> OpGradients:
+    """Weight gradients of every owned op but those in ``skip``, from cotangents of y stacked over time."""
+    return {op.key: k.op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key]) for op in graph.ops
+            if op.owned and op.key not in skip}
+
+
+@dataclass(frozen=True)
+class DRTRL(Rule):
+    """D-RTRL with a trace of the parameter's size for each sample (see :func:`braintrace.rules.d_rtrl`)."""
+    name: ClassVar[str] = 'D_RTRL'
+    required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
+    probes: ClassVar[bool] = False
+
+    def init(self, graph: ETraceGraph) -> Trace:
+        trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            trace[rel.key][group.name] = k.zeros(rel.op, coords, group.num_state)
+        return trace
+
+    def update(self, graph, trace, factors, weights, t):
+        new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            d = k.at_coordinates(coords, factors.d[group.name], 2)
+            carried = k.carry(rel.op, coords, d, self._alive(graph, trace, rel, group, coords, t))
+            fresh = k.instant(rel.op, coords, factors.x.get(rel.key), factors.df[rel.key][group.name], weights[rel.key])
+            new[rel.key][group.name] = jax.tree.map(lambda a, b: a + b.astype(a.dtype), carried, fresh)
+        return new
+
+    def gradient(self, graph, before, after, factors, signals, weights, t):
+        grads = same_step(graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
+        return add_gradients(grads, self._history(graph, before, signals.c, weights, t))
+
+    def _alive(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, t):
+        laned = k.has_lanes(rel.op, coords, graph.lanes)
+        return {n: k.where_lanes(t > 0, laned, e) for n, e in trace[rel.key][group.name].items()}
+
+    def _history(self, graph, trace: Trace, signal: dict, weights: Weights, t) -> OpGradients:
+        """``< dL/dh', e' >`` for every relation, skipped while no lane has a past."""
+        def of_trace():
+            total: OpGradients = {}
+            for rel, group, coords in pairs(graph):
+                c = k.at_coordinates(coords, signal[group.name], 1)
+                got = k.solve(rel.op, coords, c, self._alive(graph, trace, rel, group, coords, t), weights[rel.key])
+                total[rel.key] = got if rel.key not in total else jax.tree.map(operator.add, total[rel.key], got)
+            return total
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_trace))
+        return jax.lax.cond(jnp.any(t > 0), of_trace, lambda: zeros)
+
+    def window(self, graph, trace, factors, signals, weights, t, resets, keep):
+        (lam, p), (deltas, pushes) = self._backwards(graph, factors, signals, resets, keep)
+        grads = add_gradients(same_step(graph, factors.x, {**signals.dy, **deltas}, weights),
+                              self._history(graph, trace, lam, weights, t[0]))
+        if not keep:
+            return grads, trace
+        new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            old = self._alive(graph, trace, rel, group, coords, t[0])
+            carried = k.carry(rel.op, coords, k.at_coordinates(coords, p[group.name], 2), old)
+            fresh = k.accumulate(rel.op, coords, factors.x.get(rel.key), pushes[rel.key][group.name], weights[rel.key])
+            new[rel.key][group.name] = jax.tree.map(lambda a, b: a + b.astype(a.dtype), carried, fresh)
+        return grads, new
+
+    def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
+        """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""
+        laned = {g.name: graph.lanes is not None and g.shape[:1] == (graph.lanes,) for g in graph.hidden_groups}
+
+        def back(state, at):
+            lam, p = state
+            d, df, dy, c, reset = at
+            deltas, pushes = {}, {r.key: {} for r in graph.hidden_param_op_relations}
+            for rel, group, coords in pairs(graph):
+                f = df[rel.key][group.name]
+                credit = (k.at_coordinates(coords, lam[group.name], 1) * f).sum(-1)
+                deltas[rel.key] = deltas.get(rel.key, dy[rel.key]) + k.to_y(rel.op, coords, credit)
+                if keep:
+                    pushes[rel.key][group.name] = (k.at_coordinates(coords, p[group.name], 2) * f[..., None, :]).sum(-1)
+            lam = {g: c[g] + (s[..., :, None] * d[g]).sum(-2) for g, s in lam.items()}
+            p = {g: (s[..., :, :, None] * d[g][..., None, :, :]).sum(-2) for g, s in p.items()}
+            if reset is not None:
+                lam, p = ({g: k.where_lanes(~reset, laned[g], s) for g, s in part.items()} for part in (lam, p))
+            return (lam, p), (deltas, pushes)
+
+        lam = {g: jnp.zeros(c.shape[1:], c.dtype) for g, c in signals.c.items()}
+        p = {g: jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:]) for g, d in factors.d.items()} if keep else {}
+        return jax.lax.scan(back, (lam, p), (factors.d, factors.df, signals.dy, signals.c, resets), reverse=True)

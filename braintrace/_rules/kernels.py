@@ -1,0 +1,193 @@
+"""What a trace entry of one relation and group can do, written with the primitive's own rules.
+
+Entries are dicts by trainable name, state axis last. Factors at a relation's coordinates have shape ``(*coords, S)``, or
+``(*coords, S, S)`` for the transition. Where y was expanded over axes that it lacks, an op with an input has its rules mapped
+over the added axes; an op without one is called on weights of the expanded shape.
+"""
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Coordinates, OpUse
+
+__all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'has_lanes', 'instant', 'op_gradient',
+           'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
+
+Entry = dict[str, jax.Array]
+UNROLLED_SUM = 64
+
+
+def at_coordinates(coords: Coordinates, values: jax.Array, rank: int) -> jax.Array:
+    """Values at a group's positions, with ``rank`` trailing state axes, gathered to a relation's coordinates."""
+    if coords.positions is None:
+        return values
+    return values.reshape(-1, *values.shape[values.ndim - rank:])[coords.positions]
+
+
+def _over_states(fn: Callable, *arrays: jax.Array):
+    """Map ``fn`` over the trailing state axis of ``arrays``; results get a trailing state axis."""
+    if arrays[0].shape[-1] == 1:
+        return jax.tree.map(lambda out: out[..., None], fn(*(a[..., 0] for a in arrays)))
+    return jax.vmap(fn, in_axes=-1, out_axes=-1)(*arrays)
+
+
+def added_axes(op: OpUse, coords: Coordinates) -> int:
+    """Number of leading axes that the rules are mapped over."""
+    return len(coords.shape) - op.y_aval.ndim if coords.expanded and op.x is not None else 0
+
+
+def _wide(op: OpUse, coords: Coordinates) -> bool:
+    return coords.expanded and op.x is None
+
+
+def _mapped(fn: Callable, times: int, in_axes) -> Callable:
+    for _ in range(times):
+        fn = jax.vmap(fn, in_axes=in_axes)
+    return fn
+
+
+def _weights(op: OpUse, coords: Coordinates, weights: Entry) -> Entry:
+    return {n: jnp.broadcast_to(w, coords.shape) for n, w in weights.items()} if _wide(op, coords) else weights
+
+
+def _variable(shape, dtype):
+    return SimpleNamespace(aval=jax.ShapeDtypeStruct(tuple(shape), dtype))
+
+
+def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
+    """The empty entry: ``init_drtrl`` on the expanded shapes."""
+    init = op.primitive.rule('init_drtrl', 'D_RTRL')
+    added = coords.shape[:added_axes(op, coords)]
+    shape = (lambda a: coords.shape) if _wide(op, coords) else (lambda a: (*added, *a.shape))
+    x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
+    weights = {n: _variable(shape(a), a.dtype) for n, a in op.weight_avals.items()}
+    return init(x, _variable(shape(op.y_aval), op.y_aval.dtype), weights, num_state)
+
+
+def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
+    """Map ``fn(x, d)`` over what must not be summed: added axes, or the batch axis at ``lane`` (kept at length 1)."""
+    added = added_axes(op, coords)
+    if added:
+        return _mapped(fn, added, (None, lane))
+    if op.primitive.batched:
+        return jax.vmap(lambda x, d: fn(jnp.expand_dims(x, lane), jnp.expand_dims(d, lane)), in_axes=lane)
+    return fn
+
+
+def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) -> Entry:
+    """One step's entry ``D_f (x) x``, sample by sample."""
+    rule = op.primitive.optional_rule('instant_drtrl') or op.primitive.rule('xy_to_dw', 'D_RTRL')
+    weights = _weights(op, coords, weights)
+    one = _lane_by_lane(lambda x, d: rule(x, d, weights, **op.params), op, coords, 0)
+    return _over_states(lambda d: one(x, d), df)
+
+
+def _transport(op: OpUse, coords: Coordinates) -> Callable:
+    rule = op.primitive.rule('yw_to_w', 'D_RTRL')
+    return _mapped(lambda d, e: rule(d, e, **op.params), added_axes(op, coords), 0)
+
+
+def carry(op: OpUse, coords: Coordinates, d: jax.Array, entry: Entry) -> Entry:
+    """``D e``: entry s is the sum over states r of ``yw_to_w(D[s, r], e_r)``."""
+    rule, states = _transport(op, coords), range(d.shape[-1])
+    rows = [[rule(d[..., s, r], {n: e[..., r] for n, e in entry.items()}) for r in states] for s in states]
+    sums = [jax.tree.map(lambda *terms: functools.reduce(operator.add, terms), *row) for row in rows]
+    return jax.tree.map(lambda *states: jnp.stack(states, -1), *sums)
+
+
+def _sum_leading(x: jax.Array) -> jax.Array:
+    """Sum over axis 0 as a sum of slices, which XLA fuses with what made ``x`` and runs at the memory's speed."""
+    if 0 < x.shape[0] <= UNROLLED_SUM:
+        return functools.reduce(operator.add, [x[b] for b in range(x.shape[0])])
+    return x.sum(0)
+
+
+def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
+    """Sum an entry over its lanes, to the parameter's shape."""
+    if _wide(op, coords):
+        shape = op.weight_avals[name].shape
+        x = x.sum(tuple(range(x.ndim - len(shape))))
+        return x.sum(tuple(i for i, n in enumerate(shape) if n != x.shape[i]), keepdims=True)
+    for _ in range(added_axes(op, coords)):
+        x = _sum_leading(x)
+    return _sum_leading(x) if op.primitive.batched else x
+
+
+def solve(op: OpUse, coords: Coordinates, signal: jax.Array, entry: Entry, weights: Entry) -> Entry:
+    """``< signal, e >``: the weights' gradient, summed over states and lanes."""
+    own = op.primitive.optional_rule('solve_drtrl')
+    rule, total = _transport(op, coords), None
+    for s in range(signal.shape[-1]):
+        part = {n: e[..., s] for n, e in entry.items()}
+        if own is not None:
+            added = added_axes(op, coords)
+            got = _mapped(lambda d, e: own(d, e, weights, **op.params), added, 0)(signal[..., s], part)
+            got = {n: g.sum(tuple(range(added))) for n, g in got.items()}
+        else:
+            got = {n: _pool(op, coords, n, g) for n, g in rule(signal[..., s], part).items()}
+        total = got if total is None else jax.tree.map(operator.add, total, got)
+    return total
+
+
+def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
+    """Sum over a leading time axis of ``xy_to_dw(x_t, d_t)``, as one contraction: the reverse rule of the mapped op."""
+    def mapped(weights):
+        return jax.vmap(lambda x: op.impl(x, weights), axis_size=ds.shape[0])(xs)
+    return jax.vjp(mapped, weights)[1](ds)[0]
+
+
+def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: Entry) -> Entry:
+    """Sum over a leading time axis of ``instant(x_t, push_t)``, as one contraction where the entry has the parameter's layout."""
+    if op.x is None:
+        return instant(op, coords, None, pushes.sum(0), weights)
+    if op.primitive.optional_rule('instant_drtrl') is None:
+        one = _lane_by_lane(lambda x, d: op_gradient(op, x, d, weights), op, coords, 1)
+        return _over_states(lambda d: one(xs, d), pushes)
+    first = jax.eval_shape(lambda: instant(op, coords, xs[0], pushes[0], weights))
+
+    def add(total, xd):
+        return jax.tree.map(operator.add, total, instant(op, coords, *xd, weights)), None
+    return jax.lax.scan(add, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first), (xs, pushes))[0]
+
+
+def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
+    """The empty output trace of ES-D-RTRL: ``init_pp`` on the expanded y."""
+    init = op.primitive.rule('init_pp', 'ES_D_RTRL')
+    x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
+    weights = {n: _variable(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+    return init(x, _variable(coords.shape, op.y_aval.dtype), weights, num_state)
+
+
+def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:
+    """Sum over time of ``xy_to_dw(ex_t, d_t)`` with d at a relation's coordinates and ex of each added lane."""
+    added = added_axes(op, coords)
+    if not added:
+        return op_gradient(op, xs, jax.vmap(lambda d: to_y(op, coords, d))(ds), weights)
+    got = _mapped(lambda x, d: op_gradient(op, x, d, weights), added, 1)(xs, ds)
+    return {n: g.sum(tuple(range(added))) for n, g in got.items()}
+
+
+def to_y(op: OpUse, coords: Coordinates, d: jax.Array) -> jax.Array:
+    """A cotangent at a relation's coordinates, summed to y's shape."""
+    shape = op.y_aval.shape
+    if d.shape == shape:
+        return d
+    d = d.sum(tuple(range(d.ndim - len(shape))))
+    return d.sum(tuple(i for i, n in enumerate(shape) if n != d.shape[i]), keepdims=True)
+
+
+def has_lanes(op: OpUse, coords: Coordinates, lanes: int | None) -> bool:
+    """Whether axis 0 of a relation's entries is the batch."""
+    return lanes is not None and (op.primitive.batched or coords.expanded) and coords.shape[:1] == (lanes,)
+
+
+def where_lanes(flags: jax.Array, laned: bool, x: jax.Array) -> jax.Array:
+    """``x`` where a lane's flag is set and zero elsewhere; without lanes, where any flag is set."""
+    flags = flags if laned or flags.ndim == 0 else flags.any()
+    return jnp.where(flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim)), x, jnp.zeros((), x.dtype))

@@ -1,0 +1,55 @@
+"""The protocol of an online learning rule, as pure functions over factors."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import jax
+
+from .._compiler import ETraceGraph
+from .._executor import Factors, Signals
+
+__all__ = ['OpGradients', 'Rule', 'Trace', 'Weights']
+
+Weights = dict[str, dict[str, jax.Array]]
+OpGradients = dict[str, dict[str, jax.Array]]
+Trace = dict[str, dict[str, dict[str, jax.Array]]]
+
+
+class Rule(ABC):
+    """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for several at once.
+
+    A trace is a dict relation -> group -> slot. ``t`` counts a lane's trace steps since its last reset, before the step at hand;
+    where it is 0 the stored trace counts as zero, whatever it holds, so that a reset never touches the trace.
+    """
+    name: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    probes: ClassVar[bool]
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise :class:`braintrace.MissingRuleError` where a traced primitive lacks a rule that this algorithm needs."""
+        for relation in graph.hidden_param_op_relations:
+            for slot in self.required:
+                relation.primitive.rule(slot, self.name)
+
+    @abstractmethod
+    def init(self, graph: ETraceGraph) -> Trace:
+        """The trace before the first step: zeros."""
+
+    @abstractmethod
+    def update(self, graph: ETraceGraph, trace: Trace, factors: Factors, weights: Weights, t: jax.Array) -> Trace:
+        """The trace after one step."""
+
+    @abstractmethod
+    def gradient(self, graph: ETraceGraph, before: Trace, after: Trace, factors: Factors, signals: Signals, weights: Weights,
+                 t: jax.Array) -> OpGradients:
+        """The gradient of one step's loss for the weights of every owned op."""
+
+    @abstractmethod
+    def window(self, graph: ETraceGraph, trace: Trace, factors: Factors, signals: Signals, weights: Weights, t: jax.Array,
+               resets: jax.Array | None, keep: bool) -> tuple[OpGradients, Trace]:
+        """The sum of the gradients of several steps with constant weights, and the trace after them.
+
+        ``factors``, ``signals``, ``t`` and ``resets`` (flags: reset before the step) have a leading time axis. Without ``keep``
+        the trace is returned as it came and must not be used.
+        """

@@ -1,0 +1,359 @@
+"""Online learning of a pure cell: ``online(cell, rule)`` and its ``init``, ``step``, ``grad`` and ``sequence_grad``."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import ETraceGraph, Route, abstract, analyse, check_learnable, describe_aval, is_inexact, path_key, path_name
+from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
+from .._executor import Executor, Factors
+from .._rules import Rule, same_step
+from . import _sequence as seq
+from ._state import OnlineState, flatten_paths, reset_leaf
+
+__all__ = ['Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'scale', 'split', 'tree_bytes']
+
+REDUCTIONS = ('mean', 'sum')
+
+
+class Memory(NamedTuple):
+    """Rows ``(path, shape, dtype, bytes)`` of a whole :class:`OnlineState`, and their total in bytes."""
+    rows: list
+    total: int
+
+
+def _always(path, leaf) -> bool:
+    return True
+
+
+def _signature(trees) -> tuple:
+    leaves, treedef = jax.tree.flatten(trees)
+    avals = [abstract(x) for x in leaves]
+    return treedef, tuple((a.shape, a.dtype) for a in avals)
+
+
+class Compiled:
+    """One shape signature: graph, executor and the differentiable step on flat leaves."""
+
+    def __init__(self, graph: ETraceGraph, rule: Rule | None):
+        self.graph, self.rule, self.program = graph, rule, graph.program
+        self.executor = Executor(graph, probes=rule is not None and rule.probes)
+        self.step = jax.custom_vjp(self._primal)
+        self.step.defvjp(self._forward, self._backward)
+
+    def init(self) -> tuple[dict, jax.Array]:
+        lanes = self.graph.lanes
+        trace = {} if self.rule is None else self.rule.init(self.graph)
+        return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+
+    def _factors(self, params, weights, carry, inputs, xs) -> Factors:
+        return jax.lax.stop_gradient(Factors(xs, *self.executor.d_factors(params, weights, carry, inputs)))
+
+    def _primal(self, params, carry, trace, t, inputs):
+        executor = self.executor
+        weights = executor.op_weights(params)
+        outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, executor.zero_probes())
+        if self.rule is not None:
+            factors = self._factors(params, weights, carry, inputs, xs)
+            trace = self.rule.update(self.graph, trace, factors, weights, t)
+        return outputs, new_carry, trace, t + 1
+
+    def observe(self, params, weights, carry, inputs, of_outputs: Callable):
+        """One step with everything that a gradient needs.
+
+        ``of_outputs(outputs, new_carry)`` is the differentiated result. Returns it with ``new_carry``, the factors and its
+        pull-back, whose result :meth:`sort` sorts.
+        """
+        program, executor, inexact = self.program, self.executor, self._inexact_inputs
+
+        def run(direct, some_inputs, hidden, probes):
+            full, ins, old = list(params), list(inputs), list(carry)
+            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs), (old, program.hidden, hidden)):
+                for i, x in zip(slots, values, strict=True):
+                    where[i] = x
+            outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
+            return of_outputs(outputs, new_carry), (new_carry, xs)
+
+        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
+                executor.zero_probes())
+        result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
+        factors = self._factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
+        return result, new_carry, factors, pull
+
+    @property
+    def _inexact_inputs(self) -> list[int]:
+        return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
+
+    def sort(self, direct, to_inputs, to_hidden, to_probes):
+        """Cotangents as ``(direct parameters, inputs by position, signals)``."""
+        signals = self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
+        return direct, dict(zip(self._inexact_inputs, to_inputs, strict=True)), signals
+
+    def _forward(self, params, carry, trace, t, inputs):
+        weights = self.executor.op_weights(params)
+        (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
+        new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
+        return (outputs, new_carry, new, t + 1), (pull, params, weights, factors, trace, new, t)
+
+    def _backward(self, residuals, cotangents):
+        pull, params, weights, factors, trace, new, t = residuals
+        direct, to_inputs, signals = self.sort(*pull(tuple(cotangents[:2])))
+        if self.rule is None:
+            ops = same_step(self.graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
+        else:
+            ops = self.rule.gradient(self.graph, trace, new, factors, signals, weights, t)
+        grads = self.total(params, ops, direct)
+        return ([grads.get(i) for i in range(len(params))], None, None, None,
+                [to_inputs.get(i) for i in range(len(self.program.inputs))])
+
+    def total(self, params, ops, direct) -> dict[int, Any]:
+        """Gradient of each trainable parameter, by position: what passes ops, pulled back once, plus what does not."""
+        grads = self.executor.pull_back(params, ops)
+        for i, g in zip(self.graph.direct, direct, strict=True):
+            grads[i] = g + grads[i] if i in grads else g
+        return grads
+
+    def gradient_tree(self, params, grads: dict[int, Any]):
+        """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
+        leaves = [grads[i] if i in grads else _zero_gradient(p) for i, p in enumerate(params)]
+        return jax.tree.unflatten(self.program.trees['params'], leaves)
+
+
+def _zero_gradient(p):
+    dtype = jnp.result_type(p)
+    return jnp.zeros(jnp.shape(p), dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.zeros(jnp.shape(p), jax.dtypes.float0)
+
+
+@dataclass(frozen=True)
+class OnlineLearner:
+    """What :func:`online` returns: a static description that holds no arrays; equal and hashable by its fields."""
+    cell: Callable
+    rule: Rule | None
+    trainable: Callable = _always
+    hidden: Callable = _always
+    strict: bool = False
+    _kept: dict = field(default_factory=dict, compare=False, repr=False)
+
+    # compiling ------------------------------------------------------------------------------------
+
+    def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
+        """The compiled step for these shapes; only ``init`` compiles new ones."""
+        key = _signature((params, carry, inputs))
+        if key not in self._kept:
+            if not new:
+                self._refuse(params, carry, inputs)
+            graph = analyse(self.cell, params, carry, inputs, trainable=self.trainable, hidden=self.hidden)
+            if self.rule is not None:
+                check_learnable(graph)
+                self.rule.check(graph)
+            if self.strict:
+                _check_strict(graph)
+            self._kept[key] = Compiled(graph, self.rule)
+        return self._kept[key]
+
+    @property
+    def first(self) -> Compiled:
+        """The first compiled signature."""
+        if not self._kept:
+            raise NotCompiledError('nothing is compiled yet. Call `learner.init(params, carry, *inputs)` first, or '
+                                   '`jax.eval_shape(learner.init, params, carry, *inputs)`, which allocates nothing.')
+        return next(iter(self._kept.values()))
+
+    def _refuse(self, params, carry, inputs) -> None:
+        program = self.first.program
+        lines = []
+        for what, tree, known in (('params', params, program.params), ('carry', carry, program.carry), ('inputs', inputs, program.inputs)):
+            was = jax.tree.unflatten(program.trees[what], [program.avals[v] for v in known])
+            old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
+            lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} at init, {new.get(k, "absent")} now'
+                      for k in {**old, **new} if old.get(k) != new.get(k)]
+        raise StructureError('these arguments are not those of `init`:\n' + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
+                             + '\nCall `init` with arguments of the new shapes first.')
+
+    # the pure functions ---------------------------------------------------------------------------
+
+    def init(self, params, carry, *inputs) -> OnlineState:
+        """Compile for these shapes and return the state before the first step: this carry, a zero trace, t = 0."""
+        trace, t = self.compiled(params, carry, inputs, new=True).init()
+        return OnlineState(carry, trace, t)
+
+    def _flat(self, params, state: OnlineState, inputs: tuple):
+        if not isinstance(state, OnlineState):
+            raise StructureError(f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` returned.')
+        compiled = self.compiled(params, state.carry, inputs)
+        expected = jax.eval_shape(compiled.init)
+        if _signature(expected) != _signature((state.trace, state.t)):
+            raise StructureError('the trace of this state does not belong to this learner and these shapes. Make a state with `init`.')
+        return compiled, jax.tree.leaves(params), jax.tree.leaves(state.carry), jax.tree.leaves(inputs)
+
+    def step(self, params, state: OnlineState, *inputs) -> tuple[Any, OnlineState]:
+        """One step ``(outputs, state)``; reverse mode of a loss on outputs or new carry gives the online gradient.
+
+        The old carry, trace and t get a zero cotangent: history is the trace's part.
+        """
+        compiled, p, c, x = self._flat(params, state, inputs)
+        outputs, carry, trace, t = compiled.step(p, c, state.trace, state.t, x)
+        trees = compiled.program.trees
+        return jax.tree.unflatten(trees['outputs'], outputs), OnlineState(jax.tree.unflatten(trees['carry'], carry), trace, t)
+
+    def grad(self, loss_fn: Callable) -> Callable:
+        """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for ``loss_fn(outputs, targets) -> scalar``."""
+        def run(params, state, inputs, targets):
+            def loss(params):
+                outputs, new = self.step(params, state, *as_inputs(inputs))
+                return check_scalar(loss_fn(outputs, targets), 'loss_fn'), (outputs, new)
+            (value, (outputs, new)), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(params)
+            return (value, outputs), grads, new
+        return run
+
+    def sequence_grad(self, loss_fn: Callable, window='auto', reduction: str = 'mean', memory_budget: int | None = None) -> Callable:
+        """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole sequence.
+
+        Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``: ``'auto'``, an int >= 1, or None
+        for the whole sequence; every window gives the same numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or
+        ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``.
+        """
+        if reduction not in REDUCTIONS:
+            raise OptionError(f'reduction is {reduction!r}; choose one of {REDUCTIONS}.')
+        if self.rule is None:
+            raise OptionError('sequence_grad needs a rule; this learner was made with rule=None.')
+
+        def run(params, state, xs, ys, mask=None, reset=None):
+            length = seq.length_of(xs, ys)
+            first = jax.tree.map(lambda a: a[0], xs)
+            compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
+            flags, put_back = _resets(compiled, reset, state, length)
+            sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
+            size = seq.choose_window(window, length, compiled.graph, tree_bytes(state.trace), memory_budget)
+            carry, trace, t, ops, direct, losses, _ = seq.run_windows(
+                compiled.graph, self.rule, compiled.executor.op_weights(leaves), _observer(compiled, leaves, loss_fn), put_back,
+                carry, state.trace, state.t, sequence, length, size, keep=True)
+            grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
+            new = OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t)
+            return compiled.gradient_tree(leaves, grads), new, losses
+        return run
+
+    # descriptions ---------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled graph of the first signature."""
+        return self.first.graph
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        """Path -> :class:`Route` of the first signature."""
+        return self.graph.routes
+
+    def memory(self) -> Memory:
+        """Every array of the :class:`OnlineState` with its bytes, and the total; allocates nothing."""
+        program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
+        carry = jax.tree.unflatten(program.trees['carry'], [abstract(program.avals[v]) for v in program.carry])
+        rows = []
+        for name, tree in (('carry', carry), ('trace', trace), ('t', t)):
+            for key, leaf in flatten_paths(tree).items():
+                rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
+        return Memory(rows, sum(row[-1] for row in rows))
+
+
+def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _always, hidden: Callable = _always,
+           strict: bool = False) -> OnlineLearner:
+    """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
+
+    Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation, same-step gradients);
+    ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on leaves of inexact dtype of params and carry, ``path`` a
+    tuple of strings; ``strict=True`` refuses a parameter that reaches a hidden state without a trace.
+
+    >>> import jax, jax.numpy as jnp, braintrace
+    >>> def cell(params, h, x):
+    ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+    ...     return h, h
+    >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
+    >>> state = learner.init(params, h, xs[0])
+    >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
+    >>> grads, state, losses = learner.sequence_grad(loss)(params, state, xs, jnp.zeros((7, 1, 3)))
+    >>> grads['W'].shape, losses.shape, state.t.tolist()
+    ((5, 3), (7,), [7])
+    """
+    return OnlineLearner(cell, rule, trainable, hidden, strict)
+
+
+def split(params, learner: OnlineLearner) -> tuple:
+    """``(traced, same_step, frozen)``: trees like ``params`` with None where a leaf has another route."""
+    routes = learner.routes
+
+    def part(kind):
+        return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[path_name(path_key(p))].kind == kind else None, params)
+    return part('trace'), part('same-step'), part('frozen')
+
+
+def as_inputs(inputs) -> tuple:
+    """A plain tuple is passed as ``*inputs``; any other pytree is one input."""
+    return inputs if type(inputs) is tuple else (inputs,)
+
+
+def check_scalar(loss, what: str):
+    """The loss, if it is a real scalar."""
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise ValueError(f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
+    return loss
+
+
+def scale(grads: dict, mask: jax.Array, reduction: str) -> dict:
+    """Gradients divided by the sum of the mask for ``'mean'``."""
+    if reduction == 'sum':
+        return grads
+    total = mask.sum()
+    total = jnp.where(total == 0, 1, total)
+    return {k: g / total.astype(g.dtype) for k, g in grads.items()}
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all leaves."""
+    return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
+
+
+def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:
+    weights = compiled.executor.op_weights(params)
+
+    def observe(carry, at, weight):
+        x, y = at
+
+        def loss(outputs, _):
+            return check_scalar(loss_fn(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y), 'loss_fn')
+        value, new, factors, pull = compiled.observe(params, weights, carry, jax.tree.leaves(as_inputs(x)), loss)
+        direct, _, signals = compiled.sort(*pull(weight.astype(value.dtype)))
+        return seq.Observation(new, factors, signals, direct, value, None)
+    return observe
+
+
+def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
+    """Flags ``(T, ...)`` or None, and the function that puts flagged lanes of the flat carry back."""
+    if reset is None:
+        return None, lambda carry, flags: carry
+    flags, carry0 = reset
+    flags = jnp.asarray(flags)
+    if flags.dtype != bool or flags.shape not in ((length,), (length, *state.t.shape)):
+        raise ValueError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
+                         f'{[length, *state.t.shape]}.')
+    fresh = jax.tree.leaves(carry0)
+
+    def put_back(carry, flags):
+        return [reset_leaf(flags, f, x) if i in compiled.program.hidden else x
+                for i, (x, f) in enumerate(zip(carry, fresh, strict=True))]
+    return flags, put_back
+
+
+def _check_strict(graph: ETraceGraph) -> None:
+    lost = [f'  {p}: {r.reason} [{r.location}]' for p, r in graph.routes.items()
+            if r.kind == 'same-step' and r.reason != 'no_hidden_state']
+    if lost:
+        raise UntracedParameterError('strict=True, and these parameters reach a hidden state without a trace:\n' + '\n'.join(lost)
+                                     + '\nApply them with a braintrace op, or compile with strict=False.')

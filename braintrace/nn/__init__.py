@@ -1,0 +1,6 @@
+"""Layers, cells and readouts on brainstate whose weights are applied by ETP ops, so that a learner can trace them."""
+from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
+from ._linear import Linear
+from ._readout import LeakyRateReadout
+
+__all__ = ['GRUCell', 'LSTMCell', 'LeakyRateReadout', 'Linear', 'MiniGRU', 'VanillaRNNCell']

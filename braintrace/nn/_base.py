@@ -1,0 +1,100 @@
+"""What every layer with hidden states shares. A subclass says which states it has and how they move on; nothing else."""
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import brainstate
+import jax.numpy as jnp
+
+from .._errors import StructureError
+from ._arguments import Init, Size, activation_of, check_input, features, initial_value
+from ._linear import Linear
+
+__all__ = ['GatedCell', 'RecurrentLayer']
+
+
+class RecurrentLayer(brainstate.nn.Module):
+    """A layer with hidden states of shape (O,) or (B, O); its output is the first of them.
+
+    ``state_names`` names the states; :meth:`transition` maps an input and their old values to their new values.
+    """
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
+        super().__init__(name=name)
+        self.in_size = features(in_size, f'{type(self).__name__}: in_size')
+        self.out_size = features(out_size, f'{type(self).__name__}: out_size')
+        self._state_init = state_init
+
+    @abc.abstractmethod
+    def transition(self, x: Any, states: tuple) -> tuple:
+        """New values of the states, in the order of ``state_names``."""
+
+    def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Make the states: of shape (O,), or (batch_size, O)."""
+        for name in self.state_names:
+            setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Set the states back to their first values, for ``batch_size`` samples."""
+        for state in self._states():
+            state.value = self._initial(batch_size)
+
+    def update(self, x: Any) -> Any:
+        """Move on by one step: ``x`` of shape (I,) or (B, I) gives (O,) or (B, O)."""
+        states = self._states()
+        self._check_step(x, states)
+        new = self.transition(x, tuple(state.value for state in states))
+        for state, value in zip(states, new):
+            state.value = value
+        return new[0]
+
+    def _initial(self, batch_size: int | None) -> Any:
+        return initial_value(self._state_init, self.out_size[0], batch_size, type(self).__name__)
+
+    def _states(self) -> list:
+        missing = [name for name in self.state_names if not hasattr(self, name)]
+        if missing:
+            raise StructureError(f'{type(self).__name__} has no state {", ".join(missing)} yet. Call `init_state(batch_size)`, '
+                                 'or `brainstate.nn.init_all_states(model, batch_size=...)` for a whole model.')
+        return [getattr(self, name) for name in self.state_names]
+
+    def _check_step(self, x: Any, states: list) -> None:
+        owner = type(self).__name__
+        check_input(owner, x, self.in_size[0])
+        for name, state in zip(self.state_names, states):
+            if state.value.shape != (*x.shape[:-1], self.out_size[0]):
+                batch_size = x.shape[0] if x.ndim == 2 else None
+                raise StructureError(f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
+                                     f'Call `init_state(batch_size={batch_size})`, or give inputs of the states\' batch size.')
+
+
+class GatedCell(RecurrentLayer):
+    """A recurrent cell with an activation and gates, each gate one :class:`Linear` map."""
+
+    def __init__(self, in_size: Size, out_size: Size, w_init: Init, b_init: Init | None, state_init: Init,
+                 activation: str | Callable, name: str | None):
+        super().__init__(in_size, out_size, state_init, name)
+        self.activation = activation_of(activation, type(self).__name__)
+        self._w_init, self._b_init = w_init, b_init
+
+    def _gate(self, *, reads_state: bool, blocks: int = 1) -> Linear:
+        """A map to ``blocks`` gates side by side, from x, or from x and a state; each block is initialised by itself."""
+        num_out = self.out_size[0]
+        num_in = self.in_size[0] + (num_out if reads_state else 0)
+        w_init, b_init = side_by_side(self._w_init, blocks), side_by_side(self._b_init, blocks)
+        return Linear(num_in, blocks * num_out, w_init=w_init, b_init=b_init)
+
+
+def side_by_side(initializer: Any, blocks: int) -> Any:
+    """An initializer that draws the last axis in equal blocks; values other than functions are left as they are."""
+    if blocks == 1 or not callable(initializer):
+        return initializer
+
+    def draw(shape, **kwargs):
+        block = (*shape[:-1], shape[-1] // blocks)
+        return jnp.concatenate([initializer(block, **kwargs) for _ in range(blocks)], axis=-1)
+
+    return draw

@@ -1,0 +1,79 @@
+"""Readouts with a memory of their own."""
+from __future__ import annotations
+
+from typing import Any
+
+import brainstate
+import numpy as np
+import saiunit as u
+
+from .._errors import EtpUnitError, OptionError
+from ._arguments import KAIMING, ZERO, Init, Size
+from ._base import RecurrentLayer
+from ._linear import Linear
+
+__all__ = ['LeakyRateReadout']
+
+
+class LeakyRateReadout(RecurrentLayer):
+    r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications 11:3625).
+
+    .. math:: r_t = \lambda\, r_{t-1} + x_t\,W + b \qquad \lambda = e^{-\Delta t / \tau}
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of outputs O.
+    tau : float or Quantity
+        Time constant. A plain number counts steps (:math:`\Delta t = 1`); a time, such as ``5 * saiunit.ms``, is measured
+        against ``brainstate.environ.get_dt()`` at each update.
+    w_init : initializer or array
+        Weight of shape (I, O).
+    b_init : initializer, array or None
+        Bias of shape (O,); left out by default.
+    state_init : initializer, array or float
+        First value of the state ``r``.
+    name : str, optional
+        Name of the module.
+
+    Raises
+    ------
+    OptionError
+        ``tau`` is not positive.
+    EtpUnitError
+        ``tau`` has the unit of something other than time, or the environment's ``dt`` has none or is not set.
+
+    Examples
+    --------
+    >>> import brainstate, jax.numpy as jnp, saiunit as u
+    >>> from braintrace.nn import LeakyRateReadout
+    >>> readout = LeakyRateReadout(8, 3, tau=10 * u.ms)
+    >>> readout.init_state(batch_size=2)
+    >>> with brainstate.environ.context(dt=1 * u.ms):
+    ...     readout(jnp.ones((2, 8))).shape
+    (2, 3)
+    """
+    state_names = ('r',)
+
+    def __init__(self, in_size: Size, out_size: Size, tau: Any = 5., w_init: Init = KAIMING,
+                 b_init: Init | None = None, state_init: Init = ZERO, name: str | None = None):
+        super().__init__(in_size, out_size, state_init, name)
+        if not u.get_unit(tau).dim.is_dimensionless and u.get_unit(tau).dim != u.second.dim:
+            raise EtpUnitError(f'LeakyRateReadout: tau is {tau}; give a time (5 * saiunit.ms) or a plain number of steps.')
+        if not np.all(u.get_magnitude(tau) > 0):
+            raise OptionError(f'LeakyRateReadout: tau is {tau}; a time constant is larger than 0.')
+        self.tau = tau
+        self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
+
+    def transition(self, x: Any, states: tuple) -> tuple:
+        """The formula above."""
+        return (self._decay() * states[0] + self.W(x),)
+
+    def _decay(self) -> Any:
+        if u.get_unit(self.tau).dim.is_dimensionless:
+            return u.math.exp(-1 / self.tau)
+        dt = brainstate.environ.get('dt', default=None)
+        if u.get_unit(dt if dt is not None else 1.).dim != u.second.dim:
+            raise EtpUnitError(f'LeakyRateReadout: tau is {self.tau}, but the environment\'s dt is {dt}. Set it with '
+                               '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give tau as a number of steps.')
+        return u.math.exp(-dt / self.tau)

@@ -1,0 +1,50 @@
+"""The online learning rules: values to hand to :func:`braintrace.functional.online` or :func:`braintrace.compile`."""
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+from ._errors import OptionError
+from ._rules import DRTRL, ESDRTRL, Rule
+
+__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl']
+
+
+def d_rtrl() -> Rule:
+    """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
+
+    ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``< dL^t/dh^{t-1}, e^{t-1} >``.
+    Memory ``B * I * O * S`` numbers for a dense op.
+
+    Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks" (D-RTRL); the split into
+    same-step and history part is derived in ``docs/design.md``.
+
+    >>> import braintrace
+    >>> braintrace.rules.d_rtrl().name
+    'D_RTRL'
+    """
+    return DRTRL()
+
+
+def es_d_rtrl(decay_or_rank: float | int) -> Rule:
+    """ES-D-RTRL (pp-prop): an input trace and an output trace instead of a parameter-sized one.
+
+    ``ex^t = a ex^{t-1} + x^t``, ``ef^t = a D^t ef^{t-1} + (1 - a) D_f^t``; the gradient at t is
+    ``xy_to_dw(ex^t, L^t . ef^t / (1 - a^(t+1)))`` plus the same-step part that does not pass the relation's groups. Memory
+    ``B * (I + O * S)`` numbers for a dense op; exact at the first step and for ``a = 0``.
+
+    ``decay_or_rank``: a float is the decay ``a`` in [0, 1); an int is a rank ``r >= 1`` and means ``a = (r - 1) / (r + 1)``.
+    Raises :class:`braintrace.OptionError` (a ``ValueError``) for other values.
+
+    >>> import braintrace
+    >>> braintrace.rules.es_d_rtrl(19).decay
+    0.9
+    """
+    if isinstance(decay_or_rank, bool) or not isinstance(decay_or_rank, Real):
+        raise OptionError(f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1) or an int rank >= 1.')
+    if isinstance(decay_or_rank, Integral):
+        if decay_or_rank < 1:
+            raise OptionError(f'rank is {decay_or_rank}; a rank is an int >= 1 (a decay is a float in [0, 1)).')
+        return ESDRTRL((int(decay_or_rank) - 1) / (int(decay_or_rank) + 1))
+    if not 0 <= decay_or_rank < 1:
+        raise OptionError(f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).')
+    return ESDRTRL(float(decay_or_rank))

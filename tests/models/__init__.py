@@ -1,0 +1,23 @@
+"""One table of small models, each written once and run by the library and by every oracle."""
+from __future__ import annotations
+
+import functools
+
+from tests.models import recurrent, spiking, stacks, tails, weights
+from tests.models.model import Case, Model, cubic, make_case, squared
+
+MODELS: dict[str, Model] = {m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS}
+
+
+def names(**flags) -> list[str]:
+    """The rows with these flags: ``names(exact=True)``."""
+    return [name for name, m in MODELS.items() if all(getattr(m, flag) == value for flag, value in flags.items())]
+
+
+@functools.cache
+def case(name: str, loss=squared, steps: int = 5, seed: int = 0) -> Case:
+    """The one case of a row, so that the oracles of it are computed once."""
+    return make_case(MODELS[name], loss, steps, seed)
+
+
+__all__ = ['MODELS', 'Case', 'Model', 'case', 'cubic', 'make_case', 'names', 'squared']

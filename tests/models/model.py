@@ -1,0 +1,83 @@
+"""What a row of the table holds, and what a test makes of it: a model, and a case of it with numbers."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.models.ops import NumpyOps
+
+B, I, N, M, O, T = 2, 3, 4, 3, 2, 5      # batch, inputs, positions, positions of a second layer, outputs, steps
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A cell ``(ops, params, carry, x) -> (output, new carry)`` with the shapes it wants and the oracles that hold for it."""
+
+    name: str
+    cell: Callable
+    params: Mapping                                        # parameter -> shape, nested as the cell wants
+    carry: Mapping = dataclasses.field(default_factory=lambda: {'h': (B, N)})
+    x: tuple = (B, I)
+    groups: tuple = ()                                     # names of the states of each group; (): all states, one group
+    owner: Mapping = dataclasses.field(default_factory=dict)
+    """top-level parameter -> index of the one group whose trace it has, None: same-step gradient only; absent: group 0"""
+    cut_bptt: bool = True                                  # reverse mode with `cut` alone is an oracle
+    exact: bool = False                                    # online == plain BPTT
+    smooth: bool = True                                    # no surrogate gradients: finite differences hold
+    lanes: bool = True                                     # batch lanes do not see each other
+
+    def __post_init__(self):
+        object.__setattr__(self, 'groups', self.groups or (tuple(self.carry),))
+
+    def owner_of(self, path) -> int | None:
+        return self.owner.get(path[0].key, 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A model with parameters, first carry, a sequence, and the loss of one step, all in float64."""
+
+    model: Model
+    params: Any
+    carry: Mapping
+    xs: np.ndarray
+    ys: np.ndarray
+    loss: Callable
+
+    def run(self, ops, params, carry, x):
+        return self.model.cell(ops, params, carry, x)
+
+    def part(self, lane: int, start: int, stop: int, carry: Mapping) -> Case:
+        """Steps ``start`` to ``stop`` of one batch lane, from another first carry."""
+        one = slice(lane, lane + 1)
+        return dataclasses.replace(self, carry={k: v[one] for k, v in carry.items()},
+                                   xs=self.xs[start:stop, one], ys=self.ys[start:stop, one])
+
+
+def squared(output, target):
+    return 0.5 * ((output - target) ** 2).sum()
+
+
+def cubic(output, target):
+    return (output * target).sum() + 0.3 * ((output - target) ** 3).sum()
+
+
+def is_shape(node) -> bool:
+    return isinstance(node, tuple)
+
+
+def make_case(model: Model, loss: Callable = squared, steps: int = T, seed: int = 0) -> Case:
+    """Random numbers for a model, the same ones for the same name and seed."""
+    rng = np.random.default_rng([zlib.crc32(model.name.encode()), seed])
+    draw = functools.partial(jax.tree.map, lambda shape: 0.6 * rng.standard_normal(shape), is_leaf=is_shape)
+    params, carry = draw(dict(model.params)), draw(dict(model.carry))
+    xs = 1.5 * rng.standard_normal((steps, *model.x))
+    output, _ = model.cell(NumpyOps(), params, carry, xs[0])
+    ys = rng.standard_normal((steps, *output.shape))
+    return Case(model, params, carry, xs, ys, loss)

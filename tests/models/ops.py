@@ -1,0 +1,206 @@
+"""The namespaces a cell of the table is written against: one definition of a cell, read in several ways.
+
+``reads`` says what gives a derivative back to what was read:
+
+* ``'live'``      everything does: the plain model;
+* ``'cut'``       ``cut(h)`` does not: the two-sided pass of DESIGN.md, section 3;
+* ``'constant'``  nothing that an op or a mixing equation reads does, nor a plainly used parameter: the D pass.
+
+``tests.models.library`` adds the namespace of the library itself, in which every annotation is the identity.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+CONV_DIMENSIONS = {3: ('NWC', 'WIO', 'NWC'), 4: ('NHWC', 'HWIO', 'NHWC')}
+
+
+def surrogate(v):
+    """The derivative given to a spike, real on both sides."""
+    return 1.0 / (1.0 + (2.0 * v) ** 2)
+
+
+class Ops:
+    """What a cell may use. Subclasses give the arrays (``xp``) and what ``constant`` means."""
+
+    xp = None
+
+    def __init__(self, reads: str = 'live'):
+        if reads not in ('live', 'cut', 'constant'):
+            raise ValueError(f'reads={reads!r}')
+        self.reads = reads
+        self.tanh, self.exp, self.cos, self.sin, self.sqrt, self.where = (
+            getattr(self.xp, name) for name in ('tanh', 'exp', 'cos', 'sin', 'sqrt', 'where'))
+
+    # -- annotations: the identity in the library ------------------------------------------------------------------
+
+    def cut(self, h):
+        """An old state as read by an op or a mixing equation that is recurrent for the state's group."""
+        return self.constant(h) if self.reads == 'cut' else h
+
+    def plain(self, w):
+        """A parameter used without an op: it has no trace."""
+        return self._read(w)
+
+    def new(self, name: str, value):
+        """The new value of state ``name``, before anything reads it."""
+        return value
+
+    def within(self, name: str, value, without=None):
+        """New state ``name``, or a value made of it, as read position by position by another new state of its group.
+
+        ``without`` is the same value with that state held constant, if anything else in it can carry a derivative.
+        """
+        return value
+
+    # -- ETP ops: y = op(x, w) -------------------------------------------------------------------------------------
+
+    def matmul(self, x, w, bias=None):
+        return self._apply(x, lambda x: x @ w if bias is None else x @ w + bias)
+
+    def element_wise(self, w, fn):
+        return self._apply(None, lambda _: fn(w))
+
+    def conv(self, x, kernel, bias=None, strides=None, padding='SAME'):
+        strides = strides or (1,) * (x.ndim - 2)
+        return self._apply(x, lambda x: self._convolve(x, kernel, strides, padding) + (0. if bias is None else bias))
+
+    def sparse_matmul(self, x, data, mask, bias=None):
+        """``mask`` is the fixed structure, a boolean array; ``data`` its entries row by row."""
+        return self._apply(x, lambda x: x @ self._scatter(data, mask) + (0. if bias is None else bias))
+
+    def lora_matmul(self, x, B, A, alpha=1.0, bias=None):
+        return self._apply(x, lambda x: alpha * (x @ B @ A) + (0. if bias is None else bias))
+
+    # -- mixing equations: one position reads another --------------------------------------------------------------
+
+    def dot(self, x, w):
+        return self._mix(lambda x, w: x @ w, x, w)
+
+    def roll(self, x, shift):
+        return self._mix(lambda x: self.xp.roll(x, shift, -1), x)
+
+    def mean(self, x):
+        return self._mix(lambda x: self.xp.mean(x, -1, keepdims=True), x)
+
+    def cumsum(self, x):
+        return self._mix(lambda x: self.xp.cumsum(x, -1), x)
+
+    # -- element-wise functions and data movement ------------------------------------------------------------------
+
+    def concatenate(self, arrays):
+        return self.xp.concatenate(arrays, -1)
+
+    def split(self, x, n):
+        return self.xp.split(x, n, -1)
+
+    def flip(self, x):
+        return self.xp.flip(x, -1)
+
+    def softplus(self, x):
+        return self.xp.log1p(self.exp(x))
+
+    def jit(self, fn):
+        return fn
+
+    # -- for the subclasses ----------------------------------------------------------------------------------------
+
+    def constant(self, a):
+        """``a`` without its derivative."""
+        raise NotImplementedError
+
+    def _read(self, a):
+        return self.constant(a) if self.reads == 'constant' and a is not None else a
+
+    def _apply(self, x, op):
+        return op(self._read(x))
+
+    def _mix(self, fn, *args):
+        return fn(*map(self._read, args))
+
+
+class JaxOps(Ops):
+    """Reverse mode: a constant is a ``stop_gradient``."""
+
+    xp = jnp
+    constant = staticmethod(jax.lax.stop_gradient)
+    sigmoid = staticmethod(jax.nn.sigmoid)
+    relu = staticmethod(jax.nn.relu)
+    abs = staticmethod(jnp.abs)
+
+    def spike(self, v):
+        return _spike_jvp(v)
+
+    def spike_by_vjp(self, v):
+        return _spike_vjp(v)
+
+    def jit(self, fn):
+        return jax.jit(fn)
+
+    def _convolve(self, x, kernel, strides, padding):
+        return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=CONV_DIMENSIONS[x.ndim])
+
+    def _scatter(self, data, mask):
+        return jnp.zeros(mask.shape, data.dtype).at[np.nonzero(mask)].set(data)
+
+
+class NumpyOps(Ops):
+    """Complex step: the imaginary part carries one directional derivative, so a constant is the real part."""
+
+    xp = np
+
+    @staticmethod
+    def constant(a):
+        return np.real(a)
+
+    def sigmoid(self, x):
+        return 1.0 / (1.0 + np.exp(-x))
+
+    def relu(self, x):
+        return np.where(np.real(x) > 0, x, 0.0)
+
+    def abs(self, x):
+        return np.where(np.real(x) < 0, -x, x)
+
+    def spike(self, v):
+        real = np.real(v)
+        return (real > 0) + 1j * surrogate(real) * np.imag(v)
+
+    spike_by_vjp = spike
+
+    def _convolve(self, x, kernel, strides, padding):
+        window = kernel.shape[:-2]
+        extents = [_extent(n, k, s, padding) for n, k, s in zip(x.shape[1:-1], window, strides, strict=True)]
+        x = np.pad(x, [(0, 0), *(pad for _, pad in extents), (0, 0)])
+        y = 0.0
+        for offset in np.ndindex(*window):
+            taken = [slice(o, o + s * (n - 1) + 1, s) for o, s, (n, _) in zip(offset, strides, extents, strict=True)]
+            y = y + x[(slice(None), *taken)] @ kernel[offset]
+        return y
+
+    def _scatter(self, data, mask):
+        w = np.zeros(mask.shape, data.dtype)
+        w[np.nonzero(mask)] = data
+        return w
+
+
+def _extent(n: int, k: int, stride: int, padding: str) -> tuple[int, tuple[int, int]]:
+    """Output size of a convolution along one axis, and the padding before and after it."""
+    if padding == 'VALID':
+        return (n - k) // stride + 1, (0, 0)
+    size = -(-n // stride)
+    total = max((size - 1) * stride + k - n, 0)
+    return size, (total // 2, total - total // 2)
+
+
+def _heaviside(v):
+    return (v > 0).astype(v.dtype)
+
+
+_spike_jvp = jax.custom_jvp(_heaviside)
+_spike_jvp.defjvp(lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0]))
+
+_spike_vjp = jax.custom_vjp(_heaviside)
+_spike_vjp.defvjp(lambda v: (_heaviside(v), v), lambda v, g: (surrogate(v) * g,))

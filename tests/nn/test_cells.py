@@ -1,0 +1,211 @@
+"""Cells against plain NumPy formulas, and the life of their states."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import nn
+
+NUM_IN, NUM_OUT, STEPS = 3, 5, 4
+CELLS = {
+    'vanilla': (nn.VanillaRNNCell, ('h',)),
+    'gru': (nn.GRUCell, ('h',)),
+    'lstm': (nn.LSTMCell, ('h', 'c')),
+    'minigru': (nn.MiniGRU, ('h',)),
+    'readout': (nn.LeakyRateReadout, ('r',)),
+}
+BATCHES = [None, 2]
+
+
+def logistic(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def affine(layer, *parts):
+    value = jax.tree.map(np.asarray, layer.weight.value)
+    return np.concatenate(parts, axis=-1) @ value['weight'] + value.get('bias', 0.)
+
+
+def vanilla_step(cell, x, h):
+    return (np.maximum(affine(cell.W, x, h), 0),)
+
+
+def gru_step(cell, x, h):
+    z, r = logistic(affine(cell.Wz, x, h)), logistic(affine(cell.Wr, x, h))
+    return ((1 - z) * h + z * np.tanh(affine(cell.Wh, x, r * h)),)
+
+
+def lstm_step(cell, x, h, c):
+    i, g, f, o = np.split(affine(cell.W, x, h), 4, axis=-1)
+    c = logistic(f + 1) * c + logistic(i) * np.tanh(g)
+    return logistic(o) * np.tanh(c), c
+
+
+def minigru_step(cell, x, h):
+    z, g = np.split(affine(cell.W, x), 2, axis=-1)
+    return ((1 - logistic(z)) * h + logistic(z) * g,)
+
+
+def readout_step(cell, x, r):
+    return (np.exp(-1 / 5) * r + affine(cell.W, x),)
+
+
+FORMULAS = {'vanilla': vanilla_step, 'gru': gru_step, 'lstm': lstm_step, 'minigru': minigru_step, 'readout': readout_step}
+
+
+def make(name, batch_size=None, **options):
+    brainstate.random.seed(7)
+    drawn = {'b_init': brainstate.nn.init.Normal(0.3), 'state_init': brainstate.nn.init.Normal(0.5)}
+    cell = CELLS[name][0](NUM_IN, NUM_OUT, **(drawn | options))
+    cell.init_state(batch_size)
+    return cell
+
+
+def inputs(batch_size, seed=0):
+    shape = (STEPS, NUM_IN) if batch_size is None else (STEPS, batch_size, NUM_IN)
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype=brainstate.environ.dftype())
+
+
+@pytest.mark.parametrize('batch_size', BATCHES)
+@pytest.mark.parametrize('name', CELLS)
+def test_steps_follow_the_formula(name, batch_size):
+    cell = make(name, batch_size)
+    states = tuple(np.asarray(getattr(cell, s).value, dtype=np.float64) for s in CELLS[name][1])
+    for x in inputs(batch_size):
+        out = cell(x)
+        states = FORMULAS[name](cell, np.asarray(x, dtype=np.float64), *states)
+        np.testing.assert_allclose(out, states[0], rtol=0, atol=2e-6)
+        for attribute, expected in zip(CELLS[name][1], states):
+            np.testing.assert_allclose(getattr(cell, attribute).value, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_a_batch_is_its_samples(name):
+    cell = make(name, 2, state_init=0.25)
+    xs = inputs(2)
+    batched = jnp.stack([cell(x) for x in xs])
+    for lane in range(2):
+        cell.init_state()
+        alone = jnp.stack([cell(x) for x in xs[:, lane]])
+        np.testing.assert_allclose(alone, batched[:, lane], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_states_are_hidden_states_and_weights_are_parameters(name):
+    cell = make(name)
+    assert set(cell.states(brainstate.HiddenState)) == {(s,) for s in CELLS[name][1]}
+    others = [s for s in cell.states().values() if not isinstance(s, brainstate.HiddenState)]
+    assert others and all(isinstance(s, brainstate.ParamState) and set(s.value) == {'weight', 'bias'} for s in others)
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_reset_brings_back_the_first_values_for_the_asked_batch(name):
+    cell = make(name, None, state_init=0.25)
+    first = cell.states(brainstate.HiddenState)
+    cell(inputs(None)[0])
+    assert any(not np.array_equal(s.value, np.full(NUM_OUT, 0.25)) for s in first.values())
+    cell.reset_state()
+    assert all(np.array_equal(s.value, np.full(NUM_OUT, 0.25)) for s in first.values())
+    cell.reset_state(batch_size=3)
+    assert all(s.value.shape == (3, NUM_OUT) for s in cell.states(brainstate.HiddenState).values())
+    assert cell.states(brainstate.HiddenState) == first, 'a reset keeps the state objects'
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_states_are_made_for_a_whole_model(name):
+    model = brainstate.nn.Sequential(make(name), nn.Linear(NUM_OUT, 2))
+    brainstate.nn.init_all_states(model, batch_size=4)
+    assert model(inputs(4)[0]).shape == (4, 2)
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_a_step_runs_under_jit_and_for_loop(name):
+    cell = make(name, 2)
+    xs = inputs(2)
+    plain = jnp.stack([cell(x) for x in xs])
+    brainstate.random.seed(3)
+    cell = make(name, 2)
+    looped = brainstate.transform.jit(lambda seq: brainstate.transform.for_loop(cell, seq))(xs)
+    np.testing.assert_allclose(looped, plain, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_the_bias_may_be_left_out(name):
+    cell = make(name, b_init=None)
+    assert all(set(s.value) == {'weight'} for s in cell.states(brainstate.ParamState).values())
+    assert cell(inputs(None)[0]).shape == (NUM_OUT,)
+
+
+@pytest.mark.parametrize('activation', ['softplus', jnp.sin])
+@pytest.mark.parametrize('name', ['vanilla', 'gru', 'lstm', 'minigru'])
+def test_the_activation_counts(name, activation):
+    x = inputs(None)[0]
+    assert not np.allclose(make(name)(x), make(name, activation=activation)(x))
+
+
+def test_each_gate_is_drawn_by_itself():
+    """An orthogonal block of a fused weight has orthonormal columns; four gates drawn as one matrix would not."""
+    orthogonal = brainstate.nn.init.Orthogonal()
+    weight = np.asarray(nn.LSTMCell(NUM_IN, NUM_OUT, w_init=orthogonal).W.weight.value['weight'])
+    assert weight.shape == (NUM_IN + NUM_OUT, 4 * NUM_OUT)
+    for block in np.split(weight, 4, axis=1):
+        np.testing.assert_allclose(block.T @ block, np.eye(NUM_OUT), atol=1e-5)
+    assert not np.allclose(weight[:, :NUM_OUT], weight[:, NUM_OUT:2 * NUM_OUT])
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_a_wrong_number_of_features_is_refused(name):
+    cell = make(name)
+    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(4,\); expected \(3,\) or \(batch, 3\)'):
+        cell(jnp.ones(4))
+    with pytest.raises(braintrace.EtpShapeError, match='jax.vmap'):
+        cell(jnp.ones((2, 2, 3)))
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_an_input_that_is_no_array_is_refused(name):
+    with pytest.raises(braintrace.EtpDtypeError, match='the input is a list'):
+        make(name)([1., 2., 3.])
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_a_batch_that_the_states_do_not_have_is_refused_and_changes_nothing(name):
+    cell = make(name)
+    before = {path: s.value for path, s in cell.states().items()}
+    with pytest.raises(braintrace.StructureError, match=r'init_state\(batch_size=2\)'):
+        cell(jnp.ones((2, 3)))
+    assert all(s.value is before[path] for path, s in cell.states().items())
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_a_step_before_init_state_is_refused(name):
+    cell = CELLS[name][0](NUM_IN, NUM_OUT)
+    with pytest.raises(braintrace.StructureError, match='init_all_states'):
+        cell(jnp.ones(3))
+    with pytest.raises(braintrace.StructureError, match='has no state'):
+        cell.reset_state()
+
+
+@pytest.mark.parametrize('name', CELLS)
+@pytest.mark.parametrize('size', [0, -1, 2.5, True, (2, 3), '3'])
+def test_a_size_that_is_not_one_positive_int_is_refused(name, size):
+    with pytest.raises(braintrace.OptionError, match='number of features'):
+        CELLS[name][0](size, NUM_OUT)
+    with pytest.raises(braintrace.OptionError, match='number of features'):
+        CELLS[name][0](NUM_IN, size)
+
+
+@pytest.mark.parametrize('batch_size', [-1, 2.5, True, (2,)])
+def test_a_batch_size_that_is_no_count_is_refused(batch_size):
+    with pytest.raises(braintrace.OptionError, match='batch_size'):
+        nn.GRUCell(NUM_IN, NUM_OUT).init_state(batch_size)
+
+
+@pytest.mark.parametrize('activation', ['no_such_function', 3])
+def test_an_activation_that_is_no_function_is_refused(activation):
+    with pytest.raises(braintrace.OptionError, match='activation'):
+        nn.GRUCell(NUM_IN, NUM_OUT, activation=activation)

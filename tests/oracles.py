@@ -1,0 +1,240 @@
+"""What the gradients are, computed in ways that share no code with the library (DESIGN.md, section 10).
+
+Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is a ``tests.models.Case``):
+
+* ``bptt(case)``       plain BPTT;
+* ``same_step(case)``  every step with its old states held constant: no history at all;
+* ``cut_bptt(case)``   BPTT with ``cut`` as ``stop_gradient``, once for each group with the other groups' old states constant;
+* ``two_pass(case)``   BPTT whose carry comes from the D pass and whose losses come from the two-sided pass.
+
+Forward in time in NumPy, by complex steps (``per step`` gradients: a leading axis of time):
+
+* ``dense_recursion(case)``     D_RTRL, one dense trace for each group; asserts that D is position-wise;
+* ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
+
+and ``finite_differences(case)``. ``weights`` (T,) weighs the steps: of a per-step gradient take ``total(steps, weights)``.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.models.ops import JaxOps, NumpyOps
+
+STEP = 1e-30
+
+
+# -- reverse mode ------------------------------------------------------------------------------------------------------
+
+def _unrolled(case, ops, carry_ops, keep, weights):
+    """Gradient of the weighted losses. ``carry_ops`` makes the carry; ``keep`` says which of its states stay live."""
+    def hold(carry):
+        return {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in carry.items()}
+
+    @jax.jit
+    def gradient(params):
+        def loss(params):
+            carry, value = jax.tree.map(jnp.asarray, dict(case.carry)), 0.
+            for x, y, weight in zip(case.xs, case.ys, weights, strict=True):
+                output, new = case.run(ops, params, carry, x)
+                value = value + weight * case.loss(output, y)
+                carry = hold(new if carry_ops is ops else case.run(carry_ops, params, carry, x)[1])
+            return value
+        return jax.grad(loss)(params)
+
+    return jax.tree.map(np.asarray, gradient(case.params))
+
+
+def _ones(case, weights):
+    return np.ones(len(case.xs)) if weights is None else weights
+
+
+def bptt(case, weights=None):
+    """Plain back-propagation through time."""
+    ops = JaxOps()
+    return _unrolled(case, ops, ops, set(case.carry), _ones(case, weights))
+
+
+def same_step(case, weights=None):
+    """The gradient without any history."""
+    ops = JaxOps()
+    return _unrolled(case, ops, ops, set(), _ones(case, weights))
+
+
+def cut_bptt(case, weights=None):
+    """Each parameter's gradient from the unrolled sequence in which only its owner's old states are live, and cut."""
+    ops, weights = JaxOps('cut'), _ones(case, weights)
+    owner = jax.tree.leaves(jax.tree_util.tree_map_with_path(lambda path, _: _index(case.model.owner_of(path)), case.params))
+    grads = {-1: same_step(case, weights)}
+    for g, states in enumerate(case.model.groups):
+        grads[g] = _unrolled(case, ops, ops, set(states), weights)
+    leaves = {g: jax.tree.leaves(tree) for g, tree in grads.items()}
+    return jax.tree.unflatten(jax.tree.structure(case.params), [leaves[g][i] for i, g in enumerate(owner)])
+
+
+def _index(owner):
+    return -1 if owner is None else owner
+
+
+def two_pass(case, weights=None):
+    """``dh/dw`` by the D pass, ``dL/dh'`` and the same-step part by the two-sided pass, multiplied by reverse mode."""
+    return _unrolled(case, JaxOps('cut'), JaxOps('constant'), set(case.carry), _ones(case, weights))
+
+
+# -- complex steps -----------------------------------------------------------------------------------------------------
+
+def nudged(tree):
+    """``tree`` once for every number in it, with an imaginary ``STEP`` there."""
+    leaves, structure = jax.tree.flatten(tree)
+    for i, leaf in enumerate(leaves):
+        for j in range(np.size(leaf)):
+            nudge = np.array(leaf, complex)
+            nudge.flat[j] += 1j * STEP
+            yield jax.tree.unflatten(structure, [*leaves[:i], nudge, *leaves[i + 1:]])
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def jacobian(fn, at):
+    """The matrix ``d flat(fn(at)) / d flat(at)``."""
+    return np.stack([flat(fn(t)).imag / STEP for t in nudged(at)], -1)
+
+
+def like(vector, tree):
+    """``vector``, or rows of vectors, as a tree with the shapes of ``tree``."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], -1)
+    return jax.tree.unflatten(structure, [p.reshape((*vector.shape[:-1], *np.shape(leaf))) for p, leaf in zip(parts, leaves, strict=True)])
+
+
+def real(tree):
+    return jax.tree.map(np.real, tree)
+
+
+def pick(carry, states):
+    return {k: carry[k] for k in states}
+
+
+def total(steps, weights=None):
+    """Per-step gradients summed over time."""
+    return jax.tree.map(lambda g: g.sum(0) if weights is None else np.tensordot(weights, g, 1), steps)
+
+
+def transition(case, ops, params, carry, x, states):
+    """``dh/dh'`` of one group, asserted to be position-wise: (S * positions, S * positions)."""
+    d = jacobian(lambda h: pick(case.run(ops, params, {**carry, **h}, x)[1], states), pick(carry, states))
+    count = len(states)
+    blocks = d.reshape(count, d.shape[0] // count, count, -1).swapaxes(1, 2)
+    off = blocks * (1 - np.eye(blocks.shape[-1]))
+    assert not off.any(), f'{case.model.name}: D of {states} is not position-wise'
+    return d
+
+
+def dense_recursion(case):
+    """D_RTRL: ``e = D e' + dh/dw`` in the D pass; ``dL/dw + sum_g dL/dh_g' e_g'`` in the two-sided pass."""
+    cut, constant, groups = NumpyOps('cut'), NumpyOps('constant'), case.model.groups
+    params, carry, steps = case.params, dict(case.carry), []
+    traces = [np.zeros((flat(pick(carry, g)).size, flat(params).size)) for g in groups]
+    for x, y in zip(case.xs, case.ys, strict=True):
+        def loss(params, carry, x=x, y=y):
+            return case.loss(case.run(cut, params, carry, x)[0], y)
+
+        def states(params, names, carry=carry, x=x):
+            return pick(case.run(constant, params, carry, x)[1], names)
+
+        grad = jacobian(lambda p: loss(p, carry), params)[0]
+        for i, g in enumerate(groups):
+            grad = grad + jacobian(lambda h: loss(params, {**carry, **h}), pick(carry, g))[0] @ traces[i]
+            traces[i] = transition(case, constant, params, carry, x, g) @ traces[i] + jacobian(lambda p: states(p, g), params)
+        steps.append(grad)
+        carry = real(case.run(NumpyOps(), params, carry, x)[1])
+    return like(np.stack(steps), params)
+
+
+def finite_differences(case, step=1e-5):
+    """Central differences of the summed losses."""
+    def run(vector):
+        params, carry, value = like(vector, case.params), dict(case.carry), 0.
+        for x, y in zip(case.xs, case.ys, strict=True):
+            output, carry = case.run(NumpyOps(), params, carry, x)
+            value += case.loss(output, y)
+        return value
+
+    at = flat(case.params)
+    moves = step * np.eye(at.size)
+    return like(np.array([(run(at + m) - run(at - m)) / (2 * step) for m in moves]), case.params)
+
+
+# -- ES_D_RTRL ---------------------------------------------------------------------------------------------------------
+
+class Probe(NumpyOps):
+    """Records every op as ``(x, op)``; adds to results of ops; adds to a new state where it is not read ``within`` its group."""
+
+    def __init__(self, reads='live', add_y=(), add_state=None):
+        super().__init__(reads)
+        self.calls, self.add_y, self.add_state = [], add_y, add_state or {}
+
+    def _apply(self, x, op):
+        self.calls.append((x, op))
+        y = super()._apply(x, op)
+        k = len(self.calls) - 1
+        return y + self.add_y[k] if k < len(self.add_y) else y
+
+    def new(self, name, value):
+        return value + self.add_state[name] if name in self.add_state else value
+
+    def within(self, name, value, without=None):
+        if name not in self.add_state:
+            return value
+        return np.real(value) + (0. if without is None else 1j * np.imag(without))
+
+
+def _factors(case, params, carry, x, y):
+    """``x`` of every op, ``dy`` (all ops in one row), and for each group its states, D, D_f (columns: all ops) and L."""
+    def loss(ops):
+        return case.loss(case.run(ops, params, carry, x)[0], y)
+
+    seen = Probe()
+    case.run(seen, params, carry, x)
+    zeros = [np.zeros(np.shape(op(x))) for x, op in seen.calls]
+    dy = jacobian(lambda add: loss(Probe(add_y=add)), zeros)[0]
+    groups = []
+    for g in case.model.groups:
+        d = transition(case, NumpyOps('constant'), params, carry, x, g)
+        df = jacobian(lambda add: pick(case.run(Probe('constant', add_y=add), params, carry, x)[1], g), zeros)
+        signal = np.concatenate([jacobian(lambda add: loss(Probe(add_state=add)), {s: np.zeros_like(carry[s])})[0]
+                                 for s in sorted(g)])
+        groups.append((d, df, signal))
+    return [x for x, _ in seen.calls], dy, groups
+
+
+def _pull_back(case, params, carry, x, inputs, cotangent):
+    """``xy_to_dw`` of every op at its given input, back to the parameters."""
+    def results(params):
+        probe = Probe()
+        case.run(probe, params, carry, x)
+        return [op(given) for (_, op), given in zip(probe.calls, inputs, strict=True)]
+    return cotangent @ jacobian(results, params)
+
+
+def es_recursion(case, decay):
+    """The three lines of DESIGN.md, section 3. What no op carries keeps its same-step gradient."""
+    params, carry, steps = case.params, dict(case.carry), []
+    filtered, ef = None, [0.] * len(case.model.groups)
+    for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
+        inputs, dy, groups = _factors(case, params, carry, x, y)
+        filtered = inputs if filtered is None else [
+            None if new is None else decay * old + new for old, new in zip(filtered, inputs, strict=True)]
+        traced, rest = 0., dy
+        for i, (d, df, signal) in enumerate(groups):
+            ef[i] = (decay * d @ ef[i] if t else 0.) + (1 - decay) * df
+            traced = traced + signal @ ef[i] / (1 - decay ** (t + 1))
+            rest = rest - signal @ df
+        by_ops = _pull_back(case, params, carry, x, filtered, traced) + _pull_back(case, params, carry, x, inputs, rest)
+        grad = jacobian(lambda p: case.loss(case.run(NumpyOps(), p, carry, x)[0], y), params)[0]
+        steps.append(by_ops + grad - _pull_back(case, params, carry, x, inputs, dy))
+        carry = real(case.run(NumpyOps(), params, carry, x)[1])
+    return like(np.stack(steps), params)

@@ -1,0 +1,33 @@
+"""What README promises: its code blocks run, one after the other, and its commands exist."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
+def blocks(language):
+    return re.findall(rf'```{language}\n(.*?)```', README, flags=re.DOTALL)
+
+
+def test_the_code_blocks_run():
+    found = blocks('python')
+    assert found
+    namespace: dict = {}
+    for block in found:
+        exec(compile(block, 'README.md', 'exec'), namespace)
+    assert namespace['y'].shape == namespace['outputs'].shape == (16, 10)
+    assert namespace['losses'].shape == (20,)
+
+
+def test_the_commands_are_targets_of_the_makefile():
+    targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(encoding='utf-8'), flags=re.MULTILINE))
+    named = set(re.findall(r'make ([a-z-]+)', ''.join(blocks('bash')) + (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')))
+    assert {'demo', 'test'} <= named <= targets
+
+
+def test_the_links_lead_to_files():
+    links = re.findall(r'\]\((?!https?:)([^)#]+)', README)
+    assert links and not [link for link in links if not (ROOT / link).exists()]
