@@ -1,5 +1,5 @@
 """Online learning of recurrent and spiking networks: eligibility traces beside the state, in JAX."""
-from . import functional, rules
+from . import functional, nn, rules
 from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Relation, Route
 from ._errors import *  # noqa: F403
 from ._errors import __all__ as _errors
@@ -15,7 +15,18 @@ from ._etrace_op import (
     register_primitive_spec,
     sparse_matmul,
 )
+from ._learner import (
+    D_RTRL,
+    ES_D_RTRL,
+    ETraceLearner,
+    IODimVjpAlgorithm,
+    ParamDimVjpAlgorithm,
+    compile,
+    compile_etrace_graph,
+    pp_prop,
+)
 
-__all__ = [*_errors, 'Diagnostic', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'HiddenGroup', 'Relation', 'Route', 'conv',
-           'element_wise', 'functional', 'get_primitive_spec', 'lora_matmul', 'matmul', 'register_primitive',
+__all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner', 'HiddenGroup',
+           'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Relation', 'Route', 'compile', 'compile_etrace_graph', 'conv', 'element_wise',
+           'functional', 'get_primitive_spec', 'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive',
            'register_primitive_spec', 'rules', 'sparse_matmul']

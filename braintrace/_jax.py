@@ -12,10 +12,9 @@ from jax._src import source_info_util as _source
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'location', 'mlir',
+__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'closed_jaxpr', 'has_effects', 'hide_from_locations',
+           'inlinable', 'location', 'mlir',
            'sub_jaxprs', 'trace']
-
-_source.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
 ShapedArray = jax.core.ShapedArray
@@ -45,6 +44,15 @@ def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
 def get_bind_params(primitive: Primitive, params: dict):
     got = primitive.get_bind_params(params)
     return got if isinstance(got, tuple) else ((), got)
+
+
+def hide_from_locations(path: str) -> None:
+    """Leave files under a path out of the places that :func:`location` names."""
+    _source.register_exclusion(path)
+
+
+for _name in ('_etrace_op', '_learner', 'functional', '_compiler', '_executor'):
+    hide_from_locations(os.path.join(os.path.dirname(os.path.abspath(__file__)), _name) + os.sep)
 
 
 def closed_jaxpr(closed) -> tuple[Any, list]:

@@ -23,6 +23,7 @@ import numpy as np
 from tests.models.ops import JaxOps, NumpyOps
 
 STEP = 1e-30
+QUICK = {'xla_backend_optimization_level': 0}     # compile time is most of what these tests cost
 
 
 # -- reverse mode ------------------------------------------------------------------------------------------------------
@@ -32,7 +33,6 @@ def _unrolled(case, ops, carry_ops, keep, weights):
     def hold(carry):
         return {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in carry.items()}
 
-    @jax.jit
     def gradient(params):
         def loss(params):
             carry, value = jax.tree.map(jnp.asarray, dict(case.carry)), 0.
@@ -43,7 +43,7 @@ def _unrolled(case, ops, carry_ops, keep, weights):
             return value
         return jax.grad(loss)(params)
 
-    return jax.tree.map(np.asarray, gradient(case.params))
+    return jax.tree.map(np.asarray, jax.jit(gradient, compiler_options=QUICK)(case.params))
 
 
 def _ones(case, weights):
@@ -121,6 +121,22 @@ def pick(carry, states):
 def total(steps, weights=None):
     """Per-step gradients summed over time."""
     return jax.tree.map(lambda g: g.sum(0) if weights is None else np.tensordot(weights, g, 1), steps)
+
+
+def restarted(oracle, case, flags, carry0):
+    """Per-step gradients where lane b starts afresh from ``carry0`` before every step t with ``flags[t, b]``; lanes separate."""
+    flags = np.asarray(flags)
+    steps = 0.
+    for lane in range(flags.shape[1]):
+        starts = sorted({0, *np.flatnonzero(flags[:, lane])})
+        parts = [oracle(case.part(lane, start, stop, carry0 if flags[start, lane] else case.carry))
+                 for start, stop in zip(starts, [*starts[1:], len(flags)], strict=True)]
+        steps = steps + np.concatenate([np.stack([flat(jax.tree.map(lambda g: g[t], p)) for t in range(length(p))]) for p in parts])
+    return like(steps, case.params)
+
+
+def length(steps):
+    return len(jax.tree.leaves(steps)[0])
 
 
 def transition(case, ops, params, carry, x, states):

@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     '_compiler': {'_errors', '_jax', '_etrace_op'},
     '_executor': {'_errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': CORE - {'_rules'},
-    'rules': {'_rules'},
+    'rules': {'_errors', '_rules'},
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules'},
     'verify': PUBLIC,

@@ -63,10 +63,11 @@ class SparseStructure:
 
 
 def _concrete(name: str, index) -> np.ndarray:
-    if isinstance(index, jax.core.Tracer):
+    try:
+        return np.asarray(index)
+    except jax.errors.TracerArrayConversionError as error:
         raise EtpDtypeError(f'sparse_matmul: the {name} of sparse_mat are traced, expected concrete indices; close over '
-                            'sparse_mat instead of passing its indices through jit, vmap or grad.')
-    return np.asarray(index)
+                            'sparse_mat instead of passing its indices through jit, vmap or grad.') from error
 
 
 def _indices(name: str, index, size: int) -> np.ndarray:

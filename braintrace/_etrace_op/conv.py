@@ -62,8 +62,8 @@ def _solve(signal, trace, weights, *, dimension_numbers=None, **params):
 
 def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, batch_group_count: int = 1, dimension_numbers=None, **_):
     _refuse_batch_groups(batch_group_count)
-    y, kernel = y_var.aval.shape, weight_vars['weight'].aval.shape
-    layout = conv_layout(dimension_numbers, len(y))
+    y, rank = y_var.aval.shape, len(x_var.aval.shape)
+    kernel, layout = weight_vars['weight'].aval.shape[-rank:], conv_layout(dimension_numbers, rank)
     if layout.lhs_spec[0] or layout.out_spec[0]:
         raise NotSupportedError(f'etp_conv: dimension_numbers {dimension_numbers} put the batch behind another axis, '
                                 'where a trace can not follow; `braintrace.conv` moves it to the front.')
@@ -175,7 +175,7 @@ def _checked_padding(padding, rank: int) -> str | tuple[tuple[int, int], ...]:
     except (TypeError, ValueError):
         pairs = ()
     if isinstance(padding, str) or len(pairs) != rank:
-        raise OptionError(f"conv: padding is {padding!r}, expected 'SAME', 'SAME_LOWER', 'VALID' or {rank} (low, high) pair(s).")
+        raise OptionError(f"conv: padding is {padding!r}, expected 'SAME', 'SAME_LOWER', 'VALID' or {rank} pair(s) of ints.")
     return pairs
 
 

@@ -5,6 +5,8 @@ output. The gradient is pulled back through A when it is asked for.
 """
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +50,7 @@ def _init_drtrl(batched: bool):
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
         batch = x_var.aval.shape[:1] if batched else ()
         shapes = {name: var.aval.shape for name, var in weight_vars.items()}
-        shapes['lora_b'] = (shapes['lora_b'][0], shapes['lora_a'][1])
+        shapes['lora_b'] = (*shapes['lora_b'][:-1], shapes['lora_a'][-1])
         return {name: zeros_trace((*batch, *shapes[name]), var, num_hidden_state) for name, var in weight_vars.items()}
     return init_drtrl
 
@@ -67,8 +69,9 @@ etp_lora_mv_p.batched_form = etp_lora_mm_p
 
 
 def _static_number(alpha) -> float | complex:
-    if isinstance(alpha, np.generic | np.ndarray | jax.Array) and alpha.ndim == 0 and not isinstance(alpha, jax.core.Tracer):
-        alpha = alpha.item()
+    if isinstance(alpha, np.generic | np.ndarray | jax.Array) and alpha.ndim == 0:
+        with contextlib.suppress(jax.errors.ConcretizationTypeError):
+            alpha = alpha.item()
     if isinstance(alpha, bool) or not isinstance(alpha, int | float | complex):
         raise EtpDtypeError(f'lora_matmul: alpha is a {type(alpha).__name__}, expected a Python number, fixed when the '
                             'function is traced. Multiply x by a scale that varies or has a unit.')

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._jax import Literal, closed_jaxpr
 from .._compiler import ETraceGraph, Route, abstract, analyse, check_learnable, describe_aval, is_inexact, path_key, path_name
 from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
-from .._executor import Executor, Factors
+from .._executor import Executor, Factors, Signals
 from .._rules import Rule, same_step
 from . import _sequence as seq
 from ._state import OnlineState, flatten_paths, reset_leaf
 
-__all__ = ['Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'scale', 'split', 'tree_bytes']
+__all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'depends', 'online', 'path_name', 'reset_leaf', 'scale',
+           'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
 
@@ -52,7 +54,8 @@ class Compiled:
         trace = {} if self.rule is None else self.rule.init(self.graph)
         return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
 
-    def _factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+        """The factors of one step, as constants."""
         return jax.lax.stop_gradient(Factors(xs, *self.executor.d_factors(params, weights, carry, inputs)))
 
     def _primal(self, params, carry, trace, t, inputs):
@@ -60,7 +63,7 @@ class Compiled:
         weights = executor.op_weights(params)
         outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, executor.zero_probes())
         if self.rule is not None:
-            factors = self._factors(params, weights, carry, inputs, xs)
+            factors = self.factors(params, weights, carry, inputs, xs)
             trace = self.rule.update(self.graph, trace, factors, weights, t)
         return outputs, new_carry, trace, t + 1
 
@@ -68,7 +71,7 @@ class Compiled:
         """One step with everything that a gradient needs.
 
         ``of_outputs(outputs, new_carry)`` is the differentiated result. Returns it with ``new_carry``, the factors and its
-        pull-back, whose result :meth:`sort` sorts.
+        pull-back to direct parameters, inexact inputs, old hidden states and probes.
         """
         program, executor, inexact = self.program, self.executor, self._inexact_inputs
 
@@ -83,17 +86,16 @@ class Compiled:
         args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
                 executor.zero_probes())
         result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
-        factors = self._factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
+        factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
         return result, new_carry, factors, pull
 
     @property
     def _inexact_inputs(self) -> list[int]:
         return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
 
-    def sort(self, direct, to_inputs, to_hidden, to_probes):
-        """Cotangents as ``(direct parameters, inputs by position, signals)``."""
-        signals = self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
-        return direct, dict(zip(self._inexact_inputs, to_inputs, strict=True)), signals
+    def signals(self, to_hidden, to_probes) -> Signals:
+        """Cotangents of old hidden states and probes, sorted by op and group."""
+        return self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
 
     def _forward(self, params, carry, trace, t, inputs):
         weights = self.executor.op_weights(params)
@@ -103,7 +105,8 @@ class Compiled:
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals
-        direct, to_inputs, signals = self.sort(*pull(tuple(cotangents[:2])))
+        direct, to_inputs, *rest = pull(tuple(cotangents[:2]))
+        signals, to_inputs = self.signals(*rest), dict(zip(self._inexact_inputs, to_inputs, strict=True))
         if self.rule is None:
             ops = same_step(self.graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
         else:
@@ -121,11 +124,12 @@ class Compiled:
 
     def gradient_tree(self, params, grads: dict[int, Any]):
         """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
-        leaves = [grads[i] if i in grads else _zero_gradient(p) for i, p in enumerate(params)]
+        leaves = [grads[i] if i in grads else zero_gradient(p) for i, p in enumerate(params)]
         return jax.tree.unflatten(self.program.trees['params'], leaves)
 
 
-def _zero_gradient(p):
+def zero_gradient(p):
+    """Zeros like an inexact parameter, float0 zeros for another."""
     dtype = jnp.result_type(p)
     return jnp.zeros(jnp.shape(p), dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.zeros(jnp.shape(p), jax.dtypes.float0)
 
@@ -320,6 +324,17 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
+def depends(fn: Callable, values: list, *args) -> list[bool]:
+    """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``, by the equations of its jaxpr."""
+    jaxpr = closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
+    live = set(jaxpr.outvars[:1])
+    for eqn in reversed(jaxpr.eqns):
+        if not live.isdisjoint(eqn.outvars):
+            live.update(v for v in eqn.invars if not isinstance(v, Literal))
+    slots = jax.tree.unflatten(jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars])[0]
+    return [any(jax.tree.leaves(s)) for s in slots]
+
+
 def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:
     weights = compiled.executor.op_weights(params)
 
@@ -329,8 +344,8 @@ def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:
         def loss(outputs, _):
             return check_scalar(loss_fn(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y), 'loss_fn')
         value, new, factors, pull = compiled.observe(params, weights, carry, jax.tree.leaves(as_inputs(x)), loss)
-        direct, _, signals = compiled.sort(*pull(weight.astype(value.dtype)))
-        return seq.Observation(new, factors, signals, direct, value, None)
+        direct, _, *rest = pull(weight.astype(value.dtype))
+        return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
     return observe
 
 

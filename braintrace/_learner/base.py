@@ -1,0 +1,153 @@
+"""The learner: a brainstate module around a model, with the trace as a state beside the model's."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph, path_name
+from .._errors import NotCompiledError, OptionError, StepFunctionError
+from .._rules import Rule
+from ..functional import OnlineLearner, OnlineState
+from .sequences import SequenceMixin
+from .states import ModelStates, as_path
+
+__all__ = ['ETraceLearner', 'ETraceState']
+
+
+class ETraceState(brainstate.ShortTermState):
+    """The eligibility trace and the step count of a learner."""
+
+
+class Recording(NamedTuple):
+    """One step function under observation: probes go in, what the learner's call saw comes out in ``seen``."""
+    weights: dict
+    probes: Any
+    seen: list
+
+
+class ETraceLearner(SequenceMixin, brainstate.nn.Module):
+    """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
+
+    ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
+    (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that step.
+    """
+
+    def __init__(self, model: brainstate.nn.Module, rule: Rule, *, strict: bool = False):
+        super().__init__()
+        if not isinstance(model, brainstate.nn.Module):
+            raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
+        self.model, self.rule, self.strict = model, rule, strict
+        self._core: OnlineLearner | None = None
+        self._states: ModelStates | None = None
+        self._recording: Recording | None = None
+        self._forward_only = False
+        self._jitted: OrderedDict = OrderedDict()
+
+    # compiling ------------------------------------------------------------------------------------
+
+    def compile_graph(self, *inputs) -> ETraceGraph:
+        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states and values are untouched."""
+        states = ModelStates(self.model, inputs)
+        params, carry = states.values()
+        core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, strict=self.strict)
+        state = core.init(params, carry, *inputs)
+        self._states, self._core, self._jitted = states, core, OrderedDict()
+        self.etrace = ETraceState({'trace': state.trace, 't': state.t})
+        self.initial = brainstate.ShortTermState({path_name(p): carry[p] for p in states.hidden})
+        return core.graph
+
+    def _compiled(self) -> tuple[OnlineLearner, ModelStates]:
+        if self._core is None or self._states is None:
+            raise NotCompiledError(f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with inputs like '
+                                   'those of one step (after initialising the model), or use `braintrace.compile`.')
+        return self._core, self._states
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled :class:`braintrace.ETraceGraph`."""
+        return self._compiled()[0].graph
+
+    @property
+    def report(self) -> str:
+        """Groups, relations, routes and diagnostics as text."""
+        return self.graph.report()
+
+    @property
+    def param_states(self):
+        """The model's parameters: a dict path -> ``ParamState``."""
+        return self.model.states(brainstate.ParamState)
+
+    # running --------------------------------------------------------------------------------------
+
+    def update(self, *inputs):
+        """One step of the model: outputs; states and trace advance."""
+        core, states = self._compiled()
+        if self._forward_only:
+            return self.model(*inputs)
+        params, carry = states.values()
+        if self._recording is not None:
+            return self._observe(self._recording, params, carry, inputs)
+        etrace = self.etrace.value
+        outputs, new = core.step(params, OnlineState(carry, etrace['trace'], etrace['t']), *inputs)
+        states.write(new.carry)
+        self.etrace.value = {'trace': new.trace, 't': new.t}
+        return outputs
+
+    def _observe(self, recording: Recording, params, carry, inputs):
+        """The call inside an observed step function: the two-sided pass with the recording's probes."""
+        if recording.seen:
+            raise StepFunctionError('step_fn called the learner twice in one step. Call it once, and use its output as often as '
+                                    'you like.')
+        core, states = self._compiled()
+        compiled = core.compiled(params, carry, inputs)
+        flat = jax.tree.leaves(params), jax.tree.leaves(carry), jax.tree.leaves(inputs)
+        outputs, new, xs = compiled.executor.forward(flat[0], recording.weights, *flat[1:], recording.probes)
+        recording.seen.append((flat[2], xs))
+        states.write(jax.tree.unflatten(compiled.program.trees['carry'], new))
+        return jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
+
+    def init_state(self, *args, **kwargs) -> None:
+        """A new, empty trace (also one of each lane, where states are made under a mapping transformation)."""
+        if self._core is not None:
+            trace, t = self._core.first.init()
+            self.etrace = ETraceState({'trace': trace, 't': t})
+
+    def reset_state(self, batch_size: int | None = None) -> None:
+        """Trace and step count to zero, hidden states back to their values when the graph was compiled."""
+        core, states = self._compiled()
+        lanes = core.graph.lanes
+        if batch_size is not None and lanes is not None and batch_size != lanes:
+            raise OptionError(f'batch_size is {batch_size}, but the graph is compiled for {lanes}. Compile again for another batch.')
+        self.etrace.value = jax.tree.map(jnp.zeros_like, self.etrace.value)
+        initial = self.initial.value
+        states.write({p: initial[path_name(p)] for p in states.hidden})
+
+    def get_etrace_of(self, param) -> dict:
+        """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was traced since the last reset.
+
+        ``param``: a ``ParamState`` of the model or its path.
+        """
+        core, _ = self._compiled()
+        paths = [as_path(k) for k, s in self.param_states.items() if s is param or as_path(k) == as_path(param)]
+        if not paths:
+            raise KeyError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
+        wanted = path_name(paths[0])
+        state = self.etrace.value
+        found = {}
+        for rel in core.graph.hidden_param_op_relations:
+            if any(p == wanted or p.startswith(wanted + '/') for ps in rel.paths.values() for p in ps):
+                for group, slots in state['trace'][rel.key].items():
+                    found[rel.key, group] = _alive(slots, state['t'])
+        return found
+
+
+def _alive(slots: dict, t: jax.Array) -> dict:
+    """Slots as they count: zero where a lane has no past."""
+    def leaf(e):
+        flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
+        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), e, 0)
+    return {n: leaf(e) for n, e in slots.items()}

@@ -1,0 +1,101 @@
+"""The learners by name, and ``compile``."""
+from __future__ import annotations
+
+import brainstate
+
+from .._errors import OptionError
+from .._rules import DRTRL, ESDRTRL, Rule
+from ..rules import d_rtrl, es_d_rtrl
+from .base import ETraceLearner
+
+__all__ = ['D_RTRL', 'ES_D_RTRL', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'compile', 'compile_etrace_graph',
+           'pp_prop']
+
+
+class D_RTRL(ETraceLearner):  # noqa: N801
+    """Online learning of a brainstate model with D-RTRL (see :func:`braintrace.rules.d_rtrl`).
+
+    ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and keeps its recurrent state in
+    ``brainstate.HiddenState``. ``strict=True`` refuses a parameter that reaches a hidden state without a trace.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+    >>> learner = braintrace.D_RTRL(model)
+    >>> _ = learner.compile_graph(jnp.zeros((3, 2)))
+    >>> loss = lambda: jnp.sum(learner(jnp.ones((3, 2))) ** 2)
+    >>> grads = brainstate.transform.grad(loss, learner.param_states)()
+    >>> set(grads) == set(learner.param_states)
+    True
+    """
+
+    def __init__(self, model: brainstate.nn.Module, *, strict: bool = False):
+        super().__init__(model, d_rtrl(), strict=strict)
+
+
+class ES_D_RTRL(ETraceLearner):  # noqa: N801
+    """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see :func:`braintrace.rules.es_d_rtrl`).
+
+    ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1. Other arguments as for :class:`D_RTRL`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> learner = braintrace.compile(model, braintrace.ES_D_RTRL, jnp.zeros((3, 2)), batch_size=3, decay_or_rank=0.9)
+    >>> learner(jnp.ones((3, 2))).shape
+    (3, 4)
+    """
+
+    def __init__(self, model: brainstate.nn.Module, decay_or_rank: float | int, *, strict: bool = False):
+        super().__init__(model, es_d_rtrl(decay_or_rank), strict=strict)
+
+
+ParamDimVjpAlgorithm = D_RTRL
+IODimVjpAlgorithm = ES_D_RTRL
+pp_prop = ES_D_RTRL
+NAMES = {'D_RTRL': D_RTRL, 'ES_D_RTRL': ES_D_RTRL, 'pp_prop': ES_D_RTRL, 'ParamDimVjpAlgorithm': D_RTRL,
+         'IODimVjpAlgorithm': ES_D_RTRL}
+
+
+def compile(model: brainstate.nn.Module, rule, *inputs, batch_size: int | None = None, seed: int | None = None,  # noqa: A001
+            **options) -> ETraceLearner:
+    """Initialise a model's states, compile its graph for inputs like these, and return the learner.
+
+    ``rule``: a learner class, its name, or a value of :mod:`braintrace.rules`; ``options`` go to the class. ``batch_size`` goes
+    to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's generator first.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> learner.graph.hidden_groups[0].shape
+    (3, 4)
+    """
+    learner = _make(model, rule, options)
+    if seed is not None:
+        brainstate.random.seed(seed)
+    brainstate.nn.init_all_states(model, **({} if batch_size is None else {'batch_size': batch_size}))
+    learner.compile_graph(*inputs)
+    return learner
+
+
+def _make(model, rule, options: dict) -> ETraceLearner:
+    if isinstance(rule, str):
+        if rule not in NAMES:
+            raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.')
+        rule = NAMES[rule]
+    if isinstance(rule, type) and issubclass(rule, ETraceLearner):
+        return rule(model, **options)
+    if isinstance(rule, Rule):
+        return ETraceLearner(model, rule, **options)
+    raise OptionError(f'rule is {rule!r}; give a learner class, one of the names {sorted(NAMES)}, or a value of braintrace.rules.')
+
+
+def compile_etrace_graph(model: brainstate.nn.Module, *inputs):
+    """Compile one step of an initialised model: a frozen :class:`braintrace.ETraceGraph`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
+    >>> len(graph.hidden_param_op_relations)
+    2
+    """
+    return D_RTRL(model).compile_graph(*inputs)

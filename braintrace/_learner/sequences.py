@@ -1,0 +1,362 @@
+"""Whole sequences through a learner: ``etrace_grad`` and ``etrace_evolve``."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError, StepFunctionError
+from ..functional import _online as core_
+from ..functional import _sequence as seq
+from .progress import show_progress
+from .states import discover, running
+
+__all__ = ['SequenceMixin']
+
+CARRIES = ('trace', 'drop')
+KEPT_PROGRAMS = 8
+
+
+class Touched(NamedTuple):
+    """States that a step function touches: threaded through the loop, or constant in it."""
+    threaded: list[brainstate.State]
+    constant: list[brainstate.State]
+
+
+class GradOptions(NamedTuple):
+    """The static part of an ``etrace_grad`` call."""
+    window: Any
+    memory_budget: int | None
+    keep: bool
+    reduction: str
+    has_aux: bool
+    progress: bool
+
+
+def _shape(x):
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _slices(sequences):
+    return jax.tree.map(lambda a: _shape(jnp.asarray(a)), sequences)
+
+
+def _signature(tree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+
+
+def _choice(name: str, value, allowed) -> None:
+    if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
+        raise OptionError(f'{name} is {value!r}; choose one of {tuple(allowed)}.')
+
+
+class SequenceMixin:
+    """``etrace_grad`` and ``etrace_evolve`` of a learner."""
+
+    # gradients ------------------------------------------------------------------------------------
+
+    def etrace_grad(self, *sequences, step_fn: Callable, mask=None, reset=None, window='auto', memory_budget: int | None = None,
+                    carry: str = 'trace', weights: dict | None = None, reduction: str = 'mean', has_aux: bool = False,
+                    return_value: bool = False, progress: bool = False):
+        """Online gradient of a sequence of losses, from the present state on; weights are constant during the call.
+
+        ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and returns a scalar loss, or
+        ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
+        lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
+        sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. ``carry='trace'`` lets a later call
+        continue the stream, ``'drop'`` leaves a zero trace. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
+        ``(grads, losses, aux)``, gradients in a dict like ``weights``.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> grads, losses = learner.etrace_grad(jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4)), step_fn=step_fn, return_value=True)
+        >>> losses.shape
+        (5,)
+        """
+        for name, value, allowed in (('carry', carry, CARRIES), ('reduction', reduction, core_.REDUCTIONS),
+                                     ('has_aux', has_aux, (True, False)), ('return_value', return_value, (True, False)),
+                                     ('progress', progress, (True, False))):
+            _choice(name, value, allowed)
+        core, states = self._compiled()  # type: ignore[attr-defined]
+        length = seq.length_of(*sequences)
+        sequences = jax.tree.map(jnp.asarray, sequences)
+        options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
+        seq.choose_window(window, length, core.graph, 0, memory_budget)
+        weights = dict(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
+        flags = self._flags(reset, length)
+        key = ('grad', step_fn, options, _signature((sequences, flags, _no_none(mask))), tuple(map(id, weights.values())))
+        program = self._program(key, lambda: _GradProgram(self, step_fn, weights, _slices(sequences), options))
+        grads, losses, aux = program(sequences, seq.check_mask(mask, length), flags)
+        extra = ([losses] if return_value else []) + ([aux] if has_aux else [])
+        return (grads, *extra) if extra else grads
+
+    def _program(self, key, make: Callable):
+        """The compiled program for a call, made at most once for each step function, shapes and options."""
+        kept: OrderedDict = self._jitted  # type: ignore[attr-defined]
+        if key not in kept:
+            kept[key] = make()
+            while len(kept) > KEPT_PROGRAMS:
+                kept.pop(next(iter(kept)))
+        return kept[key]
+
+    def _flags(self, reset, length: int):
+        if reset is None:
+            return None
+        flags, t = jnp.asarray(reset), self.etrace.value['t']  # type: ignore[attr-defined]
+        if flags.dtype != bool or flags.shape not in ((length,), (length, *t.shape)):
+            raise ValueError(f'reset is {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or {[length, *t.shape]}.')
+        return flags
+
+    # running --------------------------------------------------------------------------------------
+
+    def etrace_evolve(self, *sequences, step_fn: Callable | None = None, return_outputs: bool = False, trace: bool = True):
+        """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner itself.
+
+        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns what ``step_fn`` returned,
+        stacked over time, with ``return_outputs``, else None.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), return_outputs=True, trace=False).shape
+        (5, 3, 4)
+        """
+        _choice('return_outputs', return_outputs, (True, False))
+        _choice('trace', trace, (True, False))
+        self._compiled()  # type: ignore[attr-defined]
+        seq.length_of(*sequences)
+        sequences = jax.tree.map(jnp.asarray, sequences)
+        key = ('evolve', step_fn, return_outputs, trace, _signature(sequences))
+        program = self._program(key, lambda: _EvolveProgram(self, step_fn or self, _slices(sequences), return_outputs, trace))
+        return program(sequences)
+
+
+def _no_none(x):
+    return () if x is None else x
+
+
+def _values(states) -> list:
+    return [s.value for s in states]
+
+
+def _write(states, values) -> None:
+    for state, value in zip(states, values, strict=True):
+        state.value = value
+
+
+class _EvolveProgram:
+    """A compiled forward loop over a step function."""
+
+    def __init__(self, learner, step_fn: Callable, slices, return_outputs: bool, trace: bool):
+        self.learner, self.step_fn, self.return_outputs, self.trace = learner, step_fn, return_outputs, trace
+        states, written, _ = discover(self._call, *slices)
+        self.touched = Touched([s for s, w in zip(states, written, strict=True) if w],
+                               [s for s, w in zip(states, written, strict=True) if not w])
+        self.run = jax.jit(self._run)
+
+    def _call(self, *slices):
+        before, self.learner._forward_only = self.learner._forward_only, not self.trace
+        try:
+            return self.step_fn(*slices)
+        finally:
+            self.learner._forward_only = before
+
+    def _run(self, threaded, constant, sequences):
+        def step(values, slices):
+            with running([*self.touched.threaded, *self.touched.constant], [*values, *constant]):
+                out = self._call(*slices)
+                return _values(self.touched.threaded), out if self.return_outputs else None
+        return jax.lax.scan(step, threaded, sequences)
+
+    def __call__(self, sequences):
+        values, outputs = self.run(_values(self.touched.threaded), _values(self.touched.constant), sequences)
+        _write(self.touched.threaded, values)
+        return outputs
+
+
+class _GradProgram:
+    """A compiled online gradient of a step function over a sequence."""
+
+    def __init__(self, learner, step_fn: Callable, weights: dict, slices, options: GradOptions):
+        self.learner, self.step_fn, self.options = learner, step_fn, options
+        self.core, self.states = learner._compiled()
+        self.compiled = self.core.first
+        self.weights = weights
+        self._check_weights()
+        self.touched = self._touched(slices)
+        self.direct = self._direct(slices)
+        self.run = jax.jit(self._run)
+
+    def _check_weights(self) -> None:
+        wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
+        if wrong:
+            raise OptionError(f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.')
+
+    # what the step function touches ---------------------------------------------------------------
+
+    def _touched(self, slices) -> Touched:
+        def probe(*slices):
+            params, _ = self.states.values()
+            return self._call(self.compiled.executor.op_weights(jax.tree.leaves(params)),
+                              self.compiled.executor.zero_probes(), slices)[:2]
+        states, written, (loss, _) = discover(probe, *slices)
+        params, carry = self.states.split()
+        own = {id(s) for s in (*params.values(), *carry.values(), *self.weights.values())}
+        spoiled = [s for s, w in zip(states, written, strict=True) if w and isinstance(s, brainstate.ParamState)]
+        if spoiled:
+            raise StepFunctionError(f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during etrace_grad. Update '
+                                    'parameters with the gradients that it returns.')
+        rest = [(s, w) for s, w in zip(states, written, strict=True) if id(s) not in own]
+        return Touched([s for s, w in rest if w], [s for s, w in rest if not w])
+
+    def _call(self, op_weights, probes, slices):
+        """Run step_fn under observation: ``(loss, aux, (inputs, xs))``."""
+        from .base import Recording
+        learner, recording = self.learner, Recording(op_weights, probes, [])
+        before, learner._recording = learner._recording, recording
+        try:
+            result = self.step_fn(*slices)
+        finally:
+            learner._recording = before
+        if not recording.seen:
+            raise StepFunctionError('step_fn did not call the learner. Call `learner(x)` once in it and compute the loss from its '
+                                    'output.')
+        loss, aux = _loss_of(result, self.options.has_aux)
+        return loss, aux, recording.seen[0]
+
+    def _direct(self, slices) -> list:
+        """Keys of the weights that reach the loss otherwise than as the weight of an op."""
+        keys = list(self.weights)
+        values = [self.weights[k].value for k in keys]
+        carry = {p: s.value for p, s in self.states.split()[1].items()}
+        extra = _values(self.touched.threaded)
+        constants = self._constants()
+
+        def loss(values, slices):
+            return self._loss(dict(zip(keys, values, strict=True)), constants, (carry, extra), slices,
+                              jax.lax.stop_gradient(self._hidden(carry)), self.compiled.executor.zero_probes())[0]
+        return [k for k, used in zip(keys, core_.depends(loss, values, slices), strict=True) if used]
+
+    # one step -------------------------------------------------------------------------------------
+
+    def _constants(self) -> tuple[dict, list]:
+        params, _ = self.states.split()
+        return {p: s.value for p, s in params.items()}, _values(self.touched.constant)
+
+    def _hidden(self, carry) -> list:
+        leaves = jax.tree.leaves(carry)
+        return [leaves[c] for c in self.compiled.program.hidden]
+
+    def _params(self, weights: dict, constants) -> dict:
+        """Every parameter of the model by path, those in ``weights`` replaced."""
+        params, _ = self.states.split()
+        by_id = {id(self.weights[k]): v for k, v in weights.items()}
+        return {p: by_id.get(id(s), constants[0][p]) for p, s in params.items()}
+
+    def _loss(self, weights, constants, world, slices, hidden, probes):
+        """The loss as a function of weights, old hidden states and probes; the rest of the step as auxiliary output."""
+        carry, extra = world
+        params = self._params(weights, constants)
+        op_weights = self.compiled.executor.op_weights(jax.tree.leaves(params))
+        leaves, treedef = jax.tree.flatten(carry)
+        for c, h in zip(self.compiled.program.hidden, hidden, strict=True):
+            leaves[c] = h
+        now = jax.tree.unflatten(treedef, leaves)
+        p_states, c_states = self.states.split()
+        outside = [k for k, s in self.weights.items() if id(s) not in set(map(id, p_states.values()))]
+        states = [*p_states.values(), *c_states.values(), *(self.weights[k] for k in outside), *self.touched.threaded,
+                  *self.touched.constant]
+        values = [*params.values(), *(now[k] for k in c_states), *(weights[k] for k in outside), *extra, *constants[1]]
+        with running(states, values):
+            loss, aux, seen = self._call(op_weights, probes, slices)
+            new = {k: s.value for k, s in c_states.items()}, _values(self.touched.threaded)
+        return loss, (aux, new, seen)
+
+    def _observe(self, weights, constants, world, at, weight):
+        index, slices = at
+        compiled, carry = self.compiled, world[0]
+        direct = {k: weights[k] for k in self.direct}
+
+        def run(direct, hidden, probes):
+            return self._loss({**weights, **direct}, constants, world, slices, hidden, probes)
+        loss, pull, (aux, new, (inputs, xs)) = jax.vjp(run, direct, self._hidden(carry), compiled.executor.zero_probes(), has_aux=True)
+        to_direct, to_hidden, to_probes = pull(weight.astype(loss.dtype))
+        params = jax.tree.leaves(self._params(weights, constants))
+        factors = compiled.factors(params, compiled.executor.op_weights(params), jax.tree.leaves(carry), inputs, xs)
+        if self.show is not None:
+            self.show(index, loss)
+        return seq.Observation(new, factors, compiled.signals(to_hidden, to_probes), to_direct, loss, aux)
+
+    def _reset(self, initial, world, flags):
+        carry, extra = world
+        leaves, treedef = jax.tree.flatten(carry)
+        fresh = jax.tree.leaves({**carry, **initial})
+        for c in self.compiled.program.hidden:
+            leaves[c] = core_.reset_leaf(flags, fresh[c], leaves[c])
+        return jax.tree.unflatten(treedef, leaves), extra
+
+    # the whole sequence ---------------------------------------------------------------------------
+
+    def _run(self, weights, constants, world, initial, etrace, sequences, mask, flags):
+        compiled, options, length = self.compiled, self.options, mask.shape[0]
+        params = jax.tree.leaves(self._params(weights, constants))
+        self.show = show_progress(length) if options.progress else None
+        sequence = seq.Sequence((jnp.arange(length), sequences), mask, flags)
+        window = seq.choose_window(options.window, length, compiled.graph, core_.tree_bytes(etrace['trace']), options.memory_budget)
+        world, trace, t, ops, direct, losses, aux = seq.run_windows(
+            compiled.graph, self.core.rule, compiled.executor.op_weights(params), partial(self._observe, weights, constants),
+            partial(self._reset, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
+        grads = self._gradients(weights, params, ops, direct)
+        grads = core_.scale(grads, mask, options.reduction)
+        return grads, losses, aux, world, {'trace': trace, 't': t} if options.keep else None
+
+    def _gradients(self, weights, params, ops, direct) -> dict:
+        compiled = self.compiled
+        by_leaf = compiled.executor.pull_back(params, ops)
+        paths = {id(s): p for p, s in self.states.split()[0].items()}
+        positions = jax.tree.unflatten(compiled.program.trees['params'], range(len(params)))
+        found = {}
+        for k, value in weights.items():
+            grad = direct.get(k, jax.tree.map(core_.zero_gradient, value))
+            path = paths.get(id(self.weights[k]))
+            if path is not None:
+                grad = jax.tree.map(lambda g, i: g + by_leaf[i] if i in by_leaf else g, grad, positions[path])
+            found[k] = grad
+        return found
+
+    def __call__(self, sequences, mask, flags):
+        learner = self.learner
+        weights = {k: s.value for k, s in self.weights.items()}
+        carry = {p: s.value for p, s in self.states.split()[1].items()}
+        saved = learner.initial.value
+        initial = {p: saved[core_.path_name(p)] for p in self.states.hidden}
+        grads, losses, aux, world, etrace = self.run(weights, self._constants(), (carry, _values(self.touched.threaded)), initial,
+                                                     learner.etrace.value, sequences, mask, flags)
+        self.states.write(world[0])
+        _write(self.touched.threaded, world[1])
+        old = learner.etrace.value
+        learner.etrace.value = etrace if etrace is not None else {**old, 't': jnp.zeros_like(old['t'])}
+        return grads, losses, aux
+
+
+def _loss_of(result, has_aux: bool):
+    if has_aux:
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise StepFunctionError(f'has_aux=True, but step_fn returned {type(result).__name__}; return (loss, aux).')
+        loss, aux = result
+    else:
+        if isinstance(result, tuple):
+            raise StepFunctionError('step_fn returned a tuple; return one scalar loss, or pass has_aux=True for (loss, aux).')
+        loss, aux = result, None
+    try:
+        return core_.check_scalar(loss, 'step_fn'), aux
+    except (ValueError, TypeError) as e:
+        raise StepFunctionError(str(e)) from e

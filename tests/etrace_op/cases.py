@@ -1,0 +1,184 @@
+"""One table of op applications, and the rules called as an executor calls them. Every suite takes the product."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from braintrace import _etrace_op as ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An op with the shapes of its operands; values are drawn from a seed."""
+    name: str
+    primitive: Any
+    x: tuple[int, ...] | None
+    weights: dict[str, tuple[int, ...]]
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def draw(self, seed: int = 0, dtype=None):
+        """x (or None) and the weights by name."""
+        rng = np.random.default_rng(seed)
+        array = lambda shape: jnp.asarray(rng.normal(size=shape), dtype)
+        return None if self.x is None else array(self.x), {n: array(shape) for n, shape in self.weights.items()}
+
+    def draw_y(self, seed: int, dtype=None):
+        return jnp.asarray(np.random.default_rng(seed).normal(size=self.y.shape), dtype)
+
+    @property
+    def y(self) -> jax.ShapeDtypeStruct:
+        return jax.eval_shape(lambda: self.call(*self.draw()))
+
+    def operands(self, x, weights) -> list:
+        return ([] if x is None else [x]) + [weights[name] for name in self.weights]
+
+    def call(self, x, weights):
+        """Bind the primitive."""
+        return self.primitive.bind(*self.operands(x, weights), **self.params)
+
+    def impl(self, x, weights):
+        """The implementation, without the primitive."""
+        return self.primitive.impl_fn(*self.operands(x, weights), **self.params)
+
+
+def pattern(rows: int, columns: int, entries: int, seed: int = 0, repeated: bool = False) -> ops.SparseStructure:
+    rng = np.random.default_rng(seed)
+    at = rng.choice(rows * columns, entries, replace=repeated)
+    return ops.SparseStructure(*np.divmod(at, columns), (rows, columns))
+
+
+def dense(name, primitive, lead, inputs, outputs, bias):
+    weights = {'weight': (inputs, outputs)} | ({'bias': (outputs,)} if bias else {})
+    return Case(name, primitive, (*lead, inputs), weights, {'has_bias': bias})
+
+
+def lora(name, primitive, lead, inputs, rank, outputs, bias, alpha=1.5):
+    weights = {'lora_b': (inputs, rank), 'lora_a': (rank, outputs)} | ({'bias': (outputs,)} if bias else {})
+    return Case(name, primitive, (*lead, inputs), weights, {'alpha': alpha, 'has_bias': bias})
+
+
+def sparse(name, primitive, lead, inputs, outputs, entries, bias, **options):
+    weights = {'weight': (entries,)} | ({'bias': (outputs,)} if bias else {})
+    return Case(name, primitive, (*lead, inputs), weights,
+                {'sparse_mat': pattern(inputs, outputs, entries, **options), 'has_bias': bias})
+
+
+def conv(name, x, kernel, outputs, bias=False, **params):
+    params = {'strides': (1,) * (len(x) - 2), 'padding': 'SAME'} | params
+    weights = {'weight': kernel} | ({'bias': (outputs,)} if bias else {})
+    return Case(name, ops.etp_conv_p, x, weights, {'has_bias': bias} | params)
+
+
+CONVS = [
+    conv('conv 1-D', (2, 3, 9), (4, 3, 3), 4, bias=True),
+    conv('conv 1-D batch of one', (1, 3, 5), (4, 3, 2), 4),
+    conv('conv 1-D channels last', (2, 9, 3), (4, 3, 5), 5, bias=True, dimension_numbers=('NWC', 'WIO', 'NWC')),
+    conv('conv 2-D strided', (2, 8, 7, 3), (3, 2, 3, 4), 4, bias=True, strides=(2, 3),
+         dimension_numbers=('NHWC', 'HWIO', 'NHWC')),
+    conv('conv 2-D grouped, dilated, padded by hand', (2, 4, 6, 5), (6, 2, 3, 2), 6, bias=True, strides=(2, 1),
+         padding=((1, 2), (0, 3)), lhs_dilation=(1, 2), rhs_dilation=(2, 1), feature_group_count=2),
+    conv('conv 2-D odd layouts, cropped', (2, 7, 8, 4), (3, 6, 2, 2), 6, bias=True, padding=((-1, 1), (2, -2)),
+         feature_group_count=2, dimension_numbers=('NHWC', 'HOWI', 'NHCW')),
+    conv('conv 2-D depthwise', (2, 3, 5, 5), (3, 1, 2, 2), 3, padding='VALID', feature_group_count=3),
+    conv('conv 3-D', (2, 4, 3, 4, 2), (2, 2, 2, 2, 3), 3, padding='SAME_LOWER',
+         dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC')),
+]
+EMPTY = [
+    dense('mm empty batch', ops.etp_mm_p, (0,), 3, 5, True),
+    sparse('sp_mm empty batch', ops.etp_sp_mm_p, (0,), 3, 5, 7, True),
+    lora('lora_mm empty batch', ops.etp_lora_mm_p, (0,), 3, 2, 5, True),
+    conv('conv empty batch', (0, 3, 9), (4, 3, 3), 4, bias=True),
+    dense('mm no inputs', ops.etp_mm_p, (2,), 0, 5, False),
+    sparse('sp_mm no entries', ops.etp_sp_mm_p, (2,), 3, 5, 0, False),
+    lora('lora_mm rank zero', ops.etp_lora_mm_p, (2,), 3, 0, 5, False),
+    Case('elemwise empty', ops.etp_elemwise_p, None, {'weight': (0,)}),
+]
+FILLED = [
+    dense('mm', ops.etp_mm_p, (4,), 3, 5, False),
+    dense('mm with bias', ops.etp_mm_p, (2,), 5, 3, True),
+    dense('mm batch of one', ops.etp_mm_p, (1,), 2, 3, True),
+    dense('mv', ops.etp_mv_p, (), 3, 5, False),
+    dense('mv with bias', ops.etp_mv_p, (), 3, 5, True),
+    Case('elemwise', ops.etp_elemwise_p, None, {'weight': (3, 2)}),
+    Case('elemwise scalar', ops.etp_elemwise_p, None, {'weight': ()}),
+    sparse('sp_mm by gather', ops.etp_sp_mm_p, (2,), 6, 5, 7, False),
+    sparse('sp_mm by a dense product, with bias', ops.etp_sp_mm_p, (5,), 3, 5, 12, True),
+    sparse('sp_mm with repeated entries', ops.etp_sp_mm_p, (3,), 4, 3, 20, True, repeated=True),
+    sparse('sp_mv', ops.etp_sp_mv_p, (), 6, 5, 7, False),
+    sparse('sp_mv with bias', ops.etp_sp_mv_p, (), 3, 5, 9, True),
+    lora('lora_mm', ops.etp_lora_mm_p, (4,), 3, 2, 5, False),
+    lora('lora_mm batch of one, with bias', ops.etp_lora_mm_p, (1,), 6, 2, 3, True, alpha=-0.5),
+    lora('lora_mv', ops.etp_lora_mv_p, (), 3, 2, 5, False),
+    lora('lora_mv with bias', ops.etp_lora_mv_p, (), 3, 2, 5, True),
+    *CONVS,
+]
+ALL = FILLED + EMPTY
+UNBATCHED = {ops.etp_mm_p: ops.etp_mv_p, ops.etp_sp_mm_p: ops.etp_sp_mv_p, ops.etp_lora_mm_p: ops.etp_lora_mv_p}
+
+
+def variable(array):
+    return None if array is None else SimpleNamespace(aval=jax.ShapeDtypeStruct(array.shape, array.dtype))
+
+
+def rule(case: Case, slot: str):
+    return functools.partial(case.primitive.rule(slot), **case.params)
+
+
+def gradient(case: Case, x, d, weights):
+    return rule(case, 'xy_to_dw')(x, d, weights)
+
+
+def instant(case: Case, x, d, weights):
+    """One step's trace entry: for a batched op mapped over its samples as batches of one."""
+    one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
+    one = functools.partial(one, **case.params)
+    if case.primitive.batched:
+        return jax.vmap(lambda x, d: one(x[None], d[None], weights))(x, d)
+    return one(x, d, weights)
+
+
+def transport(case: Case, d, trace):
+    return rule(case, 'yw_to_w')(d, trace)
+
+
+def solve(case: Case, signal, trace, weights):
+    own = case.primitive.optional_rule('solve_drtrl')
+    if own is not None:
+        return own(signal, trace, weights, **case.params)
+    return {n: e.sum(0) if case.primitive.batched else e for n, e in transport(case, signal, trace).items()}
+
+
+def init(case: Case, x, weights, num_state: int):
+    bound = case.primitive.bound_rule('init_drtrl', case.params)
+    return bound(variable(x), variable(case.y), {n: variable(w) for n, w in weights.items()}, num_state)
+
+
+def assert_close(got, expected, tolerance=1e-12):
+    """Leaf by leaf: equal structure, shape and, relative to the largest number, values."""
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape
+        if a.size:
+            scale = max(1.0, float(np.max(np.abs(b))))
+            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+def primitives_in(jaxpr) -> list[str]:
+    """Names of the primitives of a jaxpr and of those inside it."""
+    names = []
+    for eqn in jaxpr.eqns:
+        names.append(eqn.primitive.name)
+        for value in eqn.params.values():
+            inner = getattr(value, 'jaxpr', value)
+            names += primitives_in(inner) if hasattr(inner, 'eqns') else []
+    return names

@@ -1,0 +1,9 @@
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """Every test of the ops runs in float64, and leaves the setting as it was."""
+    with jax.enable_x64(True):
+        yield

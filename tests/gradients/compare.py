@@ -1,0 +1,37 @@
+"""Comparing trees of gradients."""
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+
+TOLERANCE = 1e-10
+
+
+def at(steps, t):
+    """Step ``t`` of per-step gradients."""
+    return jax.tree.map(lambda g: g[t], steps)
+
+
+def added(trees):
+    return functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), trees)
+
+
+def error(got, want) -> dict[str, float]:
+    """Largest relative error of each parameter; absolute where the gradient is zero."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    pairs = zip(jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(want), strict=True)
+    return {jax.tree_util.keystr(path): float(np.abs(a - b).max() / (np.abs(b).max() or 1.)) for (path, a), b in pairs}
+
+
+def assert_close(got, want, tolerance=TOLERANCE):
+    errors = error(got, want)
+    wrong = {path: size for path, size in errors.items() if not size < tolerance}
+    assert not wrong, f'relative errors {wrong}; the other parameters agree: {sorted(set(errors) - set(wrong))}'
+
+
+def assert_moves(tree):
+    """Every parameter has a gradient: otherwise a comparison shows nothing."""
+    still = [jax.tree_util.keystr(path) for path, g in jax.tree_util.tree_flatten_with_path(tree)[0] if not np.abs(g).max() > 1e-8]
+    assert not still, f'no gradient for {still}'

@@ -1,0 +1,48 @@
+"""Runs the library on a case."""
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+
+import braintrace
+from tests import oracles
+from tests.models.library import LibraryOps
+
+
+@functools.cache
+def learner_of(case, rule):
+    return braintrace.functional.online(functools.partial(case.model.cell, LibraryOps()), rule)
+
+
+def start(case, rule):
+    """A learner and its first state."""
+    learner = learner_of(case, rule)
+    return learner, learner.init(case.params, case.carry, case.xs[0])
+
+
+def quick(fn):
+    return jax.jit(fn, compiler_options=oracles.QUICK)
+
+
+def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', **options):
+    """``(grads, state, losses)`` of ``sequence_grad`` over these steps, from the first state unless another is given."""
+    learner, first = start(case, rule)
+    run = quick(learner.sequence_grad(case.loss, window=window, reduction=reduction))
+    return run(case.params, first if state is None else state, case.xs[steps], case.ys[steps], **options)
+
+
+def by_steps(case, rule):
+    """``(loss, output, grads)`` of every step, from ``learner.grad``."""
+    learner, state = start(case, rule)
+    step = quick(learner.grad(case.loss))
+    for x, y in zip(case.xs, case.ys, strict=True):
+        (loss, output), grads, state = step(case.params, state, x, y)
+        yield loss, output, grads
+
+
+def other_carry(case, seed=5):
+    """Another carry of the same shapes, to reset to."""
+    rng = np.random.default_rng(seed)
+    return {k: 0.5 * rng.standard_normal(v.shape) for k, v in case.carry.items()}

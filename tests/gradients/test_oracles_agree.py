@@ -1,0 +1,162 @@
+"""The oracles against each other, without the library: what is wrong in one of them would have to be wrong in all."""
+import jax
+import numpy as np
+import pytest
+
+from tests import models, oracles
+from tests.gradients.compare import assert_close, assert_moves, error
+
+every = pytest.mark.parametrize('name', list(models.MODELS))
+LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
+
+
+def dense(case):
+    return oracles.total(oracles.dense_recursion(case))
+
+
+@every
+def test_every_row_gives_each_parameter_a_gradient(name):
+    case = models.case(name)
+    assert_moves(dense(case))
+    assert_moves(dense(models.case(name, models.cubic)))
+
+
+@every
+def test_two_pass_reverse_mode_equals_the_dense_recursion(name):
+    case = models.case(name)
+    assert_close(oracles.two_pass(case), dense(case))
+
+
+@pytest.mark.parametrize('name', models.names(cut_bptt=True))
+def test_cut_bptt_equals_the_dense_recursion(name):
+    case = models.case(name)
+    assert_close(oracles.cut_bptt(case), dense(case))
+
+
+@pytest.mark.parametrize('name', models.names(exact=True))
+def test_plain_bptt_equals_the_dense_recursion_where_the_rule_is_exact(name):
+    case = models.case(name)
+    assert_close(oracles.bptt(case), dense(case))
+
+
+@pytest.mark.parametrize('name', models.names(smooth=True))
+def test_finite_differences_equal_plain_bptt(name):
+    case = models.case(name, steps=3)
+    assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
+
+
+@every
+def test_es_recursion_without_decay_is_the_same_step_gradient(name):
+    case = models.case(name)
+    assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))
+
+
+@every
+def test_es_recursion_at_the_first_step_is_exact(name):
+    case = models.case(name, steps=1)
+    assert_close(oracles.total(oracles.es_recursion(case, 0.7)), oracles.bptt(case))
+
+
+@pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'spiking_two'])
+def test_weights_of_the_steps_count_the_same_in_every_oracle(name):
+    case, weights = models.case(name), np.array([1., 0., 0.5, 0., 2.])
+    assert_close(oracles.cut_bptt(case, weights), oracles.total(oracles.dense_recursion(case), weights))
+
+
+@pytest.mark.parametrize('name', ['leaky', 'synapse', 'spiking_three'])
+def test_a_restart_forgets_what_came_before(name):
+    case = models.case(name)
+    flags = np.zeros((len(case.xs), 2), bool)
+    alone = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
+    assert_close(alone, oracles.dense_recursion(case))
+    flags[2:, 0] = True
+    again = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
+    assert min(error(again, alone).values()) > 1e-3
+
+
+def leaky_by_hand(case, decay):
+    """ES_D_RTRL of ``h = 0.8 h' + tanh([x, h'] w + b)``, every derivative written out."""
+    p, h, n = case.params, case.carry['h'], case.carry['h'].shape[1]
+    ex = ef = 0.
+    steps = {'w': [], 'b': [], 'out': []}
+    for t, (x, y) in enumerate(zip(case.xs, case.ys)):
+        z = np.concatenate([x, h], -1)
+        a = np.tanh(z @ p['w'] + p['b'])
+        h = LEAK * h + a
+        ex, ef = decay * ex + z, decay * LEAK * ef + (1 - decay) * (1 - a ** 2)
+        wrong = h @ p['out'] - y
+        d = (wrong @ p['out'].T) * ef / (1 - decay ** (t + 1))
+        for key, g in {'w': ex.T @ d, 'b': d.sum(0), 'out': h.T @ wrong}.items():
+            steps[key].append(g)
+    assert n == h.shape[1]
+    return {k: np.stack(v) for k, v in steps.items()}
+
+
+def synapse_by_hand(case, decay):
+    """The same for ``i = 0.6 i' + y``, ``v = 0.8 v' - spike(v') + 0.5 i`` with S = 2: ``ef`` is (B, N, [i, v])."""
+    p, i, v = case.params, case.carry['i'], case.carry['v']
+    ex, ef, steps = 0., np.zeros((*i.shape, 2)), {'w': [], 'b': []}
+    for t, (x, y) in enumerate(zip(case.xs, case.ys)):
+        old = v - 0.5
+        z = np.concatenate([x, (old > 0) * 1.], -1)
+        leak = LEAK - models.ops.surrogate(old)
+        i = CURRENT_LEAK * i + z @ p['w'] + p['b']
+        v = LEAK * v - (old > 0) + DRIVE * i
+        ei, ev = ef[..., 0], ef[..., 1]
+        new_i = decay * CURRENT_LEAK * ei + (1 - decay)
+        new_v = decay * (leak * ev + DRIVE * CURRENT_LEAK * ei) + (1 - decay) * DRIVE
+        ex, ef = decay * ex + z, np.stack([new_i, new_v], -1)
+        wrong = (v > 0.5) @ p['out'] + 0.1 * i @ p['out'] - y
+        back = wrong @ p['out'].T
+        d = (0.1 * back * new_i + back * models.ops.surrogate(v - 0.5) * new_v) / (1 - decay ** (t + 1))
+        steps['w'].append(ex.T @ d)
+        steps['b'].append(d.sum(0))
+    return {k: np.stack(g) for k, g in steps.items()}
+
+
+@pytest.mark.parametrize('decay', [0.5, 0.9])
+@pytest.mark.parametrize('name, by_hand', [('leaky', leaky_by_hand), ('synapse', synapse_by_hand)])
+def test_es_recursion_equals_the_formula_written_out_by_hand(name, by_hand, decay):
+    case = models.case(name)
+    want = by_hand(case, decay)
+    got = oracles.es_recursion(case, decay)
+    assert_close({k: got[k] for k in want}, want)
+
+
+# -- negative controls: each choice of the oracle changes some number -----------------------------------------------------
+
+@pytest.mark.parametrize('name', ['leaky', 'gru', 'lstm', 'populations', 'spiking_two', 'roll', 'mean'])
+def test_the_cut_matters(name):
+    case = models.case(name)
+    assert max(error(oracles.bptt(case), dense(case)).values()) > 1e-2
+
+
+@pytest.mark.parametrize('name', ['mgu', 'minimal_rnn', 'op_between_states', 'one_op_two_groups', 'tail_norm'])
+def test_the_cut_alone_is_no_oracle_where_an_op_follows_an_op(name):
+    case = models.case(name)
+    assert max(error(oracles.cut_bptt(case), dense(case)).values()) > 1e-2
+
+
+@pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'tail_flip', 'two_layers'])
+def test_history_matters(name):
+    case = models.case(name)
+    assert max(error(oracles.same_step(case), dense(case)).values()) > 1e-2
+
+
+def test_a_transition_that_moves_positions_is_refused():
+    def cell(ops, p, c, x):
+        return c['h'], {'h': ops.tanh(0.5 * ops.flip(c['h']) + ops.matmul(x, p['w']))}
+    case = models.make_case(models.Model('moving', cell, {'w': (3, 4)}))
+    with pytest.raises(AssertionError, match='not position-wise'):
+        oracles.dense_recursion(case)
+
+
+def test_complex_steps_equal_jax_derivatives():
+    """The NumPy namespace against JAX's, function by function."""
+    numpy, jax_ops = models.ops.NumpyOps(), models.ops.JaxOps()
+    at = np.random.default_rng(0).standard_normal((3, 4))
+    for name in ('tanh', 'exp', 'cos', 'sin', 'sigmoid', 'softplus', 'relu', 'abs', 'spike', 'spike_by_vjp', 'flip', 'mean', 'cumsum'):
+        want = jax.jacobian(getattr(jax_ops, name))(at)
+        got = oracles.jacobian(getattr(numpy, name), at).reshape(want.shape)
+        np.testing.assert_allclose(got, want, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(np.real(getattr(numpy, name)(at)), getattr(jax_ops, name)(at), atol=1e-14, err_msg=name)
