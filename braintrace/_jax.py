@@ -12,7 +12,7 @@ from jax._src import source_info_util as _source
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'closed_jaxpr', 'has_effects', 'hide_from_locations',
+__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'closed_jaxpr', 'hide_from_locations',
            'inlinable', 'location', 'mlir',
            'sub_jaxprs', 'trace']
 
@@ -65,11 +65,6 @@ def inlinable(eqn):
     if eqn.primitive.name not in CALLS:
         return None
     return eqn.params.get('jaxpr', eqn.params.get('call_jaxpr'))
-
-
-def has_effects(params: dict) -> bool:
-    """Whether a jaxpr inside an equation's parameters has side effects."""
-    return any(getattr(j, 'effects', ()) for j in sub_jaxprs(params))
 
 
 def sub_jaxprs(params: dict) -> list:

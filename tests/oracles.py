@@ -12,12 +12,14 @@ Forward in time in NumPy, by complex steps (``per step`` gradients: a leading ax
 * ``dense_recursion(case)``     D_RTRL, one dense trace for each group; asserts that D is position-wise;
 * ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
 
-and ``finite_differences(case)``. ``weights`` (T,) weighs the steps: of a per-step gradient take ``total(steps, weights)``.
+and ``finite_differences(case)``. A per-step gradient is summed over time by ``total(steps, weights)``; ``restarted`` gives one with
+lanes that start afresh.
 """
 from __future__ import annotations
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tests.models.ops import JaxOps, NumpyOps
@@ -28,58 +30,51 @@ QUICK = {'xla_backend_optimization_level': 0}     # compile time is most of what
 
 # -- reverse mode ------------------------------------------------------------------------------------------------------
 
-def _unrolled(case, ops, carry_ops, keep, weights):
-    """Gradient of the weighted losses. ``carry_ops`` makes the carry; ``keep`` says which of its states stay live."""
-    def hold(carry):
-        return {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in carry.items()}
+def _reverse(case, weights, *readings):
+    """Gradients of the weighted losses, one for each reading ``(ops, carry_ops, keep)``.
 
-    def gradient(params):
-        def loss(params):
-            carry, value = jax.tree.map(jnp.asarray, dict(case.carry)), 0.
-            for x, y, weight in zip(case.xs, case.ys, weights, strict=True):
-                output, new = case.run(ops, params, carry, x)
-                value = value + weight * case.loss(output, y)
-                carry = hold(new if carry_ops is ops else case.run(carry_ops, params, carry, x)[1])
-            return value
-        return jax.grad(loss)(params)
+    ``ops`` makes the outputs, ``carry_ops`` the carry, and ``keep`` names the states of the carry that stay live.
+    """
+    weights = np.ones(len(case.xs)) if weights is None else weights
 
-    return jax.tree.map(np.asarray, jax.jit(gradient, compiler_options=QUICK)(case.params))
+    def loss(params, ops, carry_ops, keep):
+        def step(carry, at):
+            x, y, weight = at
+            output, new = case.run(ops, params, carry, x)
+            new = new if carry_ops is ops else case.run(carry_ops, params, carry, x)[1]
+            new = {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in new.items()}
+            return new, weight * case.loss(output, y)
+        return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys, weights))[1].sum()
+
+    def gradients(params):
+        return [jax.grad(loss)(params, *reading) for reading in readings]
+
+    return jax.tree.map(np.asarray, jax.jit(gradients, compiler_options=QUICK)(case.params))
 
 
-def _ones(case, weights):
-    return np.ones(len(case.xs)) if weights is None else weights
-
-
-def bptt(case, weights=None):
+def bptt(case):
     """Plain back-propagation through time."""
     ops = JaxOps()
-    return _unrolled(case, ops, ops, set(case.carry), _ones(case, weights))
+    return _reverse(case, None, (ops, ops, set(case.carry)))[0]
 
 
-def same_step(case, weights=None):
+@functools.cache
+def same_step(case):
     """The gradient without any history."""
     ops = JaxOps()
-    return _unrolled(case, ops, ops, set(), _ones(case, weights))
+    return _reverse(case, None, (ops, ops, set()))[0]
 
 
 def cut_bptt(case, weights=None):
     """Each parameter's gradient from the unrolled sequence in which only its owner's old states are live, and cut."""
-    ops, weights = JaxOps('cut'), _ones(case, weights)
-    owner = jax.tree.leaves(jax.tree_util.tree_map_with_path(lambda path, _: _index(case.model.owner_of(path)), case.params))
-    grads = {-1: same_step(case, weights)}
-    for g, states in enumerate(case.model.groups):
-        grads[g] = _unrolled(case, ops, ops, set(states), weights)
-    leaves = {g: jax.tree.leaves(tree) for g, tree in grads.items()}
-    return jax.tree.unflatten(jax.tree.structure(case.params), [leaves[g][i] for i, g in enumerate(owner)])
+    ops = JaxOps('cut')
+    grads = _reverse(case, weights, (ops, ops, set()), *[(ops, ops, set(g)) for g in case.model.groups])
+    return jax.tree_util.tree_map_with_path(lambda path, *g: g[case.model.reading_of(path)], *grads)
 
 
-def _index(owner):
-    return -1 if owner is None else owner
-
-
-def two_pass(case, weights=None):
+def two_pass(case):
     """``dh/dw`` by the D pass, ``dL/dh'`` and the same-step part by the two-sided pass, multiplied by reverse mode."""
-    return _unrolled(case, JaxOps('cut'), JaxOps('constant'), set(case.carry), _ones(case, weights))
+    return _reverse(case, None, (JaxOps('cut'), JaxOps('constant'), set(case.carry)))[0]
 
 
 # -- complex steps -----------------------------------------------------------------------------------------------------
@@ -149,6 +144,7 @@ def transition(case, ops, params, carry, x, states):
     return d
 
 
+@functools.cache
 def dense_recursion(case):
     """D_RTRL: ``e = D e' + dh/dw`` in the D pass; ``dL/dw + sum_g dL/dh_g' e_g'`` in the two-sided pass."""
     cut, constant, groups = NumpyOps('cut'), NumpyOps('constant'), case.model.groups
@@ -236,6 +232,7 @@ def _pull_back(case, params, carry, x, inputs, cotangent):
     return cotangent @ jacobian(results, params)
 
 
+@functools.cache
 def es_recursion(case, decay):
     """The three lines of DESIGN.md, section 3. What no op carries keeps its same-step gradient."""
     params, carry, steps = case.params, dict(case.carry), []

@@ -13,20 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _jax
-from .program import Equation, is_inexact
+from .program import ELEMENTWISE, Equation, is_inexact
 
 __all__ = ['MANY', 'NONE', 'backward', 'forward', 'has', 'identity', 'merge', 'nothing']
 
 NONE, MANY = -1, -2
 Labels = np.ndarray | None
 
-LINEAR_UNARY = {'neg', 'convert_element_type', 'copy', 'copy_p', 'real', 'imag', 'conj', 'reduce_precision', 'name', 'pvary',
-                'device_put'}
-LINEAR = LINEAR_UNARY | {'add', 'sub', 'add_any', 'select_n', 'mul', 'div', 'complex'}
-ELEMENTWISE = LINEAR | {
-    'max', 'min', 'tanh', 'logistic', 'exp', 'exp2', 'log', 'log1p', 'expm1', 'sin', 'cos', 'tan', 'asin', 'acos', 'atan',
-    'sinh', 'cosh', 'asinh', 'acosh', 'atanh', 'atan2', 'pow', 'integer_pow', 'sqrt', 'rsqrt', 'cbrt', 'abs', 'sign', 'square',
-    'erf', 'erfc', 'erf_inv', 'lgamma', 'digamma', 'clamp', 'rem', 'nextafter', 'floor', 'ceil', 'round', 'igamma', 'polygamma'}
+LINEAR = {'neg', 'convert_element_type', 'copy', 'copy_p', 'real', 'imag', 'conj', 'reduce_precision', 'name', 'pvary', 'device_put',
+          'add', 'sub', 'add_any', 'complex'}
 REDUCTIONS = {'reduce_sum', 'reduce_max', 'reduce_min', 'reduce_prod'}
 RESHAPES = {'reshape', 'squeeze', 'expand_dims'}
 OPAQUE = {'dot_general', 'conv_general_dilated', 'cumsum', 'cumprod', 'cumlogsumexp', 'cummax', 'cummin', 'sort', 'while',
@@ -53,23 +48,14 @@ def merge(a: Labels, b: Labels) -> Labels:
     return np.where(a == NONE, b, np.where((b == NONE) | (a == b), a, MANY))
 
 
-def _merge_axes(labels: np.ndarray, axes: Sequence[int], keepdims: bool = False) -> np.ndarray:
+def _merge_axes(labels: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     """Merge along axes; an axis of size 1 is only a reshape."""
     axes = tuple(axes)
     big = np.iinfo(np.int64).max
-    low = np.where(labels == NONE, big, labels).min(axis=axes, keepdims=keepdims, initial=big)
-    high = labels.max(axis=axes, keepdims=keepdims, initial=NONE)
-    many = (labels == MANY).any(axis=axes, keepdims=keepdims) | ((high != NONE) & (low != high))
+    low = np.where(labels == NONE, big, labels).min(axis=axes, initial=big)
+    high = labels.max(axis=axes, initial=NONE)
+    many = (labels == MANY).any(axis=axes) | ((high != NONE) & (low != high))
     return np.where(many, MANY, high)
-
-
-def _unbroadcast(labels: np.ndarray, shape) -> np.ndarray:
-    """Cotangent of an element-wise operand that was broadcast from ``shape`` (rank 0, or axes of size 1)."""
-    if labels.shape == tuple(shape):
-        return labels
-    if not shape:
-        return _merge_axes(labels, range(labels.ndim))
-    return _merge_axes(labels, [i for i, (n, m) in enumerate(zip(shape, labels.shape, strict=True)) if n != m], keepdims=True)
 
 
 def _sliced(params: dict) -> tuple[slice, ...]:
@@ -135,7 +121,7 @@ def backward(eqn: Equation, avals, out_labels: Sequence[Labels], known: Sequence
         return [None] * len(ins)
     labels = out_labels[0] if len(outs) == 1 else None
     if name in ELEMENTWISE:
-        return [_unbroadcast(labels, s) if w else None for s, w in zip(ins, wanted, strict=True)]
+        return [labels if w else None for w in wanted]
     if name == 'optimization_barrier':
         return [lab if w else None for lab, w in zip(out_labels, wanted, strict=True)]
     if name == 'concatenate':

@@ -14,9 +14,15 @@ from .. import _jax
 from .._errors import CompileError, NotSupportedError, StructureError
 from .._etrace_op import is_etp_primitive
 
-__all__ = ['Equation', 'Program', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
+__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
 
 FOLD_LIMIT = 1 << 16
+ELEMENTWISE = {
+    'abs', 'acos', 'acosh', 'add', 'add_any', 'asin', 'asinh', 'atan', 'atan2', 'atanh', 'cbrt', 'ceil', 'clamp', 'complex', 'conj',
+    'convert_element_type', 'copy', 'copy_p', 'cos', 'cosh', 'device_put', 'digamma', 'div', 'erf', 'erf_inv', 'erfc', 'exp', 'exp2',
+    'expm1', 'floor', 'igamma', 'imag', 'integer_pow', 'lgamma', 'log', 'log1p', 'logistic', 'max', 'min', 'mul', 'name', 'neg',
+    'nextafter', 'polygamma', 'pow', 'pvary', 'real', 'reduce_precision', 'rem', 'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sinh',
+    'sqrt', 'square', 'sub', 'tan', 'tanh'}
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Equation:
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     where: str
+    effects: bool = False
 
     def evaluate(self, args: Sequence) -> list:
         return _jax.bind(self.primitive, self.params, self.ctx, *args)
@@ -171,11 +178,23 @@ class _Flattener:
         if body is not None:
             return self.call(*_jax.closed_jaxpr(body), ins)
         where = _jax.location(eqn.source_info)
+        if eqn.primitive.name in ELEMENTWISE:
+            ins = [self.widen(i, eqn, where) for i in ins]
         outs = [self.new(v.aval) for v in eqn.outvars]
-        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), tuple(outs), where)
+        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), tuple(outs), where, bool(eqn.effects))
         if not self.fold(flat):
             self.equations.append(flat)
         return outs
+
+    def widen(self, value: int, eqn, where: str) -> int:
+        """Make the implicit broadcast of an element-wise operand an equation of its own, so that it can be cut alone."""
+        aval, shape = self.avals[value], eqn.outvars[0].aval.shape
+        if aval.shape == shape or value in self.constants or not is_inexact(aval):
+            return value
+        out = self.new(aval.update(shape=shape))
+        params = dict(shape=shape, broadcast_dimensions=tuple(range(len(aval.shape))), sharding=None)
+        self.equations.append(Equation(jax.lax.broadcast_in_dim_p, params, eqn.ctx, (value,), (out,), where))
+        return out
 
     def call(self, jaxpr, consts, ins: list[int]) -> list[int]:
         numbers = [self.constant(c) for c in consts]
@@ -185,7 +204,7 @@ class _Flattener:
         """Evaluate small integer equations of constants, so that static indices are known."""
         small = all(not is_inexact(self.avals[o]) and jax.dtypes.issubdtype(self.avals[o].dtype, np.generic)
                     and self.avals[o].size <= FOLD_LIMIT for o in eqn.outs)
-        if not eqn.outs or not small or not all(i in self.constants for i in eqn.ins) or _jax.has_effects(eqn.params):
+        if not eqn.outs or not small or not all(i in self.constants for i in eqn.ins) or eqn.effects:
             return False
         with jax.ensure_compile_time_eval():
             values = eqn.evaluate([self.constants[i] for i in eqn.ins])
@@ -251,12 +270,23 @@ def trace_step(cell: Callable, params, carry, inputs: tuple, *, trainable: Calla
     outs = flat.call(jaxpr, consts, [n for part in numbers for n in part])
     _check_carry(carry_keys, avals[1], got.carry_names, [flat.avals[o] for o in outs[got.n_outputs:]],
                  got.carry_tree == carry_tree)
-    _refuse_derived_ops(flat.equations)
+    equations = _alive(flat.equations, outs)
+    _refuse_derived_ops(equations)
     return Program(
-        tuple(flat.avals), *map(tuple, numbers), flat.constants, tuple(flat.equations), tuple(outs[:got.n_outputs]),
+        tuple(flat.avals), *map(tuple, numbers), flat.constants, equations, tuple(outs[:got.n_outputs]),
         tuple(outs[got.n_outputs:]), param_keys, carry_keys,
         _select(hidden, carry_keys, avals[1]), _select(trainable, param_keys, avals[0]),
         dict(params=params_tree, carry=carry_tree, inputs=inputs_tree, outputs=got.out_tree))
+
+
+def _alive(equations: Sequence[Equation], results: Sequence[int]) -> tuple[Equation, ...]:
+    """Equations that lead to a result or have a side effect."""
+    wanted, kept = set(results), []
+    for eqn in reversed(equations):
+        if eqn.effects or not wanted.isdisjoint(eqn.outs):
+            kept.append(eqn)
+            wanted.update(eqn.ins)
+    return tuple(reversed(kept))
 
 
 def _select(predicate, names, avals) -> tuple[int, ...]:

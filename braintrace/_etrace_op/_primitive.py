@@ -201,14 +201,15 @@ def register_primitive(name: str, impl: Callable, *, batched: bool = False, grad
     ``batched`` says that axis 0 of x and y counts independent samples. ``gradient_enabled`` is for identity-like ops.
     Give the primitive its trace rules with ``register_etp_rules``; a missing one is reported when a learner needs it.
 
-    Raises ``RuleContractError`` for a name that is taken or a malformed description.
+    Raises ``RuleContractError`` for a name that is taken or a malformed description::
 
-    >>> import jax.numpy as jnp
+        gain_p = braintrace.register_primitive('etp_gain', lambda x, w: x * w, batched=True)
+        gain_p.bind(x, w)
+
     >>> import braintrace
-    >>> gain_p = braintrace.register_primitive('etp_doc_gain', lambda x, w: x * w[None], batched=True)
-    >>> gain_p.bind(jnp.ones((2, 3)), jnp.arange(3.))
-    Array([[0., 1., 2.],
-           [0., 1., 2.]], dtype=float32)
+    >>> braintrace.register_primitive('etp_mm', lambda x, w: x @ w)
+    Traceback (most recent call last):
+    braintrace._errors.RuleContractError: a primitive called 'etp_mm' is registered already. Choose another name, ...
     """
     _check_description(name, impl, trainable_invars_fn, x_invar_index, y_outvar_index)
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled,

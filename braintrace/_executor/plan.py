@@ -137,7 +137,7 @@ class _Planner:
             want(r)
         for i in range(len(program.equations) - 1, -1, -1):
             eqn = program.equations[i]
-            for variant in {v for _, v in wanted.get(i, ())}:
+            for variant in {v for _, v in wanted.get(i, ())} | ({EMPTY} if eqn.effects else set()):
                 inner = (variant[0] | self.recurrent[i], frozenset()) if i in self.cuts else variant
                 reads = tuple(self.read(v, inner) for v in eqn.ins)
                 steps.append((i, variant, reads))

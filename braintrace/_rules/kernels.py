@@ -7,6 +7,7 @@ over the added axes; an op without one is called on weights of the expanded shap
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -60,14 +61,22 @@ def _variable(shape, dtype):
     return SimpleNamespace(aval=jax.ShapeDtypeStruct(tuple(shape), dtype))
 
 
+def _call_init(op: OpUse, slot: str, algorithm: str, *args):
+    """Call an init rule; its published signature has no static parameters, but it may ask for them by name."""
+    init = op.primitive.rule(slot, algorithm)
+    asked = inspect.signature(init).parameters.values()
+    everything = any(p.kind is p.VAR_KEYWORD for p in asked)
+    names = {p.name for p in asked}
+    return init(*args, **{n: v for n, v in op.params.items() if everything or n in names})
+
+
 def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
     """The empty entry: ``init_drtrl`` on the expanded shapes."""
-    init = op.primitive.rule('init_drtrl', 'D_RTRL')
     added = coords.shape[:added_axes(op, coords)]
     shape = (lambda a: coords.shape) if _wide(op, coords) else (lambda a: (*added, *a.shape))
     x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
     weights = {n: _variable(shape(a), a.dtype) for n, a in op.weight_avals.items()}
-    return init(x, _variable(shape(op.y_aval), op.y_aval.dtype), weights, num_state)
+    return _call_init(op, 'init_drtrl', 'D_RTRL', x, _variable(shape(op.y_aval), op.y_aval.dtype), weights, num_state)
 
 
 def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
@@ -158,10 +167,9 @@ def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: E
 
 def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
     """The empty output trace of ES-D-RTRL: ``init_pp`` on the expanded y."""
-    init = op.primitive.rule('init_pp', 'ES_D_RTRL')
     x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
     weights = {n: _variable(a.shape, a.dtype) for n, a in op.weight_avals.items()}
-    return init(x, _variable(coords.shape, op.y_aval.dtype), weights, num_state)
+    return _call_init(op, 'init_pp', 'ES_D_RTRL', x, _variable(coords.shape, op.y_aval.dtype), weights, num_state)
 
 
 def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:

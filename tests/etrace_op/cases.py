@@ -13,7 +13,7 @@ import numpy as np
 from braintrace import _etrace_op as ops
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """An op with the shapes of its operands; values are drawn from a seed."""
     name: str
@@ -34,7 +34,7 @@ class Case:
     def draw_y(self, seed: int, dtype=None):
         return jnp.asarray(np.random.default_rng(seed).normal(size=self.y.shape), dtype)
 
-    @property
+    @functools.cached_property
     def y(self) -> jax.ShapeDtypeStruct:
         return jax.eval_shape(lambda: self.call(*self.draw()))
 
@@ -171,6 +171,11 @@ def assert_close(got, expected, tolerance=1e-12):
         if a.size:
             scale = max(1.0, float(np.max(np.abs(b))))
             np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+def compiled(fn):
+    """``jax.jit`` for small programs that run once: little time is spent on making them fast."""
+    return jax.jit(fn, compiler_options={'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True})
 
 
 def primitives_in(jaxpr) -> list[str]:

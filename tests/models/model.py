@@ -35,8 +35,10 @@ class Model:
     def __post_init__(self):
         object.__setattr__(self, 'groups', self.groups or (tuple(self.carry),))
 
-    def owner_of(self, path) -> int | None:
-        return self.owner.get(path[0].key, 0)
+    def reading_of(self, path) -> int:
+        """0 for a parameter with its same-step gradient only, g + 1 for one whose trace group g has."""
+        owner = self.owner.get(path[0].key, 0)
+        return 0 if owner is None else owner + 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,11 +55,15 @@ class Case:
     def run(self, ops, params, carry, x):
         return self.model.cell(ops, params, carry, x)
 
+    def steps(self, start: int, stop: int, carry: Mapping) -> Case:
+        """Steps ``start`` to ``stop`` from another first carry."""
+        return dataclasses.replace(self, carry=carry, xs=self.xs[start:stop], ys=self.ys[start:stop])
+
     def part(self, lane: int, start: int, stop: int, carry: Mapping) -> Case:
         """Steps ``start`` to ``stop`` of one batch lane, from another first carry."""
         one = slice(lane, lane + 1)
-        return dataclasses.replace(self, carry={k: v[one] for k, v in carry.items()},
-                                   xs=self.xs[start:stop, one], ys=self.ys[start:stop, one])
+        whole = self.steps(start, stop, {k: v[one] for k, v in carry.items()})
+        return dataclasses.replace(whole, xs=whole.xs[:, one], ys=whole.ys[:, one])
 
 
 def squared(output, target):

@@ -1,0 +1,53 @@
+"""The examples run, and show what README says of them."""
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / 'examples'
+
+
+def load(name):
+    pytest.importorskip('matplotlib')
+    pytest.importorskip('tqdm')
+    spec = importlib.util.spec_from_file_location(f'examples_{name}', EXAMPLES / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def digits():
+    return load('digits')
+
+
+def test_the_digits_demo_runs(digits, tmp_path, capsys):
+    results = digits.main(['--epochs', '1', '--seeds', '1', '--output', str(tmp_path / 'curves.png')])
+    assert set(results) == {'BPTT', 'D_RTRL', 'ES_D_RTRL'}
+    assert (tmp_path / 'curves.png').stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert all(f'| {name} |' in printed for name in results)
+
+
+def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits):
+    data = digits.Data.load()
+    losses = []
+    for method in digits.METHODS.values():
+        trainer = digits.Trainer(method, updates=10)
+        trainer.start(seed=1)
+        losses.append(float(trainer.step(*next(data.batches(digits.np.random.default_rng(0))))))
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_online_learning_comes_close_to_backpropagation(digits, tmp_path):
+    results = digits.main(['--output', str(tmp_path / 'curves.png')])
+    mean = {name: result.final.mean() for name, result in results.items()}
+    memoryless = digits.Data.load().memoryless
+    assert mean['BPTT'] >= 0.95 and memoryless <= 0.6, 'the task needs memory, and the network can do it'
+    assert mean['D_RTRL'] >= 0.90 and mean['BPTT'] - mean['D_RTRL'] <= 0.03
+    assert mean['ES_D_RTRL'] >= 0.85
+    memory = {name: result.memory[digits.LONG] / result.memory[digits.ROWS] for name, result in results.items()}
+    assert memory['D_RTRL'] < 5 and memory['ES_D_RTRL'] < 5 < memory['BPTT']
