@@ -8,8 +8,10 @@ The cell is a GRU because its units read each other, so that D_RTRL leaves somet
 whose units do not, would give the same numbers for both.)
 
 All three methods start from the same weights and see the same batches in the same order, with one loss and one optimiser; they
-differ in how the gradient is made, and in nothing else. There is no validation set: the few settings below were tried on the test
-images, for all methods alike, so that the accuracies compare the methods and no more. Run it with `make demo`, or `python examples/digits.py --help`.
+differ in how the gradient is made, and in nothing else. There is no validation set: the few settings below were tried on the
+test images, for all methods alike, so that the accuracies compare the methods and no more.
+
+Run it with `make demo`, or see `python examples/digits.py --help`.
 """
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ def load(name):
     pytest.importorskip('tqdm')
     spec = importlib.util.spec_from_file_location(f'examples_{name}', EXAMPLES / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up annotations
     spec.loader.exec_module(module)
     return module
 

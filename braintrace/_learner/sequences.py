@@ -86,16 +86,18 @@ class SequenceMixin:
                                      ('has_aux', has_aux, (True, False)), ('return_value', return_value, (True, False)),
                                      ('progress', progress, (True, False))):
             _choice(name, value, allowed)
+        if not callable(step_fn):
+            raise OptionError(f'step_fn is {step_fn!r}; give a function of one step\'s slices that calls the learner once.')
         core, states = self._compiled()  # type: ignore[attr-defined]
         length = seq.length_of(*sequences)
         sequences = jax.tree.map(jnp.asarray, sequences)
         options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
         seq.choose_window(window, length, core.graph, 0, memory_budget)
+        mask, flags = seq.check_mask(mask, length), self._flags(reset, length)
         weights = dict(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
-        flags = self._flags(reset, length)
-        key = ('grad', step_fn, options, _signature((sequences, flags, _no_none(mask))), tuple(map(id, weights.values())))
+        key = ('grad', step_fn, options, _signature((sequences, flags)), tuple(map(id, weights.values())))
         program = self._program(key, lambda: _GradProgram(self, step_fn, weights, _slices(sequences), options))
-        grads, losses, aux = program(sequences, seq.check_mask(mask, length), flags)
+        grads, losses, aux = program(sequences, mask, flags)
         extra = ([losses] if return_value else []) + ([aux] if has_aux else [])
         return (grads, *extra) if extra else grads
 
@@ -137,10 +139,6 @@ class SequenceMixin:
         key = ('evolve', step_fn, return_outputs, trace, _signature(sequences))
         program = self._program(key, lambda: _EvolveProgram(self, step_fn or self, _slices(sequences), return_outputs, trace))
         return program(sequences)
-
-
-def _no_none(x):
-    return () if x is None else x
 
 
 def _values(states) -> list:
@@ -350,7 +348,8 @@ class _GradProgram:
 def _loss_of(result, has_aux: bool):
     if has_aux:
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise StepFunctionError(f'has_aux=True, but step_fn returned {type(result).__name__}; return (loss, aux).')
+            found = 'one array' if isinstance(result, jax.Array) else type(result).__name__
+            raise StepFunctionError(f'has_aux=True, but step_fn returned {found}; return (loss, aux).')
         loss, aux = result
     else:
         if isinstance(result, tuple):

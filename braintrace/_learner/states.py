@@ -49,11 +49,15 @@ def discover(fn: Callable, *args) -> tuple[list[brainstate.State], list[bool], A
     Every state is left as it was, also on an error.
     """
     stack = brainstate.StateTraceStack()
-    try:
-        with stack:
-            shape = jax.eval_shape(fn, *args)
-    finally:
-        put(stack.states, stack.original_state_values)
+
+    def run(*args):
+        try:
+            with stack:
+                return fn(*args)
+        finally:
+            put(stack.states, stack.original_state_values)
+
+    shape = jax.eval_shape(run, *args)
     return list(stack.states), list(stack.been_writen), shape
 
 

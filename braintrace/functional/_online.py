@@ -175,10 +175,11 @@ class OnlineLearner:
         for what, tree, known in (('params', params, program.params), ('carry', carry, program.carry), ('inputs', inputs, program.inputs)):
             was = jax.tree.unflatten(program.trees[what], [program.avals[v] for v in known])
             old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
-            lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} at init, {new.get(k, "absent")} now'
+            lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
                       for k in {**old, **new} if old.get(k) != new.get(k)]
-        raise StructureError('these arguments are not those of `init`:\n' + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
-                             + '\nCall `init` with arguments of the new shapes first.')
+        raise StructureError('these arguments are not those that were compiled:\n'
+                             + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
+                             + '\nPass what was compiled, or compile for these shapes too (`learner.init`, or `learner.compile_graph`).')
 
     # the pure functions ---------------------------------------------------------------------------
 
@@ -316,7 +317,7 @@ def scale(grads: dict, mask: jax.Array, reduction: str) -> dict:
         return grads
     total = mask.sum()
     total = jnp.where(total == 0, 1, total)
-    return {k: g / total.astype(g.dtype) for k, g in grads.items()}
+    return jax.tree.map(lambda g: g if g.dtype == jax.dtypes.float0 else g / total.astype(g.dtype), grads)
 
 
 def tree_bytes(tree) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import ETraceGraph
 from .._errors import OptionError
@@ -70,19 +71,19 @@ def check_mask(mask, length: int) -> jax.Array:
     """The mask as an array ``(T,)``, ones where none is given."""
     if mask is None:
         return jnp.ones(length)
-    mask = jnp.asarray(mask)
-    if mask.shape != (length,):
-        raise ValueError(f'mask has shape {list(mask.shape)}; give one weight for each of the {length} steps: [{length}].')
+    mask = np.asarray(mask) if isinstance(mask, str) else jnp.asarray(mask)
+    if mask.shape != (length,) or not (mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.number)):
+        raise ValueError(f'mask is {mask.dtype}{list(mask.shape)}; give one weight for each of the {length} steps: [{length}].')
     return mask.astype(jnp.result_type(float))
 
 
 def choose_window(window, length: int, graph: ETraceGraph, trace_bytes: int, budget: int | None) -> int:
     """The number of steps in a window: as asked, or the most whose stacked factors stay within the budget."""
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, Integral) or budget < 1):
+        raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
     if window is None:
         return length
     if isinstance(window, str) and window == 'auto':
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, Integral) or budget < 1):
-            raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
         allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
         return min(length, max(1, int(allowed // max(step_bytes(graph), 1))))
     if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:

@@ -12,7 +12,8 @@ from . import cases
 from .cases import FILLED, assert_close, primitives_in
 
 # Other cases take the same paths through JAX as these.
-SAME_PATHS = {'mm batch of one', 'mv', 'conv 1-D', 'conv 1-D batch of one', 'conv 3-D', 'conv 2-D depthwise', 'lora_mv'}
+SAME_PATHS = {'mm', 'mm batch of one', 'mv', 'elemwise scalar', 'conv 1-D', 'conv 1-D batch of one', 'conv 3-D',
+              'conv 2-D depthwise', 'lora_mm', 'lora_mv', 'sp_mv', 'sp_mm with repeated entries'}
 
 every_case = pytest.mark.parametrize('case', FILLED, ids=str)
 with_x = pytest.mark.parametrize('case', [case for case in FILLED if case.x is not None], ids=str)

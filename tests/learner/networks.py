@@ -1,0 +1,60 @@
+"""Models and data of the learner's tests."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+import braintrace
+
+BATCH, INPUTS, UNITS, STEPS = 3, 2, 4, 7
+
+
+class Net(brainstate.nn.Module):
+    """A GRU with a plain readout."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = braintrace.nn.GRUCell(INPUTS, UNITS)
+        self.readout = brainstate.ParamState(brainstate.random.randn(UNITS, 2))
+
+    def update(self, x):
+        return self.cell(x) @ self.readout.value
+
+
+def data(steps: int = STEPS):
+    keys = jax.random.split(jax.random.key(3), 2)
+    return jax.random.normal(keys[0], (steps, BATCH, INPUTS)), jax.random.normal(keys[1], (steps, BATCH, 2))
+
+
+def compiled(rule='D_RTRL', model=Net, batch=BATCH, **options):
+    x = jnp.zeros((INPUTS,) if batch is None else (batch, INPUTS))
+    brainstate.random.seed(0)
+    return braintrace.compile(model(), rule, x, batch_size=batch, **options)
+
+
+def squared(y, target):
+    return 0.5 * jnp.sum((y - target) ** 2)
+
+
+def loss_of(learner):
+    return lambda x, y: squared(learner(x), y)
+
+
+def by_steps(learner, xs, ys, weights=None):
+    """The sum of the gradients of single calls."""
+    grad = brainstate.transform.jit(lambda x, y: brainstate.transform.grad(
+        lambda: squared(learner(x), y), learner.param_states if weights is None else weights)())
+    total = None
+    for x, y in zip(xs, ys, strict=True):
+        got = grad(x, y)
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    return total
+
+
+def close(a, b, tolerance=1e-11):
+    """Whether two trees agree; each leaf is scaled by the largest entry of ``b``."""
+    assert jax.tree.structure(dict(a)) == jax.tree.structure(dict(b))
+    for x, y in zip(jax.tree.leaves(dict(a)), jax.tree.leaves(dict(b)), strict=True):
+        assert jnp.abs(x - y).max() <= tolerance * max(1., float(jnp.abs(y).max())), (x, y)
+    return True

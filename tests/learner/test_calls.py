@@ -1,0 +1,178 @@
+"""A learner called step by step, under every transformation."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+
+from .networks import BATCH, INPUTS, UNITS, Net, by_steps, close, compiled, data, loss_of, squared
+
+RULES = [braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.8)]
+
+
+@pytest.fixture(params=RULES, ids=lambda r: r.name)
+def rule(request):
+    return request.param
+
+
+def test_a_call_gives_what_the_model_gives():
+    learner, plain = compiled(), compiled()
+    for x in data()[0]:
+        np.testing.assert_array_equal(learner(x), plain.model(x))
+        np.testing.assert_array_equal(learner.model.cell.h.value, plain.model.cell.h.value)
+
+
+def test_the_first_step_has_the_gradient_of_backpropagation(rule):
+    xs, ys = data()
+    learner, plain = compiled(rule), compiled()
+    got = brainstate.transform.grad(lambda: squared(learner(xs[0]), ys[0]), learner.param_states)()
+    want = brainstate.transform.grad(lambda: squared(plain.model(xs[0]), ys[0]), plain.param_states)()
+    assert close(got, want)
+
+
+@pytest.mark.parametrize('window', [1, 2, 3, 7, 100, None, 'auto'])
+def test_every_window_gives_the_sum_of_the_steps(rule, window):
+    xs, ys = data()
+    learner, stepped = compiled(rule), compiled(rule)
+    got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=window, reduction='sum')
+    assert close(got, by_steps(stepped, xs, ys))
+    assert close(learner.etrace.value, stepped.etrace.value)
+
+
+def test_a_loss_summed_over_a_loop_in_one_grad_is_the_sum_of_online_gradients(rule):
+    xs, ys = data()
+    learner, stepped = compiled(rule), compiled(rule)
+
+    @brainstate.transform.jit
+    def total(xs, ys):
+        return brainstate.transform.grad(
+            lambda: brainstate.transform.for_loop(loss_of(learner), xs, ys).sum(), learner.param_states)()
+    assert close(total(xs, ys), by_steps(stepped, xs, ys))
+
+
+def test_python_loop_in_one_grad_is_the_sum_of_online_gradients():
+    xs, ys = data()
+    learner, stepped = compiled(), compiled()
+    got = brainstate.transform.grad(lambda: sum(loss_of(learner)(x, y) for x, y in zip(xs, ys)), learner.param_states)()
+    assert close(got, by_steps(stepped, xs, ys))
+
+
+def test_the_loss_may_read_the_new_hidden_state():
+    x, y = data()[0][0], jnp.ones((BATCH, UNITS))
+    learner, plain = compiled(), compiled()
+
+    def through(model, call):
+        def loss():
+            call(x)
+            return squared(model.cell.h.value, y)
+        return loss
+    got = brainstate.transform.grad(through(learner.model, learner), learner.param_states)()
+    want = brainstate.transform.grad(through(plain.model, plain.model), plain.param_states)()
+    assert close(got, want)
+
+
+def vectorised_by_new_states(rule):
+    brainstate.random.seed(0)
+    learner = braintrace.compile(Net(), rule, jnp.zeros(INPUTS))
+
+    @brainstate.transform.vmap_new_states(state_tag='new', axis_size=BATCH)
+    def initialise():
+        brainstate.nn.init_all_states(learner.model)
+        learner.compile_graph(jnp.zeros(INPUTS))
+    initialise()
+    return learner, brainstate.nn.Vmap(learner, vmap_states='new')
+
+
+def vectorised_by_map(rule):
+    learner = compiled(rule, batch=None)
+    lanes = brainstate.nn.Map(learner, init_map_size=BATCH)
+    lanes.init_all_states()
+    return learner, lanes
+
+
+@pytest.mark.parametrize('vectorised', [vectorised_by_new_states, vectorised_by_map])
+def test_a_vectorised_learner_equals_the_batched_one(rule, vectorised):
+    xs, ys = data()
+    learner, lanes = vectorised(rule)
+    total = None
+    for x, y in zip(xs, ys):
+        got = brainstate.transform.grad(lambda x=x, y=y: squared(lanes(x), y), learner.param_states)()
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    assert close(total, by_steps(compiled(rule), xs, ys))
+
+
+def test_a_mapped_model_is_compiled_like_a_batched_one(rule):
+    xs, ys = data()
+    brainstate.random.seed(0)
+    lanes = brainstate.nn.Map(Net(), init_map_size=BATCH)
+    lanes.init_all_states()
+    learner = braintrace.ETraceLearner(lanes, rule)
+    learner.compile_graph(xs[0])
+    got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
+    assert close({k[1:]: g for k, g in got.items()}, by_steps(compiled(rule), xs, ys))
+
+
+def test_one_trace_of_the_model_serves_a_whole_run():
+    traced = []
+
+    class Counted(Net):
+        def update(self, x):
+            traced.append(1)
+            return super().update(x)
+
+    xs, ys = data()
+    learner = compiled(model=Counted)
+    step = brainstate.transform.jit(lambda x, y: brainstate.transform.grad(
+        lambda: squared(learner(x), y), learner.param_states)())
+    before = len(traced)
+    for _ in range(3):
+        for x, y in zip(xs, ys):
+            step(x, y)
+    assert len(traced) == before
+    step_fn = loss_of(learner)
+    for _ in range(3):
+        learner.etrace_grad(xs, ys, step_fn=step_fn)
+    assert len(traced) == before
+
+
+def test_etrace_grad_traces_a_step_function_once_for_many_calls():
+    traced = []
+    xs, ys = data()
+    learner = compiled()
+
+    def step_fn(x, y):
+        traced.append(1)
+        return squared(learner(x), y)
+    learner.etrace_grad(xs, ys, step_fn=step_fn)
+    first = len(traced)
+    for _ in range(3):
+        learner.etrace_grad(xs, ys, step_fn=step_fn)
+    assert len(traced) == first
+
+
+def test_noise_in_the_model_is_threaded_through_every_way_to_run():
+    class Noisy(Net):
+        def update(self, x):
+            return super().update(x + 0.1 * brainstate.random.randn(*x.shape))
+
+    xs, ys = data()
+    learner, stepped = compiled(model=Noisy), compiled(model=Noisy)
+    brainstate.random.seed(7)
+    got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=3, reduction='sum')
+    after = brainstate.random.DEFAULT.value
+    brainstate.random.seed(7)
+    assert close(got, by_steps(stepped, xs, ys))
+    assert (jax.random.key_data(after) == jax.random.key_data(brainstate.random.DEFAULT.value)).all()
+
+
+def test_no_tracer_leaks_from_a_compiled_learner():
+    with jax.checking_leaks():
+        xs, ys = data()
+        learner = compiled()
+        brainstate.transform.grad(lambda: squared(learner(xs[0]), ys[0]), learner.param_states)()
+        learner.etrace_grad(xs, ys, step_fn=loss_of(learner))
+    assert not any(isinstance(leaf, jax.core.Tracer) for s in learner.states().values() for leaf in jax.tree.leaves(s.value))

@@ -1,0 +1,255 @@
+"""The contract of ``etrace_grad`` and ``etrace_evolve``, argument by argument."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+
+from .networks import BATCH, STEPS, UNITS, Net, by_steps, close, compiled, data, loss_of, squared
+
+
+def gradient(learner, xs, ys, **options):
+    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **{'reduction': 'sum', **options})
+
+
+@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+def test_two_calls_continue_the_stream_of_one(rule):
+    xs, ys = data()
+    whole, parts = compiled(rule), compiled(rule)
+    want = gradient(whole, xs, ys)
+    got = jax.tree.map(jnp.add, gradient(parts, xs[:3], ys[:3], window=2), gradient(parts, xs[3:], ys[3:]))
+    assert close(got, want)
+    np.testing.assert_allclose(parts.model.cell.h.value, whole.model.cell.h.value, rtol=1e-12)
+
+
+@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+@pytest.mark.parametrize('window', [1, 3, None])
+def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
+    xs, ys = data()
+    kept, dropped, fresh = compiled(rule), compiled(rule), compiled(rule)
+    assert close(gradient(dropped, xs, ys, carry='drop', window=window), gradient(kept, xs, ys))
+    assert (dropped.etrace.value['t'] == 0).all()
+    for entry in dropped.get_etrace_of(('cell', 'Wh', 'weight')).values():
+        assert all((slot == 0).all() for slot in entry.values())
+    fresh.model.cell.h.value = dropped.model.cell.h.value
+    assert close(gradient(dropped, xs, ys), gradient(fresh, xs, ys))
+
+
+def test_mean_divides_by_the_sum_of_the_mask():
+    xs, ys = data()
+    mask = jnp.array([1., 0., 2., 0., 0., 1., 1.])
+    total = gradient(compiled(), xs, ys, mask=mask, window=3)
+    assert close(gradient(compiled(), xs, ys, mask=mask, reduction='mean'), jax.tree.map(lambda g: g / 5, total))
+    zero = gradient(compiled(), xs, ys, mask=jnp.zeros(STEPS), reduction='mean')
+    assert all((g == 0).all() for g in jax.tree.leaves(zero))
+
+
+@pytest.mark.parametrize('window', [1, 3, None])
+def test_the_mask_weighs_losses_and_nothing_else(window):
+    xs, ys = data()
+    mask = jnp.array([0., 1., 0., .5, 0., 0., 2.])
+    learner, stepped = compiled(), compiled()
+
+    def weighted(x, y, m):
+        return m * squared(stepped(x), y)
+    total = None
+    for x, y, m in zip(xs, ys, mask):
+        got = brainstate.transform.grad(lambda x=x, y=y, m=m: weighted(x, y, m), stepped.param_states)()
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    grads, losses = gradient(learner, xs, ys, mask=mask, window=window, return_value=True)
+    assert close(grads, total)
+    assert losses.shape == (STEPS,) and (losses > 0).all()
+    assert close(learner.etrace.value, stepped.etrace.value)
+
+
+@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+@pytest.mark.parametrize('window', [1, 2, 3, None])
+def test_a_reset_of_all_lanes_starts_anew(rule, window):
+    xs, ys = data()
+    flags = jnp.arange(STEPS) == 4
+    learner, first, second = compiled(rule), compiled(rule), compiled(rule)
+    want = jax.tree.map(jnp.add, gradient(first, xs[:4], ys[:4]), gradient(second, xs[4:], ys[4:]))
+    assert close(gradient(learner, xs, ys, reset=flags, window=window), want)
+    assert (learner.etrace.value['t'] == 3).all()
+
+
+@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+@pytest.mark.parametrize('window', [1, 2, 3, None])
+def test_a_reset_of_one_lane_leaves_the_others_alone(rule, window):
+    xs, ys = data()
+    flags = jnp.zeros((STEPS, BATCH), bool).at[3, 1].set(True).at[0, 2].set(True).at[5, 1].set(True)
+    got = gradient(compiled(rule), xs, ys, reset=flags, window=window)
+    total = None
+    for lane in range(BATCH):
+        starts = [0, *[t for t in range(1, STEPS) if flags[t, lane]], STEPS]
+        for a, b in zip(starts, starts[1:]):
+            one = compiled(rule, batch=1)
+            part = gradient(one, xs[a:b, lane:lane + 1], ys[a:b, lane:lane + 1])
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+    assert close(got, total)
+
+
+def test_aux_and_losses_come_back_in_every_combination():
+    xs, ys = data()
+
+    def with_aux(learner):
+        def step_fn(x, y):
+            out = learner(x)
+            return squared(out, y), {'out': out}
+        return step_fn
+    a, b = compiled(), compiled()
+    grads, losses, aux = a.etrace_grad(xs, ys, step_fn=with_aux(a), has_aux=True, return_value=True, window=2)
+    grads_only, aux_only = b.etrace_grad(xs, ys, step_fn=with_aux(b), has_aux=True)
+    assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
+    assert close(grads, grads_only)
+    np.testing.assert_allclose(aux['out'], aux_only['out'], rtol=1e-12)
+    np.testing.assert_allclose(losses, [squared(o, y) for o, y in zip(aux['out'], ys)], rtol=1e-12)
+
+
+def test_weights_outside_the_model_get_their_gradient():
+    xs, ys = data()
+    outer = brainstate.ParamState(0.3 * jnp.ones((2, 2)))
+
+    def run(window):
+        learner = compiled()
+        weights = {**learner.param_states, ('outer',): outer}
+        return learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x) @ outer.value, y), weights=weights,
+                                   window=window, reduction='sum')
+    got = run(3)
+    stepped, total = compiled(), None
+    for x, y in zip(xs, ys):
+        part = brainstate.transform.grad(lambda x=x, y=y: squared(stepped(x) @ outer.value, y),
+                                         {**stepped.param_states, ('outer',): outer})()
+        total = part if total is None else jax.tree.map(jnp.add, total, part)
+    assert close(got, total)
+    assert jnp.abs(got['outer',]).max() > 0
+
+
+def test_a_parameter_read_by_the_loss_itself_gets_both_parts():
+    xs, ys = data()
+
+    def penalty(learner):
+        return sum((leaf ** 2).sum() for s in learner.param_states.values() for leaf in jax.tree.leaves(s.value))
+    learner, plain = compiled(), compiled()
+    got = learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x), y) + penalty(learner), reduction='sum')
+    want = jax.tree.map(lambda g, p: g + 2 * STEPS * p, gradient(plain, xs, ys),
+                        {k: s.value for k, s in plain.param_states.items()})
+    assert close(got, want)
+
+
+def test_a_subset_of_weights_is_enough():
+    xs, ys = data()
+    learner, full = compiled(), compiled()
+    some = {k: s for k, s in learner.param_states.items() if 'Wh' in k}
+    want = gradient(full, xs, ys)
+    assert close(gradient(learner, xs, ys, weights=some), {k: want[k] for k in some})
+
+
+def test_states_that_the_step_function_writes_are_threaded():
+    xs, ys = data()
+    learner = compiled()
+    counter = brainstate.ShortTermState(jnp.zeros((), jnp.int32))
+
+    def step_fn(x, y):
+        counter.value = counter.value + 1
+        return squared(learner(x), y) * counter.value
+    _, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True, window=2)
+    assert int(counter.value) == STEPS
+    _, plain = gradient(compiled(), xs, ys, return_value=True)
+    np.testing.assert_allclose(losses, plain * jnp.arange(1, STEPS + 1), rtol=1e-12)
+
+
+def test_values_that_the_step_function_only_reads_are_not_frozen_into_the_program():
+    xs, ys = data()
+    learner = compiled()
+    scale = brainstate.ShortTermState(jnp.ones(()))
+
+    def step_fn(x, y):
+        return scale.value * squared(learner(x), y)
+
+    def run(value):
+        learner.reset_state()
+        scale.value = jnp.asarray(value)
+        return learner.etrace_grad(xs, ys, step_fn=step_fn)
+    assert close(run(3.), jax.tree.map(lambda g: 3 * g, run(1.)))
+
+
+def test_new_weights_are_seen_by_the_next_call():
+    xs, ys = data()
+    learner, other = compiled(), compiled()
+    step_fn = loss_of(learner)
+    learner.etrace_grad(xs, ys, step_fn=step_fn)
+    for one in (learner, other):
+        one.reset_state()
+        for state in one.param_states.values():
+            state.value = jax.tree.map(lambda w: 0.5 * w, state.value)
+    assert close(learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum'), gradient(other, xs, ys))
+
+
+def test_a_memory_budget_bounds_the_window_and_changes_no_number():
+    xs, ys = data()
+    assert close(gradient(compiled(), xs, ys, memory_budget=1), gradient(compiled(), xs, ys, window=None))
+
+
+def test_etrace_grad_works_inside_jit():
+    xs, ys = data()
+    learner, plain = compiled(), compiled()
+    step_fn = loss_of(learner)
+    run = brainstate.transform.jit(lambda xs, ys: learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum'))
+    assert close(run(xs, ys), gradient(plain, xs, ys))
+    assert (learner.etrace.value['t'] == STEPS).all()
+
+
+def test_progress_is_written_and_changes_nothing(capfd):
+    xs, ys = data()
+    assert close(gradient(compiled(), xs, ys, progress=True), gradient(compiled(), xs, ys))
+    jax.effects_barrier()
+    assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
+
+
+def test_evolve_moves_hidden_state_and_trace_as_calls_do():
+    xs, _ = data()
+    learner, stepped = compiled(), compiled()
+    outputs = learner.etrace_evolve(xs, return_outputs=True)
+    np.testing.assert_allclose(outputs, jnp.stack([stepped(x) for x in xs]), rtol=1e-12)
+    assert close(learner.etrace.value, stepped.etrace.value)
+
+
+def test_evaluation_leaves_the_trace_as_it_was():
+    xs, ys = data()
+    learner = compiled()
+    gradient(learner, xs, ys)
+    before = learner.etrace.value
+    hidden = learner.model.cell.h.value
+    assert learner.etrace_evolve(xs, trace=False) is None
+    assert close(learner.etrace.value, before)
+    assert jnp.abs(learner.model.cell.h.value - hidden).max() > 1e-3
+
+
+def test_evolve_runs_a_step_function():
+    xs, ys = data()
+    learner = compiled()
+    losses = learner.etrace_evolve(xs, ys, step_fn=loss_of(learner), return_outputs=True, trace=False)
+    assert losses.shape == (STEPS,)
+
+
+def test_a_plain_recurrent_weight_still_learns_by_its_same_step_gradient():
+    class Plain(Net):
+        def __init__(self):
+            super().__init__()
+            self.skip = brainstate.ParamState(jnp.ones((2, UNITS)))
+
+        def update(self, x):
+            out = super().update(x)
+            self.cell.h.value = self.cell.h.value + x @ self.skip.value
+            return out + self.cell.h.value.sum(-1, keepdims=True)
+    xs, ys = data()
+    learner, stepped = compiled(model=Plain), compiled(model=Plain)
+    got = gradient(learner, xs, ys, window=3)
+    assert close(got, by_steps(stepped, xs, ys))
+    assert jnp.abs(got['skip',]).max() > 0
+    assert learner.graph.routes['skip'].kind == 'same-step'
