@@ -202,6 +202,16 @@ def test_empty_traces_are_zero(case):
     assert not any(np.any(leaf) for leaf in (output, *cases.init(case, x, weights, 2).values()))
 
 
+@pytest.mark.parametrize('case', [case for case in FILLED if not case.primitive.batched or case in cases.CONVS], ids=str)
+def test_the_empty_trace_follows_axes_that_the_hidden_state_adds_to_y(case):
+    x, weights = case.draw()
+    wide = lambda a: cases.variable(np.broadcast_to(a, (7, *a.shape)))
+    found = case.primitive.bound_rule('init_drtrl', case.params)(
+        cases.variable(x), wide(case.draw_y(1)), {n: wide(w) for n, w in weights.items()}, 2)
+    expected = jax.eval_shape(lambda: results(case, num_state=2))['empty']
+    assert {n: e.shape for n, e in found.items()} == {n: (7, *e.shape) for n, e in expected.items()}
+
+
 @pytest.mark.parametrize('case', cases.CONVS, ids=str)
 def test_a_bad_pixel_stays_in_the_receptive_fields_that_hold_it(case):
     x, weights = (jax.tree.map(np.ones_like, a) for a in case.draw())

@@ -5,10 +5,15 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 import braintrace
 from tests import oracles
 from tests.models.library import LibraryOps
+
+
+WINDOWS = [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
+"""Five steps by three is ragged; by one, and all at once, cost a compilation each and are slow over the whole table."""
 
 
 @functools.cache

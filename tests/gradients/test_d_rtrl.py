@@ -6,11 +6,10 @@ import pytest
 import braintrace
 from tests import models, oracles
 from tests.gradients.compare import added, assert_close, assert_moves, at
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.harness import WINDOWS, by_steps, other_carry, over_sequence, quick, start
 from tests.oracles import dense_recursion as dense
 
 RULE = braintrace.rules.d_rtrl()
-WINDOWS = [1, 3, None]
 MASK = np.array([1., 0., 0.5, 1., 2.])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
 every = pytest.mark.parametrize('name', list(models.MODELS))

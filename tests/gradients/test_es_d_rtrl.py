@@ -5,17 +5,18 @@ import pytest
 import braintrace
 from tests import models, oracles
 from tests.gradients.compare import added, assert_close, at, error
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.harness import WINDOWS, by_steps, other_carry, over_sequence, quick, start
 from tests.oracles import es_recursion as es
 
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
 MASK = np.array([1., 0., 0.5, 1., 2.])
 FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
+windows = pytest.mark.parametrize('window', WINDOWS)
 every = pytest.mark.parametrize('name', list(models.MODELS))
 
 
-@pytest.mark.parametrize('window', [1, 3, pytest.param(None, marks=pytest.mark.slow)])
+@windows
 @every
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
@@ -55,14 +56,14 @@ def test_the_decay_matters():
     assert error(oracles.total(es(case, 0.5)), oracles.total(es(case, DECAY)))["['w']"] > 1e-2
 
 
-@pytest.mark.parametrize('window', [1, 3])
+@windows
 @pytest.mark.parametrize('name', FEW)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
     assert_close(over_sequence(case, RULE, window, mask=MASK)[0], oracles.total(es(case, DECAY), MASK))
 
 
-@pytest.mark.parametrize('window', [1, 3])
+@windows
 @pytest.mark.parametrize('name', FEW)
 def test_a_reset_of_some_lanes_restarts_their_traces_and_their_correction(name, window):
     case = models.case(name)
