@@ -75,9 +75,9 @@ def sub_jaxprs(params: dict) -> list:
 @functools.lru_cache(maxsize=4096)
 def _describe(traceback) -> str:
     frame = _source.user_frame(traceback)
-    return 'an unknown place' if frame is None else f'{frame.file_name}:{frame.start_line} ({frame.function_name})'
+    return '' if frame is None else f'{frame.file_name}:{frame.start_line} ({frame.function_name})'
 
 
 def location(source_info) -> str:
-    """``file:line (function)`` of the user's code that made an equation."""
+    """``file:line (function)`` of the user's code that made an equation, empty if unknown."""
     return _describe(source_info.traceback)

@@ -12,8 +12,8 @@ Forward in time in NumPy, by complex steps (``per step`` gradients: a leading ax
 * ``dense_recursion(case)``     D_RTRL, one dense trace for each group; asserts that D is position-wise;
 * ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
 
-and ``finite_differences(case)``. A per-step gradient is summed over time by ``total(steps, weights)``; ``restarted`` gives one with
-lanes that start afresh.
+and ``finite_differences(case)``. A per-step gradient is summed over time by ``total(steps, weights)``; ``restarted`` makes one
+where lanes start afresh.
 """
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def like(vector, tree):
     """``vector``, or rows of vectors, as a tree with the shapes of ``tree``."""
     leaves, structure = jax.tree.flatten(tree)
     parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], -1)
-    return jax.tree.unflatten(structure, [p.reshape((*vector.shape[:-1], *np.shape(leaf))) for p, leaf in zip(parts, leaves, strict=True)])
+    shaped = [p.reshape((*vector.shape[:-1], *np.shape(leaf))) for p, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 def real(tree):
@@ -119,19 +120,13 @@ def total(steps, weights=None):
 
 
 def restarted(oracle, case, flags, carry0):
-    """Per-step gradients where lane b starts afresh from ``carry0`` before every step t with ``flags[t, b]``; lanes separate."""
-    flags = np.asarray(flags)
-    steps = 0.
-    for lane in range(flags.shape[1]):
-        starts = sorted({0, *np.flatnonzero(flags[:, lane])})
-        parts = [oracle(case.part(lane, start, stop, carry0 if flags[start, lane] else case.carry))
+    """Per-step gradients where lane b starts afresh from ``carry0`` before each step t with ``flags[t, b]`` (lanes separate)."""
+    def lane(b):
+        starts = sorted({0, *np.flatnonzero(flags[:, b])})
+        parts = [oracle(case.part(b, start, stop, carry0 if flags[start, b] else case.carry))
                  for start, stop in zip(starts, [*starts[1:], len(flags)], strict=True)]
-        steps = steps + np.concatenate([np.stack([flat(jax.tree.map(lambda g: g[t], p)) for t in range(length(p))]) for p in parts])
-    return like(steps, case.params)
-
-
-def length(steps):
-    return len(jax.tree.leaves(steps)[0])
+        return jax.tree.map(lambda *g: np.concatenate(g), *parts)
+    return jax.tree.map(lambda *g: sum(g), *map(lane, range(flags.shape[1])))
 
 
 def transition(case, ops, params, carry, x, states):
@@ -183,7 +178,7 @@ def finite_differences(case, step=1e-5):
 # -- ES_D_RTRL ---------------------------------------------------------------------------------------------------------
 
 class Probe(NumpyOps):
-    """Records every op as ``(x, op)``; adds to results of ops; adds to a new state where it is not read ``within`` its group."""
+    """Records every op as ``(x, op)``; adds to results of ops, and to new states where they are not read ``within`` their group."""
 
     def __init__(self, reads='live', add_y=(), add_state=None):
         super().__init__(reads)

@@ -24,7 +24,7 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
     positions, analysis = find_positions(program)
     groups = [_group(program, states) for states in positions.groups]
     pure = _pure_values(program)
-    ops = _ops(program, pure)
+    ops = _ops(program, pure, _parameters_behind(program))
     relations, notes = _relations(program, positions, analysis, groups, ops)
     routes = _routes(program, ops, relations, pure)
     diagnostics = [*_mixing_notes(program, positions), *notes]
@@ -50,14 +50,24 @@ def _pure_values(program: Program) -> dict[int, frozenset[int]]:
     return pure
 
 
-def _ops(program: Program, pure) -> list[OpUse]:
+def _parameters_behind(program: Program) -> dict[int, frozenset[int]]:
+    """The trainable parameters that each value depends on without passing an op."""
+    behind, ops = {program.params[i]: frozenset([i]) for i in program.trainable}, set(program.ops)
+    for i, eqn in enumerate(program.equations):
+        if i not in ops:
+            found = frozenset().union(*(behind.get(v, ()) for v in eqn.ins))
+            behind.update(dict.fromkeys(eqn.outs, found))
+    return behind
+
+
+def _ops(program: Program, pure, behind) -> list[OpUse]:
     uses, seen = [], {}
     for i in program.ops:
         eqn = program.equations[i]
         p = eqn.primitive
         slots = _trainable_slots(p, eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        parameters = {n: tuple(sorted(pure.get(v, ()))) for n, v in trainable.items()}
+        parameters = {n: tuple(sorted(pure.get(v, behind.get(v, ())))) for n, v in trainable.items()}
         owned = all(v in pure for v in trainable.values()) and any(parameters.values())
         first = next((path_name(program.param_keys[ps[0]]) for ps in parameters.values() if ps), f'({p.name})')
         seen[first] = seen.get(first, -1) + 1

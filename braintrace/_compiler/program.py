@@ -162,7 +162,7 @@ class _Flattener:
         self.constants[number] = value
         return number
 
-    def run(self, jaxpr, args: Sequence[int]) -> list[int]:
+    def run(self, jaxpr, args: Sequence[int], outer: str) -> list[int]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
 
         def read(atom) -> int:
@@ -170,14 +170,13 @@ class _Flattener:
 
         for eqn in jaxpr.eqns:
             ins = [read(a) for a in eqn.invars]
-            env.update(zip(eqn.outvars, self.equation(eqn, ins), strict=True))
+            env.update(zip(eqn.outvars, self.equation(eqn, ins, outer), strict=True))
         return [read(a) for a in jaxpr.outvars]
 
-    def equation(self, eqn, ins: list[int]) -> list[int]:
-        body = _jax.inlinable(eqn)
+    def equation(self, eqn, ins: list[int], outer: str) -> list[int]:
+        where, body = _jax.location(eqn.source_info) or outer, _jax.inlinable(eqn)
         if body is not None:
-            return self.call(*_jax.closed_jaxpr(body), ins)
-        where = _jax.location(eqn.source_info)
+            return self.call(*_jax.closed_jaxpr(body), ins, where)
         if eqn.primitive.name in ELEMENTWISE:
             ins = [self.widen(i, eqn, where) for i in ins]
         outs = [self.new(v.aval) for v in eqn.outvars]
@@ -196,9 +195,9 @@ class _Flattener:
         self.equations.append(Equation(jax.lax.broadcast_in_dim_p, params, eqn.ctx, (value,), (out,), where))
         return out
 
-    def call(self, jaxpr, consts, ins: list[int]) -> list[int]:
-        numbers = [self.constant(c) for c in consts]
-        return self.run(jaxpr, [*numbers, *ins])
+    def call(self, jaxpr, consts, ins: list[int], outer: str) -> list[int]:
+        """Inline a jaxpr; ``outer`` is the place of the call, for equations that know none of their own."""
+        return self.run(jaxpr, [*map(self.constant, consts), *ins], outer)
 
     def fold(self, eqn: Equation) -> bool:
         """Evaluate small integer equations of constants, so that static indices are known."""
@@ -267,7 +266,7 @@ def trace_step(cell: Callable, params, carry, inputs: tuple, *, trainable: Calla
     jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
     flat = _Flattener()
     numbers = [[flat.new(a) for a in part] for part in avals]
-    outs = flat.call(jaxpr, consts, [n for part in numbers for n in part])
+    outs = flat.call(jaxpr, consts, [n for part in numbers for n in part], 'an unknown place')
     _check_carry(carry_keys, avals[1], got.carry_names, [flat.avals[o] for o in outs[got.n_outputs:]],
                  got.carry_tree == carry_tree)
     equations = _alive(flat.equations, outs)

@@ -32,7 +32,7 @@ def checked_invars(op: str, invars) -> dict[str, int]:
 
 def bind_rule(op: str, slot: str, rule: Callable, params: dict, invars: dict[str, int]) -> Callable:
     """``rule`` with ``params`` bound, its failures explained and the keys of its result checked."""
-    bound = partial(rule, **params) if not slot.startswith('init_') or _takes_params(rule) else rule
+    bound = partial(rule, **(_asked_for(rule, params) if slot.startswith('init_') else params))
 
     @wraps(rule)
     def call(*args):
@@ -50,12 +50,12 @@ def bind_rule(op: str, slot: str, rule: Callable, params: dict, invars: dict[str
     return call
 
 
-def _takes_params(rule: Callable) -> bool:
-    try:
-        parameters = inspect.signature(rule).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+def _asked_for(rule: Callable, params: dict) -> dict:
+    """The static parameters that an ``init_*`` rule declares; the published signature has none."""
+    declared = inspect.signature(rule).parameters.values()
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared)
+    names = {parameter.name for parameter in declared}
+    return {name: value for name, value in params.items() if everything or name in names}
 
 
 def _dict_form(names) -> str:

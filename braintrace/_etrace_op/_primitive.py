@@ -119,7 +119,7 @@ class ETPPrimitive(Primitive):
     def bound_rule(self, slot: str, params: dict, algorithm: str = 'the caller') -> Callable:
         """The rule in ``slot`` with an equation's static parameters bound and its result's keys checked.
 
-        An ``init_*`` rule gets the parameters only if it declares ``**params``.
+        An ``init_*`` rule gets the parameters that it declares: by name, or all by ``**params``.
         """
         return bind_rule(self.name, slot, self.rule(slot, algorithm), params, self.trainable_invars(params))
 

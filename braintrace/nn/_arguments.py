@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -14,14 +14,14 @@ from brainstate.nn import init
 from .._errors import EtpDtypeError, EtpShapeError, OptionError
 
 Size = int | Sequence[int]
-Init = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | float
+Init: TypeAlias = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | float
 
 KAIMING, XAVIER, ORTHOGONAL, ZERO = init.KaimingNormal(), init.XavierNormal(), init.Orthogonal(), init.ZeroInit()
 
 
 def is_count(value: Any, least: int) -> bool:
     """Whether ``value`` is an int, not a bool, and at least ``least``."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def features(size: Size, what: str) -> int:

@@ -24,8 +24,9 @@ class RecurrentLayer(brainstate.nn.Module):
 
     def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
         super().__init__(name=name)
-        self.in_size = features(in_size, f'{type(self).__name__}: in_size')
-        self.out_size = features(out_size, f'{type(self).__name__}: out_size')
+        self.num_in = features(in_size, f'{type(self).__name__}: in_size')
+        self.num_out = features(out_size, f'{type(self).__name__}: out_size')
+        self.in_size, self.out_size = (self.num_in,), (self.num_out,)
         self._state_init = state_init
 
     @abc.abstractmethod
@@ -52,7 +53,7 @@ class RecurrentLayer(brainstate.nn.Module):
         return new[0]
 
     def _initial(self, batch_size: int | None) -> Any:
-        return initial_value(self._state_init, self.out_size[0], batch_size, type(self).__name__)
+        return initial_value(self._state_init, self.num_out, batch_size, type(self).__name__)
 
     def _states(self) -> list:
         missing = [name for name in self.state_names if not hasattr(self, name)]
@@ -63,9 +64,9 @@ class RecurrentLayer(brainstate.nn.Module):
 
     def _check_step(self, x: Any, states: list) -> None:
         owner = type(self).__name__
-        check_input(owner, x, self.in_size[0])
+        check_input(owner, x, self.num_in)
         for name, state in zip(self.state_names, states):
-            if state.value.shape != (*x.shape[:-1], self.out_size[0]):
+            if state.value.shape != (*x.shape[:-1], self.num_out):
                 batch_size = x.shape[0] if x.ndim == 2 else None
                 raise StructureError(f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
                                      f'Call `init_state(batch_size={batch_size})`, or give inputs of the states\' batch size.')
@@ -82,10 +83,9 @@ class GatedCell(RecurrentLayer):
 
     def _gate(self, *, reads_state: bool, blocks: int = 1) -> Linear:
         """A map to ``blocks`` gates side by side, from x, or from x and a state; each block is initialised by itself."""
-        num_out = self.out_size[0]
-        num_in = self.in_size[0] + (num_out if reads_state else 0)
+        num_in = self.num_in + (self.num_out if reads_state else 0)
         w_init, b_init = side_by_side(self._w_init, blocks), side_by_side(self._b_init, blocks)
-        return Linear(num_in, blocks * num_out, w_init=w_init, b_init=b_init)
+        return Linear(num_in, blocks * self.num_out, w_init=w_init, b_init=b_init)
 
 
 def side_by_side(initializer: Any, blocks: int) -> Any:

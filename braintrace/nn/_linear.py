@@ -56,16 +56,16 @@ class Linear(brainstate.nn.Module):
     def __init__(self, in_size: Size, out_size: Size, w_init: Init = KAIMING,
                  b_init: Init | None = ZERO, w_mask: Init | None = None, name: str | None = None):
         super().__init__(name=name)
-        num_in, num_out = features(in_size, 'Linear: in_size'), features(out_size, 'Linear: out_size')
-        self.in_size, self.out_size = num_in, num_out
-        self.w_mask = init.param(w_mask, (num_in, num_out))
-        parameters = {'weight': init.param(w_init, (num_in, num_out), allow_none=False, allow_scalar=False)}
+        self.num_in, self.num_out = features(in_size, 'Linear: in_size'), features(out_size, 'Linear: out_size')
+        self.in_size, self.out_size = (self.num_in,), (self.num_out,)
+        self.w_mask = init.param(w_mask, (self.num_in, self.num_out))
+        parameters = {'weight': init.param(w_init, (self.num_in, self.num_out), allow_none=False, allow_scalar=False)}
         if b_init is not None:
-            parameters['bias'] = init.param(b_init, (num_out,), allow_scalar=False)
+            parameters['bias'] = init.param(b_init, (self.num_out,), allow_scalar=False)
         self.weight = brainstate.ParamState(parameters)
 
     def update(self, x: Any) -> Any:
         """Map ``x`` of shape (I,) or (B, I) to (O,) or (B, O)."""
-        check_input('Linear', x, self.in_size[0])
+        check_input('Linear', x, self.num_in)
         weight = self.weight.value['weight']
         return matmul(x, weight if self.w_mask is None else weight * self.w_mask, self.weight.value.get('bias'))

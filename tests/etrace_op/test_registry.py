@@ -237,14 +237,13 @@ def test_an_output_trace_of_another_shape_is_refused(result):
         with_rule('init_pp', lambda x, y, w, n: result)(None, y, {}, 2)
 
 
-def test_an_init_rule_gets_the_parameters_only_if_it_declares_them():
-    seen = []
-
-    def with_params(x, y, w, n, **params):
-        seen.append(params)
-        return {'weight': 0}
-    assert with_rule('init_drtrl', with_params)(None, None, {}, 1) == {'weight': 0}
-    assert seen == [{'has_bias': False}]
+@pytest.mark.parametrize(('init', 'seen'), [
+    (lambda x, y, w, n: {'weight': None}, None),
+    (lambda x, y, w, n, *, has_bias=None: {'weight': has_bias}, False),
+    (lambda x, y, w, n, **params: {'weight': params}, {'has_bias': False}),
+])
+def test_an_init_rule_gets_the_parameters_that_it_declares(init, seen):
+    assert with_rule('init_drtrl', init)(None, None, {}, 1) == {'weight': seen}
 
 
 def test_an_error_of_the_library_inside_a_rule_passes_through():

@@ -33,5 +33,6 @@ def assert_close(got, want, tolerance=TOLERANCE):
 
 def assert_moves(tree):
     """Every parameter has a gradient: otherwise a comparison shows nothing."""
-    still = [jax.tree_util.keystr(path) for path, g in jax.tree_util.tree_flatten_with_path(tree)[0] if not np.abs(g).max() > 1e-8]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    still = [jax.tree_util.keystr(path) for path, g in leaves if not np.abs(g).max() > 1e-8]
     assert not still, f'no gradient for {still}'

@@ -11,7 +11,6 @@ import braintrace
 from tests import oracles
 from tests.models.library import LibraryOps
 
-
 WINDOWS = [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
 """Five steps by three is ragged; by one, and all at once, cost a compilation each and are slow over the whole table."""
 

@@ -24,13 +24,13 @@ def check(plan, window, rules=(D_RTRL, ES_D_RTRL)):
         assert_close(over_sequence(case, rule, window)[0], oracles.total(want[rule](case)))
 
 
-@examples(12)
+@examples(6)
 @given(layers)
 def test_one_random_layer(layer):
     check((layer,), 1)
 
 
-@examples(8)
+@examples(5)
 @given(plans)
 def test_a_random_stack(plan):
     check(plan, 3)
@@ -50,7 +50,7 @@ def test_many_random_stacks_in_one_window(plan):
     check(plan, None)
 
 
-@examples(15)
+@examples(6)
 @given(plans)
 def test_the_oracles_agree_on_random_stacks(plan):
     case = models.make_case(build(plan), steps=STEPS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 
-from tests.models import recurrent, spiking, stacks, tails, weights
+from tests.models import ops, recurrent, spiking, stacks, tails, weights
 from tests.models.model import Case, Model, cubic, make_case, squared
 
 MODELS: dict[str, Model] = {m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS}
@@ -20,4 +20,4 @@ def case(name: str, loss=squared, steps: int = 5, seed: int = 0) -> Case:
     return make_case(MODELS[name], loss, steps, seed)
 
 
-__all__ = ['MODELS', 'Case', 'Model', 'case', 'cubic', 'make_case', 'names', 'squared']
+__all__ = ['MODELS', 'Case', 'Model', 'case', 'cubic', 'make_case', 'names', 'ops', 'squared', 'weights']

@@ -5,7 +5,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from tests.models.model import B, I, O, Model
+from tests.models.model import B, I, Model, O
 
 TAILS = ('identity', 'tanh', 'sigmoid', 'softplus', 'spike', 'flip')
 OUTPUTS = ('new', 'old', 'before')

@@ -1,7 +1,7 @@
 """Rate cells of one layer: leaky and vanilla RNN, gated cells, diagonal recurrences, plain weights and readouts."""
 from __future__ import annotations
 
-from tests.models.model import B, I, M, N, O, Model
+from tests.models.model import B, I, M, Model, N, O
 
 W = (I + N, N)
 GATE = {'w': W, 'b': (N,)}

@@ -1,7 +1,7 @@
 """More than one layer: an op is recurrent for every group that its result reaches within the step, and cut for those only."""
 from __future__ import annotations
 
-from tests.models.model import B, I, M, N, O, Model
+from tests.models.model import B, I, M, Model, N, O
 from tests.models.recurrent import GATE, gate, gru_state, lstm_states
 from tests.models.spiking import THRESHOLD, fired
 

@@ -5,7 +5,7 @@ cut: it reads constants in the D pass, and old states without giving anything ba
 """
 from __future__ import annotations
 
-from tests.models.model import B, I, N, O, Model
+from tests.models.model import B, I, Model, N, O
 
 W = (I + N, N)
 

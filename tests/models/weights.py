@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.models.model import B, I, N, O, Model
+from tests.models.model import B, I, Model, N
 
 MASK = np.random.default_rng(7).random((I + N, N)) < 0.6
 L, C = 5, 2                                     # positions and channels of the convolutional cells

@@ -1,0 +1,111 @@
+"""Labels of positions against what derivatives really do: the pattern of non-zero entries of Jacobians."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace._compiler import labels as lb
+from braintrace._compiler.program import trace_step
+
+X = np.random.default_rng(0).uniform(0.3, 0.9, (3, 4))
+
+
+@jax.custom_jvp
+def spike(v):
+    return (v > 0.5).astype(v.dtype)
+
+
+@spike.defjvp
+def _spike_jvp(primals, tangents):
+    return spike(primals[0]), tangents[0] / (1 + primals[0] ** 2)
+
+
+@jax.custom_vjp
+def rolled_backward(v):
+    return v * 2
+
+
+rolled_backward.defvjp(lambda v: (v * 2, None), lambda _, g: (jnp.roll(g, 1, -1),))
+
+
+@jax.custom_vjp
+def clipped_backward(v):
+    return v * 2
+
+
+clipped_backward.defvjp(lambda v: (v * 2, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@jax.custom_vjp
+def scaled_backward(v):
+    return v * 2
+
+
+scaled_backward.defvjp(lambda v: (v * 2, v), lambda v, g: (g * v,))
+
+FUNCTIONS = {
+    'tanh': jnp.tanh, 'sum of products': lambda x: x * x + 3 * x, 'reshape': lambda x: x.reshape(2, 6), 'transpose': lambda x: x.T,
+    'reverse': lambda x: x[::-1, ::-1], 'slice': lambda x: x[1:, ::2], 'one column': lambda x: x[:, 1], 'last': lambda x: x[..., -1:],
+    'split and join': lambda x: jnp.concatenate([x[:, 2:], x[:, :2]], -1), 'roll': lambda x: jnp.roll(x, 1, 0),
+    'pad': lambda x: jnp.pad(x, ((1, 0), (0, 2))), 'interior pad': lambda x: jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 1, 2), (-1, 0, 0)]),
+    'gather': lambda x: x[:, jnp.array([2, 0, 2])], 'broadcast': lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
+    'tile': lambda x: jnp.tile(x, (1, 2)), 'sum': lambda x: x.sum(-1), 'mean subtracted': lambda x: x - x.mean(-1, keepdims=True),
+    'where': lambda x: jnp.where(x > 0.5, x, x * x), 'predicate only': lambda x: jnp.where(x.mean() > 0, jnp.ones(4), 0 * x[0]),
+    'spike': spike, 'silu': jax.nn.silu, 'relu': jax.nn.relu, 'scaled backward': scaled_backward, 'rolled backward': rolled_backward,
+    'stopped norm': lambda x: x / jax.lax.stop_gradient(jnp.linalg.norm(x)), 'squeeze': lambda x: x[:, None, :1].squeeze(1),
+    'stack': lambda x: jnp.stack([x, x[::-1]]), 'clip': lambda x: jnp.clip(x, 0.1, 0.8), 'softmax': lambda x: jax.nn.softmax(x),
+    'cumsum': lambda x: jnp.cumsum(x, -1), 'dot': lambda x: x @ jnp.ones((4, 2)), 'max': lambda x: x.max(-1), 'sorted': jnp.sort,
+}
+
+
+def followed(fn, x):
+    """Labels of the input's cotangent after following every equation of ``fn`` backwards from its own positions."""
+    program = trace_step(lambda p, c, x: (fn(x), c), {}, {}, (x,), trainable=lambda *_: True, hidden=lambda *_: True)
+    known = program.constants
+    labels = {program.outputs[0]: lb.identity(program.avals[program.outputs[0]].shape)}
+    for eqn in reversed(program.equations):
+        got = lb.backward(eqn, program.avals, [labels.get(o) for o in eqn.outs], [known.get(i) for i in eqn.ins],
+                          [i not in known for i in eqn.ins])
+        for i, lab in zip(eqn.ins, got):
+            if lab is not None:
+                labels[i] = lb.merge(labels.get(i), lab)
+    return labels.get(program.inputs[0], lb.nothing(x.shape))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
+    fn = FUNCTIONS[name]
+    labels = followed(fn, X).reshape(-1)
+    jacobian = np.asarray(jax.jacrev(fn)(jnp.asarray(X))).reshape(-1, X.size)
+    for element, label in enumerate(labels):
+        reached = set(np.nonzero(jacobian[:, element])[0])
+        assert label == lb.MANY or reached <= ({label} if label != lb.NONE else set()), (element, label, reached)
+
+
+@pytest.mark.parametrize('name', sorted(set(FUNCTIONS) - {'softmax', 'cumsum', 'dot', 'max', 'sorted', 'sum', 'mean subtracted', 'stack',
+                                                          'broadcast', 'tile', 'gather'}))
+def test_what_moves_or_transforms_elements_alone_is_never_called_mixing(name):
+    assert not (followed(FUNCTIONS[name], X) == lb.MANY).any()
+
+
+@pytest.mark.parametrize('name', ['softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted', 'broadcast', 'tile', 'stack'])
+def test_what_sends_an_element_to_several_places_is_called_mixing(name):
+    assert (followed(FUNCTIONS[name], X) == lb.MANY).any()
+
+
+def test_a_backward_that_is_not_linear_in_its_cotangent_is_mixing():
+    assert (followed(clipped_backward, X) == lb.MANY).all()
+
+
+def test_merge_keeps_equal_and_lone_labels():
+    a, b = np.array([lb.NONE, 1, 2, lb.MANY, lb.NONE]), np.array([3, 1, 4, 0, lb.NONE])
+    assert lb.merge(a, b).tolist() == [3, 1, lb.MANY, lb.MANY, lb.NONE]
+    assert lb.merge(None, b) is b
