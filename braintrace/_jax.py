@@ -12,8 +12,8 @@ from jax._src import source_info_util as _source
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'closed_jaxpr', 'hide_from_locations',
-           'inlinable', 'location', 'mlir',
+__all__ = ['DropVar', 'Literal', 'Primitive', 'ShapedArray', 'ad', 'apply_primitive', 'batching', 'bind', 'closed_jaxpr',
+           'hide_from_locations', 'inlinable', 'location', 'mlir',
            'sub_jaxprs', 'trace']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}

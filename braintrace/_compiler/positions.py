@@ -47,7 +47,7 @@ class _Analysis:
         self.ops = set(program.ops)
         self.from_old = self._descendants(self.old)
         self.from_y = self._descendants([o for i in self.ops for o in program.equations[i].outs])
-        self.y_sources: dict[int, dict[int, np.ndarray]] = {}
+        self.y_sources: dict[tuple[int, int], np.ndarray | None] = {}
 
     def _descendants(self, sources: Iterable[int]) -> set[int]:
         """Values that depend on the sources without passing an op."""

@@ -272,10 +272,11 @@ def trace_step(cell: Callable, params, carry, inputs: tuple, *, trainable: Calla
     equations = _alive(flat.equations, outs)
     _refuse_derived_ops(equations)
     return Program(
-        tuple(flat.avals), *map(tuple, numbers), flat.constants, equations, tuple(outs[:got.n_outputs]),
-        tuple(outs[got.n_outputs:]), param_keys, carry_keys,
-        _select(hidden, carry_keys, avals[1]), _select(trainable, param_keys, avals[0]),
-        dict(params=params_tree, carry=carry_tree, inputs=inputs_tree, outputs=got.out_tree))
+        avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
+        constants=flat.constants, equations=equations, outputs=tuple(outs[:got.n_outputs]), new_carry=tuple(outs[got.n_outputs:]),
+        param_keys=param_keys, carry_keys=carry_keys, hidden=_select(hidden, carry_keys, avals[1]),
+        trainable=_select(trainable, param_keys, avals[0]),
+        trees=dict(params=params_tree, carry=carry_tree, inputs=inputs_tree, outputs=got.out_tree))
 
 
 def _alive(equations: Sequence[Equation], results: Sequence[int]) -> tuple[Equation, ...]:

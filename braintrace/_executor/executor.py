@@ -187,7 +187,7 @@ class Executor:
                 return new_states({**free, rel.key: y})
 
             new, pull = jax.vjp(of_y, free[rel.key])
-            _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
+            _, push = jax.vjp(lambda u, pull=pull: pull(u)[0], [jnp.zeros_like(h) for h in new])
             along, = push(jnp.ones_like(free[rel.key]))
             for g in wide:
                 df[rel.key][g.name] = jnp.stack([along[slot[c]] for c in g.states], -1)

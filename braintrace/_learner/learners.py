@@ -4,7 +4,7 @@ from __future__ import annotations
 import brainstate
 
 from .._errors import OptionError
-from .._rules import DRTRL, ESDRTRL, Rule
+from .._rules import Rule
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
 

@@ -5,7 +5,6 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 
 __all__ = ['show_progress']
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import Literal, closed_jaxpr
 from .._compiler import ETraceGraph, Route, abstract, analyse, check_learnable, describe_aval, is_inexact, path_key, path_name
 from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
 from .._executor import Executor, Factors, Signals
+from .._jax import Literal, closed_jaxpr
 from .._rules import Rule, same_step
 from . import _sequence as seq
 from ._state import OnlineState, flatten_paths, reset_leaf
