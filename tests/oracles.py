@@ -120,7 +120,7 @@ def total(steps, weights=None):
 
 
 def restarted(oracle, case, flags, carry0):
-    """Per-step gradients where lane b starts afresh from ``carry0`` before each step t with ``flags[t, b]`` (lanes separate)."""
+    """Per-step gradients where lane b starts afresh from ``carry0`` before step t where ``flags[t, b]`` (lanes separate)."""
     def lane(b):
         starts = sorted({0, *np.flatnonzero(flags[:, b])})
         parts = [oracle(case.part(b, start, stop, carry0 if flags[start, b] else case.carry))
@@ -178,7 +178,7 @@ def finite_differences(case, step=1e-5):
 # -- ES_D_RTRL ---------------------------------------------------------------------------------------------------------
 
 class Probe(NumpyOps):
-    """Records every op as ``(x, op)``; adds to results of ops, and to new states where they are not read ``within`` their group."""
+    """Records every op as ``(x, op)``; adds to results of ops, and to new states as not read ``within`` their group."""
 
     def __init__(self, reads='live', add_y=(), add_state=None):
         super().__init__(reads)

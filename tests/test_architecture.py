@@ -150,7 +150,7 @@ def check_excepts(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def check_jaxpr_readers(source: Source) -> Iterator[tuple[int, str]]:
-    if source.floor not in {'_rules', '_learner', 'nn'}:
+    if source.floor not in {'_rules', 'functional', '_learner', 'nn'}:
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and node.attr in JAXPR_FIELDS:

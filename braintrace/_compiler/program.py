@@ -14,7 +14,7 @@ from .. import _jax
 from .._errors import CompileError, NotSupportedError, StructureError
 from .._etrace_op import is_etp_primitive
 
-__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
+__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'depends', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
 
 FOLD_LIMIT = 1 << 16
 ELEMENTWISE = {
@@ -299,3 +299,14 @@ def _refuse_derived_ops(equations) -> None:
             raise NotSupportedError(
                 f'{eqn.where}: {eqn.primitive.original} is mapped by jax.vmap over its weights inside the step. Write the op on '
                 'one batch, or map the compiled learner instead (jax.vmap around it).')
+
+
+def depends(fn: Callable, values: list, *args) -> list[bool]:
+    """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``, by the equations of its jaxpr."""
+    jaxpr = _jax.closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
+    live = set(jaxpr.outvars[:1])
+    for eqn in reversed(jaxpr.eqns):
+        if not live.isdisjoint(eqn.outvars):
+            live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    slots = jax.tree.unflatten(jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars])[0]
+    return [any(jax.tree.leaves(s)) for s in slots]

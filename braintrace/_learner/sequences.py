@@ -10,6 +10,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._compiler import depends
 from .._errors import OptionError, StepFunctionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
@@ -241,7 +242,7 @@ class _GradProgram:
         def loss(values, slices):
             return self._loss(dict(zip(keys, values, strict=True)), constants, (carry, extra), slices,
                               jax.lax.stop_gradient(self._hidden(carry)), self.compiled.executor.zero_probes())[0]
-        return [k for k, used in zip(keys, core_.depends(loss, values, slices), strict=True) if used]
+        return [k for k, used in zip(keys, depends(loss, values, slices), strict=True) if used]
 
     # one step -------------------------------------------------------------------------------------
 

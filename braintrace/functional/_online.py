@@ -13,12 +13,11 @@ import numpy as np
 from .._compiler import ETraceGraph, Route, abstract, analyse, check_learnable, describe_aval, is_inexact, path_key, path_name
 from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
 from .._executor import Executor, Factors, Signals
-from .._jax import Literal, closed_jaxpr
 from .._rules import Rule, same_step
 from . import _sequence as seq
 from ._state import OnlineState, flatten_paths, reset_leaf
 
-__all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'depends', 'online', 'path_name', 'reset_leaf', 'scale',
+__all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
            'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
@@ -323,17 +322,6 @@ def scale(grads: dict, mask: jax.Array, reduction: str) -> dict:
 def tree_bytes(tree) -> int:
     """Bytes of all leaves."""
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
-
-
-def depends(fn: Callable, values: list, *args) -> list[bool]:
-    """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``, by the equations of its jaxpr."""
-    jaxpr = closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
-    live = set(jaxpr.outvars[:1])
-    for eqn in reversed(jaxpr.eqns):
-        if not live.isdisjoint(eqn.outvars):
-            live.update(v for v in eqn.invars if not isinstance(v, Literal))
-    slots = jax.tree.unflatten(jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars])[0]
-    return [any(jax.tree.leaves(s)) for s in slots]
 
 
 def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:

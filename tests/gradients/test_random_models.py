@@ -37,14 +37,14 @@ def test_a_random_stack(plan):
 
 
 @pytest.mark.slow
-@examples(40)
+@examples(20)
 @given(plans)
 def test_many_random_stacks(plan):
     check(plan, 3)
 
 
 @pytest.mark.slow
-@examples(20)
+@examples(8)
 @given(plans)
 def test_many_random_stacks_in_one_window(plan):
     check(plan, None)
