@@ -14,7 +14,7 @@ from .. import _jax
 from .._errors import CompileError, NotSupportedError, StructureError
 from .._etrace_op import is_etp_primitive
 
-__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'depends', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
+__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'check_arrays', 'depends', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
 
 FOLD_LIMIT = 1 << 16
 ELEMENTWISE = {
@@ -130,13 +130,16 @@ def _flatten(tree, what: str):
     if len(set(keys)) != len(keys):
         twice = sorted({path_name(k) for k in keys if keys.count(k) > 1})
         raise StructureError(f'two leaves of {what} have the same path: {twice}. Give them different keys.')
-    leaves = []
-    for key, (_, leaf) in zip(keys, with_paths, strict=True):
+    check_arrays(tree, what)
+    return keys, [leaf for _, leaf in with_paths], treedef
+
+
+def check_arrays(tree, what: str) -> None:
+    """Refuse leaves that are no arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not hasattr(leaf, 'dtype') and not isinstance(leaf, bool | int | float | complex):
-            raise StructureError(f'{what} leaf {path_name(key)!r} is {type(leaf).__name__}, not an array. '
+            raise StructureError(f'{what} leaf {path_name(path_key(path))!r} is {type(leaf).__name__}, not an array. '
                                  f'Keep Python objects out of {what}, or close over them.')
-        leaves.append(leaf)
-    return keys, leaves, treedef
 
 
 def abstract(leaf):

@@ -7,7 +7,6 @@ over the added axes; an op without one is called on weights of the expanded shap
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse
+from .._errors import RuleContractError
 
 __all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'has_lanes', 'instant', 'op_gradient',
            'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
@@ -61,45 +61,52 @@ def _variable(shape, dtype):
     return SimpleNamespace(aval=jax.ShapeDtypeStruct(tuple(shape), dtype))
 
 
-def _call_init(op: OpUse, slot: str, algorithm: str, *args):
-    """Call an init rule; its published signature has no static parameters, but it may ask for them by name."""
-    init = op.primitive.rule(slot, algorithm)
-    asked = inspect.signature(init).parameters.values()
-    everything = any(p.kind is p.VAR_KEYWORD for p in asked)
-    names = {p.name for p in asked}
-    return init(*args, **{n: v for n, v in op.params.items() if everything or n in names})
-
-
 def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
-    """The empty entry: ``init_drtrl`` on the expanded shapes."""
+    """The empty entry: ``init_drtrl``, on expanded shapes for an op without an input, else repeated over added axes."""
+    wide = coords.shape if _wide(op, coords) else None
+    entry = _init(op, 'init_drtrl', 'D_RTRL', wide or op.y_aval.shape, wide, num_state)
     added = coords.shape[:added_axes(op, coords)]
-    shape = (lambda a: coords.shape) if _wide(op, coords) else (lambda a: (*added, *a.shape))
+    entry = {n: jnp.broadcast_to(e, (*added, *e.shape)) for n, e in entry.items()} if added else entry
+    _check_layout(op, coords, entry, num_state)
+    return entry
+
+
+def _init(op: OpUse, slot: str, algorithm: str, y_shape, weight_shape, num_state: int):
     x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
-    weights = {n: _variable(shape(a), a.dtype) for n, a in op.weight_avals.items()}
-    return _call_init(op, 'init_drtrl', 'D_RTRL', x, _variable(shape(op.y_aval), op.y_aval.dtype), weights, num_state)
+    weights = {n: _variable(weight_shape or a.shape, a.dtype) for n, a in op.weight_avals.items()}
+    return op.primitive.bound_rule(slot, op.params, algorithm)(x, _variable(y_shape, op.y_aval.dtype), weights, num_state)
+
+
+def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) -> None:
+    """Refuse an ``init_drtrl`` whose shapes are not those of the entries that come to it."""
+    def one(x, d, weights):
+        return instant(op, coords, x, d, weights)
+    d = jax.ShapeDtypeStruct((*coords.shape, num_state), op.y_aval.dtype)
+    fresh = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
+    wrong = {n: (e.shape, fresh[n].shape) for n, e in entry.items() if e.shape != fresh[n].shape}
+    if wrong:
+        text = ', '.join(f'{n!r}: {list(a)} from init_drtrl, {list(b)} from one step' for n, (a, b) in wrong.items())
+        raise RuleContractError(f'{op.where}: the trace of {op.primitive.name} has two layouts: {text}. init_drtrl must return zeros of '
+                                'the batch axis (if batched), the layout of one sample, and the state axis last.')
 
 
 def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
-    """Map ``fn(x, d)`` over what must not be summed: added axes, or the batch axis at ``lane`` (kept at length 1)."""
-    added = added_axes(op, coords)
-    if added:
-        return _mapped(fn, added, (None, lane))
-    if op.primitive.batched:
-        return jax.vmap(lambda x, d: fn(jnp.expand_dims(x, lane), jnp.expand_dims(d, lane)), in_axes=lane)
-    return fn
+    """Map ``fn(x, d)`` over what must not be summed: added axes, and the batch axis at ``lane`` (kept at length 1)."""
+    def one(x, d):
+        return fn(jnp.expand_dims(x, lane), jnp.expand_dims(d, lane))
+    return _mapped(jax.vmap(one, in_axes=lane) if op.primitive.batched else fn, added_axes(op, coords), (None, lane))
 
 
 def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) -> Entry:
     """One step's entry ``D_f (x) x``, sample by sample."""
-    rule = op.primitive.optional_rule('instant_drtrl') or op.primitive.rule('xy_to_dw', 'D_RTRL')
-    weights = _weights(op, coords, weights)
-    one = _lane_by_lane(lambda x, d: rule(x, d, weights, **op.params), op, coords, 0)
+    slot = 'xy_to_dw' if op.primitive.optional_rule('instant_drtrl') is None else 'instant_drtrl'
+    rule, weights = op.primitive.bound_rule(slot, op.params, 'D_RTRL'), _weights(op, coords, weights)
+    one = _lane_by_lane(lambda x, d: rule(x, d, weights), op, coords, 0)
     return _over_states(lambda d: one(x, d), df)
 
 
 def _transport(op: OpUse, coords: Coordinates) -> Callable:
-    rule = op.primitive.rule('yw_to_w', 'D_RTRL')
-    return _mapped(lambda d, e: rule(d, e, **op.params), added_axes(op, coords), 0)
+    return _mapped(op.primitive.bound_rule('yw_to_w', op.params, 'D_RTRL'), added_axes(op, coords), 0)
 
 
 def carry(op: OpUse, coords: Coordinates, d: jax.Array, entry: Entry) -> Entry:
@@ -130,13 +137,13 @@ def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
 
 def solve(op: OpUse, coords: Coordinates, signal: jax.Array, entry: Entry, weights: Entry) -> Entry:
     """``< signal, e >``: the weights' gradient, summed over states and lanes."""
-    own = op.primitive.optional_rule('solve_drtrl')
+    own = None if op.primitive.optional_rule('solve_drtrl') is None else op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL')
     rule, total = _transport(op, coords), None
     for s in range(signal.shape[-1]):
         part = {n: e[..., s] for n, e in entry.items()}
         if own is not None:
             added = added_axes(op, coords)
-            got = _mapped(lambda d, e: own(d, e, weights, **op.params), added, 0)(signal[..., s], part)
+            got = _mapped(lambda d, e: own(d, e, weights), added, 0)(signal[..., s], part)
             got = {n: g.sum(tuple(range(added))) for n, g in got.items()}
         else:
             got = {n: _pool(op, coords, n, g) for n, g in rule(signal[..., s], part).items()}
@@ -167,9 +174,7 @@ def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: E
 
 def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
     """The empty output trace of ES-D-RTRL: ``init_pp`` on the expanded y."""
-    x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
-    weights = {n: _variable(a.shape, a.dtype) for n, a in op.weight_avals.items()}
-    return _call_init(op, 'init_pp', 'ES_D_RTRL', x, _variable(coords.shape, op.y_aval.dtype), weights, num_state)
+    return _init(op, 'init_pp', 'ES_D_RTRL', coords.shape, None, num_state)
 
 
 def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:

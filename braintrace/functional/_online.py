@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, Route, abstract, analyse, check_learnable, describe_aval, is_inexact, path_key, path_name
+from .._compiler import ETraceGraph, Route, abstract, analyse, check_arrays, check_learnable, describe_aval, is_inexact, path_key, path_name
 from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
 from .._executor import Executor, Factors, Signals
 from .._rules import Rule, same_step
@@ -147,6 +147,8 @@ class OnlineLearner:
 
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
         """The compiled step for these shapes; only ``init`` compiles new ones."""
+        for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
+            check_arrays(tree, what)
         key = _signature((params, carry, inputs))
         if key not in self._kept:
             if not new:
