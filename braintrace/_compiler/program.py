@@ -14,7 +14,8 @@ from .. import _jax
 from .._errors import CompileError, NotSupportedError, StructureError
 from .._etrace_op import is_etp_primitive
 
-__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'check_arrays', 'depends', 'describe_aval', 'is_inexact', 'path_key', 'path_name', 'trace_step']
+__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'check_arrays', 'depends', 'describe_aval', 'is_inexact', 'path_key',
+           'path_name', 'trace_step']
 
 FOLD_LIMIT = 1 << 16
 ELEMENTWISE = {

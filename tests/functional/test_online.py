@@ -188,7 +188,8 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
 
 
 @pytest.mark.parametrize('call, error, words', [
-    (lambda l, p, s, x, y: l.step({**p, 'w': p['w'][:, :2]}, s, x[0]), braintrace.StructureError, r'params w: float64\[7, 4\] .*\[7, 2\] now'),
+    (lambda l, p, s, x, y: l.step({**p, 'w': p['w'][:, :2]}, s, x[0]), braintrace.StructureError,
+     r'params w: float64\[7, 4\] .*\[7, 2\] now'),
     (lambda l, p, s, x, y: l.step({'w': p['w']}, s, x[0]), braintrace.StructureError, 'params b: .*absent now'),
     (lambda l, p, s, x, y: l.step(p, s.carry, x[0]), braintrace.StructureError, 'OnlineState'),
     (lambda l, p, s, x, y: l.step(p, s.replace(trace={}), x[0]), braintrace.StructureError, 'trace of this state'),
