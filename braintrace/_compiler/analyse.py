@@ -10,6 +10,7 @@ from . import labels as lb
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
 from .positions import Positions, find_positions
 from .program import Program, is_inexact, path_name, trace_step
+from .recurrence import reached_groups
 
 __all__ = ['analyse']
 
@@ -27,9 +28,15 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
     ops = _ops(program, pure, _parameters_behind(program))
     relations, notes = _relations(program, positions, analysis, groups, ops)
     routes = _routes(program, ops, relations, pure)
-    diagnostics = [*_mixing_notes(program, positions), *notes]
-    return ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing,
-                       _direct(program, ops), _colours(positions), _lanes(program, ops))
+    diagnostics = [*_mixing_notes(program, positions), *notes, *_route_notes(routes)]
+    if ops and groups and not relations:
+        diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
+                                      'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
+    group_of = {c: g for g, group in enumerate(groups) for c in group.states}
+    recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
+    return ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
+                       _cut_reads(program, groups, group_of, recurrent, ops, relations), _direct(program, ops),
+                       _colours(positions), _lanes(program, ops))
 
 
 def _group(program: Program, states) -> HiddenGroup:
@@ -169,7 +176,8 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
 
 
 def _routes(program: Program, ops, relations, pure) -> dict[str, Route]:
-    reaches = _reaches_hidden(program)
+    reaches = _reaches(program, {program.new_carry[c] for c in program.hidden})
+    used_values = _reaches(program, {*program.outputs, *program.new_carry})
     traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
     used = {i: op for op in reversed(ops) for ps in op.parameters.values() for i in ps}
     routes = {}
@@ -178,6 +186,8 @@ def _routes(program: Program, ops, relations, pure) -> dict[str, Route]:
             routes[name] = Route('frozen', 'not_trainable' if is_inexact(program.avals[program.params[i]]) else 'not_inexact')
         elif i in traced:
             routes[name] = Route('trace', traced[i].primitive.name, traced[i].where)
+        elif program.params[i] not in used_values:
+            routes[name] = Route('same-step', 'unused')
         elif program.params[i] not in reaches:
             routes[name] = Route('same-step', 'no_hidden_state', used[i].where if i in used else '')
         elif i in used:
@@ -188,9 +198,9 @@ def _routes(program: Program, ops, relations, pure) -> dict[str, Route]:
     return routes
 
 
-def _reaches_hidden(program: Program) -> set[int]:
-    """Values that reach a new hidden state by any path."""
-    found = {program.new_carry[c] for c in program.hidden}
+def _reaches(program: Program, results: set[int]) -> set[int]:
+    """Values that reach one of the results by any path."""
+    found = set(results)
     for eqn in reversed(program.equations):
         if not found.isdisjoint(eqn.outs):
             found.update(eqn.ins)
@@ -211,6 +221,32 @@ def _direct(program: Program, ops) -> tuple[int, ...]:
 def _mixing_notes(program: Program, positions: Positions) -> list[Diagnostic]:
     return [Diagnostic('mixing', 'info', f'{program.equations[i].primitive.name} {why} of a hidden state: it carries no trace',
                        location=program.equations[i].where) for i, why in sorted(positions.mixing.items())]
+
+
+def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
+    texts = {'not_etp_op': 'reaches a hidden state by a plain operation: its gradient holds the current step only. Apply it with a '
+                           'braintrace op (matmul, element_wise, ...) to give it a trace',
+             'unused': 'reaches neither an output nor a state: its gradient is zero'}
+    return [Diagnostic(r.reason.replace('_', '-'), 'warning', f'parameter {path} {texts[r.reason]}', path, r.location)
+            for path, r in routes.items() if r.reason in texts]
+
+
+def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations) -> dict[str, tuple[str, ...]]:
+    """For each group, the cut equations that lead to a hidden state and read something that depends on the group."""
+    behind: dict[int, set[int]] = {}
+    for c, g in group_of.items():
+        for v in (program.carry[c], program.new_carry[c]):
+            behind.setdefault(v, set()).add(g)
+    for rel in relations:
+        behind.setdefault(rel.op.y, set()).update(groups.index(g) for g in rel.groups)
+    keys, found = {op.equation: op.key for op in ops}, {g.name: {} for g in groups}
+    for i, eqn in enumerate(program.equations):
+        here = set().union(*(behind.get(v, ()) for v in eqn.ins))
+        for g in here if recurrent.get(i) else ():
+            found[groups[g].name][f'{eqn.primitive.name} ({keys[i]})' if i in keys else f'{eqn.primitive.name} [{eqn.where}]'] = None
+        for o in eqn.outs:
+            behind[o] = behind.get(o, set()) | here
+    return {name: tuple(places) for name, places in found.items()}
 
 
 def _colours(positions: Positions) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -245,4 +281,5 @@ def check_learnable(graph: ETraceGraph) -> None:
         raise CompileError('the model has no hidden state of a floating-point dtype. Keep the recurrent state in a '
                            'brainstate.HiddenState (or in the carry) and initialise it before compiling.')
     if not graph.ops:
-        raise CompileError('the step applies no ETP op. Mark trainable operations: braintrace.matmul(x, W) instead of x @ W.')
+        raise CompileError('the step applies no ETP op. Mark trainable operations: braintrace.matmul(x, W) instead of x @ W, or use '
+                           'the cells of braintrace.nn.')

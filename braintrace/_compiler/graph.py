@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .program import Program, describe_aval
+from .recurrence import Groups
 
 __all__ = ['Coordinates', 'Diagnostic', 'ETraceGraph', 'HiddenGroup', 'OpUse', 'Relation', 'Route']
 
@@ -98,7 +99,18 @@ class Relation:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a parameter's gradient comes from: ``trace``, ``same-step`` or ``frozen``, and why."""
+    """Where a parameter's gradient comes from, and why.
+
+    ``trace`` (reason: the primitive): history and same step. ``same-step``: this step only, for one of the reasons
+
+    - ``no_hidden_state``: it reaches no hidden state, as a readout does; nothing is missing;
+    - ``not_etp_op``: it reaches a hidden state by a plain operation; use a braintrace op;
+    - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation, as GRU's reset gate does;
+    - ``input_dependent_weight``: its op's weight changes from step to step;
+    - ``unused``: it reaches nothing.
+
+    ``frozen``: ``not_trainable`` or ``not_inexact``; its gradient is zero.
+    """
     kind: str
     reason: str
     location: str = ''
@@ -119,7 +131,9 @@ class ETraceGraph:
     """The compiled structure of one step of a model.
 
     ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` prints
-    them. ``mixing`` maps equations that read another position to the reason; they are cut in the trace.
+    them. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
+    it leads to, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
+    that is empty, D_RTRL is exact for the group.
     """
     program: Program
     hidden_groups: tuple[HiddenGroup, ...]
@@ -128,6 +142,8 @@ class ETraceGraph:
     routes: dict[str, Route]
     diagnostics: tuple[Diagnostic, ...]
     mixing: dict[int, str]
+    recurrent: dict[int, Groups]
+    cut_reads: dict[str, tuple[str, ...]]
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
@@ -139,7 +155,10 @@ class ETraceGraph:
     def report(self) -> str:
         """Groups, relations, routes and diagnostics as text."""
         lines = ['hidden groups']
-        lines += [f'  {g.name}: shape {list(g.shape)}, {g.num_state} state(s)' for g in self.hidden_groups]
+        for g in self.hidden_groups:
+            cuts = self.cut_reads[g.name]
+            lines.append(f'  {g.name}: shape {list(g.shape)}, {g.num_state} state(s); ' + (
+                'D_RTRL is exact' if not cuts else 'D_RTRL leaves out what passes ' + ', '.join(cuts)))
         lines.append('relations')
         for rel in self.hidden_param_op_relations:
             weights = ', '.join(f'{n} <- {" + ".join(p)}' for n, p in rel.paths.items())

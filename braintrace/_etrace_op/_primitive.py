@@ -74,6 +74,10 @@ class ETPPrimitive(Primitive):
         self._mapped: dict[tuple, ETPPrimitive] = {}
         derive_jax_rules(self)
 
+    def __call__(self, *operands, **params):
+        """Bind the primitive, as ``bind`` does."""
+        return self.bind(*operands, **params)
+
     def __str__(self) -> str:
         return self.name
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import jax
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, Groups, old_ancestors
 
 __all__ = ['Plan', 'Read', 'make_d_plan', 'make_plan']
 
-Variant = tuple[frozenset, frozenset]
-EMPTY: Variant = (frozenset(), frozenset())
+Variant = tuple[Groups, Groups]
+NONE: Groups = frozenset()
+EMPTY: Variant = (NONE, NONE)
 
 
 @dataclass(frozen=True)
@@ -69,37 +70,18 @@ class _Planner:
                 self.new.setdefault(program.new_carry[c], c)
         self.group_of = group_of
         self.cuts = {op.equation for op in graph.ops} | set(graph.mixing)
-        self.recurrent = self._reached_groups()
-        self.anc_old, self.anc_new = self._ancestors()
+        self.recurrent = graph.recurrent
+        self.anc_old = old_ancestors(program, group_of, graph.recurrent)
+        self.anc_new = self._new_ancestors() if probes else {}
 
-    def _reached_groups(self) -> dict[int, frozenset]:
-        """For each cut equation, the groups whose new states its result reaches by any path."""
-        reach: dict[int, set] = {}
-        for c in self.program.hidden:
-            reach.setdefault(self.program.new_carry[c], set()).add(self.group_of[c])
-        found = {}
-        for i in range(len(self.program.equations) - 1, -1, -1):
-            eqn = self.program.equations[i]
-            here = set().union(*(reach.get(o, ()) for o in eqn.outs))
-            if here:
-                for v in eqn.ins:
-                    reach.setdefault(v, set()).update(here)
-            if i in self.cuts:
-                found[i] = frozenset(here)
-        return found
-
-    def _ancestors(self) -> tuple[dict, dict]:
-        """Groups whose old states a value reads without passing a new state; whose new states, without passing a cut."""
-        old = {v: frozenset([g]) for v, g in self.old.items()}
-        new: dict[int, frozenset] = {}
-        none = frozenset()
+    def _new_ancestors(self) -> dict[int, Groups]:
+        """Groups whose new states a value reads without passing a cut."""
+        new: dict[int, Groups] = {}
         for i, eqn in enumerate(self.program.equations):
-            o = none.union(*(old.get(v, none) for v in eqn.ins if v not in self.new)) - self.recurrent.get(i, none)
-            n = none if i in self.cuts or not self.probes else none.union(
-                *(new.get(v, none) | ({self.group_of[self.new[v]]} if v in self.new else none) for v in eqn.ins))
-            for out in eqn.outs:
-                old[out], new[out] = o, n
-        return old, new
+            if i not in self.cuts:
+                found = NONE.union(*(new.get(v, NONE) | ({self.group_of[self.new[v]]} if v in self.new else NONE) for v in eqn.ins))
+                new.update(dict.fromkeys(eqn.outs, found))
+        return new
 
     def read(self, value: int, variant: Variant) -> Read:
         """How a consumer that runs in ``variant`` reads ``value``."""
@@ -107,13 +89,13 @@ class _Planner:
         if value in self.new:
             state = self.new[value]
             group = self.group_of[state]
-            own = (frozenset(), (silent | {group}) & self.anc_new[value])
+            own = (NONE, (silent | {group}) & self.anc_new.get(value, NONE))
             return Read(value, own, probe=state if self.probes and group not in silent else None)
         if value in self.old:
             return Read(value, EMPTY, stop=self.old[value] in stopped)
         if value not in self.program.producer:
             return Read(value)
-        return Read(value, (stopped & self.anc_old[value], silent & self.anc_new[value]))
+        return Read(value, (stopped & self.anc_old[value], silent & self.anc_new.get(value, NONE)))
 
     def result(self, value: int, slot: int | None) -> Read:
         """How a result is read; a new state that no equation makes carries its probe there."""
@@ -138,7 +120,7 @@ class _Planner:
         for i in range(len(program.equations) - 1, -1, -1):
             eqn = program.equations[i]
             for variant in {v for _, v in wanted.get(i, ())} | ({EMPTY} if eqn.effects else set()):
-                inner = (variant[0] | self.recurrent[i], frozenset()) if i in self.cuts else variant
+                inner = (variant[0] | self.recurrent[i], NONE) if i in self.cuts else variant
                 reads = tuple(self.read(v, inner) for v in eqn.ins)
                 steps.append((i, variant, reads))
                 for r in reads:

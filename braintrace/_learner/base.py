@@ -1,6 +1,7 @@
 """The learner: a brainstate module around a model, with the trace as a state beside the model's."""
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
     (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that step.
     """
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = constructor_signature(cls)
 
     def __init__(self, model: brainstate.nn.Module, rule: Rule, *, strict: bool = False):
         super().__init__()
@@ -129,10 +134,11 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
     def get_etrace_of(self, param) -> dict:
         """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was traced since the last reset.
 
-        ``param``: a ``ParamState`` of the model or its path.
+        ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
         core, _ = self._compiled()
-        paths = [as_path(k) for k, s in self.param_states.items() if s is param or as_path(k) == as_path(param)]
+        names = {as_path(k): s for k, s in self.param_states.items()}
+        paths = [p for p, s in names.items() if s is param or param in (path_name(p), '/'.join(p)) or as_path(param) == p]
         if not paths:
             raise KeyError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
         wanted = path_name(paths[0])
@@ -143,6 +149,12 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
                 for group, slots in state['trace'][rel.key].items():
                     found[rel.key, group] = _alive(slots, state['t'])
         return found
+
+
+def constructor_signature(cls) -> inspect.Signature:
+    """The signature of ``__init__``, for ``help``: a module's metaclass hides it."""
+    signature = inspect.signature(cls.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=inspect.Signature.empty)
 
 
 def _alive(slots: dict, t: jax.Array) -> dict:

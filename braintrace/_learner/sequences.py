@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,7 +70,8 @@ class SequenceMixin:
         ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and returns a scalar loss, or
         ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
         lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
-        sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. ``carry='trace'`` lets a later call
+        sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
+        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr. ``carry='trace'`` lets a later call
         continue the stream, ``'drop'`` leaves a zero trace. ``weights``: dict path -> ``ParamState``, default ``param_states``.
         ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
         ``(grads, losses, aux)``, gradients in a dict like ``weights``.
@@ -95,6 +96,8 @@ class SequenceMixin:
         options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
         seq.choose_window(window, length, core.graph, 0, memory_budget)
         mask, flags = seq.check_mask(mask, length), self._flags(reset, length)
+        if weights is not None and not isinstance(weights, Mapping):
+            raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
         weights = dict(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
         key = ('grad', step_fn, options, _signature((sequences, flags)), tuple(map(id, weights.values())))
         program = self._program(key, lambda: _GradProgram(self, step_fn, weights, _slices(sequences), options))
@@ -242,7 +245,13 @@ class _GradProgram:
         def loss(values, slices):
             return self._loss(dict(zip(keys, values, strict=True)), constants, (carry, extra), slices,
                               jax.lax.stop_gradient(self._hidden(carry)), self.compiled.executor.zero_probes())[0]
-        return [k for k, used in zip(keys, depends(loss, values, slices), strict=True) if used]
+        used = [k for k, u in zip(keys, depends(loss, values, slices), strict=True) if u]
+        own = set(map(id, self.states.split()[0].values()))
+        idle = [k for k in keys if k not in used and id(self.weights[k]) not in own]
+        if idle:
+            raise OptionError(f'weights {idle} are no parameters of the model and do not reach the loss of step_fn. Name the states that '
+                              f'it reads; the model has {list(self.learner.param_states)}.')
+        return used
 
     # one step -------------------------------------------------------------------------------------
 

@@ -152,7 +152,16 @@ def solve(op: OpUse, coords: Coordinates, signal: jax.Array, entry: Entry, weigh
 
 
 def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
-    """Sum over a leading time axis of ``xy_to_dw(x_t, d_t)``, as one contraction: the reverse rule of the mapped op."""
+    """Sum over a leading time axis of ``xy_to_dw(x_t, d_t)``, as one contraction.
+
+    Time is folded into the batch where the op has one; else it is the reverse rule of the op mapped over time.
+    """
+    rule, fold = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner'), op.primitive.fold_axes
+    if ds.shape[0] == 1:
+        return rule(None if xs is None else xs[0], ds[0], weights)
+    if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
+        return rule(xs.reshape(-1, *xs.shape[2:]), ds.reshape(-1, *ds.shape[2:]), weights)
+
     def mapped(weights):
         return jax.vmap(lambda x: op.impl(x, weights), axis_size=ds.shape[0])(xs)
     return jax.vjp(mapped, weights)[1](ds)[0]

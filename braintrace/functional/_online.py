@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, Route, abstract, analyse, check_arrays, check_learnable, describe_aval, is_inexact, path_key, path_name
-from .._errors import NotCompiledError, OptionError, StructureError, UntracedParameterError
+from .._errors import BraintraceWarning, NotCompiledError, OptionError, StructureError, UntracedParameterError
 from .._executor import Executor, Factors, Signals
 from .._rules import Rule, same_step
 from . import _sequence as seq
@@ -45,13 +47,18 @@ class Compiled:
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
         self.graph, self.rule, self.program = graph, rule, graph.program
         self.executor = Executor(graph, probes=rule is not None and rule.probes)
-        self.step = jax.custom_vjp(self._primal)
-        self.step.defvjp(self._forward, self._backward)
+        self.step = jax.custom_vjp(jax.jit(self._primal))
+        self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
 
     def init(self) -> tuple[dict, jax.Array]:
         lanes = self.graph.lanes
         trace = {} if self.rule is None else self.rule.init(self.graph)
         return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+
+    @cached_property
+    def state_signature(self) -> tuple:
+        """Structure and shapes of trace and t."""
+        return _signature(jax.eval_shape(self.init))
 
     def factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
@@ -159,6 +166,7 @@ class OnlineLearner:
                 self.rule.check(graph)
             if self.strict:
                 _check_strict(graph)
+            _warn(graph)
             self._kept[key] = Compiled(graph, self.rule)
         return self._kept[key]
 
@@ -193,8 +201,7 @@ class OnlineLearner:
         if not isinstance(state, OnlineState):
             raise StructureError(f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` returned.')
         compiled = self.compiled(params, state.carry, inputs)
-        expected = jax.eval_shape(compiled.init)
-        if _signature(expected) != _signature((state.trace, state.t)):
+        if compiled.state_signature != _signature((state.trace, state.t)):
             raise StructureError('the trace of this state does not belong to this learner and these shapes. Make a state with `init`.')
         return compiled, jax.tree.leaves(params), jax.tree.leaves(state.carry), jax.tree.leaves(inputs)
 
@@ -288,6 +295,8 @@ def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _a
     >>> grads['W'].shape, losses.shape, state.t.tolist()
     ((5, 3), (7,), [7])
     """
+    if rule is not None and not isinstance(rule, Rule):
+        raise OptionError(f'rule is {rule!r}; give a value of braintrace.rules, such as braintrace.rules.d_rtrl(), or None.')
     return OnlineLearner(cell, rule, trainable, hidden, strict)
 
 
@@ -344,6 +353,8 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     """Flags ``(T, ...)`` or None, and the function that puts flagged lanes of the flat carry back."""
     if reset is None:
         return None, lambda carry, flags: carry
+    if not (isinstance(reset, tuple) and len(reset) == 2):
+        raise ValueError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
     flags, carry0 = reset
     flags = jnp.asarray(flags)
     if flags.dtype != bool or flags.shape not in ((length,), (length, *state.t.shape)):
@@ -357,9 +368,24 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     return flags, put_back
 
 
+def _warn(graph: ETraceGraph) -> None:
+    """One warning for each thing that the user can mend."""
+    for note in graph.diagnostics:
+        if note.level == 'warning':
+            warnings.warn(f'{note.message} [{note.location}].', BraintraceWarning, stacklevel=4)
+
+
+ADVICE = {
+    'not_etp_op': 'apply it with a braintrace op',
+    'weight_then_weight': 'its op reaches the state only through another op or a mixing equation, so no trace exists for it',
+    'input_dependent_weight': "keep its op's weight a function of parameters alone",
+    'unused': 'remove it',
+}
+
+
 def _check_strict(graph: ETraceGraph) -> None:
-    lost = [f'  {p}: {r.reason} [{r.location}]' for p, r in graph.routes.items()
+    lost = [f'  {p}: {r.reason} [{r.location}]: {ADVICE[r.reason]}' for p, r in graph.routes.items()
             if r.kind == 'same-step' and r.reason != 'no_hidden_state']
     if lost:
         raise UntracedParameterError('strict=True, and these parameters reach a hidden state without a trace:\n' + '\n'.join(lost)
-                                     + '\nApply them with a braintrace op, or compile with strict=False.')
+                                     + '\nChange the model, or compile with strict=False.')

@@ -5,8 +5,20 @@ import functools
 
 import jax
 import numpy as np
+import pytest
+
+from tests import models
 
 TOLERANCE = 1e-10
+CORE = {'leaky', 'vector', 'gru', 'lstm_fused', 'lru', 'plain_input', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d',
+        'tail_flip', 'spiking_three', 'populations'}
+every = pytest.mark.parametrize('name', list(models.MODELS))
+
+
+def every_core_first(**flags):
+    """Every row with these flags; those outside the core are slow, since each one costs a compilation."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize('name', [n if n in CORE else pytest.param(n, marks=slow) for n in models.names(**flags)])
 
 
 def at(steps, t):

@@ -11,8 +11,9 @@ import braintrace
 from tests import oracles
 from tests.models.library import LibraryOps
 
-WINDOWS = [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
-"""Five steps by three is ragged; by one, and all at once, cost a compilation each and are slow over the whole table."""
+ONE_AND_ALL = [pytest.param(1, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
+WINDOWS = [3, *ONE_AND_ALL]      # six steps: two full windows; each kind costs a compilation for every row
+RAGGED = [4, *ONE_AND_ALL]       # a full window and a rest, which costs two
 
 
 @functools.cache

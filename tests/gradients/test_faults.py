@@ -151,7 +151,7 @@ def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_s
 
 def test_fault_k_the_bias_correction_counts_trace_steps_and_not_calls():
     """Six steps in one call: the correction of the last is ``1 - 0.9^6`` = 0.469, not 0.1."""
-    case = models.case('leaky', steps=6)
+    case = models.case('leaky')
     learner, state = start(case, ES_D_RTRL)
     grads, whole, _ = over_sequence(case, ES_D_RTRL, None)
     assert_close(grads, oracles.total(oracles.es_recursion(case, 0.9)))
@@ -165,7 +165,7 @@ def test_fault_k_the_bias_correction_counts_trace_steps_and_not_calls():
 
 
 def test_fault_k_a_reset_starts_the_count_again():
-    case = models.case('leaky', steps=6)
+    case = models.case('leaky')
     learner, first = start(case, ES_D_RTRL)
     _, state, _ = over_sequence(case, ES_D_RTRL, None)
     state = braintrace.functional.reset(state, True, case.carry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 
 from tests.models import ops, recurrent, spiking, stacks, tails, weights
-from tests.models.model import Case, Model, cubic, make_case, squared
+from tests.models.model import Case, Model, T, cubic, make_case, squared
 
 MODELS: dict[str, Model] = {m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS}
 
@@ -15,7 +15,7 @@ def names(**flags) -> list[str]:
 
 
 @functools.cache
-def case(name: str, loss=squared, steps: int = 5, seed: int = 0) -> Case:
+def case(name: str, loss=squared, steps: int = T, seed: int = 0) -> Case:
     """The one case of a row, so that the oracles of it are computed once."""
     return make_case(MODELS[name], loss, steps, seed)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.models.ops import NumpyOps
 
-B, I, N, M, O, T = 2, 3, 4, 3, 2, 5      # batch, inputs, positions, positions of a second layer, outputs, steps
+B, I, N, M, O, T = 2, 3, 4, 3, 2, 6      # batch, inputs, positions, positions of a second layer, outputs, steps
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
