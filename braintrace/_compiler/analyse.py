@@ -27,23 +27,23 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
     pure = _pure_values(program)
     ops = _ops(program, pure, _parameters_behind(program))
     relations, notes = _relations(program, positions, analysis, groups, ops)
-    routes = _routes(program, ops, relations, pure)
-    diagnostics = [*_mixing_notes(program, positions), *notes, *_route_notes(routes)]
+    routes = _routes(program, ops, relations, analysis)
+    diagnostics = [*_mixing_notes(program, positions), *notes, *_cross_notes(positions, groups), *_route_notes(routes)]
     if ops and groups and not relations:
         diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     return ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
-                       _cut_reads(program, groups, group_of, recurrent, ops, relations), _direct(program, ops),
-                       _colours(positions), _lanes(program, ops))
+                       _cut_reads(program, groups, group_of, recurrent, ops, relations, _cross_notes(positions, groups)),
+                       _direct(program, ops), _colours(positions), _lanes(program, ops))
 
 
 def _group(program: Program, states) -> HiddenGroup:
     carry = tuple(program.hidden[s] for s in states)
     paths = tuple(program.carry_names[c] for c in carry)
     aval = program.avals[program.carry[carry[0]]]
-    return HiddenGroup(','.join(paths), paths, carry, aval.shape, aval.dtype)
+    return HiddenGroup(','.join(p.replace(',', '~2') for p in paths), paths, carry, aval.shape, aval.dtype)
 
 
 def _pure_values(program: Program) -> dict[int, frozenset[int]]:
@@ -76,7 +76,7 @@ def _ops(program: Program, pure, behind) -> list[OpUse]:
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
         parameters = {n: tuple(sorted(pure.get(v, behind.get(v, ())))) for n, v in trainable.items()}
         owned = all(v in pure for v in trainable.values()) and any(parameters.values())
-        first = next((path_name(program.param_keys[ps[0]]) for ps in parameters.values() if ps), f'({p.name})')
+        first = next((path_name(program.param_keys[ps[0]]).replace('#', '~3') for ps in parameters.values() if ps), f'({p.name})')
         seen[first] = seen.get(first, -1) + 1
         key = first if not seen[first] else f'{first}#{seen[first]}'
         x = None if p.x_invar_index is None else eqn.ins[p.x_invar_index]
@@ -152,8 +152,8 @@ def _coordinates(program, positions: Positions, analysis, op: OpUse, states, gro
     if (total == lb.MANY).any():
         return 'its result reaches different positions in different states of the group'
     if total.shape == group.shape and not (lb.merge(total, lb.identity(total.shape)) == lb.MANY).any():
-        return Coordinates(total.shape, None)
-    return Coordinates(total.shape, np.where(total == lb.NONE, 0, total))
+        return Coordinates(total.shape, group.shape, None)
+    return Coordinates(total.shape, group.shape, np.where(total == lb.NONE, 0, total))
 
 
 def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
@@ -172,10 +172,10 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
     added = len(group.shape) - len(y_shape)
     if op.x is not None and group.shape[added:] != y_shape:
         return f'its result {list(y_shape)} is broadcast inside to {list(group.shape)}'
-    return Coordinates(group.shape, None, expanded=True)
+    return Coordinates(group.shape, group.shape, None, expanded=True)
 
 
-def _routes(program: Program, ops, relations, pure) -> dict[str, Route]:
+def _routes(program: Program, ops, relations, analysis) -> dict[str, Route]:
     reaches = _reaches(program, {program.new_carry[c] for c in program.hidden})
     used_values = _reaches(program, {*program.outputs, *program.new_carry})
     traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
@@ -191,11 +191,18 @@ def _routes(program: Program, ops, relations, pure) -> dict[str, Route]:
         elif program.params[i] not in reaches:
             routes[name] = Route('same-step', 'no_hidden_state', used[i].where if i in used else '')
         elif i in used:
-            routes[name] = Route('same-step', 'weight_then_weight' if used[i].owned else 'input_dependent_weight', used[i].where)
+            routes[name] = Route('same-step', _why_untraced(program, used[i], analysis), used[i].where)
         else:
             first = program.consumers.get(program.params[i], [None])[0]
             routes[name] = Route('same-step', 'not_etp_op', program.equations[first].where if first is not None else '')
     return routes
+
+
+def _why_untraced(program: Program, op: OpUse, analysis) -> str:
+    if not op.owned:
+        return 'input_dependent_weight'
+    return 'weight_then_weight' if analysis.descendants([op.y]).isdisjoint(
+        program.new_carry[c] for c in program.hidden) else 'mixing_tail'
 
 
 def _reaches(program: Program, results: set[int]) -> set[int]:
@@ -223,15 +230,25 @@ def _mixing_notes(program: Program, positions: Positions) -> list[Diagnostic]:
                        location=program.equations[i].where) for i, why in sorted(positions.mixing.items())]
 
 
+def _cross_notes(positions: Positions, groups) -> list[Diagnostic]:
+    pairs = sorted({(positions.group_of[r], positions.group_of[s]) for s, sweep in enumerate(positions.sweeps)
+                    for r, labels in sweep.old.items() if lb.has(labels) and positions.group_of[r] != positions.group_of[s]})
+    return [Diagnostic('cross-group', 'warning', f'{groups[s].name} reads the old {groups[r].name} by a plain path between different '
+                       'shapes: what goes that way has no trace. Give both states one shape to trace it', groups[r].name)
+            for r, s in pairs]
+
+
 def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
     texts = {'not_etp_op': 'reaches a hidden state by a plain operation: its gradient holds the current step only. Apply it with a '
                            'braintrace op (matmul, element_wise, ...) to give it a trace',
+             'mixing_tail': 'belongs to an op whose result reaches hidden states only through equations that mix its positions: its '
+                            'gradient holds the current step only',
              'unused': 'reaches neither an output nor a state: its gradient is zero'}
     return [Diagnostic(r.reason.replace('_', '-'), 'warning', f'parameter {path} {texts[r.reason]}', path, r.location)
             for path, r in routes.items() if r.reason in texts]
 
 
-def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations) -> dict[str, tuple[str, ...]]:
+def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations, cross) -> dict[str, tuple[str, ...]]:
     """For each group, the cut equations that lead to a hidden state and read something that depends on the group."""
     behind: dict[int, set[int]] = {}
     for c, g in group_of.items():
@@ -240,6 +257,8 @@ def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations) ->
     for rel in relations:
         behind.setdefault(rel.op.y, set()).update(groups.index(g) for g in rel.groups)
     keys, found = {op.equation: op.key for op in ops}, {g.name: {} for g in groups}
+    for note in cross:
+        found[note.path]['plain paths to states of another shape'] = None
     for i, eqn in enumerate(program.equations):
         here = set().union(*(behind.get(v, ()) for v in eqn.ins))
         for g in here if recurrent.get(i) else ():

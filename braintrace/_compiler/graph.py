@@ -1,6 +1,7 @@
 """What the compiler found: hidden groups, relations, routes and diagnostics, as frozen records."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,8 +69,18 @@ class Coordinates:
     entry's flat position in the group, or None where entry and position are the same.
     """
     shape: tuple[int, ...]
+    group_shape: tuple[int, ...]
     positions: np.ndarray | None
     expanded: bool = False
+
+    def has_lanes(self, lanes: int | None) -> bool:
+        """Whether axis 0 of the entries is the batch of the hidden group."""
+        if lanes is None or self.shape[:1] != (lanes,) or self.group_shape[:1] != (lanes,):
+            return False
+        if self.positions is None or not lanes:
+            return True
+        lane = self.positions.reshape(lanes, -1) // max(1, math.prod(self.group_shape[1:]))
+        return bool((lane == np.arange(lanes)[:, None]).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +117,7 @@ class Route:
     - ``no_hidden_state``: it reaches no hidden state, as a readout does; nothing is missing;
     - ``not_etp_op``: it reaches a hidden state by a plain operation; use a braintrace op;
     - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation, as GRU's reset gate does;
+    - ``mixing_tail``: its op's result reaches the state only through equations that mix its positions, such as a cumulative sum;
     - ``input_dependent_weight``: its op's weight changes from step to step;
     - ``unused``: it reaches nothing.
 

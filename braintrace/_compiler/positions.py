@@ -16,6 +16,8 @@ __all__ = ['Positions', 'find_positions']
 
 CONTROL_FLOW = {'scan', 'while', 'cond', 'remat', 'remat2', 'checkpoint', 'shard_map'}
 
+NOT_HOLOMORPHIC = {'conj', 'real', 'imag', 'abs', 'sign', 'max', 'min', 'clamp'}
+
 
 @dataclass
 class Sweep:
@@ -45,11 +47,11 @@ class _Analysis:
         self.new = [program.new_carry[c] for c in program.hidden]
         self.shapes = [program.avals[v].shape for v in self.old]
         self.ops = set(program.ops)
-        self.from_old = self._descendants(self.old)
-        self.from_y = self._descendants([o for i in self.ops for o in program.equations[i].outs])
+        self.from_old = self.descendants(self.old)
+        self.from_y = self.descendants([o for i in self.ops for o in program.equations[i].outs])
         self.y_sources: dict[tuple[int, int], np.ndarray | None] = {}
 
-    def _descendants(self, sources: Iterable[int]) -> set[int]:
+    def descendants(self, sources: Iterable[int]) -> set[int]:
         """Values that depend on the sources without passing an op."""
         found = set(sources)
         for i, eqn in enumerate(self.program.equations):
@@ -96,6 +98,7 @@ class _Analysis:
 
     def step_back(self, i: int, eqn: Equation, out_labels, result: Sweep) -> list:
         relevant = [v in self.from_old or v in self.from_y for v in eqn.ins]
+        self.refuse_not_holomorphic(eqn, relevant)
         if any(relevant) and eqn.primitive.name in CONTROL_FLOW:
             raise NotSupportedError(
                 f'{eqn.where}: {eqn.primitive.name} lies between a hidden state or the result of an ETP op and a new hidden '
@@ -108,6 +111,15 @@ class _Analysis:
             else:
                 result.merged.add(i)
         return ins
+
+    def refuse_not_holomorphic(self, eqn: Equation, relevant) -> None:
+        avals = self.program.avals
+        read = [v for v, r in zip(eqn.ins, relevant, strict=True) if r]
+        kinds = {np.issubdtype(avals[v].dtype, np.complexfloating) for v in (*read, *eqn.outs) if is_inexact(avals[v])}
+        if any(relevant) and (len(kinds) == 2 or True in kinds and eqn.primitive.name in NOT_HOLOMORPHIC):
+            raise NotSupportedError(
+                f'{eqn.where}: {eqn.primitive.name} on the way to a complex hidden state is not holomorphic, so its trace would be wrong. '
+                'Keep real and imaginary parts as two real hidden states.')
 
     def combine(self, value: int, received, state: int) -> np.ndarray | None:
         """Sum of the cotangents of one value; where they disagree, the misplaced ones are cut."""
@@ -227,7 +239,7 @@ class _Analysis:
             for op, labels in sweep.y.items():
                 if labels is not None and (labels == lb.MANY).any() and self.read_once(op, s) is None:
                     y = self.program.equations[op].outs[self.program.equations[op].primitive.y_outvar_index]
-                    behind = self._descendants([y])
+                    behind = self.descendants([y])
                     guilty = [i for i in sweep.merged if not behind.isdisjoint(self.program.equations[i].ins)]
                     for i in guilty:
                         self.cut(i, 'merges positions of the result of an op')

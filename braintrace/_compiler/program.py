@@ -205,9 +205,10 @@ class _Flattener:
 
     def fold(self, eqn: Equation) -> bool:
         """Evaluate small integer equations of constants, so that static indices are known."""
-        small = all(not is_inexact(self.avals[o]) and jax.dtypes.issubdtype(self.avals[o].dtype, np.generic)
-                    and self.avals[o].size <= FOLD_LIMIT for o in eqn.outs)
-        if not eqn.outs or not small or not all(i in self.constants for i in eqn.ins) or eqn.effects:
+        if not eqn.outs or eqn.effects or not all(i in self.constants for i in eqn.ins):
+            return False
+        plain = all(isinstance(self.avals[v].dtype, np.dtype) for v in (*eqn.ins, *eqn.outs))
+        if not plain or any(is_inexact(self.avals[o]) or self.avals[o].size > FOLD_LIMIT for o in eqn.outs):
             return False
         with jax.ensure_compile_time_eval():
             values = eqn.evaluate([self.constants[i] for i in eqn.ins])
@@ -275,6 +276,7 @@ def trace_step(cell: Callable, params, carry, inputs: tuple, *, trainable: Calla
                  got.carry_tree == carry_tree)
     equations = _alive(flat.equations, outs)
     _refuse_derived_ops(equations)
+    _refuse_nested_ops(equations, {outs[got.n_outputs + c] for c in _select(hidden, carry_keys, avals[1])})
     return Program(
         avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
         constants=flat.constants, equations=equations, outputs=tuple(outs[:got.n_outputs]), new_carry=tuple(outs[got.n_outputs:]),
@@ -297,6 +299,18 @@ def _select(predicate, names, avals) -> tuple[int, ...]:
     return tuple(i for i, (n, a) in enumerate(zip(names, avals, strict=True)) if is_inexact(a) and predicate(n, a))
 
 
+def _refuse_nested_ops(equations: Sequence[Equation], hidden: set[int]) -> None:
+    """Refuse an op inside another equation's jaxpr that leads to a new hidden state: its trace would be lost."""
+    wanted = set(hidden)
+    for eqn in reversed(equations):
+        if not wanted.isdisjoint(eqn.outs):
+            wanted.update(eqn.ins)
+            if eqn.holds_op():
+                raise NotSupportedError(
+                    f'{eqn.where}: an ETP op stands inside {eqn.primitive.name} on the way to a hidden state, where its trace would be '
+                    'lost. Write this part as straight-line code (jnp.where instead of cond, an unrolled loop instead of scan).')
+
+
 def _refuse_derived_ops(equations) -> None:
     for eqn in equations:
         if is_etp_primitive(eqn.primitive) and getattr(eqn.primitive, 'original', None) is not None:
@@ -308,7 +322,7 @@ def _refuse_derived_ops(equations) -> None:
 def depends(fn: Callable, values: list, *args) -> list[bool]:
     """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``, by the equations of its jaxpr."""
     jaxpr = _jax.closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
-    live = set(jaxpr.outvars[:1])
+    live = {v for v in jaxpr.outvars[:1] if not isinstance(v, _jax.Literal)}
     for eqn in reversed(jaxpr.eqns):
         if not live.isdisjoint(eqn.outvars):
             live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))

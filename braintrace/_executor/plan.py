@@ -1,7 +1,8 @@
 """Which equations to evaluate, how often, and with what held constant.
 
-A *variant* of a value is ``(stopped, silent)``: old states of the groups in ``stopped`` are held constant on the way to it, and
-new states of the groups in ``silent`` are read without their probe. Every cut equation reads its inputs in a variant of its own.
+A *variant* of a value is ``(stopped, silent)``: old states of the groups in ``stopped`` are held constant on the way to it;
+``silent``: it is read position by position by a new hidden state, so new states are read without their probe (that path is inside
+the reader's D_f already). Every cut equation reads its inputs in a variant of its own.
 """
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from .._compiler import ETraceGraph, Groups, old_ancestors
 
 __all__ = ['Plan', 'Read', 'make_d_plan', 'make_plan']
 
-Variant = tuple[Groups, Groups]
+Variant = tuple[Groups, bool]
 NONE: Groups = frozenset()
-EMPTY: Variant = (NONE, NONE)
+EMPTY: Variant = (NONE, False)
 
 
 @dataclass(frozen=True)
@@ -72,30 +73,26 @@ class _Planner:
         self.cuts = {op.equation for op in graph.ops} | set(graph.mixing)
         self.recurrent = graph.recurrent
         self.anc_old = old_ancestors(program, group_of, graph.recurrent)
-        self.anc_new = self._new_ancestors() if probes else {}
+        self.reads_new = self._readers_of_new_states() if probes else set()
 
-    def _new_ancestors(self) -> dict[int, Groups]:
-        """Groups whose new states a value reads without passing a cut."""
-        new: dict[int, Groups] = {}
+    def _readers_of_new_states(self) -> set[int]:
+        """Values that read a new state without passing a cut."""
+        found: set[int] = set()
         for i, eqn in enumerate(self.program.equations):
-            if i not in self.cuts:
-                found = NONE.union(*(new.get(v, NONE) | ({self.group_of[self.new[v]]} if v in self.new else NONE) for v in eqn.ins))
-                new.update(dict.fromkeys(eqn.outs, found))
-        return new
+            if i not in self.cuts and any(v in self.new or v in found for v in eqn.ins):
+                found.update(eqn.outs)
+        return found
 
     def read(self, value: int, variant: Variant) -> Read:
         """How a consumer that runs in ``variant`` reads ``value``."""
         stopped, silent = variant
         if value in self.new:
-            state = self.new[value]
-            group = self.group_of[state]
-            own = (NONE, (silent | {group}) & self.anc_new.get(value, NONE))
-            return Read(value, own, probe=state if self.probes and group not in silent else None)
+            return Read(value, (NONE, value in self.reads_new), probe=self.new[value] if self.probes and not silent else None)
         if value in self.old:
             return Read(value, EMPTY, stop=self.old[value] in stopped)
         if value not in self.program.producer:
             return Read(value)
-        return Read(value, (stopped & self.anc_old[value], silent & self.anc_new.get(value, NONE)))
+        return Read(value, (stopped & self.anc_old[value], silent and value in self.reads_new))
 
     def result(self, value: int, slot: int | None) -> Read:
         """How a result is read; a new state that no equation makes carries its probe there."""
@@ -120,7 +117,7 @@ class _Planner:
         for i in range(len(program.equations) - 1, -1, -1):
             eqn = program.equations[i]
             for variant in {v for _, v in wanted.get(i, ())} | ({EMPTY} if eqn.effects else set()):
-                inner = (variant[0] | self.recurrent[i], NONE) if i in self.cuts else variant
+                inner = (variant[0] | self.recurrent[i], False) if i in self.cuts else variant
                 reads = tuple(self.read(v, inner) for v in eqn.ins)
                 steps.append((i, variant, reads))
                 for r in reads:

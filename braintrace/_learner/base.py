@@ -55,7 +55,10 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
     # compiling ------------------------------------------------------------------------------------
 
     def compile_graph(self, *inputs) -> ETraceGraph:
-        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states and values are untouched."""
+        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states and values are untouched.
+
+        What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now, until compiled again.
+        """
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
         core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, strict=self.strict)
@@ -140,7 +143,7 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         names = {as_path(k): s for k, s in self.param_states.items()}
         paths = [p for p, s in names.items() if s is param or param in (path_name(p), '/'.join(p)) or as_path(param) == p]
         if not paths:
-            raise KeyError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
+            raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
         wanted = path_name(paths[0])
         state = self.etrace.value
         found = {}
@@ -151,9 +154,9 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         return found
 
 
-def constructor_signature(cls) -> inspect.Signature:
+def constructor_signature(cls: type) -> inspect.Signature:
     """The signature of ``__init__``, for ``help``: a module's metaclass hides it."""
-    signature = inspect.signature(cls.__init__)
+    signature = inspect.signature(vars(cls).get('__init__', ETraceLearner.__init__))
     return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=inspect.Signature.empty)
 
 
@@ -163,3 +166,6 @@ def _alive(slots: dict, t: jax.Array) -> dict:
         flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
         return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), e, 0)
     return {n: leaf(e) for n, e in slots.items()}
+
+
+ETraceLearner.__signature__ = constructor_signature(ETraceLearner)

@@ -1,6 +1,8 @@
 """The learners by name, and ``compile``."""
 from __future__ import annotations
 
+import inspect
+
 import brainstate
 
 from .._errors import OptionError
@@ -81,10 +83,14 @@ def _make(model, rule, options: dict) -> ETraceLearner:
         if rule not in NAMES:
             raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.')
         rule = NAMES[rule]
-    if isinstance(rule, type) and issubclass(rule, ETraceLearner):
-        return rule(model, **options)
-    if isinstance(rule, Rule):
-        return ETraceLearner(model, rule, **options)
+    args = (model, rule) if isinstance(rule, Rule) else (model,)
+    cls = ETraceLearner if isinstance(rule, Rule) else rule
+    if isinstance(cls, type) and issubclass(cls, ETraceLearner):
+        try:
+            inspect.signature(cls).bind(*args, **options)
+        except TypeError as e:
+            raise OptionError(f'options {options} do not fit {cls.__name__}{inspect.signature(cls)}: {e}.') from e
+        return cls(*args, **options)
     raise OptionError(f'rule is {rule!r}; give a learner class, one of the names {sorted(NAMES)}, or a value of braintrace.rules.')
 
 

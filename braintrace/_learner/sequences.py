@@ -1,6 +1,7 @@
 """Whole sequences through a learner: ``etrace_grad`` and ``etrace_evolve``."""
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import depends
 from .._errors import OptionError, StepFunctionError
@@ -23,10 +25,26 @@ CARRIES = ('trace', 'drop')
 KEPT_PROGRAMS = 8
 
 
-class Touched(NamedTuple):
-    """States that a step function touches: threaded through the loop, or constant in it."""
-    threaded: list[brainstate.State]
-    constant: list[brainstate.State]
+class Touched:
+    """States that a step function touches beside the learner's: threaded through the loop, or constant in it.
+
+    They are held weakly: where one was replaced by a new object since, the program that knew it is made anew.
+    """
+
+    def __init__(self, states: list[tuple[brainstate.State, bool]]):
+        self._threaded = [weakref.ref(s) for s, written in states if written]
+        self._constant = [weakref.ref(s) for s, written in states if not written]
+
+    @property
+    def threaded(self) -> list[brainstate.State]:
+        return [ref() for ref in self._threaded]
+
+    @property
+    def constant(self) -> list[brainstate.State]:
+        return [ref() for ref in self._constant]
+
+    def stale(self) -> bool:
+        return any(s is None for s in (*self.threaded, *self.constant))
 
 
 class GradOptions(NamedTuple):
@@ -71,7 +89,8 @@ class SequenceMixin:
         ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
         lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
         sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
-        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr. ``carry='trace'`` lets a later call
+        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr. Define ``step_fn`` once: a
+        new function compiles anew. ``carry='trace'`` lets a later call
         continue the stream, ``'drop'`` leaves a zero trace. ``weights``: dict path -> ``ParamState``, default ``param_states``.
         ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
         ``(grads, losses, aux)``, gradients in a dict like ``weights``.
@@ -108,7 +127,7 @@ class SequenceMixin:
     def _program(self, key, make: Callable):
         """The compiled program for a call, made at most once for each step function, shapes and options."""
         kept: OrderedDict = self._jitted  # type: ignore[attr-defined]
-        if key not in kept:
+        if key not in kept or kept[key].touched.stale():
             kept[key] = make()
             while len(kept) > KEPT_PROGRAMS:
                 kept.pop(next(iter(kept)))
@@ -117,7 +136,8 @@ class SequenceMixin:
     def _flags(self, reset, length: int):
         if reset is None:
             return None
-        flags, t = jnp.asarray(reset), self.etrace.value['t']  # type: ignore[attr-defined]
+        flags = np.asarray(reset) if isinstance(reset, str) else jnp.asarray(reset)
+        t = self.etrace.value['t']  # type: ignore[attr-defined]
         if flags.dtype != bool or flags.shape not in ((length,), (length, *t.shape)):
             raise ValueError(f'reset is {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or {[length, *t.shape]}.')
         return flags
@@ -160,8 +180,7 @@ class _EvolveProgram:
     def __init__(self, learner, step_fn: Callable, slices, return_outputs: bool, trace: bool):
         self.learner, self.step_fn, self.return_outputs, self.trace = learner, step_fn, return_outputs, trace
         states, written, _ = discover(self._call, *slices)
-        self.touched = Touched([s for s, w in zip(states, written, strict=True) if w],
-                               [s for s, w in zip(states, written, strict=True) if not w])
+        self.touched = Touched(list(zip(states, written, strict=True)))
         self.run = jax.jit(self._run)
 
     def _call(self, *slices):
@@ -216,8 +235,7 @@ class _GradProgram:
         if spoiled:
             raise StepFunctionError(f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during etrace_grad. Update '
                                     'parameters with the gradients that it returns.')
-        rest = [(s, w) for s, w in zip(states, written, strict=True) if id(s) not in own]
-        return Touched([s for s, w in rest if w], [s for s, w in rest if not w])
+        return Touched([(s, w) for s, w in zip(states, written, strict=True) if id(s) not in own])
 
     def _call(self, op_weights, probes, slices):
         """Run step_fn under observation: ``(loss, aux, (inputs, xs))``."""
@@ -365,7 +383,9 @@ def _loss_of(result, has_aux: bool):
         if isinstance(result, tuple):
             raise StepFunctionError('step_fn returned a tuple; return one scalar loss, or pass has_aux=True for (loss, aux).')
         loss, aux = result, None
+    if not hasattr(loss, 'dtype') and not isinstance(loss, int | float):
+        raise StepFunctionError(f'step_fn returned {type(loss).__name__}; return one real scalar, such as a mean.')
     try:
-        return core_.check_scalar(loss, 'step_fn'), aux
+        return core_.check_scalar(jnp.asarray(loss), 'step_fn'), aux
     except (ValueError, TypeError) as e:
         raise StepFunctionError(str(e)) from e

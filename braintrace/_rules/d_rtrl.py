@@ -25,13 +25,18 @@ def pairs(graph: ETraceGraph):
 
 def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
     """Sum by op and name; an op of ``b`` must be in ``a``."""
-    return {op: jax.tree.map(operator.add, g, b[op]) if op in b else g for op, g in a.items()}
+    return {op: jax.tree.map(lambda x, y: (x + y).astype(x.dtype), g, b[op]) if op in b else g for op, g in a.items()}
 
 
 def same_step(graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip=frozenset()) -> OpGradients:
     """Weight gradients of every owned op but those in ``skip``, from cotangents of y stacked over time."""
     return {op.key: k.op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key]) for op in graph.ops
             if op.owned and op.key not in skip}
+
+
+def _stored(old: dict, carried: dict, fresh: dict) -> dict:
+    """The sum of both parts in the dtype of the trace."""
+    return {n: (carried[n] + fresh[n]).astype(e.dtype) for n, e in old.items()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class DRTRL(Rule):
             d = k.at_coordinates(coords, factors.d[group.name], 2)
             carried = k.carry(rel.op, coords, d, self._alive(graph, trace, rel, group, coords, t))
             fresh = k.instant(rel.op, coords, factors.x.get(rel.key), factors.df[rel.key][group.name], weights[rel.key])
-            new[rel.key][group.name] = jax.tree.map(lambda a, b: a + b.astype(a.dtype), carried, fresh)
+            new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
         return new
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
@@ -61,7 +66,7 @@ class DRTRL(Rule):
         return add_gradients(grads, self._history(graph, before, signals.c, weights, t))
 
     def _alive(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, t):
-        laned = k.has_lanes(rel.op, coords, graph.lanes)
+        laned = coords.has_lanes(graph.lanes)
         return {n: k.where_lanes(t > 0, laned, e) for n, e in trace[rel.key][group.name].items()}
 
     def _history(self, graph, trace: Trace, signal: dict, weights: Weights, t) -> OpGradients:
@@ -87,7 +92,7 @@ class DRTRL(Rule):
             old = self._alive(graph, trace, rel, group, coords, t[0])
             carried = k.carry(rel.op, coords, k.at_coordinates(coords, p[group.name], 2), old)
             fresh = k.accumulate(rel.op, coords, factors.x.get(rel.key), pushes[rel.key][group.name], weights[rel.key])
-            new[rel.key][group.name] = jax.tree.map(lambda a, b: a + b.astype(a.dtype), carried, fresh)
+            new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
         return grads, new
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):

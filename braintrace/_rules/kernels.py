@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse
 from .._errors import RuleContractError
 
-__all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'has_lanes', 'instant', 'op_gradient',
+__all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
            'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
 
 Entry = dict[str, jax.Array]
@@ -157,6 +157,7 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
     Time is folded into the batch where the op has one; else it is the reverse rule of the op mapped over time.
     """
     rule, fold = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner'), op.primitive.fold_axes
+    ds = ds.astype(op.y_aval.dtype)
     if ds.shape[0] == 1:
         return rule(None if xs is None else xs[0], ds[0], weights)
     if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
@@ -202,11 +203,6 @@ def to_y(op: OpUse, coords: Coordinates, d: jax.Array) -> jax.Array:
         return d
     d = d.sum(tuple(range(d.ndim - len(shape))))
     return d.sum(tuple(i for i, n in enumerate(shape) if n != d.shape[i]), keepdims=True)
-
-
-def has_lanes(op: OpUse, coords: Coordinates, lanes: int | None) -> bool:
-    """Whether axis 0 of a relation's entries is the batch."""
-    return lanes is not None and (op.primitive.batched or coords.expanded) and coords.shape[:1] == (lanes,)
 
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array) -> jax.Array:

@@ -88,7 +88,7 @@ def test_a_weight_that_depends_on_the_input_has_no_trace_and_says_so():
     graph = graph_of(cell, W, H, X)
     assert not graph.hidden_param_op_relations
     assert graph.routes['.'].reason == 'input_dependent_weight'
-    assert [d.kind for d in graph.diagnostics] == ['input-dependent-weight']
+    assert [d.kind for d in graph.diagnostics] == ['input-dependent-weight', 'no-relation']
 
 
 def test_a_tail_that_mixes_everything_loses_the_relation_and_says_where():

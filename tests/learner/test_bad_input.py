@@ -270,7 +270,7 @@ def test_compile_refuses_what_is_no_rule_and_no_model():
 
 
 def test_get_etrace_of_names_the_parameters_that_there_are():
-    with pytest.raises(KeyError, match='readout'):
+    with pytest.raises(braintrace.OptionError, match='readout'):
         compiled().get_etrace_of('nope')
 
 

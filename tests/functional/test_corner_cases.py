@@ -1,0 +1,244 @@
+"""Cases in which a gradient was once wrong or a path silently lost; each against plain backpropagation, exact for these models."""
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+
+B, I, N, T = 2, 3, 4, 5  # noqa: E741
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(T, B, I))
+W, W2, A, LANES = (0.5 * RNG.normal(size=s) for s in ((I, N), (I, N), N, (B, N)))
+H, G = RNG.normal(size=(B, N)), RNG.normal(size=(B, 2))
+mm = braintrace.matmul
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        yield
+
+
+def loss(out, _):
+    return jnp.sum(jnp.sin(out))
+
+
+def bptt(cell, params, carry, steps=T):
+    def total(params):
+        return jax.lax.scan(lambda c, x: cell(params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), X[:steps])
+    return jax.grad(lambda p: jnp.sin(total(p)[1]).sum())(params)
+
+
+def online(cell, params, carry, rule, window=None, steps=T, **options):
+    learner = functional.online(cell, rule)
+    state = learner.init(params, carry, X[0])
+    grads, _, _ = learner.sequence_grad(loss, window=window, reduction='sum')(params, state, X[:steps], X[:steps], **options)
+    return learner, grads
+
+
+def close(a, b, tolerance=1e-11):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def filtered(p, c, x):
+    h = jnp.tanh(mm(x, p['w']))
+    g = .9 * c['g'] + h
+    return g, {'h': h, 'g': g}
+
+
+def filtered_slice(p, c, x):
+    h = .5 * c['h'] + jnp.tanh(mm(x, p['w']))
+    g = .7 * c['g'] + h[:, :2]
+    return g, {'h': h, 'g': g}
+
+
+def chain(p, c, x):
+    a = jnp.tanh(mm(x, p['w']))
+    b = .8 * c['b'] + a ** 2
+    d = .7 * c['d'] + jnp.sin(b) * a
+    return d + a, {'a': a, 'b': b, 'd': d}
+
+
+@pytest.mark.parametrize('cell, carry', [
+    (filtered, {'h': H, 'g': H}), (filtered_slice, {'h': H, 'g': G}), (chain, {'a': H, 'b': H, 'd': H})])
+@pytest.mark.parametrize('decay', [0., .7])
+def test_a_state_made_of_another_groups_new_state_is_counted_once(cell, carry, decay):
+    params = {'w': W}
+    plain = bptt(cell, params, carry, steps=1)
+    for rule in (rules.es_d_rtrl(decay), rules.d_rtrl()):
+        close(online(cell, params, carry, rule, steps=1)[1], plain)
+
+
+def test_separate_groups_and_merged_groups_give_one_es_gradient():
+    def coupled(p, c, x):
+        h = 1e-13 * c['h'] + jnp.tanh(mm(x, p['w']))
+        g = .9 * c['g'] + h
+        return g, {'h': h, 'g': g}
+    carry = {'h': H, 'g': H}
+    a, b = (online(cell, {'w': W}, carry, rules.es_d_rtrl(.5))[1] for cell in (filtered, coupled))
+    close(a, b, 1e-10)
+
+
+def test_names_that_look_like_keys_of_other_relations_do_not_collide():
+    def cell(p, h, x):
+        h = .8 * h + jnp.tanh(mm(x, p['w'])) + jnp.sin(mm(2 * x, p['w'])) + mm(x, p['w#1'])
+        return h, h
+    params = {'w': W, 'w#1': W2}
+    learner, grads = online(cell, params, H, rules.d_rtrl(), window=2)
+    close(grads, bptt(cell, params, H))
+    assert len({op.key for op in learner.graph.ops}) == 3
+
+
+def test_group_names_stay_apart_when_paths_hold_commas():
+    def cell(p, c, x):
+        a = .8 * c['a'] + jnp.tanh(mm(x, p['w']))
+        b = .7 * c['b'] + a
+        z = .6 * c['a,b'] + mm(x, p['v'])
+        return b + z, {'a': a, 'b': b, 'a,b': z}
+    params, carry = {'w': W, 'v': W2}, {'a': H, 'b': H, 'a,b': H}
+    close(online(cell, params, carry, rules.d_rtrl(), window=2)[1], bptt(cell, params, carry))
+
+
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
+def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
+    def cell(p, h, x):
+        h = jax.nn.sigmoid(braintrace.element_wise(p['a'])) * h + jnp.tanh(mm(x, p['w']))
+        return h, h
+    params, flags = {'a': LANES, 'w': W}, jnp.zeros((T, B), bool).at[2, 0].set(True)
+    _, whole = online(cell, params, H, rule, window=3, reset=(flags, H))
+    learner = functional.online(cell, rule)
+    state, total = learner.init(params, H, X[0]), None
+    for t in range(T):
+        # not `functional.reset`, which also clears the array: only t says here that the lane is new
+        fresh = functional.reset(state, flags[t], H)
+        (_, _), got, state = learner.grad(loss)(params, fresh.replace(trace=state.trace), X[t], X[t])
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    close(whole, total)
+
+
+@pytest.mark.parametrize('wrap, name', [
+    (jax.checkpoint, 'remat'), (lambda f: lambda x: jax.lax.scan(lambda c, _: (c, f(x)), 0., None, length=1)[1][0], 'scan'),
+    (lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, f, x), 'cond')])
+def test_an_op_inside_control_flow_before_the_state_is_refused_by_name(wrap, name):
+    def cell(p, h, x):
+        h = .8 * h + jnp.tanh(wrap(lambda x: mm(x, p['w']))(x)) + mm(x, p['v'])
+        return h, h
+    with pytest.raises(braintrace.NotSupportedError, match=f'test_corner_cases.py:.*{name}'):
+        functional.online(cell, rules.d_rtrl()).init({'w': W, 'v': W2}, H, X[0])
+
+
+def test_an_op_inside_control_flow_behind_the_state_stays_exact():
+    def cell(p, h, x):
+        h = .8 * h + mm(x, p['w'])
+        return jax.lax.scan(lambda c, _: (jnp.tanh(mm(c, p['o'])), None), h, None, length=2)[0], h
+    params = {'w': W, 'o': 0.3 * np.eye(N)}
+    close(online(cell, params, H, rules.d_rtrl(), window=2)[1], bptt(cell, params, H))
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
+def test_low_precision_models_run_and_stay_close(dtype, rule):
+    def cell(p, h, x):
+        h = .8 * h + jnp.tanh(mm(x, p['w']))
+        return h, h
+    def run(dtype, window):
+        params, carry, xs = jax.tree.map(lambda a: jnp.asarray(a, dtype), ({'w': W}, H, X))
+        learner = functional.online(cell, rule)
+        state = learner.init(params, carry, xs[0])
+        grads, state, _ = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
+        return learner.step(params, state, xs[0])[1].trace, grads
+    exact = run(jnp.float64, 2)[1]
+    for window in (1, 2, None):
+        trace, grads = run(dtype, window)
+        assert grads['w'].dtype == dtype and all(e.dtype == dtype for e in jax.tree.leaves(trace))
+        np.testing.assert_allclose(grads['w'].astype(float), exact['w'], atol=0.1 if dtype != jnp.float32 else 1e-5)
+
+
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
+def test_weights_of_lower_precision_than_the_state_work(rule):
+    def cell(p, h, x):
+        h = .8 * h + jnp.tanh(mm(x.astype(jnp.float32), p['w']))
+        return h, h
+    params = {'w': jnp.asarray(W, jnp.float32)}
+    one, _ = (online(cell, params, H, rule, window=w)[1]['w'] for w in (1, None))
+    np.testing.assert_allclose(one, online(cell, params, H, rule, window=2)[1]['w'], rtol=1e-5)
+
+
+def test_complex_states_are_exact_where_holomorphic_and_refused_elsewhere():
+    def holomorphic(p, h, x):
+        h = (.6 + .3j) * h + mm(x + 0j, p['w'])
+        return jnp.real(h * (1 + 2j)), h
+
+    def conjugate(p, h, x):
+        h = (.6 + .3j) * jnp.conj(h) + mm(x + 0j, p['w'])
+        return jnp.real(h), h
+
+    def assembled(p, h, x):
+        h = (.6 + .3j) * h + mm(x, p['w'].real) + 1j * mm(x, p['w'].imag)
+        return jnp.real(h), h
+    params, carry = {'w': W + 1j * W2}, H + 0j
+    close(online(holomorphic, params, carry, rules.d_rtrl(), window=2)[1], bptt(holomorphic, params, carry))
+    for cell in (conjugate, assembled):
+        with pytest.raises(braintrace.NotSupportedError, match='holomorphic.*two real'):
+            functional.online(cell, rules.d_rtrl()).init(params, carry, X[0])
+
+
+def test_a_plain_path_between_states_of_different_shapes_is_named():
+    def cell(p, c, x):
+        h = .8 * c['h'] + jnp.tanh(mm(x, p['w']))
+        g = .7 * c['g'] + 1.5 * h[:, :2]
+        return g, {'h': h, 'g': g}
+    with pytest.warns(braintrace.BraintraceWarning, match='g reads the old h'):
+        learner, _ = online(cell, {'w': W}, {'h': H, 'g': G}, rules.d_rtrl())
+    assert learner.graph.cut_reads['h']
+
+
+def test_a_constant_random_key_in_the_step_is_no_obstacle():
+    def cell(p, h, x):
+        h = .8 * h + jnp.tanh(mm(x, p['w'])) + jax.random.normal(jax.random.key(0), h.shape)
+        return h + jax.random.permutation(jax.random.PRNGKey(0), N), h
+    close(online(cell, {'w': W}, H, rules.d_rtrl(), window=2)[1], bptt(cell, {'w': W}, H))
+
+
+def test_a_tail_that_mixes_is_a_reason_of_its_own():
+    def cell(p, h, x):
+        a, b = jnp.split(braintrace.element_wise(p['a'], jax.nn.sigmoid), 2)
+        h = jnp.concatenate([a, b]) * h + jnp.cumsum(mm(x, p['w']), -1) + mm(x, p['v'])
+        return h, h
+    params = {'a': A, 'w': W, 'v': W2}
+    with pytest.warns(braintrace.BraintraceWarning, match='w belongs to an op.*mix'):
+        learner, _ = online(cell, params, H, rules.d_rtrl())
+    assert learner.routes['w'].reason == 'mixing_tail'
+
+
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
+@pytest.mark.parametrize('shape', [(), (1,), (N,), (1, N), (B, N), (B, 1)])
+def test_element_wise_weights_of_every_shape_learn(rule, shape):
+    def cell(p, h, x):
+        h = braintrace.element_wise(p['a'], jax.nn.sigmoid) * h + jnp.tanh(mm(x, p['w'])) + braintrace.element_wise(p['a'])
+        return h, h
+    params = {'a': RNG.normal(size=shape), 'w': W}
+    grads = [online(cell, params, H, rule, window=w)[1] for w in (1, 2, None)]
+    close(grads[0], grads[1])
+    close(grads[0], grads[2])
+    close(online(cell, params, H, rule, steps=1)[1], bptt(cell, params, H, steps=1))
+    if rule.name == 'D_RTRL':
+        close(grads[0], bptt(cell, params, H))
+
+
+def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
+    def cell(p, h, x):
+        h = p['a'] * h + mm(x, p['w'])
+        return h, h
+    learner = functional.online(cell, rules.d_rtrl())
+    with pytest.warns(braintrace.BraintraceWarning, match='parameter a .*plain operation.*element_wise.*test_corner_cases.py') as seen:
+        learner.init({'a': A, 'w': W}, H, X[0])
+    assert len(seen) == 1
