@@ -1,4 +1,4 @@
-"""What README promises: its code blocks run, one after the other, and its commands exist."""
+"""What README and docs promise: their code blocks run, one after the other, and the commands exist."""
 from __future__ import annotations
 
 import re
@@ -8,8 +8,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def blocks(language):
-    return re.findall(rf'```{language}\n(.*?)```', README, flags=re.DOTALL)
+def blocks(language, text=README):
+    return re.findall(rf'```{language}\n(.*?)```', text, flags=re.DOTALL)
 
 
 def test_the_code_blocks_run():
@@ -19,6 +19,13 @@ def test_the_code_blocks_run():
     for block in found:
         exec(compile(block, 'README.md', 'exec'), namespace)
     assert namespace['y'].shape == namespace['outputs'].shape == (16, 10)
+    assert namespace['losses'].shape == (20,)
+
+
+def test_the_code_blocks_of_the_guide_to_primitives_run():
+    namespace: dict = {}
+    for block in blocks('python', (ROOT / 'docs' / 'primitives.md').read_text(encoding='utf-8')):
+        exec(compile(block, 'primitives.md', 'exec'), namespace)
     assert namespace['losses'].shape == (20,)
 
 
