@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -159,10 +158,6 @@ class ETraceGraph:
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
-
-    @cached_property
-    def relation_of(self) -> dict[str, Relation]:
-        return {r.key: r for r in self.hidden_param_op_relations}
 
     def report(self) -> str:
         """Groups, relations, routes and diagnostics as text."""

@@ -104,7 +104,8 @@ def is_inexact(aval) -> bool:
 
 
 def describe_aval(aval) -> str:
-    return f'{np.dtype(aval.dtype).name if not hasattr(aval.dtype, "_rules") else aval.dtype}{list(aval.shape)}'
+    """Dtype and shape, as in messages."""
+    return f'{aval.dtype}{list(aval.shape)}'
 
 
 def _escape(part: str) -> str:
