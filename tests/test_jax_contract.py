@@ -39,7 +39,7 @@ def test_a_jitted_call_holds_its_body_where_inlining_looks_for_it():
 
 
 @pytest.mark.parametrize('fn', [jnp.sin, jax.nn.relu, jax.nn.softmax, lambda x: jnp.roll(x, 1), lambda x: x[:2],
-                                jax.custom_vjp(lambda x: x * 2)], ids=str)
+                                jax.custom_vjp(lambda x: x * 2)], ids=['jit', 'custom_jvp', 'softmax', 'roll', 'slice', 'custom_vjp'])
 def test_an_equation_evaluates_to_what_jax_computes(fn):
     if isinstance(fn, jax.custom_vjp):
         fn.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
