@@ -143,7 +143,7 @@ def test_an_op_inside_control_flow_behind_the_state_stays_exact():
     close(online(cell, params, H, rules.d_rtrl(), window=2)[1], bptt(cell, params, H))
 
 
-@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, *(pytest.param(d, marks=pytest.mark.slow) for d in (jnp.float16, jnp.float32))])
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
 def test_low_precision_models_run_and_stay_close(dtype, rule):
     def cell(p, h, x):

@@ -50,6 +50,7 @@ def test_many_random_stacks_in_one_window(plan):
     check(plan, None)
 
 
+@pytest.mark.slow
 @examples(6)
 @given(plans)
 def test_the_oracles_agree_on_random_stacks(plan):

@@ -11,6 +11,8 @@ import braintrace
 
 from .networks import BATCH, STEPS, UNITS, Net, by_steps, close, compiled, data, loss_of, squared
 
+SOME_WINDOWS = [3, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 2, None))]
+
 
 def gradient(learner, xs, ys, **options):
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **{'reduction': 'sum', **options})
@@ -67,7 +69,7 @@ def test_the_mask_weighs_losses_and_nothing_else(window):
 
 
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', [1, 2, 3, None])
+@pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_a_reset_of_all_lanes_starts_anew(rule, window):
     xs, ys = data()
     flags = jnp.arange(STEPS) == 4
@@ -78,7 +80,7 @@ def test_a_reset_of_all_lanes_starts_anew(rule, window):
 
 
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', [1, 2, 3, None])
+@pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_a_reset_of_one_lane_leaves_the_others_alone(rule, window):
     xs, ys = data()
     flags = jnp.zeros((STEPS, BATCH), bool).at[3, 1].set(True).at[0, 2].set(True).at[5, 1].set(True)
