@@ -144,7 +144,7 @@ class ETraceGraph:
     ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` prints
     them. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
     it leads to, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
-    that is empty, D_RTRL is exact for the group.
+    that is empty, D_RTRL is exact for the group's traced weights.
     """
     program: Program
     hidden_groups: tuple[HiddenGroup, ...]
@@ -165,7 +165,7 @@ class ETraceGraph:
         for g in self.hidden_groups:
             cuts = self.cut_reads[g.name]
             lines.append(f'  {g.name}: shape {list(g.shape)}, {g.num_state} state(s); ' + (
-                'D_RTRL is exact' if not cuts else 'D_RTRL leaves out what passes ' + ', '.join(cuts)))
+                'D_RTRL is exact for its traced weights' if not cuts else 'D_RTRL leaves out what passes ' + ', '.join(cuts)))
         lines.append('relations')
         for rel in self.hidden_param_op_relations:
             weights = ', '.join(f'{n} <- {" + ".join(p)}' for n, p in rel.paths.items())
