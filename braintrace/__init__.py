@@ -1,6 +1,6 @@
 """Online learning of recurrent and spiking networks: eligibility traces beside the state, in JAX."""
 from . import functional, nn, rules
-from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Relation, Route
+from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Policy, Relation, Report, Route
 from ._errors import *  # noqa: F403
 from ._errors import __all__ as _errors
 from ._etrace_op import (
@@ -27,6 +27,6 @@ from ._learner import (
 )
 
 __all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner', 'HiddenGroup',
-           'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Relation', 'Route', 'compile', 'compile_etrace_graph', 'conv', 'element_wise',
-           'functional', 'get_primitive_spec', 'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive',
+           'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile', 'compile_etrace_graph',
+           'conv', 'element_wise', 'functional', 'get_primitive_spec', 'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive',
            'register_primitive_spec', 'rules', 'sparse_matmul']

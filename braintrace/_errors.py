@@ -57,7 +57,7 @@ class NotSupportedError(BraintraceError, NotImplementedError):
 
 
 class UntracedParameterError(BraintraceError, ValueError):
-    """``strict=True`` and a parameter reaches a hidden state without a trace."""
+    """The policy is strict, and a parameter or a path between hidden states has no trace."""
 
 
 class NotCompiledError(BraintraceError, RuntimeError):

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from braintrace import _jax
 
@@ -83,3 +85,268 @@ def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
 def test_stop_gradient_and_select_are_primitives():
     names = {e.primitive.name for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)}
     assert {'stop_gradient', 'select_n'} <= names
+
+
+def the(name, fn, *args):
+    found, = (e for e in equations(fn, *args) if e.primitive.name == name)
+    return found
+
+
+def closed_over(fn, *args):
+    """A call's body that holds constants: what custom rules and old transformations leave behind."""
+    closed = jax.make_jaxpr(fn)(*args)
+    assert closed.consts
+    return closed
+
+
+def evaluate(body, consts, *args):
+    return jax.core.eval_jaxpr(body, consts, *args)
+
+
+def by_hand(parts, operands):
+    """A scan as a loop over the body, in the order that ``ScanParts`` states."""
+    k, n = parts.num_consts, parts.num_carry
+    consts, carry, xs = operands[:k], operands[k:k + n], operands[k + n:]
+    ys = []
+    for i in range(parts.length)[::-1 if parts.reverse else 1]:
+        out = evaluate(parts.body, parts.consts, *consts, *carry, *(x[i] for x in xs))
+        carry, ys = out[:n], [*ys, out[n:]]
+    stacked = [jnp.stack(y[::-1] if parts.reverse else y) for y in zip(*ys)]
+    return [*carry, *stacked]
+
+
+def check(eqn, parts, run):
+    """The equation on ramp operands equals ``run`` on its parts."""
+    operands = [a.val if isinstance(a, _jax.Literal) else (jnp.arange(1., a.aval.size + 1).reshape(a.aval.shape) / 7).astype(a.aval.dtype)
+                for a in eqn.invars]
+    expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
+    got = run(parts, operands)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected):
+        assert jnp.allclose(a, b, rtol=1e-6), (a, b)
+
+
+def scanned(reverse):
+    def step(a, b, carry, x):
+        first, second = carry
+        return (first * a + x[0], second - b.sum()), (first * 3, x[1] + second)
+    return lambda a, b, first, second, xs: jax.lax.scan(lambda c, x: step(a, b, c, x), (first, second), xs, reverse=reverse, unroll=2)
+
+
+@pytest.mark.parametrize('reverse', [False, True])
+def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse):
+    a, b = jnp.arange(3.), jnp.arange(2.)
+    eqn = the('scan', scanned(reverse), a, b, a + 1, jnp.float32(2), (jnp.ones((5, 3)), jnp.ones((5,))))
+    parts = _jax.scan_parts(eqn)
+    assert parts[1:] == ([], 2, 2, 5, reverse, 2)
+    assert [v.aval.shape for v in parts.body.invars] == [(3,), (2,), (3,), (), (3,), ()]
+    assert [v.aval.shape for v in parts.body.outvars] == [(3,), (), (3,), ()]
+    check(eqn, parts, by_hand)
+
+
+def test_a_differentiated_scan_keeps_that_order():
+    def grad(a, x):
+        return jax.grad(lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum())(a)
+    a, x = jnp.arange(1., 4.), jnp.ones((4, 3)) / 2
+    call, = equations(jax.jit(grad), a, x)
+    body, _ = _jax.closed_jaxpr(_jax.inlinable(call))
+    scans = [e for e in body.eqns if e.primitive.name == 'scan']
+    assert [_jax.scan_parts(e).reverse for e in scans] == [False, True]
+    for eqn in scans:
+        check(eqn, _jax.scan_parts(eqn), by_hand)
+
+
+def test_the_constants_of_a_body_are_apart_from_its_operands():
+    captured = jnp.arange(4.) * 2
+    body, consts = _jax.closed_jaxpr(closed_over(lambda x, y: x + captured * y, X, X))
+    assert len(body.constvars) == len(consts) == 1 and len(body.invars) == 2
+    out, = evaluate(body, consts, X, X + 1)
+    assert (out == X + captured * (X + 1)).all()
+
+
+def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_carry():
+    def loop(limit, by, one, two):
+        return jax.lax.while_loop(lambda c: c[0].sum() < limit[0], lambda c: (c[0] + by.sum(), c[1] * by[0]), (one, two))
+    eqn = the('while', loop, jnp.ones(1), jnp.ones(2), jnp.ones(3), jnp.ones(4))
+    parts = _jax.while_parts(eqn)
+    assert (parts.cond_nconsts, parts.body_nconsts, parts.cond_consts, parts.body_consts) == (1, 1, [], [])
+    assert [v.aval.shape for v in eqn.invars] == [(1,), (2,), (3,), (4,)]
+    assert [v.aval.shape for v in parts.cond.invars] == [(1,), (3,), (4,)]
+    assert [v.aval.shape for v in parts.body.invars] == [(2,), (3,), (4,)]
+    assert [v.aval.dtype for v in parts.cond.outvars] == [bool]
+
+    def run(parts, operands):
+        carry = operands[2:]
+        while evaluate(parts.cond, parts.cond_consts, operands[0], *carry)[0]:
+            carry = evaluate(parts.body, parts.body_consts, operands[1], *carry)
+        return carry
+    check(eqn, parts, run)
+
+
+@pytest.mark.parametrize('index', range(3))
+def test_a_switch_has_its_index_then_what_every_branch_reads(index):
+    def choose(i, x, y):
+        return jax.lax.switch(i, [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)], x)
+    eqn = the('cond', choose, index, X, X)
+    parts = _jax.cond_parts(eqn)
+    assert eqn.invars[0].aval.dtype == jnp.int32 and eqn.invars[0].aval.shape == () and len(parts.branches) == 3
+    assert all(len(body.invars) == 2 and consts == [] for body, consts in parts.branches)
+    operands = [jnp.int32(index), X + 1, X + 2]
+    expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
+    got = evaluate(*parts.branches[index], *operands[1:])
+    assert all((a == b).all() for a, b in zip(got, expected, strict=True))
+
+
+def test_a_cond_lists_its_false_branch_first():
+    eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
+    assert eqn.invars[0].aval.dtype == jnp.int32
+    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_parts(eqn).branches] == [['cos'], ['sin']]
+
+
+def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
+    policy = jax.checkpoint_policies.dots_saveable
+    eqn = the('remat2', jax.checkpoint(lambda x, y: (x @ y, x), policy=policy, prevent_cse=False), X, X.T + 1)
+    parts = _jax.remat_parts(eqn)
+    assert parts.policy is policy and parts.prevent_cse is False and parts.consts == []
+    check(eqn, parts, lambda p, operands: evaluate(p.body, p.consts, *operands))
+
+
+@pytest.mark.parametrize('check_vma', [False, True])
+def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
+    captured = jnp.arange(4.)
+    fn = jax.shard_map(lambda x, y: (x['k'] + y + captured, jax.lax.psum(y, ('a', 'b'))), mesh=mesh, check_vma=check_vma,
+                       in_specs=(P('a'), P(('a', 'b'), None)), out_specs=(P(('a', 'b')), P()))
+    eqn = the('shard_map', lambda x, y: fn({'k': x}, y), X, X + 1)
+    parts = _jax.shard_map_parts(eqn)
+    assert parts.consts == [] and parts.mesh.shape == {'a': 1, 'b': 1} and parts.check_vma is check_vma
+    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None)) and parts.out_specs == (P(('a', 'b')), P())
+    assert len(parts.in_specs) == len(parts.body.invars) == len(eqn.invars)
+    assert parts.manual_axes == {'a', 'b'}
+
+
+def test_a_shard_map_names_the_axes_that_it_maps():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
+    eqn = the('shard_map', jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'}), X)
+    assert _jax.shard_map_parts(eqn).manual_axes == {'a'}
+
+
+def inside_a_shard_map(fn, *args):
+    """The parts of a ``shard_map`` along ``a`` of an abstract mesh of four, and the equations of its body."""
+    mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Auto,))
+    parts = _jax.shard_map_parts(the('shard_map', jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a')), *args))
+    return parts, parts.body.eqns
+
+
+def test_an_abstract_mesh_names_the_axes_and_the_sizes_of_a_shard_map():
+    parts, _ = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))
+    assert parts.sizes == {'a': 4}
+    with parts.named_axes():
+        assert jax.lax.axis_size('a') == 4
+    with parts.manual_mesh():
+        assert jax.sharding.get_abstract_mesh().manual_axes == ('a',)
+
+
+def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
+    def body(x):
+        return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + jax.lax.all_gather(x, 'a', to='invarying').sum(0)
+    eqns = {e.primitive.name: e for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
+    assert set(eqns) == {'psum_invariant', 'pvary', 'all_gather_invariant', 'reduce_sum', 'add'}
+    assert eqns['psum_invariant'].params == {'axes': ('a',)}
+    assert {'all_gather_dimension', 'axis_name', 'tiled'} <= set(eqns['all_gather_invariant'].params)
+
+
+def test_collectives_have_the_parameters_that_are_read():
+    def body(x):
+        x = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True) + jax.lax.all_gather(x, 'a').sum(0)
+        return jax.lax.ppermute(x, 'a', [(0, 1)])
+    eqns = {e.primitive.name: e.params for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
+    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(eqns['reduce_scatter'])
+    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(eqns['all_gather'])
+    assert {'axis_name', 'perm'} <= set(eqns['ppermute'])
+
+
+def plainly(body, consts, args):
+    """The body of a ``shard_map`` without its types."""
+    env = dict(zip([*body.constvars, *body.invars], [*consts, *args], strict=True))
+
+    def read(atom):
+        return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
+    for eqn in body.eqns:
+        ins = [read(a) for a in eqn.invars]
+        params = _jax.with_bodies(eqn, PARTS, plainly)
+        outs = ins if eqn.primitive.name == 'pvary' else _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), *ins)
+        env.update(zip(eqn.outvars, outs))
+    return [read(a) for a in body.outvars]
+
+
+PARTS = inside_a_shard_map(jnp.sin, jnp.ones((8, 3)))[0]
+
+
+def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
+    def body(x):
+        scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
+        return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
+    parts, _ = inside_a_shard_map(body, jnp.ones((8, 3)))
+    jaxpr, _ = _jax.trace(lambda x: plainly(parts.body, [], [x]), jnp.ones((2, 3)))
+    assert {e.primitive.name for e in jaxpr.eqns} >= {'scan', 'remat2', 'broadcast_in_dim'}
+    for eqn in [*jaxpr.eqns, *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns)]:
+        assert eqn.ctx.cur_abstract_mesh.empty
+        assert all(v.aval.sharding.mesh.empty and not v.aval.mat.varying for v in eqn.outvars)
+
+
+@pytest.mark.parametrize('kind', ['jvp', 'vjp'])
+def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
+    if kind == 'jvp':
+        own = jax.custom_jvp(jnp.sin)
+        own.defjvp(lambda p, t: (own(p[0]), 3 * t[0] + jnp.zeros((2, 3), p[0].dtype)))
+    else:
+        own = jax.custom_vjp(jnp.sin)
+        own.defvjp(lambda x: (jnp.sin(x), x + jnp.zeros((2, 3), x.dtype)), lambda x, g: (3 * g + 0 * x,))
+    parts, (eqn,) = inside_a_shard_map(own, jnp.ones((8, 3)))
+    params = _jax.with_bodies(eqn, parts, plainly)
+    late = params['jvp_jaxpr_fun' if kind == 'jvp' else 'fwd_jaxpr_thunk']
+    body, consts, *rest = late.call_wrapped(kind == 'vjp')
+    assert all(not v.aval.mat.varying for v in body.outvars) and len(body.outvars) == 2 and consts == []
+    assert rest == ([[False]] if kind == 'jvp' else [])
+    x = jnp.ones((2, 3)) / 2
+    assert (jax.grad(lambda v: _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), v)[0].sum())(x) == 3).all()
+
+
+def test_a_value_names_the_axes_that_it_is_mapped_along():
+    seen = []
+
+    def inner(x, y):
+        seen.extend(_jax.mapped_axes(v) for v in (x, y, x + y, jax.lax.psum(x, 'a'), jnp.ones(3), jax.lax.psum(x + y, ('a', 'b'))))
+        return x
+    jax.eval_shape(jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X)
+    assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
+
+
+def test_new_equations_can_name_the_place_of_an_old_one():
+    old, = equations(jnp.sin, X)
+
+    def elsewhere(x):
+        with _jax.at_location(old.source_info):
+            return jnp.cos(x)
+    new, = equations(elsewhere, X)
+    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(old.source_info)
+
+
+def test_functions_with_their_own_derivative_are_custom_calls():
+    own_vjp = jax.custom_vjp(lambda x: x * 2)
+    own_vjp.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
+    own_jvp = jax.custom_jvp(lambda x: x * 2)
+    own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
+    for fn in (own_jvp, own_vjp):
+        eqn, = equations(fn, X)
+        assert _jax.is_custom_call(eqn)
+        body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
+        assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
+    assert not _jax.is_custom_call(equations(jnp.sin, X)[0])
+
+
+def test_other_equations_have_no_parts():
+    eqn, = equations(jnp.sin, X)
+    accessors = (_jax.scan_parts, _jax.while_parts, _jax.cond_parts, _jax.remat_parts, _jax.shard_map_parts)
+    assert [accessor(eqn) for accessor in accessors] == [None] * 5

@@ -29,6 +29,14 @@ def test_the_code_blocks_of_the_guide_to_primitives_run():
     assert namespace['losses'].shape == (20,)
 
 
+def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
+    namespace: dict = {}
+    for block in blocks('python', (ROOT / 'docs' / 'compiling.md').read_text(encoding='utf-8')):
+        exec(compile(block, 'compiling.md', 'exec'), namespace)
+    shown = capsys.readouterr().out
+    assert shown.startswith('(12,)') and 'flowchart' in shown
+
+
 def test_the_commands_are_targets_of_the_makefile():
     targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(encoding='utf-8'), flags=re.MULTILINE))
     named = set(re.findall(r'make ([a-z-]+)', ''.join(blocks('bash')) + (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')))

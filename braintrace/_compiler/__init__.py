@@ -1,9 +1,14 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
+from . import flow
 from .analyse import analyse, check_learnable
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
-from .program import Program, abstract, check_arrays, depends, describe_aval, is_inexact, path_key, path_name
+from .losses import USE, untraced_uses
+from .policy import DEFAULT, Policy
+from .program import Loop, Program, Remat, abstract, check_arrays, depends, describe_aval, is_inexact, path_key, path_name
+from .reasons import REASONS
 from .recurrence import Groups, old_ancestors
+from .report import Report
 
-__all__ = ['Coordinates', 'Diagnostic', 'ETraceGraph', 'Groups', 'HiddenGroup', 'OpUse', 'Program', 'Relation', 'Route', 'abstract',
-           'analyse', 'check_arrays', 'check_learnable', 'depends', 'describe_aval', 'is_inexact', 'old_ancestors',
-           'path_key', 'path_name']
+__all__ = ['Coordinates', 'DEFAULT', 'Diagnostic', 'ETraceGraph', 'Groups', 'HiddenGroup', 'Loop', 'OpUse', 'Policy', 'Program',
+           'REASONS', 'Relation', 'Remat', 'Report', 'Route', 'USE', 'abstract', 'analyse', 'check_arrays', 'check_learnable', 'depends',
+           'describe_aval', 'flow', 'is_inexact', 'old_ancestors', 'path_key', 'path_name', 'untraced_uses']

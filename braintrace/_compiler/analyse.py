@@ -1,42 +1,66 @@
 """From a step function to an :class:`ETraceGraph`."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from .._errors import CompileError, RuleContractError
+from . import flow
 from . import labels as lb
+from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
+from .copies import forward_copies
+from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
+from .losses import USE, name_mixing, op_name, readers, untraced_uses
+from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
-from .program import Program, is_inexact, path_name, trace_step
+from .program import Equation, Loop, Program, is_inexact, path_name, trace_step
 from .recurrence import reached_groups
 
 __all__ = ['analyse']
 
-
 def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable = lambda path, leaf: True,
-            hidden: Callable = lambda path, leaf: True) -> ETraceGraph:
+            hidden: Callable = lambda path, leaf: True, policy: Policy = DEFAULT) -> ETraceGraph:
     """Compile one step ``cell(params, carry, *inputs) -> (outputs, carry)``.
 
     ``params``, ``carry`` and ``inputs`` may be arrays or ``ShapeDtypeStruct``s: only shapes and dtypes are read.
     """
-    program = trace_step(cell, params, carry, inputs, trainable=trainable, hidden=hidden)
+    step, decisions = trace_step(cell, params, carry, inputs), Decisions()
+    refuse_ops_in_while(step.jaxpr)
+    while True:
+        program = forward_copies(flatten(step, policy, decisions, trainable, hidden))
+        open_ends = decide(program, policy) or peel(program)
+        decisions.update(open_ends)
+        if open_ends:
+            continue
+        try:
+            return _graph(program)
+        except MustUnroll as e:
+            decisions.update(unroll(e.loop))
+
+
+def _graph(program: Program) -> ETraceGraph:
     positions, analysis = find_positions(program)
     groups = [_group(program, states) for states in positions.groups]
-    pure = _pure_values(program)
-    ops = _ops(program, pure, _parameters_behind(program))
+    ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)
-    routes = _routes(program, ops, relations, analysis)
-    diagnostics = [*_mixing_notes(program, positions), *notes, *_cross_notes(positions, groups), *_route_notes(routes)]
+    forgetful = _forgetful(program)
+    routes = _routes(program, ops, relations, forgetful)
+    cross = _cross_notes(program, positions, groups)
+    diagnostics = list(dict.fromkeys([*_mixing_notes(program, positions), *notes, *cross,
+                                      *_forgetful_notes(program, ops, forgetful), *_route_notes(routes)]))
     if ops and groups and not relations:
         diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
-    return ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
-                       _cut_reads(program, groups, group_of, recurrent, ops, relations, _cross_notes(positions, groups)),
-                       _direct(program, ops), _colours(positions), _lanes(program, ops))
+    graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
+                        _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),
+                        _direct(program, ops), _colours(positions), _lanes(program, ops))
+    return _with_partial_traces(graph)
 
 
 def _group(program: Program, states) -> HiddenGroup:
@@ -46,44 +70,58 @@ def _group(program: Program, states) -> HiddenGroup:
     return HiddenGroup(','.join(p.replace(',', '~2') for p in paths), paths, carry, aval.shape, aval.dtype)
 
 
-def _pure_values(program: Program) -> dict[int, frozenset[int]]:
-    """Values that are functions of parameters and constants alone -> the trainable parameters among them."""
-    pure = {v: frozenset[int]() for v in program.constants}
-    pure.update({v: frozenset([i] if i in program.trainable else []) for i, v in enumerate(program.params)})
-    for eqn in program.equations:
-        if all(v in pure for v in eqn.ins):
-            found = frozenset().union(*(pure[v] for v in eqn.ins))
-            pure.update(dict.fromkeys(eqn.outs, found))
-    return pure
+def _sources_of_weights(program: Program) -> tuple[dict[int, int], Callable[[int, int], int]]:
+    """Facts for :func:`flow.forward`: bit ``i`` for parameter ``i``; above them ``moving`` and ``turning``.
+
+    Moving: it changes from step to step. Turning: it changes from iteration to iteration of an inner loop.
+    """
+    moving, turning, names = _weight_bits(program)
+    start = {v: 1 << i if i in program.trainable else 0 for i, v in enumerate(program.params)}
+    start |= dict.fromkeys((*program.carry, *program.inputs), moving)
+    for i in program.end_of:
+        start |= dict.fromkeys(program.equations[i].outs, turning)
+
+    def keep(i: int, found: int) -> int:
+        eqn = program.equations[i]
+        return (found | moving if eqn.effects else found) & ~(names if i in program.op_set and found & moving else 0)
+    return start, keep
 
 
-def _parameters_behind(program: Program) -> dict[int, frozenset[int]]:
-    """The trainable parameters that each value depends on without passing an op."""
-    behind, ops = {program.params[i]: frozenset([i]) for i in program.trainable}, set(program.ops)
-    for i, eqn in enumerate(program.equations):
-        if i not in ops:
-            found = frozenset().union(*(behind.get(v, ()) for v in eqn.ins))
-            behind.update(dict.fromkeys(eqn.outs, found))
-    return behind
+def _weight_bits(program: Program) -> tuple[int, int, int]:
+    """``moving``, ``turning``, and the bits of all parameters."""
+    n = len(program.params)
+    return 1 << n, 1 << n + 1, (1 << n) - 1
 
 
-def _ops(program: Program, pure, behind) -> list[OpUse]:
+def _ops(program: Program, facts: list[int]) -> list[OpUse]:
     uses, seen = [], {}
+    moving, turning, names = _weight_bits(program)
     for i in program.ops:
         eqn = program.equations[i]
         p = eqn.primitive
         slots = _trainable_slots(p, eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        parameters = {n: tuple(sorted(pure.get(v, behind.get(v, ())))) for n, v in trainable.items()}
-        owned = all(v in pure for v in trainable.values()) and any(parameters.values())
+        parameters = {n: tuple(flow.members(facts[v] & names)) for n, v in trainable.items()}
+        found = flow.union(facts, trainable.values())
+        if found & turning and not found & moving:
+            raise MustUnroll(_loop_of_weights(program, eqn, trainable.values()))
+        owned = not found & moving and any(parameters.values())
         first = next((path_name(program.param_keys[ps[0]]).replace('#', '~3') for ps in parameters.values() if ps), f'({p.name})')
         seen[first] = seen.get(first, -1) + 1
         key = first if not seen[first] else f'{first}#{seen[first]}'
         x = None if p.x_invar_index is None else eqn.ins[p.x_invar_index]
         y = eqn.outs[p.y_outvar_index]
         uses.append(OpUse(key, i, p, eqn.params, x, y, trainable, parameters, owned, eqn.where, None if x is None else
-                          program.avals[x], program.avals[y], {n: program.avals[v] for n, v in trainable.items()}))
+                          program.avals[x], program.avals[y], {n: program.avals[v] for n, v in trainable.items()}, eqn.repeats,
+                          eqn.conditional))
     return uses
+
+
+def _loop_of_weights(program: Program, eqn: Equation, weights) -> Loop:
+    """The loop around an op whose weights change in it, or the one that makes them."""
+    around = [r for r in eqn.scope if isinstance(r, Loop)]
+    made = [program.equations[i].loop for v in weights for i in flow.slice_behind(program, v, ()) if program.equations[i].loop]
+    return (around or made)[-1]
 
 
 def _trainable_slots(primitive, eqn) -> dict[str, int]:
@@ -101,9 +139,14 @@ def _trainable_slots(primitive, eqn) -> dict[str, int]:
 
 def _relations(program, positions: Positions, analysis, groups, ops) -> tuple[list[Relation], list[Diagnostic]]:
     relations, notes = [], []
+    near: dict[int, set[int]] = {}
+    for s, sweep in enumerate(positions.sweeps):
+        for i in sweep.y:
+            near.setdefault(i, set()).add(positions.group_of[s])
     for op in ops:
         reached, coords, lost = [], [], False
-        for states, group in zip(positions.groups, groups, strict=True):
+        for g in sorted(near.get(op.equation, ())):
+            states, group = positions.groups[g], groups[g]
             found = _coordinates(program, positions, analysis, op, states, group)
             if isinstance(found, str):
                 lost = True
@@ -116,8 +159,9 @@ def _relations(program, positions: Positions, analysis, groups, ops) -> tuple[li
             through = not lost and _only_through_states(program, op.y, {*program.ops, *positions.mixing})
             relations.append(Relation(op, tuple(reached), tuple(coords), paths, through))
         elif reached and any(op.parameters.values()):
-            notes.append(Diagnostic('input-dependent-weight', 'warning', f'{op.key}: the op\'s weight changes from step to step '
-                                    '(it depends on an input or a state), so it has no trace', op.key, op.where))
+            path = next(program.param_names[i] for ps in op.parameters.values() for i in ps)
+            notes.append(Diagnostic('input-dependent-weight', 'warning', f'{path}: the op\'s weight changes from step to step '
+                                    '(it depends on an input or a state), so it has no trace', path, op.where))
     return relations, notes
 
 
@@ -134,7 +178,7 @@ def _only_through_states(program: Program, value: int, cuts: set[int]) -> bool:
         readers = program.consumers.get(v, ())
         if v in results or not cuts.isdisjoint(readers):
             return False
-        todo.extend(o for i in readers for o in program.equations[i].outs)
+        todo.extend(o for i in readers for o in program.results(i, v))
     return True
 
 
@@ -145,6 +189,8 @@ def _coordinates(program, positions: Positions, analysis, op: OpUse, states, gro
     if not labels:
         return None
     if any((lab == lb.MANY).any() for _, lab in labels):
+        if op.repeats:
+            raise MustUnroll(next(r for r in reversed(program.equations[op.equation].scope) if isinstance(r, Loop)))
         return _expanded(program, analysis, op, [s for s, _ in labels], group)
     total = None
     for _, lab in labels:
@@ -153,7 +199,14 @@ def _coordinates(program, positions: Positions, analysis, op: OpUse, states, gro
         return 'its result reaches different positions in different states of the group'
     if total.shape == group.shape and not (lb.merge(total, lb.identity(total.shape)) == lb.MANY).any():
         return Coordinates(total.shape, group.shape, None)
-    return Coordinates(total.shape, group.shape, np.where(total == lb.NONE, 0, total))
+    return Coordinates(total.shape, group.shape, np.where(total == lb.NONE, _first_of_lane(total.shape, group.shape), total))
+
+
+def _first_of_lane(shape, group_shape) -> np.ndarray:
+    """A position for entries that no state reads, in their own lane where axis 0 may be one."""
+    if shape[:1] != group_shape[:1] or not shape:
+        return np.zeros(shape, np.int64)
+    return (np.arange(shape[0]) * math.prod(group_shape[1:])).reshape(-1, *[1] * (len(shape) - 1))
 
 
 def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
@@ -175,67 +228,106 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
     return Coordinates(group.shape, group.shape, None, expanded=True)
 
 
-def _routes(program: Program, ops, relations, analysis) -> dict[str, Route]:
-    reaches = _reaches(program, {program.new_carry[c] for c in program.hidden})
-    used_values = _reaches(program, {*program.outputs, *program.new_carry})
+def _forgetful(program: Program) -> dict[int, list[int]]:
+    """Parts of the carry that are no hidden states, though later steps read them, each with what leads to it by a gradient."""
+    kept = {c for c in range(len(program.carry)) if c not in program.hidden and is_inexact(program.avals[program.carry[c]])
+            and program.new_carry[c] in program.producer}
+    read = flow.backward(program, {v: 1 for v in program.outputs} | {program.new_carry[c]: 1 for c in program.hidden},
+                         flow.gradients(program))
+    return {c: flow.backward(program, {program.new_carry[c]: 1}, flow.gradients(program)) for c in kept if read[program.carry[c]]}
+
+
+def _forgetful_notes(program: Program, ops, forgetful) -> list[Diagnostic]:
+    places = {i: op.where for op in reversed(ops) for ps in op.parameters.values() for i in ps}
+    return [Diagnostic('lost-relation', 'warning', f'parameter {program.param_names[i]}: {program.carry_names[c]} is no hidden state: what '
+                       'goes through it to later steps has no gradient. Make it one, or stop the gradient that goes into it',
+                       program.param_names[i], places.get(i, _place(program, program.new_carry[c])))
+            for c, ahead in forgetful.items() for i in program.trainable if ahead[program.params[i]]]
+
+
+def _routes(program: Program, ops, relations, forgetful) -> dict[str, Route]:
+    used_at_all = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
+    to_state = flow.backward(program, {program.new_carry[c]: 1 for c in program.hidden}, flow.gradients(program))
     traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
-    used = {i: op for op in reversed(ops) for ps in op.parameters.values() for i in ps}
+    uses = {i: [op for op in ops if any(i in ps for ps in op.parameters.values())] for i in program.trainable}
     routes = {}
     for i, name in enumerate(program.param_names):
+        value = program.params[i]
         if i not in program.trainable:
-            routes[name] = Route('frozen', 'not_trainable' if is_inexact(program.avals[program.params[i]]) else 'not_inexact')
+            routes[name] = Route('frozen', 'not_trainable' if is_inexact(program.avals[value]) else 'not_inexact')
         elif i in traced:
             routes[name] = Route('trace', traced[i].primitive.name, traced[i].where)
-        elif program.params[i] not in used_values:
+        elif not used_at_all[value]:
             routes[name] = Route('same-step', 'unused')
-        elif program.params[i] not in reaches:
-            routes[name] = Route('same-step', 'no_hidden_state', used[i].where if i in used else '')
-        elif i in used:
-            routes[name] = Route('same-step', _why_untraced(program, used[i], analysis), used[i].where)
+        elif not to_state[value]:
+            reason = 'not_hidden' if any(ahead[value] for ahead in forgetful.values()) else 'no_hidden_state'
+            routes[name] = Route('same-step', reason, uses[i][0].where if uses[i] else '')
         else:
-            first = program.consumers.get(program.params[i], [None])[0]
-            routes[name] = Route('same-step', 'not_etp_op', program.equations[first].where if first is not None else '')
+            routes[name] = _untraced_route(program, value, [op for op in uses[i] if to_state[op.y]], to_state)
     return routes
 
 
-def _why_untraced(program: Program, op: OpUse, analysis) -> str:
+def _why_untraced(program: Program, op: OpUse) -> str:
     if not op.owned:
         return 'input_dependent_weight'
-    return 'weight_then_weight' if analysis.descendants([op.y]).isdisjoint(
-        program.new_carry[c] for c in program.hidden) else 'mixing_tail'
+    reached = flow.reach(program, op.y, program.op_set)
+    return 'weight_then_weight' if reached.isdisjoint(program.new_carry[c] for c in program.hidden) else 'mixing_tail'
 
 
-def _reaches(program: Program, results: set[int]) -> set[int]:
-    """Values that reach one of the results by any path."""
-    found = set(results)
-    for eqn in reversed(program.equations):
-        if not found.isdisjoint(eqn.outs):
-            found.update(eqn.ins)
-    return found
+def _untraced_route(program: Program, value: int, uses: list[OpUse], to_state: list[int]) -> Route:
+    """The route of a parameter that reaches a hidden state without a trace: the use that says most about what to change."""
+    reasons = [(_why_untraced(program, op), op.where) for op in uses]
+    told = next((r for r in reasons if r[0] != 'weight_then_weight'), None)
+    plain = _plain_route(program, value, to_state)
+    if told is None and reasons and plain is None:
+        told = reasons[0]
+    return Route('same-step', *told) if told else plain or Route('same-step', 'not_etp_op')
+
+
+def _plain_route(program: Program, value: int, to_state: list[int]) -> Route | None:
+    """The route of a parameter by a plain use; an op may hide in a function with a rule of its own."""
+    reached = flow.reach(program, value, ())
+    opaque = next((e for e in program.equations if e.origin is not None and not reached.isdisjoint(e.ins) and e.holds_op()), None)
+    if opaque is not None:
+        return Route('same-step', f'opaque_call:{opaque.primitive.name}', opaque.where)
+    first = next((i for i, _ in readers(program, value)
+                  if i not in program.op_set and flow.union(to_state, program.equations[i].outs)), None)
+    return None if first is None else Route('same-step', 'not_etp_op', program.equations[first].where)
 
 
 def _direct(program: Program, ops) -> tuple[int, ...]:
     """Trainable parameters that reach a result otherwise than as the weight of an owned op."""
-    weights = {op.equation: {op.primitive.trainable_invars_fn(op.params)[n] for n in op.trainable} for op in ops if op.owned}
-    live = {*program.outputs, *program.new_carry}
-    for i in range(len(program.equations) - 1, -1, -1):
-        eqn = program.equations[i]
-        if not live.isdisjoint(eqn.outs):
-            live.update(v for k, v in enumerate(eqn.ins) if k not in weights.get(i, ()))
-    return tuple(i for i in program.trainable if program.params[i] in live)
+    weights = {op.equation: set(op.primitive.trainable_invars_fn(op.params).values()) for op in ops if op.owned}
+    live = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1), skip=lambda i, k: k in weights.get(i, ()))
+    return tuple(i for i in program.trainable if live[program.params[i]])
 
 
 def _mixing_notes(program: Program, positions: Positions) -> list[Diagnostic]:
-    return [Diagnostic('mixing', 'info', f'{program.equations[i].primitive.name} {why} of a hidden state: it carries no trace',
-                       location=program.equations[i].where) for i, why in sorted(positions.mixing.items())]
+    named = [name_mixing(program, i, why) for i, why in sorted(positions.mixing.items())]
+    return [Diagnostic('mixing', 'info', f'{name} {why}: it carries no trace', location=where) for name, why, where in named]
 
 
-def _cross_notes(positions: Positions, groups) -> list[Diagnostic]:
+def _with_partial_traces(graph: ETraceGraph) -> ETraceGraph:
+    """Say which parameters with a trace also reach a hidden state by a plain operation."""
+    by_ops = {f'{USE}{op_name(op)} [{op.where}]' for op in graph.ops}
+    partial = {p: [t for t in texts if t.startswith(USE) and t not in by_ops] for p, texts in untraced_uses(graph).items()
+               if graph.routes[p].kind == 'trace'}
+    notes = [Diagnostic('partial-trace', 'warning', f'parameter {p} has a trace, but not for {" and ".join(texts)}, where its gradient '
+                        'holds the current step only', p, graph.routes[p].location) for p, texts in partial.items() if texts]
+    return replace(graph, diagnostics=(*graph.diagnostics, *notes))
+
+
+def _cross_notes(program: Program, positions: Positions, groups) -> list[Diagnostic]:
     pairs = sorted({(positions.group_of[r], positions.group_of[s]) for s, sweep in enumerate(positions.sweeps)
                     for r, labels in sweep.old.items() if lb.has(labels) and positions.group_of[r] != positions.group_of[s]})
     return [Diagnostic('cross-group', 'warning', f'{groups[s].name} reads the old {groups[r].name} by a plain path between different '
-                       'shapes: what goes that way has no trace. Give both states one shape to trace it', groups[r].name)
+                       'shapes: what goes that way has no trace. Give both states one shape to trace it', groups[r].name,
+                       _place(program, program.new_carry[groups[s].states[0]]))
             for r, s in pairs]
+
+
+def _place(program: Program, value: int) -> str:
+    return program.equations[program.producer[value]].where if value in program.producer else ''
 
 
 def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
@@ -243,28 +335,33 @@ def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
                            'braintrace op (matmul, element_wise, ...) to give it a trace',
              'mixing_tail': 'belongs to an op whose result reaches hidden states only through equations that mix its positions: its '
                             'gradient holds the current step only',
+             'opaque_call': 'belongs to an op inside a function with a derivative rule of its own: its gradient is what that rule says, '
+                            'for the current step only. Apply the op outside of that function to give it a trace',
              'unused': 'reaches neither an output nor a state: its gradient is zero'}
-    return [Diagnostic(r.reason.replace('_', '-'), 'warning', f'parameter {path} {texts[r.reason]}', path, r.location)
-            for path, r in routes.items() if r.reason in texts]
+    kinds = {path: r.reason.partition(':')[0] for path, r in routes.items()}
+    return [Diagnostic(kinds[path].replace('_', '-'), 'warning', f'parameter {path} {texts[kinds[path]]}', path, r.location)
+            for path, r in routes.items() if kinds[path] in texts]
 
 
-def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations, cross) -> dict[str, tuple[str, ...]]:
-    """For each group, the cut equations that lead to a hidden state and read something that depends on the group."""
-    behind: dict[int, set[int]] = {}
+def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations, cross, forgetful) -> dict[str, tuple[str, ...]]:
+    """For each group, the first cut equations that read something that depends on it and lead to a hidden state."""
+    start: dict[int, int] = {}
     for c, g in group_of.items():
         for v in (program.carry[c], program.new_carry[c]):
-            behind.setdefault(v, set()).add(g)
+            start[v] = start.get(v, 0) | 1 << g
+    number = {g.name: k for k, g in enumerate(groups)}
     for rel in relations:
-        behind.setdefault(rel.op.y, set()).update(groups.index(g) for g in rel.groups)
+        start[rel.op.y] = start.get(rel.op.y, 0) | flow.bits(number[g.name] for g in rel.groups)
+    behind = flow.forward(program, start, lambda i, found: 0 if i in recurrent or i in program.blocks else found)
     keys, found = {op.equation: op.key for op in ops}, {g.name: {} for g in groups}
     for note in cross:
         found[note.path]['plain paths to states of another shape'] = None
+    for c in forgetful:
+        for g in flow.members(behind[program.new_carry[c]]):
+            found[groups[g].name][f'{program.carry_names[c]}, which is no hidden state'] = None
     for i, eqn in enumerate(program.equations):
-        here = set().union(*(behind.get(v, ()) for v in eqn.ins))
-        for g in here if recurrent.get(i) else ():
+        for g in flow.members(flow.union(behind, eqn.ins)) if recurrent.get(i) else ():
             found[groups[g].name][f'{eqn.primitive.name} ({keys[i]})' if i in keys else f'{eqn.primitive.name} [{eqn.where}]'] = None
-        for o in eqn.outs:
-            behind[o] = behind.get(o, set()) | here
     return {name: tuple(places) for name, places in found.items()}
 
 
@@ -299,6 +396,10 @@ def check_learnable(graph: ETraceGraph) -> None:
     if not graph.program.hidden:
         raise CompileError('the model has no hidden state of a floating-point dtype. Keep the recurrent state in a '
                            'brainstate.HiddenState (or in the carry) and initialise it before compiling.')
+    opaque = next((e for e in graph.program.equations if e.holds_op()), None)
+    if not graph.ops and opaque is not None:
+        raise CompileError(f'{opaque.where}: the only ETP ops of the step stand inside {opaque.primitive.name}, where they have no trace. '
+                           'Apply an op outside of it.')
     if not graph.ops:
         raise CompileError('the step applies no ETP op. Mark trainable operations: braintrace.matmul(x, W) instead of x @ W, or use '
                            'the cells of braintrace.nn.')

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .program import Program, describe_aval
+from .explain import explain
+from .mermaid import to_mermaid
+from .program import Program
 from .recurrence import Groups
+from .report import Report, make_report
 
 __all__ = ['Coordinates', 'Diagnostic', 'ETraceGraph', 'HiddenGroup', 'OpUse', 'Relation', 'Route']
 
@@ -33,6 +36,7 @@ class OpUse:
 
     ``trainable`` maps trainable names to value numbers, ``parameters`` the same names to positions of the parameters that
     each is a function of. ``owned``: the op's weights come from parameters alone, so its weight gradient is ``xy_to_dw``.
+    ``repeats``: the lengths of the loops around it, leading axes of its x and y; ``conditional``: it stands in a branch.
     """
     key: str
     equation: int
@@ -47,6 +51,8 @@ class OpUse:
     x_aval: Any
     y_aval: Any
     weight_avals: dict[str, Any]
+    repeats: tuple[int, ...] = ()
+    conditional: bool = False
 
     def impl(self, x, weights: dict):
         """y as a function of x and the weights."""
@@ -118,6 +124,8 @@ class Route:
     - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation, as GRU's reset gate does;
     - ``mixing_tail``: its op's result reaches the state only through equations that mix its positions, such as a cumulative sum;
     - ``input_dependent_weight``: its op's weight changes from step to step;
+    - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its own, which is kept;
+    - ``not_hidden``: it reaches later steps through a part of the carry that is no hidden state;
     - ``unused``: it reaches nothing.
 
     ``frozen``: ``not_trainable`` or ``not_inexact``; its gradient is zero.
@@ -141,8 +149,9 @@ class Diagnostic:
 class ETraceGraph:
     """The compiled structure of one step of a model.
 
-    ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` prints
-    them. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
+    ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` shows
+    them, ``explain(path)`` tells of one parameter, ``to_mermaid()`` draws them. ``rule``: the one that it was compiled for, or
+    None. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
     it leads to, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
     that is empty, D_RTRL is exact for the group's traced weights.
     """
@@ -159,23 +168,47 @@ class ETraceGraph:
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
 
-    def report(self) -> str:
-        """Groups, relations, routes and diagnostics as text."""
-        lines = ['hidden groups']
-        for g in self.hidden_groups:
-            cuts = self.cut_reads[g.name]
-            lines.append(f'  {g.name}: shape {list(g.shape)}, {g.num_state} state(s); ' + (
-                'D_RTRL is exact for its traced weights' if not cuts else 'D_RTRL leaves out what passes ' + ', '.join(cuts)))
-        lines.append('relations')
-        for rel in self.hidden_param_op_relations:
-            weights = ', '.join(f'{n} <- {" + ".join(p)}' for n, p in rel.paths.items())
-            lines.append(f'  {rel.primitive.name} ({weights}) -> {"; ".join(g.name for g in rel.groups)}  [{rel.op.where}]')
-        lines.append('parameters')
-        for path, route in self.routes.items():
-            aval = self.program.avals[self.program.params[self.program.param_names.index(path)]]
-            place = f'  [{route.location}]' if route.location else ''
-            lines.append(f'  {path} {describe_aval(aval)}: {route.kind} ({route.reason}){place}')
-        if self.diagnostics:
-            lines.append('diagnostics')
-            lines += [f'  {d.level}: {d.message}' + (f'  [{d.location}]' if d.location else '') for d in self.diagnostics]
-        return '\n'.join(lines)
+    rule: Any = field(default=None, kw_only=True)
+
+    def report(self, rule: Any = None, batch_size: int | None = None) -> Report:
+        """Groups, relations, routes, cuts, diagnostics, exactness, and the memory of the trace, which is not allocated for it.
+
+        ``rule``: a value of :mod:`braintrace.rules`; default the one that the graph was compiled for (D_RTRL for
+        ``compile_etrace_graph``). ``batch_size``: default the one that was compiled. Raises :class:`braintrace.OptionError`
+        for another batch size where the step has no batch axis.
+
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.MiniGRU(2, 4)
+        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+        >>> report = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2))).report(batch_size=64)
+        >>> print(str(report).splitlines()[1])
+        trace memory: 6.0 KiB at batch size 64, 96 B for each further sample
+        """
+        return make_report(self, self.rule if rule is None else rule, batch_size)
+
+    def explain(self, path: str | tuple) -> str:
+        """One parameter in a few sentences: its route and why, its op and place, its trace, what is left out, what to change.
+
+        ``path``: as printed in the report, or a tuple of keys; one that leads to several parameters explains each. Raises
+        :class:`braintrace.OptionError` with the nearest paths for an unknown one.
+
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.GRUCell(2, 4)
+        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+        >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
+        >>> print(graph.explain('Wr/weight/bias'))
+        Wr/weight/bias float32[4] has route same-step (weight_then_weight): ...
+        """
+        return explain(self, self.report(), path)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart: parameters, ops, mixing equations, hidden groups; dashed where history is cut.
+
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.MiniGRU(2, 4)
+        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+        >>> print(braintrace.compile_etrace_graph(model, jnp.zeros((3, 2))).to_mermaid())
+        flowchart LR
+          ...
+        """
+        return to_mermaid(self)

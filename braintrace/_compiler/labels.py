@@ -15,13 +15,13 @@ import numpy as np
 from .. import _jax
 from .program import ELEMENTWISE, Equation, is_inexact
 
-__all__ = ['MANY', 'NONE', 'backward', 'forward', 'has', 'identity', 'merge', 'nothing']
+__all__ = ['MANY', 'NONE', 'along', 'backward', 'forward', 'has', 'identity', 'merge', 'nothing']
 
 NONE, MANY = -1, -2
 Labels = np.ndarray | None
 
 LINEAR = {'neg', 'convert_element_type', 'copy', 'copy_p', 'real', 'imag', 'conj', 'reduce_precision', 'name', 'pvary', 'device_put',
-          'add', 'sub', 'add_any', 'complex'}
+          'sharding_constraint', 'add', 'sub', 'add_any', 'complex'}
 REDUCTIONS = {'reduce_sum', 'reduce_max', 'reduce_min', 'reduce_prod'}
 RESHAPES = {'reshape', 'squeeze', 'expand_dims'}
 OPAQUE = {'dot_general', 'conv_general_dilated', 'cumsum', 'cumprod', 'cumlogsumexp', 'cummax', 'cummin', 'sort', 'while',
@@ -38,12 +38,13 @@ def nothing(shape) -> np.ndarray:
 
 
 def has(labels: Labels) -> bool:
-    return labels is not None and bool((labels != NONE).any())
+    """Whether any element carries a position; an array without elements counts as if it did, so that relations are found."""
+    return labels is not None and (not labels.size or bool((labels != NONE).any()))
 
 
 def merge(a: Labels, b: Labels) -> Labels:
     """Labels of a sum: equal or lone labels stay, different ones become ``MANY``."""
-    if a is None or b is None:
+    if a is None or b is None or a is b:
         return b if a is None else a
     return np.where(a == NONE, b, np.where((b == NONE) | (a == b), a, MANY))
 
@@ -108,6 +109,32 @@ def _source_map(eqn: Equation, shapes, known) -> np.ndarray | None:
     return None
 
 
+UPDATES = {'scatter-add', 'scatter-sub', 'scatter-mul'}
+WRITES = {'scatter': (0, 2), 'dynamic_update_slice': (0, 1)}
+MOVES = {'stack', 'unstack', 'tile'}
+
+
+def _moved_slots(eqn: Equation, known) -> tuple[int, ...] | None:
+    """For data movement of several operands, or to several results: the operands that are moved; None if that is not known."""
+    slots = WRITES.get(eqn.primitive.name, tuple(range(len(known))) if eqn.primitive.name in MOVES else None)
+    return slots if slots is None or all(k is not None for i, k in enumerate(known) if i not in slots) else None
+
+
+def _sources(eqn: Equation, shapes, known, slots) -> list[np.ndarray]:
+    """The source of each element of each result, counted through the moved operands one after the other."""
+    args, start = list(known), 0
+    with jax.ensure_compile_time_eval():
+        for i in slots:
+            ids = identity(shapes[i])
+            args[i] = jnp.asarray(ids + start, jnp.int32)
+            start += ids.size
+        return [np.asarray(o).astype(np.int64) for o in eqn.evaluate(args)]
+
+
+def _joined(labels: Sequence[Labels], shapes) -> np.ndarray:
+    return np.concatenate([(nothing(s) if lab is None else lab).reshape(-1) for lab, s in zip(labels, shapes, strict=True)])
+
+
 def _shapes(eqn: Equation, avals) -> tuple[list, list]:
     return [avals[i].shape for i in eqn.ins], [avals[o].shape for o in eqn.outs]
 
@@ -134,11 +161,20 @@ def backward(eqn: Equation, avals, out_labels: Sequence[Labels], known: Sequence
         axes = eqn.params['axes']
         return [np.broadcast_to(np.expand_dims(labels, axes), ins[0])]
     source = _source_map(eqn, ins, known) if wanted[0] and not any(wanted[1:]) and labels is not None else None
+    if source is not None and not labels.size and identity(ins[0]).size and name == 'broadcast_in_dim':
+        return [np.full(ins[0], MANY), *[None] * (len(ins) - 1)]      # over an empty batch as over any other
     if source is not None:
         return [_scatter(labels, source, ins[0]), *[None] * (len(ins) - 1)]
     if name in OPAQUE:
         return [np.full(s, MANY) if w else None for s, w in zip(ins, wanted, strict=True)]
-    return _by_own_rule(eqn, avals, out_labels, wanted)
+    slots = _moved_slots(eqn, known)
+    if slots is not None:
+        sizes = [identity(ins[i]).size for i in slots]
+        source = np.concatenate([o.reshape(-1) for o in _sources(eqn, ins, known, slots)])
+        parts = np.split(_scatter(_joined(out_labels, outs), source, (sum(sizes),)), np.cumsum(sizes)[:-1])
+        moved = {i: part.reshape(ins[i]) for i, part in zip(slots, parts, strict=True)}
+        return [moved.get(i) if w else None for i, w in enumerate(wanted)]
+    return _by_own_rule(eqn, avals, out_labels, known, wanted)
 
 
 def _scatter(labels: np.ndarray, source: np.ndarray, shape) -> np.ndarray:
@@ -155,7 +191,7 @@ def _scatter(labels: np.ndarray, source: np.ndarray, shape) -> np.ndarray:
     return np.where(many | ((high != NONE) & (low != high)), MANY, high).reshape(shape)
 
 
-def _by_own_rule(eqn: Equation, avals, out_labels, wanted) -> list[Labels]:
+def _by_own_rule(eqn: Equation, avals, out_labels, known, wanted) -> list[Labels]:
     """Trace the equation's own reverse rule and follow the labels of its cotangents through that."""
     def pull(primals, cotangents):
         def of_wanted(chosen):
@@ -169,30 +205,62 @@ def _by_own_rule(eqn: Equation, avals, out_labels, wanted) -> list[Labels]:
     cotangents = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a, _ in inexact]
     jaxpr, consts = _jax.trace(lambda *flat: pull(flat[:len(primals)], list(flat[len(primals):])), *primals, *cotangents)
     start = [None] * (len(consts) + len(primals)) + [lab for _, lab in inexact]
-    got = iter(_run_linear(jaxpr, start))
+    got = iter(_run_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
     return [next(got) if w else None for w in wanted]
 
 
-def _run_linear(jaxpr, start: list[Labels]) -> list[Labels]:
+def _run_linear(jaxpr, start: list[Labels], known: dict | None = None) -> list[Labels]:
+    """Labels of the results; ``known`` holds the arrays of constant inputs, from which indices are worked out."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], start, strict=True))
+    known = {v: k for v, k in (known or {}).items() if k is not None}
 
     def read(atom) -> Labels:
         return None if isinstance(atom, _jax.Literal) else env.get(atom)
 
     for eqn in jaxpr.eqns:
         labels = [read(a) for a in eqn.invars]
+        values = [a.val if isinstance(a, _jax.Literal) else known.get(a) for a in eqn.invars]
+        inner, loop = _jax.inlinable(eqn), _jax.while_parts(eqn)
         if not any(map(has, labels)):
-            continue
-        inner = _jax.inlinable(eqn)
-        if inner is not None:
+            known.update(zip(eqn.outvars, _indices(eqn, values), strict=False))
+        elif inner is not None:
             body, consts = _jax.closed_jaxpr(inner)
-            outs = _run_linear(body, [None] * len(consts) + labels)
+            got = _run_linear(body, [None] * len(consts) + labels, dict(zip(body.invars, values, strict=True)))
+            env.update(zip(eqn.outvars, got, strict=True))
+        elif loop is not None:
+            env.update(zip(eqn.outvars, _run_while(loop, labels), strict=True))
         else:
             flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(range(len(labels))),
                             tuple(range(len(labels), len(labels) + len(eqn.outvars))), '')
-            outs = forward(flat, [v.aval for v in [*eqn.invars, *eqn.outvars]], labels, [None] * len(labels), linear=True)
-        env.update(zip(eqn.outvars, outs, strict=True))
+            outs = forward(flat, [v.aval for v in [*eqn.invars, *eqn.outvars]], labels, values, linear=True)
+            env.update(zip(eqn.outvars, outs, strict=True))
     return [read(a) for a in jaxpr.outvars]
+
+
+def _indices(eqn, values: Sequence) -> list:
+    """The results of an integer equation of known values, else nothing."""
+    plain = all(isinstance(v.aval.dtype, np.dtype) and not is_inexact(v.aval) for v in eqn.outvars)
+    if not eqn.outvars or not plain or eqn.effects or any(v is None for v in values):
+        return []
+    with jax.ensure_compile_time_eval():
+        return list(map(np.asarray, _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *values)))
+
+
+def _run_while(loop, labels: list[Labels]) -> list[Labels]:
+    """Labels of a loop's carry, followed until nothing changes."""
+    consts = [None] * len(loop.body_consts) + labels[loop.cond_nconsts:loop.cond_nconsts + loop.body_nconsts]
+    carry = labels[loop.cond_nconsts + loop.body_nconsts:]
+    while True:
+        new = [merge(a, b) for a, b in zip(carry, _run_linear(loop.body, [*consts, *carry]), strict=True)]
+        if all((a is None) == (b is None) and (a is None or (a == b).all()) for a, b in zip(carry, new, strict=True)):
+            return new
+        carry = new
+
+
+def along(fn: Callable, primals: Sequence, tangent) -> list[Labels]:
+    """Which elements of a tangent the results of ``fn(*primals, tangent)``, linear in it, read."""
+    jaxpr, consts = _jax.trace(fn, *primals, tangent)
+    return _run_linear(jaxpr, [None] * (len(consts) + len(primals)) + [identity(tangent.shape)])
 
 
 def _is_linear(name: str, labels: Sequence[Labels]) -> bool:
@@ -224,6 +292,12 @@ def forward(eqn: Equation, avals, labels: Sequence[Labels], known: Sequence, *, 
         return list(np.split(labels[0], cuts, axis))
     if name == 'reduce_sum' or name in REDUCTIONS and not linear:
         return [_merge_axes(labels[0], eqn.params['axes'])]
+    slots = _moved_slots(eqn, known)
+    if slots is not None and not any(has(lab) for i, lab in enumerate(labels) if i not in slots):
+        joined = _joined([labels[i] for i in slots], [ins[i] for i in slots])
+        return [joined[source] for source in _sources(eqn, ins, known, slots)]
+    if name in UPDATES and not has(labels[2]):
+        return [labels[0]]
     source = _source_map(eqn, ins, known) if has(labels[0]) and not any(map(has, labels[1:])) else None
     if source is not None:
         moved = np.append(labels[0].reshape(-1), NONE)[source]

@@ -11,24 +11,62 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _jax
-from .._errors import CompileError, NotSupportedError, StructureError
+from .._errors import CompileError, StructureError
 from .._etrace_op import is_etp_primitive
 
-__all__ = ['ELEMENTWISE', 'Equation', 'Program', 'check_arrays', 'depends', 'describe_aval', 'is_inexact', 'path_key',
-           'path_name', 'trace_step']
+__all__ = ['BEGIN', 'ELEMENTWISE', 'END', 'Equation', 'Loop', 'Program', 'Region', 'Remat', 'Step', 'alive', 'check_arrays', 'depends',
+           'describe_aval', 'holds_op', 'is_inexact', 'path_key', 'path_name', 'select', 'trace_step']
 
-FOLD_LIMIT = 1 << 16
 ELEMENTWISE = {
-    'abs', 'acos', 'acosh', 'add', 'add_any', 'asin', 'asinh', 'atan', 'atan2', 'atanh', 'cbrt', 'ceil', 'clamp', 'complex', 'conj',
-    'convert_element_type', 'copy', 'copy_p', 'cos', 'cosh', 'device_put', 'digamma', 'div', 'erf', 'erf_inv', 'erfc', 'exp', 'exp2',
-    'expm1', 'floor', 'igamma', 'imag', 'integer_pow', 'lgamma', 'log', 'log1p', 'logistic', 'max', 'min', 'mul', 'name', 'neg',
-    'nextafter', 'polygamma', 'pow', 'pvary', 'real', 'reduce_precision', 'rem', 'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sinh',
-    'sqrt', 'square', 'sub', 'tan', 'tanh'}
+    'abs', 'acos', 'acosh', 'add', 'add_any', 'asin', 'asinh', 'atan', 'atan2', 'atanh', 'bessel_i0e', 'bessel_i1e', 'cbrt', 'ceil',
+    'clamp', 'complex', 'conj', 'convert_element_type', 'copy', 'copy_p', 'cos', 'cosh', 'device_put', 'digamma', 'div', 'erf',
+    'erf_inv', 'erfc', 'exp', 'exp2', 'expm1', 'floor', 'igamma', 'igammac', 'imag', 'integer_pow', 'lgamma', 'log', 'log1p', 'log2',
+    'logistic', 'max', 'min', 'mul', 'name', 'neg', 'nextafter', 'one_minus_square', 'polygamma', 'pow', 'pvary', 'real',
+    'reduce_precision', 'regularized_incomplete_beta', 'rem', 'round', 'rsqrt', 'select_n', 'sharding_constraint', 'sign', 'sin',
+    'sinh', 'sqrt', 'square', 'sub', 'tan', 'tanh', 'zeta'}
+
+
+@dataclass(frozen=True, eq=False)
+class Remat:
+    """A region that is recomputed in the backward pass, as ``jax.checkpoint`` asks."""
+    policy: Any
+    prevent_cse: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A region that runs ``length`` times.
+
+    Two marker equations enclose it, slot by slot: ``BEGIN`` maps (initial carry, sequences) to (carry, slices), ``END`` maps
+    (new carry, slices) to (last carry, sequences).
+    """
+    length: int
+    reverse: bool
+    unroll: Any
+    num_carry: int
+    where: str
+    origin: Any
+
+
+Region = Remat | Loop
+
+
+@dataclass(frozen=True)
+class Marker:
+    """Stands where an equation has its primitive."""
+    name: str
+
+
+BEGIN, END = Marker('loop_begin'), Marker('loop_end')
 
 
 @dataclass(frozen=True)
 class Equation:
-    """One primitive application; ``ins`` and ``outs`` are value numbers."""
+    """One primitive application; ``ins`` and ``outs`` are value numbers.
+
+    ``scope``: the regions around it, outermost first. ``loop``: set on the two markers of a loop. ``conditional``: it stands in a
+    branch. ``origin``: the jaxpr's equation, of control flow that is left as it is.
+    """
     primitive: Any
     params: dict
     ctx: Any
@@ -36,18 +74,28 @@ class Equation:
     outs: tuple[int, ...]
     where: str
     effects: bool = False
+    scope: tuple[Region, ...] = ()
+    loop: Loop | None = None
+    conditional: bool = False
+    origin: Any = None
 
     def evaluate(self, args: Sequence) -> list:
         return _jax.bind(self.primitive, self.params, self.ctx, *args)
 
     def holds_op(self) -> bool:
         """Whether an ETP op stands inside a jaxpr that this equation carries."""
-        return any(_holds_op(j) for j in _jax.sub_jaxprs(self.params))
+        return any(map(holds_op, _jax.sub_jaxprs(self.params)))
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """The lengths of the loops around it."""
+        return tuple(r.length for r in self.scope if isinstance(r, Loop))
 
 
-def _holds_op(jaxpr) -> bool:
+def holds_op(jaxpr) -> bool:
+    """Whether an ETP op stands in a jaxpr, at any depth."""
     jaxpr = getattr(jaxpr, 'jaxpr', jaxpr)
-    return any(is_etp_primitive(e.primitive) or any(_holds_op(j) for j in _jax.sub_jaxprs(e.params)) for e in jaxpr.eqns)
+    return any(is_etp_primitive(e.primitive) or any(map(holds_op, _jax.sub_jaxprs(e.params))) for e in jaxpr.eqns)
 
 
 @dataclass(frozen=True)
@@ -86,15 +134,57 @@ class Program:
         return found
 
     @cached_property
+    def begin_of(self) -> dict[int, int]:
+        """The end marker of each loop -> its begin marker."""
+        begins = {id(e.loop): i for i, e in enumerate(self.equations) if e.primitive is BEGIN}
+        return {i: begins[id(e.loop)] for i, e in enumerate(self.equations) if e.primitive is END}
+
+    @cached_property
+    def end_of(self) -> dict[int, int]:
+        """The begin marker of each loop -> its end marker."""
+        return {b: e for e, b in self.begin_of.items()}
+
+    def feedback(self, i: int) -> list[tuple[int, int]]:
+        """For a marker: the carry of an iteration with what becomes it at the end of the iteration."""
+        begin, end = self.equations[self.begin_of.get(i, i)], self.equations[self.end_of.get(i, i)]
+        return list(zip(begin.outs, end.ins, strict=False))[:begin.loop.num_carry]
+
+    def results(self, i: int, value: int) -> list[int]:
+        """What depends on ``value`` through equation ``i``."""
+        eqn = self.equations[i]
+        if eqn.loop is None:
+            return list(eqn.outs)
+        found = [o for v, o in zip(eqn.ins, eqn.outs, strict=True) if v == value]
+        return found + [first for first, last in self.feedback(i) if last == value and eqn.primitive is END]
+
+    def operands(self, i: int, value: int) -> list[int]:
+        """What ``value``, made by equation ``i``, depends on."""
+        eqn = self.equations[i]
+        if eqn.loop is None:
+            return list(eqn.ins)
+        found = [v for v, o in zip(eqn.ins, eqn.outs, strict=True) if o == value]
+        return found + [last for first, last in self.feedback(i) if first == value and eqn.primitive is BEGIN]
+
+    @cached_property
     def ops(self) -> tuple[int, ...]:
         """The equations that are ETP ops."""
         return tuple(i for i, e in enumerate(self.equations) if is_etp_primitive(e.primitive))
 
-    @property
+    @cached_property
+    def blocks(self) -> frozenset[int]:
+        """Equations that no gradient passes: ``stop_gradient``, and those that make integers or booleans only."""
+        return frozenset(i for i, e in enumerate(self.equations) if e.loop is None and (
+            e.primitive.name == 'stop_gradient' or not any(is_inexact(self.avals[o]) for o in e.outs)))
+
+    @cached_property
+    def op_set(self) -> frozenset[int]:
+        return frozenset(self.ops)
+
+    @cached_property
     def param_names(self) -> tuple[str, ...]:
         return tuple(map(path_name, self.param_keys))
 
-    @property
+    @cached_property
     def carry_names(self) -> tuple[str, ...]:
         return tuple(map(path_name, self.carry_keys))
 
@@ -150,73 +240,6 @@ def abstract(leaf):
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, 'weak_type', False))
 
 
-class _Flattener:
-    """Inlines nested calls and numbers every value."""
-
-    def __init__(self):
-        self.avals: list = []
-        self.equations: list[Equation] = []
-        self.constants: dict[int, Any] = {}
-
-    def new(self, aval) -> int:
-        self.avals.append(aval)
-        return len(self.avals) - 1
-
-    def constant(self, value, aval=None) -> int:
-        number = self.new(aval if aval is not None else jax.typeof(value))
-        self.constants[number] = value
-        return number
-
-    def run(self, jaxpr, args: Sequence[int], outer: str) -> list[int]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
-
-        def read(atom) -> int:
-            return self.constant(atom.val, atom.aval) if isinstance(atom, _jax.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            ins = [read(a) for a in eqn.invars]
-            env.update(zip(eqn.outvars, self.equation(eqn, ins, outer), strict=True))
-        return [read(a) for a in jaxpr.outvars]
-
-    def equation(self, eqn, ins: list[int], outer: str) -> list[int]:
-        where, body = _jax.location(eqn.source_info) or outer, _jax.inlinable(eqn)
-        if body is not None:
-            return self.call(*_jax.closed_jaxpr(body), ins, where)
-        if eqn.primitive.name in ELEMENTWISE:
-            ins = [self.widen(i, eqn, where) for i in ins]
-        outs = [self.new(v.aval) for v in eqn.outvars]
-        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), tuple(outs), where, bool(eqn.effects))
-        if not self.fold(flat):
-            self.equations.append(flat)
-        return outs
-
-    def widen(self, value: int, eqn, where: str) -> int:
-        """Make the implicit broadcast of an element-wise operand an equation of its own, so that it can be cut alone."""
-        aval, shape = self.avals[value], eqn.outvars[0].aval.shape
-        if aval.shape == shape or value in self.constants or not is_inexact(aval):
-            return value
-        out = self.new(aval.update(shape=shape))
-        params = dict(shape=shape, broadcast_dimensions=tuple(range(len(aval.shape))), sharding=None)
-        self.equations.append(Equation(jax.lax.broadcast_in_dim_p, params, eqn.ctx, (value,), (out,), where))
-        return out
-
-    def call(self, jaxpr, consts, ins: list[int], outer: str) -> list[int]:
-        """Inline a jaxpr; ``outer`` is the place of the call, for equations that know none of their own."""
-        return self.run(jaxpr, [*map(self.constant, consts), *ins], outer)
-
-    def fold(self, eqn: Equation) -> bool:
-        """Evaluate small integer equations of constants, so that static indices are known."""
-        if not eqn.outs or eqn.effects or not all(i in self.constants for i in eqn.ins):
-            return False
-        plain = all(isinstance(self.avals[v].dtype, np.dtype) for v in (*eqn.ins, *eqn.outs))
-        if not plain or any(is_inexact(self.avals[o]) or self.avals[o].size > FOLD_LIMIT for o in eqn.outs):
-            return False
-        with jax.ensure_compile_time_eval():
-            values = eqn.evaluate([self.constants[i] for i in eqn.ins])
-        self.constants.update({o: np.asarray(v) for o, v in zip(eqn.outs, values, strict=True)})
-        return True
-
-
 @dataclass
 class _Traced:
     out_tree: Any = None
@@ -235,9 +258,11 @@ def _flat_step(cell: Callable, trees, got: _Traced):
             trees, (leaves[:sizes[0]], leaves[sizes[0]:sizes[1]], leaves[sizes[1]:]), strict=True))
         result = cell(params, carry, *inputs)
         if not (isinstance(result, tuple) and len(result) == 2):
-            raise CompileError(f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).')
+            found = f'a tuple of {len(result)}' if isinstance(result, tuple) else type(result).__name__
+            raise CompileError(f'the cell returned {found}; return a pair (outputs, new_carry).')
         outputs, new_carry = result
         got.carry_names, new_leaves, got.carry_tree = _flatten(new_carry, 'the new carry')
+        check_arrays(outputs, 'outputs')
         out_leaves, got.out_tree = jax.tree.flatten(outputs)
         got.n_outputs = len(out_leaves)
         return [*map(jnp.asarray, out_leaves), *(x if hasattr(x, 'dtype') else jnp.asarray(x) for x in new_leaves)]
@@ -258,66 +283,50 @@ def _check_carry(names, avals, new_names, new_avals, same_tree: bool) -> None:
                              + '\nCast or reshape the state inside the step, or initialise it with what the step returns.')
 
 
-def trace_step(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable, hidden: Callable) -> Program:
-    """Trace ``cell`` on shapes and dtypes and flatten it.
+@dataclass(frozen=True)
+class Step:
+    """A traced step before it is flattened: the jaxpr with what rebuilds the user's structures."""
+    jaxpr: Any
+    consts: list
+    avals: tuple[list, list, list]
+    param_keys: tuple
+    carry_keys: tuple
+    n_outputs: int
+    trees: dict[str, Any]
 
-    ``trainable`` and ``hidden`` are predicates ``(path, leaf) -> bool``; only leaves of inexact dtype are asked.
-    """
+
+def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
+    """Trace ``cell`` on shapes and dtypes."""
     param_keys, param_leaves, params_tree = _flatten(params, 'params')
     carry_keys, carry_leaves, carry_tree = _flatten(carry, 'carry')
     _, input_leaves, inputs_tree = _flatten(tuple(inputs), 'inputs')
-    got, groups = _Traced(), (param_leaves, carry_leaves, input_leaves)
-    avals = [[abstract(leaf) for leaf in leaves] for leaves in groups]
+    got = _Traced()
+    avals = [abstract(x) for x in param_leaves], [abstract(x) for x in carry_leaves], [abstract(x) for x in input_leaves]
     step = _flat_step(cell, (params_tree, carry_tree, inputs_tree), got)
     jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
-    flat = _Flattener()
-    numbers = [[flat.new(a) for a in part] for part in avals]
-    outs = flat.call(jaxpr, consts, [n for part in numbers for n in part], 'an unknown place')
-    _check_carry(carry_keys, avals[1], got.carry_names, [flat.avals[o] for o in outs[got.n_outputs:]],
-                 got.carry_tree == carry_tree)
-    equations = _alive(flat.equations, outs)
-    _refuse_derived_ops(equations)
-    _refuse_nested_ops(equations, {outs[got.n_outputs + c] for c in _select(hidden, carry_keys, avals[1])})
-    return Program(
-        avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
-        constants=flat.constants, equations=equations, outputs=tuple(outs[:got.n_outputs]), new_carry=tuple(outs[got.n_outputs:]),
-        param_keys=param_keys, carry_keys=carry_keys, hidden=_select(hidden, carry_keys, avals[1]),
-        trainable=_select(trainable, param_keys, avals[0]),
-        trees=dict(params=params_tree, carry=carry_tree, inputs=inputs_tree, outputs=got.out_tree))
+    _check_carry(carry_keys, avals[1], got.carry_names, [v.aval for v in jaxpr.outvars[got.n_outputs:]], got.carry_tree == carry_tree)
+    trees = dict(params=params_tree, carry=carry_tree, inputs=inputs_tree, outputs=got.out_tree)
+    return Step(jaxpr, consts, avals, param_keys, carry_keys, got.n_outputs, trees)
 
 
-def _alive(equations: Sequence[Equation], results: Sequence[int]) -> tuple[Equation, ...]:
-    """Equations that lead to a result or have a side effect."""
-    wanted, kept = set(results), []
+def alive(equations: Sequence[Equation], results: Sequence[int]) -> tuple[Equation, ...]:
+    """Equations that lead to a result or have a side effect, and the loops around those."""
+    wanted, kept, loops = set(results), [], set()
+    for eqn in equations:
+        if eqn.effects:
+            loops.update(id(r) for r in eqn.scope)
     for eqn in reversed(equations):
-        if eqn.effects or not wanted.isdisjoint(eqn.outs):
+        if eqn.effects or not wanted.isdisjoint(eqn.outs) or id(eqn.loop) in loops:
             kept.append(eqn)
             wanted.update(eqn.ins)
+            if eqn.loop is not None:
+                loops.add(id(eqn.loop))
     return tuple(reversed(kept))
 
 
-def _select(predicate, names, avals) -> tuple[int, ...]:
+def select(predicate, names, avals) -> tuple[int, ...]:
+    """Positions of the leaves of inexact dtype that a predicate ``(path, leaf) -> bool`` chooses."""
     return tuple(i for i, (n, a) in enumerate(zip(names, avals, strict=True)) if is_inexact(a) and predicate(n, a))
-
-
-def _refuse_nested_ops(equations: Sequence[Equation], hidden: set[int]) -> None:
-    """Refuse an op inside another equation's jaxpr that leads to a new hidden state: its trace would be lost."""
-    wanted = set(hidden)
-    for eqn in reversed(equations):
-        if not wanted.isdisjoint(eqn.outs):
-            wanted.update(eqn.ins)
-            if eqn.holds_op():
-                raise NotSupportedError(
-                    f'{eqn.where}: an ETP op stands inside {eqn.primitive.name} on the way to a hidden state, where its trace would be '
-                    'lost. Write this part as straight-line code (jnp.where instead of cond, an unrolled loop instead of scan).')
-
-
-def _refuse_derived_ops(equations) -> None:
-    for eqn in equations:
-        if is_etp_primitive(eqn.primitive) and getattr(eqn.primitive, 'original', None) is not None:
-            raise NotSupportedError(
-                f'{eqn.where}: {eqn.primitive.original} is mapped by jax.vmap over its weights inside the step. Write the op on '
-                'one batch, or map the compiled learner instead (jax.vmap around it).')
 
 
 def depends(fn: Callable, values: list, *args) -> list[bool]:

@@ -45,11 +45,13 @@ def _abstract_eval(primitive, *avals, **params):
     if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in (shape if several else [shape])):
         raise RuleContractError(
             f'the implementation of {primitive.name!r} returned {shape}; expected an array or a flat tuple of arrays.')
-    if primitive._several not in (None, several):
+    forms = [primitive, *primitive.originals()]
+    if any(form._several not in (None, several) for form in forms):
         raise RuleContractError(
             f'the implementation of {primitive.name!r} returned one array in one call and a tuple in another.')
-    # Known from the first abstract evaluation on, which comes before any use of it.
-    primitive._several = primitive.multiple_results = several
+    # Known from the first abstract evaluation on, which comes before any use of it; an original may have none of its own.
+    for form in forms:
+        form._several = form.multiple_results = several
     return list(jaxpr.out_avals) if several else jaxpr.out_avals[0]
 
 

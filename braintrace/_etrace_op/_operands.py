@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from typing import Any
 
 import jax
@@ -11,8 +12,11 @@ import numpy as np
 import saiunit as u
 
 from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError
+from .._jax import hide_from_locations
 
 __all__ = ['bias_operands', 'check_rank', 'check_shape', 'input_operand', 'trainable_operand', 'unit_product', 'with_unit']
+
+hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
 
 def split(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:

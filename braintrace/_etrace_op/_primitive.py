@@ -11,6 +11,7 @@ from .._errors import MissingRuleError, RuleContractError
 from .._jax import Primitive
 from ._contract import bind_rule, checked_invars
 from ._jax_rules import derive_jax_rules
+from ._mapped import by_lane, derived_rule
 
 __all__ = [
     'BATCHED_PRIMITIVES', 'ETPPrimitive', 'ETP_PRIMITIVES', 'ETP_RULES_INIT_DRTRL', 'ETP_RULES_INIT_PP',
@@ -45,15 +46,21 @@ def _single_weight(params: dict) -> dict[str, int]:
     return {'weight': 1}
 
 
+def _no_fold(params: dict) -> None:
+    return None
+
+
 class ETPPrimitive(Primitive):
     """A JAX primitive ``y = impl(x, *trainables)`` whose trainables can carry an eligibility trace.
 
     Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. The trace rules live in the
-    registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else.
+    registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else; those of a mapped primitive are made from its
+    original's when they are asked for.
 
     Two declarations keep its identity under ``jax.vmap`` over x alone: ``batched_form``, the primitive that does the
     same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
-    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``.
+    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
+    ``batched`` where x alone is mapped.
     """
 
     def __init__(self, name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
@@ -82,7 +89,7 @@ class ETPPrimitive(Primitive):
         return self.name
 
     def __repr__(self) -> str:
-        present = [slot for slot in RULE_SLOTS if self in RULE_SLOTS[slot]]
+        present = [slot for slot in RULE_SLOTS if self.optional_rule(slot) is not None]
         missing = [slot for slot in REQUIRED_SLOTS if slot not in present]
         parts = [self.name]
         parts += [flag for flag in ('batched', 'gradient_enabled') if getattr(self, flag)]
@@ -90,6 +97,15 @@ class ETPPrimitive(Primitive):
         parts += [f'rules: {", ".join(present) or "none"}']
         parts += [f'missing: {", ".join(missing)}'] if missing and not self.original else []
         return f'ETPPrimitive({"; ".join(parts)})'
+
+    def originals(self) -> list[ETPPrimitive]:
+        """The primitive that this one is a mapped form of, the one that that one is a mapped form of, and so on."""
+        return [] if self.original is None else [self.original, *self.original.originals()]
+
+    @property
+    def root(self) -> ETPPrimitive:
+        """The registered primitive behind a mapped form, or this one."""
+        return [self, *self.originals()][-1]
 
     def trainable_invars(self, params: dict) -> dict[str, int]:
         """Trainable name -> operand index, for an equation with these static parameters."""
@@ -102,23 +118,32 @@ class ETPPrimitive(Primitive):
             def impl(*args, **params):
                 return jax.vmap(partial(self.impl_fn, **params), in_axes=axes)(*args)
             form = ETPPrimitive(
-                f'{self.name}_vmap', impl, gradient_enabled=self.gradient_enabled, x_invar_index=self.x_invar_index,
-                trainable_invars_fn=self.trainable_invars_fn, y_outvar_index=self.y_outvar_index)
+                f'{self.name}_vmap', impl, batched=[i for i, axis in enumerate(axes) if axis is not None] == [self.x_invar_index],
+                gradient_enabled=self.gradient_enabled, trainable_invars_fn=self.trainable_invars_fn,
+                x_invar_index=self.x_invar_index, y_outvar_index=self.y_outvar_index)
             form.original, form.axes = self, axes
+            form.fold_axes = _no_fold
             self._mapped[axes] = form
         return self._mapped[axes]
 
     def rule(self, slot: str, algorithm: str = 'the caller') -> Callable:
-        """The rule in ``slot``; without one, ``MissingRuleError`` names this primitive, the slot and ``algorithm``."""
+        """The rule in ``slot``; without one, ``MissingRuleError`` names the primitive, the slot and ``algorithm``."""
         found = self.optional_rule(slot)
         if found is None:
-            raise MissingRuleError(self.name, slot, algorithm)
+            raise MissingRuleError(self.root.name, slot, algorithm)
         return found
 
     def optional_rule(self, slot: str) -> Callable | None:
-        """The rule in ``slot``, or None."""
+        """The rule in ``slot``, or None; that of a mapped primitive is derived from its original's."""
         _check_slots(self.name, [slot])
-        return RULE_SLOTS[slot].get(self)
+        return RULE_SLOTS[slot].get(self) if self.original is None else derived_rule(self, slot)
+
+    def by_lane(self, fn: Callable, params: dict, axis: int = 0) -> Callable:
+        """``fn(x, d, weights)`` of the root, mapped over what an entry keeps apart: mapped axes, and samples as batches of one.
+
+        These axes begin at ``axis`` of x and d, and lead in the result.
+        """
+        return by_lane(self, fn, params, axis)
 
     def bound_rule(self, slot: str, params: dict, algorithm: str = 'the caller') -> Callable:
         """The rule in ``slot`` with an equation's static parameters bound and its result's keys checked.
@@ -156,14 +181,21 @@ class ETPPrimitive(Primitive):
         given = {slot: rule for slot, rule in rules.items() if rule is not None}
         _check_slots(self.name, rules)
         for slot, rule in given.items():
-            _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+            self._check_rule(slot, rule)
         for slot, rule in given.items():
             RULE_SLOTS[slot][self] = rule
 
     def _register(self, slot: str, rule: Callable) -> Callable:
-        _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+        self._check_rule(slot, rule)
         RULE_SLOTS[slot][self] = rule
         return rule
+
+    def _check_rule(self, slot: str, rule: Any) -> None:
+        _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+        if self.original is not None:
+            raise RuleContractError(
+                f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from those of {self.root.name!r}. '
+                f'Register {slot!r} there.')
 
 
 def _check_slots(name: str, slots: Iterable[str]) -> None:
@@ -234,7 +266,8 @@ def is_etp_primitive(primitive) -> bool:
 
 def is_batched_primitive(primitive) -> bool:
     """Whether axis 0 of the primitive's x and y counts independent samples."""
-    return primitive in BATCHED_PRIMITIVES
+    return primitive in BATCHED_PRIMITIVES or (
+        isinstance(primitive, ETPPrimitive) and primitive.original is not None and primitive.batched)
 
 
 def is_gradient_enabled_primitive(primitive) -> bool:

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, is_inexact
 from .plan import EMPTY, make_d_plan, make_plan
 
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals']
@@ -36,7 +36,7 @@ class Signals(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """Zeros whose cotangents are the signals: one on each owned op's y, one on each new hidden state."""
+    """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops around it), one on each new state."""
     y: dict[str, jax.Array]
     h: dict[int, jax.Array]
 
@@ -80,14 +80,24 @@ class Executor:
         return {op.key: {n: env[v] for n, v in op.trainable.items()} for op in self.owned.values()}
 
     def pull_back(self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]) -> dict[int, jax.Array]:
-        """Gradients of the ops' weights pulled back to the trainable parameters that they are functions of."""
+        """Gradients of the ops' weights pulled back to the trainable parameters that they are functions of.
+
+        Where an op in a branch has no gradient, its branch was not taken, and the function of its weights may have no derivative.
+        """
         needed = sorted({i for op in self.owned.values() for ps in op.parameters.values() for i in ps})
+
+        used = {op.key: jnp.any(jnp.stack([jnp.any(g != 0) for g in op_grads[op.key].values()]))
+                for op in self.owned.values() if op.conditional}
 
         def of(chosen):
             full = list(params)
             for i, p in zip(needed, chosen, strict=True):
                 full[i] = p
-            return self.op_weights(full)
+            weights = self.op_weights(full)
+            for key, flag in used.items():
+                gated = [jax.lax.select_n(flag, jax.lax.stop_gradient(p), p) if is_inexact(p) else p for p in full]
+                weights[key] = self.op_weights(gated)[key]
+            return weights
 
         weights, pull = jax.vjp(of, [params[i] for i in needed])
         cotangents = {k: {n: op_grads[k][n].astype(w.dtype) for n, w in ws.items()} for k, ws in weights.items()}
@@ -97,35 +107,32 @@ class Executor:
 
     def zero_probes(self) -> Probes:
         avals = self.program.avals
-        y = {op.key: jnp.zeros(avals[op.y].shape, avals[op.y].dtype) for op in self.owned.values()}
+        y = {op.key: jnp.zeros((*op.repeats, *avals[op.y].shape), avals[op.y].dtype) for op in self.owned.values()}
         h = {c: jnp.zeros(avals[self.program.carry[c]].shape, avals[self.program.carry[c]].dtype)
              for c in self.program.hidden} if self.probes else {}
         return Probes(y, h)
 
-    def _env(self, params, carry, inputs) -> dict:
+    def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
         values = [*zip(self.program.params, params, strict=True), *zip(self.program.carry, carry, strict=True),
                   *zip(self.program.inputs, inputs, strict=True)]
-        return {(v, EMPTY): x for v, x in values}
+        return {(v, EMPTY): x for v, x in values} | {('y', i): probes[op.key] for i, op in self.owned.items()}
 
-    def _evaluate_op(self, i: int, args: list, weights, probe, xs) -> list:
+    def _evaluate_op(self, i: int, args: list, probe, weights) -> list:
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
             return eqn.evaluate(args)
         for name, k in op.primitive.trainable_invars_fn(op.params).items():
             args[k] = jax.lax.stop_gradient(weights[op.key][name])
-        if op.x is not None and xs is not None:
-            xs[op.key] = args[op.primitive.x_invar_index]
         outs = eqn.evaluate(args)
         k = op.primitive.y_outvar_index
-        outs[k] = outs[k] + probe[op.key]
+        outs[k] = outs[k] + probe
         return outs
 
     def forward(self, params: Sequence, weights, carry: Sequence, inputs: Sequence, probes: Probes):
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from ``weights`` as constants."""
-        xs: dict[str, Any] = {}
-        outputs, new_carry = self.plan.run(self.graph, self._env(params, carry, inputs), lambda i, args: self._evaluate_op(
-            i, args, weights, probes.y, xs), probes.h)
-        return outputs, new_carry, {k: jax.lax.stop_gradient(x) for k, x in xs.items()}
+        outputs, new_carry, xs = self.plan.run(self.program, self._env(params, carry, inputs, probes.y), partial(
+            self._evaluate_op, weights=weights), probes.h)
+        return outputs, new_carry, {self.owned[i].key: jax.lax.stop_gradient(x) for i, x in xs.items()}
 
     def signals(self, probe_cotangents: Probes, hidden_cotangents: dict[int, jax.Array]) -> Signals:
         """Cotangents of probes and of old hidden states, sorted by op and group."""
@@ -142,8 +149,7 @@ class Executor:
         carry = list(carry)
         for c, h in zip(self.program.hidden, hidden, strict=True):
             carry[c] = h
-        return self.d_plan.run(self.graph, self._env(params, carry, inputs), lambda i, args: self._evaluate_op(
-            i, args, weights, probes, None), {})[1]
+        return self.d_plan.run(self.program, self._env(params, carry, inputs, probes), partial(self._evaluate_op, weights=weights), {})[1]
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent groups."""

@@ -9,7 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, path_name
+from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name
 from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule
 from ..functional import OnlineLearner, OnlineState
@@ -41,11 +41,13 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         super().__init_subclass__(**kwargs)
         cls.__signature__ = constructor_signature(cls)
 
-    def __init__(self, model: brainstate.nn.Module, rule: Rule, *, strict: bool = False):
+    def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
         super().__init__()
         if not isinstance(model, brainstate.nn.Module):
             raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
-        self.model, self.rule, self.strict = model, rule, strict
+        if not isinstance(policy, Policy):
+            raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
+        self.model, self.rule, self.policy = model, rule, policy
         self._core: OnlineLearner | None = None
         self._states: ModelStates | None = None
         self._recording: Recording | None = None
@@ -61,7 +63,7 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         """
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
-        core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, strict=self.strict)
+        core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy)
         state = core.init(params, carry, *inputs)
         self._states, self._core, self._jitted = states, core, OrderedDict()
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
@@ -80,8 +82,11 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         return self._compiled()[0].graph
 
     @property
-    def report(self) -> str:
-        """Groups, relations, routes and diagnostics as text."""
+    def report(self) -> Report:
+        """Groups, relations, routes, cuts, exactness and trace memory (see :meth:`braintrace.ETraceGraph.report`).
+
+        ``print(learner.report)``; ``learner.report.at(batch_size)`` for the memory at another batch size.
+        """
         return self.graph.report()
 
     @property

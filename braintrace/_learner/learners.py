@@ -5,6 +5,7 @@ import inspect
 
 import brainstate
 
+from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._rules import Rule
 from ..rules import d_rtrl, es_d_rtrl
@@ -18,7 +19,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with D-RTRL (see :func:`braintrace.rules.d_rtrl`).
 
     ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and keeps its recurrent state in
-    ``brainstate.HiddenState``. ``strict=True`` refuses a parameter that reaches a hidden state without a trace.
+    ``brainstate.HiddenState``. ``policy``, a :class:`braintrace.Policy`, says what to do with control flow
+    and how strict to be.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -31,8 +33,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
-    def __init__(self, model: brainstate.nn.Module, *, strict: bool = False):
-        super().__init__(model, d_rtrl(), strict=strict)
+    def __init__(self, model: brainstate.nn.Module, *, policy: Policy = DEFAULT):
+        super().__init__(model, d_rtrl(), policy=policy)
 
 
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
@@ -47,8 +49,8 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     (3, 4)
     """
 
-    def __init__(self, model: brainstate.nn.Module, decay_or_rank: float | int, *, strict: bool = False):
-        super().__init__(model, es_d_rtrl(decay_or_rank), strict=strict)
+    def __init__(self, model: brainstate.nn.Module, decay_or_rank: float | int, *, policy: Policy = DEFAULT):
+        super().__init__(model, es_d_rtrl(decay_or_rank), policy=policy)
 
 
 ParamDimVjpAlgorithm = D_RTRL

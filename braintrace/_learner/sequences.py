@@ -17,7 +17,7 @@ from .._errors import OptionError, StepFunctionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
 from .progress import show_progress
-from .states import discover, running
+from .states import discover, running, stacked, unstacked
 
 __all__ = ['SequenceMixin']
 
@@ -256,7 +256,7 @@ class _GradProgram:
         """Keys of the weights that reach the loss otherwise than as the weight of an op."""
         keys = list(self.weights)
         values = [self.weights[k].value for k in keys]
-        carry = {p: s.value for p, s in self.states.split()[1].items()}
+        _, carry = self.states.values()
         extra = _values(self.touched.threaded)
         constants = self._constants()
 
@@ -300,10 +300,11 @@ class _GradProgram:
         outside = [k for k, s in self.weights.items() if id(s) not in set(map(id, p_states.values()))]
         states = [*p_states.values(), *c_states.values(), *(self.weights[k] for k in outside), *self.touched.threaded,
                   *self.touched.constant]
-        values = [*params.values(), *(now[k] for k in c_states), *(weights[k] for k in outside), *extra, *constants[1]]
+        values = [*params.values(), *(stacked(s, now[k]) for k, s in c_states.items()), *(weights[k] for k in outside), *extra,
+                  *constants[1]]
         with running(states, values):
             loss, aux, seen = self._call(op_weights, probes, slices)
-            new = {k: s.value for k, s in c_states.items()}, _values(self.touched.threaded)
+            new = {k: unstacked(k, s) for k, s in c_states.items()}, _values(self.touched.threaded)
         return loss, (aux, new, seen)
 
     def _observe(self, weights, constants, world, at, weight):
@@ -361,7 +362,7 @@ class _GradProgram:
     def __call__(self, sequences, mask, flags):
         learner = self.learner
         weights = {k: s.value for k, s in self.weights.items()}
-        carry = {p: s.value for p, s in self.states.split()[1].items()}
+        _, carry = self.states.values()
         saved = learner.initial.value
         initial = {p: saved[core_.path_name(p)] for p in self.states.hidden}
         grads, losses, aux, world, etrace = self.run(weights, self._constants(), (carry, _values(self.touched.threaded)), initial,

@@ -2,18 +2,20 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._compiler import path_name
 from .._errors import CompileError, StructureError
 from .._jax import hide_from_locations
 
-__all__ = ['ModelStates', 'States', 'as_path', 'discover', 'put', 'running']
+__all__ = ['ModelStates', 'States', 'as_path', 'discover', 'put', 'running', 'stacked', 'unstacked']
 
 hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.sep)
 
@@ -31,6 +33,15 @@ def put(states: States, values: Sequence) -> None:
         state.restore_value(value)
 
 
+def _put_back(states: States, values: Sequence) -> None:
+    """Give states the values that they had, also where one holds another tree now."""
+    for state, value in zip(states, values, strict=True):
+        try:
+            state.restore_value(value)
+        except ValueError:
+            state.value = value
+
+
 @contextmanager
 def running(states: States, values: Sequence) -> Iterator[None]:
     """Give states these values inside the block; afterwards, also on an error, they are as they were."""
@@ -40,7 +51,7 @@ def running(states: States, values: Sequence) -> Iterator[None]:
             put(states, values)
             yield
     finally:
-        put(states, before)
+        _put_back(states, before)
 
 
 def discover(fn: Callable, *args) -> tuple[list[brainstate.State], list[bool], Any]:
@@ -55,10 +66,35 @@ def discover(fn: Callable, *args) -> tuple[list[brainstate.State], list[bool], A
             with stack:
                 return fn(*args)
         finally:
-            put(stack.states, stack.original_state_values)
+            _put_back(stack.states, stack.original_state_values)
 
     shape = jax.eval_shape(run, *args)
     return list(stack.states), list(stack.been_writen), shape
+
+
+def _names(path: tuple[str, ...], state: brainstate.HiddenGroupState) -> list[str]:
+    """The names of the states that a group state holds side by side on its last axis."""
+    width, tree = state.value.shape[-1], isinstance(state, brainstate.HiddenTreeState)
+    names = [str(n) for n in (state.name2index if tree else range(width))]
+    if not names or len(set(names)) != width:
+        raise StructureError(f'state {path_name(path)}: {type(state).__name__} with the names {names}, but the last axis of its value '
+                             f'{list(state.value.shape)} holds {width} states. Give each of its states, one at least, a name of its own.')
+    return names
+
+
+def unstacked(path: tuple[str, ...], state: brainstate.State):
+    """A state's value, with the states of a ``HiddenGroupState`` one by one: to the compiler each is a hidden state of its own."""
+    if not isinstance(state, brainstate.HiddenGroupState):
+        return state.value
+    value = state.value
+    return OrderedDict((name, jax.tree.map(lambda a, k=k: a[..., k], value)) for k, name in enumerate(_names(path, state)))
+
+
+def stacked(state: brainstate.State, value):
+    """The inverse of :func:`unstacked`: a value as ``state`` stores it."""
+    if not isinstance(state, brainstate.HiddenGroupState):
+        return value
+    return jax.tree.map(lambda *parts: jnp.concatenate([p[..., None] for p in parts], -1), *value.values())
 
 
 class ModelStates:
@@ -69,15 +105,22 @@ class ModelStates:
         found = self.lookup()
         self.keys = {as_path(k): k for k in found}
         self._check_initialised(found)
-        self.hidden = tuple(p for p, s in found.items() if isinstance(s, brainstate.HiddenState))
-        self.params = tuple(p for p, s in found.items() if isinstance(s, brainstate.ParamState))
         known = set(map(id, found.values()))
         try:
-            touched, _, _ = discover(lambda *x: model(*x), *inputs)
+            touched, written, _ = discover(lambda *x: model(*x), *inputs)
         except AttributeError as e:
             raise CompileError(f'the model failed on the example inputs: {e}. Initialise its states first: '
                                'brainstate.nn.init_all_states(model), or braintrace.compile(..., batch_size=...).') from e
-        self.outside = [s for s in touched if id(s) not in known]
+        outside = [s for s in touched if id(s) not in known]
+        self.outside: dict[tuple[str, ...], brainstate.State] = {
+            ('~outside', f'{type(s).__name__}{i}'): s for i, s in enumerate(outside)}
+        everything: dict = {**found, **self.outside}
+        self.hidden = tuple(p for p, s in everything.items() if isinstance(s, brainstate.HiddenState))
+        self.params = tuple(p for p, s in everything.items() if isinstance(s, brainstate.ParamState))
+        changed = {id(s) for s, w in zip(touched, written, strict=True) if w}
+        if spoiled := [path_name(p) for p in self.params if id(everything[p]) in changed]:
+            raise CompileError(f'the step writes the parameters {spoiled}, but parameters are constant in a step. Keep what changes there '
+                               'in a brainstate.ShortTermState, and update parameters with the gradient.')
 
     def lookup(self) -> dict[tuple[str, ...], brainstate.State]:
         """Path -> state, as the model holds them now."""
@@ -98,15 +141,13 @@ class ModelStates:
 
     def split(self) -> tuple[dict, dict]:
         """``(params, carry)``: dicts path -> state."""
-        found = self._now()
+        found: dict = {**self._now(), **self.outside}
         params = {p: found[p] for p in self.params}
-        carry = {p: s for p, s in found.items() if p in self.keys and p not in params}
-        carry.update({('~outside', f'{type(s).__name__}{i}'): s for i, s in enumerate(self.outside)})
-        return params, carry
+        return params, {p: s for p, s in found.items() if (p in self.keys or p in self.outside) and p not in params}
 
     def values(self) -> tuple[dict, dict]:
         """``(params, carry)``: dicts path -> value."""
-        return tuple({p: s.value for p, s in part.items()} for part in self.split())  # type: ignore[return-value]
+        return tuple({p: unstacked(p, s) for p, s in part.items()} for part in self.split())  # type: ignore[return-value]
 
     def is_hidden(self, key: tuple[str, ...], leaf) -> bool:
         return any(key[:len(p)] == p for p in self.hidden)
@@ -115,14 +156,25 @@ class ModelStates:
         """Store a new carry in the model's states."""
         _, states = self.split()
         for path, value in carry.items():
-            states[path].value = value
+            states[path].value = stacked(states[path], value)
 
     def cell(self) -> Callable:
         """The model's update as ``(params, carry, *inputs) -> (outputs, carry)``; its states are left as they were."""
         def run(params, carry, *inputs):
             p, c = self.split()
             states = [*p.values(), *c.values()]
-            with running(states, [*(params[k] for k in p), *(carry[k] for k in c)]):
+            with running(states, [*(params[k] for k in p), *(stacked(s, carry[k]) for k, s in c.items())]):
                 outputs = self.model(*inputs)
-                return outputs, {k: s.value for k, s in c.items()}
+                new = {k: unstacked(k, s) for k, s in c.items()}
+            _check_trees(carry, new)
+            return outputs, new
         return run
+
+
+def _check_trees(old: dict, new: dict) -> None:
+    """Refuse a step that changes the tree, or a physical unit, of a state's value."""
+    trees: dict[tuple, tuple[Any, Any]] = {p: (jax.tree.structure(value), jax.tree.structure(new[p])) for p, value in old.items()}
+    changed = [f'  {path_name(p)}: {was} before the step, {now} after it' for p, (was, now) in trees.items() if was != now]
+    if changed:
+        raise StructureError('a step must leave every state with the tree and the units that it had:\n' + '\n'.join(changed)
+                             + '\nConvert the value in the step, or initialise the state with what the step writes.')

@@ -43,6 +43,7 @@ def _stored(old: dict, carried: dict, fresh: dict) -> dict:
 class DRTRL(Rule):
     """D-RTRL with a trace of the parameter's size for each sample (see :func:`braintrace.rules.d_rtrl`)."""
     name: ClassVar[str] = 'D_RTRL'
+    approximation: ClassVar[str] = ''
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
 

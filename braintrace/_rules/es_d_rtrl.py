@@ -22,6 +22,8 @@ class ESDRTRL(Rule):
     """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`)."""
     decay: float
     name: ClassVar[str] = 'ES_D_RTRL'
+    approximation: ClassVar[str] = ('an input factor and an output factor stand for the whole trace: exact at the first step after a '
+                                    'reset, approximate from the second on (with decay 0 the current step alone)')
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
 
@@ -31,7 +33,7 @@ class ESDRTRL(Rule):
             op, slots = rel.op, {'f': k.zeros_pp(rel.op, coords, group.num_state)}
             if op.x is not None:
                 added = coords.shape[:k.added_axes(op, coords)]
-                slots['x'] = jnp.zeros((*added, *op.x_aval.shape), op.x_aval.dtype)
+                slots['x'] = jnp.zeros((*op.repeats, *added, *op.x_aval.shape), op.x_aval.dtype)
             trace[rel.key][group.name] = slots
         return trace
 
@@ -40,7 +42,7 @@ class ESDRTRL(Rule):
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
             laned = coords.has_lanes(graph.lanes)
-            old = {n: k.where_lanes(t > 0, laned, e) for n, e in trace[rel.key][group.name].items()}
+            old = {n: k.where_lanes(t > 0, laned, e, len(rel.op.repeats)) for n, e in trace[rel.key][group.name].items()}
             d = k.at_coordinates(coords, factors.d[group.name], 2)
             f = a * (d * old['f'][..., None, :]).sum(-1) + (1 - a) * factors.df[rel.key][group.name]
             new[rel.key][group.name] = {'f': f.astype(old['f'].dtype)}
@@ -58,7 +60,8 @@ class ESDRTRL(Rule):
         for rel, group, coords in pairs(graph):
             signal = jax.vmap(lambda s, c=coords: k.at_coordinates(c, s, 1))(signals.l[group.name])
             slots, df = traces[rel.key][group.name], factors.df[rel.key][group.name]
-            d = (signal * slots['f']).sum(-1) / self._correction(graph, coords, t, slots['f'].ndim - 1)
+            signal = jnp.expand_dims(signal, range(1, 1 + len(rel.op.repeats)))
+            d = (signal * slots['f']).sum(-1) / self._correction(graph, rel, coords, t, slots['f'].ndim - 1)
             got = k.factored_gradient(rel.op, coords, slots.get('x'), d, weights[rel.key])
             factored[rel.key] = got if rel.key not in factored else jax.tree.map(operator.add, factored[rel.key], got)
             inside = jax.vmap(lambda s, op=rel.op, c=coords: k.to_y(op, c, s))((signal * df).sum(-1))
@@ -68,12 +71,13 @@ class ESDRTRL(Rule):
         owned = same_step(graph, factors.x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
-    def _correction(self, graph, coords, t, ndim: int):
+    def _correction(self, graph, rel, coords, t, ndim: int):
         """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""
         if t.ndim == 2 and not coords.has_lanes(graph.lanes):
             t = t.max(-1)
         correction = 1 - jnp.power(jnp.asarray(self.decay, jnp.result_type(float)), t + 1)
-        return correction.reshape(correction.shape + (1,) * (ndim - t.ndim))
+        correction = jnp.expand_dims(correction, range(1, 1 + len(rel.op.repeats)))
+        return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 
     def window(self, graph, trace, factors, signals, weights, t, resets, keep):
         def forward(trace, at):

@@ -6,7 +6,9 @@ over the added axes; an op without one is called on weights of the expanded shap
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse
-from .._errors import RuleContractError
+from .._errors import NotSupportedError, RuleContractError
 
 __all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
            'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
@@ -28,7 +30,7 @@ def at_coordinates(coords: Coordinates, values: jax.Array, rank: int) -> jax.Arr
     """Values at a group's positions, with ``rank`` trailing state axes, gathered to a relation's coordinates."""
     if coords.positions is None:
         return values
-    return values.reshape(-1, *values.shape[values.ndim - rank:])[coords.positions]
+    return _rows(values, values.shape[values.ndim - rank:])[coords.positions]
 
 
 def _over_states(fn: Callable, *arrays: jax.Array):
@@ -64,6 +66,9 @@ def _variable(shape, dtype):
 def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
     """The empty entry: ``init_drtrl``, on expanded shapes for an op without an input, else repeated over added axes."""
     wide = coords.shape if _wide(op, coords) else None
+    if wide and op.primitive.original is not None and any(a.shape != op.y_aval.shape for a in op.weight_avals.values()):
+        raise NotSupportedError(f'{op.where}: {op.primitive.root.name} is under jax.vmap, its weights have other shapes than its result, '
+                                'and a hidden state has axes that the result lacks. Broadcast the weights before the op.')
     entry = _init(op, 'init_drtrl', 'D_RTRL', wide or op.y_aval.shape, wide, num_state)
     added = coords.shape[:added_axes(op, coords)]
     entry = {n: jnp.broadcast_to(e, (*added, *e.shape)) for n, e in entry.items()} if added else entry
@@ -81,7 +86,7 @@ def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) 
     """Refuse an ``init_drtrl`` whose shapes are not those of the entries that come to it."""
     def one(x, d, weights):
         return instant(op, coords, x, d, weights)
-    d = jax.ShapeDtypeStruct((*coords.shape, num_state), op.y_aval.dtype)
+    d, op = jax.ShapeDtypeStruct((*coords.shape, num_state), op.y_aval.dtype), _outside_loops(op)
     fresh = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
     wrong = {n: (e.shape, fresh[n].shape) for n, e in entry.items() if e.shape != fresh[n].shape}
     if wrong:
@@ -91,18 +96,33 @@ def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) 
 
 
 def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
-    """Map ``fn(x, d)`` over what must not be summed: added axes, and the batch axis at ``lane`` (kept at length 1)."""
-    def one(x, d):
-        return fn(jnp.expand_dims(x, lane), jnp.expand_dims(d, lane))
-    return _mapped(jax.vmap(one, in_axes=lane) if op.primitive.batched else fn, added_axes(op, coords), (None, lane))
+    """Map ``fn(x, d, weights)`` of the root over what must not be summed, at axis ``lane``: added and mapped axes, the batch."""
+    return _mapped(op.primitive.by_lane(fn, op.params, lane), added_axes(op, coords), (None, lane, None))
+
+
+def _finite(op: OpUse, weights: Entry) -> Entry:
+    """Weights as rules may multiply a zero by them: of a branch that is not taken they need not be numbers."""
+    return {n: jnp.where(jnp.isfinite(w), w, 0) for n, w in weights.items()} if op.conditional else weights
+
+
+def _outside_loops(op: OpUse) -> OpUse:
+    return dataclasses.replace(op, repeats=()) if op.repeats else op
+
+
+def _rows(array, shape):
+    """Fold all leading axes, time and those of loops, into one."""
+    return None if array is None else array.reshape(math.prod(array.shape[:array.ndim - len(shape)]), *shape)
 
 
 def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) -> Entry:
-    """One step's entry ``D_f (x) x``, sample by sample."""
-    slot = 'xy_to_dw' if op.primitive.optional_rule('instant_drtrl') is None else 'instant_drtrl'
-    rule, weights = op.primitive.bound_rule(slot, op.params, 'D_RTRL'), _weights(op, coords, weights)
-    one = _lane_by_lane(lambda x, d: rule(x, d, weights), op, coords, 0)
-    return _over_states(lambda d: one(x, d), df)
+    """One step's entry ``D_f (x) x``, sample by sample; the sum over the iterations of loops around the op."""
+    weights = _finite(op, weights)
+    if op.repeats:
+        return accumulate(op, coords, x, df, weights)
+    root, weights = op.primitive.root, _weights(op, coords, weights)
+    slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
+    one = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
+    return _over_states(lambda d: one(x, d, weights), df)
 
 
 def _transport(op: OpUse, coords: Coordinates) -> Callable:
@@ -138,7 +158,7 @@ def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
 def solve(op: OpUse, coords: Coordinates, signal: jax.Array, entry: Entry, weights: Entry) -> Entry:
     """``< signal, e >``: the weights' gradient, summed over states and lanes."""
     own = None if op.primitive.optional_rule('solve_drtrl') is None else op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL')
-    rule, total = _transport(op, coords), None
+    rule, total, weights = _transport(op, coords), None, _finite(op, weights)
     for s in range(signal.shape[-1]):
         part = {n: e[..., s] for n, e in entry.items()}
         if own is not None:
@@ -156,12 +176,16 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
 
     Time is folded into the batch where the op has one; else it is the reverse rule of the op mapped over time.
     """
+    weights = _finite(op, weights)
+    if op.repeats:
+        xs, ds = _rows(xs, () if op.x is None else op.x_aval.shape), _rows(ds, op.y_aval.shape)
+        return op_gradient(_outside_loops(op), xs, ds, weights)
     rule, fold = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner'), op.primitive.fold_axes
     ds = ds.astype(op.y_aval.dtype)
     if ds.shape[0] == 1:
         return rule(None if xs is None else xs[0], ds[0], weights)
     if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
-        return rule(xs.reshape(-1, *xs.shape[2:]), ds.reshape(-1, *ds.shape[2:]), weights)
+        return rule(_rows(xs, xs.shape[2:]), _rows(ds, ds.shape[2:]), weights)
 
     def mapped(weights):
         return jax.vmap(lambda x: op.impl(x, weights), axis_size=ds.shape[0])(xs)
@@ -170,11 +194,16 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
 
 def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: Entry) -> Entry:
     """Sum over a leading time axis of ``instant(x_t, push_t)``, as one contraction where the entry has the parameter's layout."""
+    weights = _finite(op, weights)
+    if op.repeats:
+        xs, pushes = _rows(xs, () if op.x is None else op.x_aval.shape), _rows(pushes, (*coords.shape, pushes.shape[-1]))
+        return accumulate(_outside_loops(op), coords, xs, pushes, weights)
     if op.x is None:
         return instant(op, coords, None, pushes.sum(0), weights)
-    if op.primitive.optional_rule('instant_drtrl') is None:
-        one = _lane_by_lane(lambda x, d: op_gradient(op, x, d, weights), op, coords, 1)
-        return _over_states(lambda d: one(xs, d), pushes)
+    root = op.primitive.root
+    if root.optional_rule('instant_drtrl') is None:
+        one = _lane_by_lane(functools.partial(op_gradient, dataclasses.replace(op, primitive=root)), op, coords, 1)
+        return _over_states(lambda d: one(xs, d, weights), pushes)
     first = jax.eval_shape(lambda: instant(op, coords, xs[0], pushes[0], weights))
 
     def add(total, xd):
@@ -184,7 +213,8 @@ def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: E
 
 def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
     """The empty output trace of ES-D-RTRL: ``init_pp`` on the expanded y."""
-    return _init(op, 'init_pp', 'ES_D_RTRL', coords.shape, None, num_state)
+    zero = _init(op, 'init_pp', 'ES_D_RTRL', coords.shape, None, num_state)
+    return jnp.broadcast_to(zero, (*op.repeats, *zero.shape)) if op.repeats else zero
 
 
 def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:
@@ -199,13 +229,14 @@ def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights
 def to_y(op: OpUse, coords: Coordinates, d: jax.Array) -> jax.Array:
     """A cotangent at a relation's coordinates, summed to y's shape."""
     shape = op.y_aval.shape
-    if d.shape == shape:
+    if d.shape == (*op.repeats, *shape):
         return d
     d = d.sum(tuple(range(d.ndim - len(shape))))
     return d.sum(tuple(i for i, n in enumerate(shape) if n != d.shape[i]), keepdims=True)
 
 
-def where_lanes(flags: jax.Array, laned: bool, x: jax.Array) -> jax.Array:
-    """``x`` where a lane's flag is set and zero elsewhere; without lanes, where any flag is set."""
+def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:
+    """``x`` where a lane's flag is set and zero elsewhere, lanes in ``axis``; without lanes, where any flag is set."""
     flags = flags if laned or flags.ndim == 0 else flags.any()
-    return jnp.where(flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim)), x, jnp.zeros((), x.dtype))
+    return jnp.where(flags.reshape((1,) * axis + flags.shape + (1,) * (x.ndim - axis - flags.ndim)) if flags.ndim else flags,
+                     x, jnp.zeros((), x.dtype))

@@ -21,8 +21,11 @@ class Rule(ABC):
 
     A trace is a dict relation -> group -> slot. ``t`` counts a lane's trace steps since its last reset, before the step at hand;
     where it is 0 the stored trace counts as zero, whatever it holds, so that a reset never touches the trace.
+
+    ``approximation``: what the rule leaves out in every model, as one phrase for the report; empty: nothing.
     """
     name: ClassVar[str]
+    approximation: ClassVar[str]
     required: ClassVar[tuple[str, ...]]
     probes: ClassVar[bool]
 

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, Route, abstract, analyse, check_arrays, check_learnable, describe_aval, is_inexact, path_key, path_name
+from .._compiler import (
+    DEFAULT,
+    REASONS,
+    USE,
+    ETraceGraph,
+    Policy,
+    Report,
+    Route,
+    abstract,
+    analyse,
+    check_arrays,
+    check_learnable,
+    describe_aval,
+    is_inexact,
+    path_key,
+    path_name,
+    untraced_uses,
+)
 from .._errors import BraintraceWarning, NotCompiledError, OptionError, StructureError, UntracedParameterError
 from .._executor import Executor, Factors, Signals
 from .._rules import Rule, same_step
@@ -23,6 +42,8 @@ __all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 
            'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+INTERNAL = (PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
 
 class Memory(NamedTuple):
@@ -147,8 +168,9 @@ class OnlineLearner:
     rule: Rule | None
     trainable: Callable = _always
     hidden: Callable = _always
-    strict: bool = False
+    policy: Policy = DEFAULT
     _kept: dict = field(default_factory=dict, compare=False, repr=False)
+    _warned: set = field(default_factory=set, compare=False, repr=False)
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -160,14 +182,14 @@ class OnlineLearner:
         if key not in self._kept:
             if not new:
                 self._refuse(params, carry, inputs)
-            graph = analyse(self.cell, params, carry, inputs, trainable=self.trainable, hidden=self.hidden)
+            graph = analyse(self.cell, params, carry, inputs, trainable=self.trainable, hidden=self.hidden, policy=self.policy)
             if self.rule is not None:
                 check_learnable(graph)
                 self.rule.check(graph)
-            if self.strict:
+            if self.policy.strict:
                 _check_strict(graph)
-            _warn(graph)
-            self._kept[key] = Compiled(graph, self.rule)
+            _warn(graph, self._warned)
+            self._kept[key] = Compiled(replace(graph, rule=self.rule), self.rule)
         return self._kept[key]
 
     @property
@@ -264,6 +286,11 @@ class OnlineLearner:
         """Path -> :class:`Route` of the first signature."""
         return self.graph.routes
 
+    @property
+    def report(self) -> Report:
+        """What was compiled, what its trace costs, and what the gradients leave out; ``report(batch_size)``: at another batch size."""
+        return self.graph.report()
+
     def memory(self) -> Memory:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates nothing."""
         program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
@@ -276,12 +303,12 @@ class OnlineLearner:
 
 
 def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _always, hidden: Callable = _always,
-           strict: bool = False) -> OnlineLearner:
+           strict: bool = False, policy: Policy = DEFAULT) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
     Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation, same-step gradients);
     ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on leaves of inexact dtype of params and carry, ``path`` a
-    tuple of strings; ``strict=True`` refuses a parameter that reaches a hidden state without a trace.
+    tuple of strings; ``policy``, a :class:`braintrace.Policy`, says what to do with control flow; ``strict=True`` makes it strict.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
@@ -297,7 +324,9 @@ def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _a
     """
     if rule is not None and not isinstance(rule, Rule):
         raise OptionError(f'rule is {rule!r}; give a value of braintrace.rules, such as braintrace.rules.d_rtrl(), or None.')
-    return OnlineLearner(cell, rule, trainable, hidden, strict)
+    if not isinstance(policy, Policy):
+        raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
+    return OnlineLearner(cell, rule, trainable, hidden, replace(policy, strict=True) if strict else policy)
 
 
 def split(params, learner: OnlineLearner) -> tuple:
@@ -368,24 +397,34 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     return flags, put_back
 
 
-def _warn(graph: ETraceGraph) -> None:
-    """One warning for each thing that the user can mend."""
+def _warn(graph: ETraceGraph, warned: set) -> None:
+    """One warning for each thing that the user can mend and has not been told, at the line that compiles."""
     for note in graph.diagnostics:
-        if note.level == 'warning':
-            warnings.warn(f'{note.message} [{note.location}].', BraintraceWarning, stacklevel=4)
+        key = (note.kind, note.path, note.location)
+        if note.level == 'warning' and key not in warned:
+            place = f' [{note.location}]' if note.location else ''
+            warnings.warn(f'{note.message}{place}.', BraintraceWarning, stacklevel=_levels_to_user())
+            warned.add(key)
 
 
-ADVICE = {
-    'not_etp_op': 'apply it with a braintrace op',
-    'weight_then_weight': 'its op reaches the state only through another op or a mixing equation, so no trace exists for it',
-    'input_dependent_weight': "keep its op's weight a function of parameters alone",
-    'unused': 'remove it',
-}
+def _levels_to_user() -> int:
+    """``stacklevel`` of the first frame outside this package and JAX, as seen by the caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INTERNAL):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight'}
 
 
 def _check_strict(graph: ETraceGraph) -> None:
-    lost = [f'  {p}: {r.reason} [{r.location}]: {ADVICE[r.reason]}' for p, r in graph.routes.items()
+    """Refuse every lost or approximated path, but those that the rule itself leaves out: what an op reads of a hidden state."""
+    lost = [f'  {p} is {r.reason} [{r.location}]. {REASONS[r.reason.partition(":")[0]][1]}' for p, r in graph.routes.items()
             if r.kind == 'same-step' and r.reason != 'no_hidden_state']
+    lost += [f'  {p} has a trace, but not for {text}.' for p, texts in untraced_uses(graph).items() if graph.routes[p].kind == 'trace'
+             for text in texts if text.startswith(USE)]
+    lost += [f'  {d.message} [{d.location}].' for d in graph.diagnostics if d.kind in LOST]
     if lost:
-        raise UntracedParameterError('strict=True, and these parameters reach a hidden state without a trace:\n' + '\n'.join(lost)
-                                     + '\nChange the model, or compile with strict=False.')
+        raise UntracedParameterError('the policy is strict, and the history of these is lost or incomplete:\n' + '\n'.join(lost)
+                                     + '\nChange the model, or compile with policy=braintrace.Policy(strict=False).')

@@ -136,7 +136,7 @@ def run_windows(graph: ETraceGraph, rule: Rule, weights, observe: Callable, rese
     scanned = whole if keep or rest else whole - 1
     if scanned > 1:
         total, got = jax.lax.scan(lambda c, part: one_window(c, part, True), total, sequence.blocks(scanned, window))
-        shown.append(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), got))
+        shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
     elif scanned == 1:
         total, got = one_window(total, sequence.part(0, window), True)
         shown.append(got)

@@ -64,7 +64,7 @@ def reset(state: OnlineState, flags, carry0, hidden=None) -> OnlineState:
         return reset_leaf(flags, fresh, jnp.asarray(x)) if is_hidden else x
 
     carry = jax.tree_util.tree_map_with_path(leaf, state.carry, carry0)
-    trace = jax.tree.map(lambda e: reset_leaf(flags, jnp.zeros((), e.dtype), e), state.trace)
+    trace = jax.tree.map(lambda e: reset_leaf(flags, jnp.zeros((), e.dtype), e) if e.shape[:flags.ndim] == flags.shape else e, state.trace)
     return OnlineState(carry, trace, jnp.where(flags, 0, state.t))
 
 

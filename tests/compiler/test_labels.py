@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from braintrace._compiler import labels as lb
+from braintrace._compiler.flatten import Decisions, flatten
+from braintrace._compiler.policy import Policy
 from braintrace._compiler.program import trace_step
 
 X = np.random.default_rng(0).uniform(0.3, 0.9, (3, 4))
@@ -63,7 +65,8 @@ FUNCTIONS = {
 
 def followed(fn, x):
     """Labels of the input's cotangent after following every equation of ``fn`` backwards from its own positions."""
-    program = trace_step(lambda p, c, x: (fn(x), c), {}, {}, (x,), trainable=lambda *_: True, hidden=lambda *_: True)
+    step = trace_step(lambda p, c, x: (fn(x), c), {}, {}, (x,))
+    program = flatten(step, Policy(), Decisions(), lambda *_: True, lambda *_: True)
     known = program.constants
     labels = {program.outputs[0]: lb.identity(program.avals[program.outputs[0]].shape)}
     for eqn in reversed(program.equations):

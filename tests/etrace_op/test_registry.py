@@ -78,7 +78,8 @@ def test_a_primitive_prints_its_name_and_its_rules():
                                'missing: yw_to_w, xy_to_dw, init_drtrl, init_pp)')
     primitive.register_yw_to_w(rule)
     assert 'rules: yw_to_w; missing: xy_to_dw' in repr(primitive)
-    assert repr(primitive.mapped((0, None))) == 'ETPPrimitive(etp_test_vmap; etp_test mapped over (0, None); rules: none)'
+    assert repr(primitive.mapped((0, None))) == (
+        'ETPPrimitive(etp_test_vmap; batched; etp_test mapped over (0, None); rules: yw_to_w, solve_drtrl)')
 
 
 def test_class_style_registration_fills_the_sets_and_defaults():
@@ -134,8 +135,8 @@ def test_a_missing_rule_names_primitive_rule_and_algorithm():
     with pytest.raises(MissingRuleError, match=message) as caught:
         primitive.rule('init_pp', 'ES_D_RTRL')
     assert (caught.value.op, caught.value.rule, caught.value.algorithm) == ('etp_test', 'init_pp', 'ES_D_RTRL')
-    with pytest.raises(MissingRuleError, match='etp_mm_vmap'):
-        ops.etp_mm_p.mapped((0, 0)).rule('yw_to_w', 'D_RTRL')
+    with pytest.raises(MissingRuleError, match="'etp_test' has no rule"):
+        primitive.mapped((0, 0)).rule('init_pp', 'ES_D_RTRL')
 
 
 @pytest.mark.parametrize(('arguments', 'options', 'message'), [

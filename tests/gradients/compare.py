@@ -12,13 +12,22 @@ from tests import models
 TOLERANCE = 1e-10
 CORE = {'leaky', 'vector', 'gru', 'lstm_fused', 'lru', 'plain_input', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d',
         'tail_flip', 'spiking_three', 'populations'}
+CORE |= {'calls_mixed', 'cond', 'cond_log_of_negative', 'scan', 'scan_spikes', 'scan_two_layers', 'while', 'vmap_weights', 'broadcast',
+         'move_gather_negative', 'back_put', 'mix_norm'}
 every = pytest.mark.parametrize('name', list(models.MODELS))
 
 
-def every_core_first(**flags):
-    """Every row with these flags; those outside the core are slow, since each one costs a compilation."""
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize('name', [n if n in CORE else pytest.param(n, marks=slow) for n in models.names(**flags)])
+def core_first(names):
+    """These rows; those outside the core are slow, since each one costs a compilation."""
+    return [n if n in CORE else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def every_core_first(table=models.MODELS, **flags):
+    """Every row of a table with these flags."""
+    return pytest.mark.parametrize('name', core_first(models.names(table, **flags)))
+
+
+every_program = every_core_first(models.PROGRAMS)
 
 
 def at(steps, t):

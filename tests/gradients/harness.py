@@ -16,14 +16,20 @@ WINDOWS = [3, *ONE_AND_ALL]      # six steps: two full windows; each kind costs 
 RAGGED = [4, *ONE_AND_ALL]       # a full window and a rest, which costs two
 
 
+def learner_of(case, rule, unroll=None):
+    """The one learner of a case; ``unroll``: how many turns of a loop are unrolled, None for the default policy."""
+    return _learner(case, rule, unroll)
+
+
 @functools.cache
-def learner_of(case, rule):
-    return braintrace.functional.online(functools.partial(case.model.cell, LibraryOps()), rule)
+def _learner(case, rule, unroll):
+    options = {} if unroll is None else {'policy': braintrace.Policy(unroll=unroll)}
+    return braintrace.functional.online(functools.partial(case.model.cell, LibraryOps()), rule, **options)
 
 
-def start(case, rule):
+def start(case, rule, unroll=None):
     """A learner and its first state."""
-    learner = learner_of(case, rule)
+    learner = learner_of(case, rule, unroll)
     return learner, learner.init(case.params, case.carry, case.xs[0])
 
 
@@ -31,9 +37,9 @@ def quick(fn):
     return jax.jit(fn, compiler_options=oracles.QUICK)
 
 
-def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', **options):
+def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', unroll=None, **options):
     """``(grads, state, losses)`` of ``sequence_grad`` over these steps, from the first state unless another is given."""
-    learner, first = start(case, rule)
+    learner, first = start(case, rule, unroll)
     run = quick(learner.sequence_grad(case.loss, window=window, reduction=reduction))
     return run(case.params, first if state is None else state, case.xs[steps], case.ys[steps], **options)
 

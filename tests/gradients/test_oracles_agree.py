@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import models, oracles
-from tests.gradients.compare import assert_close, assert_moves, at, error, every, every_core_first
+from tests.gradients.compare import CORE, assert_close, assert_moves, at, error, every, every_core_first, every_program
 
 LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
 
@@ -71,6 +71,99 @@ def test_a_restart_forgets_what_came_before(name):
     flags[2:, 0] = True
     again = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
     assert max(error(again, alone).values()) > 1e-2
+
+
+# -- control flow and data movement ------------------------------------------------------------------------------------
+
+class Watched(models.ops.NumpyOps):
+    """Notes which branches are taken, and that a loop turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = {}
+
+    def switch(self, index, fns, *args, per_lane=False):
+        key = fns[0].__code__.co_firstlineno
+        self.taken.setdefault(key, set(range(len(fns)))).discard(int(index))
+        return super().switch(index, fns, *args, per_lane=per_lane)
+
+
+def run_over(case, ops, steps=None):
+    carry = case.carry
+    for x in case.xs[:steps]:
+        output, carry = case.run(ops, case.params, carry, x)
+    return output, carry
+
+
+@pytest.mark.parametrize('name', [m.name for m in models.control_flow.BRANCHES if m.name != 'cond_constant'])
+def test_every_branch_of_a_row_is_taken(name):
+    ops = Watched()
+    run_over(models.case(name), ops)
+    assert ops.taken and not any(ops.taken.values())
+
+
+@every_program
+def test_every_program_gives_each_parameter_a_gradient(name):
+    case = models.case(name)
+    assert_moves(dense(case))
+
+
+@every_program
+def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
+    case = models.case(name)
+    assert_close(oracles.two_pass(case), dense(case))
+
+
+@pytest.mark.parametrize('name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in CORE])
+def test_cut_bptt_equals_the_dense_recursion_for_programs(name):
+    case = models.case(name)
+    assert_close(oracles.cut_bptt(case), dense(case))
+
+
+@pytest.mark.parametrize('name', models.names(models.PROGRAMS, exact=True))
+def test_plain_bptt_equals_the_dense_recursion_where_a_program_is_exact(name):
+    case = models.case(name)
+    assert_close(oracles.bptt(case), dense(case))
+
+
+@every_program
+def test_one_step_of_a_program_is_plain_bptt(name):
+    """What this step's weights send through inner turns to later ones is whole."""
+    case = models.case(name, steps=1)
+    assert_close(dense(case), oracles.bptt(case))
+
+
+@every_core_first(models.PROGRAMS, smooth=True)
+def test_finite_differences_equal_plain_bptt_of_programs(name):
+    case = models.case(name, steps=2)
+    assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
+
+
+@every_program
+def test_es_recursion_of_programs_without_decay_and_at_the_first_step(name):
+    case = models.case(name)
+    assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))
+    assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
+
+
+class Forgetful(models.ops.JaxOps):
+    """Ops in a loop read the turn before as a constant."""
+
+    def twice(self, fn, live, read, groups=None):
+        value = fn(live, read if self.reads == 'cut' else live)
+        return value, jax.tree.map(self.constant, value)
+
+
+def test_what_earlier_turns_contribute_to_an_op_counts():
+    case = models.case('scan')
+    forgetful = oracles._reverse(case, None, (Forgetful('cut'), models.ops.JaxOps('constant'), set(case.carry)))[0]
+    assert max(error(forgetful, dense(case)).values()) > 1e-2
+
+
+def test_the_cut_alone_is_no_oracle_for_ops_in_a_loop():
+    for name in ('scan', 'fori_loop', 'scan_nested', 'scan_layers'):
+        case = models.case(name)
+        assert max(error(oracles.cut_bptt(case), dense(case)).values()) > 1e-2, name
 
 
 def leaky_by_hand(case, decay):
@@ -155,7 +248,8 @@ def test_complex_steps_equal_jax_derivatives():
     numpy, jax_ops = models.ops.NumpyOps(), models.ops.JaxOps()
     at = np.random.default_rng(0).standard_normal((3, 4))
     for name in ('tanh', 'exp', 'cos', 'sin', 'sigmoid', 'softplus', 'relu', 'abs',
-                 'spike', 'spike_by_vjp', 'flip', 'mean', 'cumsum'):
+                 'spike', 'spike_by_vjp', 'flip', 'mean', 'cumsum', 'eased', 'eased_by_vjp', 'norm', 'logsumexp',
+                 'highest'):
         fn, reference = getattr(numpy, name), getattr(jax_ops, name)
         want = jax.jacobian(reference)(at)
         np.testing.assert_allclose(oracles.jacobian(fn, at).reshape(want.shape), want, atol=1e-14, err_msg=name)

@@ -64,6 +64,13 @@ class MappedOverWeights(Marked):
         return self.h.value
 
 
+@pytest.mark.parametrize('model', [Scanned, Branched, Checkpointed, MappedOverWeights])
+def test_a_model_with_control_flow_or_mapped_weights_learns(model):
+    learner = braintrace.compile(model(), 'D_RTRL', X)
+    grads = learner.etrace_grad(jnp.ones((3, *X.shape)), step_fn=lambda x: (learner(x) ** 2).sum())
+    assert learner.graph.routes['w'].kind == 'trace' and all((g != 0).any() for g in grads.values())
+
+
 class Memoryless(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
@@ -85,11 +92,7 @@ def initialised(model):
 @pytest.mark.parametrize('model, error, words', [
     (Plain, braintrace.CompileError, ['no ETP op', 'braintrace.matmul']),
     (Memoryless, braintrace.CompileError, ['no hidden state', 'HiddenState']),
-    (Scanned, braintrace.NotSupportedError, ['scan', 'test_bad_input.py:', 'Scanned.update', 'unrolled']),
-    (Branched, braintrace.NotSupportedError, ['cond', 'test_bad_input.py:', 'Branched.update', 'jnp.where']),
-    (Checkpointed, braintrace.NotSupportedError, ['remat', 'test_bad_input.py:', 'Checkpointed']),
     (Repeated, braintrace.NotSupportedError, ['while', 'test_bad_input.py:', 'Repeated']),
-    (MappedOverWeights, braintrace.NotSupportedError, ['etp_mv', 'test_bad_input.py:', 'jax.vmap']),
 ], ids=lambda v: v.__name__ if isinstance(v, type) else '')
 def test_a_model_that_can_not_be_compiled_is_refused_and_left_as_it_was(model, error, words):
     model = initialised(model())
@@ -292,5 +295,5 @@ def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compil
 
 def test_strict_names_every_parameter_without_a_trace():
     with pytest.raises(braintrace.UntracedParameterError) as caught:
-        braintrace.D_RTRL(initialised(Net()), strict=True).compile_graph(X)
+        braintrace.D_RTRL(initialised(Net()), policy=braintrace.Policy(strict=True)).compile_graph(X)
     assert 'cell/Wr/weight/weight' in str(caught.value) and 'readout' not in str(caught.value)

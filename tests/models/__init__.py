@@ -3,21 +3,22 @@ from __future__ import annotations
 
 import functools
 
-from tests.models import ops, recurrent, spiking, stacks, tails, weights
+from tests.models import control_flow, loops, maps, movement, ops, recurrent, spiking, stacks, tails, weights
 from tests.models.model import Case, Model, T, cubic, make_case, squared
 
 MODELS: dict[str, Model] = {m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS}
+PROGRAMS: dict[str, Model] = {m.name: m for part in (control_flow, loops, maps, movement) for m in part.MODELS}
 
 
-def names(**flags) -> list[str]:
-    """The rows with these flags: ``names(exact=True)``."""
-    return [name for name, m in MODELS.items() if all(getattr(m, flag) == value for flag, value in flags.items())]
+def names(table=MODELS, **flags) -> list[str]:
+    """The rows of a table with these flags: ``names(exact=True)``."""
+    return [name for name, m in table.items() if all(getattr(m, flag) == value for flag, value in flags.items())]
 
 
 @functools.cache
 def case(name: str, loss=squared, steps: int = T, seed: int = 0) -> Case:
     """The one case of a row, so that the oracles of it are computed once."""
-    return make_case(MODELS[name], loss, steps, seed)
+    return make_case((MODELS | PROGRAMS)[name], loss, steps, seed)
 
 
-__all__ = ['MODELS', 'Case', 'Model', 'case', 'cubic', 'make_case', 'names', 'ops', 'squared', 'weights']
+__all__ = ['MODELS', 'PROGRAMS', 'Case', 'Model', 'case', 'control_flow', 'cubic', 'make_case', 'names', 'ops', 'squared', 'weights']

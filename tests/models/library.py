@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from saiunit import sparse
 
 import braintrace
+from tests.models.flow import LibraryFlow
 from tests.models.ops import CONV_DIMENSIONS, JaxOps
 
 
-class LibraryOps(JaxOps):
+class LibraryOps(LibraryFlow, JaxOps):
     """What the library sees: it must find by itself what the annotations tell the oracles."""
 
     def matmul(self, x, w, bias=None):
@@ -29,6 +32,15 @@ class LibraryOps(JaxOps):
 
     def lora_matmul(self, x, B, A, alpha=1.0, bias=None):
         return braintrace.lora_matmul(x, B, A, alpha=alpha, bias=bias)
+
+    def softmax(self, x, read):
+        return jax.nn.softmax(x)
+
+    def norm(self, x):
+        return jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    def logsumexp(self, x):
+        return jax.nn.logsumexp(x, -1, keepdims=True)
 
 
 @functools.cache

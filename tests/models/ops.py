@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.models.flow import JaxFlow, NumpyFlow
+
 CONV_DIMENSIONS = {3: ('NWC', 'WIO', 'NWC'), 4: ('NHWC', 'HWIO', 'NHWC')}
 
 
@@ -22,17 +24,23 @@ def surrogate(v):
     return 1.0 / (1.0 + (2.0 * v) ** 2)
 
 
+EASE = 0.3            # the derivative given to ``eased``, an identity
+
+
 class Ops:
     """What a cell may use. Subclasses give the arrays (``xp``) and what ``constant`` means."""
 
     xp = None
+    idle = False                                 # in a branch not taken: ops see zeros
 
     def __init__(self, reads: str = 'live'):
         if reads not in ('live', 'cut', 'constant'):
             raise ValueError(f'reads={reads!r}')
         self.reads = reads
-        self.tanh, self.exp, self.cos, self.sin, self.sqrt, self.where = (
-            getattr(self.xp, name) for name in ('tanh', 'exp', 'cos', 'sin', 'sqrt', 'where'))
+        self.tanh, self.exp, self.log, self.cos, self.sin, self.sqrt, self.where = (
+            getattr(self.xp, name) for name in ('tanh', 'exp', 'log', 'cos', 'sin', 'sqrt', 'where'))
+        self.stack, self.pad, self.tile, self.repeat, self.broadcast_to, self.zeros_like = (
+            getattr(self.xp, name) for name in ('stack', 'pad', 'tile', 'repeat', 'broadcast_to', 'zeros_like'))
 
     # -- annotations: the identity in the library ------------------------------------------------------------------
 
@@ -58,21 +66,21 @@ class Ops:
     # -- ETP ops: y = op(x, w) -------------------------------------------------------------------------------------
 
     def matmul(self, x, w, bias=None):
-        return self._apply(x, lambda x: x @ w if bias is None else x @ w + bias)
+        return self._op(x, lambda x: x @ w if bias is None else x @ w + bias)
 
     def element_wise(self, w, fn):
-        return self._apply(None, lambda _: fn(w))
+        return self._op(None, lambda _: fn(w))
 
     def conv(self, x, kernel, bias=None, strides=None, padding='SAME'):
         strides = strides or (1,) * (x.ndim - 2)
-        return self._apply(x, lambda x: self._convolve(x, kernel, strides, padding) + (0. if bias is None else bias))
+        return self._op(x, lambda x: self._convolve(x, kernel, strides, padding) + (0. if bias is None else bias))
 
     def sparse_matmul(self, x, data, mask, bias=None):
         """``mask`` is the fixed structure, a boolean array; ``data`` its entries row by row."""
-        return self._apply(x, lambda x: x @ self._scatter(data, mask) + (0. if bias is None else bias))
+        return self._op(x, lambda x: x @ self._scatter(data, mask) + (0. if bias is None else bias))
 
     def lora_matmul(self, x, B, A, alpha=1.0, bias=None):
-        return self._apply(x, lambda x: alpha * (x @ B @ A) + (0. if bias is None else bias))
+        return self._op(x, lambda x: alpha * (x @ B @ A) + (0. if bias is None else bias))
 
     # -- mixing equations: one position reads another --------------------------------------------------------------
 
@@ -88,10 +96,31 @@ class Ops:
     def cumsum(self, x):
         return self._mix(lambda x: self.xp.cumsum(x, -1), x)
 
+    def mixing(self, fn, *args):
+        """``fn`` of arrays, in which positions meet from its first equation to its last."""
+        return self._mix(fn, *args)
+
+    def softmax(self, x, read):
+        """The sum alone is mixing; ``read`` is ``x`` as that sum reads it."""
+        return self.exp(x) / self._mix(lambda x: self.exp(x).sum(-1, keepdims=True), read)
+
+    def norm(self, x):
+        return self._mix(lambda x: self.sqrt((x ** 2).sum(-1, keepdims=True)), x)
+
+    def logsumexp(self, x):
+        return self._mix(lambda x: self.log(self.exp(x).sum(-1, keepdims=True)), x)
+
+    def highest(self, x):
+        return self._mix(lambda x: self.xp.max(x, -1, keepdims=True), x)
+
+    def pick(self, x, i):
+        """The entry at a position that is known when the step runs only."""
+        return self._mix(lambda x: self._slice(x, i, 1), x)
+
     # -- element-wise functions and data movement ------------------------------------------------------------------
 
-    def concatenate(self, arrays):
-        return self.xp.concatenate(arrays, -1)
+    def concatenate(self, arrays, axis=-1):
+        return self.xp.concatenate(arrays, axis)
 
     def split(self, x, n):
         return self.xp.split(x, n, -1)
@@ -99,11 +128,15 @@ class Ops:
     def flip(self, x):
         return self.xp.flip(x, -1)
 
+    def shift(self, x, n):
+        """``roll`` where it is known to bring every position back to its place, or to one of its own."""
+        return self.xp.roll(x, n, -1)
+
+    def part(self, x, start, size):
+        return self._slice(x, start, size)
+
     def softplus(self, x):
         return self.xp.log1p(self.exp(x))
-
-    def jit(self, fn):
-        return fn
 
     # -- for the subclasses ----------------------------------------------------------------------------------------
 
@@ -114,6 +147,9 @@ class Ops:
     def _read(self, a):
         return self.constant(a) if self.reads == 'constant' and a is not None else a
 
+    def _op(self, x, op):
+        return self._apply(0. * np.nan_to_num(x) if self.idle and x is not None else x, op)
+
     def _apply(self, x, op):
         return op(self._read(x))
 
@@ -121,7 +157,7 @@ class Ops:
         return fn(*map(self._read, args))
 
 
-class JaxOps(Ops):
+class JaxOps(JaxFlow, Ops):
     """Reverse mode: a constant is a ``stop_gradient``."""
 
     xp = jnp
@@ -136,8 +172,17 @@ class JaxOps(Ops):
     def spike_by_vjp(self, v):
         return _spike_vjp(v)
 
-    def jit(self, fn):
-        return jax.jit(fn)
+    def eased(self, x):
+        return _eased_jvp(x)
+
+    def eased_by_vjp(self, x):
+        return _eased_vjp(x)
+
+    def put(self, x, index, value):
+        return x.at[index].set(value)
+
+    def _slice(self, x, start, size):
+        return jax.lax.dynamic_slice_in_dim(x, start, size, -1)
 
     def _convolve(self, x, kernel, strides, padding):
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=CONV_DIMENSIONS[x.ndim])
@@ -146,7 +191,7 @@ class JaxOps(Ops):
         return jnp.zeros(mask.shape, data.dtype).at[np.nonzero(mask)].set(data)
 
 
-class NumpyOps(Ops):
+class NumpyOps(NumpyFlow, Ops):
     """Complex step: the imaginary part carries one directional derivative, so a constant is the real part."""
 
     xp = np
@@ -169,6 +214,19 @@ class NumpyOps(Ops):
         return (real > 0) + 1j * surrogate(real) * np.imag(v)
 
     spike_by_vjp = spike
+
+    def eased(self, x):
+        return np.real(x) + 1j * EASE * np.imag(x)
+
+    eased_by_vjp = eased
+
+    def put(self, x, index, value):
+        x = np.array(x, np.result_type(x, value))
+        x[index] = value
+        return x
+
+    def _slice(self, x, start, size):
+        return x[..., int(start):int(start) + size]
 
     def _convolve(self, x, kernel, strides, padding):
         window = kernel.shape[:-2]
@@ -204,3 +262,9 @@ _spike_jvp.defjvp(lambda primals, tangents: (_heaviside(*primals), surrogate(*pr
 
 _spike_vjp = jax.custom_vjp(_heaviside)
 _spike_vjp.defvjp(lambda v: (_heaviside(v), v), lambda v, g: (surrogate(v) * g,))
+
+_eased_jvp = jax.custom_jvp(lambda x: x)
+_eased_jvp.defjvp(lambda primals, tangents: (primals[0], EASE * tangents[0]))
+
+_eased_vjp = jax.custom_vjp(lambda x: x)
+_eased_vjp.defvjp(lambda x: (x, None), lambda _, g: (EASE * g,))

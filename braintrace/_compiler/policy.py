@@ -1,0 +1,58 @@
+"""What the compiler does with each construct of a step."""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from numbers import Integral
+
+from .._errors import OptionError
+
+__all__ = ['DEFAULT', 'Policy']
+
+CHOICES = {'cond': ('select', 'refuse'), 'scan': ('follow', 'refuse'), 'while_loop': ('forward', 'refuse'),
+           'checkpoint': ('keep', 'inline'), 'custom_rule': ('opaque', 'refuse'), 'shard_map': ('vmap', 'refuse')}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a step is compiled; each entry concerns constructs that hold an op or lie between hidden states.
+
+    - ``strict``: every lost or approximated path, and every unused parameter, is an error; not so what the rule leaves out by its
+      nature (an op that reads a hidden state).
+    - ``unroll``: loops up to this length are unrolled, longer ones are descended: one trace, folded over the inner steps.
+    - ``cond``: ``'select'`` evaluates every branch and selects; what a branch not taken computes never reaches a gradient.
+    - ``scan``: ``'follow'`` unrolls or descends.
+    - ``while_loop``: ``'forward'`` replaces a loop that works position by position by its forward derivative.
+    - ``checkpoint``: ``'keep'`` recomputes in the backward pass as the model asks, ``'inline'`` stores instead.
+    - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step gradient by the user's rule.
+    - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
+
+    ``'refuse'`` makes a construct a :class:`braintrace.NotSupportedError` that names its place.
+
+    >>> import braintrace
+    >>> braintrace.Policy(unroll=0).unroll
+    0
+    >>> braintrace.Policy(cond='ignore')
+    Traceback (most recent call last):
+    braintrace._errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
+    """
+    strict: bool = False
+    unroll: int = 8
+    cond: str = 'select'
+    scan: str = 'follow'
+    while_loop: str = 'forward'
+    checkpoint: str = 'keep'
+    custom_rule: str = 'opaque'
+    shard_map: str = 'vmap'
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, choices = getattr(self, field.name), CHOICES.get(field.name)
+            if choices and value not in choices:
+                raise OptionError(f'{field.name} is {value!r}; choose one of {choices}.')
+        if not isinstance(self.strict, bool):
+            raise OptionError(f'strict is {self.strict!r}; give True or False.')
+        if isinstance(self.unroll, bool) or not isinstance(self.unroll, Integral) or self.unroll < 0:
+            raise OptionError(f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are unrolled.')
+
+
+DEFAULT = Policy()

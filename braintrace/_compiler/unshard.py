@@ -1,0 +1,203 @@
+"""A ``shard_map`` as a plain function of its global operands: its body under ``jax.vmap`` over the axes of the mesh."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import _jax
+from .._errors import NotSupportedError
+
+__all__ = ['unsharded']
+
+# These change what the type of a value says about the mesh, or where the value lies, never the value.
+CASTS = {'preduced', 'pvary', 'reduced_vary_cast', 'reduced_vary_cast_p', 'reshard', 'sharding_constraint'}
+
+
+def unsharded(eqn) -> Callable[..., list]:
+    """What a ``shard_map`` equation computes, as a function ``(*operands) -> results`` of global arrays without ``shard_map``.
+
+    An axis of the mesh becomes an axis of ``jax.vmap``: an op whose weights are replicated is the batched op of all blocks. A result
+    whose ``out_spec`` leaves an axis out is that of the first block along the axis.
+    """
+    where = getattr(eqn, 'where', '') or 'an unknown place'
+    parts = _jax.shard_map_parts(eqn)
+    _check(parts, where)
+    body = _Body(parts, where)
+
+    def run(*operands) -> list:
+        blocks = [_split(x, spec, parts.sizes) for x, spec in zip(operands, parts.in_specs)]
+        kept = _result_axes(body, blocks)
+        results = _mapped(body.results, body, kept)(*blocks)
+        return [_join(y, spec, axes, parts.sizes) for y, spec, axes in zip(results, parts.out_specs, kept)]
+    return run
+
+
+def _check(parts: _jax.ShardMapParts, where: str) -> None:
+    """Refuse what is more than a map over blocks."""
+    automatic = [axis for axis in parts.mesh.axis_names if axis not in parts.manual_axes]
+    if automatic:
+        raise NotSupportedError(
+            f'the shard_map at {where} maps {sorted(parts.manual_axes)} and leaves {automatic} of its mesh to the '
+            'compiler. Map every axis of the mesh: leave `axis_names` out, or use a mesh without the other axes.')
+    partial = [spec for spec in (*parts.in_specs, *parts.out_specs) if spec.unreduced or spec.reduced]
+    if partial:
+        raise NotSupportedError(
+            f'the shard_map at {where} has the spec {partial[0]}, whose values are sums that are still to be '
+            'taken. Take the sum in its body, with `jax.lax.psum`.')
+
+
+# ---- layout: axes of the mesh lead, in the order of the mesh ----
+
+def _dims(spec, rank: int) -> list[tuple[str, ...]]:
+    """The axes of the mesh that cut each dimension, the outermost first."""
+    entries = [*spec, *[None] * (rank - len(spec))]
+    return [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries]
+
+
+def _names(spec) -> set[str]:
+    return {axis for names in _dims(spec, len(spec)) for axis in names}
+
+
+def _split(x, spec, sizes: dict[str, int]):
+    """A global array as its blocks, the axes that cut it in front."""
+    shape: list[int] = []
+    position, rest = {}, []
+    for size, names in zip(jnp.shape(x), _dims(spec, jnp.ndim(x))):
+        position.update({axis: len(shape) + i for i, axis in enumerate(names)})
+        rest.append(len(shape) + len(names))
+        shape += [*(sizes[axis] for axis in names), size // math.prod(sizes[axis] for axis in names)]
+    front = [position[axis] for axis in sizes if axis in position]
+    return jnp.transpose(jnp.reshape(x, shape), front + rest)
+
+
+def _join(y, spec, kept: set[str], sizes: dict[str, int]):
+    """A global array from blocks that have the ``kept`` axes in front; along one that is not in ``spec``, the first block."""
+    wanted = _names(spec)
+    y = y[tuple(slice(None) if axis in wanted else 0 for axis in sizes if axis in kept)]
+    front = [axis for axis in sizes if axis in wanted]
+    order, shape = [], []
+    for i, names in enumerate(_dims(spec, y.ndim - len(front))):
+        dims = [*(front.index(axis) for axis in names), len(front) + i]
+        order += dims
+        shape.append(math.prod(y.shape[d] for d in dims))
+    return jnp.reshape(jnp.transpose(y, order), shape)
+
+
+def _mapped(fn: Callable, body: _Body, kept: Sequence[set[str]]) -> Callable:
+    """``fn`` of one block as a function of all blocks; ``kept`` are the axes that each result has in front."""
+    inside = [_names(spec) for spec in body.parts.in_specs]
+    for axis, size in reversed(body.parts.sizes.items()):
+        in_axes = tuple(0 if axis in names else None for names in inside)
+        out_axes = [0 if axis in names else None for names in kept]
+        fn = jax.vmap(fn, in_axes, out_axes, axis_name=axis, axis_size=size)
+    return fn
+
+
+def _result_axes(body: _Body, blocks: Sequence) -> list[set[str]]:
+    """Along which axes each result is stacked: those of its spec, and those along which it varies all the same."""
+    every = set(body.parts.sizes)
+    specs = [_names(spec) for spec in body.parts.out_specs]
+    if all(names == every for names in specs):
+        return specs
+    found: list[set[str]] = []
+
+    def probe(*args):
+        results = body.results(*args)
+        found.extend(_jax.mapped_axes(y) for y in results)
+        return results
+    jax.eval_shape(_mapped(probe, body, [every] * len(specs)), *blocks)
+    return [names | varies for names, varies in zip(specs, found)]
+
+
+# ---- the body of one block ----
+
+class _Body(NamedTuple):
+    """The body of a ``shard_map``, to be evaluated under ``jax.vmap`` over its axes."""
+    parts: _jax.ShardMapParts
+    where: str
+
+    def results(self, *args) -> list:
+        """The results of one block of each operand."""
+        return self.evaluate(self.parts.body, self.parts.consts, args)
+
+    def evaluate(self, body, consts: Sequence, args: Sequence) -> list:
+        """The results of a jaxpr from inside the body."""
+        env = dict(zip([*body.constvars, *body.invars], [*consts, *args]))
+
+        def read(atom):
+            return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
+        for eqn in body.eqns:
+            env.update(zip(eqn.outvars, self._apply(eqn, [read(atom) for atom in eqn.invars])))
+        return [read(atom) for atom in body.outvars]
+
+    def _apply(self, eqn, args: list) -> list:
+        inner = _jax.inlinable(eqn)
+        if inner is not None:
+            return self.evaluate(*_jax.closed_jaxpr(inner), args)
+        if eqn.primitive.name in CASTS:
+            return args
+        try:
+            with _jax.at_location(eqn.source_info):
+                if eqn.primitive.name in COLLECTIVES and not eqn.params.get('axis_index_groups'):
+                    return [COLLECTIVES[eqn.primitive.name](x, eqn.params) for x in args]
+                return _jax.bind(eqn.primitive, _jax.with_bodies(eqn, self.parts, self.evaluate), _jax.WithoutMesh(eqn.ctx), *args)
+        except NotSupportedError:
+            raise
+        except Exception as error:
+            names = ', '.join(sorted(self._collectives(eqn)))
+            if not names:
+                raise
+            raise NotSupportedError(
+                f'the shard_map at {self.where} holds {names} at {_jax.location(eqn.source_info)}, which has no form under jax.vmap '
+                f'({type(error).__name__}: {error}). Write it with psum, pmax, pmin, all_gather, psum_scatter, ppermute or all_to_all, '
+                'without axis_index_groups; ppermute along one axis.') from error
+
+    def _collectives(self, eqn) -> set[str]:
+        """The collectives over axes of the mesh that an equation is or holds."""
+        inner = [e for body in _jax.sub_jaxprs(eqn.params) for e in _jax.closed_jaxpr(body)[0].eqns]
+        named = {a for key in ('axes', 'axis_name') for a in _tuple(eqn.params.get(key, ()))} & self.parts.manual_axes
+        return {name for e in inner for name in self._collectives(e)} | ({eqn.primitive.name} if named else set())
+
+
+def _tuple(names: Any) -> tuple:
+    return tuple(names) if isinstance(names, tuple | list | set | frozenset) else (names,)
+
+
+def _psum(x, params: dict):
+    return jax.lax.psum(x, params['axes'])
+
+
+def _all_gather(x, params: dict):
+    """One axis after the other, because ``jax.vmap`` gathers along one only."""
+    dim = params['all_gather_dimension']
+    x = x if params['tiled'] else jnp.expand_dims(x, dim)
+    for axis in reversed(_tuple(params['axis_name'])):
+        x = jax.lax.all_gather(x, axis, axis=dim, tiled=True)
+    return x
+
+
+def _psum_scatter(x, params: dict):
+    dim = params['scatter_dimension']
+    for axis in _tuple(params['axis_name']):
+        x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+    return x if params['tiled'] else jnp.squeeze(x, dim)
+
+
+def _ppermute(x, params: dict):
+    """A permutation of every block, because ``jax.vmap`` knows no other; blocks that nothing is sent to are zero."""
+    axis, = _tuple(params['axis_name'])
+    size = jax.lax.axis_size(axis)
+    sources, targets = (list(i) for i in zip(*params['perm'])) if params['perm'] else ([], [])
+    idle = zip((i for i in range(size) if i not in sources), (i for i in range(size) if i not in targets))
+    y = jax.lax.ppermute(x, axis, [*params['perm'], *idle])
+    received = jnp.array([i in targets for i in range(size)])[jax.lax.axis_index(axis)]
+    return y if len(targets) == size else jnp.where(received, y, jnp.zeros_like(y))
+
+
+# Collectives that are another primitive under other types of the body, or that jax.vmap knows in part only.
+COLLECTIVES = {'psum_invariant': _psum, 'all_gather': _all_gather, 'all_gather_invariant': _all_gather, 'reduce_scatter': _psum_scatter,
+               'ppermute': _ppermute}

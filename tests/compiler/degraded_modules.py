@@ -1,0 +1,123 @@
+"""Modules of brainstate that are refused or degraded, a row each as in ``degraded.py``."""
+from __future__ import annotations
+
+import brainstate
+import jax.numpy as jnp
+import saiunit
+
+import braintrace
+from braintrace import Policy
+from tests.compiler.degraded import dependent, mixing, no_relation, not_etp_op
+from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, I, N, Note, Row
+
+MODULES: list[Row] = []
+
+
+def module(*notes: Note, **options):
+    """Add a module to the table; ``error`` and ``words`` where it is refused."""
+    def register(cls):
+        MODULES.append(Row(cls.__name__, cls, {}, cls, notes=notes, **options))
+        return cls
+    return register
+
+
+class Leaky(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.asarray(PARAMS['w']))
+        self.part = self.make_part()
+
+    def make_part(self):
+        return None
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.asarray(H))
+
+    def drive(self, x):
+        return braintrace.matmul(x, self.w.value)
+
+
+@module(not_etp_op('part/weight/weight'), not_etp_op('part/weight/bias'),
+        routes={f'part/weight/{name}': 'not_etp_op' for name in ('weight', 'bias')})
+class PlainLayer(Leaky):
+    def make_part(self):
+        return brainstate.nn.Linear(I, N)
+
+    def update(self, x):
+        self.h.value = .8 * self.h.value + self.drive(x) + self.part(x)  # here
+        return self.h.value
+
+
+@module(mixing('reduce_sum, spread by'), not_etp_op('part/weight/scale'), not_etp_op('part/weight/bias'),
+        routes={f'part/weight/{name}': 'not_etp_op' for name in ('scale', 'bias')})
+class LayerNorm(Leaky):
+    def make_part(self):
+        return brainstate.nn.LayerNorm((N,))
+
+    def update(self, x):
+        self.h.value = self.part(self.h.value) + self.drive(x)  # here
+        return self.h.value
+
+
+@module(mixing('reduce_sum, spread by'))
+class MeanOfUnits(Leaky):
+    def update(self, x):
+        self.h.value = .8 * self.h.value - saiunit.math.mean(self.h.value, axis=-1, keepdims=True) + self.drive(x)  # here
+        return self.h.value
+
+
+@module(Note('lost-relation', 'warning', ('parameter w', 'd', 'ShortTermState'), 'w'), no_relation(), routes={'w': 'not_hidden'},
+        fails=dict.fromkeys(('record', 'strict'), 'the gradient is zero, without a record of the state that is not hidden'))
+class DelayLine(Leaky):
+    def init_state(self, batch_size=None, **_):
+        super().init_state()
+        self.d = brainstate.ShortTermState(jnp.asarray(H))
+
+    def update(self, x):
+        self.h.value = .8 * self.h.value + self.d.value
+        self.d.value = self.drive(x)  # here
+        return self.h.value
+
+
+@module(dependent(), no_relation(), routes={'w': 'input_dependent_weight'})
+class WeightDropout(Leaky):
+    def update(self, x):
+        kept = brainstate.random.bernoulli(.5, (I, N))
+        self.h.value = .8 * self.h.value + braintrace.matmul(x, self.w.value * kept)  # here
+        return self.h.value
+
+
+@module(routes={'part/Wr/weight/weight': 'weight_then_weight', 'part/Wr/weight/bias': 'weight_then_weight', 'w': 'no_hidden_state'})
+class ResetGate(Leaky):
+    def make_part(self):
+        return braintrace.nn.GRUCell(I, N)
+
+    def update(self, x):
+        return self.part(x) + self.drive(x)  # here
+
+
+@module(error=NOT_SUPPORTED, words=('scan', "scan='refuse'"), policy=Policy(scan='refuse'))
+class ForLoop(Leaky):
+    def update(self, x):
+        def turn(_):
+            self.h.value = .8 * self.h.value + self.drive(x)
+        brainstate.transform.for_loop(turn, jnp.arange(3))  # here
+        return self.h.value
+
+
+@module(error=NOT_SUPPORTED, words=('while loop holds an ETP op', 'lax.fori_loop'))
+class WhileLoop(Leaky):
+    def update(self, x):
+        def turn(i):
+            self.h.value = .8 * self.h.value + self.drive(x)
+            return i + 1
+        brainstate.transform.while_loop(lambda i: i < 3, turn, 0)  # here
+        return self.h.value
+
+
+@module(error=COMPILE, words=("writes the parameters ['w']", 'brainstate.ShortTermState'), at=None)
+class WritingParameters(Leaky):
+    def update(self, x):
+        self.h.value = .8 * self.h.value + self.drive(x)
+        self.w.value = .9 * self.w.value
+        return self.h.value

@@ -1,0 +1,236 @@
+"""Control flow and data movement inside the step: the library against the oracles, and versions of one cell against each other."""
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import braintrace
+from tests import models, oracles
+from tests.gradients.compare import assert_close, core_first, every_core_first
+from tests.gradients.harness import learner_of, over_sequence, start
+from tests.models import control_flow, loops, maps
+from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
+from tests.models.library import LibraryOps
+
+DECAY = 0.8
+D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
+WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, DECAY)}
+both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
+unrolled_and_not = pytest.mark.parametrize('unroll', [8, 0])
+LOST = {                                 # row -> parameters whose past is left out and named: their same-step gradient stays whole
+    'vmap_cond': ('input-dependent-weight', ['one', 'two']),     # JAX makes `select(taken, w, stop_gradient(w))` of the weight
+    'vmap_element_wise': ('lost-relation', ['decay']),           # (E, N) beside a state of shape (E, B, N)
+    'broadcast_reversed': ('lost-relation', ['decay']),
+    'broadcast_inside': ('lost-relation', ['w', 'b']),
+    'broadcast_repeat': ('lost-relation', ['w', 'b']),
+    'broadcast_tile': ('lost-relation', ['w', 'b']),
+    'broadcast_gather': ('lost-relation', ['w', 'b']),
+}
+REFUSED = ['while_mixing', 'while_mixing_tail']
+LOOPS = [m.name for m in [*loops.MODELS, *maps.MODELS] if 'scan' in m.name or 'fori' in m.name]
+OTHERS = [name for name in models.PROGRAMS if name not in [*LOOPS, *LOST, *REFUSED]]
+
+
+def check(name, rule, window=3, unroll=None):
+    case = models.case(name)
+    grads, state, losses = over_sequence(case, rule, window, unroll=unroll)
+    assert_close(grads, oracles.total(WANT[rule](case)))
+    return case, grads, state, losses
+
+
+@both_rules
+@pytest.mark.parametrize('name', core_first(OTHERS))
+def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
+    check(name, rule)
+
+
+@both_rules
+@unrolled_and_not
+@pytest.mark.parametrize('name', core_first(LOOPS))
+def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
+    check(name, rule, unroll=unroll)
+
+
+@both_rules
+@pytest.mark.parametrize('name', LOST)
+def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, rule):
+    case, (kind, lost) = models.case(name), LOST[name]
+    want, same_step = oracles.total(WANT[rule](case)), oracles.same_step(case)
+    assert_close(over_sequence(case, rule, 3)[0], {k: same_step[k] if k in lost else v for k, v in want.items()})
+    notes = [d for d in learner_of(case, rule).graph.diagnostics if d.kind == kind]
+    assert {d.path.split('/')[0] for d in notes} & set(lost) and all(d.location for d in notes)
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_while_loop_in_which_positions_meet_is_refused_at_its_line(name):
+    with pytest.raises(braintrace.NotSupportedError, match='flow.py.*positions meet'):
+        start(models.case(name), D_RTRL)
+
+
+@pytest.mark.parametrize('name', ['cond', 'scan', 'while', 'vmap_weights', 'move_put', 'back_stack', 'back_gather'])
+def test_a_step_may_be_compiled_inside_jit(name):
+    case = models.case(name)
+    learner = braintrace.functional.online(learner_of(case, D_RTRL).cell, D_RTRL)
+    state = jax.jit(learner.init)(case.params, case.carry, case.xs[0])
+    assert learner.graph.hidden_param_op_relations and not state.t.any()
+
+
+@pytest.mark.slow
+@both_rules
+@pytest.mark.parametrize('window', [1, None])
+@pytest.mark.parametrize('name', ['calls_mixed', 'sharded', 'cond', 'clockwork', 'cond_log_of_negative', 'switch_nan', 'while',
+                                  'while_pair', 'vmap_weights', 'vmap_conv', 'move_put_on_zeros', 'broadcast'])
+def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, rule):
+    check(name, rule, window)
+
+
+@pytest.mark.slow
+@both_rules
+@unrolled_and_not
+@pytest.mark.parametrize('window', [1, None])
+@pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
+                                  'scan_of_vmap', 'cond_in_scan'])
+def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
+    check(name, rule, window, unroll)
+
+
+@pytest.mark.parametrize('name', models.names(models.PROGRAMS, exact=True))
+@unrolled_and_not
+def test_it_is_bptt_where_nothing_is_cut(name, unroll):
+    case = models.case(name, models.cubic)
+    assert_close(over_sequence(case, D_RTRL, 3, unroll=unroll)[0], oracles.bptt(case))
+
+
+@both_rules
+@pytest.mark.parametrize('name', ['cond_root_at_zero', 'cond_log_of_negative', 'switch_nan'])
+def test_a_branch_not_taken_leaves_nothing_behind(name, rule):
+    """Neither in the gradients nor in what the next step will read."""
+    _, _, state, losses = check(name, rule, 1)
+    for leaf in jax.tree.leaves((state.carry, state.trace, losses)):
+        assert np.isfinite(leaf).all()
+
+
+# -- versions of one cell -----------------------------------------------------------------------------------------------
+
+@functools.cache
+def version(update):
+    """All versions have one name, hence the same numbers."""
+    return models.make_case(models.Model('version', control_flow.cell_of(update), SMALL | OUT))
+
+
+@functools.cache
+def gradient(update, rule, unroll):
+    return over_sequence(version(update), rule, 3, unroll=unroll)[0]
+
+
+def relations(update, unroll):
+    graph = start(version(update), D_RTRL, unroll)[0].graph
+    return {(r.primitive.name, tuple(sorted(r.paths.items())), tuple(g.name for g in r.groups)) for r in graph.hidden_param_op_relations}
+
+
+def assert_same(other, plain, rule, unroll):
+    assert_close(gradient(other, rule, unroll), gradient(plain, rule, unroll))
+    if rule is D_RTRL:
+        assert relations(other, unroll) == relations(plain, unroll)
+
+
+def once(ops, p, h, r, x):
+    return leaky(ops, p, h, r, x[:, :1])
+
+
+def whole(call):
+    """The update inside a call."""
+    return lambda ops, p, h, r, x: call(ops, functools.partial(once, ops))(p, h, r, x)
+
+
+def constant(yes, pred=True):
+    """The update as the taken branch; the other one has the same op, or none."""
+    other = (lambda ops, p, h, r, x: 0.5 * h) if yes else (lambda ops, p, h, r, x: ops.sin(drive(ops, p, r, x[:, :1])))
+    return lambda ops, p, h, r, x: ops.cond(pred, lambda h, r: once(ops, p, h, r, x), lambda h, r: other(ops, p, h, r, x), h, r)
+
+
+ONE = {
+    'jit': whole(control_flow.jit),
+    'jit_in_jit': whole(lambda ops, fn: ops.jit(ops.jit(fn))),
+    'checkpoint': whole(control_flow.checkpoint),
+    'checkpoint_policy': whole(control_flow.with_policy),
+    'checkpoint_in_jit': whole(lambda ops, fn: ops.jit(ops.checkpoint(fn))),
+    'cond_no_op': constant(True),
+    'cond_same_op': constant(False),
+    'cond_array': constant(True, np.bool_(True)),
+    'switch': lambda ops, p, h, r, x: ops.switch(1, [lambda h, r: 0.5 * h, lambda h, r: once(ops, p, h, r, x), lambda h, r: 2. * h],
+                                               h, r),
+    'scan_once': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, turns(x)[:1])[0],
+    'fori_once': lambda ops, p, h, r, x: ops.for_loop(1, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r),
+    'shard': whole(control_flow.shard),
+    'vmap': lambda ops, p, h, r, x: ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(h[None], r[None], x[None, :, :1])[0],
+}
+
+
+@both_rules
+@pytest.mark.parametrize('unroll', [8, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ONE)
+def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
+    assert_same(ONE[name], once, rule, unroll)
+
+
+def in_python(ops, p, h, r, x):
+    """The inner loop written out."""
+    for at in turns(x):
+        h, r = ops.twice(lambda h, r, at=at: leaky(ops, p, h, r, at), h, r)
+    return h
+
+
+MANY = {
+    'scan': loops.scan(),
+    'scan_of_jit': loops.scan(wrap=control_flow.jit),
+    'scan_of_checkpoint': loops.scan(wrap=control_flow.checkpoint),
+    'scan_reverse': lambda ops, p, h, r, x: loops.scan(reverse=True)(ops, p, h, r, x[:, ::-1]),
+    'jit_of_scan': lambda ops, p, h, r, x: ops.jit(lambda h, r: loops.scan()(ops, p, h, r, x))(h, r),
+    'checkpoint_of_scan': lambda ops, p, h, r, x: ops.checkpoint(lambda h, r: loops.scan()(ops, p, h, r, x))(h, r),
+    'cond_of_scan': lambda ops, p, h, r, x: ops.cond(True, lambda h, r: loops.scan()(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r),
+    'scan_of_cond': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: (ops.cond(
+        True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r), None), h, r, turns(x))[0],
+    'fori': lambda ops, p, h, r, x: ops.for_loop(3, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r),
+    'scan_of_scan': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: ops.loop(lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, x),
+                                                     h, r, turns(x)[:, None])[0],
+    'scan_of_indices': lambda ops, p, h, r, x: ops.loop(lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3))[0],
+}
+
+
+FIRST = ['scan', 'fori', 'cond_of_scan', 'scan_of_scan']
+LATER = [pytest.param(name, marks=pytest.mark.slow) for name in MANY if name not in FIRST]
+
+
+@both_rules
+@unrolled_and_not
+@pytest.mark.parametrize('name', FIRST + LATER)
+def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
+    assert_close(gradient(in_python, rule, unroll), oracles.total(WANT[rule](version(in_python))))
+    assert_same(MANY[name], in_python, rule, unroll)
+
+
+# -- what is refused, and what is named ---------------------------------------------------------------------------------
+
+def test_an_op_in_a_while_loop_is_refused_at_its_line():
+    def cell(p, c, x):
+        h = LibraryOps().while_loop(lambda h: h.sum() < 0., lambda h: h + braintrace.matmul(h, p['w']), c['h'], 3)
+        return h, {'h': h}
+
+    learner = braintrace.functional.online(cell, D_RTRL)
+    with pytest.raises(braintrace.NotSupportedError, match='flow.py.*while'):
+        learner.init({'w': np.ones((4, 4))}, {'h': np.ones((2, 4))}, np.ones((2, 3)))
+
+
+@every_core_first({n: m for n, m in models.PROGRAMS.items() if n.startswith('mix_')})
+def test_mixing_is_named(name):
+    learner, _ = start(models.case(name), D_RTRL)
+    assert any(d.kind == 'mixing' for d in learner.graph.diagnostics)
+
+
+@every_core_first({n: m for n, m in models.PROGRAMS.items() if n.startswith(('back_', 'move_'))})
+def test_data_movement_is_not_mixing(name):
+    learner, _ = start(models.case(name), D_RTRL)
+    assert not any(d.kind == 'mixing' for d in learner.graph.diagnostics)
+    assert all(learner.graph.routes[path].kind == 'trace' for path in learner.graph.routes if path != 'out')
