@@ -10,7 +10,7 @@ VENV ?= .venv
 VENV_LATEST ?= .venv-latest
 JOBS ?= 2
 JAX_PLATFORMS ?= cpu
-PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS)
+PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 
 # The candidates that are tried in turn; a name on the PATH may be a shim that does not run, so each one is run.
 PYTHON_CANDIDATES = $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)

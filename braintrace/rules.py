@@ -3,17 +3,23 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
+import jax.numpy as jnp
+
 from ._errors import OptionError
 from ._rules import DRTRL, ESDRTRL, Rule
 
 __all__ = ['Rule', 'd_rtrl', 'es_d_rtrl']
 
 
-def d_rtrl() -> Rule:
+def d_rtrl(trace_dtype=None) -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
     ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``< dL^t/dh^{t-1}, e^{t-1} >``.
     Memory ``B * I * O * S`` numbers for a dense op.
+
+    ``trace_dtype``: the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the memory; sums are made in the dtype of
+    the weights, and each write rounds. Default, and always for complex traces: the weights' own dtype. Raises
+    :class:`braintrace.OptionError` for what is no float dtype.
 
     Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks" (D-RTRL); the split into
     same-step and history part is derived in ``docs/design.md``.
@@ -22,7 +28,15 @@ def d_rtrl() -> Rule:
     >>> braintrace.rules.d_rtrl().name
     'D_RTRL'
     """
-    return DRTRL()
+    if trace_dtype is None:
+        return DRTRL()
+    try:
+        dtype = jnp.dtype(trace_dtype)
+    except TypeError as e:
+        raise OptionError(f'trace_dtype is {trace_dtype!r}; give a dtype such as jax.numpy.bfloat16.') from e
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise OptionError(f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.')
+    return DRTRL(dtype)
 
 
 def es_d_rtrl(decay_or_rank: float | int) -> Rule:

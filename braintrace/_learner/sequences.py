@@ -4,6 +4,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,7 +48,8 @@ class Touched:
         return any(s is None for s in (*self.threaded, *self.constant))
 
 
-class GradOptions(NamedTuple):
+@dataclass(frozen=True)
+class GradOptions:
     """The static part of an ``etrace_grad`` call."""
     window: Any
     memory_budget: int | None
@@ -55,6 +57,23 @@ class GradOptions(NamedTuple):
     reduction: str
     has_aux: bool
     progress: bool
+
+
+@dataclass(frozen=True)
+class TrainOptions(GradOptions):
+    """The static part of an ``etrace_train`` call."""
+    optimizer: Any
+    every: int
+    delay: int
+
+
+class Call(NamedTuple):
+    """Checked arguments of a call, and what its program depends on."""
+    sequences: Any
+    mask: jax.Array
+    flags: jax.Array | None
+    weights: dict
+    key: tuple
 
 
 def _shape(x):
@@ -103,26 +122,64 @@ class SequenceMixin:
         >>> losses.shape
         (5,)
         """
-        for name, value, allowed in (('carry', carry, CARRIES), ('reduction', reduction, core_.REDUCTIONS),
-                                     ('has_aux', has_aux, (True, False)), ('return_value', return_value, (True, False)),
-                                     ('progress', progress, (True, False))):
-            _choice(name, value, allowed)
+        _choice('carry', carry, CARRIES)
+        _choice('return_value', return_value, (True, False))
+        core, _ = self._compiled()  # type: ignore[attr-defined]
+        options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
+        call = self._prepare(sequences, step_fn, mask, reset, weights, options)
+        seq.choose_window(window, len(call.mask), core.graph, 0, memory_budget)
+        program = self._program(('grad', *call.key), lambda: _GradProgram(self, step_fn, call.weights, _slices(call.sequences), options))
+        grads, losses, aux = program(call.sequences, call.mask, call.flags)
+        extra = ([losses] if return_value else []) + ([aux] if has_aux else [])
+        return (grads, *extra) if extra else grads
+
+    def etrace_train(self, *sequences, step_fn: Callable, optimizer, opt_state=None, update_every: int = 1, write_every: int | None = None,
+                     mask=None, reset=None, weights: dict | None = None, reduction: str = 'mean', has_aux: bool = False,
+                     progress: bool = False):
+        """Learn along a sequence, from the present state on: the parameters change after each ``update_every`` steps.
+
+        ``optimizer``: an ``optax.GradientTransformation``; ``opt_state``: what an earlier call returned, to continue a stream, default
+        ``optimizer.init`` of the weights' values. Each update uses the ``reduction`` of its own steps' gradients; steps left at the end
+        get an update of their own. Between two writes of the trace steps are kept as they are, with the same numbers; ``write_every``
+        fixes their number. Other arguments as for :meth:`etrace_grad`. Returns ``(losses, opt_state)``, or
+        ``(losses, aux, opt_state)`` with ``has_aux``. The trace's buffer is reused: an array that ``get_etrace_of`` returned before
+        does not outlive the call.
+
+        >>> import braintrace, jax.numpy as jnp, optax
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> losses, opt_state = learner.etrace_train(jnp.ones((50, 3, 2)), jnp.ones((50, 3, 4)), step_fn=step_fn,
+        ...                                          optimizer=optax.adam(1e-2))
+        >>> bool(losses[-1] < losses[0])
+        True
+        """
+        seq.check_optimizer(optimizer)
+        core, _ = self._compiled()  # type: ignore[attr-defined]
+        delay = seq.choose_delay(write_every, update_every, core.graph, core.rule)
+        options = TrainOptions(None, None, True, reduction, has_aux, progress, optimizer, update_every, delay)
+        call = self._prepare(sequences, step_fn, mask, reset, weights, options)
+        values = {k: s.value for k, s in call.weights.items()}
+        opt_state = optimizer.init(values) if opt_state is None else opt_state
+        seq.check_opt_state(optimizer, values, opt_state)
+        program = self._program(('train', *call.key), lambda: _TrainProgram(self, step_fn, call.weights, _slices(call.sequences), options))
+        losses, aux, opt_state = program(call.sequences, call.mask, call.flags, opt_state)
+        return (losses, aux, opt_state) if has_aux else (losses, opt_state)
+
+    def _prepare(self, sequences, step_fn, mask, reset, weights, options: GradOptions) -> Call:
+        """The checked arguments that both kinds of gradient calls share, and the key of their program."""
+        for name, allowed in (('reduction', core_.REDUCTIONS), ('has_aux', (True, False)), ('progress', (True, False))):
+            _choice(name, getattr(options, name), allowed)
         if not callable(step_fn):
             raise OptionError(f'step_fn is {step_fn!r}; give a function of one step\'s slices that calls the learner once.')
-        core, states = self._compiled()  # type: ignore[attr-defined]
         length = seq.length_of(*sequences)
         sequences = jax.tree.map(jnp.asarray, sequences)
-        options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
-        seq.choose_window(window, length, core.graph, 0, memory_budget)
         mask, flags = seq.check_mask(mask, length), self._flags(reset, length)
         if weights is not None and not isinstance(weights, Mapping):
             raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
         weights = dict(self.param_states if weights is None else weights)  # type: ignore[attr-defined]
-        key = ('grad', step_fn, options, _signature((sequences, flags)), tuple(map(id, weights.values())))
-        program = self._program(key, lambda: _GradProgram(self, step_fn, weights, _slices(sequences), options))
-        grads, losses, aux = program(sequences, mask, flags)
-        extra = ([losses] if return_value else []) + ([aux] if has_aux else [])
-        return (grads, *extra) if extra else grads
+        key = (step_fn, options, _signature((sequences, flags)), tuple(map(id, weights.values())))
+        return Call(sequences, mask, flags, weights, key)
 
     def _program(self, key, make: Callable):
         """The compiled program for a call, made at most once for each step function, shapes and options."""
@@ -214,7 +271,7 @@ class _GradProgram:
         self._check_weights()
         self.touched = self._touched(slices)
         self.direct = self._direct(slices)
-        self.run = jax.jit(self._run)
+        self.run = jax.jit(self._run, donate_argnums=0 if options.keep else ())
 
     def _check_weights(self) -> None:
         wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
@@ -332,21 +389,27 @@ class _GradProgram:
 
     # the whole sequence ---------------------------------------------------------------------------
 
-    def _run(self, weights, constants, world, initial, etrace, sequences, mask, flags):
-        compiled, options, length = self.compiled, self.options, mask.shape[0]
-        params = jax.tree.leaves(self._params(weights, constants))
-        self.show = show_progress(length) if options.progress else None
-        sequence = seq.Sequence((jnp.arange(length), sequences), mask, flags)
-        window = seq.choose_window(options.window, length, compiled.graph, core_.tree_bytes(etrace['trace']), options.memory_budget)
+    def _window(self, weights, constants, initial) -> seq.Run:
+        compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
+        return seq.Run(compiled.graph, self.core.rule, compiled.executor.op_weights(params), partial(self._observe, weights, constants),
+                       partial(self._reset, initial))
+
+    def _sequence(self, sequences, mask, flags) -> seq.Sequence:
+        length = mask.shape[0]
+        self.show = show_progress(length) if self.options.progress else None
+        return seq.Sequence((jnp.arange(length), sequences), mask, flags)
+
+    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags):
+        options, length = self.options, mask.shape[0]
+        sequence = self._sequence(sequences, mask, flags)
+        window = seq.choose_window(options.window, length, self.compiled.graph, core_.tree_bytes(etrace['trace']), options.memory_budget)
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
-            compiled.graph, self.core.rule, compiled.executor.op_weights(params), partial(self._observe, weights, constants),
-            partial(self._reset, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
-        grads = self._gradients(weights, params, ops, direct)
-        grads = core_.scale(grads, mask, options.reduction)
+            self._window(weights, constants, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
+        grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
         return grads, losses, aux, world, {'trace': trace, 't': t} if options.keep else None
 
-    def _gradients(self, weights, params, ops, direct) -> dict:
-        compiled = self.compiled
+    def _gradients(self, weights, constants, ops, direct) -> dict:
+        compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
         by_leaf = compiled.executor.pull_back(params, ops)
         paths = {id(s): p for p, s in self.states.split()[0].items()}
         positions = jax.tree.unflatten(compiled.program.trees['params'], range(len(params)))
@@ -359,19 +422,52 @@ class _GradProgram:
             found[k] = grad
         return found
 
-    def __call__(self, sequences, mask, flags):
+    def _inputs(self) -> tuple:
+        """Weights, constants, world and initial hidden states as they are now."""
         learner = self.learner
         weights = {k: s.value for k, s in self.weights.items()}
         _, carry = self.states.values()
         saved = learner.initial.value
         initial = {p: saved[core_.path_name(p)] for p in self.states.hidden}
-        grads, losses, aux, world, etrace = self.run(weights, self._constants(), (carry, _values(self.touched.threaded)), initial,
-                                                     learner.etrace.value, sequences, mask, flags)
+        return weights, self._constants(), (carry, _values(self.touched.threaded)), initial
+
+    def _keep(self, world, etrace) -> None:
         self.states.write(world[0])
         _write(self.touched.threaded, world[1])
-        old = learner.etrace.value
-        learner.etrace.value = etrace if etrace is not None else {**old, 't': jnp.zeros_like(old['t'])}
+        self.learner.etrace.value = etrace
+
+    def __call__(self, sequences, mask, flags):
+        old = self.learner.etrace.value
+        grads, losses, aux, world, etrace = self.run(old, *self._inputs(), sequences, mask, flags)
+        self._keep(world, etrace if etrace is not None else {**old, 't': jnp.zeros_like(old['t'])})
         return grads, losses, aux
+
+
+class _TrainProgram(_GradProgram):
+    """A compiled loop of online gradients and updates."""
+
+    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, opt_state):
+        options = self.options
+        moves = jax.tree.map(lambda _: True, weights)
+
+        def update(kept, ops, direct, mask):
+            weights, opt_state = kept
+            grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
+            return seq.optimised(options.optimizer, weights, opt_state, grads, moves)
+
+        sequence = self._sequence(sequences, mask, flags)
+        (weights, opt_state), world, trace, t, losses, aux = seq.run_updates(
+            lambda kept: self._window(kept[0], constants, initial), update, (weights, opt_state), world, etrace['trace'], etrace['t'],
+            sequence, len(mask), options.every, options.delay)
+        return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
+
+    def __call__(self, sequences, mask, flags, opt_state):
+        weights, opt_state, losses, aux, world, etrace = self.run(self.learner.etrace.value, *self._inputs(), sequences, mask, flags,
+                                                                  opt_state)
+        self._keep(world, etrace)
+        for key, value in weights.items():
+            self.weights[key].value = value
+        return losses, aux, opt_state
 
 
 def _loss_of(result, has_aux: bool):

@@ -1,19 +1,22 @@
 """D-RTRL: ``e^t = D^t e^{t-1} + D_f^t (x) x^t``, gradient ``same-step + < dL/dh^{t-1}, e^{t-1} >``."""
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Relation
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation
 from .._executor import Factors, Signals
 from . import kernels as k
 from .rule import OpGradients, Rule, Trace, Weights
 
 __all__ = ['DRTRL']
+
+PENDING_STEPS = 4                 # a write moves the trace twice, each pending step costs a contraction: see docs/performance.md
 
 
 def pairs(graph: ETraceGraph):
@@ -39,9 +42,24 @@ def _stored(old: dict, carried: dict, fresh: dict) -> dict:
     return {n: (carried[n] + fresh[n]).astype(e.dtype) for n, e in old.items()}
 
 
+def _for_rows(op: OpUse, coords: Coordinates, values: jax.Array, rank: int) -> jax.Array:
+    """Values at a group's positions, at a relation's coordinates and with axes for rows and loops in front."""
+    values = k.at_coordinates(coords, values, rank)
+    return values.reshape((1,) * (1 + len(op.repeats)) + values.shape)
+
+
+class Pending(NamedTuple):
+    """Steps since the trace was written: ``e = p e_stored + sum of x (x) q`` over rows, ``e_stored`` of the lanes ``alive``."""
+    alive: jax.Array
+    p: dict[str, jax.Array]
+    x: dict[str, jax.Array]
+    q: dict[str, dict[str, jax.Array]]
+
+
 @dataclass(frozen=True)
 class DRTRL(Rule):
     """D-RTRL with a trace of the parameter's size for each sample (see :func:`braintrace.rules.d_rtrl`)."""
+    trace_dtype: Any = None
     name: ClassVar[str] = 'D_RTRL'
     approximation: ClassVar[str] = ''
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
@@ -50,51 +68,78 @@ class DRTRL(Rule):
     def init(self, graph: ETraceGraph) -> Trace:
         trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            trace[rel.key][group.name] = k.zeros(rel.op, coords, group.num_state)
+            entry = k.zeros(rel.op, coords, group.num_state)
+            trace[rel.key][group.name] = {n: e.astype(self._stored_in(e.dtype)) for n, e in entry.items()}
         return trace
+
+    def _stored_in(self, dtype):
+        return dtype if self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else self.trace_dtype
 
     def update(self, graph, trace, factors, weights, t):
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
             d = k.at_coordinates(coords, factors.d[group.name], 2)
-            carried = k.carry(rel.op, coords, d, self._alive(graph, trace, rel, group, coords, t))
+            carried = k.carry(rel.op, coords, d, self._alive(graph, trace, rel, group, coords, t > 0))
             fresh = k.instant(rel.op, coords, factors.x.get(rel.key), factors.df[rel.key][group.name], weights[rel.key])
             new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
         return new
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
         grads = same_step(graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
-        return add_gradients(grads, self._history(graph, before, signals.c, weights, t))
+        return add_gradients(grads, self._history(graph, before, signals.c, weights, t > 0))
 
-    def _alive(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, t):
-        laned = coords.has_lanes(graph.lanes)
-        return {n: k.where_lanes(t > 0, laned, e) for n, e in trace[rel.key][group.name].items()}
+    def _alive(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, alive):
+        """The entry as it counts, in the dtype of sums."""
+        laned, dtype = coords.has_lanes(graph.lanes), rel.op.y_aval.dtype
+        return {n: k.where_lanes(alive, laned, e.astype(jnp.promote_types(e.dtype, dtype)))
+                for n, e in trace[rel.key][group.name].items()}
 
-    def _history(self, graph, trace: Trace, signal: dict, weights: Weights, t) -> OpGradients:
+    def _history(self, graph, trace: Trace, signal: dict, weights: Weights, alive) -> OpGradients:
         """``< dL/dh', e' >`` for every relation, skipped while no lane has a past."""
         def of_trace():
             total: OpGradients = {}
             for rel, group, coords in pairs(graph):
                 c = k.at_coordinates(coords, signal[group.name], 1)
-                got = k.solve(rel.op, coords, c, self._alive(graph, trace, rel, group, coords, t), weights[rel.key])
+                got = k.solve(rel.op, coords, c, self._alive(graph, trace, rel, group, coords, alive), weights[rel.key])
                 total[rel.key] = got if rel.key not in total else jax.tree.map(operator.add, total[rel.key], got)
             return total
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_trace))
-        return jax.lax.cond(jnp.any(t > 0), of_trace, lambda: zeros)
+        return jax.lax.cond(jnp.any(alive), of_trace, lambda: zeros)
 
-    def window(self, graph, trace, factors, signals, weights, t, resets, keep):
+    def window(self, graph, trace, pending, factors, signals, weights, t, resets, keep):
         (lam, p), (deltas, pushes) = self._backwards(graph, factors, signals, resets, keep)
-        grads = add_gradients(same_step(graph, factors.x, {**signals.dy, **deltas}, weights),
-                              self._history(graph, trace, lam, weights, t[0]))
+        xs, alive = factors.x, t[0] > 0 if pending is None else pending.alive
+        if pending is not None:
+            older = {r.key: [] for r in graph.hidden_param_op_relations}
+            for rel, group, coords in pairs(graph):
+                q = pending.q[rel.key][group.name]
+                credit = (_for_rows(rel.op, coords, lam[group.name], 1) * q).sum(-1)
+                older[rel.key].append(jax.vmap(functools.partial(k.to_y, rel.op, coords))(credit))
+                if keep:
+                    moved = (_for_rows(rel.op, coords, p[group.name], 2) * q[..., None, :]).sum(-1)
+                    pushes[rel.key][group.name] = jnp.concatenate([moved, pushes[rel.key][group.name]])
+            xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
+            deltas = deltas | {key: jnp.concatenate([sum(parts), deltas[key]]) for key, parts in older.items()}
+            lam = {g: (s[..., :, None] * pending.p[g]).sum(-2) for g, s in lam.items()}
+            p = {g: (s[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2) for g, s in p.items()}
+        grads = add_gradients(same_step(graph, xs, {**signals.dy, **deltas}, weights), self._history(graph, trace, lam, weights, alive))
         if not keep:
-            return grads, trace
+            return grads, None
+        related = {r.key for r in graph.hidden_param_op_relations}
+        alive = alive if resets is None else alive & ~resets.any(0)
+        return grads, Pending(alive, p, {key: x for key, x in xs.items() if key in related}, pushes)
+
+    def close(self, graph, trace, pending, weights):
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            old = self._alive(graph, trace, rel, group, coords, t[0])
-            carried = k.carry(rel.op, coords, k.at_coordinates(coords, p[group.name], 2), old)
-            fresh = k.accumulate(rel.op, coords, factors.x.get(rel.key), pushes[rel.key][group.name], weights[rel.key])
+            old = self._alive(graph, trace, rel, group, coords, pending.alive)
+            carried = k.carry(rel.op, coords, k.at_coordinates(coords, pending.p[group.name], 2), old)
+            fresh = k.accumulate(rel.op, coords, pending.x.get(rel.key), pending.q[rel.key][group.name], weights[rel.key])
             new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
-        return grads, new
+        return new
+
+    def delay(self, graph, every):
+        return max(1, PENDING_STEPS // every)
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
         """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""

@@ -79,10 +79,13 @@ class ESDRTRL(Rule):
         correction = jnp.expand_dims(correction, range(1, 1 + len(rel.op.repeats)))
         return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 
-    def window(self, graph, trace, factors, signals, weights, t, resets, keep):
+    def window(self, graph, trace, pending, factors, signals, weights, t, resets, keep):
         def forward(trace, at):
             factors, t = at
             trace = self.update(graph, trace, factors, weights, t)
             return trace, trace
-        last, traces = jax.lax.scan(forward, trace, (factors, t))
+        last, traces = jax.lax.scan(forward, trace if pending is None else pending, (factors, t))
         return self._gradient(graph, traces, factors, signals, weights, t), last
+
+    def close(self, graph, trace, pending, weights):
+        return pending

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 
@@ -49,10 +49,18 @@ class Rule(ABC):
         """The gradient of one step's loss for the weights of every owned op."""
 
     @abstractmethod
-    def window(self, graph: ETraceGraph, trace: Trace, factors: Factors, signals: Signals, weights: Weights, t: jax.Array,
-               resets: jax.Array | None, keep: bool) -> tuple[OpGradients, Trace]:
-        """The sum of the gradients of several steps with constant weights, and the trace after them.
+    def window(self, graph: ETraceGraph, trace: Trace, pending: Any, factors: Factors, signals: Signals, weights: Weights, t: jax.Array,
+               resets: jax.Array | None, keep: bool) -> tuple[OpGradients, Any]:
+        """The sum of the gradients of several steps with constant weights, and what is pending after them.
 
-        ``factors``, ``signals``, ``t`` and ``resets`` (flags: reset before the step) have a leading time axis. Without ``keep``
-        the trace is returned as it came and must not be used.
+        ``factors``, ``signals``, ``t`` and ``resets`` (flags: reset before the step) have a leading time axis. ``pending`` holds the
+        steps since the trace was written; None: there are none. Without ``keep`` what is returned as pending is of no use.
         """
+
+    @abstractmethod
+    def close(self, graph: ETraceGraph, trace: Trace, pending: Any, weights: Weights) -> Trace:
+        """The trace with all that is pending written into it."""
+
+    def delay(self, graph: ETraceGraph, every: int) -> int:
+        """In how many updates of ``every`` steps the trace is best written once; 1 for a rule whose trace is small."""
+        return 1

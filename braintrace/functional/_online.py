@@ -254,10 +254,7 @@ class OnlineLearner:
         for the whole sequence; every window gives the same numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or
         ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``.
         """
-        if reduction not in REDUCTIONS:
-            raise OptionError(f'reduction is {reduction!r}; choose one of {REDUCTIONS}.')
-        if self.rule is None:
-            raise OptionError('sequence_grad needs a rule; this learner was made with rule=None.')
+        self._check_sequence(reduction, 'sequence_grad')
 
         def run(params, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
@@ -267,12 +264,63 @@ class OnlineLearner:
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
             size = seq.choose_window(window, length, compiled.graph, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(
-                compiled.graph, self.rule, compiled.executor.op_weights(leaves), _observer(compiled, leaves, loss_fn), put_back,
-                carry, state.trace, state.t, sequence, length, size, keep=True)
+                _run(compiled, leaves, loss_fn, put_back), carry, state.trace, state.t, sequence, length, size, keep=True)
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t)
             return compiled.gradient_tree(leaves, grads), new, losses
         return run
+
+    def sequence_update(self, loss_fn: Callable, optimizer, every: int = 1, reduction: str = 'mean',
+                        write_every: int | None = None) -> Callable:
+        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state, losses``: learn along a sequence.
+
+        ``optimizer``: an ``optax.GradientTransformation``, ``opt_state`` that of ``optimizer.init(params)``. The parameters change
+        after each ``every`` steps, by the ``reduction`` of these steps' gradients, and once more after what is left at the end;
+        leaves that are not trainable stay. Other arguments as for :meth:`sequence_grad`. Between two writes of the trace steps are kept
+        as they are, with the same numbers; ``write_every`` fixes their number. Under ``jit``, donate ``state``.
+
+        >>> import jax, jax.numpy as jnp, optax, braintrace
+        >>> def cell(params, h, x):
+        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        ...     return h, h
+        >>> learner, optimizer = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), optax.adam(1e-2)
+        >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((70, 1, 2))
+        >>> train = jax.jit(learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), optimizer), donate_argnums=2)
+        >>> state = learner.init(params, h, xs[0])
+        >>> params, _, state, losses = train(params, optimizer.init(params), state, xs, jnp.zeros((70, 1, 3)))
+        >>> bool(losses[-1] < losses[0])
+        True
+        """
+        self._check_sequence(reduction, 'sequence_update')
+        seq.check_optimizer(optimizer)
+
+        def run(params, opt_state, state, xs, ys, mask=None, reset=None):
+            length = seq.length_of(xs, ys)
+            compiled, leaves, carry, _ = self._flat(params, state, as_inputs(jax.tree.map(lambda a: a[0], xs)))
+            flags, put_back = _resets(compiled, reset, state, length)
+            seq.check_updatable(params)
+            seq.check_opt_state(optimizer, params, opt_state)
+            moves = jax.tree_util.tree_map_with_path(
+                lambda p, _: compiled.graph.routes[path_name(path_key(p))].kind != 'frozen', params)
+
+            def update(kept, ops, direct, mask):
+                params, opt_state = kept
+                leaves = jax.tree.leaves(params)
+                grads = scale(compiled.total(leaves, ops, direct), mask, reduction)
+                return seq.optimised(optimizer, params, opt_state, compiled.gradient_tree(leaves, grads), moves)
+
+            (params, opt_state), carry, trace, t, losses, _ = seq.run_updates(
+                lambda kept: _run(compiled, jax.tree.leaves(kept[0]), loss_fn, put_back), update, (params, opt_state), carry,
+                state.trace, state.t, seq.Sequence((xs, ys), seq.check_mask(mask, length), flags), length, every,
+                seq.choose_delay(write_every, every, compiled.graph, self.rule))
+            return params, opt_state, OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t), losses
+        return run
+
+    def _check_sequence(self, reduction, name: str) -> None:
+        if reduction not in REDUCTIONS:
+            raise OptionError(f'reduction is {reduction!r}; choose one of {REDUCTIONS}.')
+        if self.rule is None:
+            raise OptionError(f'{name} needs a rule; this learner was made with rule=None.')
 
     # descriptions ---------------------------------------------------------------------------------
 
@@ -364,7 +412,7 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
-def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:
+def _run(compiled: Compiled, params: list, loss_fn: Callable, put_back: Callable) -> seq.Run:
     weights = compiled.executor.op_weights(params)
 
     def observe(carry, at, weight):
@@ -375,7 +423,7 @@ def _observer(compiled: Compiled, params: list, loss_fn: Callable) -> Callable:
         value, new, factors, pull = compiled.observe(params, weights, carry, jax.tree.leaves(as_inputs(x)), loss)
         direct, _, *rest = pull(weight.astype(value.dtype))
         return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
-    return observe
+    return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back)
 
 
 def _resets(compiled: Compiled, reset, state: OnlineState, length: int):

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph
-from .._errors import OptionError
+from .._compiler import ETraceGraph, abstract, describe_aval, path_key, path_name
+from .._errors import OptionError, StructureError
 from .._executor import Factors, Signals
 from .._rules import Rule, Trace
 
-__all__ = ['Observation', 'Sequence', 'check_mask', 'choose_window', 'length_of', 'run_windows']
+__all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'check_optimizer', 'check_updatable',
+           'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
 
 DEFAULT_BUDGET = 32 * 2 ** 20
 
@@ -41,14 +42,6 @@ class Sequence(NamedTuple):
 
     def blocks(self, number: int, size: int) -> Sequence:
         return jax.tree.map(lambda a: a[:number * size].reshape(number, size, *a.shape[1:]), self)
-
-
-class _Total(NamedTuple):
-    world: Any
-    trace: Trace
-    t: jax.Array
-    ops: Any
-    direct: Any
 
 
 def length_of(*trees) -> int:
@@ -91,6 +84,50 @@ def choose_window(window, length: int, graph: ETraceGraph, trace_bytes: int, bud
     return min(int(window), length)
 
 
+def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
+    """The number of updates between two writes of the trace: as asked (in steps), or what the rule makes of the shapes."""
+    for name, value in (('update_every', every), ('write_every', write_every)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise OptionError(f'{name} is {value!r}; give a number of steps >= 1.')
+    if write_every is None:
+        return rule.delay(graph, int(every))
+    if write_every % every:
+        raise OptionError(f'write_every is {write_every}; give a multiple of the {every} steps between updates.')
+    return int(write_every // every)
+
+
+def check_optimizer(optimizer) -> None:
+    """Refuse what is no ``optax.GradientTransformation``."""
+    if not (callable(getattr(optimizer, 'init', None)) and callable(getattr(optimizer, 'update', None))):
+        raise OptionError(f'optimizer is {optimizer!r}; give an optax.GradientTransformation, such as optax.adam(1e-3).')
+
+
+def check_updatable(params) -> None:
+    """Refuse leaves that no optimiser can change."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise StructureError(f'parameter {path_name(path_key(path))} is {describe_aval(abstract(leaf))}, which no optimiser can '
+                                 'change. Keep it out of the parameters: pass it with the inputs, or close over it.')
+
+
+def check_opt_state(optimizer, values, opt_state) -> None:
+    """Refuse the state of another optimiser or of other weights."""
+    if _shapes(jax.eval_shape(optimizer.init, values)) != _shapes(opt_state):
+        raise StructureError('opt_state does not belong to this optimizer and these weights. Pass what an earlier call returned, or '
+                             '`optimizer.init` of the weights.')
+
+
+def _shapes(tree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [jnp.shape(x) for x in leaves]
+
+
+def optimised(optimizer, values, opt_state, grads, moves):
+    """``(values, opt_state)`` after one update of the leaves where ``moves`` (a tree of bool); others stay as they are."""
+    updates, opt_state = optimizer.update(grads, opt_state, values)
+    return jax.tree.map(lambda p, u, m: (p + u).astype(jnp.result_type(p)) if m else p, values, updates, moves), opt_state
+
+
 def step_bytes(graph: ETraceGraph) -> int:
     """Bytes that one step adds to a window: x, D, D_f, dy, c and the delta and push made of them."""
     def size(shape, aval) -> int:
@@ -107,41 +144,107 @@ def step_bytes(graph: ETraceGraph) -> int:
     return total
 
 
-def run_windows(graph: ETraceGraph, rule: Rule, weights, observe: Callable, reset: Callable, world, trace: Trace, t: jax.Array,
-                sequence: Sequence, length: int, window: int, keep: bool):
-    """Run a sequence: ``(world, trace, t, op gradients, direct gradients, losses, aux)``.
+class Run(NamedTuple):
+    """What a window needs of its caller: ``observe(world, slice, weight) -> Observation``, ``reset(world, flags) -> world``.
 
-    ``observe(world, slice, weight) -> Observation``; ``reset(world, flags) -> world``. Weights are constant during the call.
+    ``weights`` (op -> name -> array) are constant during the window.
     """
-    def step(state, at):
-        world, t, direct = state
-        slice_, weight, flags = at
-        if flags is not None:
-            world, t = reset(world, flags), jnp.where(flags, 0, t)
-        seen = observe(world, slice_, weight)
-        direct = seen.direct if direct is None else jax.tree.map(jnp.add, direct, seen.direct)
-        return (seen.world, t + 1, direct), (seen.factors, seen.signals, t, seen.loss, seen.aux)
+    graph: ETraceGraph
+    rule: Rule
+    weights: Any
+    observe: Callable
+    reset: Callable
 
-    def one_window(total: _Total, part: Sequence, keep: bool):
-        (world, t, direct), (factors, signals, ts, losses, aux) = jax.lax.scan(step, (total.world, total.t, total.direct), part)
-        ops, trace = rule.window(graph, total.trace, factors, signals, weights, ts, part.flags, keep)
-        return _Total(world, trace, t, jax.tree.map(jnp.add, total.ops, ops), direct), (losses, aux)
+    def window(self, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool):
+        """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps."""
+        def step(state, at):
+            world, t = state
+            slice_, weight, flags = at
+            if flags is not None:
+                world, t = self.reset(world, flags), jnp.where(flags, 0, t)
+            seen = self.observe(world, slice_, weight)
+            return (seen.world, t + 1), (seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux))
 
-    first = jax.tree.map(lambda a: a[0], sequence)
-    shapes = jax.eval_shape(lambda w, s: observe(w, s.slices, s.mask).direct, world, first)
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    op_zeros = {op.key: jax.tree.map(jnp.zeros_like, weights[op.key]) for op in graph.ops if op.owned}
-    total, shown = _Total(world, trace, t, op_zeros, zeros), []
+        def add(state, at):
+            inner, total = state
+            inner, (direct, shown) = step(inner, at)
+            return (inner, jax.tree.map(jnp.add, total, direct)), shown
+
+        if len(part.mask) == 1:
+            (world, t), (direct, shown) = step((world, t), jax.tree.map(lambda a: a[0], part))
+            shown = jax.tree.map(lambda a: a[None], shown)
+        else:
+            first = jax.tree.map(lambda a: a[0], part)
+            shapes = jax.eval_shape(lambda w, s: self.observe(w, s.slices, s.mask).direct, world, first)
+            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+            ((world, t), direct), shown = jax.lax.scan(add, ((world, t), zeros), part)
+        factors, signals, ts, losses, aux = shown
+        ops, pending = self.rule.window(self.graph, trace, pending, factors, signals, self.weights, ts, part.flags, keep)
+        return world, t, pending, ops, direct, losses, aux
+
+
+def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence, length: int, window: int, keep: bool):
+    """The gradient of a sequence, weights constant: ``(world, trace, t, op gradients, direct gradients, losses, aux)``."""
+    def one_window(state, part: Sequence, keep: bool):
+        world, trace, t, total = state
+        world, t, pending, *grads, losses, aux = run.window(world, trace, t, None, part, keep)
+        if keep:
+            trace = run.rule.close(run.graph, trace, pending, run.weights)
+        return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
+
     whole, rest = divmod(length, window)
     scanned = whole if keep or rest else whole - 1
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(
+        lambda w, e, t: run.window(w, e, t, None, sequence.part(0, 1), False)[3:5], world, trace, t))
+    state, shown = (world, trace, t, zeros), []
     if scanned > 1:
-        total, got = jax.lax.scan(lambda c, part: one_window(c, part, True), total, sequence.blocks(scanned, window))
+        state, got = jax.lax.scan(lambda s, part: one_window(s, part, True), state, sequence.blocks(scanned, window))
         shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
     elif scanned == 1:
-        total, got = one_window(total, sequence.part(0, window), True)
+        state, got = one_window(state, sequence.part(0, window), True)
         shown.append(got)
     if scanned * window < length:
-        total, got = one_window(total, sequence.part(scanned * window, length), keep)
+        state, got = one_window(state, sequence.part(scanned * window, length), keep)
         shown.append(got)
-    losses, aux = jax.tree.map(lambda *parts: jnp.concatenate(parts), *shown) if len(shown) > 1 else shown[0]
-    return total.world, total.trace, total.t, total.ops, total.direct, losses, aux
+    losses, aux = _joined(shown)
+    return *state[:3], *state[3], losses, aux
+
+
+def run_updates(make: Callable[[Any], Run], update: Callable, weights, world, trace: Trace, t: jax.Array, sequence: Sequence, length: int,
+                every: int, delay: int):
+    """Train on a sequence: ``(weights, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
+
+    ``make(weights) -> Run``; ``update(weights, op gradients, direct gradients, mask) -> weights``, where ``weights`` holds whatever an
+    update changes. The trace is written once in ``delay`` updates; between two writes the steps stay pending.
+    """
+    def block(state, part: Sequence, updates: int):
+        """Some updates, then one write of the trace."""
+        (weights, world, trace, t), pending, shown = state, None, []
+        for i in range(updates):
+            now = part.part(i * every, (i + 1) * every)
+            run = make(weights)
+            world, t, pending, ops, direct, *seen = run.window(world, trace, t, pending, now, True)
+            weights = update(weights, ops, direct, now.mask)
+            shown.append(tuple(seen))
+        return (weights, world, run.rule.close(run.graph, trace, pending, run.weights), t), _joined(shown)
+
+    state, shown, done = (weights, world, trace, t), [], 0
+    blocks, rest = divmod(length // every, delay)
+    if blocks > 1:
+        state, got = jax.lax.scan(lambda s, part: block(s, part, delay), state, sequence.blocks(blocks, delay * every))
+        shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
+        done = blocks * delay * every
+    elif blocks == 1:
+        rest += delay
+    for updates, size in ((rest, rest * every), (1, length % every)):
+        if size:
+            state, got = block(state, sequence.part(done, done + size), updates)
+            shown.append(got)
+            done += size
+    losses, aux = _joined(shown)
+    return *state, losses, aux
+
+
+def _joined(parts: list):
+    """Results of parts of a sequence, put together along time."""
+    return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *parts) if len(parts) > 1 else parts[0]

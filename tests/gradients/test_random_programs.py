@@ -3,22 +3,23 @@ import functools
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 import braintrace
 from tests import models, oracles
 from tests.gradients.compare import assert_close
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
-from tests.models.random_programs import Layer, Program, build, programs, smallest
+from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 
 STEPS, DECAY = 3, 0.6
+PARTS = 10                               # of the many programs, so that processes share them
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 
 def examples(number):
-    """The same examples in every run; a failing program is printed and can be given to ``build``."""
-    return settings(max_examples=number, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    """The same examples in every run; a failing program is made smaller by ``smallest``, printed, and can be given to ``build``."""
+    return settings(max_examples=number, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def gradients(case, program: Program):
@@ -65,10 +66,11 @@ def test_a_random_program(program):
 
 
 @pytest.mark.slow
-@examples(300)
-@given(programs)
-def test_many_random_programs(program):
-    check_or_name_the_smallest(program)
+@pytest.mark.parametrize('part', range(PARTS))
+@examples(300 // PARTS)
+@given(seed=seeds)
+def test_many_random_programs(part, seed):
+    check_or_name_the_smallest(draw(PARTS * seed + part))
 
 
 @pytest.mark.slow

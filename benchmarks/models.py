@@ -1,0 +1,95 @@
+"""The networks of all benchmarks, written against what every ``braintrace`` package offers, so that one file serves them all."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+
+OUTPUTS = 10
+
+
+class Spec(NamedTuple):
+    """A network and its data: ``kind`` 'rnn' (leaky, of one op) or 'gru' (three ops), units, inputs, steps, batch, layers."""
+    kind: str
+    units: int
+    inputs: int
+    steps: int
+    batch: int = 16
+    layers: int = 1
+
+    @property
+    def name(self) -> str:
+        return f'{self.kind} {self.units}' + (f', {self.layers} layers' if self.layers > 1 else '')
+
+    @property
+    def trace_numbers(self) -> int:
+        """Numbers in the D-RTRL trace of all layers."""
+        sizes = [self.inputs] + [self.units] * (self.layers - 1)
+        return self.batch * sum((i + self.units) * self.units for i in sizes) * (3 if self.kind == 'gru' else 1)
+
+
+def initial(spec: Spec, seed: int = 0):
+    """Parameters and hidden states, each by name."""
+    rng = np.random.default_rng(seed)
+
+    def weights(rows, columns):
+        return jnp.asarray(rng.normal(size=(rows, columns)) / np.sqrt(rows), jnp.float32)
+    params = {}
+    for k in range(spec.layers):
+        for gate in 'zrh' if spec.kind == 'gru' else 'w':
+            params[f'{gate}{k}'] = weights((spec.units if k else spec.inputs) + spec.units, spec.units)
+    params['out'] = weights(spec.units, OUTPUTS)
+    return params, {f'state{k}': jnp.zeros((spec.batch, spec.units), jnp.float32) for k in range(spec.layers)}
+
+
+def cell(spec: Spec, params: dict, hidden: dict, x):
+    """One step as a pure function: ``(y, hidden)``."""
+    new = {}
+    for k in range(spec.layers):
+        h = hidden[f'state{k}']
+        if spec.kind == 'gru':
+            xh = jnp.concatenate([x, h], -1)
+            z = jax.nn.sigmoid(braintrace.matmul(xh, params[f'z{k}']))
+            r = jax.nn.sigmoid(braintrace.matmul(xh, params[f'r{k}']))
+            x = (1 - z) * h + z * jnp.tanh(braintrace.matmul(jnp.concatenate([x, r * h], -1), params[f'h{k}']))
+        else:
+            x = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}']))
+        new[f'state{k}'] = x
+    return x @ params['out'], new
+
+
+class Network(brainstate.nn.Module):
+    """The same as a module."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.spec = spec
+        params, hidden = initial(spec)
+        self.names = list(params), list(hidden)
+        for values, kind in ((params, brainstate.ParamState), (hidden, brainstate.HiddenState)):
+            for name, value in values.items():
+                setattr(self, name, kind(value))
+
+    def update(self, x):
+        params, hidden = ({name: getattr(self, name).value for name in names} for names in self.names)
+        y, new = cell(self.spec, params, hidden, x)
+        for name, value in new.items():
+            getattr(self, name).value = value
+        return y
+
+
+def data(spec: Spec, seed: int = 1):
+    """Inputs and targets, time in front."""
+    rng = np.random.default_rng(seed)
+    return (jnp.asarray(rng.normal(size=(spec.steps, spec.batch, spec.inputs)), jnp.float32),
+            jnp.asarray(rng.normal(size=(spec.steps, spec.batch, OUTPUTS)), jnp.float32))
+
+
+def loss_of(y, target):
+    """Mean squared error of one step."""
+    return jnp.mean((y - target) ** 2)

@@ -1,0 +1,123 @@
+"""Gradients of ``sequence_update``, taken where the optimiser gets them, against the NumPy recursions; and updates against a plain loop."""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from tests import models, oracles
+from tests.gradients.compare import CORE, assert_close
+from tests.gradients.harness import other_carry, quick, start
+
+MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
+RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
+         'es_d_rtrl': (braintrace.rules.es_d_rtrl(0.7), functools.partial(oracles.es_recursion, decay=0.7))}
+FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three']
+rules = pytest.mark.parametrize('rule', list(RULES))
+
+
+class Seen(NamedTuple):
+    """The state of :func:`recorder`: gradients of each update, and their number."""
+    grads: object
+    number: jax.Array
+
+
+def recorder(updates: int):
+    """An optimiser that changes nothing and keeps what it gets."""
+    def init(params):
+        return Seen(jax.tree.map(lambda p: jnp.zeros((updates, *p.shape), p.dtype), params), jnp.int32(0))
+
+    def update(grads, state, params):
+        kept = jax.tree.map(lambda kept, g: kept.at[state.number].set(g), state.grads, grads)
+        return jax.tree.map(jnp.zeros_like, params), Seen(kept, state.number + 1)
+    return optax.GradientTransformation(init, update)
+
+
+def gradients(case, rule, every, write_every=None, reduction='sum', **options):
+    """Gradients of each update, and the state and losses after all."""
+    learner, state = start(case, rule)
+    optimizer = recorder(-(-len(case.xs) // every))
+    run = quick(learner.sequence_update(case.loss, optimizer, every, reduction, write_every))
+    params, seen, state, losses = run(case.params, optimizer.init(case.params), state, case.xs, case.ys, **options)
+    assert_close(params, case.params)
+    return jax.tree.map(np.asarray, seen.grads), state, losses
+
+
+def grouped(steps, every, weights=None):
+    """Per-step gradients, weighted and summed over the steps of each update."""
+    weights = np.ones(6) if weights is None else weights
+
+    def leaf(g):
+        g = g * weights.reshape(-1, *(1,) * (g.ndim - 1))
+        return np.stack([g[i:i + every].sum(0) for i in range(0, len(g), every)])
+    return jax.tree.map(leaf, steps)
+
+
+@rules
+@pytest.mark.parametrize('name', [*sorted(CORE & models.MODELS.keys()), *sorted(CORE & models.PROGRAMS.keys())])
+def test_each_update_gets_the_gradient_of_its_step(name, rule):
+    """Six steps: the trace is written once after four, two are left."""
+    case, (rule, oracle) = models.case(name), RULES[rule]
+    assert_close(gradients(case, rule, 1, 4)[0], grouped(oracle(case), 1))
+
+
+@rules
+@pytest.mark.parametrize('every, write_every', [(1, 1), (1, 2), (1, None), (2, 2), (2, 4), (2, None), (4, 4), (4, 8), (7, None)])
+@pytest.mark.parametrize('name', ['gru', pytest.param('lora', marks=pytest.mark.slow)])
+def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write_every):
+    case, (rule, oracle) = models.case(name), RULES[rule]
+    got, state, losses = gradients(case, rule, every, write_every)
+    assert_close(got, grouped(oracle(case), every))
+    _, stepped, wanted = gradients(case, rule, 1, 1)
+    assert_close(state.trace, stepped.trace)
+    assert_close(state.carry, stepped.carry)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-12)
+
+
+@rules
+@pytest.mark.parametrize('every', [1, 2])
+@pytest.mark.parametrize('name', [FEW[0], *(pytest.param(n, marks=pytest.mark.slow) for n in FEW[1:])])
+def test_masks_and_resets_of_lanes(name, rule, every):
+    case, (rule, oracle) = models.case(name), RULES[rule]
+    carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
+    flags[[2, 5], 0] = flags[[1, 2], 1] = True
+    want = oracles.restarted(oracle, case, flags, carry0)
+    got, _, _ = gradients(case, rule, every, 4, reset=(flags, carry0), mask=MASK)
+    assert_close(got, grouped(want, every, MASK))
+
+
+def test_the_mean_is_that_of_each_update():
+    case, (rule, oracle) = models.case('gru'), RULES['d_rtrl']
+    got, _, _ = gradients(case, rule, 4, reduction='mean', mask=MASK)
+    weights = np.concatenate([MASK[:4] / MASK[:4].sum(), MASK[4:] / MASK[4:].sum()])
+    assert_close(got, grouped(oracle(case), 4, weights))
+
+
+@rules
+@pytest.mark.parametrize('every', [1, 2, 4])
+@pytest.mark.parametrize('name', ['gru', 'spiking_three'])
+def test_updates_are_those_of_a_plain_loop(name, rule, every):
+    """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
+    case, optimizer = models.case(name), optax.adam(0.05)
+    learner, state = start(case, RULES[rule][0])
+    train = quick(learner.sequence_update(case.loss, optimizer, every, 'sum', 4))
+    got = train(case.params, optimizer.init(case.params), state, case.xs, case.ys)
+
+    params, opt_state, losses = case.params, optimizer.init(case.params), []
+    step = quick(learner.grad(case.loss))
+    for i in range(0, len(case.xs), every):
+        total = jax.tree.map(jnp.zeros_like, params)
+        for x, y in zip(case.xs[i:i + every], case.ys[i:i + every]):
+            (loss, _), grads, state = step(params, state, x, y)
+            total, losses = jax.tree.map(jnp.add, total, grads), [*losses, loss]
+        updates, opt_state = optimizer.update(total, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(jax.tree.map(np.asarray, got[0]), jax.tree.map(np.asarray, params))
+    assert_close(got[2].trace, state.trace)
+    np.testing.assert_allclose(got[3], np.stack(losses), rtol=1e-10)
+    moved = [float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(case.params))]
+    assert min(moved) > 1e-3
