@@ -218,10 +218,12 @@ def _relation_rows(graph: ETraceGraph, traces: dict, once: dict) -> tuple[Relati
     for rel in graph.hidden_param_op_relations:
         trace = []
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-            for slot, a in traces.get(rel.key, {}).get(group.name, {}).items():
-                axis = a.ndim - once[rel.key][group.name][slot].ndim
+            for slot, arrays in traces.get(rel.key, {}).get(group.name, {}).items():
+                a, *_ = jax.tree.leaves(arrays)
+                axis = a.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
                 laned = coords.has_lanes(graph.lanes) and a.shape[axis:axis + 1] == (graph.lanes,)
-                trace.append(TraceRow(group.name, slot, tuple(a.shape), str(a.dtype), math.prod(a.shape) * a.dtype.itemsize,
+                shape = (*a.shape, len(arrays)) if isinstance(arrays, tuple) else tuple(a.shape)
+                trace.append(TraceRow(group.name, slot, shape, str(a.dtype), math.prod(shape) * a.dtype.itemsize,
                                       axis if laned else None))
         rows.append(RelationRow(rel.key, rel.primitive.name, dict(rel.paths), tuple(g.name for g in rel.groups), rel.op.repeats,
                                 tuple(trace), rel.op.where))

@@ -166,11 +166,13 @@ def constructor_signature(cls: type) -> inspect.Signature:
 
 
 def _alive(slots: dict, t: jax.Array) -> dict:
-    """Slots as they count: zero where a lane has no past."""
+    """Slots as they count, zero where a lane has no past; states, where they are apart, in a last axis."""
     def leaf(e):
         flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
         return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), e, 0)
-    return {n: leaf(e) for n, e in slots.items()}
+    def slot(e):
+        return jnp.stack([leaf(state) for state in e], -1) if isinstance(e, tuple) else leaf(e)
+    return {n: slot(e) for n, e in slots.items()}
 
 
 ETraceLearner.__signature__ = constructor_signature(ETraceLearner)

@@ -457,8 +457,8 @@ class _TrainProgram(_GradProgram):
 
         sequence = self._sequence(sequences, mask, flags)
         (weights, opt_state), world, trace, t, losses, aux = seq.run_updates(
-            lambda kept: self._window(kept[0], constants, initial), update, (weights, opt_state), world, etrace['trace'], etrace['t'],
-            sequence, len(mask), options.every, options.delay)
+            self.core.rule, lambda kept: self._window(kept[0], constants, initial), update, (weights, opt_state), world,
+            etrace['trace'], etrace['t'], sequence, len(mask), options.every, options.delay)
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):

@@ -37,11 +37,6 @@ def same_step(graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip=fro
             if op.owned and op.key not in skip}
 
 
-def _stored(old: dict, carried: dict, fresh: dict) -> dict:
-    """The sum of both parts in the dtype of the trace."""
-    return {n: (carried[n] + fresh[n]).astype(e.dtype) for n, e in old.items()}
-
-
 def _for_rows(op: OpUse, coords: Coordinates, values: jax.Array, rank: int) -> jax.Array:
     """Values at a group's positions, at a relation's coordinates and with axes for rows and loops in front."""
     values = k.at_coordinates(coords, values, rank)
@@ -68,39 +63,32 @@ class DRTRL(Rule):
     def init(self, graph: ETraceGraph) -> Trace:
         trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            entry = k.zeros(rel.op, coords, group.num_state)
-            trace[rel.key][group.name] = {n: e.astype(self._stored_in(e.dtype)) for n, e in entry.items()}
+            entry = k.apart(k.zeros(rel.op, coords, group.num_state))
+            trace[rel.key][group.name] = jax.tree.map(lambda e: e.astype(self._stored_in(e.dtype)), entry)
         return trace
 
     def _stored_in(self, dtype):
         return dtype if self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else self.trace_dtype
 
     def update(self, graph, trace, factors, weights, t):
-        new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
-        for rel, group, coords in pairs(graph):
-            d = k.at_coordinates(coords, factors.d[group.name], 2)
-            carried = k.carry(rel.op, coords, d, self._alive(graph, trace, rel, group, coords, t > 0))
-            fresh = k.instant(rel.op, coords, factors.x.get(rel.key), factors.df[rel.key][group.name], weights[rel.key])
-            new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
-        return new
+        q = jax.tree.map(lambda a: a[None], factors.df)
+        pending = Pending(t > 0, factors.d, jax.tree.map(lambda a: a[None], factors.x), q)
+        return self.close(graph, trace, pending, weights, t, ())
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
         grads = same_step(graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
         return add_gradients(grads, self._history(graph, before, signals.c, weights, t > 0))
 
-    def _alive(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, alive):
-        """The entry as it counts, in the dtype of sums."""
-        laned, dtype = coords.has_lanes(graph.lanes), rel.op.y_aval.dtype
-        return {n: k.where_lanes(alive, laned, e.astype(jnp.promote_types(e.dtype, dtype)))
-                for n, e in trace[rel.key][group.name].items()}
+    def _old(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, alive) -> k.Old:
+        return k.Old(trace[rel.key][group.name], alive if coords.has_lanes(graph.lanes) else alive.any(), rel.op.y_aval.dtype)
 
-    def _history(self, graph, trace: Trace, signal: dict, weights: Weights, alive) -> OpGradients:
+    def _history(self, graph, trace, signal: dict, weights: Weights, alive) -> OpGradients:
         """``< dL/dh', e' >`` for every relation, skipped while no lane has a past."""
         def of_trace():
             total: OpGradients = {}
             for rel, group, coords in pairs(graph):
                 c = k.at_coordinates(coords, signal[group.name], 1)
-                got = k.solve(rel.op, coords, c, self._alive(graph, trace, rel, group, coords, alive), weights[rel.key])
+                got = k.solve(rel.op, coords, c, self._old(graph, trace, rel, group, coords, alive), weights[rel.key])
                 total[rel.key] = got if rel.key not in total else jax.tree.map(operator.add, total[rel.key], got)
             return total
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_trace))
@@ -129,13 +117,14 @@ class DRTRL(Rule):
         alive = alive if resets is None else alive & ~resets.any(0)
         return grads, Pending(alive, p, {key: x for key, x in xs.items() if key in related}, pushes)
 
-    def close(self, graph, trace, pending, weights):
+    def close(self, graph, trace, pending, weights, t, read):
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
+        move = k.after(read, t, pending.p)
         for rel, group, coords in pairs(graph):
-            old = self._alive(graph, trace, rel, group, coords, pending.alive)
-            carried = k.carry(rel.op, coords, k.at_coordinates(coords, pending.p[group.name], 2), old)
-            fresh = k.accumulate(rel.op, coords, pending.x.get(rel.key), pending.q[rel.key][group.name], weights[rel.key])
-            new[rel.key][group.name] = _stored(trace[rel.key][group.name], carried, fresh)
+            old = self._old(graph, trace, rel, group, coords, pending.alive)
+            p, q = k.at_coordinates(coords, move[group.name], 2), pending.q[rel.key][group.name]
+            states = k.renewed(rel.op, coords, p, old, pending.x.get(rel.key), q, weights[rel.key])
+            new[rel.key][group.name] = jax.tree.map(lambda e, state: state.astype(e.dtype), old.entry, states)
         return new
 
     def delay(self, graph, every):

@@ -87,5 +87,5 @@ class ESDRTRL(Rule):
         last, traces = jax.lax.scan(forward, trace if pending is None else pending, (factors, t))
         return self._gradient(graph, traces, factors, signals, weights, t), last
 
-    def close(self, graph, trace, pending, weights):
+    def close(self, graph, trace, pending, weights, t, read):
         return pending

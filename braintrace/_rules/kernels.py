@@ -1,7 +1,8 @@
 """What a trace entry of one relation and group can do, written with the primitive's own rules.
 
-Entries are dicts by trainable name, state axis last. Factors at a relation's coordinates have shape ``(*coords, S)``, or
-``(*coords, S, S)`` for the transition. Where y was expanded over axes that it lacks, an op with an input has its rules mapped
+Entries are dicts by trainable name: from a primitive's ``init_drtrl`` with the state axis last, in a trace a tuple of one array for each
+state, which XLA can write in place. Factors at a relation's coordinates have shape ``(*coords, S)``, or ``(*coords, S, S)`` for the
+transition. Where y was expanded over axes that it lacks, an op with an input has its rules mapped
 over the added axes; an op without one is called on weights of the expanded shape.
 """
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +21,35 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse
 from .._errors import NotSupportedError, RuleContractError
 
-__all__ = ['accumulate', 'added_axes', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
-           'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
+__all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
+           'renewed', 'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
 
 Entry = dict[str, jax.Array]
-UNROLLED_SUM = 64
+States = dict[str, tuple[jax.Array, ...]]
+UNROLLED_LANES = 16               # of a sum over lanes: one pass over the trace, fused with what is summed
+FEW_ROWS = 8                      # of factors that are multiplied out in the one pass that writes the trace
+
+
+def apart(entry: Entry) -> States:
+    """An entry as one array for each state."""
+    return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
+
+
+class Old(NamedTuple):
+    """A stored entry and which of its lanes count (one flag for each lane, or one for all); ``dtype``: in which sums are made."""
+    entry: States
+    alive: jax.Array
+    dtype: Any
+
+    def masked(self, lane=None) -> States:
+        """The entry as it counts, of all lanes or of one (an axis of size 1)."""
+        def leaf(e):
+            flags = self.alive
+            if lane is not None:
+                e = jax.lax.dynamic_slice_in_dim(e, lane, 1)
+                flags = jax.lax.dynamic_slice_in_dim(flags, lane, 1) if flags.ndim else flags
+            return where_lanes(flags, True, e.astype(jnp.promote_types(e.dtype, self.dtype)))
+        return jax.tree.map(leaf, self.entry)
 
 
 def at_coordinates(coords: Coordinates, values: jax.Array, rank: int) -> jax.Array:
@@ -33,11 +59,24 @@ def at_coordinates(coords: Coordinates, values: jax.Array, rank: int) -> jax.Arr
     return _rows(values, values.shape[values.ndim - rank:])[coords.positions]
 
 
-def _over_states(fn: Callable, *arrays: jax.Array):
-    """Map ``fn`` over the trailing state axis of ``arrays``; results get a trailing state axis."""
-    if arrays[0].shape[-1] == 1:
-        return jax.tree.map(lambda out: out[..., None], fn(*(a[..., 0] for a in arrays)))
-    return jax.vmap(fn, in_axes=-1, out_axes=-1)(*arrays)
+def after(read, t: jax.Array, values):
+    """``values`` as they are, computed after ``read``.
+
+    Where XLA does not know that a trace is read before it is written, it writes into a copy: three times the bytes. The step count is
+    never negative, which XLA does not know either.
+    """
+    first = [jnp.real(leaf).ravel()[0] for leaf in jax.tree.leaves(read) if leaf.size]
+    never = jnp.any(t < 0)
+
+    def leaf(v):
+        return jnp.where(never, v + sum(x.astype(v.dtype) for x in first), v) if first and v.size else v
+    return jax.tree.map(leaf, values)
+
+
+def _over_states(fn: Callable, *arrays: jax.Array) -> States:
+    """``fn`` of the arrays at each index of their trailing state axis."""
+    each = [fn(*(a[..., s] for a in arrays)) for s in range(arrays[0].shape[-1])]
+    return {n: tuple(out[n] for out in each) for n in each[0]}
 
 
 def added_axes(op: OpUse, coords: Coordinates) -> int:
@@ -88,7 +127,7 @@ def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) 
         return instant(op, coords, x, d, weights)
     d, op = jax.ShapeDtypeStruct((*coords.shape, num_state), op.y_aval.dtype), _outside_loops(op)
     fresh = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
-    wrong = {n: (e.shape, fresh[n].shape) for n, e in entry.items() if e.shape != fresh[n].shape}
+    wrong = {n: (e.shape, (*fresh[n][0].shape, num_state)) for n, e in entry.items() if e.shape != (*fresh[n][0].shape, num_state)}
     if wrong:
         text = ', '.join(f'{n!r}: {list(a)} from init_drtrl, {list(b)} from one step' for n, (a, b) in wrong.items())
         raise RuleContractError(f'{op.where}: the trace of {op.primitive.name} has two layouts: {text}. init_drtrl must return zeros of '
@@ -114,7 +153,7 @@ def _rows(array, shape):
     return None if array is None else array.reshape(math.prod(array.shape[:array.ndim - len(shape)]), *shape)
 
 
-def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) -> Entry:
+def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) -> States:
     """One step's entry ``D_f (x) x``, sample by sample; the sum over the iterations of loops around the op."""
     weights = _finite(op, weights)
     if op.repeats:
@@ -129,19 +168,19 @@ def _transport(op: OpUse, coords: Coordinates) -> Callable:
     return _mapped(op.primitive.bound_rule('yw_to_w', op.params, 'D_RTRL'), added_axes(op, coords), 0)
 
 
-def carry(op: OpUse, coords: Coordinates, d: jax.Array, entry: Entry) -> Entry:
+def carry(op: OpUse, coords: Coordinates, d: jax.Array, entry: States) -> States:
     """``D e``: entry s is the sum over states r of ``yw_to_w(D[s, r], e_r)``."""
     rule, states = _transport(op, coords), range(d.shape[-1])
-    rows = [[rule(d[..., s, r], {n: e[..., r] for n, e in entry.items()}) for r in states] for s in states]
+    rows = [[rule(d[..., s, r], {n: e[r] for n, e in entry.items()}) for r in states] for s in states]
     sums = [jax.tree.map(lambda *terms: functools.reduce(operator.add, terms), *row) for row in rows]
-    return jax.tree.map(lambda *states: jnp.stack(states, -1), *sums)
+    return {n: tuple(row[n] for row in sums) for n in sums[0]}
 
 
-def _sum_leading(x: jax.Array) -> jax.Array:
-    """Sum over axis 0 as a sum of slices, which XLA fuses with what made ``x`` and runs at the memory's speed."""
-    if 0 < x.shape[0] <= UNROLLED_SUM:
-        return functools.reduce(operator.add, [x[b] for b in range(x.shape[0])])
-    return x.sum(0)
+def _sample_by_sample(op: OpUse, coords: Coordinates) -> bool:
+    """Whether an entry is the parameter's layout for each sample, so that lanes can be taken one at a time."""
+    own = op.primitive.root.optional_rule('instant_drtrl') or op.primitive.root.optional_rule('solve_drtrl')
+    return op.primitive.batched and op.primitive.original is None and op.x is not None and own is None and not op.repeats \
+        and not coords.expanded
 
 
 def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
@@ -150,25 +189,73 @@ def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
         shape = op.weight_avals[name].shape
         x = x.sum(tuple(range(x.ndim - len(shape))))
         return x.sum(tuple(i for i, n in enumerate(shape) if n != x.shape[i]), keepdims=True)
-    for _ in range(added_axes(op, coords)):
-        x = _sum_leading(x)
-    return _sum_leading(x) if op.primitive.batched else x
+    return x.sum(tuple(range(added_axes(op, coords) + op.primitive.batched)))
 
 
-def solve(op: OpUse, coords: Coordinates, signal: jax.Array, entry: Entry, weights: Entry) -> Entry:
+def _summed_lanes(of_lane: Callable, lanes: int):
+    """The sum of ``of_lane(b)`` over lanes: slices in one expression, which XLA fuses with what makes them, some at a time."""
+    def block(start, number):
+        return functools.reduce(lambda a, b: jax.tree.map(operator.add, a, b), [of_lane(start + b) for b in range(number)])
+    if lanes <= UNROLLED_LANES:
+        return block(0, lanes)
+    whole, rest = divmod(lanes, UNROLLED_LANES)
+    total = block(whole * UNROLLED_LANES, rest) if rest else None
+
+    def add(total, i):
+        return jax.tree.map(operator.add, total, block(i * UNROLLED_LANES, UNROLLED_LANES)), None
+    first = block(0, UNROLLED_LANES) if total is None else total
+    return jax.lax.scan(add, first, jnp.arange(total is None, whole))[0]
+
+
+def solve(op: OpUse, coords: Coordinates, signal: jax.Array, old: Old, weights: Entry) -> Entry:
     """``< signal, e >``: the weights' gradient, summed over states and lanes."""
-    own = None if op.primitive.optional_rule('solve_drtrl') is None else op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL')
-    rule, total, weights = _transport(op, coords), None, _finite(op, weights)
-    for s in range(signal.shape[-1]):
-        part = {n: e[..., s] for n, e in entry.items()}
-        if own is not None:
-            added = added_axes(op, coords)
-            got = _mapped(lambda d, e: own(d, e, weights), added, 0)(signal[..., s], part)
-            got = {n: g.sum(tuple(range(added))) for n, g in got.items()}
-        else:
-            got = {n: _pool(op, coords, n, g) for n, g in rule(signal[..., s], part).items()}
-        total = got if total is None else jax.tree.map(operator.add, total, got)
-    return total
+    rule, lanes = _transport(op, coords), signal.shape[0] if signal.ndim > 1 else 0
+
+    def scaled(signal, entry: States):
+        each = [rule(signal[..., s], {n: e[s] for n, e in entry.items()}) for s in range(signal.shape[-1])]
+        return jax.tree.map(lambda *terms: functools.reduce(operator.add, terms), *each)
+
+    def all_at_once():
+        return {n: _pool(op, coords, n, g) for n, g in scaled(signal, old.masked()).items()}
+
+    def lane_by_lane():
+        def of_lane(b):
+            return {n: g[0] for n, g in scaled(jax.lax.dynamic_slice_in_dim(signal, b, 1), old.masked(b)).items()}
+        return _summed_lanes(of_lane, lanes)
+    if _sample_by_sample(op, coords) and lanes:
+        return jax.lax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+    if op.primitive.optional_rule('solve_drtrl') is None:
+        return all_at_once()
+    own, added, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), added_axes(op, coords), _finite(op, weights)
+    each = [_mapped(lambda d, e: own(d, e, weights), added, 0)(signal[..., s], {n: e[s] for n, e in old.masked().items()})
+            for s in range(signal.shape[-1])]
+    total = jax.tree.map(lambda *terms: functools.reduce(operator.add, terms), *each)
+    return {n: g.sum(tuple(range(added))) for n, g in total.items()}
+
+
+def renewed(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, xs, q: jax.Array, weights: Entry) -> States:
+    """``p e + sum over rows of q (x) x``, written in one pass where rows are few or lanes can be taken one at a time."""
+    add = functools.partial(jax.tree.map, operator.add)
+    if len(q) <= FEW_ROWS:
+        rows = [instant(op, coords, None if xs is None else xs[i], q[i], weights) for i in range(len(q))]
+        return functools.reduce(add, rows, carry(op, coords, p, old.masked()))
+
+    def all_at_once(entry):
+        return stored(add(carry(op, coords, p, old._replace(entry=entry).masked()), accumulate(op, coords, xs, q, weights)))
+
+    def stored(states):
+        return jax.tree.map(lambda new, e: new.astype(e.dtype), states, old.entry)
+
+    def lane_by_lane(entry):
+        def one(b, entry):
+            x, push, move = (jax.lax.dynamic_slice_in_dim(a, b, 1, axis) for a, axis in ((xs, 1), (q, 1), (p, 0)))
+            new = add(carry(op, coords, move, old._replace(entry=entry).masked(b)),
+                      {n: tuple(e[None] for e in es) for n, es in _over_states(lambda d: op_gradient(op, x, d, weights), push).items()})
+            return jax.tree.map(lambda e, n: jax.lax.dynamic_update_slice_in_dim(e, n.astype(e.dtype), b, 0), entry, new)
+        return jax.lax.fori_loop(0, q.shape[1], one, entry)
+    if _sample_by_sample(op, coords):
+        return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
+    return all_at_once(old.entry)
 
 
 def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
@@ -192,7 +279,7 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
     return jax.vjp(mapped, weights)[1](ds)[0]
 
 
-def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: Entry) -> Entry:
+def accumulate(op: OpUse, coords: Coordinates, xs, pushes: jax.Array, weights: Entry) -> States:
     """Sum over a leading time axis of ``instant(x_t, push_t)``, as one contraction where the entry has the parameter's layout."""
     weights = _finite(op, weights)
     if op.repeats:

@@ -13,14 +13,15 @@ __all__ = ['OpGradients', 'Rule', 'Trace', 'Weights']
 
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
-Trace = dict[str, dict[str, dict[str, jax.Array]]]
+Trace = dict[str, dict[str, dict[str, Any]]]
 
 
 class Rule(ABC):
     """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for several at once.
 
-    A trace is a dict relation -> group -> slot. ``t`` counts a lane's trace steps since its last reset, before the step at hand;
-    where it is 0 the stored trace counts as zero, whatever it holds, so that a reset never touches the trace.
+    A trace is a dict relation -> group -> slot; a slot holds an array, or a tuple of one for each state of the group. ``t`` counts a
+    lane's trace steps since its last reset, before the step at hand; where it is 0 the stored trace counts as zero, whatever it holds,
+    so that a reset never touches the trace.
 
     ``approximation``: what the rule leaves out in every model, as one phrase for the report; empty: nothing.
     """
@@ -54,12 +55,13 @@ class Rule(ABC):
         """The sum of the gradients of several steps with constant weights, and what is pending after them.
 
         ``factors``, ``signals``, ``t`` and ``resets`` (flags: reset before the step) have a leading time axis. ``pending`` holds the
-        steps since the trace was written; None: there are none. Without ``keep`` what is returned as pending is of no use.
+        steps since the trace was written; None: there are none. Without ``keep`` what is returned as
+        pending is of no use.
         """
 
     @abstractmethod
-    def close(self, graph: ETraceGraph, trace: Trace, pending: Any, weights: Weights) -> Trace:
-        """The trace with all that is pending written into it."""
+    def close(self, graph: ETraceGraph, trace: Trace, pending: Any, weights: Weights, t: jax.Array, read: Any) -> Trace:
+        """The trace with all that is pending written into it, after ``read`` was made of it (see ``kernels.after``)."""
 
     def delay(self, graph: ETraceGraph, every: int) -> int:
         """In how many updates of ``every`` steps the trace is best written once; 1 for a rule whose trace is small."""

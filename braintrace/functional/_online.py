@@ -310,7 +310,7 @@ class OnlineLearner:
                 return seq.optimised(optimizer, params, opt_state, compiled.gradient_tree(leaves, grads), moves)
 
             (params, opt_state), carry, trace, t, losses, _ = seq.run_updates(
-                lambda kept: _run(compiled, jax.tree.leaves(kept[0]), loss_fn, put_back), update, (params, opt_state), carry,
+                self.rule, lambda kept: _run(compiled, jax.tree.leaves(kept[0]), loss_fn, put_back), update, (params, opt_state), carry,
                 state.trace, state.t, seq.Sequence((xs, ys), seq.check_mask(mask, length), flags), length, every,
                 seq.choose_delay(write_every, every, compiled.graph, self.rule))
             return params, opt_state, OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t), losses

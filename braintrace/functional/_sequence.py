@@ -189,7 +189,7 @@ def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence,
         world, trace, t, total = state
         world, t, pending, *grads, losses, aux = run.window(world, trace, t, None, part, keep)
         if keep:
-            trace = run.rule.close(run.graph, trace, pending, run.weights)
+            trace = run.rule.close(run.graph, trace, pending, run.weights, t, grads)
         return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
 
     whole, rest = divmod(length, window)
@@ -207,11 +207,12 @@ def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence,
         state, got = one_window(state, sequence.part(scanned * window, length), keep)
         shown.append(got)
     losses, aux = _joined(shown)
-    return *state[:3], *state[3], losses, aux
+    world, trace, t, grads = state
+    return world, trace, t, *grads, losses, aux
 
 
-def run_updates(make: Callable[[Any], Run], update: Callable, weights, world, trace: Trace, t: jax.Array, sequence: Sequence, length: int,
-                every: int, delay: int):
+def run_updates(rule: Rule, make: Callable[[Any], Run], update: Callable, weights, world, trace: Trace, t: jax.Array,
+                sequence: Sequence, length: int, every: int, delay: int):
     """Train on a sequence: ``(weights, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
 
     ``make(weights) -> Run``; ``update(weights, op gradients, direct gradients, mask) -> weights``, where ``weights`` holds whatever an
@@ -226,7 +227,7 @@ def run_updates(make: Callable[[Any], Run], update: Callable, weights, world, tr
             world, t, pending, ops, direct, *seen = run.window(world, trace, t, pending, now, True)
             weights = update(weights, ops, direct, now.mask)
             shown.append(tuple(seen))
-        return (weights, world, run.rule.close(run.graph, trace, pending, run.weights), t), _joined(shown)
+        return (weights, world, rule.close(run.graph, trace, pending, run.weights, t, ops), t), _joined(shown)
 
     state, shown, done = (weights, world, trace, t), [], 0
     blocks, rest = divmod(length // every, delay)
@@ -241,8 +242,8 @@ def run_updates(make: Callable[[Any], Run], update: Callable, weights, world, tr
             state, got = block(state, sequence.part(done, done + size), updates)
             shown.append(got)
             done += size
-    losses, aux = _joined(shown)
-    return *state, losses, aux
+    weights, world, trace, t = state
+    return weights, world, trace, t, *_joined(shown)
 
 
 def _joined(parts: list):

@@ -118,7 +118,7 @@ def test_a_vector_weight_beside_a_batched_state_is_expanded():
         return h, h
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init({'w': W, 'leak': jnp.ones(N)}, H, X)
-    assert state.trace['leak']['.']['weight'].shape == (B, N, 1)
+    assert state.trace['leak']['.']['weight'][0].shape == (B, N)
 
 
 def test_side_effects_of_the_step_are_kept(capfd):

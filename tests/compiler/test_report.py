@@ -233,9 +233,10 @@ SIZED = {
 
 
 def allocated(learner, *args):
-    """The arrays of a trace that is really there: (relation, group, slot) -> array."""
+    """The arrays of a trace that is really there: (relation, group, slot) -> array, states in its last axis."""
     trace = learner.init(*jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), args)).trace
-    return {(rel, group, slot): a for rel, groups in trace.items() for group, slots in groups.items() for slot, a in slots.items()}
+    return {(rel, group, slot): jnp.stack(a, -1) if isinstance(a, tuple) else a
+            for rel, groups in trace.items() for group, slots in groups.items() for slot, a in slots.items()}
 
 
 @pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.name)

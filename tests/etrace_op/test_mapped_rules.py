@@ -305,6 +305,11 @@ def over_time(case, coords, steps: int = 3):
     return xs, weights, jnp.asarray(rng.normal(size=(steps, *coords.shape, 2)))
 
 
+def stored(entry):
+    """An entry of which all lanes count."""
+    return kernels.Old(entry, jnp.array(True), jnp.result_type(float))
+
+
 @representative
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     """Zeros, one step's entries, their sum over time as one contraction, and the gradient from it."""
@@ -318,13 +323,13 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
         entry = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), steps)
         exact = [cases.gradient(case, at(t), (signal * ds[t]).sum(-1), weights) for t in range(len(ds))]
         return {'accumulate': (kernels.accumulate(op, coords, xs, ds, weights), entry),
-                'solve': (kernels.solve(op, coords, signal, entry, weights),
+                'solve': (kernels.solve(op, coords, signal, stored(entry), weights),
                           functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), exact)),
                 'op_gradient': (kernels.op_gradient(op, xs, (signal * ds).sum(-1), weights),
                                 functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), exact))}
     for got, expected in run(xs, weights, ds, ds[0] + 1).values():
         assert_close(got, expected)
-    zeros = kernels.zeros(op, coords, 2)
+    zeros = kernels.apart(kernels.zeros(op, coords, 2))
     assert jax.tree.map(jnp.shape, zeros) == jax.tree.map(jnp.shape, kernels.instant(op, coords, at(0), ds[0], weights))
 
 
@@ -337,13 +342,13 @@ def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_p
     xs, weights, ds = over_time(case, coords)
     x, d, signal = None if xs is None else xs[0], ds[0], ds[1]
     entry = kernels.instant(op, coords, x, d, weights)
-    assert jax.tree.map(jnp.shape, kernels.zeros(op, coords, 2)) == jax.tree.map(jnp.shape, entry)
-    assert all(e.shape[0] == 4 for e in entry.values())
+    assert jax.tree.map(jnp.shape, kernels.apart(kernels.zeros(op, coords, 2))) == jax.tree.map(jnp.shape, entry)
+    assert all(e.shape[0] == 4 for es in entry.values() for e in es)
     expected = cases.gradient(case, x, (signal * d).sum((0, -1)), weights)
-    assert_close(kernels.solve(op, coords, signal, entry, weights), expected)
+    assert_close(kernels.solve(op, coords, signal, stored(entry), weights), expected)
     mixed = jnp.stack([ds[2], -ds[2]], -1)
     carried = kernels.carry(op, coords, mixed, entry)
-    assert_close(kernels.solve(op, coords, signal, carried, weights),
+    assert_close(kernels.solve(op, coords, signal, stored(carried), weights),
                  cases.gradient(case, x, (signal * (mixed * d[..., None, :]).sum(-1)).sum((0, -1)), weights))
     assert kernels.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)
 
