@@ -2,7 +2,7 @@
 #   make demo           train online on real data, print the table, draw examples/output/digits.png
 #   make test           lint and every test, slow ones included
 #   make test-quick     the tests that are not marked slow
-#   make test-latest    every test again on Python >= 3.12, which brings newer releases of the dependencies
+#   make test-latest    the tests that are not marked slow on Python >= 3.12, which brings newer releases of the dependencies
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 
@@ -42,7 +42,7 @@ test-latest:
 
 .PHONY: run-latest
 run-latest: $(VENV_LATEST)/.with-tests
-	$(call PYTEST,$(VENV_LATEST))
+	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
 lint: ruff mypy
 

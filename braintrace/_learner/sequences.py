@@ -1,70 +1,23 @@
-"""Whole sequences through a learner: ``etrace_grad`` and ``etrace_evolve``."""
+"""Whole sequences through a learner: ``etrace_grad``, ``etrace_train`` and ``etrace_evolve``."""
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import depends
-from .._errors import OptionError, StepFunctionError
+from .._errors import OptionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
-from .progress import show_progress
-from .states import discover, running, stacked, unstacked
+from .programs import EvolveProgram, GradOptions, GradProgram, TrainOptions, TrainProgram
 
 __all__ = ['SequenceMixin']
 
 CARRIES = ('trace', 'drop')
 KEPT_PROGRAMS = 8
-
-
-class Touched:
-    """States that a step function touches beside the learner's: threaded through the loop, or constant in it.
-
-    They are held weakly: where one was replaced by a new object since, the program that knew it is made anew.
-    """
-
-    def __init__(self, states: list[tuple[brainstate.State, bool]]):
-        self._threaded = [weakref.ref(s) for s, written in states if written]
-        self._constant = [weakref.ref(s) for s, written in states if not written]
-
-    @property
-    def threaded(self) -> list[brainstate.State]:
-        return [ref() for ref in self._threaded]
-
-    @property
-    def constant(self) -> list[brainstate.State]:
-        return [ref() for ref in self._constant]
-
-    def stale(self) -> bool:
-        return any(s is None for s in (*self.threaded, *self.constant))
-
-
-@dataclass(frozen=True)
-class GradOptions:
-    """The static part of an ``etrace_grad`` call."""
-    window: Any
-    memory_budget: int | None
-    keep: bool
-    reduction: str
-    has_aux: bool
-    progress: bool
-
-
-@dataclass(frozen=True)
-class TrainOptions(GradOptions):
-    """The static part of an ``etrace_train`` call."""
-    optimizer: Any
-    every: int
-    delay: int
 
 
 class Call(NamedTuple):
@@ -95,7 +48,7 @@ def _choice(name: str, value, allowed) -> None:
 
 
 class SequenceMixin:
-    """``etrace_grad`` and ``etrace_evolve`` of a learner."""
+    """``etrace_grad``, ``etrace_train`` and ``etrace_evolve`` of a learner."""
 
     # gradients ------------------------------------------------------------------------------------
 
@@ -128,7 +81,7 @@ class SequenceMixin:
         options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
         call = self._prepare(sequences, step_fn, mask, reset, weights, options)
         seq.choose_window(window, len(call.mask), core.graph, 0, memory_budget)
-        program = self._program(('grad', *call.key), lambda: _GradProgram(self, step_fn, call.weights, _slices(call.sequences), options))
+        program = self._program(('grad', *call.key), lambda: GradProgram(self, step_fn, call.weights, _slices(call.sequences), options))
         grads, losses, aux = program(call.sequences, call.mask, call.flags)
         extra = ([losses] if return_value else []) + ([aux] if has_aux else [])
         return (grads, *extra) if extra else grads
@@ -162,7 +115,7 @@ class SequenceMixin:
         values = {k: s.value for k, s in call.weights.items()}
         opt_state = optimizer.init(values) if opt_state is None else opt_state
         seq.check_opt_state(optimizer, values, opt_state)
-        program = self._program(('train', *call.key), lambda: _TrainProgram(self, step_fn, call.weights, _slices(call.sequences), options))
+        program = self._program(('train', *call.key), lambda: TrainProgram(self, step_fn, call.weights, _slices(call.sequences), options))
         losses, aux, opt_state = program(call.sequences, call.mask, call.flags, opt_state)
         return (losses, aux, opt_state) if has_aux else (losses, opt_state)
 
@@ -218,271 +171,5 @@ class SequenceMixin:
         seq.length_of(*sequences)
         sequences = jax.tree.map(jnp.asarray, sequences)
         key = ('evolve', step_fn, return_outputs, trace, _signature(sequences))
-        program = self._program(key, lambda: _EvolveProgram(self, step_fn or self, _slices(sequences), return_outputs, trace))
+        program = self._program(key, lambda: EvolveProgram(self, step_fn or self, _slices(sequences), return_outputs, trace))
         return program(sequences)
-
-
-def _values(states) -> list:
-    return [s.value for s in states]
-
-
-def _write(states, values) -> None:
-    for state, value in zip(states, values, strict=True):
-        state.value = value
-
-
-class _EvolveProgram:
-    """A compiled forward loop over a step function."""
-
-    def __init__(self, learner, step_fn: Callable, slices, return_outputs: bool, trace: bool):
-        self.learner, self.step_fn, self.return_outputs, self.trace = learner, step_fn, return_outputs, trace
-        states, written, _ = discover(self._call, *slices)
-        self.touched = Touched(list(zip(states, written, strict=True)))
-        self.run = jax.jit(self._run)
-
-    def _call(self, *slices):
-        before, self.learner._forward_only = self.learner._forward_only, not self.trace
-        try:
-            return self.step_fn(*slices)
-        finally:
-            self.learner._forward_only = before
-
-    def _run(self, threaded, constant, sequences):
-        def step(values, slices):
-            with running([*self.touched.threaded, *self.touched.constant], [*values, *constant]):
-                out = self._call(*slices)
-                return _values(self.touched.threaded), out if self.return_outputs else None
-        return jax.lax.scan(step, threaded, sequences)
-
-    def __call__(self, sequences):
-        values, outputs = self.run(_values(self.touched.threaded), _values(self.touched.constant), sequences)
-        _write(self.touched.threaded, values)
-        return outputs
-
-
-class _GradProgram:
-    """A compiled online gradient of a step function over a sequence."""
-
-    def __init__(self, learner, step_fn: Callable, weights: dict, slices, options: GradOptions):
-        self.learner, self.step_fn, self.options = learner, step_fn, options
-        self.core, self.states = learner._compiled()
-        self.compiled = self.core.first
-        self.weights = weights
-        self._check_weights()
-        self.touched = self._touched(slices)
-        self.direct = self._direct(slices)
-        self.run = jax.jit(self._run, donate_argnums=0 if options.keep else ())
-
-    def _check_weights(self) -> None:
-        wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
-        if wrong:
-            raise OptionError(f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.')
-
-    # what the step function touches ---------------------------------------------------------------
-
-    def _touched(self, slices) -> Touched:
-        def probe(*slices):
-            params, _ = self.states.values()
-            return self._call(self.compiled.executor.op_weights(jax.tree.leaves(params)),
-                              self.compiled.executor.zero_probes(), slices)[:2]
-        states, written, (loss, _) = discover(probe, *slices)
-        params, carry = self.states.split()
-        own = {id(s) for s in (*params.values(), *carry.values(), *self.weights.values())}
-        spoiled = [s for s, w in zip(states, written, strict=True) if w and isinstance(s, brainstate.ParamState)]
-        if spoiled:
-            raise StepFunctionError(f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during etrace_grad. Update '
-                                    'parameters with the gradients that it returns.')
-        return Touched([(s, w) for s, w in zip(states, written, strict=True) if id(s) not in own])
-
-    def _call(self, op_weights, probes, slices):
-        """Run step_fn under observation: ``(loss, aux, (inputs, xs))``."""
-        from .base import Recording
-        learner, recording = self.learner, Recording(op_weights, probes, [])
-        before, learner._recording = learner._recording, recording
-        try:
-            result = self.step_fn(*slices)
-        finally:
-            learner._recording = before
-        if not recording.seen:
-            raise StepFunctionError('step_fn did not call the learner. Call `learner(x)` once in it and compute the loss from its '
-                                    'output.')
-        loss, aux = _loss_of(result, self.options.has_aux)
-        return loss, aux, recording.seen[0]
-
-    def _direct(self, slices) -> list:
-        """Keys of the weights that reach the loss otherwise than as the weight of an op."""
-        keys = list(self.weights)
-        values = [self.weights[k].value for k in keys]
-        _, carry = self.states.values()
-        extra = _values(self.touched.threaded)
-        constants = self._constants()
-
-        def loss(values, slices):
-            return self._loss(dict(zip(keys, values, strict=True)), constants, (carry, extra), slices,
-                              jax.lax.stop_gradient(self._hidden(carry)), self.compiled.executor.zero_probes())[0]
-        used = [k for k, u in zip(keys, depends(loss, values, slices), strict=True) if u]
-        own = set(map(id, self.states.split()[0].values()))
-        idle = [k for k in keys if k not in used and id(self.weights[k]) not in own]
-        if idle:
-            raise OptionError(f'weights {idle} are no parameters of the model and do not reach the loss of step_fn. Name the states that '
-                              f'it reads; the model has {list(self.learner.param_states)}.')
-        return used
-
-    # one step -------------------------------------------------------------------------------------
-
-    def _constants(self) -> tuple[dict, list]:
-        params, _ = self.states.split()
-        return {p: s.value for p, s in params.items()}, _values(self.touched.constant)
-
-    def _hidden(self, carry) -> list:
-        leaves = jax.tree.leaves(carry)
-        return [leaves[c] for c in self.compiled.program.hidden]
-
-    def _params(self, weights: dict, constants) -> dict:
-        """Every parameter of the model by path, those in ``weights`` replaced."""
-        params, _ = self.states.split()
-        by_id = {id(self.weights[k]): v for k, v in weights.items()}
-        return {p: by_id.get(id(s), constants[0][p]) for p, s in params.items()}
-
-    def _loss(self, weights, constants, world, slices, hidden, probes):
-        """The loss as a function of weights, old hidden states and probes; the rest of the step as auxiliary output."""
-        carry, extra = world
-        params = self._params(weights, constants)
-        op_weights = self.compiled.executor.op_weights(jax.tree.leaves(params))
-        leaves, treedef = jax.tree.flatten(carry)
-        for c, h in zip(self.compiled.program.hidden, hidden, strict=True):
-            leaves[c] = h
-        now = jax.tree.unflatten(treedef, leaves)
-        p_states, c_states = self.states.split()
-        outside = [k for k, s in self.weights.items() if id(s) not in set(map(id, p_states.values()))]
-        states = [*p_states.values(), *c_states.values(), *(self.weights[k] for k in outside), *self.touched.threaded,
-                  *self.touched.constant]
-        values = [*params.values(), *(stacked(s, now[k]) for k, s in c_states.items()), *(weights[k] for k in outside), *extra,
-                  *constants[1]]
-        with running(states, values):
-            loss, aux, seen = self._call(op_weights, probes, slices)
-            new = {k: unstacked(k, s) for k, s in c_states.items()}, _values(self.touched.threaded)
-        return loss, (aux, new, seen)
-
-    def _observe(self, weights, constants, world, at, weight):
-        index, slices = at
-        compiled, carry = self.compiled, world[0]
-        direct = {k: weights[k] for k in self.direct}
-
-        def run(direct, hidden, probes):
-            return self._loss({**weights, **direct}, constants, world, slices, hidden, probes)
-        loss, pull, (aux, new, (inputs, xs)) = jax.vjp(run, direct, self._hidden(carry), compiled.executor.zero_probes(), has_aux=True)
-        to_direct, to_hidden, to_probes = pull(weight.astype(loss.dtype))
-        params = jax.tree.leaves(self._params(weights, constants))
-        factors = compiled.factors(params, compiled.executor.op_weights(params), jax.tree.leaves(carry), inputs, xs)
-        if self.show is not None:
-            self.show(index, loss)
-        return seq.Observation(new, factors, compiled.signals(to_hidden, to_probes), to_direct, loss, aux)
-
-    def _reset(self, initial, world, flags):
-        carry, extra = world
-        leaves, treedef = jax.tree.flatten(carry)
-        fresh = jax.tree.leaves({**carry, **initial})
-        for c in self.compiled.program.hidden:
-            leaves[c] = core_.reset_leaf(flags, fresh[c], leaves[c])
-        return jax.tree.unflatten(treedef, leaves), extra
-
-    # the whole sequence ---------------------------------------------------------------------------
-
-    def _window(self, weights, constants, initial) -> seq.Run:
-        compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
-        return seq.Run(compiled.graph, self.core.rule, compiled.executor.op_weights(params), partial(self._observe, weights, constants),
-                       partial(self._reset, initial))
-
-    def _sequence(self, sequences, mask, flags) -> seq.Sequence:
-        length = mask.shape[0]
-        self.show = show_progress(length) if self.options.progress else None
-        return seq.Sequence((jnp.arange(length), sequences), mask, flags)
-
-    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags):
-        options, length = self.options, mask.shape[0]
-        sequence = self._sequence(sequences, mask, flags)
-        window = seq.choose_window(options.window, length, self.compiled.graph, core_.tree_bytes(etrace['trace']), options.memory_budget)
-        world, trace, t, ops, direct, losses, aux = seq.run_windows(
-            self._window(weights, constants, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
-        grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
-        return grads, losses, aux, world, {'trace': trace, 't': t} if options.keep else None
-
-    def _gradients(self, weights, constants, ops, direct) -> dict:
-        compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
-        by_leaf = compiled.executor.pull_back(params, ops)
-        paths = {id(s): p for p, s in self.states.split()[0].items()}
-        positions = jax.tree.unflatten(compiled.program.trees['params'], range(len(params)))
-        found = {}
-        for k, value in weights.items():
-            grad = direct.get(k, jax.tree.map(core_.zero_gradient, value))
-            path = paths.get(id(self.weights[k]))
-            if path is not None:
-                grad = jax.tree.map(lambda g, i: g + by_leaf[i] if i in by_leaf else g, grad, positions[path])
-            found[k] = grad
-        return found
-
-    def _inputs(self) -> tuple:
-        """Weights, constants, world and initial hidden states as they are now."""
-        learner = self.learner
-        weights = {k: s.value for k, s in self.weights.items()}
-        _, carry = self.states.values()
-        saved = learner.initial.value
-        initial = {p: saved[core_.path_name(p)] for p in self.states.hidden}
-        return weights, self._constants(), (carry, _values(self.touched.threaded)), initial
-
-    def _keep(self, world, etrace) -> None:
-        self.states.write(world[0])
-        _write(self.touched.threaded, world[1])
-        self.learner.etrace.value = etrace
-
-    def __call__(self, sequences, mask, flags):
-        old = self.learner.etrace.value
-        grads, losses, aux, world, etrace = self.run(old, *self._inputs(), sequences, mask, flags)
-        self._keep(world, etrace if etrace is not None else {**old, 't': jnp.zeros_like(old['t'])})
-        return grads, losses, aux
-
-
-class _TrainProgram(_GradProgram):
-    """A compiled loop of online gradients and updates."""
-
-    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, opt_state):
-        options = self.options
-        moves = jax.tree.map(lambda _: True, weights)
-
-        def update(kept, ops, direct, mask):
-            weights, opt_state = kept
-            grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
-            return seq.optimised(options.optimizer, weights, opt_state, grads, moves)
-
-        sequence = self._sequence(sequences, mask, flags)
-        (weights, opt_state), world, trace, t, losses, aux = seq.run_updates(
-            self.core.rule, lambda kept: self._window(kept[0], constants, initial), update, (weights, opt_state), world,
-            etrace['trace'], etrace['t'], sequence, len(mask), options.every, options.delay)
-        return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
-
-    def __call__(self, sequences, mask, flags, opt_state):
-        weights, opt_state, losses, aux, world, etrace = self.run(self.learner.etrace.value, *self._inputs(), sequences, mask, flags,
-                                                                  opt_state)
-        self._keep(world, etrace)
-        for key, value in weights.items():
-            self.weights[key].value = value
-        return losses, aux, opt_state
-
-
-def _loss_of(result, has_aux: bool):
-    if has_aux:
-        if not (isinstance(result, tuple) and len(result) == 2):
-            found = 'one array' if isinstance(result, jax.Array) else type(result).__name__
-            raise StepFunctionError(f'has_aux=True, but step_fn returned {found}; return (loss, aux).')
-        loss, aux = result
-    else:
-        if isinstance(result, tuple):
-            raise StepFunctionError('step_fn returned a tuple; return one scalar loss, or pass has_aux=True for (loss, aux).')
-        loss, aux = result, None
-    if not hasattr(loss, 'dtype') and not isinstance(loss, int | float):
-        raise StepFunctionError(f'step_fn returned {type(loss).__name__}; return one real scalar, such as a mean.')
-    try:
-        return core_.check_scalar(jnp.asarray(loss), 'step_fn'), aux
-    except (ValueError, TypeError) as e:
-        raise StepFunctionError(str(e)) from e

@@ -161,7 +161,7 @@ def instant(op: OpUse, coords: Coordinates, x, df: jax.Array, weights: Entry) ->
     root, weights = op.primitive.root, _weights(op, coords, weights)
     slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
     one = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
-    return _over_states(lambda d: one(x, d, weights), df)
+    return _over_states(lambda d: one(x, d.astype(op.y_aval.dtype), weights), df)
 
 
 def _transport(op: OpUse, coords: Coordinates) -> Callable:

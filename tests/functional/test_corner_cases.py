@@ -220,7 +220,7 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
 
 
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
-@pytest.mark.parametrize('shape', [(), (1,), (N,), (1, N), (B, N), (B, 1)])
+@pytest.mark.parametrize('shape', [(N,), (B, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(), (1,), (1, N), (B, N)])])
 def test_element_wise_weights_of_every_shape_learn(rule, shape):
     def cell(p, h, x):
         h = braintrace.element_wise(p['a'], jax.nn.sigmoid) * h + jnp.tanh(mm(x, p['w'])) + braintrace.element_wise(p['a'])

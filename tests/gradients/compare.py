@@ -14,12 +14,12 @@ CORE = {'leaky', 'vector', 'gru', 'lstm_fused', 'lru', 'plain_input', 'adaptive_
         'tail_flip', 'spiking_three', 'populations'}
 CORE |= {'calls_mixed', 'cond', 'cond_log_of_negative', 'scan', 'scan_spikes', 'scan_two_layers', 'while', 'vmap_weights', 'broadcast',
          'move_gather_negative', 'back_put', 'mix_norm'}
-every = pytest.mark.parametrize('name', list(models.MODELS))
-
-
 def core_first(names):
     """These rows; those outside the core are slow, since each one costs a compilation."""
     return [n if n in CORE else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+every = pytest.mark.parametrize('name', core_first(models.MODELS))
 
 
 def every_core_first(table=models.MODELS, **flags):
@@ -28,6 +28,9 @@ def every_core_first(table=models.MODELS, **flags):
 
 
 every_program = every_core_first(models.PROGRAMS)
+every_window = pytest.mark.parametrize('name, window', [
+    *[(n, 3) if n in CORE else pytest.param(n, 3, marks=pytest.mark.slow) for n in models.MODELS],
+    *[pytest.param(n, w, marks=pytest.mark.slow) for n in models.MODELS if n in CORE for w in (1, None)]])
 
 
 def at(steps, t):

@@ -11,9 +11,7 @@ import braintrace
 from tests import oracles
 from tests.models.library import LibraryOps
 
-ONE_AND_ALL = [pytest.param(1, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)]
-WINDOWS = [3, *ONE_AND_ALL]      # six steps: two full windows; each kind costs a compilation for every row
-RAGGED = [4, *ONE_AND_ALL]       # a full window and a rest, which costs two
+RAGGED = [4, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, None))]       # of six steps: a full window and a rest
 
 
 def learner_of(case, rule, unroll=None):

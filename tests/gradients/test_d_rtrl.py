@@ -5,19 +5,17 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, assert_moves, at, every, every_core_first
-from tests.gradients.harness import RAGGED, WINDOWS, by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.compare import added, assert_close, assert_moves, at, every_core_first, every_window
+from tests.gradients.harness import RAGGED, by_steps, other_carry, over_sequence, quick, start
 from tests.oracles import dense_recursion as dense
 
 RULE = braintrace.rules.d_rtrl()
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
-windows = pytest.mark.parametrize('window', WINDOWS)
 ragged = pytest.mark.parametrize('window', RAGGED)
 
 
-@windows
-@every
+@every_window
 def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     case = models.case(name)
     grads, _, losses = over_sequence(case, RULE, window)

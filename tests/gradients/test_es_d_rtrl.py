@@ -4,20 +4,18 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, at, error, every, every_core_first
-from tests.gradients.harness import RAGGED, WINDOWS, by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.compare import added, assert_close, at, error, every, every_core_first, every_window
+from tests.gradients.harness import RAGGED, by_steps, other_carry, over_sequence, quick, start
 from tests.oracles import es_recursion as es
 
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
-windows = pytest.mark.parametrize('window', WINDOWS)
 ragged = pytest.mark.parametrize('window', RAGGED)
 
 
-@windows
-@every_core_first()
+@every_window
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
     assert_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))

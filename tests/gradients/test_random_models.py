@@ -24,13 +24,13 @@ def check(plan, window, rules=(D_RTRL, ES_D_RTRL)):
         assert_close(over_sequence(case, rule, window)[0], oracles.total(want[rule](case)))
 
 
-@examples(6)
+@examples(4)
 @given(layers)
 def test_one_random_layer(layer):
     check((layer,), 1)
 
 
-@examples(3)
+@examples(2)
 @given(plans)
 def test_a_random_stack(plan):
     check(plan, 2)

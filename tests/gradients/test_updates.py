@@ -16,6 +16,7 @@ from tests.gradients.harness import other_carry, quick, start
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
          'es_d_rtrl': (braintrace.rules.es_d_rtrl(0.7), functools.partial(oracles.es_recursion, decay=0.7))}
+FIRST = ['gru', 'learned_decay', 'scan_two_layers', 'sparse']
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three']
 rules = pytest.mark.parametrize('rule', list(RULES))
 
@@ -58,7 +59,7 @@ def grouped(steps, every, weights=None):
 
 
 @rules
-@pytest.mark.parametrize('name', [*sorted(CORE & models.MODELS.keys()), *sorted(CORE & models.PROGRAMS.keys())])
+@pytest.mark.parametrize('name', [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CORE)])
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
@@ -66,7 +67,8 @@ def test_each_update_gets_the_gradient_of_its_step(name, rule):
 
 
 @rules
-@pytest.mark.parametrize('every, write_every', [(1, 1), (1, 2), (1, None), (2, 2), (2, 4), (2, None), (4, 4), (4, 8), (7, None)])
+@pytest.mark.parametrize('every, write_every', [
+    (1, 2), (2, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])])
 @pytest.mark.parametrize('name', ['gru', pytest.param('lora', marks=pytest.mark.slow)])
 def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write_every):
     case, (rule, oracle) = models.case(name), RULES[rule]
@@ -98,8 +100,8 @@ def test_the_mean_is_that_of_each_update():
 
 
 @rules
-@pytest.mark.parametrize('every', [1, 2, 4])
-@pytest.mark.parametrize('name', ['gru', 'spiking_three'])
+@pytest.mark.parametrize('every', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['gru', pytest.param('spiking_three', marks=pytest.mark.slow)])
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)

@@ -34,7 +34,7 @@ def test_the_first_step_has_the_gradient_of_backpropagation(rule):
     assert close(got, want)
 
 
-@pytest.mark.parametrize('window', [1, 2, 3, 7, 100, None, 'auto'])
+@pytest.mark.parametrize('window', [3, 'auto', *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 2, 7, 100, None))])
 def test_every_window_gives_the_sum_of_the_steps(rule, window):
     xs, ys = data()
     learner, stepped = compiled(rule), compiled(rule)

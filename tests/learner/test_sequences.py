@@ -29,7 +29,7 @@ def test_two_calls_continue_the_stream_of_one(rule):
 
 
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', [1, 3, None])
+@pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
     xs, ys = data()
     kept, dropped, fresh = compiled(rule), compiled(rule), compiled(rule)
@@ -50,7 +50,7 @@ def test_mean_divides_by_the_sum_of_the_mask():
     assert all((g == 0).all() for g in jax.tree.leaves(zero))
 
 
-@pytest.mark.parametrize('window', [1, 3, None])
+@pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_the_mask_weighs_losses_and_nothing_else(window):
     xs, ys = data()
     mask = jnp.array([0., 1., 0., .5, 0., 0., 2.])

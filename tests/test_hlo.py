@@ -1,0 +1,101 @@
+"""What XLA makes of the compiled calls: buffers of the trace's size, and arrays inside the loop over a window."""
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+
+B, N, I, T = 16, 96, 40, 12
+WEIGHT, TRACE = f'{I + N},{N}', f'{B},{I + N},{N}'
+pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='the text of another backend differs')
+
+
+def cell(params, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['w']))
+    return h @ params['out'], h
+
+
+def loss(y, target):
+    return jnp.mean((y - target) ** 2)
+
+
+@functools.cache
+def setting():
+    rng = np.random.default_rng(0)
+    params = {'w': jnp.asarray(rng.normal(size=(I + N, N)), jnp.float32), 'out': jnp.asarray(rng.normal(size=(N, 2)), jnp.float32)}
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    xs, ys = jnp.ones((T, B, I)), jnp.ones((T, B, 2))
+    return learner, params, learner.init(params, jnp.zeros((B, N)), xs[0]), xs, ys
+
+
+def optimised(fn):
+    """A jit with every optimisation of XLA, as users have it; these tests are compiled without."""
+    return jax.jit(fn, donate_argnums=0, compiler_options={'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False})
+
+
+@functools.cache
+def train(write_every):
+    learner, params, state, xs, ys = setting()
+    optimizer = optax.sgd(0.1)
+
+    def run(state, params, opt_state, xs, ys):
+        return learner.sequence_update(loss, optimizer, write_every=write_every)(params, opt_state, state, xs, ys)
+    return optimised(run).lower(state, params, optimizer.init(params), xs, ys).compile()
+
+
+@functools.cache
+def gradient(window):
+    learner, params, state, xs, ys = setting()
+
+    def run(state, params, xs, ys):
+        return learner.sequence_grad(loss, window=window)(params, state, xs, ys)
+    return optimised(run).lower(state, params, xs, ys).compile()
+
+
+def trace_bytes():
+    return sum(e.nbytes for e in jax.tree.leaves(setting()[2].trace))
+
+
+def instructions(compiled):
+    """``(computation, result, opcode)`` of every instruction outside of fusions."""
+    where = ''
+    for line in compiled.as_text().splitlines():
+        if line and not line.startswith(' ') and line.endswith('{'):
+            where = line.split()[0]
+        found = re.match(r'\s+(?:ROOT )?%\S+ = (\S+) ([\w-]+)\(', line)
+        if found and 'fused_computation' not in where:
+            yield where, *found.groups()
+
+
+@pytest.mark.parametrize('make', [lambda: train(1), lambda: train(2), lambda: train(4), lambda: gradient(4), lambda: gradient(None)],
+                         ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole'])
+def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
+    compiled = make()
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= trace_bytes()
+    made = [(where, opcode) for where, result, opcode in instructions(compiled) if result.startswith(f'f32[{TRACE}]')]
+    moved = [row for row in made if row[1] in ('copy', 'transpose', 'broadcast', 'concatenate', 'convert', 'dot')]
+    assert made and not moved
+    assert any(opcode == 'fusion' for _, opcode in made)
+
+
+@pytest.mark.parametrize('write_every', [1, 4])
+def test_training_needs_less_memory_beside_the_trace_than_another_trace(write_every):
+    assert train(write_every).memory_analysis().temp_size_in_bytes < trace_bytes()
+
+
+def test_inside_a_window_nothing_of_the_weights_size_is_made():
+    inside = [(where, opcode) for where, result, opcode in instructions(gradient(None))
+              if result.startswith((f'f32[{WEIGHT}]', f'f32[{TRACE}]')) and re.search('region|body', where)]
+    made = [row for row in inside if row[1] not in ('get-tuple-element', 'parameter')]
+    assert all('cond' in where or 'branch' in where for where, _ in made) or not made, made
+
+
+def test_what_the_checks_look_for_is_found_where_it_is():
+    """The same text holds a weight-sized product once the weights change at every step."""
+    assert any(result.startswith(f'f32[{WEIGHT}]') and opcode in ('dot', 'fusion') for _, result, opcode in instructions(train(1)))
