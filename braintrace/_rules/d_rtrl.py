@@ -16,6 +16,7 @@ from .rule import OpGradients, Rule, Trace, Weights
 
 __all__ = ['DRTRL']
 
+CACHED = 2 ** 24                  # bytes that a processor's last cache may hold
 PENDING_STEPS = 4                 # a write moves the trace twice, each pending step costs a contraction: see docs/performance.md
 
 
@@ -128,7 +129,8 @@ class DRTRL(Rule):
         return new
 
     def delay(self, graph, every):
-        return max(1, PENDING_STEPS // every)
+        size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(jax.eval_shape(lambda: self.init(graph))))
+        return max(1, (PENDING_STEPS if size > CACHED else 2) // every)
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
         """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""

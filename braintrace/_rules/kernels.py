@@ -26,7 +26,8 @@ __all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'at_coordinates'
 
 Entry = dict[str, jax.Array]
 States = dict[str, tuple[jax.Array, ...]]
-UNROLLED_LANES = 16               # of a sum over lanes: one pass over the trace, fused with what is summed
+FUSED_LANES = 8                   # of a sum over lanes: more streams at a time read slower
+UNROLLED_SUMS = 8
 FEW_ROWS = 8                      # of factors that are multiplied out in the one pass that writes the trace
 
 
@@ -194,17 +195,19 @@ def _pool(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
 
 def _summed_lanes(of_lane: Callable, lanes: int):
     """The sum of ``of_lane(b)`` over lanes: slices in one expression, which XLA fuses with what makes them, some at a time."""
-    def block(start, number):
-        return functools.reduce(lambda a, b: jax.tree.map(operator.add, a, b), [of_lane(start + b) for b in range(number)])
-    if lanes <= UNROLLED_LANES:
-        return block(0, lanes)
-    whole, rest = divmod(lanes, UNROLLED_LANES)
-    total = block(whole * UNROLLED_LANES, rest) if rest else None
+    add = functools.partial(jax.tree.map, operator.add)
 
-    def add(total, i):
-        return jax.tree.map(operator.add, total, block(i * UNROLLED_LANES, UNROLLED_LANES)), None
-    first = block(0, UNROLLED_LANES) if total is None else total
-    return jax.lax.scan(add, first, jnp.arange(total is None, whole))[0]
+    def block(start, number):
+        return functools.reduce(add, [of_lane(start + b) for b in range(number)])
+    starts = range(0, lanes, FUSED_LANES)
+    if len(starts) <= UNROLLED_SUMS:
+        total = block(0, min(lanes, FUSED_LANES))
+        for start in starts[1:]:
+            total = add(jax.lax.optimization_barrier(total), block(start, min(lanes - start, FUSED_LANES)))
+        return total
+    whole, rest = divmod(lanes, FUSED_LANES)
+    first = block(whole * FUSED_LANES, rest) if rest else block(0, FUSED_LANES)
+    return jax.lax.scan(lambda total, i: (add(total, block(i * FUSED_LANES, FUSED_LANES)), None), first, jnp.arange(not rest, whole))[0]
 
 
 def solve(op: OpUse, coords: Coordinates, signal: jax.Array, old: Old, weights: Entry) -> Entry:

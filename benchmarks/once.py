@@ -1,0 +1,77 @@
+"""One measurement in a fresh process, printed as JSON: the first call, importing, or peak memory.
+
+    python benchmarks/once.py first d_rtrl rnn 256 256 100
+    python benchmarks/once.py import
+    python benchmarks/once.py memory d_rtrl|bptt 40000
+"""
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+
+def first(rule, kind, *numbers):
+    """Seconds from the model to its first gradient: analysis, tracing and XLA."""
+    import jax
+    from models import Spec
+    from worker import bptt, grad
+    spec = Spec(kind, *map(int, numbers))
+    jax.block_until_ready(jax.numpy.ones(3) + 1)
+    start = time.perf_counter()
+    jax.block_until_ready((bptt(spec) if rule == 'bptt' else grad(spec, rule))())
+    return {'seconds': time.perf_counter() - start}
+
+
+def importing():
+    """Seconds that importing braintrace takes after brainstate."""
+    start = time.perf_counter()
+    import brainstate  # noqa: F401
+    middle = time.perf_counter()
+    import braintrace  # noqa: F401
+    return {'brainstate': middle - start, 'braintrace': time.perf_counter() - middle}
+
+
+def memory(rule, steps):
+    """Peak bytes of a process over a sequence; inputs are made inside the step, so that only the method's memory grows."""
+    import jax
+    import jax.numpy as jnp
+    from models import Network, Spec, cell, initial, loss_of
+
+    import braintrace
+    spec, key = Spec('gru', 64, 16, int(steps)), jax.random.key(0)
+
+    def inputs(i):
+        one, two = jax.random.split(jax.random.fold_in(key, i))
+        return jax.random.normal(one, (spec.batch, spec.inputs)), jax.random.normal(two, (spec.batch, 10))
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if rule == 'bptt':
+        params, hidden = initial(spec)
+
+        def loss(params):
+            def step(hidden, i):
+                x, y = inputs(i)
+                out, hidden = cell(spec, params, hidden, x)
+                return hidden, loss_of(out, y)
+            return jnp.mean(jax.lax.scan(step, hidden, jnp.arange(spec.steps))[1])
+        start = time.perf_counter()
+        jax.block_until_ready(jax.jit(jax.grad(loss))(params))
+    else:
+        make = braintrace.D_RTRL if rule == 'd_rtrl' else lambda model: braintrace.ES_D_RTRL(model, 0.9)
+        learner = make(Network(spec))
+        learner.compile_graph(jnp.zeros((spec.batch, spec.inputs)))
+
+        def step_fn(i):
+            x, y = inputs(i)
+            return loss_of(learner(x), y)
+        start = time.perf_counter()
+        jax.block_until_ready(learner.etrace_grad(jnp.arange(spec.steps), step_fn=step_fn))
+    return {'peak': peak(), 'seconds': time.perf_counter() - start}
+
+
+if __name__ == '__main__':
+    what, *rest = sys.argv[1:]
+    print(json.dumps({'first': first, 'import': importing, 'memory': memory}[what](*rest)))
