@@ -1,4 +1,4 @@
 """The executor: one compiled step as pure functions."""
-from .executor import Executor, Factors, Probes, Signals
+from .executor import Executor, Factors, Probes, Signals, stopped
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals']
+__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']

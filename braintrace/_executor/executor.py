@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, is_inexact
 from .plan import EMPTY, make_d_plan, make_plan
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals']
+__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
 
 class Factors(NamedTuple):
@@ -39,6 +39,13 @@ class Probes(NamedTuple):
     """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops around it), one on each new state."""
     y: dict[str, jax.Array]
     h: dict[int, jax.Array]
+
+
+def stopped(tree):
+    """Every leaf as a constant; what several ops read stays one array, which a window keeps once."""
+    leaves, treedef = jax.tree.flatten(tree)
+    once = {id(x): jax.lax.stop_gradient(x) for x in leaves}
+    return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
 
 
 class Executor:
@@ -132,7 +139,7 @@ class Executor:
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from ``weights`` as constants."""
         outputs, new_carry, xs = self.plan.run(self.program, self._env(params, carry, inputs, probes.y), partial(
             self._evaluate_op, weights=weights), probes.h)
-        return outputs, new_carry, {self.owned[i].key: jax.lax.stop_gradient(x) for i, x in xs.items()}
+        return outputs, new_carry, stopped({self.owned[i].key: x for i, x in xs.items()})
 
     def signals(self, probe_cotangents: Probes, hidden_cotangents: dict[int, jax.Array]) -> Signals:
         """Cotangents of probes and of old hidden states, sorted by op and group."""

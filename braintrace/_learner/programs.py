@@ -111,7 +111,7 @@ class GradProgram:
         self._check_weights()
         self.touched = self._touched(slices)
         self.direct = self._direct(slices)
-        self.run = jax.jit(self._run, donate_argnums=0 if options.keep else ())
+        self.run = jax.jit(self._run, donate_argnums=0)
 
     def _check_weights(self) -> None:
         wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
@@ -246,7 +246,7 @@ class GradProgram:
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
             self._window(weights, constants, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
         grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
-        return grads, losses, aux, world, {'trace': trace, 't': t} if options.keep else None
+        return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else jnp.zeros_like(t)}
 
     def _gradients(self, weights, constants, ops, direct) -> dict:
         compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
@@ -277,9 +277,8 @@ class GradProgram:
         self.learner.etrace.value = etrace
 
     def __call__(self, sequences, mask, flags):
-        old = self.learner.etrace.value
-        grads, losses, aux, world, etrace = self.run(old, *self._inputs(), sequences, mask, flags)
-        self._keep(world, etrace if etrace is not None else {**old, 't': jnp.zeros_like(old['t'])})
+        grads, losses, aux, world, etrace = self.run(self.learner.etrace.value, *self._inputs(), sequences, mask, flags)
+        self._keep(world, etrace)
         return grads, losses, aux
 
 

@@ -114,8 +114,11 @@ class SequenceMixin:
         call = self._prepare(sequences, step_fn, mask, reset, weights, options)
         values = {k: s.value for k, s in call.weights.items()}
         opt_state = optimizer.init(values) if opt_state is None else opt_state
-        seq.check_opt_state(optimizer, values, opt_state)
-        program = self._program(('train', *call.key), lambda: TrainProgram(self, step_fn, call.weights, _slices(call.sequences), options))
+
+        def make():
+            seq.check_opt_state(optimizer, values, opt_state)
+            return TrainProgram(self, step_fn, call.weights, _slices(call.sequences), options)
+        program = self._program(('train', *call.key, _signature(opt_state)), make)
         losses, aux, opt_state = program(call.sequences, call.mask, call.flags, opt_state)
         return (losses, aux, opt_state) if has_aux else (losses, opt_state)
 

@@ -91,8 +91,8 @@ class DRTRL(Rule):
                 c = k.at_coordinates(coords, signal[group.name], 1)
                 got = k.solve(rel.op, coords, c, self._old(graph, trace, rel, group, coords, alive), weights[rel.key])
                 total[rel.key] = got if rel.key not in total else jax.tree.map(operator.add, total[rel.key], got)
-            return total
-        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(of_trace))
+            return {key: {n: g.astype(weights[key][n].dtype) for n, g in got.items()} for key, got in total.items()}
+        zeros = {rel.key: jax.tree.map(jnp.zeros_like, weights[rel.key]) for rel in graph.hidden_param_op_relations}
         return jax.lax.cond(jnp.any(alive), of_trace, lambda: zeros)
 
     def window(self, graph, trace, pending, factors, signals, weights, t, resets, keep):

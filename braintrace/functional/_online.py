@@ -7,12 +7,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._compiler import (
     DEFAULT,
@@ -27,15 +25,14 @@ from .._compiler import (
     check_arrays,
     check_learnable,
     describe_aval,
-    is_inexact,
     path_key,
     path_name,
     untraced_uses,
 )
 from .._errors import BraintraceWarning, NotCompiledError, OptionError, StructureError, UntracedParameterError
-from .._executor import Executor, Factors, Signals
-from .._rules import Rule, same_step
+from .._rules import Rule
 from . import _sequence as seq
+from ._compiled import Compiled, signature, zero_gradient
 from ._state import OnlineState, flatten_paths, reset_leaf
 
 __all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
@@ -56,111 +53,6 @@ def _always(path, leaf) -> bool:
     return True
 
 
-def _signature(trees) -> tuple:
-    leaves, treedef = jax.tree.flatten(trees)
-    avals = [abstract(x) for x in leaves]
-    return treedef, tuple((a.shape, a.dtype) for a in avals)
-
-
-class Compiled:
-    """One shape signature: graph, executor and the differentiable step on flat leaves."""
-
-    def __init__(self, graph: ETraceGraph, rule: Rule | None):
-        self.graph, self.rule, self.program = graph, rule, graph.program
-        self.executor = Executor(graph, probes=rule is not None and rule.probes)
-        self.step = jax.custom_vjp(jax.jit(self._primal))
-        self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
-
-    def init(self) -> tuple[dict, jax.Array]:
-        lanes = self.graph.lanes
-        trace = {} if self.rule is None else self.rule.init(self.graph)
-        return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
-
-    @cached_property
-    def state_signature(self) -> tuple:
-        """Structure and shapes of trace and t."""
-        return _signature(jax.eval_shape(self.init))
-
-    def factors(self, params, weights, carry, inputs, xs) -> Factors:
-        """The factors of one step, as constants."""
-        return jax.lax.stop_gradient(Factors(xs, *self.executor.d_factors(params, weights, carry, inputs)))
-
-    def _primal(self, params, carry, trace, t, inputs):
-        executor = self.executor
-        weights = executor.op_weights(params)
-        outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, executor.zero_probes())
-        if self.rule is not None:
-            factors = self.factors(params, weights, carry, inputs, xs)
-            trace = self.rule.update(self.graph, trace, factors, weights, t)
-        return outputs, new_carry, trace, t + 1
-
-    def observe(self, params, weights, carry, inputs, of_outputs: Callable):
-        """One step with everything that a gradient needs.
-
-        ``of_outputs(outputs, new_carry)`` is the differentiated result. Returns it with ``new_carry``, the factors and its
-        pull-back to direct parameters, inexact inputs, old hidden states and probes.
-        """
-        program, executor, inexact = self.program, self.executor, self._inexact_inputs
-
-        def run(direct, some_inputs, hidden, probes):
-            full, ins, old = list(params), list(inputs), list(carry)
-            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs), (old, program.hidden, hidden)):
-                for i, x in zip(slots, values, strict=True):
-                    where[i] = x
-            outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
-            return of_outputs(outputs, new_carry), (new_carry, xs)
-
-        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
-                executor.zero_probes())
-        result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
-        factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
-        return result, new_carry, factors, pull
-
-    @property
-    def _inexact_inputs(self) -> list[int]:
-        return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
-
-    def signals(self, to_hidden, to_probes) -> Signals:
-        """Cotangents of old hidden states and probes, sorted by op and group."""
-        return self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
-
-    def _forward(self, params, carry, trace, t, inputs):
-        weights = self.executor.op_weights(params)
-        (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
-        new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
-        return (outputs, new_carry, new, t + 1), (pull, params, weights, factors, trace, new, t)
-
-    def _backward(self, residuals, cotangents):
-        pull, params, weights, factors, trace, new, t = residuals
-        direct, to_inputs, *rest = pull(tuple(cotangents[:2]))
-        signals, to_inputs = self.signals(*rest), dict(zip(self._inexact_inputs, to_inputs, strict=True))
-        if self.rule is None:
-            ops = same_step(self.graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
-        else:
-            ops = self.rule.gradient(self.graph, trace, new, factors, signals, weights, t)
-        grads = self.total(params, ops, direct)
-        return ([grads.get(i) for i in range(len(params))], None, None, None,
-                [to_inputs.get(i) for i in range(len(self.program.inputs))])
-
-    def total(self, params, ops, direct) -> dict[int, Any]:
-        """Gradient of each trainable parameter, by position: what passes ops, pulled back once, plus what does not."""
-        grads = self.executor.pull_back(params, ops)
-        for i, g in zip(self.graph.direct, direct, strict=True):
-            grads[i] = g + grads[i] if i in grads else g
-        return grads
-
-    def gradient_tree(self, params, grads: dict[int, Any]):
-        """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
-        leaves = [grads[i] if i in grads else zero_gradient(p) for i, p in enumerate(params)]
-        return jax.tree.unflatten(self.program.trees['params'], leaves)
-
-
-def zero_gradient(p):
-    """Zeros like an inexact parameter, float0 zeros for another."""
-    dtype = jnp.result_type(p)
-    return jnp.zeros(jnp.shape(p), dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.zeros(jnp.shape(p), jax.dtypes.float0)
-
-
 @dataclass(frozen=True)
 class OnlineLearner:
     """What :func:`online` returns: a static description that holds no arrays; equal and hashable by its fields."""
@@ -178,7 +70,7 @@ class OnlineLearner:
         """The compiled step for these shapes; only ``init`` compiles new ones."""
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
-        key = _signature((params, carry, inputs))
+        key = signature((params, carry, inputs))
         if key not in self._kept:
             if not new:
                 self._refuse(params, carry, inputs)
@@ -223,7 +115,7 @@ class OnlineLearner:
         if not isinstance(state, OnlineState):
             raise StructureError(f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` returned.')
         compiled = self.compiled(params, state.carry, inputs)
-        if compiled.state_signature != _signature((state.trace, state.t)):
+        if compiled.state_signature != signature((state.trace, state.t)):
             raise StructureError('the trace of this state does not belong to this learner and these shapes. Make a state with `init`.')
         return compiled, jax.tree.leaves(params), jax.tree.leaves(state.carry), jax.tree.leaves(inputs)
 

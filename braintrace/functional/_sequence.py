@@ -78,10 +78,16 @@ def choose_window(window, length: int, graph: ETraceGraph, trace_bytes: int, bud
         return length
     if isinstance(window, str) and window == 'auto':
         allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
-        return min(length, max(1, int(allowed // max(step_bytes(graph), 1))))
+        return _even(length, max(1, int(allowed // max(step_bytes(graph), 1))))
     if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
         raise OptionError(f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence.")
     return min(int(window), length)
+
+
+def _even(length: int, most: int) -> int:
+    """A window of at most so many steps that divides the length, where that takes at most twice as many windows: one kind to compile."""
+    fewest = -(-length // most)
+    return next((length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0), -(-length // fewest))
 
 
 def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
@@ -132,10 +138,9 @@ def step_bytes(graph: ETraceGraph) -> int:
     """Bytes that one step adds to a window: x, D, D_f, dy, c and the delta and push made of them."""
     def size(shape, aval) -> int:
         return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
-    total = 0
-    for op in graph.ops:
-        if op.owned:
-            total += (0 if op.x is None else size(op.x_aval.shape, op.x_aval)) + 2 * size(op.y_aval.shape, op.y_aval)
+    owned = [op for op in graph.ops if op.owned]
+    total = sum({op.x: size(op.x_aval.shape, op.x_aval) for op in owned if op.x is not None}.values())
+    total += sum(2 * size(op.y_aval.shape, op.y_aval) for op in owned)
     for group in graph.hidden_groups:
         total += size(group.shape, group) * (group.num_state ** 2 + group.num_state)
     for rel in graph.hidden_param_op_relations:
@@ -155,15 +160,27 @@ class Run(NamedTuple):
     observe: Callable
     reset: Callable
 
-    def window(self, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool):
-        """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps."""
+    def zeros(self, world, sequence: Sequence):
+        """Op gradients and direct gradients before the first step."""
+        at = jax.tree.map(lambda a: a[0], sequence)
+        shapes = jax.eval_shape(lambda w, s: self.observe(w, s.slices, s.mask).direct, world, at)
+        ops = {op.key: jax.tree.map(jnp.zeros_like, self.weights[op.key]) for op in self.graph.ops if op.owned}
+        return ops, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+    def window(self, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool, zeros=None):
+        """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps; ``zeros``: of direct gradients."""
+        structure = []
+
         def step(state, at):
             world, t = state
             slice_, weight, flags = at
             if flags is not None:
                 world, t = self.reset(world, flags), jnp.where(flags, 0, t)
             seen = self.observe(world, slice_, weight)
-            return (seen.world, t + 1), (seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux))
+            leaves, treedef = jax.tree.flatten((seen.factors, seen.signals, t, seen.loss, seen.aux))
+            once = {id(x): x for x in leaves}
+            structure[:] = [treedef, [list(once).index(id(x)) for x in leaves]]
+            return (seen.world, t + 1), (seen.direct, list(once.values()))
 
         def add(state, at):
             inner, total = state
@@ -174,11 +191,10 @@ class Run(NamedTuple):
             (world, t), (direct, shown) = step((world, t), jax.tree.map(lambda a: a[0], part))
             shown = jax.tree.map(lambda a: a[None], shown)
         else:
-            first = jax.tree.map(lambda a: a[0], part)
-            shapes = jax.eval_shape(lambda w, s: self.observe(w, s.slices, s.mask).direct, world, first)
-            zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+            zeros = self.zeros(world, part)[1] if zeros is None else zeros
             ((world, t), direct), shown = jax.lax.scan(add, ((world, t), zeros), part)
-        factors, signals, ts, losses, aux = shown
+        treedef, places = structure
+        factors, signals, ts, losses, aux = jax.tree.unflatten(treedef, [shown[i] for i in places])
         ops, pending = self.rule.window(self.graph, trace, pending, factors, signals, self.weights, ts, part.flags, keep)
         return world, t, pending, ops, direct, losses, aux
 
@@ -187,15 +203,14 @@ def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence,
     """The gradient of a sequence, weights constant: ``(world, trace, t, op gradients, direct gradients, losses, aux)``."""
     def one_window(state, part: Sequence, keep: bool):
         world, trace, t, total = state
-        world, t, pending, *grads, losses, aux = run.window(world, trace, t, None, part, keep)
+        world, t, pending, *grads, losses, aux = run.window(world, trace, t, None, part, keep, zeros[1])
         if keep:
             trace = run.rule.close(run.graph, trace, pending, run.weights, t, grads)
         return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
 
     whole, rest = divmod(length, window)
     scanned = whole if keep or rest else whole - 1
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(
-        lambda w, e, t: run.window(w, e, t, None, sequence.part(0, 1), False)[3:5], world, trace, t))
+    zeros = run.zeros(world, sequence)
     state, shown = (world, trace, t, zeros), []
     if scanned > 1:
         state, got = jax.lax.scan(lambda s, part: one_window(s, part, True), state, sequence.blocks(scanned, window))

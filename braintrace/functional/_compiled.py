@@ -1,0 +1,121 @@
+"""One shape signature of a cell: its graph, its executor and the differentiable step on flat leaves."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import ETraceGraph, abstract, is_inexact
+from .._executor import Executor, Factors, Signals, stopped
+from .._rules import Rule, same_step
+
+__all__ = ['Compiled', 'signature', 'zero_gradient']
+
+
+def signature(trees) -> tuple:
+    leaves, treedef = jax.tree.flatten(trees)
+    avals = [abstract(x) for x in leaves]
+    return treedef, tuple((a.shape, a.dtype) for a in avals)
+
+
+class Compiled:
+    """One shape signature: graph, executor and the differentiable step on flat leaves."""
+
+    def __init__(self, graph: ETraceGraph, rule: Rule | None):
+        self.graph, self.rule, self.program = graph, rule, graph.program
+        self.executor = Executor(graph, probes=rule is not None and rule.probes)
+        self.step = jax.custom_vjp(jax.jit(self._primal))
+        self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
+
+    def init(self) -> tuple[dict, jax.Array]:
+        lanes = self.graph.lanes
+        trace = {} if self.rule is None else self.rule.init(self.graph)
+        return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+
+    @cached_property
+    def state_signature(self) -> tuple:
+        """Structure and shapes of trace and t."""
+        return signature(jax.eval_shape(self.init))
+
+    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+        """The factors of one step, as constants."""
+        return stopped(Factors(xs, *self.executor.d_factors(params, weights, carry, inputs)))
+
+    def _primal(self, params, carry, trace, t, inputs):
+        executor = self.executor
+        weights = executor.op_weights(params)
+        outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, executor.zero_probes())
+        if self.rule is not None:
+            factors = self.factors(params, weights, carry, inputs, xs)
+            trace = self.rule.update(self.graph, trace, factors, weights, t)
+        return outputs, new_carry, trace, t + 1
+
+    def observe(self, params, weights, carry, inputs, of_outputs: Callable):
+        """One step with everything that a gradient needs.
+
+        ``of_outputs(outputs, new_carry)`` is the differentiated result. Returns it with ``new_carry``, the factors and its
+        pull-back to direct parameters, inexact inputs, old hidden states and probes.
+        """
+        program, executor, inexact = self.program, self.executor, self._inexact_inputs
+
+        def run(direct, some_inputs, hidden, probes):
+            full, ins, old = list(params), list(inputs), list(carry)
+            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs), (old, program.hidden, hidden)):
+                for i, x in zip(slots, values, strict=True):
+                    where[i] = x
+            outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
+            return of_outputs(outputs, new_carry), (new_carry, xs)
+
+        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
+                executor.zero_probes())
+        result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
+        factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
+        return result, new_carry, factors, pull
+
+    @property
+    def _inexact_inputs(self) -> list[int]:
+        return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
+
+    def signals(self, to_hidden, to_probes) -> Signals:
+        """Cotangents of old hidden states and probes, sorted by op and group."""
+        return self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
+
+    def _forward(self, params, carry, trace, t, inputs):
+        weights = self.executor.op_weights(params)
+        (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
+        new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
+        return (outputs, new_carry, new, t + 1), (pull, params, weights, factors, trace, new, t)
+
+    def _backward(self, residuals, cotangents):
+        pull, params, weights, factors, trace, new, t = residuals
+        direct, to_inputs, *rest = pull(tuple(cotangents[:2]))
+        signals, to_inputs = self.signals(*rest), dict(zip(self._inexact_inputs, to_inputs, strict=True))
+        if self.rule is None:
+            ops = same_step(self.graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
+        else:
+            ops = self.rule.gradient(self.graph, trace, new, factors, signals, weights, t)
+        grads = self.total(params, ops, direct)
+        return ([grads.get(i) for i in range(len(params))], None, None, None,
+                [to_inputs.get(i) for i in range(len(self.program.inputs))])
+
+    def total(self, params, ops, direct) -> dict[int, Any]:
+        """Gradient of each trainable parameter, by position: what passes ops, pulled back once, plus what does not."""
+        grads = self.executor.pull_back(params, ops)
+        for i, g in zip(self.graph.direct, direct, strict=True):
+            grads[i] = g + grads[i] if i in grads else g
+        return grads
+
+    def gradient_tree(self, params, grads: dict[int, Any]):
+        """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
+        leaves = [grads[i] if i in grads else zero_gradient(p) for i, p in enumerate(params)]
+        return jax.tree.unflatten(self.program.trees['params'], leaves)
+
+
+def zero_gradient(p):
+    """Zeros like an inexact parameter, float0 zeros for another."""
+    dtype = jnp.result_type(p)
+    return jnp.zeros(jnp.shape(p), dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.zeros(jnp.shape(p), jax.dtypes.float0)
