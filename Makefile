@@ -3,11 +3,13 @@
 #   make test           lint and every test, slow ones included
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the tests that are not marked slow on Python >= 3.12, which brings newer releases of the dependencies
+#   make bench          time and memory beside BPTT and the public package 0.2.6; writes docs/performance.md (half an hour)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 
 VENV ?= .venv
 VENV_LATEST ?= .venv-latest
+VENV_PUBLIC ?= .venv-public
 JOBS ?= 2
 JAX_PLATFORMS ?= cpu
 PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -21,7 +23,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest lint ruff mypy clean
+.PHONY: demo test test-quick test-latest bench lint ruff mypy clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-examples
@@ -43,6 +45,10 @@ test-latest:
 .PHONY: run-latest
 run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
+
+bench: $(VENV)/.with-all $(VENV_PUBLIC)/.with-public
+	$(VENV)/bin/python benchmarks/performance.py --public $(VENV_PUBLIC)/bin/python
+	$(VENV)/bin/python benchmarks/report.py
 
 lint: ruff mypy
 
@@ -66,6 +72,11 @@ $(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
 
 $(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python
 	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test]'
+	@touch $@
+
+$(VENV_PUBLIC)/.with-public: | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV_PUBLIC)
+	$(VENV_PUBLIC)/bin/python -m pip install -q 'braintrace==0.2.6'
 	@touch $@
 
 $(VENV)/bin/python:

@@ -25,6 +25,7 @@ class Worker:
     """A process of ``worker.py`` under one interpreter."""
 
     def __init__(self, python: str):
+        self.python = python
         env = {'JAX_PLATFORMS': os.environ.get('JAX_PLATFORMS', ''), **os.environ}
         self.process = subprocess.Popen([python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, text=True, env=env)
@@ -109,7 +110,60 @@ def measure_updates(workers, repeats):
     return rows
 
 
-PARTS = {'sequences': measure_sequences, 'updates': measure_updates}
+def measure_scaling(workers, repeats):
+    """Time a step against units, batch and layers."""
+    steps = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
+    specs = {'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
+             'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
+             'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)]}
+    found = {}
+    for axis, each in specs.items():
+        found[axis] = []
+        for spec in each:
+            s = {'spec': spec}
+            tasks = {'bptt': ('ours', 'bptt', s), 'd_rtrl drop': ('ours', 'grad', {**s, 'carry': 'drop'}),
+                     'd_rtrl trace': ('ours', 'grad', {**s, 'carry': 'trace'}),
+                     'es_d_rtrl trace': ('ours', 'grad', {**s, 'rule': 'es_d_rtrl'}), 'etrace_train': ('ours', 'train', s)}
+            print(f'  {axis} {spec}', flush=True)
+            found[axis].append({'spec': spec, 'times': in_turn({'ours': workers['ours']}, tasks, max(3, repeats // 3))})
+            shown(found[axis][-1]['times'], spec[3])
+    return found
+
+
+def once(python: str, *args) -> dict:
+    done = subprocess.run([python, str(HERE / 'once.py'), *map(str, args)], capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {'error': done.stderr[-300:]}
+
+
+def measure_memory(workers, repeats):
+    """Peak memory of a process and its time, against the length of the sequence."""
+    rows = []
+    for rule, lengths in (('d_rtrl', (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000)),
+                          ('es_d_rtrl', (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000)),
+                          ('bptt', (10, 100, 1000, 2000, 10_000, 40_000, 100_000))):
+        for steps in lengths:
+            rows.append({'rule': rule, 'steps': steps, **once(sys.executable, 'memory', rule, steps)})
+            print(f'    {rows[-1]}', flush=True)
+    return rows
+
+
+def measure_once(workers, repeats):
+    """First calls, ours and the public package's in turn, and the time of importing."""
+    found = {'import': [once(sys.executable, 'import') for _ in range(5)], 'first': []}
+    pythons = {'ours': sys.executable} | ({'public': workers['public'].python} if 'public' in workers else {})
+    for spec in MAIN:
+        for rule in ('d_rtrl', 'es_d_rtrl'):
+            times = {name: [] for name in pythons}
+            for _ in range(5):
+                for name, python in pythons.items():
+                    times[name].append(once(python, 'first', rule, *spec)['seconds'])
+            found['first'].append({'spec': spec, 'rule': rule, **{name: statistics.median(t) for name, t in times.items()}})
+            print(f'    {found["first"][-1]}', flush=True)
+    return found
+
+
+PARTS = {'sequences': measure_sequences, 'updates': measure_updates, 'once': measure_once, 'memory': measure_memory,
+         'scaling': measure_scaling}
 
 
 def machine() -> str:

@@ -1,0 +1,183 @@
+"""The contract of ``etrace_train``, argument by argument, and traces of lower precision."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import OptionError, StructureError
+
+from .networks import BATCH, STEPS, Net, close, compiled, data, loss_of, squared
+
+ADAM = optax.adam(0.02)
+rules = pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
+
+
+def values(learner):
+    return {k: s.value for k, s in learner.param_states.items()}
+
+
+def train(learner, xs, ys, **options):
+    return learner.etrace_train(xs, ys, **{'step_fn': loss_of(learner), 'optimizer': ADAM, **options})
+
+
+def by_hand(learner, xs, ys, every, optimizer=ADAM, **options):
+    """An update after each call of ``etrace_grad``."""
+    opt_state, losses, step_fn = optimizer.init(values(learner)), [], loss_of(learner)
+    for i in range(0, len(xs), every):
+        cut = {k: v[i:i + every] for k, v in options.items()}
+        grads, loss = learner.etrace_grad(xs[i:i + every], ys[i:i + every], step_fn=step_fn, return_value=True, window=1, **cut)
+        updates, opt_state = optimizer.update(grads, opt_state, values(learner))
+        for k, s in learner.param_states.items():
+            s.value = optax.apply_updates(s.value, updates[k])
+        losses.append(loss)
+    return jnp.concatenate(losses), opt_state
+
+
+@rules
+@pytest.mark.parametrize('every', [1, 3])
+def test_it_is_a_loop_of_gradients_and_updates(rule, every):
+    xs, ys = data()
+    reset = np.zeros((STEPS, BATCH), bool)
+    reset[2, 0] = reset[5] = True
+    given = {'mask': np.linspace(0.5, 2., STEPS), 'reset': reset}
+    one, two = compiled(rule), compiled(rule)
+    losses, opt_state = train(one, xs, ys, update_every=every, **given)
+    want, want_state = by_hand(two, xs, ys, every, **given)
+    np.testing.assert_allclose(losses, want, rtol=1e-10)
+    assert close(values(one), values(two)) and close({'s': opt_state}, {'s': want_state})
+    assert close(one.etrace.value, two.etrace.value)
+    np.testing.assert_allclose(one.model.cell.h.value, two.model.cell.h.value, rtol=1e-10)
+    assert not close_enough(values(one), values(compiled(rule)))
+
+
+def close_enough(a, b):
+    return all(np.allclose(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_a_stream_in_chunks_is_the_stream_in_one_call():
+    xs, ys = data()
+    whole, parts = compiled(), compiled()
+    losses, want = train(whole, xs, ys)
+    first, opt_state = train(parts, xs[:3], ys[:3])
+    second, opt_state = train(parts, xs[3:], ys[3:], opt_state=opt_state)
+    np.testing.assert_allclose(np.concatenate([first, second]), losses, rtol=1e-10)
+    assert close(values(parts), values(whole)) and close({'s': opt_state}, {'s': want})
+
+
+def test_only_the_weights_that_are_named_change():
+    xs, ys = data()
+    learner = compiled()
+    before, weights = values(learner), {('readout',): learner.model.readout}
+    train(learner, xs, ys, weights=weights)
+    after = values(learner)
+    assert {k for k in after if not close_enough(before[k], after[k])} == {('readout',)}
+
+
+def test_aux_comes_back_and_one_program_serves_every_call():
+    xs, ys = data()
+    learner, traced = compiled(), []
+
+    def step_fn(x, y):
+        traced.append(None)
+        out = learner(x)
+        return squared(out, y), {'out': out}
+    losses, aux, opt_state = train(learner, xs, ys, step_fn=step_fn, has_aux=True)
+    assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
+    number = len(traced)
+    train(learner, xs, ys, step_fn=step_fn, has_aux=True, opt_state=opt_state)
+    assert len(traced) == number
+
+
+def test_progress_shows_a_line(capfd):
+    xs, ys = data()
+    losses, _ = train(compiled(), xs, ys, progress=True)
+    jax.effects_barrier()
+    jax.block_until_ready(losses)
+    assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
+
+
+def test_it_runs_inside_jit():
+    """Inside ``jit`` the states are threaded by brainstate."""
+    xs, ys = data()
+    plain, jitted = compiled(), compiled()
+    want, _ = train(plain, xs, ys)
+    got = brainstate.transform.jit(lambda xs, ys: train(jitted, xs, ys)[0])(xs, ys)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+    assert close(values(jitted), values(plain))
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'optimizer': 0.1}, 'optimizer is 0.1.*optax'),
+    ({'update_every': 0}, 'update_every is 0'),
+    ({'update_every': True}, 'update_every is True'),
+    ({'update_every': 2, 'write_every': 3}, 'write_every is 3.*multiple of the 2'),
+    ({'write_every': 1.5}, 'write_every is 1.5'),
+    ({'reduction': 'max'}, 'reduction is .max.'),
+    ({'progress': 1}, 'progress is 1'),
+    ({'step_fn': None}, 'step_fn is None'),
+])
+def test_bad_options_are_refused(options, message):
+    learner = compiled()
+    before = values(learner)
+    with pytest.raises(OptionError, match=message):
+        train(learner, *data(), **options)
+    assert close(values(learner), before)
+
+
+def test_the_state_of_another_optimiser_is_refused():
+    learner = compiled()
+    with pytest.raises(StructureError, match='opt_state does not belong'):
+        train(learner, *data(), opt_state=optax.sgd(0.1, momentum=0.9).init(values(learner)))
+
+
+def test_an_integer_parameter_is_refused_by_name():
+    def cell(p, h, x):
+        h = 0.5 * h + braintrace.matmul(x, p['w'])
+        return h, h
+    learner, params = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), {'w': jnp.ones((2, 3)), 'n': jnp.arange(3)}
+    state = learner.init(params, jnp.zeros((1, 3)), jnp.ones((1, 2)))
+    run = learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), ADAM)
+    with pytest.raises(StructureError, match='parameter n is int'):
+        run(params, ADAM.init({'w': params['w']}), state, jnp.ones((4, 1, 2)), jnp.ones((4, 1, 3)))
+
+
+def test_what_is_not_trainable_stays_under_weight_decay():
+    def cell(p, h, x):
+        h = 0.5 * h + jnp.tanh(braintrace.matmul(x, p['w']) + p['fixed'])
+        return h, h
+    optimizer = optax.adamw(0.1, weight_decay=0.5)
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path != ('fixed',))
+    params = {'w': jnp.ones((2, 3)), 'fixed': jnp.ones(3)}
+    state = learner.init(params, jnp.zeros((1, 3)), jnp.ones((1, 2)))
+    new, *_ = learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), optimizer)(
+        params, optimizer.init(params), state, jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3)))
+    assert (new['fixed'] == 1).all() and (new['w'] < 1).all()
+
+
+# -- precision of the trace -----------------------------------------------------------------------------------------------
+
+def long_gradient(**options):
+    xs, ys = data(60)
+    learner = compiled(**options)
+    return learner, learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=1)
+
+
+def test_a_trace_in_bfloat16_takes_less_memory_and_stays_close():
+    """Each write rounds to 8 bits: the gradient of 60 steps, written at each, is 2 % off at the worst parameter."""
+    exact, want = long_gradient()
+    short, got = long_gradient(trace_dtype=jnp.bfloat16)
+    assert {e.dtype for e in jax.tree.leaves(short.etrace.value['trace'])} == {jnp.dtype(jnp.bfloat16)}
+    assert short.report.memory * 4 == exact.report.memory
+    errors = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)]
+    assert 1e-6 < max(errors) < 0.02, errors
+
+
+@pytest.mark.parametrize('dtype', ['nonsense', jnp.int8, object()])
+def test_a_trace_dtype_that_is_no_float_is_refused(dtype):
+    with pytest.raises(OptionError, match='trace_dtype is'):
+        braintrace.D_RTRL(Net(), trace_dtype=dtype)
