@@ -15,12 +15,13 @@ from jax._src import dispatch as _dispatch
 from jax._src import linear_util as _functions
 from jax._src import source_info_util as _source
 from jax._src.interpreters.batching import BatchTracer as _BatchTracer
+from jax.core import Tracer
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-__all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanParts', 'ShapedArray', 'ShardMapParts', 'WhileParts',
-           'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts', 'evaluate',
-           'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'remat_parts',
+__all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanParts', 'ShapedArray', 'ShardMapParts',
+           'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts',
+           'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'remat_parts',
            'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'while_parts', 'with_bodies']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}

@@ -11,6 +11,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import depends
 from .._errors import OptionError, StepFunctionError
 from ..functional import _online as core_
@@ -112,6 +113,7 @@ class GradProgram:
         self.touched = self._touched(slices)
         self.direct = self._direct(slices)
         self.run = jax.jit(self._run, donate_argnums=0)
+        self.run_inside = jax.jit(self._run)
 
     def _check_weights(self) -> None:
         wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
@@ -271,13 +273,30 @@ class GradProgram:
         initial = {p: saved[core_.path_name(p)] for p in self.states.hidden}
         return weights, self._constants(), (carry, _values(self.touched.threaded)), initial
 
+    def _donating(self, *given):
+        """Run on the trace's own buffer; inside a transformation, where buffers belong to others, on a copy.
+
+        A failure while running loses that buffer: the trace is then empty, and says so.
+        """
+        etrace, inputs = self.learner.etrace.value, self._inputs()
+        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((etrace, inputs, given))):
+            return self.run_inside(etrace, *inputs, *given)
+        try:
+            return self.run(etrace, *inputs, *given)
+        except Exception as error:
+            if any(x.is_deleted() for x in jax.tree.leaves(etrace)):
+                self.learner.init_state()
+                error.add_note('The call failed while it ran on the eligibility trace, which is lost: it starts anew, empty. Parameters '
+                               'and hidden states are those before the call.')
+            raise
+
     def _keep(self, world, etrace) -> None:
         self.states.write(world[0])
         _write(self.touched.threaded, world[1])
         self.learner.etrace.value = etrace
 
     def __call__(self, sequences, mask, flags):
-        grads, losses, aux, world, etrace = self.run(self.learner.etrace.value, *self._inputs(), sequences, mask, flags)
+        grads, losses, aux, world, etrace = self._donating(sequences, mask, flags)
         self._keep(world, etrace)
         return grads, losses, aux
 
@@ -301,8 +320,7 @@ class TrainProgram(GradProgram):
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):
-        weights, opt_state, losses, aux, world, etrace = self.run(self.learner.etrace.value, *self._inputs(), sequences, mask, flags,
-                                                                  opt_state)
+        weights, opt_state, losses, aux, world, etrace = self._donating(sequences, mask, flags, opt_state)
         self._keep(world, etrace)
         for key, value in weights.items():
             self.weights[key].value = value

@@ -63,7 +63,8 @@ class SequenceMixin:
         sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
         samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr. Define ``step_fn`` once: a
         new function compiles anew. ``carry='trace'`` lets a later call
-        continue the stream, ``'drop'`` leaves a zero trace. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused, arrays taken from ``learner.etrace.value``
+        before do not outlive the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
         ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
         ``(grads, losses, aux)``, gradients in a dict like ``weights``.
 
@@ -95,8 +96,8 @@ class SequenceMixin:
         ``optimizer.init`` of the weights' values. Each update uses the ``reduction`` of its own steps' gradients; steps left at the end
         get an update of their own. Between two writes of the trace steps are kept as they are, with the same numbers; ``write_every``
         fixes their number. Other arguments as for :meth:`etrace_grad`. Returns ``(losses, opt_state)``, or
-        ``(losses, aux, opt_state)`` with ``has_aux``. The trace's buffer is reused: an array that ``get_etrace_of`` returned before
-        does not outlive the call.
+        ``(losses, aux, opt_state)`` with ``has_aux``. As in every call over a sequence the trace's buffer is reused: arrays taken from
+        ``learner.etrace.value`` before do not outlive it; copy them.
 
         >>> import braintrace, jax.numpy as jnp, optax
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
@@ -113,6 +114,7 @@ class SequenceMixin:
         options = TrainOptions(None, None, True, reduction, has_aux, progress, optimizer, update_every, delay)
         call = self._prepare(sequences, step_fn, mask, reset, weights, options)
         values = {k: s.value for k, s in call.weights.items()}
+        seq.check_updatable(values)
         opt_state = optimizer.init(values) if opt_state is None else opt_state
 
         def make():

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, depends
+from .._errors import OptionError
 from .._executor import Factors, Signals
 from . import kernels as k
 from .rule import OpGradients, Rule, Trace, Weights
@@ -42,6 +43,22 @@ def _for_rows(op: OpUse, coords: Coordinates, values: jax.Array, rank: int) -> j
     """Values at a group's positions, at a relation's coordinates and with axes for rows and loops in front."""
     values = k.at_coordinates(coords, values, rank)
     return values.reshape((1,) * (1 + len(op.repeats)) + values.shape)
+
+
+def _reads_weights(op: OpUse, coords: Coordinates) -> bool:
+    """Whether an op's entry of one step is made with the weights."""
+    alone = replace(op, repeats=())
+
+    def one(values, x, d):
+        entry = k.instant(alone, coords, x, d, dict(zip(op.weight_avals, values, strict=True)))
+        return sum(e.sum() for e in jax.tree.leaves(entry))
+    d = jax.ShapeDtypeStruct((*coords.shape, 1), op.y_aval.dtype)
+    return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
+
+
+def _later(resets: jax.Array) -> jax.Array:
+    """Whether a lane is reset at a later step, for each step."""
+    return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
 
 
 class Pending(NamedTuple):
@@ -97,6 +114,11 @@ class DRTRL(Rule):
 
     def window(self, graph, trace, pending, factors, signals, weights, t, resets, keep):
         (lam, p), (deltas, pushes) = self._backwards(graph, factors, signals, resets, keep)
+        rows = factors.x
+        if resets is not None:
+            rows = {r.key: self._living_rows(graph, r.op, rows[r.key], _later(resets)) for r in graph.hidden_param_op_relations
+                    if r.op.x is not None}
+            pending = None if pending is None else self._without(graph, pending, resets.any(0))
         xs, alive = factors.x, t[0] > 0 if pending is None else pending.alive
         if pending is not None:
             older = {r.key: [] for r in graph.hidden_param_op_relations}
@@ -108,6 +130,7 @@ class DRTRL(Rule):
                     moved = (_for_rows(rel.op, coords, p[group.name], 2) * q[..., None, :]).sum(-1)
                     pushes[rel.key][group.name] = jnp.concatenate([moved, pushes[rel.key][group.name]])
             xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
+            rows = {key: jnp.concatenate([x, rows[key]]) for key, x in pending.x.items()}
             deltas = deltas | {key: jnp.concatenate([sum(parts), deltas[key]]) for key, parts in older.items()}
             lam = {g: (s[..., :, None] * pending.p[g]).sum(-2) for g, s in lam.items()}
             p = {g: (s[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2) for g, s in p.items()}
@@ -116,7 +139,24 @@ class DRTRL(Rule):
             return grads, None
         related = {r.key for r in graph.hidden_param_op_relations}
         alive = alive if resets is None else alive & ~resets.any(0)
-        return grads, Pending(alive, p, {key: x for key, x in xs.items() if key in related}, pushes)
+        return grads, Pending(alive, p, {key: x for key, x in rows.items() if key in related}, pushes)
+
+    def _living_rows(self, graph, op: OpUse, rows: jax.Array, dead: jax.Array):
+        """Rows of x, zero where a lane is reset later: what is dead need not be a number. ``dead`` has rows, or is one for all."""
+        laned = op.primitive.batched and op.x_aval.shape[:1] == (graph.lanes,)
+        dead = jnp.broadcast_to(dead, (len(rows), *dead.shape[1:]))
+        return jax.vmap(lambda flags, x: k.where_lanes(~flags, laned, x, len(op.repeats)))(dead, rows)
+
+    def _without(self, graph, pending: Pending, dead: jax.Array) -> Pending:
+        """What is pending, of the lanes that are not reset."""
+        laned = {g.name: graph.lanes is not None and g.shape[:1] == (graph.lanes,) for g in graph.hidden_groups}
+        ops = {r.key: r.op for r in graph.hidden_param_op_relations}
+        x = {key: self._living_rows(graph, ops[key], rows, dead[None]) for key, rows in pending.x.items()}
+        q: dict[str, dict[str, jax.Array]] = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            q[rel.key][group.name] = k.where_lanes(~dead, coords.has_lanes(graph.lanes), pending.q[rel.key][group.name],
+                                                   1 + len(rel.op.repeats))
+        return Pending(pending.alive & ~dead, {g: k.where_lanes(~dead, laned[g], p) for g, p in pending.p.items()}, x, q)
 
     def close(self, graph, trace, pending, weights, t, read):
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
@@ -128,16 +168,22 @@ class DRTRL(Rule):
             new[rel.key][group.name] = jax.tree.map(lambda e, state: state.astype(e.dtype), old.entry, states)
         return new
 
-    def delay(self, graph, every):
+    def delay(self, graph, every, asked):
+        bound = [rel.op for rel, _, coords in pairs(graph) if _reads_weights(rel.op, coords)]
+        if asked is not None:
+            if bound and asked > 1:
+                raise OptionError(f'write_every: the trace of {bound[0].where} ({bound[0].primitive.name}) depends on the weights at each '
+                                  'step, so its steps can not stay pending over an update. Leave write_every out.')
+            return asked
         size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(jax.eval_shape(lambda: self.init(graph))))
-        return max(1, (PENDING_STEPS if size > CACHED else 2) // every)
+        return 1 if bound else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
         """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""
         laned = {g.name: graph.lanes is not None and g.shape[:1] == (graph.lanes,) for g in graph.hidden_groups}
 
         def back(state, at):
-            lam, p = state
+            lam, p, dead = state
             d, df, dy, c, reset = at
             deltas, pushes = {}, {r.key: {} for r in graph.hidden_param_op_relations}
             for rel, group, coords in pairs(graph):
@@ -145,13 +191,19 @@ class DRTRL(Rule):
                 credit = (k.at_coordinates(coords, lam[group.name], 1) * f).sum(-1)
                 deltas[rel.key] = deltas.get(rel.key, dy[rel.key]) + k.to_y(rel.op, coords, credit)
                 if keep:
-                    pushes[rel.key][group.name] = (k.at_coordinates(coords, p[group.name], 2) * f[..., None, :]).sum(-1)
+                    push = (k.at_coordinates(coords, p[group.name], 2) * f[..., None, :]).sum(-1)
+                    pushes[rel.key][group.name] = push if dead is None else k.where_lanes(
+                        ~dead, coords.has_lanes(graph.lanes), push, len(rel.op.repeats))
             lam = {g: c[g] + (s[..., :, None] * d[g]).sum(-2) for g, s in lam.items()}
             p = {g: (s[..., :, :, None] * d[g][..., None, :, :]).sum(-2) for g, s in p.items()}
             if reset is not None:
-                lam, p = ({g: k.where_lanes(~reset, laned[g], s) for g, s in part.items()} for part in (lam, p))
-            return (lam, p), (deltas, pushes)
+                dead = dead | reset
+                lam = {g: k.where_lanes(~reset, laned[g], s) for g, s in lam.items()}
+                p = {g: k.where_lanes(~dead, laned[g], s) for g, s in p.items()}
+            return (lam, p, dead), (deltas, pushes)
 
         lam = {g: jnp.zeros(c.shape[1:], c.dtype) for g, c in signals.c.items()}
         p = {g: jnp.broadcast_to(jnp.eye(d.shape[-1], dtype=d.dtype), d.shape[1:]) for g, d in factors.d.items()} if keep else {}
-        return jax.lax.scan(back, (lam, p), (factors.d, factors.df, signals.dy, signals.c, resets), reverse=True)
+        dead = None if resets is None else jnp.zeros_like(resets[0])
+        (lam, p, _), made = jax.lax.scan(back, (lam, p, dead), (factors.d, factors.df, signals.dy, signals.c, resets), reverse=True)
+        return (lam, p), made

@@ -63,6 +63,6 @@ class Rule(ABC):
     def close(self, graph: ETraceGraph, trace: Trace, pending: Any, weights: Weights, t: jax.Array, read: Any) -> Trace:
         """The trace with all that is pending written into it, after ``read`` was made of it (see ``kernels.after``)."""
 
-    def delay(self, graph: ETraceGraph, every: int) -> int:
-        """In how many updates of ``every`` steps the trace is best written once; 1 for a rule whose trace is small."""
-        return 1
+    def delay(self, graph: ETraceGraph, every: int, asked: int | None) -> int:
+        """In how many updates of ``every`` steps the trace is written once: as asked, or what is best; 1 where it is small."""
+        return 1 if asked is None else asked

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ __all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'c
            'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
 
 DEFAULT_BUDGET = 32 * 2 ** 20
+MOST_PENDING = 64                 # updates between two writes of the trace: each is compiled by itself
 
 
 class Observation(NamedTuple):
@@ -95,16 +96,16 @@ def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
     for name, value in (('update_every', every), ('write_every', write_every)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             raise OptionError(f'{name} is {value!r}; give a number of steps >= 1.')
-    if write_every is None:
-        return rule.delay(graph, int(every))
-    if write_every % every:
-        raise OptionError(f'write_every is {write_every}; give a multiple of the {every} steps between updates.')
-    return int(write_every // every)
+    if write_every is not None and (write_every % every or write_every // every > MOST_PENDING):
+        raise OptionError(f'write_every is {write_every}; give a multiple of the {every} steps between updates, at most {MOST_PENDING} '
+                          'times as many.')
+    return rule.delay(graph, int(every), None if write_every is None else int(write_every // every))
 
 
 def check_optimizer(optimizer) -> None:
     """Refuse what is no ``optax.GradientTransformation``."""
-    if not (callable(getattr(optimizer, 'init', None)) and callable(getattr(optimizer, 'update', None))):
+    callables = callable(getattr(optimizer, 'init', None)) and callable(getattr(optimizer, 'update', None))
+    if not (callables and isinstance(optimizer, Hashable)):
         raise OptionError(f'optimizer is {optimizer!r}; give an optax.GradientTransformation, such as optax.adam(1e-3).')
 
 
@@ -130,8 +131,9 @@ def _shapes(tree) -> tuple:
 
 def optimised(optimizer, values, opt_state, grads, moves):
     """``(values, opt_state)`` after one update of the leaves where ``moves`` (a tree of bool); others stay as they are."""
-    updates, opt_state = optimizer.update(grads, opt_state, values)
-    return jax.tree.map(lambda p, u, m: (p + u).astype(jnp.result_type(p)) if m else p, values, updates, moves), opt_state
+    updates, new = optimizer.update(grads, opt_state, values)
+    new = jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, opt_state)
+    return jax.tree.map(lambda p, u, m: (p + u).astype(jnp.result_type(p)) if m else p, values, updates, moves), new
 
 
 def step_bytes(graph: ETraceGraph) -> int:
@@ -250,9 +252,8 @@ def run_updates(rule: Rule, make: Callable[[Any], Run], update: Callable, weight
         state, got = jax.lax.scan(lambda s, part: block(s, part, delay), state, sequence.blocks(blocks, delay * every))
         shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
         done = blocks * delay * every
-    elif blocks == 1:
-        rest += delay
-    for updates, size in ((rest, rest * every), (1, length % every)):
+    first = delay if blocks == 1 else 0
+    for updates, size in ((first, first * every), (rest, rest * every), (1, length % every)):
         if size:
             state, got = block(state, sequence.part(done, done + size), updates)
             shown.append(got)

@@ -63,13 +63,13 @@ def grouped(steps, every, weights=None):
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
-    assert_close(gradients(case, rule, 1, 4)[0], grouped(oracle(case), 1))
+    assert_close(gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1))
 
 
 @rules
 @pytest.mark.parametrize('every, write_every', [
     (1, 2), (2, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])])
-@pytest.mark.parametrize('name', ['gru', pytest.param('lora', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['gru', pytest.param('sparse', marks=pytest.mark.slow)])
 def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write_every):
     case, (rule, oracle) = models.case(name), RULES[rule]
     got, state, losses = gradients(case, rule, every, write_every)
@@ -88,7 +88,7 @@ def test_masks_and_resets_of_lanes(name, rule, every):
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
     flags[[2, 5], 0] = flags[[1, 2], 1] = True
     want = oracles.restarted(oracle, case, flags, carry0)
-    got, _, _ = gradients(case, rule, every, 4, reset=(flags, carry0), mask=MASK)
+    got, _, _ = gradients(case, rule, every, None if name == 'lora' else 4, reset=(flags, carry0), mask=MASK)
     assert_close(got, grouped(want, every, MASK))
 
 
@@ -100,13 +100,14 @@ def test_the_mean_is_that_of_each_update():
 
 
 @rules
-@pytest.mark.parametrize('every', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('name', ['gru', pytest.param('spiking_three', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name, every', [('gru', 1), ('gru', 2), ('lora', 1), *(pytest.param(n, k, marks=pytest.mark.slow) for n, k in [
+    ('gru', 4), ('conv1d', 1), ('sparse', 1), ('lstm_fused', 1), ('learned_decay', 1), ('scan_two_layers', 1), ('vmap_weights', 1),
+    ('tail_flip', 1), ('lru', 1), *[('spiking_three', k) for k in (1, 2, 4)]])])
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)
     learner, state = start(case, RULES[rule][0])
-    train = quick(learner.sequence_update(case.loss, optimizer, every, 'sum', 4))
+    train = quick(learner.sequence_update(case.loss, optimizer, every, 'sum'))
     got = train(case.params, optimizer.init(case.params), state, case.xs, case.ys)
 
     params, opt_state, losses = case.params, optimizer.init(case.params), []
@@ -123,3 +124,30 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     np.testing.assert_allclose(got[3], np.stack(losses), rtol=1e-10)
     moved = [float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(case.params))]
     assert min(moved) > 1e-3
+
+
+def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
+    case = models.case('lora')
+    with pytest.raises(braintrace.OptionError, match='write_every.*etp_lora.*depends on the weights'):
+        gradients(case, RULES['d_rtrl'][0], 1, 4)
+
+
+@pytest.mark.parametrize('write_every', [1, 2, 4])
+@pytest.mark.parametrize('name', ['gru', 'leaky', 'spiking_three'])
+def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
+    """An input that is not a number spoils its own step, and nothing after its lane is reset: neither updates nor the trace."""
+    case, (rule, oracle) = models.case(name), RULES['d_rtrl']
+    flags = np.zeros((len(case.xs), 2), bool)
+    flags[2, 0] = True
+    want = grouped(oracles.restarted(oracle, case, flags, case.carry), 1)
+    xs = np.array(case.xs)
+    xs[1, 0] = np.nan
+    learner, state = start(case, rule)
+    optimizer = recorder(len(xs))
+    run = quick(learner.sequence_update(case.loss, optimizer, 1, 'sum', write_every))
+    _, seen, state, _ = run(case.params, optimizer.init(case.params), state, xs, case.ys, reset=(flags, case.carry))
+    assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(seen.grads))
+    assert_close(jax.tree.map(lambda g: np.asarray(g[2:]), seen.grads), jax.tree.map(lambda g: g[2:], want))
+    whole = quick(learner.sequence_grad(case.loss, window=None))
+    _, after, _ = whole(case.params, start(case, rule)[1], xs, case.ys, reset=(flags, case.carry))
+    assert_close(jax.tree.map(np.asarray, after.trace), jax.tree.map(np.asarray, state.trace))

@@ -113,6 +113,7 @@ def test_it_runs_inside_jit():
 
 @pytest.mark.parametrize('options, message', [
     ({'optimizer': 0.1}, 'optimizer is 0.1.*optax'),
+    ({'write_every': 65}, 'write_every is 65.*at most 64'),
     ({'update_every': 0}, 'update_every is 0'),
     ({'update_every': True}, 'update_every is True'),
     ({'update_every': 2, 'write_every': 3}, 'write_every is 3.*multiple of the 2'),
@@ -133,6 +134,34 @@ def test_the_state_of_another_optimiser_is_refused():
     learner = compiled()
     with pytest.raises(StructureError, match='opt_state does not belong'):
         train(learner, *data(), opt_state=optax.sgd(0.1, momentum=0.9).init(values(learner)))
+
+
+def test_the_dtypes_of_an_optimisers_state_stay():
+    learner = compiled()
+    halves = optax.adam(0.02, mu_dtype=jnp.float32)
+    _, state = train(learner, *data(), optimizer=halves, opt_state=halves.init(values(learner)))
+    assert jax.tree.leaves(state[0].mu)[0].dtype == jnp.float32
+
+
+def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
+    xs, ys = data()
+    learner = compiled()
+    learner.etrace_evolve(xs)
+    before = values(learner)
+
+    def fail(x):
+        raise RuntimeError('out of paper')
+
+    def step_fn(x, y):
+        x = jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return squared(learner(x), y)
+    with pytest.raises(Exception, match='out of paper') as error:
+        losses, _ = train(learner, xs, ys, step_fn=step_fn)
+        jax.block_until_ready(losses)
+    if any('lost' in note for note in getattr(error.value, '__notes__', [])):
+        assert (learner.etrace.value['t'] == 0).all()
+        assert close(values(learner), before)
+        train(learner, xs, ys)
 
 
 def test_an_integer_parameter_is_refused_by_name():
