@@ -154,7 +154,7 @@ def measure_once(workers, repeats):
     for spec in MAIN:
         for rule in ('d_rtrl', 'es_d_rtrl'):
             times = {name: [] for name in pythons}
-            for _ in range(5):
+            for _ in range(3):
                 for name, python in pythons.items():
                     times[name].append(once(python, 'first', rule, *spec)['seconds'])
             found['first'].append({'spec': spec, 'rule': rule, **{name: statistics.median(t) for name, t in times.items()}})
