@@ -114,12 +114,13 @@ class DRTRL(Rule):
 
     def window(self, graph, trace, pending, factors, signals, weights, t, resets, keep):
         (lam, p), (deltas, pushes) = self._backwards(graph, factors, signals, resets, keep)
-        rows = factors.x
+        xs, rows, kept = factors.x, factors.x, pending
         if resets is not None:
             rows = {r.key: self._living_rows(graph, r.op, rows[r.key], _later(resets)) for r in graph.hidden_param_op_relations
                     if r.op.x is not None}
-            pending = None if pending is None else self._without(graph, pending, resets.any(0))
-        xs, alive = factors.x, t[0] > 0 if pending is None else pending.alive
+            if pending is not None:          # what losses may still reach, and what lasts
+                pending, kept = (self._without(graph, pending, dead) for dead in (resets[0], resets.any(0)))
+        alive = t[0] > 0 if pending is None else pending.alive
         if pending is not None:
             older = {r.key: [] for r in graph.hidden_param_op_relations}
             for rel, group, coords in pairs(graph):
@@ -127,13 +128,13 @@ class DRTRL(Rule):
                 credit = (_for_rows(rel.op, coords, lam[group.name], 1) * q).sum(-1)
                 older[rel.key].append(jax.vmap(functools.partial(k.to_y, rel.op, coords))(credit))
                 if keep:
-                    moved = (_for_rows(rel.op, coords, p[group.name], 2) * q[..., None, :]).sum(-1)
+                    moved = (_for_rows(rel.op, coords, p[group.name], 2) * kept.q[rel.key][group.name][..., None, :]).sum(-1)
                     pushes[rel.key][group.name] = jnp.concatenate([moved, pushes[rel.key][group.name]])
             xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
-            rows = {key: jnp.concatenate([x, rows[key]]) for key, x in pending.x.items()}
+            rows = {key: jnp.concatenate([x, rows[key]]) for key, x in kept.x.items()}
             deltas = deltas | {key: jnp.concatenate([sum(parts), deltas[key]]) for key, parts in older.items()}
             lam = {g: (s[..., :, None] * pending.p[g]).sum(-2) for g, s in lam.items()}
-            p = {g: (s[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2) for g, s in p.items()}
+            p = {g: (s[..., :, :, None] * kept.p[g][..., None, :, :]).sum(-2) for g, s in p.items()}
         grads = add_gradients(same_step(graph, xs, {**signals.dy, **deltas}, weights), self._history(graph, trace, lam, weights, alive))
         if not keep:
             return grads, None

@@ -86,7 +86,7 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
-    flags[[2, 5], 0] = flags[[1, 2], 1] = True
+    flags[[2, 5], 0] = flags[[1, 3], 1] = True           # at the first and at the last step of an update, with steps pending
     want = oracles.restarted(oracle, case, flags, carry0)
     got, _, _ = gradients(case, rule, every, None if name == 'lora' else 4, reset=(flags, carry0), mask=MASK)
     assert_close(got, grouped(want, every, MASK))

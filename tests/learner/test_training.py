@@ -101,6 +101,18 @@ def test_progress_shows_a_line(capfd):
     assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
 
 
+def test_a_mapped_model_trains_like_a_batched_one():
+    xs, ys = data()
+    brainstate.random.seed(0)
+    lanes = brainstate.nn.Map(Net(), init_map_size=BATCH)
+    lanes.init_all_states()
+    learner, batched = braintrace.ETraceLearner(lanes, braintrace.rules.d_rtrl()), compiled()
+    learner.compile_graph(xs[0])
+    losses, want = train(learner, xs, ys)[0], train(batched, xs, ys)[0]
+    np.testing.assert_allclose(losses, want, rtol=1e-10)
+    assert close({k[1:]: v for k, v in values(learner).items()}, values(batched))
+
+
 def test_it_runs_inside_jit():
     """Inside ``jit`` the states are threaded by brainstate."""
     xs, ys = data()
