@@ -3,7 +3,7 @@
 #   make test           lint and every test, slow ones included
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the tests that are not marked slow on Python >= 3.12, which brings newer releases of the dependencies
-#   make bench          time and memory beside BPTT and the public package 0.2.6; writes docs/performance.md (half an hour)
+#   make bench          time and memory beside BPTT and the public package 0.2.6; writes docs/performance.md (a quarter of an hour)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 

@@ -26,7 +26,7 @@ __all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'at_coordinates'
 
 Entry = dict[str, jax.Array]
 States = dict[str, tuple[jax.Array, ...]]
-FUSED_LANES = 8                   # of a sum over lanes: more streams at a time read slower
+FUSED_LANES = 8                   # of a sum over lanes, in one expression that XLA fuses
 UNROLLED_SUMS = 8
 FEW_ROWS = 8                      # of factors that are multiplied out in the one pass that writes the trace
 
@@ -63,8 +63,8 @@ def at_coordinates(coords: Coordinates, values: jax.Array, rank: int) -> jax.Arr
 def after(read, t: jax.Array, values):
     """``values`` as they are, computed after ``read``.
 
-    Where XLA does not know that a trace is read before it is written, it writes into a copy: three times the bytes. The step count is
-    never negative, which XLA does not know either.
+    Where XLA does not know that a trace is read before it is written, it writes into a copy. The step count is never negative, which
+    XLA does not know either.
     """
     first = [jnp.real(leaf).ravel()[0] for leaf in jax.tree.leaves(read) if leaf.size]
     never = jnp.any(t < 0)

@@ -35,7 +35,7 @@ from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
 from ._state import OnlineState, flatten_paths, reset_leaf
 
-__all__ = ['REDUCTIONS', 'Compiled', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
+__all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
            'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
