@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name
 from .._errors import NotCompiledError, OptionError, StepFunctionError
-from .._rules import Rule
+from .._rules import Rule, read
 from ..functional import OnlineLearner, OnlineState
 from .sequences import SequenceMixin
 from .states import ModelStates, as_path
@@ -169,7 +169,7 @@ def _alive(slots: dict, t: jax.Array) -> dict:
     """Slots as they count, zero where a lane has no past; states, where they are apart, in a last axis."""
     def leaf(e):
         flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
-        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), e, 0)
+        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), read(e), 0)
     def slot(e):
         return jnp.stack([leaf(state) for state in e], -1) if isinstance(e, tuple) else leaf(e)
     return {n: slot(e) for n, e in slots.items()}

@@ -1,6 +1,7 @@
 """Online learning rules as pure functions over factors."""
 from .d_rtrl import DRTRL, same_step
 from .es_d_rtrl import ESDRTRL
+from .kernels import read
 from .rule import Rule, Trace
 
-__all__ = ['DRTRL', 'ESDRTRL', 'Rule', 'Trace', 'same_step']
+__all__ = ['DRTRL', 'ESDRTRL', 'Rule', 'Trace', 'read', 'same_step']

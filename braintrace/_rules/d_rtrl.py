@@ -86,7 +86,7 @@ class DRTRL(Rule):
         return trace
 
     def _stored_in(self, dtype):
-        return dtype if self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else self.trace_dtype
+        return dtype if self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else k.stored_dtype(self.trace_dtype)
 
     def update(self, graph, trace, factors, weights, t):
         q = jax.tree.map(lambda a: a[None], factors.df)
@@ -165,8 +165,7 @@ class DRTRL(Rule):
         for rel, group, coords in pairs(graph):
             old = self._old(graph, trace, rel, group, coords, pending.alive)
             p, q = k.at_coordinates(coords, move[group.name], 2), pending.q[rel.key][group.name]
-            states = k.renewed(rel.op, coords, p, old, pending.x.get(rel.key), q, weights[rel.key])
-            new[rel.key][group.name] = jax.tree.map(lambda e, state: state.astype(e.dtype), old.entry, states)
+            new[rel.key][group.name] = k.renewed(rel.op, coords, p, old, pending.x.get(rel.key), q, weights[rel.key])
         return new
 
     def delay(self, graph, every, asked):

@@ -22,7 +22,7 @@ from .._compiler import Coordinates, OpUse
 from .._errors import NotSupportedError, RuleContractError
 
 __all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
-           'renewed', 'solve', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
+           'read', 'renewed', 'solve', 'stored', 'stored_dtype', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
 
 Entry = dict[str, jax.Array]
 States = dict[str, tuple[jax.Array, ...]]
@@ -34,6 +34,23 @@ FEW_ROWS = 8                      # of factors that are multiplied out in the on
 def apart(entry: Entry) -> States:
     """An entry as one array for each state."""
     return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
+
+
+def stored_dtype(dtype) -> jnp.dtype:
+    """How a trace of some dtype is kept: bfloat16 as its bits, since XLA reads bfloat16 arrays on a CPU ten times slower."""
+    return jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
+
+
+def stored(x: jax.Array, dtype) -> jax.Array:
+    """``x`` as it is kept in a trace of that stored dtype."""
+    return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype) if dtype == jnp.uint16 else x.astype(dtype)
+
+
+def read(e: jax.Array, dtype=jnp.bfloat16) -> jax.Array:
+    """A stored array as numbers: in ``dtype``, or in its own if that is wider."""
+    if e.dtype != jnp.uint16:
+        return e.astype(jnp.promote_types(e.dtype, dtype))
+    return jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32).astype(jnp.promote_types(jnp.bfloat16, dtype))
 
 
 class Old(NamedTuple):
@@ -49,7 +66,7 @@ class Old(NamedTuple):
             if lane is not None:
                 e = jax.lax.dynamic_slice_in_dim(e, lane, 1)
                 flags = jax.lax.dynamic_slice_in_dim(flags, lane, 1) if flags.ndim else flags
-            return where_lanes(flags, True, e.astype(jnp.promote_types(e.dtype, self.dtype)))
+            return where_lanes(flags, True, read(e, self.dtype))
         return jax.tree.map(leaf, self.entry)
 
 
@@ -241,20 +258,19 @@ def renewed(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, xs, q: jax.A
     add = functools.partial(jax.tree.map, operator.add)
     if len(q) <= FEW_ROWS:
         rows = [instant(op, coords, None if xs is None else xs[i], q[i], weights) for i in range(len(q))]
-        return functools.reduce(add, rows, carry(op, coords, p, old.masked()))
+        new = functools.reduce(add, rows, carry(op, coords, p, old.masked()))
+        return jax.tree.map(lambda n, e: stored(n, e.dtype), new, old.entry)
 
     def all_at_once(entry):
-        return stored(add(carry(op, coords, p, old._replace(entry=entry).masked()), accumulate(op, coords, xs, q, weights)))
-
-    def stored(states):
-        return jax.tree.map(lambda new, e: new.astype(e.dtype), states, old.entry)
+        new = add(carry(op, coords, p, old._replace(entry=entry).masked()), accumulate(op, coords, xs, q, weights))
+        return jax.tree.map(lambda n, e: stored(n, e.dtype), new, entry)
 
     def lane_by_lane(entry):
         def one(b, entry):
             x, push, move = (jax.lax.dynamic_slice_in_dim(a, b, 1, axis) for a, axis in ((xs, 1), (q, 1), (p, 0)))
             new = add(carry(op, coords, move, old._replace(entry=entry).masked(b)),
                       {n: tuple(e[None] for e in es) for n, es in _over_states(lambda d: op_gradient(op, x, d, weights), push).items()})
-            return jax.tree.map(lambda e, n: jax.lax.dynamic_update_slice_in_dim(e, n.astype(e.dtype), b, 0), entry, new)
+            return jax.tree.map(lambda e, n: jax.lax.dynamic_update_slice_in_dim(e, stored(n, e.dtype), b, 0), entry, new)
         return jax.lax.fori_loop(0, q.shape[1], one, entry)
     if _sample_by_sample(op, coords):
         return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
