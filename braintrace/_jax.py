@@ -21,8 +21,10 @@ from jax.interpreters import ad, batching, mlir
 
 __all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanParts', 'ShapedArray', 'ShardMapParts',
            'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts',
-           'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'remat_parts',
-           'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'while_parts', 'with_bodies']
+           'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'opened',
+           'remat_parts',
+           'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'while_parts', 'with_bodies',
+           'with_results']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
 CUSTOM_CALLS = {'custom_jvp_call', 'custom_vjp_call'}
@@ -74,6 +76,32 @@ def closed_jaxpr(closed) -> tuple[Any, list]:
 def evaluate(jaxpr, consts: list, args) -> list:
     """The results of a jaxpr."""
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def opened(fn, args) -> tuple[Any, list]:
+    """Trace ``fn`` on arrays: ``(jaxpr, constants)`` without calls at its top level."""
+    jaxpr, consts = closed_jaxpr(jax.make_jaxpr(fn)(*args))
+    if not any(inlinable(eqn) for eqn in jaxpr.eqns):
+        return jaxpr, consts
+
+    return closed_jaxpr(jax.make_jaxpr(lambda *args: _evaluate_opened(jaxpr, consts, args))(*args))
+
+
+def _evaluate_opened(jaxpr, consts, args) -> list:
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom):
+        return literal(atom) if isinstance(atom, Literal) else env[atom]
+    for eqn in jaxpr.eqns:
+        ins, body = [read(v) for v in eqn.invars], inlinable(eqn)
+        outs = bind(eqn.primitive, eqn.params, eqn.ctx, *ins) if body is None else _evaluate_opened(*closed_jaxpr(body), ins)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def with_results(jaxpr, outvars: list):
+    """The same equations with other results."""
+    return jaxpr.replace(outvars=outvars, debug_info=jaxpr.debug_info.with_unknown_names())
 
 
 def inlinable(eqn):

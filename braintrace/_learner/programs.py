@@ -231,10 +231,13 @@ class GradProgram:
 
     # the whole sequence ---------------------------------------------------------------------------
 
-    def _window(self, weights, constants, initial) -> seq.Run:
-        compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
-        return seq.Run(compiled.graph, self.core.rule, compiled.executor.op_weights(params), partial(self._observe, weights, constants),
-                       partial(self._reset, initial))
+    def _window(self, weights, constants, initial, world, t, sequence) -> seq.Run:
+        def op_weights(weights):
+            return self.compiled.executor.op_weights(jax.tree.leaves(self._params(weights, constants)))
+
+        def observe(weights, *args):
+            return self._observe(weights, constants, *args)
+        return seq.Run(self.compiled.graph, self.core.rule, op_weights, observe, partial(self._reset, initial), weights, world, t, sequence)
 
     def _sequence(self, sequences, mask, flags) -> seq.Sequence:
         length = mask.shape[0]
@@ -244,9 +247,10 @@ class GradProgram:
     def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags):
         options, length = self.options, mask.shape[0]
         sequence = self._sequence(sequences, mask, flags)
-        window = seq.choose_window(options.window, length, self.compiled.graph, core_.tree_bytes(etrace['trace']), options.memory_budget)
+        loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
+        window = seq.choose_window(options.window, length, loop, core_.tree_bytes(etrace['trace']), options.memory_budget)
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
-            self._window(weights, constants, initial), world, etrace['trace'], etrace['t'], sequence, length, window, options.keep)
+            loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep)
         grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
         return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else jnp.zeros_like(t)}
 
@@ -308,15 +312,14 @@ class TrainProgram(GradProgram):
         options = self.options
         moves = jax.tree.map(lambda _: True, weights)
 
-        def update(kept, ops, direct, mask):
-            weights, opt_state = kept
+        def update(weights, opt_state, ops, direct, mask):
             grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
             return seq.optimised(options.optimizer, weights, opt_state, grads, moves)
 
         sequence = self._sequence(sequences, mask, flags)
-        (weights, opt_state), world, trace, t, losses, aux = seq.run_updates(
-            self.core.rule, lambda kept: self._window(kept[0], constants, initial), update, (weights, opt_state), world,
-            etrace['trace'], etrace['t'], sequence, len(mask), options.every, options.delay)
+        loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
+        weights, opt_state, world, trace, t, losses, aux = seq.run_updates(
+            loop, update, weights, opt_state, world, etrace['trace'], etrace['t'], sequence, options.every, options.delay)
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):

@@ -154,9 +154,9 @@ class OnlineLearner:
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
             flags, put_back = _resets(compiled, reset, state, length)
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
-            size = seq.choose_window(window, length, compiled.graph, tree_bytes(state.trace), memory_budget)
-            carry, trace, t, ops, direct, losses, _ = seq.run_windows(
-                _run(compiled, leaves, loss_fn, put_back), carry, state.trace, state.t, sequence, length, size, keep=True)
+            loop = _run(compiled, loss_fn, put_back, leaves, carry, state.t, sequence)
+            size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
+            carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t)
             return compiled.gradient_tree(leaves, grads), new, losses
@@ -195,16 +195,16 @@ class OnlineLearner:
             moves = jax.tree_util.tree_map_with_path(
                 lambda p, _: compiled.graph.routes[path_name(path_key(p))].kind != 'frozen', params)
 
-            def update(kept, ops, direct, mask):
-                params, opt_state = kept
+            def update(params, opt_state, ops, direct, mask):
                 leaves = jax.tree.leaves(params)
                 grads = scale(compiled.total(leaves, ops, direct), mask, reduction)
                 return seq.optimised(optimizer, params, opt_state, compiled.gradient_tree(leaves, grads), moves)
 
-            (params, opt_state), carry, trace, t, losses, _ = seq.run_updates(
-                self.rule, lambda kept: _run(compiled, jax.tree.leaves(kept[0]), loss_fn, put_back), update, (params, opt_state), carry,
-                state.trace, state.t, seq.Sequence((xs, ys), seq.check_mask(mask, length), flags), length, every,
-                seq.choose_delay(write_every, every, compiled.graph, self.rule))
+            delay = seq.choose_delay(write_every, every, compiled.graph, self.rule)
+            sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
+            loop = _run(compiled, loss_fn, put_back, params, carry, state.t, sequence)
+            params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
+                loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)
             return params, opt_state, OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t), losses
         return run
 
@@ -304,18 +304,20 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
-def _run(compiled: Compiled, params: list, loss_fn: Callable, put_back: Callable) -> seq.Run:
-    weights = compiled.executor.op_weights(params)
+def _run(compiled: Compiled, loss_fn: Callable, put_back: Callable, params, carry, t, sequence: seq.Sequence) -> seq.Run:
+    def weights(params):
+        return compiled.executor.op_weights(jax.tree.leaves(params))
 
-    def observe(carry, at, weight):
+    def observe(params, carry, at, weight):
         x, y = at
 
         def loss(outputs, _):
             return check_scalar(loss_fn(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y), 'loss_fn')
-        value, new, factors, pull = compiled.observe(params, weights, carry, jax.tree.leaves(as_inputs(x)), loss)
+        value, new, factors, pull = compiled.observe(
+            jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), loss)
         direct, _, *rest = pull(weight.astype(value.dtype))
         return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
-    return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back)
+    return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back, params, carry, t, sequence)
 
 
 def _resets(compiled: Compiled, reset, state: OnlineState, length: int):

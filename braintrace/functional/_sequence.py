@@ -12,7 +12,7 @@ import numpy as np
 
 from .._compiler import ETraceGraph, abstract, describe_aval, path_key, path_name
 from .._errors import OptionError, StructureError
-from .._executor import Factors, Signals
+from .._executor import Factors, Signals, TracedStep
 from .._rules import Rule, Trace
 
 __all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'check_optimizer', 'check_updatable',
@@ -71,7 +71,7 @@ def check_mask(mask, length: int) -> jax.Array:
     return mask.astype(jnp.result_type(float))
 
 
-def choose_window(window, length: int, graph: ETraceGraph, trace_bytes: int, budget: int | None) -> int:
+def choose_window(window, length: int, run: Run, trace_bytes: int, budget: int | None) -> int:
     """The number of steps in a window: as asked, or the most whose stacked factors stay within the budget."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, Integral) or budget < 1):
         raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
@@ -79,7 +79,7 @@ def choose_window(window, length: int, graph: ETraceGraph, trace_bytes: int, bud
         return length
     if isinstance(window, str) and window == 'auto':
         allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
-        return _even(length, max(1, int(allowed // max(step_bytes(graph), 1))))
+        return _even(length, max(1, int(allowed // max(step_bytes(run.graph) + run.traced.operand_bytes, 1))))
     if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
         raise OptionError(f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence.")
     return min(int(window), length)
@@ -151,69 +151,56 @@ def step_bytes(graph: ETraceGraph) -> int:
     return total
 
 
-class Run(NamedTuple):
-    """What a window needs of its caller: ``observe(world, slice, weight) -> Observation``, ``reset(world, flags) -> world``.
+class Run:
+    """A cell and a rule along sequences like ``sequence``; its step is traced once.
 
-    ``weights`` (op -> name -> array) are constant during the window.
+    ``weights(kept)`` are those of the ops (op -> name -> array), ``observe(kept, world, slice, weight) -> Observation``,
+    ``reset(world, flags) -> world``; ``kept`` is what stays constant during a window.
     """
-    graph: ETraceGraph
-    rule: Rule
-    weights: Any
-    observe: Callable
-    reset: Callable
 
-    def zeros(self, world, sequence: Sequence):
+    def __init__(self, graph: ETraceGraph, rule: Rule, weights: Callable, observe: Callable, reset: Callable, kept, world, t, sequence):
+        self.graph, self.rule, self.weights, self.observe, self.reset = graph, rule, weights, observe, reset
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
+        self.traced = TracedStep(self._step, kept, (world, t), at)
+
+    def _step(self, kept, state, at):
+        world, t = state
+        slice_, weight, flags = at
+        if flags is not None:
+            world, t = self.reset(world, flags), jnp.where(flags, 0, t)
+        seen = self.observe(kept, world, slice_, weight)
+        return (seen.world, t + 1), seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux)
+
+    def zeros(self, kept):
         """Op gradients and direct gradients before the first step."""
-        at = jax.tree.map(lambda a: a[0], sequence)
-        shapes = jax.eval_shape(lambda w, s: self.observe(w, s.slices, s.mask).direct, world, at)
-        ops = {op.key: jax.tree.map(jnp.zeros_like, self.weights[op.key]) for op in self.graph.ops if op.owned}
-        return ops, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        weights = self.weights(kept)
+        return {op.key: jax.tree.map(jnp.zeros_like, weights[op.key]) for op in self.graph.ops if op.owned}, self.traced.zeros()
 
-    def window(self, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool, zeros=None):
-        """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps; ``zeros``: of direct gradients."""
-        structure = []
-
-        def step(state, at):
-            world, t = state
-            slice_, weight, flags = at
-            if flags is not None:
-                world, t = self.reset(world, flags), jnp.where(flags, 0, t)
-            seen = self.observe(world, slice_, weight)
-            leaves, treedef = jax.tree.flatten((seen.factors, seen.signals, t, seen.loss, seen.aux))
-            once = {id(x): x for x in leaves}
-            structure[:] = [treedef, [list(once).index(id(x)) for x in leaves]]
-            return (seen.world, t + 1), (seen.direct, list(once.values()))
-
-        def add(state, at):
-            inner, total = state
-            inner, (direct, shown) = step(inner, at)
-            return (inner, jax.tree.map(jnp.add, total, direct)), shown
-
-        if len(part.mask) == 1:
-            (world, t), (direct, shown) = step((world, t), jax.tree.map(lambda a: a[0], part))
-            shown = jax.tree.map(lambda a: a[None], shown)
-        else:
-            zeros = self.zeros(world, part)[1] if zeros is None else zeros
-            ((world, t), direct), shown = jax.lax.scan(add, ((world, t), zeros), part)
-        treedef, places = structure
-        factors, signals, ts, losses, aux = jax.tree.unflatten(treedef, [shown[i] for i in places])
-        ops, pending = self.rule.window(self.graph, trace, pending, factors, signals, self.weights, ts, part.flags, keep)
+    def window(self, kept, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool):
+        """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps."""
+        (world, t), direct, shown = self.traced.loop(kept, (world, t), part, len(part.mask))
+        factors, signals, ts, losses, aux = shown
+        ops, pending = self.rule.window(self.graph, trace, pending, factors, signals, self.weights(kept), ts, part.flags, keep)
         return world, t, pending, ops, direct, losses, aux
 
+    def close(self, kept, trace: Trace, pending, t: jax.Array, read) -> Trace:
+        """The trace with all that is pending written into it."""
+        return self.rule.close(self.graph, trace, pending, self.weights(kept), t, read)
 
-def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence, length: int, window: int, keep: bool):
+
+def run_windows(run: Run, kept, world, trace: Trace, t: jax.Array, sequence: Sequence, window: int, keep: bool):
     """The gradient of a sequence, weights constant: ``(world, trace, t, op gradients, direct gradients, losses, aux)``."""
     def one_window(state, part: Sequence, keep: bool):
         world, trace, t, total = state
-        world, t, pending, *grads, losses, aux = run.window(world, trace, t, None, part, keep, zeros[1])
+        world, t, pending, *grads, losses, aux = run.window(kept, world, trace, t, None, part, keep)
         if keep:
-            trace = run.rule.close(run.graph, trace, pending, run.weights, t, grads)
+            trace = run.close(kept, trace, pending, t, grads)
         return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
 
+    length = len(sequence.mask)
     whole, rest = divmod(length, window)
     scanned = whole if keep or rest else whole - 1
-    zeros = run.zeros(world, sequence)
-    state, shown = (world, trace, t, zeros), []
+    state, shown = (world, trace, t, run.zeros(kept)), []
     if scanned > 1:
         state, got = jax.lax.scan(lambda s, part: one_window(s, part, True), state, sequence.blocks(scanned, window))
         shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
@@ -228,38 +215,36 @@ def run_windows(run: Run, world, trace: Trace, t: jax.Array, sequence: Sequence,
     return world, trace, t, *grads, losses, aux
 
 
-def run_updates(rule: Rule, make: Callable[[Any], Run], update: Callable, weights, world, trace: Trace, t: jax.Array,
-                sequence: Sequence, length: int, every: int, delay: int):
-    """Train on a sequence: ``(weights, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
+def run_updates(run: Run, update: Callable, kept, rest, world, trace: Trace, t: jax.Array, sequence: Sequence, every: int, delay: int):
+    """Train on a sequence: ``(kept, rest, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
 
-    ``make(weights) -> Run``; ``update(weights, op gradients, direct gradients, mask) -> weights``, where ``weights`` holds whatever an
-    update changes. The trace is written once in ``delay`` updates; between two writes the steps stay pending.
+    ``update(kept, rest, op gradients, direct gradients, mask) -> kept, rest``, where ``rest`` is what an optimiser remembers. The trace
+    is written once in ``delay`` updates; between two writes the steps stay pending.
     """
     def block(state, part: Sequence, updates: int):
         """Some updates, then one write of the trace."""
-        (weights, world, trace, t), pending, shown = state, None, []
+        (kept, rest, world, trace, t), pending, shown = state, None, []
         for i in range(updates):
-            now = part.part(i * every, (i + 1) * every)
-            run = make(weights)
-            world, t, pending, ops, direct, *seen = run.window(world, trace, t, pending, now, True)
-            weights = update(weights, ops, direct, now.mask)
+            now, before = part.part(i * every, (i + 1) * every), kept
+            world, t, pending, ops, direct, *seen = run.window(kept, world, trace, t, pending, now, True)
+            kept, rest = update(kept, rest, ops, direct, now.mask)
             shown.append(tuple(seen))
-        return (weights, world, rule.close(run.graph, trace, pending, run.weights, t, ops), t), _joined(shown)
+        return (kept, rest, world, run.close(before, trace, pending, t, ops), t), _joined(shown)
 
-    state, shown, done = (weights, world, trace, t), [], 0
-    blocks, rest = divmod(length // every, delay)
+    state, shown, done = (kept, rest, world, trace, t), [], 0
+    length = len(sequence.mask)
+    blocks, left = divmod(length // every, delay)
     if blocks > 1:
         state, got = jax.lax.scan(lambda s, part: block(s, part, delay), state, sequence.blocks(blocks, delay * every))
         shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
         done = blocks * delay * every
     first = delay if blocks == 1 else 0
-    for updates, size in ((first, first * every), (rest, rest * every), (1, length % every)):
+    for updates, size in ((first, first * every), (left, left * every), (1, length % every)):
         if size:
             state, got = block(state, sequence.part(done, done + size), updates)
             shown.append(got)
             done += size
-    weights, world, trace, t = state
-    return weights, world, trace, t, *_joined(shown)
+    return *state, *_joined(shown)
 
 
 def _joined(parts: list):
