@@ -102,6 +102,28 @@ def test_inside_a_window_nothing_of_the_weights_size_is_made():
     assert not made
 
 
+@pytest.mark.filterwarnings('ignore:parameter v reaches')
+@pytest.mark.parametrize('jitted', [False, True], ids=['plain', 'inside_jit'])
+def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(jitted):
+    """``x @ v`` without an op, used in three ways: one product after the loop for each use."""
+    layer = jax.jit(lambda x, w: jnp.tanh(x @ w)) if jitted else lambda x, w: jnp.tanh(x @ w)
+
+    def feedforward(params, h, x):
+        z = layer(x, params['v']) + layer(x ** 2, -params['v'])
+        return cell(params, h, layer(z, params['v'].T))
+
+    learner = braintrace.functional.online(feedforward, braintrace.rules.d_rtrl())
+    params, h, xs, ys = {**setting()[1], 'v': jnp.ones((I, 2 * I)) / I}, jnp.zeros((B, N)), jnp.ones((T, B, I)), jnp.ones((T, B, 2))
+    state = learner.init(params, h, xs[0])
+    run = optimised(lambda params, state, xs, ys: learner.sequence_grad(loss, window=None)(params, state, xs, ys)[0]).lower(
+        params, state, xs, ys).compile()
+    loops = set(re.findall(r'body=(%[\w.-]+)', run.as_text()))
+    made = [(where in loops, opcode) for where, result, opcode in instructions(run)
+            if result.startswith((f'f32[{I},{2 * I}]', f'f32[{2 * I},{I}]'))]
+    assert not {opcode for inside, opcode in made if inside} & {'dot', 'fusion', 'add', 'transpose', 'copy'}
+    assert {opcode for inside, opcode in made if not inside} & {'dot', 'fusion'}
+
+
 def test_what_the_checks_look_for_is_found_where_it_is():
     """The same text holds a weight-sized product once the weights change at every step."""
     assert any(result.startswith(f'f32[{WEIGHT}]') and opcode in ('dot', 'fusion') for _, result, opcode in instructions(train(1)))

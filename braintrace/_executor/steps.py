@@ -67,7 +67,7 @@ class TracedStep:
         place = {key: k for k, key in enumerate(stacked)}
         self._shown_at = [place[id(v)] for v in shown]
         self._rest = [len(rest) for _, rest in parts]
-        self._products = [[(p, *(place[id(v)] for v in p.eqn.invars)) for p in products] for products, _ in parts]
+        self._products = [[(p, [place[id(v)] for v in p.eqn.invars]) for p in products] for products, _ in parts]
         self._term_avals = [v.aval for v in terms]
 
     def zeros(self):
@@ -92,7 +92,7 @@ class TracedStep:
         terms, sums = [], iter(sums)
         for rest, products in zip(self._rest, self._products, strict=True):
             terms.append(functools.reduce(operator.add, [next(sums) for _ in range(rest)] + [
-                p.summed(stacked[left], stacked[right]) for p, left, right in products]))
+                p.summed(*(stacked[i] for i in operands)) for p, operands in products]))
         return state, jax.tree.unflatten(self._terms, terms), jax.tree.unflatten(self._shown, [stacked[i] for i in self._shown_at])
 
 

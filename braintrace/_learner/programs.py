@@ -206,8 +206,7 @@ class GradProgram:
             new = {k: unstacked(k, s) for k, s in c_states.items()}, _values(self.touched.threaded)
         return loss, (aux, new, seen)
 
-    def _observe(self, weights, constants, world, at, weight):
-        index, slices = at
+    def _observe(self, weights, constants, world, slices, weight):
         compiled, carry = self.compiled, world[0]
         direct = {k: weights[k] for k in self.direct}
 
@@ -217,8 +216,6 @@ class GradProgram:
         to_direct, to_hidden, to_probes = pull(weight.astype(loss.dtype))
         params = jax.tree.leaves(self._params(weights, constants))
         factors = compiled.factors(params, compiled.executor.op_weights(params), jax.tree.leaves(carry), inputs, xs)
-        if self.show is not None:
-            self.show(index, loss)
         return seq.Observation(new, factors, compiled.signals(to_hidden, to_probes), to_direct, loss, aux)
 
     def _reset(self, initial, world, flags):
@@ -239,18 +236,16 @@ class GradProgram:
             return self._observe(weights, constants, *args)
         return seq.Run(self.compiled.graph, self.core.rule, op_weights, observe, partial(self._reset, initial), weights, world, t, sequence)
 
-    def _sequence(self, sequences, mask, flags) -> seq.Sequence:
-        length = mask.shape[0]
-        self.show = show_progress(length) if self.options.progress else None
-        return seq.Sequence((jnp.arange(length), sequences), mask, flags)
+    def _show(self, length: int) -> Callable | None:
+        return show_progress(length) if self.options.progress else None
 
     def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags):
         options, length = self.options, mask.shape[0]
-        sequence = self._sequence(sequences, mask, flags)
+        sequence = seq.Sequence(sequences, mask, flags)
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         window = seq.choose_window(options.window, length, loop, core_.tree_bytes(etrace['trace']), options.memory_budget)
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
-            loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep)
+            loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep, self._show(length))
         grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
         return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else jnp.zeros_like(t)}
 
@@ -316,10 +311,11 @@ class TrainProgram(GradProgram):
             grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
             return seq.optimised(options.optimizer, weights, opt_state, grads, moves)
 
-        sequence = self._sequence(sequences, mask, flags)
+        sequence = seq.Sequence(sequences, mask, flags)
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         weights, opt_state, world, trace, t, losses, aux = seq.run_updates(
-            loop, update, weights, opt_state, world, etrace['trace'], etrace['t'], sequence, options.every, options.delay)
+            loop, update, weights, opt_state, world, etrace['trace'], etrace['t'], sequence, options.every, options.delay,
+            self._show(len(mask)))
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):

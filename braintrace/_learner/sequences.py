@@ -78,10 +78,10 @@ class SequenceMixin:
         """
         _choice('carry', carry, CARRIES)
         _choice('return_value', return_value, (True, False))
-        core, _ = self._compiled()  # type: ignore[attr-defined]
+        self._compiled()  # type: ignore[attr-defined]
         options = GradOptions(window, memory_budget, carry == 'trace', reduction, has_aux, progress)
         call = self._prepare(sequences, step_fn, mask, reset, weights, options)
-        seq.choose_window(window, len(call.mask), core.graph, 0, memory_budget)
+        seq.check_window(window, memory_budget)
         program = self._program(('grad', *call.key), lambda: GradProgram(self, step_fn, call.weights, _slices(call.sequences), options))
         grads, losses, aux = program(call.sequences, call.mask, call.flags)
         extra = ([losses] if return_value else []) + ([aux] if has_aux else [])

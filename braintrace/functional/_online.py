@@ -147,6 +147,7 @@ class OnlineLearner:
         ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``.
         """
         self._check_sequence(reduction, 'sequence_grad')
+        seq.check_window(window, memory_budget)
 
         def run(params, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ from .._executor import Factors, Signals, TracedStep
 from .._rules import Rule, Trace
 
 __all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'check_optimizer', 'check_updatable',
-           'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
+           'check_window', 'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
 
 DEFAULT_BUDGET = 32 * 2 ** 20
 MOST_PENDING = 64                 # updates between two writes of the trace: each is compiled by itself
+LINES = 100                       # of progress, at most
 
 
 class Observation(NamedTuple):
@@ -71,18 +73,21 @@ def check_mask(mask, length: int) -> jax.Array:
     return mask.astype(jnp.result_type(float))
 
 
-def choose_window(window, length: int, run: Run, trace_bytes: int, budget: int | None) -> int:
-    """The number of steps in a window: as asked, or the most whose stacked factors stay within the budget."""
+def check_window(window, budget: int | None) -> None:
+    """Refuse what is no size of a window or no budget."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, Integral) or budget < 1):
         raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
-    if window is None:
-        return length
-    if isinstance(window, str) and window == 'auto':
+    named = window is None or (isinstance(window, str) and window == 'auto')
+    if not named and (isinstance(window, bool) or not isinstance(window, Integral) or window < 1):
+        raise OptionError(f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence.")
+
+
+def choose_window(window, length: int, run: Run, trace_bytes: int, budget: int | None) -> int:
+    """The number of steps in a window: as asked, or the most whose stacked factors stay within the budget."""
+    if window == 'auto':
         allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
         return _even(length, max(1, int(allowed // max(step_bytes(run.graph) + run.traced.operand_bytes, 1))))
-    if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
-        raise OptionError(f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence.")
-    return min(int(window), length)
+    return length if window is None else min(int(window), length)
 
 
 def _even(length: int, most: int) -> int:
@@ -188,65 +193,94 @@ class Run:
         return self.rule.close(self.graph, trace, pending, self.weights(kept), t, read)
 
 
-def run_windows(run: Run, kept, world, trace: Trace, t: jax.Array, sequence: Sequence, window: int, keep: bool):
+class Walk:
+    """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one kind in a scan.
+
+    ``show(due, done, loss) -> due`` reports between blocks, about a hundred times at most; None: not at all.
+    """
+
+    def __init__(self, sequence: Sequence, state, show: Callable | None):
+        self.sequence, self.state, self.show = sequence, state, show
+        self.done, self.shown = 0, []
+        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), jnp.zeros(()))
+
+    def blocks(self, body: Callable, number: int, size: int) -> None:
+        """The next ``number`` blocks of ``size`` steps."""
+        most = number if self.show is None else _even(number, -(-number // LINES)) if number else 1
+        for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
+            if chunks and blocks and size:
+                self._chunks(body, chunks, blocks, size)
+
+    def _chunks(self, body: Callable, chunks: int, blocks: int, size: int) -> None:
+        """Some chunks of blocks, and a report after each."""
+        def chunk(carry, part: Sequence):
+            state, due, done = carry
+            if blocks == 1:
+                state, got = body(state, part)
+            else:
+                state, got = jax.lax.scan(body, state, part.blocks(blocks, size))
+                got = _flat(got)
+            done += blocks * size
+            return (state, due if self.show is None else self.show(due, done, got[0][-1]), done), got
+
+        carry = self.state, self.due, jnp.int32(self.done)
+        steps = chunks * blocks * size
+        part = self.sequence.part(self.done, self.done + steps)
+        if chunks == 1:
+            (self.state, self.due, _), got = chunk(carry, part)
+        else:
+            (self.state, self.due, _), got = jax.lax.scan(chunk, carry, part.blocks(chunks, blocks * size))
+            got = _flat(got)
+        self.shown.append(got)
+        self.done += steps
+
+    @property
+    def results(self):
+        """Losses and auxiliary outputs of all steps."""
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown) if len(self.shown) > 1 else self.shown[0]
+
+
+def _flat(stacked):
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
+
+
+def run_windows(run: Run, kept, world, trace: Trace, t: jax.Array, sequence: Sequence, window: int, keep: bool, show=None):
     """The gradient of a sequence, weights constant: ``(world, trace, t, op gradients, direct gradients, losses, aux)``."""
-    def one_window(state, part: Sequence, keep: bool):
+    def one_window(state, part: Sequence, keep: bool = True):
         world, trace, t, total = state
         world, t, pending, *grads, losses, aux = run.window(kept, world, trace, t, None, part, keep)
         if keep:
             trace = run.close(kept, trace, pending, t, grads)
         return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
 
-    length = len(sequence.mask)
-    whole, rest = divmod(length, window)
-    scanned = whole if keep or rest else whole - 1
-    state, shown = (world, trace, t, run.zeros(kept)), []
-    if scanned > 1:
-        state, got = jax.lax.scan(lambda s, part: one_window(s, part, True), state, sequence.blocks(scanned, window))
-        shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
-    elif scanned == 1:
-        state, got = one_window(state, sequence.part(0, window), True)
-        shown.append(got)
-    if scanned * window < length:
-        state, got = one_window(state, sequence.part(scanned * window, length), keep)
-        shown.append(got)
-    losses, aux = _joined(shown)
-    world, trace, t, grads = state
-    return world, trace, t, *grads, losses, aux
+    walk = Walk(sequence, (world, trace, t, run.zeros(kept)), show)
+    whole, rest = divmod(len(sequence.mask), window)
+    walk.blocks(one_window, whole if keep or rest else whole - 1, window)
+    walk.blocks(partial(one_window, keep=keep), 1, len(sequence.mask) - walk.done)
+    world, trace, t, grads = walk.state
+    return world, trace, t, *grads, *walk.results
 
 
-def run_updates(run: Run, update: Callable, kept, rest, world, trace: Trace, t: jax.Array, sequence: Sequence, every: int, delay: int):
+def run_updates(run: Run, update: Callable, kept, rest, world, trace: Trace, t: jax.Array, sequence: Sequence, every: int, delay: int,
+                show=None):
     """Train on a sequence: ``(kept, rest, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
 
     ``update(kept, rest, op gradients, direct gradients, mask) -> kept, rest``, where ``rest`` is what an optimiser remembers. The trace
     is written once in ``delay`` updates; between two writes the steps stay pending.
     """
-    def block(state, part: Sequence, updates: int):
-        """Some updates, then one write of the trace."""
+    def block(state, part: Sequence, size: int = every):
+        """Updates after each ``size`` steps, then one write of the trace."""
         (kept, rest, world, trace, t), pending, shown = state, None, []
-        for i in range(updates):
-            now, before = part.part(i * every, (i + 1) * every), kept
+        for i in range(0, len(part.mask), size):
+            now, before = part.part(i, i + size), kept
             world, t, pending, ops, direct, *seen = run.window(kept, world, trace, t, pending, now, True)
             kept, rest = update(kept, rest, ops, direct, now.mask)
             shown.append(tuple(seen))
-        return (kept, rest, world, run.close(before, trace, pending, t, ops), t), _joined(shown)
+        losses = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *shown)
+        return (kept, rest, world, run.close(before, trace, pending, t, ops), t), losses
 
-    state, shown, done = (kept, rest, world, trace, t), [], 0
-    length = len(sequence.mask)
-    blocks, left = divmod(length // every, delay)
-    if blocks > 1:
-        state, got = jax.lax.scan(lambda s, part: block(s, part, delay), state, sequence.blocks(blocks, delay * every))
-        shown.append(jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), got))
-        done = blocks * delay * every
-    first = delay if blocks == 1 else 0
-    for updates, size in ((first, first * every), (left, left * every), (1, length % every)):
-        if size:
-            state, got = block(state, sequence.part(done, done + size), updates)
-            shown.append(got)
-            done += size
-    return *state, *_joined(shown)
-
-
-def _joined(parts: list):
-    """Results of parts of a sequence, put together along time."""
-    return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *parts) if len(parts) > 1 else parts[0]
+    walk, length = Walk(sequence, (kept, rest, world, trace, t), show), len(sequence.mask)
+    walk.blocks(block, length // (every * delay), every * delay)
+    walk.blocks(block, 1, (length - walk.done) // every * every)
+    walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
+    return *walk.state, *walk.results

@@ -10,6 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import OptionError, StructureError
+from braintrace._learner import progress
 
 from .networks import BATCH, STEPS, Net, close, compiled, data, loss_of, squared
 
@@ -99,6 +100,33 @@ def test_progress_shows_a_line(capfd):
     jax.effects_barrier()
     jax.block_until_ready(losses)
     assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(('rate', 'length', 'most'), [(50, 200, 25), (1000, 10_000, 55), (1e5, 10**6, 55), (10, 10**4, 101)])
+def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(rate, length, most, capfd, monkeypatch):
+    clock = [0.]
+    monkeypatch.setattr(progress.time, 'perf_counter', lambda: clock[0])
+    line, due, reports = progress._Line(length), 0, 0
+    line(0, 0.)
+    for done in range(length // 100, length + 1, length // 100):
+        clock[0] = done / rate
+        if done >= due:
+            due, reports = line(done, 0.5), reports + 1
+    assert 3 <= reports <= most
+    assert f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('steps', [1, 2, 103, 250])
+def test_progress_changes_no_number(steps, capfd):
+    rng = np.random.default_rng(0)
+    xs, ys = jnp.asarray(rng.normal(size=(steps, BATCH, 2))), jnp.asarray(rng.normal(size=(steps, BATCH, 2)))
+    for call in ({'update_every': 1}, {'update_every': 7}):
+        learner, shown = compiled(), compiled()
+        want = train(learner, xs, ys, **call)
+        got = train(shown, xs, ys, progress=True, **call)
+        assert close({'calls': got, 'weights': values(shown), 'trace': shown.etrace.value},
+                     {'calls': want, 'weights': values(learner), 'trace': learner.etrace.value})
+    assert f'{steps}/{steps} steps' in capfd.readouterr().err
 
 
 def test_a_mapped_model_trains_like_a_batched_one():
