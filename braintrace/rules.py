@@ -6,12 +6,12 @@ from numbers import Integral, Real
 import jax.numpy as jnp
 
 from ._errors import OptionError
-from ._rules import DRTRL, ESDRTRL, Rule
+from ._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule
 
 __all__ = ['Rule', 'd_rtrl', 'es_d_rtrl']
 
 
-def d_rtrl(trace_dtype=None) -> Rule:
+def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
     ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``< dL^t/dh^{t-1}, e^{t-1} >``.
@@ -19,8 +19,9 @@ def d_rtrl(trace_dtype=None) -> Rule:
 
     ``trace_dtype``: the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the memory; sums are made in the dtype of
     the weights, and each write rounds. Default, and always for complex traces: the weights' own dtype. The state holds bfloat16 as its
-    bits in uint16 arrays, which XLA reads faster; ``get_etrace_of`` shows the numbers. Raises :class:`braintrace.OptionError` for what
-    is no float dtype.
+    bits in uint16 arrays, which XLA reads faster; ``get_etrace_of`` shows the numbers. ``write_every``: in how many single steps the
+    trace is written once, with the same numbers; between two writes the state holds the steps' factors. Default: chosen from the
+    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.OptionError` for what is no float dtype or no number of steps.
 
     Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks" (D-RTRL); the split into
     same-step and history part is derived in ``docs/design.md``.
@@ -29,15 +30,18 @@ def d_rtrl(trace_dtype=None) -> Rule:
     >>> braintrace.rules.d_rtrl().name
     'D_RTRL'
     """
+    if write_every is not None and (isinstance(write_every, bool) or not isinstance(write_every, Integral)
+                                    or not 1 <= write_every <= MOST_PENDING):
+        raise OptionError(f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.')
     if trace_dtype is None:
-        return DRTRL()
+        return DRTRL(None, write_every)
     try:
         dtype = jnp.dtype(trace_dtype)
     except TypeError as e:
         raise OptionError(f'trace_dtype is {trace_dtype!r}; give a dtype such as jax.numpy.bfloat16.') from e
     if not jnp.issubdtype(dtype, jnp.floating):
         raise OptionError(f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.')
-    return DRTRL(dtype)
+    return DRTRL(dtype, write_every)
 
 
 def es_d_rtrl(decay_or_rank: float | int) -> Rule:

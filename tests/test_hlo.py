@@ -57,6 +57,22 @@ def gradient(window):
     return optimised(run).lower(state, params, xs, ys).compile()
 
 
+@functools.cache
+def own_loop(write_every):
+    """A gradient and an update after each single step, as a user's own scan."""
+    _, params, _, xs, ys = setting()
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(write_every=write_every))
+    state = learner.init(params, jnp.zeros((B, N)), xs[0])
+
+    def run(state, params, xs, ys):
+        def step(kept, at):
+            state, params = kept
+            _, grads, state = learner.grad(loss)(params, state, *at)
+            return (state, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), None
+        return jax.lax.scan(step, (state, params), (xs, ys))[0]
+    return optimised(run).lower(state, params, xs, ys).compile()
+
+
 def trace_bytes():
     return sum(e.nbytes for e in jax.tree.leaves(setting()[2].trace))
 
@@ -72,8 +88,9 @@ def instructions(compiled):
             yield where, *found.groups()
 
 
-@pytest.mark.parametrize('make', [lambda: train(1), lambda: train(2), lambda: train(4), lambda: gradient(4), lambda: gradient(None)],
-                         ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole'])
+@pytest.mark.parametrize('make', [lambda: train(1), lambda: train(2), lambda: train(4), lambda: gradient(4), lambda: gradient(None),
+                                  lambda: own_loop(2), lambda: own_loop(4)],
+                         ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole', 'own_2', 'own_4'])
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
     memory = compiled.memory_analysis()

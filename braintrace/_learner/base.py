@@ -144,17 +144,19 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
 
         ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
-        core, _ = self._compiled()
+        core, states = self._compiled()
         names = {as_path(k): s for k, s in self.param_states.items()}
         paths = [p for p, s in names.items() if s is param or param in (path_name(p), '/'.join(p)) or as_path(param) == p]
         if not paths:
             raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
         wanted = path_name(paths[0])
-        state = self.etrace.value
+        state, compiled = self.etrace.value, core.first
+        weights = compiled.executor.op_weights(jax.tree.leaves(states.values()[0]))
+        trace = self.rule.written(core.graph, state['trace'], weights, state['t'])
         found = {}
         for rel in core.graph.hidden_param_op_relations:
             if any(p == wanted or p.startswith(wanted + '/') for ps in rel.paths.values() for p in ps):
-                for group, slots in state['trace'][rel.key].items():
+                for group, slots in trace[rel.key].items():
                     found[rel.key, group] = _alive(slots, state['t'])
         return found
 

@@ -20,7 +20,7 @@ class D_RTRL(ETraceLearner):  # noqa: N801
 
     ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and keeps its recurrent state in
     ``brainstate.HiddenState``. ``policy``, a :class:`braintrace.Policy`, says what to do with control flow
-    and how strict to be; ``trace_dtype`` is that of :func:`braintrace.rules.d_rtrl`.
+    and how strict to be; ``trace_dtype`` and ``write_every`` are those of :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -33,8 +33,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
-    def __init__(self, model: brainstate.nn.Module, *, trace_dtype=None, policy: Policy = DEFAULT):
-        super().__init__(model, d_rtrl(trace_dtype), policy=policy)
+    def __init__(self, model: brainstate.nn.Module, *, trace_dtype=None, write_every: int | None = None, policy: Policy = DEFAULT):
+        super().__init__(model, d_rtrl(trace_dtype, write_every), policy=policy)
 
 
 class ES_D_RTRL(ETraceLearner):  # noqa: N801

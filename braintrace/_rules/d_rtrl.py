@@ -18,6 +18,7 @@ from .rule import OpGradients, Rule, Trace, Weights
 __all__ = ['DRTRL']
 
 CACHED = 2 ** 24                  # bytes that a processor's last cache may hold
+SMALL = 2 ** 22                   # bytes of a trace that a single step may as well write
 PENDING_STEPS = 4                 # a write moves the trace twice, each pending step costs a contraction: see docs/performance.md
 
 
@@ -56,6 +57,11 @@ def _reads_weights(op: OpUse, coords: Coordinates) -> bool:
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
 
 
+def _still(group: HiddenGroup) -> jax.Array:
+    """The transition of no step."""
+    return jnp.eye(group.num_state, dtype=group.dtype)
+
+
 def _later(resets: jax.Array) -> jax.Array:
     """Whether a lane is reset at a later step, for each step."""
     return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
@@ -69,10 +75,33 @@ class Pending(NamedTuple):
     q: dict[str, dict[str, jax.Array]]
 
 
+class Delayed(NamedTuple):
+    """A trace that single steps write once in several: ``number`` steps are pending, each in a row, the others are zero.
+
+    Rows are tuples of arrays, so that a lane is at axis 0 everywhere.
+    """
+    stored: Trace
+    alive: jax.Array
+    p: dict[str, jax.Array]
+    x: dict[str, tuple[jax.Array, ...]]
+    q: dict[str, dict[str, tuple[jax.Array, ...]]]
+    number: jax.Array
+
+    @property
+    def rows(self) -> int:
+        return len(next(rows for of_group in self.q.values() for rows in of_group.values()))
+
+    @property
+    def pending(self) -> Pending:
+        x, q = jax.tree.map(jnp.stack, [self.x, self.q], is_leaf=lambda rows: isinstance(rows, tuple))
+        return Pending(self.alive, self.p, x, q)
+
+
 @dataclass(frozen=True)
 class DRTRL(Rule):
     """D-RTRL with a trace of the parameter's size for each sample (see :func:`braintrace.rules.d_rtrl`)."""
     trace_dtype: Any = None
+    write_every: int | None = None
     name: ClassVar[str] = 'D_RTRL'
     approximation: ClassVar[str] = ''
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
@@ -88,12 +117,62 @@ class DRTRL(Rule):
     def _stored_in(self, dtype):
         return dtype if self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating) else k.stored_dtype(self.trace_dtype)
 
-    def update(self, graph, trace, factors, weights, t):
+    def carried(self, graph, trace, t):
+        rows = self._rows(graph, trace)
+        if rows == 1:
+            return trace
+
+        def empty(shape, dtype):
+            return tuple(jnp.zeros(shape, dtype) for _ in range(rows))
+        p = {g.name: jnp.broadcast_to(_still(g), (*g.shape, g.num_state, g.num_state)) for g in graph.hidden_groups}
+        x, q = {}, {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            if rel.op.x is not None:
+                x[rel.key] = empty((*rel.op.repeats, *rel.op.x_aval.shape), rel.op.x_aval.dtype)
+            q[rel.key][group.name] = empty((*rel.op.repeats, *coords.shape, group.num_state), rel.op.y_aval.dtype)
+        return Delayed(trace, t > 0, p, x, q, jnp.int32(0))
+
+    def _rows(self, graph: ETraceGraph, trace: Trace) -> int:
+        """How many single steps stay pending: few enough to gain from, and none for a trace that is read at once."""
+        size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(trace))
+        return 1 if self.write_every is None and size < SMALL else self.delay(graph, 1, self.write_every)
+
+    def written(self, graph, carried, weights, t):
+        if not isinstance(carried, Delayed):
+            return carried
+        return jax.lax.cond(carried.number > 0, lambda e: self._flushed(graph, carried._replace(stored=e), weights, t), lambda e: e,
+                            carried.stored)
+
+    def _flushed(self, graph, carried: Delayed, weights, t) -> Trace:
+        return self.close(graph, carried.stored, self._without(graph, carried.pending, t == 0), weights, t, ())
+
+    def _with_room(self, graph, carried: Delayed, t) -> tuple[jax.Array, Pending, jax.Array]:
+        """Whether the trace must be written before this step, and then what is pending and its number of steps."""
+        pending, full = self._without(graph, carried.pending, t == 0), carried.number == carried.rows
+        x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (pending.x, pending.q))
+        p = {g.name: jnp.where(full, _still(g), pending.p[g.name]) for g in graph.hidden_groups}
+        return full, Pending(jnp.where(full, t > 0, pending.alive), p, x, q), jnp.where(full, 0, carried.number)
+
+    def update(self, graph, carried, factors, weights, t):
         q = jax.tree.map(lambda a: a[None], factors.df)
-        pending = Pending(t > 0, factors.d, jax.tree.map(lambda a: a[None], factors.x), q)
-        return self.close(graph, trace, pending, weights, t, ())
+        if not isinstance(carried, Delayed):
+            return self.close(graph, carried, Pending(t > 0, factors.d, jax.tree.map(lambda a: a[None], factors.x), q), weights, t, ())
+        full, pending, number = self._with_room(graph, carried, t)
+        stored = jax.lax.cond(full, lambda e: self._flushed(graph, carried._replace(stored=e), weights, t), lambda e: e, carried.stored)
+
+        def placed(rows, new):
+            return tuple(jnp.where(number == i, new.astype(row.dtype), row) for i, row in enumerate(rows))
+        rows: dict[str, dict] = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel, group, coords in pairs(graph):
+            d, old = _for_rows(rel.op, coords, factors.d[group.name], 2), pending.q[rel.key][group.name]
+            rows[rel.key][group.name] = placed((d * old[..., None, :]).sum(-1), factors.df[rel.key][group.name])
+        p = {g: (d[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2) for g, d in factors.d.items()}
+        return Delayed(stored, pending.alive, p, {key: placed(old, factors.x[key]) for key, old in pending.x.items()}, rows, number + 1)
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
+        if isinstance(before, Delayed):
+            step = jax.tree.map(lambda a: a[None], (factors, signals))
+            return self.window(graph, after.stored, self._with_room(graph, before, t)[1], *step, weights, t[None], None, False)[0]
         grads = same_step(graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
         return add_gradients(grads, self._history(graph, before, signals.c, weights, t > 0))
 

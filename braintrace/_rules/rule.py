@@ -9,8 +9,9 @@ import jax
 from .._compiler import ETraceGraph
 from .._executor import Factors, Signals
 
-__all__ = ['OpGradients', 'Rule', 'Trace', 'Weights']
+__all__ = ['MOST_PENDING', 'OpGradients', 'Rule', 'Trace', 'Weights']
 
+MOST_PENDING = 64                 # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
 Trace = dict[str, dict[str, dict[str, Any]]]
@@ -40,14 +41,22 @@ class Rule(ABC):
     def init(self, graph: ETraceGraph) -> Trace:
         """The trace before the first step: zeros."""
 
-    @abstractmethod
-    def update(self, graph: ETraceGraph, trace: Trace, factors: Factors, weights: Weights, t: jax.Array) -> Trace:
-        """The trace after one step."""
+    def carried(self, graph: ETraceGraph, trace: Trace, t: jax.Array) -> Any:
+        """What a learner carries from one single step to the next: the trace, perhaps with room for steps not yet written into it."""
+        return trace
+
+    def written(self, graph: ETraceGraph, carried: Any, weights: Weights, t: jax.Array) -> Trace:
+        """The trace of what a learner carries."""
+        return carried
 
     @abstractmethod
-    def gradient(self, graph: ETraceGraph, before: Trace, after: Trace, factors: Factors, signals: Signals, weights: Weights,
+    def update(self, graph: ETraceGraph, carried: Any, factors: Factors, weights: Weights, t: jax.Array) -> Any:
+        """What is carried after one step."""
+
+    @abstractmethod
+    def gradient(self, graph: ETraceGraph, before: Any, after: Any, factors: Factors, signals: Signals, weights: Weights,
                  t: jax.Array) -> OpGradients:
-        """The gradient of one step's loss for the weights of every owned op."""
+        """The gradient of one step's loss for the weights of every owned op; ``before`` and ``after``: what is carried."""
 
     @abstractmethod
     def window(self, graph: ETraceGraph, trace: Trace, pending: Any, factors: Factors, signals: Signals, weights: Weights, t: jax.Array,

@@ -33,8 +33,8 @@ class Compiled:
 
     def init(self) -> tuple[dict, jax.Array]:
         lanes = self.graph.lanes
-        trace = {} if self.rule is None else self.rule.init(self.graph)
-        return trace, jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+        t = jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+        return {} if self.rule is None else self.rule.carried(self.graph, self.rule.init(self.graph), t), t
 
     @cached_property
     def state_signature(self) -> tuple:

@@ -14,13 +14,12 @@ import numpy as np
 from .._compiler import ETraceGraph, abstract, describe_aval, path_key, path_name
 from .._errors import OptionError, StructureError
 from .._executor import Factors, Signals, TracedStep
-from .._rules import Rule, Trace
+from .._rules import MOST_PENDING, Rule, Trace
 
 __all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'check_optimizer', 'check_updatable',
            'check_window', 'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
 
 DEFAULT_BUDGET = 32 * 2 ** 20
-MOST_PENDING = 64                 # updates between two writes of the trace: each is compiled by itself
 LINES = 100                       # of progress, at most
 
 
@@ -244,8 +243,11 @@ def _flat(stacked):
     return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
 
 
-def run_windows(run: Run, kept, world, trace: Trace, t: jax.Array, sequence: Sequence, window: int, keep: bool, show=None):
-    """The gradient of a sequence, weights constant: ``(world, trace, t, op gradients, direct gradients, losses, aux)``."""
+def run_windows(run: Run, kept, world, carried, t: jax.Array, sequence: Sequence, window: int, keep: bool, show=None):
+    """The gradient of a sequence, weights constant: ``(world, carried, t, op gradients, direct gradients, losses, aux)``.
+
+    ``carried``: what the rule carries between single steps, a trace and perhaps more.
+    """
     def one_window(state, part: Sequence, keep: bool = True):
         world, trace, t, total = state
         world, t, pending, *grads, losses, aux = run.window(kept, world, trace, t, None, part, keep)
@@ -253,17 +255,18 @@ def run_windows(run: Run, kept, world, trace: Trace, t: jax.Array, sequence: Seq
             trace = run.close(kept, trace, pending, t, grads)
         return (world, trace, t, jax.tree.map(jnp.add, total, tuple(grads))), (losses, aux)
 
+    trace = run.rule.written(run.graph, carried, run.weights(kept), t)
     walk = Walk(sequence, (world, trace, t, run.zeros(kept)), show)
     whole, rest = divmod(len(sequence.mask), window)
     walk.blocks(one_window, whole if keep or rest else whole - 1, window)
     walk.blocks(partial(one_window, keep=keep), 1, len(sequence.mask) - walk.done)
     world, trace, t, grads = walk.state
-    return world, trace, t, *grads, *walk.results
+    return world, run.rule.carried(run.graph, trace, t), t, *grads, *walk.results
 
 
-def run_updates(run: Run, update: Callable, kept, rest, world, trace: Trace, t: jax.Array, sequence: Sequence, every: int, delay: int,
+def run_updates(run: Run, update: Callable, kept, rest, world, carried, t: jax.Array, sequence: Sequence, every: int, delay: int,
                 show=None):
-    """Train on a sequence: ``(kept, rest, world, trace, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
+    """Train on a sequence: ``(kept, rest, world, carried, t, losses, aux)``; an update each ``every`` steps, and one after what is left.
 
     ``update(kept, rest, op gradients, direct gradients, mask) -> kept, rest``, where ``rest`` is what an optimiser remembers. The trace
     is written once in ``delay`` updates; between two writes the steps stay pending.
@@ -279,8 +282,10 @@ def run_updates(run: Run, update: Callable, kept, rest, world, trace: Trace, t: 
         losses = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *shown)
         return (kept, rest, world, run.close(before, trace, pending, t, ops), t), losses
 
+    trace = run.rule.written(run.graph, carried, run.weights(kept), t)
     walk, length = Walk(sequence, (kept, rest, world, trace, t), show), len(sequence.mask)
     walk.blocks(block, length // (every * delay), every * delay)
     walk.blocks(block, 1, (length - walk.done) // every * every)
     walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
-    return *walk.state, *walk.results
+    kept, rest, world, trace, t = walk.state
+    return kept, rest, world, run.rule.carried(run.graph, trace, t), t, *walk.results

@@ -34,6 +34,50 @@ def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
         np.testing.assert_allclose(loss, case.loss(want, case.ys[t]), rtol=1e-12)
 
 
+READS_WEIGHTS = {'lora'}
+
+
+@every_core_first()
+def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(name):
+    case, rule = models.case(name), braintrace.rules.d_rtrl(write_every=3)
+    if name in READS_WEIGHTS:
+        with pytest.raises(braintrace.OptionError, match='depends on the weights'):
+            start(case, rule)
+        return
+    for t, (_, _, grads) in enumerate(by_steps(case, rule)):
+        assert_close(grads, at(dense(case), t))
+
+
+@pytest.mark.parametrize('name', FEW)
+def test_single_steps_before_a_sequence_and_after_it(name):
+    case = models.case(name)
+    learner, state = start(case, braintrace.rules.d_rtrl(write_every=3))
+    step, got = quick(learner.grad(case.loss)), []
+    for t in (0, 1):
+        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        got.append(grads)
+    grads, state, _ = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))(case.params, state, case.xs[2:4], case.ys[2:4])
+    assert_close(added([*got, grads]), added([at(dense(case), t) for t in range(4)]))
+    for t in (4, 5):
+        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        assert_close(grads, at(dense(case), t))
+
+
+@pytest.mark.parametrize('name', [*FEW, 'min_gru', 'three_layers', 'populations'])
+def test_a_reset_ends_pending_steps_too(name):
+    case = models.case(name)
+    carry0, rule = other_carry(case), braintrace.rules.d_rtrl(write_every=3)
+    flags = np.zeros((len(case.xs), 2), bool)
+    flags[[2, 4], 0] = flags[[1, 2], 1] = True
+    want = oracles.restarted(dense, case, flags, carry0)
+    learner, state = start(case, rule)
+    step = quick(learner.grad(case.loss))
+    for t, (x, y, flag) in enumerate(zip(case.xs, case.ys, flags, strict=True)):
+        state = braintrace.functional.reset(state, flag, carry0)
+        _, grads, state = step(case.params, state, x, y)
+        assert_close(grads, at(want, t))
+
+
 @pytest.mark.parametrize('name', models.names(exact=True))
 def test_it_is_bptt_where_nothing_is_cut(name):
     case = models.case(name, models.cubic)

@@ -227,6 +227,49 @@ def test_what_is_not_trainable_stays_under_weight_decay():
     assert (new['fixed'] == 1).all() and (new['w'] < 1).all()
 
 
+# -- single steps between two writes of the trace ---------------------------------------------------------------------------
+
+def test_single_steps_may_stay_pending_in_the_state_of_a_learner():
+    """Steps, a sequence, a reset of everything, steps: with ``write_every`` as without, also what ``get_etrace_of`` shows."""
+    xs, ys = data()
+    learners = compiled(), compiled(write_every=3)
+    params = next(iter(learners[0].param_states))
+    shown = []
+    for learner in learners:
+        def one(x, y, learner=learner):
+            return squared(learner(x), y)
+        seen, step = [], brainstate.transform.grad(one, learner.param_states)
+        for t in range(4):
+            seen += [step(xs[t], ys[t]), learner.get_etrace_of(params)]
+        seen += [learner.etrace_grad(xs, ys, step_fn=one), learner.get_etrace_of(params)]
+        seen += [step(xs[0], ys[0]), learner.get_etrace_of(params)]
+        learner.reset_state()
+        for t in range(4):
+            seen += [step(xs[t], ys[t]), learner.get_etrace_of(params)]
+        shown.append(dict(enumerate(seen)))
+    assert close(shown[1], shown[0])
+
+
+@pytest.mark.parametrize('every', [0, True, 2.0, '3', 65])
+def test_a_bad_number_of_single_steps_is_refused(every):
+    with pytest.raises(OptionError, match=r'write_every is .* give a number of steps from 1 to 64'):
+        braintrace.D_RTRL(Net(), write_every=every)
+
+
+def test_a_large_trace_is_written_once_in_several_single_steps():
+    """By itself, from 4 MiB on; smaller ones at each step."""
+    def pending(units):
+        def cell(params, h, x):
+            h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params))
+            return h, h
+        learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+        args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((units + 8, units), (16, units), (16, 8))]
+        state = jax.eval_shape(learner.init, *args)
+        return {leaf.shape for leaf in jax.tree.leaves(state.trace)} - {(16, units + 8, units)}
+    assert not pending(128)
+    assert {(16, 520), (16, 512, 1)} <= pending(512)
+
+
 # -- precision of the trace -----------------------------------------------------------------------------------------------
 
 def long_gradient(**options):
