@@ -33,6 +33,12 @@ class Spec(NamedTuple):
         return self.batch * sum((i + self.units) * self.units for i in sizes) * (3 if self.kind == 'gru' else 1)
 
 
+    @property
+    def operations(self) -> int:
+        """Of the forward products and the weight gradient of the sequence: what no method can leave out."""
+        return 4 * self.trace_numbers * self.steps
+
+
 def initial(spec: Spec, seed: int = 0):
     """Parameters and hidden states, each by name."""
     rng = np.random.default_rng(seed)

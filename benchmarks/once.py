@@ -3,6 +3,7 @@
     python benchmarks/once.py first d_rtrl rnn 256 256 100
     python benchmarks/once.py import
     python benchmarks/once.py memory d_rtrl|bptt 40000
+    python benchmarks/once.py precision rnn 256 256 100
 """
 from __future__ import annotations
 
@@ -72,6 +73,19 @@ def memory(rule, steps):
     return {'peak': peak(), 'seconds': time.perf_counter() - start}
 
 
+def precision(kind, *numbers):
+    """Relative error of each parameter's gradient with traces in bfloat16 against float32, the trace written at every step."""
+    import jax.numpy as jnp
+    from models import Spec
+    from worker import learner_of, loss_of
+
+    def gradient(**options):
+        learner, xs, ys = learner_of(Spec(kind, *map(int, numbers)), 'd_rtrl', **options)
+        return learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss_of(learner(x), y), window=1)
+    exact, rounded = gradient(), gradient(trace_dtype=jnp.bfloat16)
+    return {'errors': {'/'.join(k): float(jnp.linalg.norm(rounded[k] - g) / jnp.linalg.norm(g)) for k, g in exact.items()}}
+
+
 if __name__ == '__main__':
     what, *rest = sys.argv[1:]
-    print(json.dumps({'first': first, 'import': importing, 'memory': memory}[what](*rest)))
+    print(json.dumps({'first': first, 'import': importing, 'memory': memory, 'precision': precision}[what](*rest)))

@@ -81,6 +81,7 @@ def measure_sequences(workers, repeats):
             'es_d_rtrl trace': ('ours', 'grad', {**s, 'rule': 'es_d_rtrl', 'carry': 'trace'}),
             'bare model': ('ours', 'bare', s),
             'evaluation': ('ours', 'evolve', s),
+            'least operations': ('ours', 'product', s),
             'public d_rtrl': ('public', 'grad', s),
             'public pp_prop': ('public', 'grad', {**s, 'rule': 'es_d_rtrl'}),
             **{f'public d_rtrl chunk {c}': ('public', 'grad', {**s, 'options': {'vjp_method': 'multi-step'}, 'chunk_size': c})
@@ -101,6 +102,7 @@ def measure_updates(workers, repeats):
             'read and write of the trace': ('ours', 'read_and_write', s),
             'etrace_train': ('ours', 'train', s),
             **{f'written every {k}': ('ours', 'train', {**s, 'write_every': k}) for k in (1, 2, 4, 8)},
+            'bfloat16': ('ours', 'train', {**s, 'options': {'trace_dtype': 'bfloat16'}}),
             'own loop': ('ours', 'own_loop', s),
             'public own loop': ('public', 'own_loop', s),
         }
@@ -110,10 +112,21 @@ def measure_updates(workers, repeats):
     return rows
 
 
+def measure_progress(workers, repeats):
+    """``etrace_train`` with and without a line of progress, in turn."""
+    rows = []
+    for spec in (('rnn', 64, 64, 20_000), ('rnn', 256, 256, 2000)):
+        tasks = {name: ('ours', 'train', {'spec': spec, 'progress': on}) for name, on in (('off', False), ('on', True))}
+        rows.append({'spec': spec, 'times': in_turn({'ours': workers['ours']}, tasks, repeats)})
+        shown(rows[-1]['times'], spec[3])
+    return rows
+
+
 def measure_scaling(workers, repeats):
-    """Time a step against units, batch and layers."""
+    """Time a step against units, steps, batch and layers."""
     steps = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
     specs = {'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
+             'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
              'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
              'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)]}
     found = {}
@@ -128,6 +141,11 @@ def measure_scaling(workers, repeats):
             found[axis].append({'spec': spec, 'times': in_turn({'ours': workers['ours']}, tasks, max(3, repeats // 3))})
             shown(found[axis][-1]['times'], spec[3])
     return found
+
+
+def measure_precision(workers, repeats):
+    """What traces in bfloat16 cost in accuracy."""
+    return [{'spec': spec, **once(sys.executable, 'precision', *spec)} for spec in MAIN]
 
 
 def once(python: str, *args) -> dict:
@@ -162,8 +180,8 @@ def measure_once(workers, repeats):
     return found
 
 
-PARTS = {'sequences': measure_sequences, 'updates': measure_updates, 'once': measure_once, 'memory': measure_memory,
-         'scaling': measure_scaling}
+PARTS = {'sequences': measure_sequences, 'updates': measure_updates, 'progress': measure_progress, 'precision': measure_precision,
+         'once': measure_once, 'memory': measure_memory, 'scaling': measure_scaling}
 
 
 def machine() -> str:

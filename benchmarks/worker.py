@@ -73,10 +73,10 @@ def evolve(spec):
     return lambda: learner.etrace_evolve(xs, return_outputs=True, trace=False)
 
 
-def train(spec, **call):
+def train(spec, options=(), **call):
     """``etrace_train``: a gradient and an update after each ``update_every`` steps."""
     import optax
-    learner, xs, ys = learner_of(spec, 'd_rtrl')
+    learner, xs, ys = learner_of(spec, 'd_rtrl', **dict(options))
 
     def step_fn(x, y):
         return loss_of(learner(x), y)
@@ -118,13 +118,26 @@ def read_and_write(spec):
     return run
 
 
-TASKS = {f.__name__: f for f in (grad, bptt, bare, evolve, train, own_loop, read_and_write)}
+def product(spec):
+    """One product of two square matrices; the time is that of as many operations as the gradient of the sequence needs at least."""
+    size = 2048
+    a = jnp.ones((size, size), jnp.float32)
+    multiply = jax.jit(jnp.matmul)
+    share = spec.operations / (2 * size ** 3)
+
+    def run():
+        jax.block_until_ready(multiply(a, a))
+    run.share = share
+    return run
+
+
+TASKS = {f.__name__: f for f in (grad, bptt, bare, evolve, train, own_loop, read_and_write, product)}
 
 
 def timed(run) -> float:
     start = time.perf_counter()
     jax.block_until_ready(run())
-    return time.perf_counter() - start
+    return (time.perf_counter() - start) * getattr(run, 'share', 1)
 
 
 def main():

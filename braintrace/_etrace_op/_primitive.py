@@ -59,7 +59,8 @@ class ETPPrimitive(Primitive):
 
     Two declarations keep its identity under ``jax.vmap`` over x alone: ``batched_form``, the primitive that does the
     same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
-    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
+    None. ``represent(x, weights)``, where there is one, gives the numbers that an input of integers stands for in a factor. Any other
+    mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
     ``batched`` where x alone is mapped.
     """
 
@@ -75,6 +76,7 @@ class ETPPrimitive(Primitive):
         self.y_outvar_index = y_outvar_index
         self.batched_form: ETPPrimitive | None = None
         self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
+        self.represent: Callable | None = None
         self.original: ETPPrimitive | None = None
         self.axes: tuple[int | None, ...] | None = None
         self._several: bool | None = None

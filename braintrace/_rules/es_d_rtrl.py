@@ -30,7 +30,7 @@ class ESDRTRL(Rule):
     def init(self, graph: ETraceGraph) -> Trace:
         trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            op, slots = rel.op, {'f': k.zeros_pp(rel.op, coords, group.num_state)}
+            op, slots = k.as_represented(rel.op), {'f': k.zeros_pp(rel.op, coords, group.num_state)}
             if op.x is not None:
                 added = coords.shape[:k.added_axes(op, coords)]
                 slots['x'] = jnp.zeros((*op.repeats, *added, *op.x_aval.shape), op.x_aval.dtype)
@@ -47,7 +47,7 @@ class ESDRTRL(Rule):
             f = a * (d * old['f'][..., None, :]).sum(-1) + (1 - a) * factors.df[rel.key][group.name]
             new[rel.key][group.name] = {'f': f.astype(old['f'].dtype)}
             if 'x' in old:
-                new[rel.key][group.name]['x'] = (a * old['x'] + factors.x[rel.key]).astype(old['x'].dtype)
+                new[rel.key][group.name]['x'] = (a * old['x'] + k.represented(rel.op, factors.x[rel.key])).astype(old['x'].dtype)
         return new
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
@@ -62,7 +62,7 @@ class ESDRTRL(Rule):
             slots, df = traces[rel.key][group.name], factors.df[rel.key][group.name]
             signal = jnp.expand_dims(signal, range(1, 1 + len(rel.op.repeats)))
             d = (signal * slots['f']).sum(-1) / self._correction(graph, rel, coords, t, slots['f'].ndim - 1)
-            got = k.factored_gradient(rel.op, coords, slots.get('x'), d, weights[rel.key])
+            got = k.factored_gradient(k.as_represented(rel.op), coords, slots.get('x'), d, weights[rel.key])
             factored[rel.key] = got if rel.key not in factored else jax.tree.map(operator.add, factored[rel.key], got)
             inside = jax.vmap(lambda s, op=rel.op, c=coords: k.to_y(op, c, s))((signal * df).sum(-1))
             rest[rel.key] = rest[rel.key] - inside

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse
 from .._errors import NotSupportedError, RuleContractError
 
-__all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'at_coordinates', 'carry', 'factored_gradient', 'instant', 'op_gradient',
-           'read', 'renewed', 'solve', 'stored', 'stored_dtype', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
+__all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'as_represented', 'at_coordinates', 'carry', 'factored_gradient', 'instant',
+           'op_gradient', 'read', 'renewed', 'represented', 'solve', 'stored', 'stored_dtype', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
 
 Entry = dict[str, jax.Array]
 States = dict[str, tuple[jax.Array, ...]]
@@ -321,6 +321,19 @@ def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
     """The empty output trace of ES-D-RTRL: ``init_pp`` on the expanded y."""
     zero = _init(op, 'init_pp', 'ES_D_RTRL', coords.shape, None, num_state)
     return jnp.broadcast_to(zero, (*op.repeats, *zero.shape)) if op.repeats else zero
+
+
+def represented(op: OpUse, x: jax.Array) -> jax.Array:
+    """x as it counts in a factor of inputs, which holds sums of them."""
+    represent = op.primitive.root.represent
+    return x if represent is None else represent(x, op.weight_avals)
+
+
+def as_represented(op: OpUse) -> OpUse:
+    """The op as it is called with such a factor."""
+    if op.x is None:
+        return op
+    return dataclasses.replace(op, x_aval=jax.eval_shape(lambda x: represented(op, x), op.x_aval))
 
 
 def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:

@@ -1,0 +1,200 @@
+"""Products of an input and a weight by an equation of letters: ``y = einsum(equation, x, weight) (+ b)``.
+
+An entry of the weight feeds one element of y for each value of the letters that y has and the weight has not. The trace keeps these
+apart: ``(batch, *others of y, *weight)``. Without such letters, as in a dense or a grouped product, it has the weight's shape.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import string
+
+import jax.numpy as jnp
+
+from .._errors import EtpShapeError, OptionError
+from ._derive import bias_at, output_trace, zeros_trace
+from ._operands import bias_operands, check_rank, input_operand, trainable_operand, unit_product, with_unit
+from ._primitive import ETPPrimitive
+from ._spec import ETPPrimitiveSpec, register_primitive_spec
+
+__all__ = ['bound', 'einsum', 'grouped_matmul', 'register_forms']
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """The equation of one sample: the axes of x, of the weight and of y."""
+    x: str
+    weight: str
+    y: str
+
+    @classmethod
+    @functools.cache
+    def of(cls, equation: str) -> Letters:
+        operands, y = equation.split('->')
+        return cls(*operands.split(','), y)
+
+    @property
+    def others(self) -> str:
+        """Axes of y along which an entry of the weight is used again."""
+        return ''.join(a for a in self.y if a not in self.weight)
+
+    @property
+    def bias(self) -> str:
+        return ''.join(a for a in self.y if a in self.weight)
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """The axes of one sample's trace."""
+        return {'weight': self.others + self.weight, 'bias': self.others + self.bias}
+
+    @property
+    def summed(self) -> str:
+        """Axes of the weight alone: along these the derivative is constant."""
+        return ''.join(a for a in self.weight if a not in self.x + self.y)
+
+    @property
+    def batch(self) -> str:
+        return next(a for a in string.ascii_letters if a not in self.x + self.weight + self.y)
+
+
+def _impl(batched: bool):
+    def impl(x, weight, *bias, equation: str, has_bias: bool = False):
+        e = Letters.of(equation)
+        b = e.batch if batched else ''
+        y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight)
+        return y + _spread(bias[0], e.bias, e.y) if has_bias else y
+    return impl
+
+
+def _spread(array, letters: str, target: str):
+    """The trailing axes ``letters`` of an array, put in the order of ``target``, with axes of size 1 for what it lacks."""
+    lead = array.ndim - len(letters)
+    kept = [a for a in target if a in letters]
+    array = jnp.transpose(array, (*range(lead), *(lead + letters.index(a) for a in kept)))
+    return jnp.expand_dims(array, [lead + i for i, a in enumerate(target) if a not in letters])
+
+
+def _derivative(batched: bool, apart: bool):
+    """The reverse rule for the weights: ``apart`` keeps what an entry feeds apart, else everything is summed."""
+    def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False):
+        e = Letters.of(equation)
+        b, target = e.batch if batched else '', e.entry if apart else {'weight': e.weight, 'bias': e.bias}
+        ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
+        found = {'weight': jnp.einsum(f'{b}{e.x},{b}{e.y},{e.summed}->{target["weight"]}', x, hidden_dim, ones)}
+        found |= {'bias': jnp.einsum(f'{b}{e.y}->{target["bias"]}', hidden_dim)} if has_bias else {}
+        return {name: value.astype(weights[name].dtype) for name, value in found.items()}
+    return rule
+
+
+def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False):
+    e = Letters.of(equation)
+    return {name: value * _spread(hidden_dim, e.y, e.entry[name]) for name, value in trace.items()}
+
+
+def _solve(batched: bool):
+    def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False):
+        scaled = _yw_to_w(signal, trace, equation=equation)
+        return {name: value.sum(tuple(range(batched + len(Letters.of(equation).others)))) for name, value in scaled.items()}
+    return solve_drtrl
+
+
+def _init_drtrl(batched: bool):
+    def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
+        e, y = Letters.of(equation), y_var.aval.shape
+        lead = (*y[:batched], *(y[batched + e.y.index(a)] for a in e.others))
+        return {name: zeros_trace((*lead, *var.aval.shape), var, num_hidden_state) for name, var in weight_vars.items()}
+    return init_drtrl
+
+
+def register(name: str, batched: bool, shared: bool):
+    """A primitive with static parameter ``equation``, that of one sample; ``shared``: an entry of the weight feeds several of y."""
+    own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)} if shared else {}
+    primitive = register_primitive_spec(ETPPrimitiveSpec(
+        name, _impl(batched), _yw_to_w, _derivative(batched, False), _init_drtrl(batched), output_trace, bias_at(2, weight=1),
+        batched=batched, **own))
+    if batched:
+        primitive.fold_axes = lambda params: (0, 0)
+    return primitive
+
+
+def register_forms(name: str) -> dict[tuple[bool, bool], ETPPrimitive]:
+    """The primitives of an einsum by (batched, shared)."""
+    forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared)
+             for batched in (True, False) for shared in (False, True)}
+    for shared in (False, True):
+        forms[False, shared].batched_form = forms[True, shared]
+    return forms
+
+
+FORMS = register_forms('etp_einsum')
+
+
+def parsed(op: str, equation: str) -> tuple[Letters, bool]:
+    """The equation of one sample, and whether x and y have a batch axis in front."""
+    text = equation.replace(' ', '') if isinstance(equation, str) else ''
+    parts = text.replace('->', ',').split(',')
+    letters = set(''.join(parts))
+    if text.count('->') != 1 or text.count(',') != 1 or len(parts) != 3 or not letters <= set(string.ascii_letters):
+        raise OptionError(f'{op}: the equation is {equation!r}; expected letters for the axes of x, of the weight and of y, like '
+                          "'bi,io->bo'.")
+    x, weight, y = parts
+    twice = [part for part in parts if len(set(part)) < len(part)]
+    if twice or not set(y) <= set(x + weight):
+        raise OptionError(f'{op}: the equation {equation!r} ' + (f'has a letter twice in {twice[0]!r}.' if twice else
+                          f'has the letters {sorted(set(y) - set(x + weight))} in y that no operand has.'))
+    batched = bool(x and y and x[0] == y[0] and x[0] not in weight)
+    return Letters(x[batched:], weight, y[batched:]), batched
+
+
+def bound(op: str, forms: dict, equation: str, x, weight, bias=None):
+    """Bind the form of an einsum that fits the equation; operands are arrays or quantities."""
+    letters, batched = parsed(op, equation)
+    weight, weight_unit = trainable_operand(op, 'weight', weight)
+    x, x_unit = input_operand(op, 'x', x, weight.dtype)
+    sizes: dict[str, int] = {}
+    for name, array, axes in (('x', x, equation.replace(' ', '').split(',')[0]), ('weight', weight, letters.weight)):
+        check_rank(op, name, array.shape, {len(axes): f'({", ".join(axes)})'}, f'The equation is {equation!r}.')
+        for axis, size in zip(axes, array.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise EtpShapeError(f'{op}: {name} has shape {array.shape}, so axis {axis!r} of {equation!r} has {size} entries, but '
+                                    f'{sizes[axis]} in x. Give axes of one letter one size.')
+    unit = unit_product(x_unit, weight_unit)
+    bias = bias_operands(op, bias, tuple(sizes[a] for a in letters.bias), unit)
+    text = f'{letters.x},{letters.weight}->{letters.y}'
+    return with_unit(forms[batched, bool(letters.others)].bind(x, weight, *bias, equation=text, has_bias=bool(bias)), unit)
+
+
+def einsum(equation: str, x, weight, bias=None):
+    """Multiply by a traced weight along named axes: ``y = einsum(equation, x, weight) (+ bias)``, as ``jax.numpy.einsum``.
+
+    ``equation`` names the axes of x, of the weight and of y by letters, each once in an operand: ``'bi,io->bo'`` is
+    :func:`matmul`, ``'bhi,hio->bho'`` a product for each head. A first letter that x and y share and the weight has not is the batch.
+    ``bias`` has the axes of y that the weight has. Along other axes of y (``t`` in ``'bti,io->bto'``) the weight is used again, and the
+    trace holds it once for each. y has the unit of x times that of the weight.
+
+    Raises ``OptionError`` for an equation of another form, ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand
+    that does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.einsum('bhi,hio->bho', jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5))).shape
+    (2, 4, 5)
+    """
+    return bound('einsum', FORMS, equation, x, weight, bias)
+
+
+def grouped_matmul(x, weight, bias=None):
+    """Multiply each group of features by a traced matrix of its own: ``y[g] = x[g] @ weight[g] (+ bias[g])``.
+
+    ``x`` is ``(groups, in)`` or ``(batch, groups, in)``, ``weight`` ``(groups, in, out)``, ``bias`` ``(groups, out)``; y is
+    ``(groups, out)`` or ``(batch, groups, out)``. A block-diagonal product is this on ``x.reshape(batch, groups, -1)``.
+
+    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not fit.
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.grouped_matmul(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), bias=jnp.ones((4, 5)))[0, 0]
+    Array([4., 4., 4., 4., 4.], dtype=float32)
+    """
+    batch = 'b' if len(getattr(x, 'shape', ())) == 3 else ''
+    return bound('grouped_matmul', FORMS, f'{batch}gi,gio->{batch}go', x, weight, bias)

@@ -1,0 +1,82 @@
+"""Rows of a table by index: ``y = weight[indices]``.
+
+In a factor of the input (ES_D_RTRL) an index stands for its one-hot vector, of which y is the dense product; the rules take both.
+"""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import EtpDtypeError, EtpShapeError
+from ._derive import output_trace, over_columns, parameter_trace
+from ._operands import check_rank, split, trainable_operand, with_unit
+from ._spec import ETPPrimitiveSpec, register_primitive_spec
+
+__all__ = ['embedding', 'etp_embed_mm_p', 'etp_embed_mv_p']
+
+
+def _one_hot(indices, weights):
+    table = weights['weight']
+    return jax.nn.one_hot(indices, table.shape[-2], dtype=table.dtype)
+
+
+def _is_index(x) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def _impl(x, weight):
+    return jnp.take(weight, jnp.where(x < 0, len(weight), x), axis=0, mode='fill') if _is_index(x) else x @ weight
+
+
+def _xy_to_dw(x, hidden_dim, weights):
+    table, d = weights['weight'], hidden_dim.astype(weights['weight'].dtype)
+    if _is_index(x) and x.size > 1:
+        return {'weight': jnp.zeros_like(table).at[x].add(d, mode='drop')}
+    x, d = (a.reshape(-1, a.shape[-1]) for a in (_one_hot(x, weights) if _is_index(x) else x, d))
+    return {'weight': x[0][:, None] * d[0] if len(x) == 1 else x.T @ d}
+
+
+def _yw_to_w(hidden_dim, trace):
+    return over_columns(hidden_dim, trace)
+
+
+def _register(name: str, batched: bool):
+    primitive = register_primitive_spec(ETPPrimitiveSpec(
+        name, _impl, _yw_to_w, _xy_to_dw, parameter_trace(batched), output_trace, lambda params: {'weight': 1}, batched=batched))
+    primitive.represent = _one_hot
+    return primitive
+
+
+etp_embed_mm_p = _register('etp_embed_mm', batched=True)
+etp_embed_mv_p = _register('etp_embed_mv', batched=False)
+etp_embed_mm_p.fold_axes = lambda params: (0, 0)
+etp_embed_mv_p.batched_form = etp_embed_mm_p
+
+
+def embedding(indices, weight):
+    """Look rows of a traced table up: ``y = weight[indices]``.
+
+    ``indices`` are integers, ``()`` or ``(batch,)``, ``weight`` is ``(rows, features)``; y is ``(features,)`` or ``(batch, features)``
+    with the unit of the weight. The same as :func:`matmul` of one-hot vectors, which are not made. An index out of range gives a
+    row of NaN where it is known only at run time.
+
+    Raises ``EtpDtypeError`` for indices that are no integers, ``EtpShapeError`` for a wrong rank or a known index out of range.
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.embedding(jnp.array([2, 0]), jnp.array([[0., 1.], [2., 3.], [4., 5.]]))
+    Array([[4., 5.],
+           [0., 1.]], dtype=float32)
+    """
+    op = 'embedding'
+    table, unit = trainable_operand(op, 'weight', weight)
+    x, x_unit = split(op, 'indices', indices)
+    if not _is_index(x) or not x_unit.is_unitless:
+        raise EtpDtypeError(f'{op}: indices have dtype {x.dtype} and unit {x_unit}, expected plain integers. Multiply vectors with '
+                            '`braintrace.matmul`.')
+    check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.')
+    check_rank(op, 'weight', table.shape, {2: '(rows, features)'}, 'Reshape it to a matrix.')
+    if not isinstance(x, jax.core.Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():
+        raise EtpShapeError(f'{op}: indices go from {x.min()} to {x.max()}, but the weight of shape {table.shape} has rows 0 to '
+                            f'{len(table) - 1}.')
+    return with_unit((etp_embed_mm_p if x.ndim else etp_embed_mv_p).bind(x, table), unit)
