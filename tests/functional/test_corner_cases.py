@@ -33,13 +33,14 @@ def loss(out, _):
 def bptt(cell, params, carry, steps=T):
     def total(params):
         return jax.lax.scan(lambda c, x: cell(params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), X[:steps])
-    return jax.grad(lambda p: jnp.sin(total(p)[1]).sum())(params)
+    return jax.jit(jax.grad(lambda p: jnp.sin(total(p)[1]).sum()))(params)
 
 
 def online(cell, params, carry, rule, window=None, steps=T, **options):
     learner = functional.online(cell, rule)
     state = learner.init(params, carry, X[0])
-    grads, _, _ = learner.sequence_grad(loss, window=window, reduction='sum')(params, state, X[:steps], X[:steps], **options)
+    run = jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))
+    grads, _, _ = run(params, state, X[:steps], X[:steps], **options)
     return learner, grads
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -28,9 +29,19 @@ def every_core_first(table=models.MODELS, **flags):
 
 
 every_program = every_core_first(models.PROGRAMS)
-every_window = pytest.mark.parametrize('name, window', [
-    *[(n, 3) if n in CORE else pytest.param(n, 3, marks=pytest.mark.slow) for n in models.MODELS],
-    *[pytest.param(n, w, marks=pytest.mark.slow) for n in models.MODELS if n in CORE for w in (1, None)]])
+
+
+def crossed(names, values):
+    """Each row with one of these values in turn; the tests of the other rule turn them the other way round."""
+    return list(zip(names, itertools.cycle(values)))
+
+
+def every_window(*others):
+    """Every row with a window and a rest; those of the core with one of the other windows as well."""
+    core = [n for n in models.MODELS if n in CORE]
+    return pytest.mark.parametrize('name, window', [
+        *[(n, 3) if n in CORE else pytest.param(n, 3, marks=pytest.mark.slow) for n in models.MODELS],
+        *[pytest.param(*row, marks=pytest.mark.slow) for row in crossed(core, others)]])
 
 
 def at(steps, t):

@@ -9,9 +9,14 @@ import pytest
 
 import braintrace
 from tests import oracles
+from tests.gradients.compare import crossed
 from tests.models.library import LibraryOps
 
-RAGGED = [4, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, None))]       # of six steps: a full window and a rest
+
+def ragged(names, *others):
+    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn."""
+    return pytest.mark.parametrize('name, window', [
+        *[(n, 4) for n in names], *[pytest.param(*row, marks=pytest.mark.slow) for row in crossed(names, others)]])
 
 
 def learner_of(case, rule, unroll=None):

@@ -7,7 +7,7 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close, core_first, every_core_first
+from tests.gradients.compare import assert_close, core_first, crossed, every_core_first
 from tests.gradients.harness import learner_of, over_sequence, start
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
@@ -76,19 +76,20 @@ def test_a_step_may_be_compiled_inside_jit(name):
     assert learner.graph.hidden_param_op_relations and not state.t.any()
 
 
+WINDOWED = ['calls_mixed', 'sharded', 'cond', 'clockwork', 'cond_log_of_negative', 'switch_nan', 'while', 'while_pair', 'vmap_weights',
+            'vmap_conv', 'move_put_on_zeros', 'broadcast']
+
+
 @pytest.mark.slow
-@both_rules
-@pytest.mark.parametrize('window', [1, None])
-@pytest.mark.parametrize('name', ['calls_mixed', 'sharded', 'cond', 'clockwork', 'cond_log_of_negative', 'switch_nan', 'while',
-                                  'while_pair', 'vmap_weights', 'vmap_conv', 'move_put_on_zeros', 'broadcast'])
+@pytest.mark.parametrize('rule, name, window', [*((D_RTRL, *row) for row in crossed(WINDOWED, (1, None))),
+                                                *((ES_D_RTRL, *row) for row in crossed(WINDOWED, (None, 1)))])
 def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, rule):
     check(name, rule, window)
 
 
 @pytest.mark.slow
-@both_rules
-@unrolled_and_not
-@pytest.mark.parametrize('window', [1, None])
+@pytest.mark.parametrize('rule, window, unroll', [(D_RTRL, 1, 8), (D_RTRL, None, 0), (ES_D_RTRL, 1, 0), (ES_D_RTRL, None, 8)],
+                         ids=['d_rtrl-1-unrolled', 'd_rtrl-whole-descended', 'es_d_rtrl-1-descended', 'es_d_rtrl-whole-unrolled'])
 @pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
                                   'scan_of_vmap', 'cond_in_scan'])
 def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
@@ -169,8 +170,8 @@ ONE = {
 
 
 @both_rules
-@pytest.mark.parametrize('unroll', [8, pytest.param(0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('name', ONE)
+@pytest.mark.parametrize('name, unroll', [*((name, 8) for name in ONE), *(pytest.param(name, 0, marks=pytest.mark.slow)
+                                                                         for name in ('scan_once', 'fori_once'))])     # the loops
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
     assert_same(ONE[name], once, rule, unroll)
 

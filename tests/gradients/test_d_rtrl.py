@@ -6,16 +6,15 @@ import pytest
 import braintrace
 from tests import models, oracles
 from tests.gradients.compare import added, assert_close, assert_moves, at, every_core_first, every_window
-from tests.gradients.harness import RAGGED, by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
 from tests.oracles import dense_recursion as dense
 
 RULE = braintrace.rules.d_rtrl()
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
-ragged = pytest.mark.parametrize('window', RAGGED)
 
 
-@every_window
+@every_window(1, None)
 def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     case = models.case(name)
     grads, _, losses = over_sequence(case, RULE, window)
@@ -148,8 +147,7 @@ def test_gradients_of_inputs_are_those_of_the_same_step():
     assert not np.any(to_carry['h'])
 
 
-@ragged
-@pytest.mark.parametrize('name', FEW)
+@ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
     grads, state, losses = over_sequence(case, RULE, window, mask=MASK)
@@ -169,8 +167,7 @@ def test_mean_divides_by_the_sum_of_the_mask():
     assert_close(grads, oracles.total(dense(case), 0. * MASK))
 
 
-@ragged
-@pytest.mark.parametrize('name', [*FEW, 'min_gru', 'three_layers', 'populations'])
+@ragged([*FEW, 'min_gru', 'three_layers', 'populations'], None, 1)
 def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(name, window):
     case = models.case(name)
     carry0 = other_carry(case)

@@ -4,18 +4,17 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, at, error, every, every_core_first, every_window
-from tests.gradients.harness import RAGGED, by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.compare import CORE, added, assert_close, at, error, every, every_window
+from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
 from tests.oracles import es_recursion as es
 
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
-ragged = pytest.mark.parametrize('window', RAGGED)
 
 
-@every_window
+@every_window(None, 1)
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
     assert_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
@@ -30,7 +29,7 @@ def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name
             assert_close(grads, at(es(case, 0.), 0))
 
 
-@every_core_first()
+@pytest.mark.parametrize('name', [name for name in models.MODELS if name in CORE])
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.))):
@@ -55,15 +54,13 @@ def test_the_decay_matters():
     assert error(oracles.total(es(case, 0.5)), oracles.total(es(case, DECAY)))["['w']"] > 1e-2
 
 
-@ragged
-@pytest.mark.parametrize('name', FEW)
+@ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
     assert_close(over_sequence(case, RULE, window, mask=MASK)[0], oracles.total(es(case, DECAY), MASK))
 
 
-@ragged
-@pytest.mark.parametrize('name', FEW)
+@ragged(FEW, None, 1)
 def test_a_reset_of_some_lanes_restarts_their_traces_and_their_correction(name, window):
     case = models.case(name)
     carry0, flags = other_carry(case), np.zeros((6, 2), bool)
