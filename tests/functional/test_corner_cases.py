@@ -116,11 +116,11 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     params, flags = {'a': LANES, 'w': W}, jnp.zeros((T, B), bool).at[2, 0].set(True)
     _, whole = online(cell, params, H, rule, window=3, reset=(flags, H))
     learner = functional.online(cell, rule)
-    state, total = learner.init(params, H, X[0]), None
+    state, total, grad = learner.init(params, H, X[0]), None, jax.jit(learner.grad(loss))
     for t in range(T):
         # not `functional.reset`, which also clears the array: only t says here that the lane is new
         fresh = functional.reset(state, flags[t], H)
-        (_, _), got, state = learner.grad(loss)(params, fresh.replace(trace=state.trace), X[t], X[t])
+        (_, _), got, state = grad(params, fresh.replace(trace=state.trace), X[t], X[t])
         total = got if total is None else jax.tree.map(jnp.add, total, got)
     close(whole, total)
 
@@ -153,9 +153,13 @@ def test_low_precision_models_run_and_stay_close(dtype, rule):
     def run(dtype, window):
         params, carry, xs = jax.tree.map(lambda a: jnp.asarray(a, dtype), ({'w': W}, H, X))
         learner = functional.online(cell, rule)
-        state = learner.init(params, carry, xs[0])
-        grads, state, _ = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
-        return learner.step(params, state, xs[0])[1].trace, grads
+
+        @jax.jit
+        def whole(params, carry, xs):
+            state = learner.init(params, carry, xs[0])
+            grads, state, _ = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
+            return learner.step(params, state, xs[0])[1].trace, grads
+        return whole(params, carry, xs)
     exact = run(jnp.float64, 2)[1]
     for window in (1, 2, None):
         trace, grads = run(dtype, window)

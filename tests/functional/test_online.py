@@ -68,8 +68,8 @@ def test_a_loss_over_a_scan_in_one_grad_is_the_sum_of_online_gradients(rule):
             out, state = learner.step(params, state, xy[0])
             return state, loss(out, xy[1])
         return jax.lax.scan(body, state, (xs, ys))[1].sum()
-    grads, _, _ = learner.sequence_grad(loss, reduction='sum')(params, state, xs, ys)
-    assert close(jax.grad(total, allow_int=True)(params), grads, 1e-11)
+    grads, _, _ = jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)
+    assert close(jax.jit(jax.grad(total, allow_int=True))(params), grads, 1e-11)
 
 
 def test_inputs_get_their_exact_same_step_gradient():
@@ -96,17 +96,18 @@ def test_jitted_equals_eager_and_a_second_call_does_not_trace_the_cell():
 @pytest.mark.parametrize('rule', RULES, ids=str)
 def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners(rule):
     learner, params, state, xs, ys = started(rule)
-    want, _, _ = learner.sequence_grad(loss, reduction='sum')(params, state, xs, ys)
+    whole = jax.jit(learner.sequence_grad(loss, reduction='sum'))
+    want, _, _ = whole(params, state, xs, ys)
     single = functional.online(cell, rule)
     lanes = jax.vmap(lambda h, x: single.init(params, {'h': h, 'count': jnp.array(0)}, x))(state.carry['h'], xs[0])
-    run = jax.vmap(single.sequence_grad(loss, reduction='sum'), in_axes=(None, 0, 1, 1))
+    run = jax.jit(jax.vmap(single.sequence_grad(loss, reduction='sum'), in_axes=(None, 0, 1, 1)))
     got, _, _ = run(params, lanes, xs, ys)
     assert close({k: got[k].sum(0) for k in ('w', 'b', 'out')}, {k: want[k] for k in ('w', 'b', 'out')}, 1e-11)
 
     ensemble = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    both, _, _ = jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))(ensemble, state, xs, ys)
+    both, _, _ = jax.jit(jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None)))(ensemble, state, xs, ys)
     for k in range(2):
-        one, _, _ = learner.sequence_grad(loss, reduction='sum')(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
+        one, _, _ = whole(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
         assert close({n: both[n][k] for n in ('w', 'b', 'out')}, {n: one[n] for n in ('w', 'b', 'out')}, 1e-11)
 
 
@@ -178,7 +179,7 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
     learner, params, state, xs, ys = started()
     carry0 = {'h': jnp.full((B, N), 0.3), 'count': jnp.array(0)}
     flags = jnp.zeros((T, B), bool).at[4, 0].set(True)
-    run = learner.sequence_grad(loss, window=3, reduction='sum')
+    run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
     got, last, _ = run(params, state, xs, ys, reset=(flags, carry0))
     first, middle, _ = run(params, state, xs[:4], ys[:4])
     second, end, _ = run(params, functional.reset(middle, flags[4], carry0), xs[4:], ys[4:])
