@@ -1,6 +1,8 @@
 """The contract of ``etrace_grad`` and ``etrace_evolve``, argument by argument."""
 from __future__ import annotations
 
+import functools
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -28,12 +30,17 @@ def test_two_calls_continue_the_stream_of_one(rule):
     np.testing.assert_allclose(parts.model.cell.h.value, whole.model.cell.h.value, rtol=1e-12)
 
 
+@functools.cache
+def without_options(rule):
+    return gradient(compiled(rule), *data())
+
+
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 @pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
     xs, ys = data()
-    kept, dropped, fresh = compiled(rule), compiled(rule), compiled(rule)
-    assert close(gradient(dropped, xs, ys, carry='drop', window=window), gradient(kept, xs, ys))
+    dropped, fresh = compiled(rule), compiled(rule)
+    assert close(gradient(dropped, xs, ys, carry='drop', window=window), without_options(rule))
     assert (dropped.etrace.value['t'] == 0).all()
     for entry in dropped.get_etrace_of(('cell', 'Wh', 'weight')).values():
         assert all((slot == 0).all() for slot in entry.values())
@@ -50,22 +57,35 @@ def test_mean_divides_by_the_sum_of_the_mask():
     assert all((g == 0).all() for g in jax.tree.leaves(zero))
 
 
+MASK = jnp.array([0., 1., 0., .5, 0., 0., 2.])
+
+
+@functools.cache
+def weighted_steps():
+    """The sum of the gradients of single calls with weighted losses, and the trace after them."""
+    stepped, total = compiled(), None
+    step = brainstate.transform.jit(lambda x, y, m: brainstate.transform.grad(
+        lambda: m * squared(stepped(x), y), stepped.param_states)())
+    for row in zip(*data(), MASK):
+        got = step(*row)
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    return total, stepped.etrace.value
+
+
 @pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_the_mask_weighs_losses_and_nothing_else(window):
-    xs, ys = data()
-    mask = jnp.array([0., 1., 0., .5, 0., 0., 2.])
-    learner, stepped = compiled(), compiled()
-
-    def weighted(x, y, m):
-        return m * squared(stepped(x), y)
-    total = None
-    for x, y, m in zip(xs, ys, mask):
-        got = brainstate.transform.grad(lambda x=x, y=y, m=m: weighted(x, y, m), stepped.param_states)()
-        total = got if total is None else jax.tree.map(jnp.add, total, got)
-    grads, losses = gradient(learner, xs, ys, mask=mask, window=window, return_value=True)
+    learner, (total, trace) = compiled(), weighted_steps()
+    grads, losses = gradient(learner, *data(), mask=MASK, window=window, return_value=True)
     assert close(grads, total)
     assert losses.shape == (STEPS,) and (losses > 0).all()
-    assert close(learner.etrace.value, stepped.etrace.value)
+    assert close(learner.etrace.value, trace)
+
+
+@functools.cache
+def two_streams(rule):
+    """The gradients of two learners, of which the second one begins at step 4."""
+    xs, ys = data()
+    return jax.tree.map(jnp.add, gradient(compiled(rule), xs[:4], ys[:4]), gradient(compiled(rule), xs[4:], ys[4:]))
 
 
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
@@ -73,26 +93,31 @@ def test_the_mask_weighs_losses_and_nothing_else(window):
 def test_a_reset_of_all_lanes_starts_anew(rule, window):
     xs, ys = data()
     flags = jnp.arange(STEPS) == 4
-    learner, first, second = compiled(rule), compiled(rule), compiled(rule)
-    want = jax.tree.map(jnp.add, gradient(first, xs[:4], ys[:4]), gradient(second, xs[4:], ys[4:]))
-    assert close(gradient(learner, xs, ys, reset=flags, window=window), want)
+    learner = compiled(rule)
+    assert close(gradient(learner, xs, ys, reset=flags, window=window), two_streams(rule))
     assert (learner.etrace.value['t'] == 3).all()
+
+
+FLAGS = np.zeros((STEPS, BATCH), bool)
+FLAGS[[3, 0, 5], [1, 2, 1]] = True
+
+
+@functools.cache
+def lane_by_lane(rule):
+    """The gradients of learners of one lane each, a new one after each reset."""
+    (xs, ys), total = data(), None
+    for lane in range(BATCH):
+        starts = [0, *[t for t in range(1, STEPS) if FLAGS[t, lane]], STEPS]
+        for a, b in zip(starts, starts[1:]):
+            part = gradient(compiled(rule, batch=1), xs[a:b, lane:lane + 1], ys[a:b, lane:lane + 1])
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+    return total
 
 
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 @pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_a_reset_of_one_lane_leaves_the_others_alone(rule, window):
-    xs, ys = data()
-    flags = jnp.zeros((STEPS, BATCH), bool).at[3, 1].set(True).at[0, 2].set(True).at[5, 1].set(True)
-    got = gradient(compiled(rule), xs, ys, reset=flags, window=window)
-    total = None
-    for lane in range(BATCH):
-        starts = [0, *[t for t in range(1, STEPS) if flags[t, lane]], STEPS]
-        for a, b in zip(starts, starts[1:]):
-            one = compiled(rule, batch=1)
-            part = gradient(one, xs[a:b, lane:lane + 1], ys[a:b, lane:lane + 1])
-            total = part if total is None else jax.tree.map(jnp.add, total, part)
-    assert close(got, total)
+    assert close(gradient(compiled(rule), *data(), reset=FLAGS, window=window), lane_by_lane(rule))
 
 
 def test_aux_and_losses_come_back_in_every_combination():
