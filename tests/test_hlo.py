@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import braintrace
+from tests import xla
 
 B, N, I, T = 16, 96, 40, 12
 WEIGHT, TRACE = f'{I + N},{N}', f'{B},{I + N},{N}'
@@ -35,7 +36,7 @@ def setting():
 
 def optimised(fn):
     """A jit with every optimisation of XLA, as users have it; these tests are compiled without."""
-    return jax.jit(fn, donate_argnums=0, compiler_options={'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False})
+    return jax.jit(fn, donate_argnums=0, compiler_options=xla.AS_USERS_HAVE_IT)
 
 
 @functools.cache

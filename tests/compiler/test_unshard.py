@@ -207,7 +207,8 @@ def main(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('name', MESHES)
 def test_values_and_gradients_are_those_of_shard_map_on_four_devices(name):
-    env = dict(os.environ, XLA_FLAGS='--xla_force_host_platform_device_count=4', JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=4'
+    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
     done = subprocess.run([sys.executable, __file__, name], env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
