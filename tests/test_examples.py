@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / 'examples'
@@ -35,7 +36,15 @@ def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits)
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
+@pytest.fixture
+def optimised():
+    jax.config.update('jax_disable_most_optimizations', False)
+    yield
+    jax.config.update('jax_disable_most_optimizations', True)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures('optimised')
 def test_online_learning_comes_close_to_backpropagation(digits, tmp_path, capsys):
     results = digits.main(['--output', str(tmp_path / 'curves.png')])
     assert (tmp_path / 'curves.png').stat().st_size > 10_000
