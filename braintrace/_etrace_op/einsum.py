@@ -27,12 +27,6 @@ class Letters:
     weight: str
     y: str
 
-    @classmethod
-    @functools.cache
-    def of(cls, equation: str) -> Letters:
-        operands, y = equation.split('->')
-        return cls(*operands.split(','), y)
-
     @property
     def others(self) -> str:
         """Axes of y along which an entry of the weight is used again."""
@@ -57,9 +51,15 @@ class Letters:
         return next(a for a in string.ascii_letters if a not in self.x + self.weight + self.y)
 
 
+@functools.cache
+def letters_of(equation: str) -> Letters:
+    x, weight, y = equation.replace('->', ',').split(',')
+    return Letters(x, weight, y)
+
+
 def _impl(batched: bool):
     def impl(x, weight, *bias, equation: str, has_bias: bool = False):
-        e = Letters.of(equation)
+        e = letters_of(equation)
         b = e.batch if batched else ''
         y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight)
         return y + _spread(bias[0], e.bias, e.y) if has_bias else y
@@ -77,7 +77,7 @@ def _spread(array, letters: str, target: str):
 def _derivative(batched: bool, apart: bool):
     """The reverse rule for the weights: ``apart`` keeps what an entry feeds apart, else everything is summed."""
     def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False):
-        e = Letters.of(equation)
+        e = letters_of(equation)
         b, target = e.batch if batched else '', e.entry if apart else {'weight': e.weight, 'bias': e.bias}
         ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
         found = {'weight': jnp.einsum(f'{b}{e.x},{b}{e.y},{e.summed}->{target["weight"]}', x, hidden_dim, ones)}
@@ -87,20 +87,20 @@ def _derivative(batched: bool, apart: bool):
 
 
 def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False):
-    e = Letters.of(equation)
+    e = letters_of(equation)
     return {name: value * _spread(hidden_dim, e.y, e.entry[name]) for name, value in trace.items()}
 
 
 def _solve(batched: bool):
     def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False):
         scaled = _yw_to_w(signal, trace, equation=equation)
-        return {name: value.sum(tuple(range(batched + len(Letters.of(equation).others)))) for name, value in scaled.items()}
+        return {name: value.sum(tuple(range(batched + len(letters_of(equation).others)))) for name, value in scaled.items()}
     return solve_drtrl
 
 
 def _init_drtrl(batched: bool):
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
-        e, y = Letters.of(equation), y_var.aval.shape
+        e, y = letters_of(equation), y_var.aval.shape
         lead = (*y[:batched], *(y[batched + e.y.index(a)] for a in e.others))
         return {name: zeros_trace((*lead, *var.aval.shape), var, num_hidden_state) for name, var in weight_vars.items()}
     return init_drtrl

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import EtpDtypeError, EtpShapeError
+from .._jax import Tracer
 from ._derive import output_trace, over_columns, parameter_trace
 from ._operands import check_rank, split, trainable_operand, with_unit
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
@@ -76,7 +77,7 @@ def embedding(indices, weight):
                             '`braintrace.matmul`.')
     check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.')
     check_rank(op, 'weight', table.shape, {2: '(rows, features)'}, 'Reshape it to a matrix.')
-    if not isinstance(x, jax.core.Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():
+    if not isinstance(x, Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():
         raise EtpShapeError(f'{op}: indices go from {x.min()} to {x.max()}, but the weight of shape {table.shape} has rows 0 to '
                             f'{len(table) - 1}.')
     return with_unit((etp_embed_mm_p if x.ndim else etp_embed_mv_p).bind(x, table), unit)
