@@ -7,8 +7,11 @@ from ._etrace_op import (
     ETPPrimitive,
     ETPPrimitiveSpec,
     conv,
+    einsum,
     element_wise,
+    embedding,
     get_primitive_spec,
+    grouped_matmul,
     lora_matmul,
     matmul,
     register_primitive,
@@ -26,7 +29,7 @@ from ._learner import (
     pp_prop,
 )
 
-__all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner', 'HiddenGroup',
-           'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile', 'compile_etrace_graph',
-           'conv', 'element_wise', 'functional', 'get_primitive_spec', 'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive',
-           'register_primitive_spec', 'rules', 'sparse_matmul']
+__all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner',
+           'HiddenGroup', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile',
+           'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
+           'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul']

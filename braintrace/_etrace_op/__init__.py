@@ -6,6 +6,7 @@ from ._spec import __all__ as _spec
 from ._structure import SparseStructure
 from .conv import conv, etp_conv_p
 from .dense import etp_mm_p, etp_mv_p, matmul
+from .einsum import FORMS as EINSUM_FORMS
 from .einsum import einsum, grouped_matmul
 from .elemwise import element_wise, etp_elemwise_p
 from .embedding import embedding, etp_embed_mm_p, etp_embed_mv_p
@@ -13,7 +14,7 @@ from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
 from .sparse import etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
 
 __all__ = [
-    *_primitive, *_spec, 'SparseStructure', 'conv', 'einsum', 'element_wise', 'embedding', 'etp_conv_p',
+    *_primitive, *_spec, 'EINSUM_FORMS', 'SparseStructure', 'conv', 'einsum', 'element_wise', 'embedding', 'etp_conv_p',
     'etp_elemwise_p', 'etp_embed_mm_p', 'etp_embed_mv_p', 'etp_lora_mm_p',
     'etp_lora_mv_p', 'etp_mm_p', 'etp_mv_p', 'etp_sp_mm_p', 'etp_sp_mv_p', 'grouped_matmul', 'lora_matmul', 'matmul', 'sparse_matmul',
 ]

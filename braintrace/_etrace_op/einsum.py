@@ -98,19 +98,22 @@ def _solve(batched: bool):
     return solve_drtrl
 
 
-def _init_drtrl(batched: bool):
-    def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
-        e, y = letters_of(equation), y_var.aval.shape
-        lead = (*y[:batched], *(y[batched + e.y.index(a)] for a in e.others))
-        return {name: zeros_trace((*lead, *var.aval.shape), var, num_hidden_state) for name, var in weight_vars.items()}
-    return init_drtrl
+def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
+    e, y = letters_of(equation), y_var.aval.shape
+    lead = y[:len(y) - len(e.y)]
+    sizes = dict(zip(e.y, y[len(lead):], strict=True))
+
+    def zeros(var, letters):
+        own = var.aval.shape
+        return zeros_trace((*lead, *(sizes[a] for a in e.others), *own[len(own) - len(letters):]), var, num_hidden_state)
+    return {name: zeros(var, e.weight if name == 'weight' else e.bias) for name, var in weight_vars.items()}
 
 
 def register(name: str, batched: bool, shared: bool):
     """A primitive with static parameter ``equation``, that of one sample; ``shared``: an entry of the weight feeds several of y."""
     own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)} if shared else {}
     primitive = register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl(batched), _yw_to_w, _derivative(batched, False), _init_drtrl(batched), output_trace, bias_at(2, weight=1),
+        name, _impl(batched), _yw_to_w, _derivative(batched, False), _init_drtrl, output_trace, bias_at(2, weight=1),
         batched=batched, **own))
     if batched:
         primitive.fold_axes = lambda params: (0, 0)

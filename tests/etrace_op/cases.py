@@ -92,7 +92,30 @@ CONVS = [
     conv('conv 3-D', (2, 4, 3, 4, 2), (2, 2, 2, 2, 3), 3, padding='SAME_LOWER',
          dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC')),
 ]
+def einsum(name, equation, x, weight, bias=None):
+    """An einsum of one sample; x has a batch axis where it has more axes than the equation says."""
+    letters = equation.replace('->', ',').split(',')
+    shared = bool(set(letters[2]) - set(letters[1]))
+    weights = {'weight': weight} | ({'bias': bias} if bias else {})
+    return Case(name, ops.EINSUM_FORMS[len(x) > len(letters[0]), shared], x, weights, {'equation': equation, 'has_bias': bias is not None})
+
+
+EINSUMS = [
+    einsum('einsum grouped', 'gi,gio->go', (4, 2, 3), (2, 3, 5), (2, 5)),
+    einsum('einsum grouped, one sample', 'gi,gio->go', (2, 3), (2, 3, 5), (2, 5)),
+    einsum('einsum over heads, out first', 'hi,hio->oh', (2, 3, 4), (3, 4, 2), (2, 3)),
+    einsum('einsum transposed', 'i,oi->o', (3, 4), (5, 4)),
+    einsum('einsum of two input axes', 'ij,ijo->o', (3, 2, 4), (2, 4, 5)),
+    einsum('einsum gain', 'i,i->i', (3, 4), (4,), (4,)),
+    einsum('einsum to a number', 'i,i->', (3, 4), (4,)),
+    einsum('einsum with a summed axis', 'i,io->i', (3, 4), (4, 2)),
+    einsum('einsum along time', 'ti,io->to', (2, 4, 3), (3, 5), (5,)),
+    einsum('einsum along time, one sample', 'ti,io->ot', (4, 3), (3, 5), (5,)),
+    einsum('einsum outer', 'i,o->io', (2, 3), (4,), (4,)),
+]
 EMPTY = [
+    einsum('einsum empty batch', 'gi,gio->go', (0, 2, 3), (2, 3, 5), (2, 5)),
+    einsum('einsum along no time', 'ti,io->to', (2, 0, 3), (3, 5), (5,)),
     dense('mm empty batch', ops.etp_mm_p, (0,), 3, 5, True),
     sparse('sp_mm empty batch', ops.etp_sp_mm_p, (0,), 3, 5, 7, True),
     lora('lora_mm empty batch', ops.etp_lora_mm_p, (0,), 3, 2, 5, True),
@@ -120,9 +143,11 @@ FILLED = [
     lora('lora_mv', ops.etp_lora_mv_p, (), 3, 2, 5, False),
     lora('lora_mv with bias', ops.etp_lora_mv_p, (), 3, 2, 5, True),
     *CONVS,
+    *EINSUMS,
 ]
 ALL = FILLED + EMPTY
-UNBATCHED = {ops.etp_mm_p: ops.etp_mv_p, ops.etp_sp_mm_p: ops.etp_sp_mv_p, ops.etp_lora_mm_p: ops.etp_lora_mv_p}
+UNBATCHED = {ops.etp_mm_p: ops.etp_mv_p, ops.etp_sp_mm_p: ops.etp_sp_mv_p, ops.etp_lora_mm_p: ops.etp_lora_mv_p,
+             **{ops.EINSUM_FORMS[True, shared]: ops.EINSUM_FORMS[False, shared] for shared in (False, True)}}
 
 
 def variable(array):
