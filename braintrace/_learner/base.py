@@ -144,15 +144,21 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
 
         ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
-        core, states = self._compiled()
+        core, _ = self._compiled()
         names = {as_path(k): s for k, s in self.param_states.items()}
         paths = [p for p, s in names.items() if s is param or param in (path_name(p), '/'.join(p)) or as_path(param) == p]
         if not paths:
             raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
         wanted = path_name(paths[0])
         state, compiled = self.etrace.value, core.first
-        weights = compiled.executor.op_weights(jax.tree.leaves(states.values()[0]))
-        trace = self.rule.written(core.graph, state['trace'], weights, state['t'])
+        weights = {op.key: op.weight_avals for op in core.graph.ops}
+
+        def written(trace, t):
+            values = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), weights)
+            return self.rule.written(core.graph, trace, values, t)
+        for _ in range(state['t'].ndim - len(compiled.t_shape)):         # under a map
+            written = jax.vmap(written)
+        trace = written(state['trace'], state['t'])
         found = {}
         for rel in core.graph.hidden_param_op_relations:
             if any(p == wanted or p.startswith(wanted + '/') for ps in rel.paths.values() for p in ps):

@@ -113,7 +113,7 @@ class GradProgram:
         self.touched = self._touched(slices)
         self.direct = self._direct(slices)
         self.run = jax.jit(self._run, donate_argnums=0)
-        self.run_inside = jax.jit(self._run)
+        self.run_inside = jax.jit(partial(self._run, alone=False))
 
     def _check_weights(self) -> None:
         wrong = [k for k, s in self.weights.items() if not isinstance(s, brainstate.ParamState)]
@@ -236,18 +236,18 @@ class GradProgram:
             return self._observe(weights, constants, *args)
         return seq.Run(self.compiled.graph, self.core.rule, op_weights, observe, partial(self._reset, initial), weights, world, t, sequence)
 
-    def _show(self, length: int) -> Callable | None:
-        return show_progress(length) if self.options.progress else None
+    def _show(self, length: int, alone: bool) -> Callable | None:
+        return show_progress(length) if self.options.progress and alone else None
 
-    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags):
+    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, alone=True):
         options, length = self.options, mask.shape[0]
         sequence = seq.Sequence(sequences, mask, flags)
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         window = seq.choose_window(options.window, length, loop, core_.tree_bytes(etrace['trace']), options.memory_budget)
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
-            loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep, self._show(length))
+            loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep, self._show(length, alone))
         grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
-        return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else jnp.zeros_like(t)}
+        return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else 0 * t}
 
     def _gradients(self, weights, constants, ops, direct) -> dict:
         compiled, params = self.compiled, jax.tree.leaves(self._params(weights, constants))
@@ -273,7 +273,7 @@ class GradProgram:
         return weights, self._constants(), (carry, _values(self.touched.threaded)), initial
 
     def _donating(self, *given):
-        """Run on the trace's own buffer; inside a transformation, where buffers belong to others, on a copy.
+        """Run on the trace's own buffer; inside a transformation, where buffers belong to others, on a copy and without progress.
 
         A failure while running loses that buffer: the trace is then empty, and says so.
         """
@@ -303,7 +303,7 @@ class GradProgram:
 class TrainProgram(GradProgram):
     """A compiled loop of online gradients and updates."""
 
-    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, opt_state):
+    def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, opt_state, alone=True):
         options = self.options
         moves = jax.tree.map(lambda _: True, weights)
 
@@ -315,7 +315,7 @@ class TrainProgram(GradProgram):
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         weights, opt_state, world, trace, t, losses, aux = seq.run_updates(
             loop, update, weights, opt_state, world, etrace['trace'], etrace['t'], sequence, options.every, options.delay,
-            self._show(len(mask)))
+            self._show(len(mask), alone))
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):

@@ -61,7 +61,8 @@ class SequenceMixin:
         ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
         lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
         sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
-        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr. Define ``step_fn`` once: a
+        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
+        transformations). Define ``step_fn`` once: a
         new function compiles anew. ``carry='trace'`` lets a later call
         continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused, arrays taken from ``learner.etrace.value``
         before do not outlive the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.

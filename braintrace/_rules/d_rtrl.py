@@ -19,6 +19,7 @@ __all__ = ['DRTRL']
 
 CACHED = 2 ** 24                  # bytes that a processor's last cache may hold
 SMALL = 2 ** 22                   # bytes of a trace that a single step may as well write
+PENDING = '(pending)'             # beside the relations of a trace
 PENDING_STEPS = 4                 # a write moves the trace twice, each pending step costs a contraction: see docs/performance.md
 
 
@@ -57,9 +58,19 @@ def _reads_weights(op: OpUse, coords: Coordinates) -> bool:
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
 
 
-def _still(group: HiddenGroup) -> jax.Array:
+def _apart(carried: dict) -> tuple[Trace, Steps | None]:
+    """The trace of what is carried, and the steps that are pending beside it."""
+    return {key: of_group for key, of_group in carried.items() if key != PENDING}, carried.get(PENDING)
+
+
+def _dtypes(graph: ETraceGraph, group: HiddenGroup) -> list:
+    """Those of a group's states, whose transition has the widest."""
+    return [graph.program.avals[graph.program.carry[c]].dtype for c in group.states]
+
+
+def _still(graph: ETraceGraph, group: HiddenGroup) -> jax.Array:
     """The transition of no step."""
-    return jnp.eye(group.num_state, dtype=group.dtype)
+    return jnp.eye(group.num_state, dtype=jnp.result_type(*_dtypes(graph, group)))
 
 
 def _later(resets: jax.Array) -> jax.Array:
@@ -75,12 +86,10 @@ class Pending(NamedTuple):
     q: dict[str, dict[str, jax.Array]]
 
 
-class Delayed(NamedTuple):
-    """A trace that single steps write once in several: ``number`` steps are pending, each in a row, the others are zero.
+class Steps(NamedTuple):
+    """Single steps that are pending beside a trace: ``number`` of them, each in a row, the other rows are zero.
 
-    Rows are tuples of arrays, so that a lane is at axis 0 everywhere.
     """
-    stored: Trace
     alive: jax.Array
     p: dict[str, jax.Array]
     x: dict[str, tuple[jax.Array, ...]]
@@ -122,15 +131,17 @@ class DRTRL(Rule):
         if rows == 1:
             return trace
 
-        def empty(shape, dtype):
-            return tuple(jnp.zeros(shape, dtype) for _ in range(rows))
-        p = {g.name: jnp.broadcast_to(_still(g), (*g.shape, g.num_state, g.num_state)) for g in graph.hidden_groups}
+        none = (0 * t).sum()              # mapped, if t is: all of a state must be
+
+        def empty(shape, *dtypes):
+            return tuple(jnp.zeros(shape, jnp.result_type(*dtypes)) + none.astype(jnp.result_type(*dtypes)) for _ in range(rows))
+        p = {g.name: empty((*g.shape, g.num_state, g.num_state), *_dtypes(graph, g))[0] + _still(graph, g) for g in graph.hidden_groups}
         x, q = {}, {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
             if rel.op.x is not None:
                 x[rel.key] = empty((*rel.op.repeats, *rel.op.x_aval.shape), rel.op.x_aval.dtype)
-            q[rel.key][group.name] = empty((*rel.op.repeats, *coords.shape, group.num_state), rel.op.y_aval.dtype)
-        return Delayed(trace, t > 0, p, x, q, jnp.int32(0))
+            q[rel.key][group.name] = empty((*rel.op.repeats, *coords.shape, group.num_state), rel.op.y_aval.dtype, *_dtypes(graph, group))
+        return {**trace, PENDING: Steps(t > 0, p, x, q, none)}
 
     def _rows(self, graph: ETraceGraph, trace: Trace) -> int:
         """How many single steps stay pending: few enough to gain from, and none for a trace that is read at once."""
@@ -138,43 +149,49 @@ class DRTRL(Rule):
         return 1 if self.write_every is None and size < SMALL else self.delay(graph, 1, self.write_every)
 
     def written(self, graph, carried, weights, t):
-        if not isinstance(carried, Delayed):
-            return carried
-        return jax.lax.cond(carried.number > 0, lambda e: self._flushed(graph, carried._replace(stored=e), weights, t), lambda e: e,
-                            carried.stored)
+        trace, steps = _apart(carried)
+        if steps is None:
+            return trace
+        return jax.lax.cond(steps.number > 0, lambda e: self._with_steps(graph, e, steps, weights, t), lambda e: e, trace)
 
-    def _flushed(self, graph, carried: Delayed, weights, t) -> Trace:
-        return self.close(graph, carried.stored, self._without(graph, carried.pending, t == 0), weights, t, ())
+    def _with_steps(self, graph, trace: Trace, steps: Steps, weights, t) -> Trace:
+        return self.close(graph, trace, self._without(graph, steps.pending, t == 0), weights, t, ())
 
-    def _with_room(self, graph, carried: Delayed, t) -> tuple[jax.Array, Pending, jax.Array]:
+    def _with_room(self, graph, steps: Steps, t) -> tuple[jax.Array, Pending, jax.Array]:
         """Whether the trace must be written before this step, and then what is pending and its number of steps."""
-        pending, full = self._without(graph, carried.pending, t == 0), carried.number == carried.rows
+        pending, full = self._without(graph, steps.pending, t == 0), steps.number == steps.rows
         x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (pending.x, pending.q))
-        p = {g.name: jnp.where(full, _still(g), pending.p[g.name]) for g in graph.hidden_groups}
-        return full, Pending(jnp.where(full, t > 0, pending.alive), p, x, q), jnp.where(full, 0, carried.number)
+        p = {g.name: jnp.where(full, _still(graph, g), pending.p[g.name]) for g in graph.hidden_groups}
+        return full, Pending(jnp.where(full, t > 0, pending.alive), p, x, q), jnp.where(full, 0, steps.number)
 
     def update(self, graph, carried, factors, weights, t):
         q = jax.tree.map(lambda a: a[None], factors.df)
-        if not isinstance(carried, Delayed):
-            return self.close(graph, carried, Pending(t > 0, factors.d, jax.tree.map(lambda a: a[None], factors.x), q), weights, t, ())
-        full, pending, number = self._with_room(graph, carried, t)
-        stored = jax.lax.cond(full, lambda e: self._flushed(graph, carried._replace(stored=e), weights, t), lambda e: e, carried.stored)
+        trace, steps = _apart(carried)
+        if steps is None:
+            return self.close(graph, trace, Pending(t > 0, factors.d, jax.tree.map(lambda a: a[None], factors.x), q), weights, t, ())
+        full, pending, number = self._with_room(graph, steps, t)
+        trace = jax.lax.cond(full, lambda e: self._with_steps(graph, e, steps, weights, t), lambda e: e, trace)
 
         def placed(rows, new):
             return tuple(jnp.where(number == i, new.astype(row.dtype), row) for i, row in enumerate(rows))
+
+        def kept(new, old):
+            return new.astype(old.dtype)
         rows: dict[str, dict] = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
             d, old = _for_rows(rel.op, coords, factors.d[group.name], 2), pending.q[rel.key][group.name]
-            rows[rel.key][group.name] = placed((d * old[..., None, :]).sum(-1), factors.df[rel.key][group.name])
-        p = {g: (d[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2) for g, d in factors.d.items()}
-        return Delayed(stored, pending.alive, p, {key: placed(old, factors.x[key]) for key, old in pending.x.items()}, rows, number + 1)
+            rows[rel.key][group.name] = placed(kept((d * old[..., None, :]).sum(-1), old), factors.df[rel.key][group.name])
+        p = {g: kept((d[..., :, :, None] * pending.p[g][..., None, :, :]).sum(-2), pending.p[g]) for g, d in factors.d.items()}
+        x = {key: placed(old, factors.x[key]) for key, old in pending.x.items()}
+        return {**trace, PENDING: Steps(pending.alive, p, x, rows, number + 1)}
 
     def gradient(self, graph, before, after, factors, signals, weights, t):
-        if isinstance(before, Delayed):
+        trace, steps = _apart(before)
+        if steps is not None:
             step = jax.tree.map(lambda a: a[None], (factors, signals))
-            return self.window(graph, after.stored, self._with_room(graph, before, t)[1], *step, weights, t[None], None, False)[0]
+            return self.window(graph, _apart(after)[0], self._with_room(graph, steps, t)[1], *step, weights, t[None], None, False)[0]
         grads = same_step(graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
-        return add_gradients(grads, self._history(graph, before, signals.c, weights, t > 0))
+        return add_gradients(grads, self._history(graph, trace, signals.c, weights, t > 0))
 
     def _old(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, alive) -> k.Old:
         return k.Old(trace[rel.key][group.name], alive if coords.has_lanes(graph.lanes) else alive.any(), rel.op.y_aval.dtype)

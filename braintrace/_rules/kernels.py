@@ -46,11 +46,12 @@ def stored(x: jax.Array, dtype) -> jax.Array:
     return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype) if dtype == jnp.uint16 else x.astype(dtype)
 
 
-def read(e: jax.Array, dtype=jnp.bfloat16) -> jax.Array:
-    """A stored array as numbers: in ``dtype``, or in its own if that is wider."""
-    if e.dtype != jnp.uint16:
-        return e.astype(jnp.promote_types(e.dtype, dtype))
-    return jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32).astype(jnp.promote_types(jnp.bfloat16, dtype))
+def read(e: jax.Array, dtype=None) -> jax.Array:
+    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider."""
+    own = jnp.dtype(jnp.bfloat16) if e.dtype == jnp.uint16 else e.dtype
+    if e.dtype == jnp.uint16:
+        e = jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32)
+    return e.astype(own if dtype is None else jnp.promote_types(own, dtype))
 
 
 class Old(NamedTuple):

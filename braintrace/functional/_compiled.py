@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, abstract, is_inexact
+from .._compiler import ETraceGraph, abstract, is_inexact, path_name
 from .._executor import Executor, Factors, Signals, stopped
 from .._rules import Rule, same_step
+from ._state import flatten_paths
 
 __all__ = ['Compiled', 'signature', 'zero_gradient']
 
@@ -31,10 +32,26 @@ class Compiled:
         self.step = jax.custom_vjp(jax.jit(self._primal))
         self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
 
+    @property
+    def t_shape(self) -> tuple[int, ...]:
+        return () if self.graph.lanes is None else (self.graph.lanes,)
+
     def init(self) -> tuple[dict, jax.Array]:
-        lanes = self.graph.lanes
-        t = jnp.zeros(() if lanes is None else (lanes,), jnp.int32)
+        t = jnp.zeros(self.t_shape, jnp.int32)
         return {} if self.rule is None else self.rule.carried(self.graph, self.rule.init(self.graph), t), t
+
+    @cached_property
+    def laned(self) -> frozenset[str]:
+        """Paths of the arrays of the trace whose axis 0 is the lanes."""
+        found = set()
+        trace = {} if self.graph.lanes is None else jax.eval_shape(self.init)[0]
+        for rel in self.graph.hidden_param_op_relations:
+            for group, coords in zip(rel.groups, rel.coordinates, strict=True):
+                slots = trace.get(rel.key, {}).get(group.name, {})
+                if coords.has_lanes(self.graph.lanes) and not rel.op.repeats:
+                    found |= {path_name((rel.key, group.name, *key)) for key, e in flatten_paths(slots).items()
+                              if e.shape[:1] == (self.graph.lanes,)}
+        return frozenset(found)
 
     @cached_property
     def state_signature(self) -> tuple:

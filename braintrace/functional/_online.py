@@ -108,8 +108,8 @@ class OnlineLearner:
 
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: this carry, a zero trace, t = 0."""
-        trace, t = self.compiled(params, carry, inputs, new=True).init()
-        return OnlineState(carry, trace, t)
+        compiled = self.compiled(params, carry, inputs, new=True)
+        return OnlineState(carry, *compiled.init(), compiled.laned)
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
         if not isinstance(state, OnlineState):
@@ -127,7 +127,8 @@ class OnlineLearner:
         compiled, p, c, x = self._flat(params, state, inputs)
         outputs, carry, trace, t = compiled.step(p, c, state.trace, state.t, x)
         trees = compiled.program.trees
-        return jax.tree.unflatten(trees['outputs'], outputs), OnlineState(jax.tree.unflatten(trees['carry'], carry), trace, t)
+        new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
+        return jax.tree.unflatten(trees['outputs'], outputs), new
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for ``loss_fn(outputs, targets) -> scalar``."""
@@ -159,7 +160,7 @@ class OnlineLearner:
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
-            new = OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t)
+            new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return compiled.gradient_tree(leaves, grads), new, losses
         return run
 
@@ -206,7 +207,8 @@ class OnlineLearner:
             loop = _run(compiled, loss_fn, put_back, params, carry, state.t, sequence)
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
                 loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)
-            return params, opt_state, OnlineState(jax.tree.unflatten(compiled.program.trees['carry'], carry), trace, t), losses
+            new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
+            return params, opt_state, new, losses
         return run
 
     def _check_sequence(self, reduction, name: str) -> None:

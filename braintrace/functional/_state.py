@@ -1,13 +1,13 @@
 """The state of an online learner, and what can be done with it without the learner."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import path_key
+from .._compiler import path_key, path_name
 from .._errors import StructureError
 
 __all__ = ['OnlineState', 'flatten_paths', 'fold_lane', 'merge', 'reset', 'unflatten_paths']
@@ -19,11 +19,13 @@ class OnlineState:
     """All that an online learner carries from step to step, but parameters.
 
     ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
-    the last reset, ``(B,)`` where an op is batched, else ``()``. Where ``t`` is 0 the trace counts as zero.
+    the last reset, ``(B,)`` where an op is batched, else ``()``. Where ``t`` is 0 the trace counts as zero. ``laned`` (static): the paths
+    of the arrays in ``trace`` whose axis 0 is the lanes.
     """
     carry: Any
     trace: dict
     t: jax.Array
+    laned: frozenset[str] = field(default=frozenset(), metadata={'static': True})
 
     def replace(self, **changes) -> OnlineState:
         """A copy with some fields changed."""
@@ -64,8 +66,9 @@ def reset(state: OnlineState, flags, carry0, hidden=None) -> OnlineState:
         return reset_leaf(flags, fresh, jnp.asarray(x)) if is_hidden else x
 
     carry = jax.tree_util.tree_map_with_path(leaf, state.carry, carry0)
-    trace = jax.tree.map(lambda e: reset_leaf(flags, jnp.zeros((), e.dtype), e) if e.shape[:flags.ndim] == flags.shape else e, state.trace)
-    return OnlineState(carry, trace, jnp.where(flags, 0, state.t))
+    def entry(path, e):
+        return reset_leaf(flags, jnp.zeros((), e.dtype), e) if not flags.ndim or path_name(path_key(path)) in state.laned else e
+    return state.replace(carry=carry, trace=jax.tree_util.tree_map_with_path(entry, state.trace), t=jnp.where(flags, 0, state.t))
 
 
 def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
