@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .._errors import RuleContractError
 from ._contract import checked_invars
@@ -16,7 +16,8 @@ class ETPPrimitiveSpec:
     """Description of an ETP primitive: its function, where its operands stand, and its trace rules.
 
     The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a spec without them.
-    ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout is not the parameter's.
+    ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout is not the parameter's. ``cases``: pairs ``(operands, params)``,
+    operands anything with shape and dtype, on which ``braintrace.kit.check`` tries the laws.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ETPPrimitiveSpec:
     gradient_enabled: bool = False
     instant_drtrl: Callable | None = None
     solve_drtrl: Callable | None = None
+    cases: Sequence[tuple] = ()
 
     def __new__(cls, *args, **fields):
         """Refuse a misnamed field by its name."""

@@ -16,9 +16,10 @@ from .._errors import EtpShapeError, NotSupportedError, OptionError
 from ._derive import bias_at, output_trace, vjp_of, zeros_trace
 from ._operands import bias_operands, check_shape, input_operand, trainable_operand, unit_product, with_unit
 from ._patches import conv_layout, spread
+from ._primitive import ETPPrimitive
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
-__all__ = ['conv', 'etp_conv_p']
+__all__ = ['bind_conv', 'conv', 'etp_conv_p', 'register_conv']
 
 
 def _impl(x, kernel, *bias, has_bias: bool = False, strides, padding, lhs_dilation=None, rhs_dilation=None,
@@ -85,11 +86,16 @@ def _fold_axes(params: dict) -> tuple[int, int] | None:
     return layout.lhs_spec[0], layout.out_spec[0]
 
 
-_trainable_invars = bias_at(2, weight=1)
-etp_conv_p = register_primitive_spec(ETPPrimitiveSpec(
-    'etp_conv', _impl, _yw_to_w, vjp_of(_impl, _trainable_invars), _init_drtrl, output_trace, _trainable_invars,
-    batched=True, instant_drtrl=_instant, solve_drtrl=_solve))
-etp_conv_p.fold_axes = _fold_axes
+def register_conv(name: str) -> ETPPrimitive:
+    trainable_invars = bias_at(2, weight=1)
+    primitive = register_primitive_spec(ETPPrimitiveSpec(
+        name, _impl, _yw_to_w, vjp_of(_impl, trainable_invars), _init_drtrl, output_trace, trainable_invars, batched=True,
+        instant_drtrl=_instant, solve_drtrl=_solve))
+    primitive.fold_axes = _fold_axes
+    return primitive
+
+
+etp_conv_p = register_conv('etp_conv')
 
 
 def conv(x, kernel, bias=None, *, strides: int | Sequence[int] | None = None,
@@ -110,14 +116,21 @@ def conv(x, kernel, bias=None, *, strides: int | Sequence[int] | None = None,
     >>> braintrace.conv(x, kernel, strides=2, padding='VALID', dimension_numbers=('NWC', 'WIO', 'NWC')).shape
     (2, 7, 8)
     """
-    op = 'conv'
+    return bind_conv(etp_conv_p, 'conv', x, kernel, bias, strides=strides, padding=padding, lhs_dilation=lhs_dilation,
+                     rhs_dilation=rhs_dilation, feature_group_count=feature_group_count, batch_group_count=batch_group_count,
+                     dimension_numbers=dimension_numbers)
+
+
+def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, *, strides=None, padding='SAME', lhs_dilation=None,
+              rhs_dilation=None, feature_group_count: int = 1, batch_group_count: int = 1, dimension_numbers=None):
+    """Check and bind the operands of a convolution."""
     kernel, kernel_unit = trainable_operand(op, 'kernel', kernel)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     layout = _checked_layout(x, kernel, dimension_numbers, feature_group_count, batch_group_count)
     rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
     batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
-    y = etp_conv_p.bind(
+    y = primitive.bind(
         x if batch_first else jnp.moveaxis(x, layout.lhs_spec[0], 0), kernel, *bias, has_bias=bool(bias),
         strides=_each_axis('strides', strides, rank) or (1,) * rank, padding=_checked_padding(padding, rank),
         lhs_dilation=_each_axis('lhs_dilation', lhs_dilation, rank),

@@ -1,0 +1,175 @@
+"""Rules that follow from an implementation alone, in the three layouts of a trace.
+
+``parameter``: an entry for each entry of a trainable, where that feeds one element of y per sample; ``places`` say which.
+``effective``: an entry for each pair of an element of x and one of y, where the op is linear in x; the gradient is pulled back from there.
+``position``: an entry for each pair of an element of y and one of a trainable; right for every op, and the largest.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import RuleContractError
+from ._derive import zeros_trace
+
+__all__ = ['Places', 'effective_rules', 'parameter_rules', 'places_of', 'position_rules', 'samples']
+
+
+def samples(fn: Callable, x_index: int) -> Callable:
+    """``fn`` of one sample, mapped over a batch in axis 0 of x and of y."""
+    def impl(*operands, **params):
+        axes = [0 if i == x_index else None for i in range(len(operands))]
+        return jax.vmap(functools.partial(fn, **params), in_axes=axes)(*operands)
+    return impl
+
+
+# a trace for each pair of y and a trainable -----------------------------------------------------------------------------
+
+def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
+    """Trace rules; ``of_weights(x, weights, **params) -> y`` has a batch in front where ``batched``. Layout ``(batch, *y, size)``."""
+    def instant_drtrl(x, hidden_dim, weights, **params):
+        y, pull = jax.vjp(lambda w: of_weights(x, w, **params), weights)
+        d = hidden_dim.astype(y.dtype)
+        basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape) * d
+        entry = {name: g.reshape(*y.shape, -1) for name, g in jax.vmap(pull)(basis)[0].items()}
+        return {name: e.sum(0) for name, e in entry.items()} if batched else entry
+
+    def yw_to_w(hidden_dim, trace, **params):
+        return {name: e * hidden_dim[..., None] for name, e in trace.items()}
+
+    def solve_drtrl(signal, trace, weights, **params):
+        scaled = yw_to_w(signal, trace)
+        return {name: e.reshape(-1, e.shape[-1]).sum(0).reshape(weights[name].shape) for name, e in scaled.items()}
+
+    def init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
+        y = y_var.aval.shape
+        return {name: zeros_trace((*y, math.prod(w.aval.shape)), w, num_hidden_state) for name, w in weight_vars.items()}
+
+    return {'instant_drtrl': instant_drtrl, 'yw_to_w': yw_to_w, 'solve_drtrl': solve_drtrl, 'init_drtrl': init_drtrl}
+
+
+# a trace for each pair of x and y ---------------------------------------------------------------------------------------
+
+def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, Callable]:
+    """Trace rules of ``fn(x, *weights)`` of one sample, linear in x; ``order(weights)`` lists them. Layout ``(batch, x size, y size)``.
+
+    A bias is not part of ``fn``: it has a trace of y's shape.
+    """
+    def instant_drtrl(x, hidden_dim, weights, *, places, **params):
+        x, d = (a.reshape(-1, math.prod(shape)) for a, shape in ((x, places.x), (hidden_dim, places.y)))
+        entry = x.T @ d
+        found = {name: hidden_dim.reshape(-1, *places.y).sum(0) if name == 'bias' else entry for name in weights}
+        return {name: e.astype(weights[name].dtype) for name, e in found.items()}
+
+    def yw_to_w(hidden_dim, trace, *, places, **params):
+        flat = hidden_dim.reshape(*hidden_dim.shape[:hidden_dim.ndim - len(places.y)], 1, -1)
+        return {name: e * (hidden_dim if name == 'bias' else flat) for name, e in trace.items()}
+
+    def solve_drtrl(signal, trace, weights, *, places, **params):
+        scaled = {name: e.sum(0) if batched else e for name, e in yw_to_w(signal, trace, places=places).items()}
+        size = math.prod(places.x)
+        basis = jnp.eye(size, dtype=jax.tree.leaves(weights)[0].dtype).reshape(size, *places.x)
+
+        def effective(weights):
+            return jax.vmap(lambda x: fn(x, *order(weights), **params))(basis).reshape(size, -1)
+        own = {name: w for name, w in weights.items() if name != 'bias'}
+        pull = jax.vjp(effective, own)[1]
+        return {name: e if name == 'bias' else pull(e.astype(weights[name].dtype))[0][name] for name, e in scaled.items()}
+
+    def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, places):
+        lead = y_var.aval.shape[:len(y_var.aval.shape) - len(places.y)]
+        product = math.prod(places.x), math.prod(places.y)
+        return {name: zeros_trace((*lead, *(places.y if name == 'bias' else product)), w, num_hidden_state)
+                for name, w in weight_vars.items()}
+
+    return {'instant_drtrl': instant_drtrl, 'yw_to_w': yw_to_w, 'solve_drtrl': solve_drtrl, 'init_drtrl': init_drtrl}
+
+
+# a trace of the parameter's shape ---------------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """One sample's shapes of x and y, and the element of y that each entry of a trainable feeds; hashable by value.
+
+    ``at`` has a row for each trainable: its name, its shape, and either the axes of it that are y's, in y's order, or the flat indices
+    of y as bytes.
+    """
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    at: tuple[tuple[str, tuple[int, ...], tuple[int, ...] | bytes], ...] = ()
+
+    def spread(self, name: str, d: jax.Array) -> jax.Array:
+        """Factors at y, with any axes in front, as factors at the entries of a trainable."""
+        lead = d.ndim - len(self.y)
+        _, shape, where = next(row for row in self.at if row[0] == name)
+        if isinstance(where, bytes):
+            return d.reshape(*d.shape[:lead], -1)[..., np.frombuffer(where, np.int32).reshape(shape)]
+        d = jnp.transpose(d, (*range(lead), *(lead + int(i) for i in np.argsort(where))))
+        return jnp.expand_dims(d, [lead + axis for axis in range(len(shape)) if axis not in where])
+
+
+def parameter_rules() -> dict[str, Callable]:
+    """Trace rules by the places of an equation; ``init_drtrl`` is that of the parameters' shapes."""
+    def yw_to_w(hidden_dim, trace, *, places, **params):
+        return {name: e * (hidden_dim if name == 'bias' else places.spread(name, hidden_dim)) for name, e in trace.items()}
+    return {'yw_to_w': yw_to_w}
+
+
+@functools.lru_cache(maxsize=256)
+def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, params: tuple, find: bool) -> Places:
+    """The places of ``fn(x, *weights)`` for these shapes of one sample; looked for, by the op's own reverse rule, where ``find``.
+
+    Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y.
+    """
+    static = dict(params)
+    y = jax.eval_shape(functools.partial(fn, **static), x, *weights).shape
+    if not find:
+        return Places(tuple(x.shape), tuple(y))
+    rng, size = np.random.default_rng(0), math.prod(y)
+    labels = [np.ones(y), 1 + rng.permutation(size).reshape(y) / max(size, 1), rng.normal(size=y)]
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        x, *weights = (_drawn(rng, a) for a in (x, *weights))
+        _, pull = jax.vjp(lambda ws: fn(x, *ws, **static), list(weights))
+        ones, named, other = ([np.asarray(g) for g in pull(jnp.asarray(d, jax.eval_shape(lambda: fn(x, *weights, **static)).dtype))[0]]
+                              for d in labels)
+    rows = []
+    for i, name in enumerate(names):
+        live = ones[i] != 0
+        ratio = np.divide(named[i], ones[i], out=np.ones(ones[i].shape), where=live)
+        index = np.rint(np.real(ratio - 1) * max(size, 1)).astype(int)
+        where = np.zeros(max(size, 1), int)
+        where[np.rint((labels[1].ravel() - 1) * max(size, 1)).astype(int)] = np.arange(size)
+        index = where[np.clip(index, 0, max(size - 1, 0))]
+        want = ones[i] * labels[2].ravel()[index] if size else ones[i]
+        if not np.allclose(other[i], want, rtol=1e-8, atol=1e-10):
+            wrong = tuple(int(k) for k in np.argwhere(~np.isclose(other[i], want, rtol=1e-8, atol=1e-10))[0])
+            raise RuleContractError(f"{op}: entry {list(wrong)} of {name!r} feeds several elements of y, so a trace of the parameter's "
+                                    "shape is not exact. Make the op with trace='position' or, if it is a product, trace='effective'.")
+        axes = _axes(index, y)
+        rows.append((name, index.shape, index.astype(np.int32).tobytes() if axes is None else axes))
+    return Places(tuple(x.shape), tuple(y), tuple(rows))
+
+
+def _drawn(rng, aval) -> jax.Array:
+    wide = jnp.promote_types(aval.dtype, jnp.float64) if jnp.issubdtype(aval.dtype, jnp.inexact) else aval.dtype
+    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), wide)
+
+
+def _axes(index: np.ndarray, y: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes of an index array that are those of y, where it is nothing but that."""
+    kept = [a for a in range(index.ndim) if index.shape[a] > 1 and (index != index.take([0], a)).any()]
+    ones = [a for a in range(index.ndim) if index.shape[a] == 1]
+    for extra in itertools.combinations(ones, len(y) - len(kept)) if len(y) >= len(kept) else ():
+        for axes in itertools.permutations([*kept, *extra]):
+            if tuple(index.shape[a] for a in axes) == y:
+                flat = np.arange(math.prod(y)).reshape(y).transpose(np.argsort(axes))
+                if (index == np.expand_dims(flat, [a for a in range(index.ndim) if a not in axes])).all():
+                    return tuple(axes)
+    return None
