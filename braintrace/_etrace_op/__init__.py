@@ -6,8 +6,8 @@ from ._spec import __all__ as _spec
 from ._structure import SparseStructure
 from .conv import conv, etp_conv_p
 from .dense import etp_mm_p, etp_mv_p, matmul
-from .einsum import FORMS as EINSUM_FORMS
-from .einsum import einsum, grouped_matmul
+from .einsums import FORMS as EINSUM_FORMS
+from .einsums import einsum, grouped_matmul
 from .elemwise import element_wise, etp_elemwise_p
 from .embedding import embedding, etp_embed_mm_p, etp_embed_mv_p
 from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul

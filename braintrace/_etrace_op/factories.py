@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import EtpDtypeError, OptionError, RuleContractError
-from . import einsum as _einsum
+from . import einsums
 from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
 from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
@@ -201,13 +201,13 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     >>> heads(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))).shape
     (2, 4, 5)
     """
-    _einsum.parsed(name, equation)
-    forms = _einsum.register_forms(name)
+    einsums.parsed(name, equation)
+    forms = einsums.register_forms(name)
 
     def call(x, weight, bias_=None):
         if (bias_ is not None) != bias:
             raise OptionError(f'{name}: a bias is {"expected" if bias else "not expected"}; the op was made with bias={bias}.')
-        return _einsum.bound(name, forms, equation, x, weight, bias_)
+        return einsums.bound(name, forms, equation, x, weight, bias_)
     return EtpOp(name, call, list(forms.values()))
 
 
