@@ -38,6 +38,7 @@ def slices(e, c, lanes=range(B)):
 def reading():
     print('< c, e >')
     e, c = draw(0, B, I, O), draw(1, B, O)
+    timed('read alone', lambda e, c: e.sum(), e, c)
     timed('einsum', lambda e, c: jnp.einsum('bio,bo->io', e, c), e, c)
     timed('sum over axis 0', lambda e, c: (e * c[:, None]).sum(0), e, c)
     timed('sum of slices', slices, e, c)
@@ -49,7 +50,14 @@ def reading():
     def rows(e, c):
         return jax.lax.map(lambda i: slices(jax.lax.dynamic_slice_in_dim(e, i, 64, 1), c), jnp.arange(0, I, 64))
     timed('blocks of 64 rows', rows, e, c)
-    timed('sum of slices, bfloat16', lambda e, c: slices(e.astype(jnp.float32), c), e.astype(jnp.bfloat16), c)
+    short = e.astype(jnp.bfloat16)
+    bits = jax.lax.bitcast_convert_type(short, jnp.uint16)
+    timed('sum of slices, bfloat16', lambda e, c: slices(e.astype(jnp.float32), c), short, c)
+    timed('sum of slices, bfloat16 as bits', lambda e, c: slices(
+        jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32), c), bits, c)
+    behind = jnp.moveaxis(e, 0, 1).copy()
+    timed('sum of slices, lanes behind the rows', lambda e, c: sum(e[:, b] * c[b][None] for b in range(B)), behind, c)
+    timed('the same as a sum over an axis', lambda e, c: (e * c[None]).sum(1), behind, c)
 
 
 def every_step(order):
@@ -81,6 +89,30 @@ def lane_by_lane(e, w, f):
     return jax.lax.scan(step, (e, w), f)[0]
 
 
+def in_own_loop(pending):
+    """A gradient, an update and a write by single steps: of the old trace, or with four steps pending before a write."""
+    def run(e, w, f):
+        def plain(carry, f):
+            e, w = carry
+            new = e * f['d'][:, None] + f['x'][:, :, None] * f['q'][:, None]
+            return (new, w - 1e-3 * slices(e, f['c'])), None
+
+        def delayed(carry, f):
+            e, p, x, q, n, w = carry
+            full = n == 4
+            e = jax.lax.cond(full, lambda e: e * p[:, None] + sum(x[k][:, :, None] * q[k][:, None] for k in range(4)), lambda e: e, e)
+            p, q, n = jnp.where(full, 1, p), jnp.where(full, 0, q), jnp.where(full, 0, n)
+            w = w - 1e-3 * (slices(e, f['c'] * p) + jnp.einsum('kbi,kbo->io', x, q * f['c']))
+            x, q = (jax.lax.dynamic_update_index_in_dim(a, b, n, 0) for a, b in ((x, f['x']), (q * f['d'], f['q'])))
+            return (e, p * f['d'], x, q, n + 1, w), None
+        if not pending:
+            return jax.lax.scan(plain, (e, w), f)[0]
+        e, p, x, q, _, w = jax.lax.scan(
+            delayed, (e, jnp.ones((B, O)), jnp.zeros((4, B, I)), jnp.zeros((4, B, O)), jnp.int32(0), w), f)[0]
+        return e * p[:, None] + sum(x[k][:, :, None] * q[k][:, None] for k in range(4)), w
+    return run
+
+
 def steps():
     print('a read, an update and a write at every step')
     f = {'x': draw(0, T, B, I), 'd': jax.random.uniform(jax.random.key(1), (T, B, O)), 'q': draw(2, T, B, O), 'c': draw(3, T, B, O)}
@@ -88,6 +120,8 @@ def steps():
     timed('one read and write of the trace, nothing else', lambda e: e * 0.5 + 1, e, donate=(0,))
     for order in ('no order', 'barrier on the trace', 'barrier on a factor', 'the write depends on the read'):
         timed(order, every_step(order), e, w, f, donate=(0, 1), per=T)
+    timed('own loop, old and new trace', in_own_loop(False), e, w, f, donate=(0, 1), per=T)
+    timed('own loop, four steps pending', in_own_loop(True), e, w, f, donate=(0, 1), per=T)
     timed('lane by lane in a scan', lane_by_lane, e, w, f, donate=(0, 1), per=T)
 
 

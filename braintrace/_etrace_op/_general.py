@@ -45,8 +45,8 @@ def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
         return {name: e * hidden_dim[..., None] for name, e in trace.items()}
 
     def solve_drtrl(signal, trace, weights, **params):
-        scaled = yw_to_w(signal, trace)
-        return {name: e.reshape(-1, e.shape[-1]).sum(0).reshape(weights[name].shape) for name, e in scaled.items()}
+        scaled = {name: e.reshape(-1, e.shape[-1]).sum(0) for name, e in yw_to_w(signal, trace).items()}
+        return {name: e.reshape(-1, *weights[name].shape).sum(0) for name, e in scaled.items()}     # copies: an op without x is widened
 
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
         y = y_var.aval.shape
@@ -135,10 +135,9 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     rng, size = np.random.default_rng(0), math.prod(y)
     labels = [np.ones(y), 1 + rng.permutation(size).reshape(y) / max(size, 1), rng.normal(size=y)]
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        x, *weights = (_drawn(rng, a) for a in (x, *weights))
-        _, pull = jax.vjp(lambda ws: fn(x, *ws, **static), list(weights))
-        ones, named, other = ([np.asarray(g) for g in pull(jnp.asarray(d, jax.eval_shape(lambda: fn(x, *weights, **static)).dtype))[0]]
-                              for d in labels)
+        value, *values = (_drawn(rng, a) for a in (x, *weights))
+        at, pull = jax.vjp(lambda ws: fn(value, *ws, **static), values)
+        ones, named, other = ([np.asarray(g) for g in pull(jnp.asarray(d, at.dtype))[0]] for d in labels)
     rows = []
     for i, name in enumerate(names):
         live = ones[i] != 0

@@ -37,6 +37,10 @@ class Compiled:
         return () if self.graph.lanes is None else (self.graph.lanes,)
 
     def init(self) -> tuple[dict, jax.Array]:
+        """The empty trace and t, made by one program."""
+        return jax.jit(self._init)()
+
+    def _init(self):
         t = jnp.zeros(self.t_shape, jnp.int32)
         return {} if self.rule is None else self.rule.carried(self.graph, self.rule.init(self.graph), t), t
 

@@ -1,0 +1,215 @@
+"""Ops of factories against the hand-written ones, and against backpropagation through time."""
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError, RuleContractError
+from braintrace._etrace_op import SparseStructure, factories
+from braintrace._etrace_op._primitive import ETP_PRIMITIVES
+
+BATCH, INPUTS, UNITS, RANK, STEPS = 3, 4, 5, 2, 4
+RNG = np.random.default_rng(1)
+STRUCTURE = SparseStructure(*np.divmod(RNG.choice(INPUTS * UNITS, 9, replace=False), UNITS), (INPUTS, UNITS))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def made():
+    """Every op once: a name can be registered only once."""
+    low_rank = {'fn': lambda x, b, a, scale: scale * (x @ b @ a), 'trainable': {'b': 1, 'a': 2}, 'static': ('scale',)}
+    return {
+        'dense': factories.make_linear_op('t_dense', lambda x, w: x @ w),
+        'dense effective': factories.make_linear_op('t_dense_e', lambda x, w: x @ w, trace='effective'),
+        'dense position': factories.make_linear_op('t_dense_p', lambda x, w: x @ w, trace='position'),
+        'swapped': factories.make_linear_op('t_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}),
+        'sparse': factories.make_linear_op('t_sparse', lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(
+            x[STRUCTURE.rows] * w)),
+        'low rank': factories.make_linear_op('t_low_rank', trace='effective', **low_rank),
+        'low rank position': factories.make_linear_op('t_low_rank_p', trace='position', **low_rank),
+        'low rank refused': factories.make_linear_op('t_low_rank_r', trace='parameter', **low_rank),
+        'conv of one channel': factories.make_linear_op('t_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'),
+        'heads': factories.make_einsum_op('t_heads', 'bhi,hio->bho', bias=True),
+        'gain': factories.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)),
+        'conv': factories.make_conv_op('t_conv', 1),
+        'derived': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('t_derived', lambda x, w: jnp.cumsum(x * w, -1), batched=True)),
+        'derived alone': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec(
+            't_derived_alone', lambda w: jnp.cumsum(w ** 2, -1), x_invar_index=None)),
+    }
+
+
+def draw(*shape):
+    return RNG.normal(size=shape)
+
+
+W, BIAS, B, A = draw(INPUTS, UNITS), draw(UNITS), draw(INPUTS, RANK), draw(RANK, UNITS)
+# name -> (op of a factory, the same by hand, the same in plain JAX, parameters, shape of one step's x)
+PAIRS = {
+    'dense': (lambda p, x: made()['dense'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+              lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
+    'dense, one sample': (lambda p, x: made()['dense'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+                          lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (INPUTS,)),
+    'dense effective': (lambda p, x: made()['dense effective'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+                        lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
+    'dense position': (lambda p, x: made()['dense position'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+                       lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
+    'swapped': (lambda p, x: made()['swapped'](p['w'], x), lambda p, x: braintrace.matmul(x, p['w'].T),
+                lambda p, x: x @ p['w'].T, {'w': W.T}, (BATCH, INPUTS)),
+    'mapped': (lambda p, x: jax.vmap(lambda row: made()['dense'](row, p['w'], bias=p['c']))(x),
+               lambda p, x: braintrace.matmul(x, p['w'], p['c']), lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
+    'sparse': (lambda p, x: made()['sparse'](x, p['w']), lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=STRUCTURE),
+               lambda p, x: x @ jnp.zeros((INPUTS, UNITS)).at[STRUCTURE.rows, STRUCTURE.columns].add(p['w']),
+               {'w': draw(9)}, (BATCH, INPUTS)),
+    'low rank': (lambda p, x: made()['low rank'](x, p['b'], p['a'], bias=p['c'], scale=1.5),
+                 lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5, bias=p['c']),
+                 lambda p, x: 1.5 * x @ p['b'] @ p['a'] + p['c'], {'b': B, 'a': A, 'c': BIAS}, (BATCH, INPUTS)),
+    'low rank position': (lambda p, x: made()['low rank position'](x, p['b'], p['a'], scale=1.5),
+                          lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5),
+                          lambda p, x: 1.5 * x @ p['b'] @ p['a'], {'b': B, 'a': A}, (BATCH, INPUTS)),
+    'conv of one channel': (lambda p, x: made()['conv of one channel'](x, p['w']),
+                            lambda p, x: braintrace.conv(x[:, None], p['w'][None, None, ::-1], padding='VALID')[:, 0],
+                            lambda p, x: jax.vmap(lambda row: jnp.convolve(row, p['w'], 'valid'))(x), {'w': draw(3)}, (BATCH, 7)),
+    'heads': (lambda p, x: made()['heads'](x, p['w'], p['c']), lambda p, x: braintrace.grouped_matmul(x, p['w'], p['c']),
+              lambda p, x: jnp.einsum('bhi,hio->bho', x, p['w']) + p['c'], {'w': draw(2, INPUTS, UNITS), 'c': draw(2, UNITS)},
+              (BATCH, 2, INPUTS)),
+    'gain': (lambda p, x: made()['gain'](x, p['w']), lambda p, x: x * braintrace.element_wise(p['w'], jnp.tanh),
+             lambda p, x: x * jnp.tanh(p['w']), {'w': BIAS}, (BATCH, UNITS)),
+    'conv': (lambda p, x: made()['conv'](x, p['w'], p['c'], padding='VALID'),
+             lambda p, x: braintrace.conv(x, p['w'], p['c'], padding='VALID'),
+             lambda p, x: jax.lax.conv_general_dilated(x, p['w'], (1,), 'VALID') + p['c'][:, None],
+             {'w': draw(2, 3, 2), 'c': draw(2)}, (BATCH, 3, 5)),
+    'derived': (lambda p, x: made()['derived'](x, p['w']), None, lambda p, x: jnp.cumsum(x * p['w'], -1), {'w': BIAS}, (BATCH, UNITS)),
+    'derived alone': (lambda p, x: x + made()['derived alone'](p['w']), None, lambda p, x: x + jnp.cumsum(p['w'] ** 2), {'w': BIAS},
+                      (BATCH, UNITS)),
+}
+
+
+def loss(out, _):
+    return jnp.sum(out ** 3)
+
+
+def cell(op):
+    def step(params, h, x):
+        h = jnp.tanh(0.8 * h + op(params, x))
+        return h, h
+    return step
+
+
+def through_time(plain, params, xs, h):
+    def whole(params):
+        state, total = h, 0.
+        for x in xs:
+            state, out = cell(plain)(params, state, x)
+            total += loss(out, None)
+        return total
+    return jax.grad(whole)(params)
+
+
+def online(op, params, xs, h, rule, window):
+    learner = braintrace.functional.online(cell(op), rule)
+    state = learner.init(params, h, xs[0])
+    if window == 'steps':
+        grad, total = jax.jit(learner.grad(loss)), jax.tree.map(jnp.zeros_like, params)
+        for x in xs:
+            _, grads, state = grad(params, state, x, 0.)
+            total = jax.tree.map(jnp.add, total, grads)
+        return total
+    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(params, state, xs, xs)[0]
+
+
+def same(got, want):
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-12 * max(1, float(abs(value).max())))
+
+
+@pytest.mark.parametrize('window', ['steps', 3])
+@pytest.mark.parametrize('name', PAIRS)
+def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
+    op, by_hand, plain, params, shape = PAIRS[name]
+    params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))
+    h = jnp.zeros(jax.eval_shape(plain, params, xs[0]).shape)
+    got = online(op, params, xs, h, braintrace.rules.d_rtrl(), window)
+    same(got, through_time(plain, params, xs, h))
+    if by_hand is not None:
+        same(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
+
+
+@pytest.mark.parametrize('name', [name for name, row in PAIRS.items() if row[1] is not None and name != 'gain'])
+def test_es_d_rtrl_has_the_gradient_of_the_hand_written_op(name):
+    op, by_hand, plain, params, shape = PAIRS[name]
+    params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))
+    h = jnp.zeros(jax.eval_shape(plain, params, xs[0]).shape)
+    rule = braintrace.rules.es_d_rtrl(0.6)
+    got = online(op, params, xs, h, rule, 3)
+    same(got, online(by_hand, params, xs, h, rule, 3))
+    assert all(float(abs(g).max()) > 1e-3 for g in jax.tree.leaves(got))
+
+
+def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more():
+    xs, shapes = jnp.asarray(draw(STEPS, BATCH, INPUTS)), {}
+    for name, call in (('dense', lambda p, x: made()['dense'](x, p)), ('sparse', lambda p, x: made()['sparse'](x, p)),
+                       ('dense effective', lambda p, x: made()['dense effective'](x, p)),
+                       ('dense position', lambda p, x: made()['dense position'](x, p))):
+        learner = braintrace.functional.online(cell(call), braintrace.rules.d_rtrl())
+        state = learner.init(jnp.asarray(draw(9) if name == 'sparse' else W), jnp.zeros((BATCH, UNITS)), xs[0])
+        shapes[name] = {leaf.shape for leaf in jax.tree.leaves(state.trace)}
+    assert shapes == {'dense': {(BATCH, INPUTS, UNITS)}, 'sparse': {(BATCH, 9)}, 'dense effective': {(BATCH, INPUTS, UNITS)},
+                      'dense position': {(BATCH, UNITS, INPUTS * UNITS)}}
+
+
+def test_units_multiply_and_a_bias_is_rescaled():
+    y = made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.nA)
+    assert u.get_unit(y).has_same_dim(u.mV * u.mS)
+    np.testing.assert_allclose((y - made()['dense'](jnp.zeros((BATCH, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA)).shape, (BATCH, UNITS))
+    np.testing.assert_allclose(made()['dense'](jnp.zeros((1, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA).to_decimal(u.nA)[0], BIAS)
+    with pytest.raises(EtpUnitError, match='t_dense: bias has unit'):
+        made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.mV)
+
+
+@pytest.mark.parametrize(('call', 'error', 'found'), [
+    (lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.), RuleContractError,
+     r"t_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
+    (lambda: made()['dense'](draw(INPUTS)), OptionError, 't_dense: 1 operands given, expected x and weight'),
+    (lambda: made()['dense'](draw(2, 3, INPUTS), W), EtpShapeError, 't_dense: x has shape .* of rank 3'),
+    (lambda: made()['dense'](draw(INPUTS), W.astype(int)), EtpDtypeError, 't_dense: weight has dtype int64'),
+    (lambda: made()['dense'](draw(INPUTS), W, bias=draw(2)), EtpShapeError, r't_dense: bias has shape \(2,\), expected \(5,\)'),
+    (lambda: made()['low rank'](draw(INPUTS), B, A), OptionError, r"static parameters \[\] given, expected \['scale'\]"),
+    (lambda: made()['low rank'](draw(INPUTS), B, A, scale=[1.]), EtpDtypeError, "static parameter 'scale' is a list, which has no hash"),
+    (lambda: made()['heads'](draw(2, 2, INPUTS), draw(2, INPUTS, UNITS)), OptionError, 'a bias is expected'),
+    (lambda: made()['heads'](draw(2, 3, INPUTS), draw(2, INPUTS, UNITS), draw(2, UNITS)), EtpShapeError, "axis 'h'"),
+    (lambda: made()['gain'](draw(2, 3), BIAS), EtpShapeError, 'one sample of x has the shape of the weight'),
+    (lambda: made()['conv'](draw(2, 3, 5, 5), draw(2, 3, 2, 2)), EtpShapeError, 't_conv: kernel has shape'),
+    (lambda: factories.make_linear_op('t_bad', lambda x, w: x @ w, trace='dense'), OptionError, "trace is 'dense'; choose one of"),
+    (lambda: factories.make_linear_op('t_bad', lambda x, w: x @ w, trainable={'w': 2}), OptionError, 'not the positions 0 to 1'),
+    (lambda: factories.make_linear_op('t_dense', lambda x, w: x @ w), RuleContractError, "'t_dense' is registered already"),
+    (lambda: factories.make_einsum_op('t_bad', 'bi,io'), OptionError, "the equation is 'bi,io'"),
+    (lambda: factories.make_einsum_op('t_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
+    (lambda: factories.make_einsum_op('t_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
+    (lambda: factories.make_conv_op('t_bad', 0), OptionError, 'dims is 0'),
+    (lambda: factories.new_etp_primitive('t_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
+    (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('t_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
+     RuleContractError, "'t_bad' has solve_drtrl of a layout of its own"),
+])
+def test_what_does_not_fit_is_refused(call, error, found):
+    made()
+    with pytest.raises(error, match=found):
+        call()
+    assert 't_bad' not in {p.name for p in ETP_PRIMITIVES}
+
+
+def test_an_op_shows_its_forms_and_rules():
+    op = made()['dense']
+    assert 'EtpOp(ETPPrimitive(t_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)' in repr(op)
+    assert set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'} and op.spec.name == 't_dense'
+    assert [form.name for form in op.forms] == ['t_dense', 't_dense_sample']
