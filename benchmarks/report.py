@@ -79,7 +79,7 @@ def updates(rows) -> str:
 
 
 def progress(rows) -> str:
-    return '; '.join(f'`{name_of(r["spec"])}` {ms(r, "on") / ms(r, "off") - 1:+.1%}' for r in rows)
+    return '; '.join(f'`{name_of(r["spec"])}` {r["times"]["on"]["low"] / r["times"]["off"]["low"] - 1:+.1%}' for r in rows)
 
 
 def precision(rows) -> str:
