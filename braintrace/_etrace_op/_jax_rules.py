@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._errors import RuleContractError
 from .._jax import ad, apply_primitive, batching, mlir
 
-__all__ = ['derive_jax_rules']
+__all__ = ['derive_jax_rules', 'lower_on']
 
 
 def derive_jax_rules(primitive) -> None:
@@ -20,6 +20,20 @@ def derive_jax_rules(primitive) -> None:
     ad.primitive_jvps[primitive] = partial(_jvp, primitive)
     ad.primitive_transposes[primitive] = partial(_transpose, primitive)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
+
+
+def lower_on(primitive, platform: str, fn) -> None:
+    """Lower ``primitive`` on a platform as ``fn``, whose results must be like those of ``impl``."""
+    def call(*args, **params) -> tuple:
+        out = fn(*args, **params)
+        out = tuple(out) if _is_several(out) else (out,)
+        want = jax.eval_shape(partial(_call_flat, primitive, **params), *args)
+        found = [(jnp.shape(a), jnp.result_type(a)) for a in out]
+        if found != [(a.shape, a.dtype) for a in want]:
+            raise RuleContractError(f'the lowering of {primitive.name!r} on {platform!r} returned {found}; its implementation returns '
+                                    f'{[(a.shape, str(a.dtype)) for a in want]}.')
+        return out
+    mlir.register_lowering(primitive, mlir.lower_fun(call, multiple_results=True), platform=platform)
 
 
 def _is_several(out) -> bool:

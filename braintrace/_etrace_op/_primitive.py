@@ -10,7 +10,7 @@ import jax
 from .._errors import MissingRuleError, RuleContractError
 from .._jax import Primitive
 from ._contract import bind_rule, checked_invars
-from ._jax_rules import derive_jax_rules
+from ._jax_rules import derive_jax_rules, lower_on
 from ._mapped import by_lane, derived_rule
 
 __all__ = [
@@ -42,6 +42,23 @@ RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {
 REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 
+class PlatformTable(dict):
+    """Platform -> function; an entry may be set once a platform's own form of an op is at hand."""
+
+    PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+
+    def __init__(self, what: str, on_set: Callable[[str, Callable], None]):
+        super().__init__()
+        self._what, self._on_set = what, on_set
+
+    def __setitem__(self, platform: str, fn: Callable) -> None:
+        if platform not in self.PLATFORMS:
+            raise RuleContractError(f'{self._what}: there is no platform {platform!r}; choose one of {", ".join(self.PLATFORMS)}.')
+        _check_callable(f'{self._what}[{platform!r}]', fn)
+        self._on_set(platform, fn)
+        super().__setitem__(platform, fn)
+
+
 def _single_weight(params: dict) -> dict[str, int]:
     return {'weight': 1}
 
@@ -59,9 +76,13 @@ class ETPPrimitive(Primitive):
 
     Two declarations keep its identity under ``jax.vmap`` over x alone: ``batched_form``, the primitive that does the
     same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
-    None. ``represent(x, weights)``, where there is one, gives the numbers that an input of integers stands for in a factor. Any other
-    mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
-    ``batched`` where x alone is mapped.
+    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
+    ``batched`` where x alone is mapped. ``represent(x, weights)``, where there is one, gives the numbers that an input of integers
+    stands for in a factor.
+
+    ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform; ``trace_kernel[platform] = fn(D, trace, D_f, x,
+    weights, **params) -> trace`` the update of D_RTRL's trace by a single step, with D ``(*y, S, S)``, D_f ``(*y, S)``, and in the trace, a
+    dict by trainable, the states in a last axis. Set both before the op is first compiled.
     """
 
     def __init__(self, name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
@@ -79,6 +100,8 @@ class ETPPrimitive(Primitive):
         self.represent: Callable | None = None
         self.original: ETPPrimitive | None = None
         self.axes: tuple[int | None, ...] | None = None
+        self.lowering = PlatformTable(f'the lowering of {name!r}', self._lower)
+        self.trace_kernel = PlatformTable(f'the trace kernel of {name!r}', self._check_kernel)
         self._several: bool | None = None
         self._mapped: dict[tuple, ETPPrimitive] = {}
         derive_jax_rules(self)
@@ -97,8 +120,20 @@ class ETPPrimitive(Primitive):
         parts += [flag for flag in ('batched', 'gradient_enabled') if getattr(self, flag)]
         parts += [f'{self.original.name} mapped over {self.axes}'] if self.original else []
         parts += [f'rules: {", ".join(present) or "none"}']
+        tables = ('lowering', self.lowering), ('trace kernel', self.trace_kernel)
+        parts += [f'{what} on {", ".join(table)}' for what, table in tables if table]
         parts += [f'missing: {", ".join(missing)}'] if missing and not self.original else []
         return f'ETPPrimitive({"; ".join(parts)})'
+
+    def _lower(self, platform: str, fn: Callable) -> None:
+        lower_on(self, platform, fn)
+        for axes, form in self._mapped.items():
+            form.lowering[platform] = _mapped_over(fn, axes)
+
+    def _check_kernel(self, platform: str, fn: Callable) -> None:
+        if self.original is not None:
+            raise RuleContractError(f'{self.name!r} is {self.root.name!r} under jax.vmap, where the default update of the trace runs. Give '
+                                    f'{self.root.name!r} the kernel.')
 
     def originals(self) -> list[ETPPrimitive]:
         """The primitive that this one is a mapped form of, the one that that one is a mapped form of, and so on."""
@@ -117,14 +152,15 @@ class ETPPrimitive(Primitive):
         """This primitive under ``vmap`` over axis 0 of the operands where ``axes`` is 0; one per ``axes``."""
         axes = tuple(axes)
         if axes not in self._mapped:
-            def impl(*args, **params):
-                return jax.vmap(partial(self.impl_fn, **params), in_axes=axes)(*args)
             form = ETPPrimitive(
-                f'{self.name}_vmap', impl, batched=[i for i, axis in enumerate(axes) if axis is not None] == [self.x_invar_index],
+                f'{self.name}_vmap', _mapped_over(self.impl_fn, axes),
+                batched=[i for i, axis in enumerate(axes) if axis is not None] == [self.x_invar_index],
                 gradient_enabled=self.gradient_enabled, trainable_invars_fn=self.trainable_invars_fn,
                 x_invar_index=self.x_invar_index, y_outvar_index=self.y_outvar_index)
             form.original, form.axes = self, axes
             form.fold_axes = _no_fold
+            for platform, fn in self.lowering.items():
+                form.lowering[platform] = _mapped_over(fn, axes)
             self._mapped[axes] = form
         return self._mapped[axes]
 
@@ -198,6 +234,12 @@ class ETPPrimitive(Primitive):
             raise RuleContractError(
                 f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from those of {self.root.name!r}. '
                 f'Register {slot!r} there.')
+
+
+def _mapped_over(fn: Callable, axes: tuple[int | None, ...]) -> Callable:
+    def mapped(*args, **params):
+        return jax.vmap(partial(fn, **params), in_axes=axes)(*args)
+    return mapped
 
 
 def _check_slots(name: str, slots: Iterable[str]) -> None:

@@ -49,6 +49,16 @@ class EtpOp:
         return get_primitive_spec(self.primitive)
 
     @property
+    def lowering(self):
+        """Platform -> function in the place of the implementation of the first form (see :class:`braintrace.ETPPrimitive`)."""
+        return self.primitive.lowering
+
+    @property
+    def trace_kernel(self):
+        """Platform -> fused update of the trace of the first form."""
+        return self.primitive.trace_kernel
+
+    @property
     def rules(self) -> dict[str, Callable]:
         """The rules of the first form, by slot."""
         return {slot: rule for slot in RULE_SLOTS if (rule := self.primitive.optional_rule(slot)) is not None}

@@ -272,7 +272,8 @@ class DRTRL(Rule):
                                   'step, so its steps can not stay pending over an update. Leave write_every out.')
             return asked
         size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(jax.eval_shape(lambda: self.init(graph))))
-        return 1 if bound else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
+        at_once = bound or any(k.has_kernel(rel.op, coords) for rel, _, coords in pairs(graph))
+        return 1 if at_once else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
         """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""

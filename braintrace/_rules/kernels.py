@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse
 from .._errors import NotSupportedError, RuleContractError
 
-__all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'as_represented', 'at_coordinates', 'carry', 'factored_gradient', 'instant',
-           'op_gradient', 'read', 'renewed', 'represented', 'solve', 'stored', 'stored_dtype', 'to_y', 'where_lanes', 'zeros', 'zeros_pp']
+__all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'as_represented', 'at_coordinates', 'carry', 'factored_gradient',
+           'has_kernel', 'instant', 'op_gradient', 'read', 'renewed', 'represented', 'solve', 'stored', 'stored_dtype', 'to_y',
+           'where_lanes', 'zeros', 'zeros_pp']
 
 Entry = dict[str, jax.Array]
 States = dict[str, tuple[jax.Array, ...]]
@@ -254,13 +255,45 @@ def solve(op: OpUse, coords: Coordinates, signal: jax.Array, old: Old, weights: 
     return {n: g.sum(tuple(range(added))) for n, g in total.items()}
 
 
+def has_kernel(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have its own update of this trace by one step."""
+    return bool(op.primitive.trace_kernel) and not op.repeats and not coords.expanded and coords.positions is None
+
+
+def _by_kernel(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, x, d_f: jax.Array, weights: Entry) -> States:
+    """One step written by the platform's kernel, which has the states in a last axis, else as everywhere."""
+    def default(p, d_f, x, weights, entry):
+        return _in_one_pass(op, coords, p, old._replace(entry=entry), None if x is None else x[None], d_f[None], weights)
+
+    def by(kernel):
+        def run(p, d_f, x, weights, entry):
+            trace = {n: jnp.stack(e, -1) for n, e in old._replace(entry=entry).masked().items()}
+            new = kernel(p, trace, d_f, x, weights, **op.params)
+            wrong = {n: e.shape for n, e in trace.items() if n not in new or new[n].shape != e.shape}
+            if wrong:
+                raise RuleContractError(f'{op.where}: a trace kernel of {op.primitive.name} must return a trace like the one given: '
+                                        f'{wrong} expected, {({n: e.shape for n, e in new.items()})} found.')
+            return {n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es)) for n, es in entry.items()}
+        return run
+    kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
+    return jax.lax.platform_dependent(p, d_f, x, weights, old.entry, default=default, **kernels)
+
+
+def _in_one_pass(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, xs, q: jax.Array, weights: Entry) -> States:
+    """A few rows multiplied out in the pass that writes."""
+    add = functools.partial(jax.tree.map, operator.add)
+    rows = [instant(op, coords, None if xs is None else xs[i], q[i], weights) for i in range(len(q))]
+    new = functools.reduce(add, rows, carry(op, coords, p, old.masked()))
+    return jax.tree.map(lambda n, e: stored(n, e.dtype), new, old.entry)
+
+
 def renewed(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, xs, q: jax.Array, weights: Entry) -> States:
     """``p e + sum over rows of q (x) x``, written in one pass where rows are few or lanes can be taken one at a time."""
     add = functools.partial(jax.tree.map, operator.add)
+    if len(q) == 1 and has_kernel(op, coords):
+        return _by_kernel(op, coords, p, old, None if xs is None else xs[0], q[0], weights)
     if len(q) <= FEW_ROWS:
-        rows = [instant(op, coords, None if xs is None else xs[i], q[i], weights) for i in range(len(q))]
-        new = functools.reduce(add, rows, carry(op, coords, p, old.masked()))
-        return jax.tree.map(lambda n, e: stored(n, e.dtype), new, old.entry)
+        return _in_one_pass(op, coords, p, old, xs, q, weights)
 
     def all_at_once(entry):
         new = add(carry(op, coords, p, old._replace(entry=entry).masked()), accumulate(op, coords, xs, q, weights))
