@@ -23,7 +23,7 @@ __all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanPa
            'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts',
            'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'opened',
            'remat_parts',
-           'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'while_parts', 'with_bodies',
+           'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'varying', 'while_parts', 'with_bodies',
            'with_results']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
@@ -286,6 +286,11 @@ def _backward(rule, parts: ShardMapParts, *args):
 def literal(atom):
     """The value of a literal, without the mesh that its type remembers."""
     return atom.val.view() if isinstance(atom.val, np.ndarray) else atom.val
+
+
+def varying(value) -> frozenset:
+    """The named axes of a surrounding ``shard_map`` along which a value may differ."""
+    return frozenset(getattr(getattr(jax.typeof(value), 'manual_axis_type', None), 'varying', ()))
 
 
 def mapped_axes(value) -> set:

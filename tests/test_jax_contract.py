@@ -350,3 +350,30 @@ def test_other_equations_have_no_parts():
     eqn, = equations(jnp.sin, X)
     accessors = (_jax.scan_parts, _jax.while_parts, _jax.cond_parts, _jax.remat_parts, _jax.shard_map_parts)
     assert [accessor(eqn) for accessor in accessors] == [None] * 5
+
+
+def test_varying_names_the_shards_along_which_a_value_differs():
+    seen = []
+
+    def body(x, y):
+        seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'i'))))
+        return x
+    mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(jnp.ones(2), jnp.ones(2))
+    assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
+
+
+def test_opened_has_no_calls_and_with_results_other_outputs():
+    w = jnp.arange(6.).reshape(2, 3)
+
+    def fn(x):
+        return [jax.jit(lambda x: jax.jit(jnp.sin)(x @ w) + 1)(x)]
+    x = jnp.ones((4, 2))
+    jaxpr, consts = _jax.opened(fn, [x])
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ['dot_general', 'sin', 'add']
+    np.testing.assert_allclose(_jax.evaluate(jaxpr, consts, [x])[0], fn(x)[0])
+    product, = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')
+    inner = _jax.with_results(jaxpr, [product, jaxpr.invars[0], product])
+    for got, want in zip(_jax.evaluate(inner, consts, [x]), (x @ w, x, x @ w), strict=True):
+        np.testing.assert_allclose(got, want)

@@ -4,11 +4,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
+
 from .._errors import RuleContractError
 from ._contract import checked_invars
 from ._primitive import REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive, register_primitive
+from ._reverse import Reverse, with_reverse
 
-__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'get_primitive_spec', 'register_primitive_spec']
+__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'get_primitive_spec', 'register_primitive_spec', 'whole_impl']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +20,9 @@ class ETPPrimitiveSpec:
 
     The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a spec without them.
     ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout is not the parameter's. ``cases``: pairs ``(operands, params)``,
-    operands anything with shape and dtype, on which ``braintrace.kit.check`` tries the laws.
+    operands anything with shape and dtype, on which ``braintrace.kit.check`` tries the laws. ``reverse``: a ``braintrace.kit.rule_reverse``
+    in the place of the reverse rule of ``impl``. ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees them;
+    ``static``: the names of the parameters, which must be hashable.
     """
 
     name: str
@@ -34,6 +39,9 @@ class ETPPrimitiveSpec:
     instant_drtrl: Callable | None = None
     solve_drtrl: Callable | None = None
     cases: Sequence[tuple] = ()
+    reverse: Reverse | None = None
+    check: Callable | None = None
+    static: Sequence[str] | None = None
 
     def __new__(cls, *args, **fields):
         """Refuse a misnamed field by its name."""
@@ -72,11 +80,28 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     if wrong:
         raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.')
     primitive = register_primitive(
-        spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled,
+        spec.name, whole_impl(spec), batched=spec.batched, gradient_enabled=spec.gradient_enabled,
         trainable_invars_fn=spec.trainable_invars_fn, x_invar_index=spec.x_invar_index, y_outvar_index=spec.y_outvar_index)
     primitive.register_etp_rules(**rules)
     ETP_PRIMITIVE_SPECS[primitive] = spec
     return primitive
+
+
+def whole_impl(spec: ETPPrimitiveSpec) -> Callable:
+    """The implementation with the spec's checks and its reverse rule."""
+    if spec.reverse is not None and not isinstance(spec.reverse, Reverse):
+        raise RuleContractError(f'the spec of {spec.name!r}: reverse is a {type(spec.reverse).__name__}; make it with `rule_reverse`.')
+    impl = spec.impl if spec.reverse is None else with_reverse(spec.name, spec.impl, spec.reverse)
+    if spec.check is None and spec.static is None:
+        return impl
+
+    def checked(*operands, **params):
+        if spec.static is not None and set(params) != set(spec.static):
+            raise RuleContractError(f'{spec.name}: static parameters {sorted(params)} given, expected {sorted(spec.static)}.')
+        if spec.check is not None:
+            spec.check([jax.typeof(x) for x in operands], params)
+        return impl(*operands, **params)
+    return checked
 
 
 def get_primitive_spec(primitive) -> ETPPrimitiveSpec:

@@ -14,7 +14,7 @@ from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
 from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
 from ._primitive import RULE_SLOTS, ETPPrimitive
-from ._spec import ETPPrimitiveSpec, get_primitive_spec, register_primitive_spec
+from ._spec import ETPPrimitiveSpec, get_primitive_spec, register_primitive_spec, whole_impl
 from .conv import bind_conv, register_conv
 
 __all__ = ['EtpOp', 'make_conv_op', 'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive']
@@ -95,15 +95,21 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
         return pull(hidden_dim.astype(y.dtype))[0]
     derived |= {'trainable_invars_fn': invars, 'xy_to_dw': spec.xy_to_dw or xy_to_dw, 'init_pp': spec.init_pp or output_trace}
     primitive = register_primitive_spec(dataclasses.replace(spec, **derived))
-    return EtpOp(spec.name, primitive.bind, [primitive])
+
+    def call(*operands, **params):
+        _check_static(spec.name, params, params if spec.static is None else spec.static)
+        return primitive.bind(*operands, **params)
+    return EtpOp(spec.name, call, [primitive])
 
 
 def _of_weights(spec: ETPPrimitiveSpec, invars: Callable) -> Callable:
     """``impl`` as ``(x, weights, **params) -> y``."""
+    impl = whole_impl(spec)
+
     def of_weights(x, weights, **params):
         operands = {} if spec.x_invar_index is None else {spec.x_invar_index: x}
         operands |= {index: weights[name] for name, index in invars(params).items()}
-        out = spec.impl(*(operands[i] for i in sorted(operands)), **params)
+        out = impl(*(operands[i] for i in sorted(operands)), **params)
         return out[spec.y_outvar_index] if isinstance(out, tuple | list) else out
     return of_weights
 
