@@ -83,8 +83,8 @@ def progress(rows) -> str:
 
 
 def precision(rows) -> str:
-    return table(['error of the gradient', 'worst parameter', 'least'], [
-        [name_of(r['spec']), *[f'{pick(r["errors"].values()):.2%}' for pick in (max, min)]] for r in rows])
+    return table(['error of the gradient', 'worst parameter'], [
+        [name_of(r['spec']), f'{max(r["errors"].values()):.2%}'] for r in rows])
 
 
 def once(found) -> str:

@@ -13,6 +13,7 @@ from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name
 from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule, read
 from ..functional import OnlineLearner, OnlineState
+from ..functional import reset as functional_reset
 from .sequences import SequenceMixin
 from .states import ModelStates, as_path
 
@@ -129,15 +130,27 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
             trace, t = self._core.first.init()
             self.etrace = ETraceState({'trace': trace, 't': t})
 
-    def reset_state(self, batch_size: int | None = None) -> None:
-        """Trace and step count to zero, hidden states back to their values when the graph was compiled."""
+    def reset_state(self, batch_size: int | None = None, *, lanes=None) -> None:
+        """Trace and step count to zero, hidden states back to their values when the graph was compiled.
+
+        ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged. Raises :class:`braintrace.StructureError` for others.
+        """
         core, states = self._compiled()
+        if lanes is not None:
+            return self._reset_lanes(core, states, lanes)
         lanes = core.graph.lanes
         if batch_size is not None and lanes is not None and batch_size != lanes:
             raise OptionError(f'batch_size is {batch_size}, but the graph is compiled for {lanes}. Compile again for another batch.')
         self.etrace.value = jax.tree.map(jnp.zeros_like, self.etrace.value)
         initial = self.initial.value
         states.write({p: initial[path_name(p)] for p in states.hidden})
+
+    def _reset_lanes(self, core: OnlineLearner, states: ModelStates, lanes) -> None:
+        etrace, (_, carry) = self.etrace.value, states.values()
+        state = OnlineState(carry, etrace['trace'], etrace['t'], core.first.laned)
+        new = functional_reset(state, lanes, {**carry, **{p: self.initial.value[path_name(p)] for p in states.hidden}}, states.is_hidden)
+        states.write(new.carry)
+        self.etrace.value = {'trace': new.trace, 't': new.t}
 
     def get_etrace_of(self, param) -> dict:
         """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was traced since the last reset.

@@ -26,9 +26,9 @@ class _Line:
             self.start = now
             return np.int32(0)
         rate = done / max(now - self.start, 1e-9)
-        end = '\n' if done == self.length or not sys.stderr.isatty() else ''
-        sys.stderr.write(f'\r{done}/{self.length} steps, {rate:.0f} steps/s, loss {float(loss):.4g}, '
-                         f'{(self.length - done) / rate:.0f} s left{end}')
+        line = f'{done}/{self.length} steps, {rate:.0f} steps/s, loss {float(loss):.4g}, {(self.length - done) / rate:.0f} s left'
+        start, end = ('\r', '\n' if done == self.length else '') if sys.stderr.isatty() else ('', '\n')
+        sys.stderr.write(f'{start}{line:<79}{end}' if start else line + end)
         sys.stderr.flush()
         return np.int32(min(done + rate * SECONDS, self.length))
 

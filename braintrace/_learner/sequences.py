@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError
+from .._errors import OptionError, StructureError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
 from .programs import EvolveProgram, GradOptions, GradProgram, TrainOptions, TrainProgram
@@ -96,9 +96,9 @@ class SequenceMixin:
         ``optimizer``: an ``optax.GradientTransformation``; ``opt_state``: what an earlier call returned, to continue a stream, default
         ``optimizer.init`` of the weights' values. Each update uses the ``reduction`` of its own steps' gradients; steps left at the end
         get an update of their own. Between two writes of the trace steps are kept as they are, with the same numbers; ``write_every``
-        fixes their number. Other arguments as for :meth:`etrace_grad`. Returns ``(losses, opt_state)``, or
-        ``(losses, aux, opt_state)`` with ``has_aux``. As in every call over a sequence the trace's buffer is reused: arrays taken from
-        ``learner.etrace.value`` before do not outlive it; copy them.
+        fixes their number. Other arguments as for :meth:`etrace_grad`; define the optimizer once too, another object compiles anew.
+        Returns ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call over a sequence the trace's buffer
+        is reused: arrays taken from ``learner.etrace.value`` before do not outlive it; copy them.
 
         >>> import braintrace, jax.numpy as jnp, optax
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
@@ -155,7 +155,7 @@ class SequenceMixin:
         flags = np.asarray(reset) if isinstance(reset, str) else jnp.asarray(reset)
         t = self.etrace.value['t']  # type: ignore[attr-defined]
         if flags.dtype != bool or flags.shape not in ((length,), (length, *t.shape)):
-            raise ValueError(f'reset is {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or {[length, *t.shape]}.')
+            raise StructureError(f'reset is {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or {[length, *t.shape]}.')
         return flags
 
     # running --------------------------------------------------------------------------------------

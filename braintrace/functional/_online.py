@@ -29,7 +29,7 @@ from .._compiler import (
     path_name,
     untraced_uses,
 )
-from .._errors import BraintraceWarning, NotCompiledError, OptionError, StructureError, UntracedParameterError
+from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunctionError, StructureError, UntracedParameterError
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
@@ -107,8 +107,9 @@ class OnlineLearner:
     # the pure functions ---------------------------------------------------------------------------
 
     def init(self, params, carry, *inputs) -> OnlineState:
-        """Compile for these shapes and return the state before the first step: this carry, a zero trace, t = 0."""
+        """Compile for these shapes and return the state before the first step: a copy of this carry, a zero trace, t = 0."""
         compiled = self.compiled(params, carry, inputs, new=True)
+        carry = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, carry)
         return OnlineState(carry, *compiled.init(), compiled.laned)
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
@@ -289,7 +290,7 @@ def as_inputs(inputs) -> tuple:
 def check_scalar(loss, what: str):
     """The loss, if it is a real scalar."""
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-        raise ValueError(f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
+        raise StepFunctionError(f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
     return loss
 
 
@@ -328,11 +329,11 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     if reset is None:
         return None, lambda carry, flags: carry
     if not (isinstance(reset, tuple) and len(reset) == 2):
-        raise ValueError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
+        raise StructureError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
     flags, carry0 = reset
     flags = jnp.asarray(flags)
     if flags.dtype != bool or flags.shape not in ((length,), (length, *state.t.shape)):
-        raise ValueError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
+        raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
                          f'{[length, *state.t.shape]}.')
     fresh = jax.tree.leaves(carry0)
 

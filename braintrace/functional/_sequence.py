@@ -50,15 +50,15 @@ def length_of(*trees) -> int:
     """The common length of axis 0 of every leaf."""
     leaves = [(jax.tree_util.keystr(p), jnp.shape(x)) for p, x in jax.tree_util.tree_flatten_with_path(trees)[0]]
     if not leaves:
-        raise ValueError('there is no sequence: give at least one array with time in axis 0.')
+        raise StructureError('there is no sequence: give at least one array with time in axis 0.')
     scalars = [name for name, shape in leaves if not shape]
     if scalars:
-        raise ValueError(f'sequence leaf {scalars[0]} is a scalar; time must be axis 0 of every leaf.')
+        raise StructureError(f'sequence leaf {scalars[0]} is a scalar; time must be axis 0 of every leaf.')
     lengths = {name: shape[0] for name, shape in leaves}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f'sequences have unequal lengths: {lengths}. Time is axis 0 of every leaf.')
+        raise StructureError(f'sequences have unequal lengths: {lengths}. Time is axis 0 of every leaf.')
     if leaves[0][1][0] == 0:
-        raise ValueError('the sequences are empty (length 0); give at least one step.')
+        raise StructureError('the sequences are empty (length 0); give at least one step.')
     return leaves[0][1][0]
 
 
@@ -68,7 +68,7 @@ def check_mask(mask, length: int) -> jax.Array:
         return jnp.ones(length)
     mask = np.asarray(mask) if isinstance(mask, str) else jnp.asarray(mask)
     if mask.shape != (length,) or not (mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.number)):
-        raise ValueError(f'mask is {mask.dtype}{list(mask.shape)}; give one weight for each of the {length} steps: [{length}].')
+        raise StructureError(f'mask is {mask.dtype}{list(mask.shape)}; give one weight for each of the {length} steps: [{length}].')
     return mask.astype(jnp.result_type(float))
 
 
@@ -110,7 +110,7 @@ def check_optimizer(optimizer) -> None:
     """Refuse what is no ``optax.GradientTransformation``."""
     callables = callable(getattr(optimizer, 'init', None)) and callable(getattr(optimizer, 'update', None))
     if not (callables and isinstance(optimizer, Hashable)):
-        raise OptionError(f'optimizer is {optimizer!r}; give an optax.GradientTransformation, such as optax.adam(1e-3).')
+        raise OptionError(f'optimizer is a {type(optimizer).__name__}; give an optax.GradientTransformation, such as optax.adam(1e-3).')
 
 
 def check_updatable(params) -> None:
@@ -220,7 +220,7 @@ class Walk:
                 state, got = jax.lax.scan(body, state, part.blocks(blocks, size))
                 got = _flat(got)
             done += blocks * size
-            return (state, due if self.show is None else self.show(due, done, got[0][-1]), done), got
+            return (state, due if self.show is None else self.show(due, done, got[0].mean()), done), got
 
         carry = self.state, self.due, jnp.int32(self.done)
         steps = chunks * blocks * size

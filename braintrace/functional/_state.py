@@ -35,7 +35,7 @@ class OnlineState:
 def reset_leaf(flags: jax.Array, fresh: jax.Array, x: jax.Array) -> jax.Array:
     """``fresh`` where a lane (axis 0) is flagged, ``x`` elsewhere."""
     if flags.ndim and x.shape[:1] != flags.shape:
-        raise ValueError(f'flags have shape {list(flags.shape)}, but a hidden leaf has shape {list(x.shape)}: its axis 0 is not the '
+        raise StructureError(f'flags have shape {list(flags.shape)}, but a hidden leaf has shape {list(x.shape)}: its axis 0 is not the '
                          'lanes. Use one flag () for the whole state.')
     return jnp.where(flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim)), fresh, x)
 
@@ -44,7 +44,7 @@ def check_flags(flags, t) -> jax.Array:
     """Flags as a bool array of shape () or that of ``t``."""
     flags = jnp.asarray(flags)
     if flags.dtype != bool or flags.shape not in ((), t.shape):
-        raise ValueError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [] or {list(t.shape)}.')
+        raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [] or {list(t.shape)}.')
     return flags
 
 

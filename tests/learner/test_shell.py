@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import StructureError
 
-from .networks import BATCH, INPUTS, STEPS, UNITS, Net, close, compiled, data, loss_of
+from .networks import BATCH, INPUTS, STEPS, UNITS, Net, by_steps, close, compiled, data, loss_of
 
 
 def test_the_engines_have_the_published_names():
@@ -30,6 +31,23 @@ def test_compile_hands_options_to_the_class_and_seeds_the_initialisation():
     again = braintrace.compile(Net(), braintrace.ES_D_RTRL, jnp.zeros((BATCH, INPUTS)), batch_size=BATCH, decay_or_rank=0.9, seed=4)
     assert learner.rule == again.rule == braintrace.rules.es_d_rtrl(0.9)
     np.testing.assert_array_equal(learner.model.cell.h.value, again.model.cell.h.value)
+
+
+def test_reset_state_of_some_lanes_is_that_of_a_sequence():
+    """Single steps with lanes reset between them have the gradient of one call with these flags."""
+    xs, ys = data()
+    flags = jnp.zeros((STEPS, BATCH), bool).at[2, 0].set(True).at[4, 1:].set(True)
+    learner, whole = compiled(), compiled()
+    total = None
+    for t in range(STEPS):
+        if flags[t].any():
+            learner.reset_state(lanes=flags[t])
+        got = by_steps(learner, xs[t:t + 1], ys[t:t + 1])
+        total = got if total is None else jax.tree.map(jnp.add, total, got)
+    assert close(total, whole.etrace_grad(xs, ys, step_fn=loss_of(whole), reset=flags, reduction='sum'))
+    assert learner.etrace.value['t'].tolist() == whole.etrace.value['t'].tolist() == [STEPS - 2, STEPS - 4, STEPS - 4]
+    with pytest.raises(StructureError, match=r'give bool of shape \[\] or \[3\]'):
+        learner.reset_state(lanes=jnp.zeros(2, bool))
 
 
 def test_reset_state_puts_back_trace_count_and_hidden_states():
