@@ -97,8 +97,8 @@ class SequenceMixin:
         ``optimizer.init`` of the weights' values. Each update uses the ``reduction`` of its own steps' gradients; steps left at the end
         get an update of their own. Between two writes of the trace steps are kept as they are, with the same numbers; ``write_every``
         fixes their number. Other arguments as for :meth:`etrace_grad`; define the optimizer once too, another object compiles anew.
-        Returns ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call over a sequence the trace's buffer
-        is reused: arrays taken from ``learner.etrace.value`` before do not outlive it; copy them.
+        Returns ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call over a sequence the trace's
+        buffer is reused: arrays taken from ``learner.etrace.value`` before do not outlive it; copy them.
 
         >>> import braintrace, jax.numpy as jnp, optax
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)

@@ -152,7 +152,7 @@ def test_it_runs_inside_jit():
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'optimizer': 0.1}, 'optimizer is 0.1.*optax'),
+    ({'optimizer': 0.1}, 'optimizer is a float.*optax'),
     ({'write_every': 65}, 'write_every is 65.*at most 64'),
     ({'update_every': 0}, 'update_every is 0'),
     ({'update_every': True}, 'update_every is True'),
