@@ -115,11 +115,12 @@ def _of_weights(spec: ETPPrimitiveSpec, invars: Callable) -> Callable:
 
 
 def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[str, int] | None = None, trace: str = 'parameter',
-                   static: Sequence[str] = (), rank: int = 1) -> EtpOp:
+                   static: Sequence[str] = (), rank: int = 1, cases: Sequence[tuple] = ()) -> EtpOp:
     """An op from ``fn``, which maps one sample and is linear in x and in each trainable: ``op(x, *weights, bias=None, **static)``.
 
     ``x`` and ``trainable`` (default ``{'weight': 1}``) are positions of arguments of ``fn``, ``static`` its hashable keyword arguments,
-    ``rank`` the number of axes of one sample of x; one axis more is a batch. ``bias`` has the shape of one sample of y.
+    ``rank`` the number of axes of one sample of x; one axis more is a batch. ``bias`` has the shape of one sample of y. ``cases``: pairs
+    (operands of the op, static parameters) on which ``kit.check`` tries the laws.
     ``trace``: ``'parameter'`` where each entry of a trainable feeds one element of y per sample, as in a dense product;
     ``'effective'`` keeps a trace of the matrix from x to y that the trainables make, as for low rank; ``'position'`` one of every entry at
     every element of y, right for all.
@@ -163,7 +164,7 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
             'position': lambda: position_rules(of_weights, batched)}[trace]()
         return register_primitive_spec(ETPPrimitiveSpec(
             name if batched else f'{name}_sample', impl, xy_to_dw=vjp_of(impl, invars), init_pp=output_trace, trainable_invars_fn=invars,
-            batched=batched, **rules))
+            batched=batched, cases=tuple(cases), **rules))
     forms = _both_forms(register)
 
     def call(*operands, bias=None, **params):
