@@ -54,7 +54,7 @@ def loss(out, y):
     return jnp.mean((out - y) ** 2)
 
 
-@pytest.mark.parametrize('window', [1, 2, None])
+@pytest.mark.parametrize('window', [2, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, None))])
 @pytest.mark.parametrize('use', sorted(uses(None, None, None)))
 def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
     params = {'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4), 'v': jnp.asarray(RNG.normal(size=(N, N)) / 4)}
