@@ -78,7 +78,7 @@ class ETPPrimitive(Primitive):
     same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
     None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
     ``batched`` where x alone is mapped. ``represent(x, weights)``, where there is one, gives the numbers that an input of integers
-    stands for in a factor.
+    stands for in a factor. ``op``: the ``EtpOp`` that it is a form of, or None.
 
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform; ``trace_kernel[platform] = fn(D, trace, D_f, x,
     weights, **params) -> trace`` the update of D_RTRL's trace by a single step, with D ``(*y, S, S)``, D_f ``(*y, S)``, and in the trace, a
@@ -98,6 +98,7 @@ class ETPPrimitive(Primitive):
         self.batched_form: ETPPrimitive | None = None
         self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
         self.represent: Callable | None = None
+        self.op: Any = None
         self.original: ETPPrimitive | None = None
         self.axes: tuple[int | None, ...] | None = None
         self.lowering = PlatformTable(f'the lowering of {name!r}', self._lower)

@@ -86,11 +86,11 @@ def _fold_axes(params: dict) -> tuple[int, int] | None:
     return layout.lhs_spec[0], layout.out_spec[0]
 
 
-def register_conv(name: str) -> ETPPrimitive:
+def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
     trainable_invars = bias_at(2, weight=1)
     primitive = register_primitive_spec(ETPPrimitiveSpec(
         name, _impl, _yw_to_w, vjp_of(_impl, trainable_invars), _init_drtrl, output_trace, trainable_invars, batched=True,
-        instant_drtrl=_instant, solve_drtrl=_solve))
+        instant_drtrl=_instant, solve_drtrl=_solve, cases=tuple(cases)))
     primitive.fold_axes = _fold_axes
     return primitive
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import string
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -109,20 +110,20 @@ def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
     return {name: zeros(var, e.weight if name == 'weight' else e.bias) for name, var in weight_vars.items()}
 
 
-def register(name: str, batched: bool, shared: bool):
+def register(name: str, batched: bool, shared: bool, cases: Sequence[tuple]):
     """A primitive with static parameter ``equation``, that of one sample; ``shared``: an entry of the weight feeds several of y."""
     own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)} if shared else {}
     primitive = register_primitive_spec(ETPPrimitiveSpec(
         name, _impl(batched), _yw_to_w, _derivative(batched, False), _init_drtrl, output_trace, bias_at(2, weight=1),
-        batched=batched, **own))
+        batched=batched, cases=tuple(cases), **own))
     if batched:
         primitive.fold_axes = lambda params: (0, 0)
     return primitive
 
 
-def register_forms(name: str) -> dict[tuple[bool, bool], ETPPrimitive]:
+def register_forms(name: str, cases: Sequence[tuple] = ()) -> dict[tuple[bool, bool], ETPPrimitive]:
     """The primitives of an einsum by (batched, shared)."""
-    forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared)
+    forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared, cases)
              for batched in (True, False) for shared in (False, True)}
     for shared in (False, True):
         forms[False, shared].batched_form = forms[True, shared]

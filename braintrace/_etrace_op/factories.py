@@ -31,7 +31,8 @@ class EtpOp:
 
     def __init__(self, name: str, call: Callable, forms: Sequence[ETPPrimitive]):
         self.name, self._call, self.forms = name, call, tuple(forms)
-        self.__doc__ = call.__doc__
+        for form in self.forms:
+            form.op = self
 
     def __call__(self, *operands, **options):
         """Apply the op."""
@@ -184,6 +185,10 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
     return EtpOp(name, call, forms)
 
 
+def _arrays(*shapes) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(tuple(shape), jnp.float32) for shape in shapes]
+
+
 def _without_flag(fn: Callable) -> Callable:
     def call(*operands, has_bias=False, **params):
         return fn(*operands, **params)
@@ -218,8 +223,11 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     >>> heads(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))).shape
     (2, 4, 5)
     """
-    einsums.parsed(name, equation)
-    forms = einsums.register_forms(name)
+    letters, _ = einsums.parsed(name, equation)
+    sizes = {axis: 2 + i for i, axis in enumerate(dict.fromkeys(equation.replace(' ', '').partition('->')[0].replace(',', '')))}
+    x_axes = equation.replace(' ', '').partition(',')[0]
+    shapes = [x_axes, letters.weight, *([letters.bias] if bias else [])]
+    forms = einsums.register_forms(name, [(_arrays(*([sizes[a] for a in axes] for axes in shapes)), {})])
 
     def call(x, weight, bias_=None):
         if (bias_ is not None) != bias:
@@ -246,7 +254,8 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         impl = samples(fn, 0) if batched else fn
         return register_primitive_spec(ETPPrimitiveSpec(
             name if batched else f'{name}_sample', impl, yw_to_w, vjp_of(impl, lambda params: {'weight': 1}), parameter_trace(batched),
-            output_trace, lambda params: {'weight': 1}, batched=batched))
+            output_trace, lambda params: {'weight': 1}, batched=batched,
+            cases=((_arrays((2, 3), (3,)), {}), (_arrays((4,), (4,)), {}))))
     forms = _both_forms(register)
 
     def call(x, weight):
@@ -271,7 +280,8 @@ def make_conv_op(name: str, dims: int) -> EtpOp:
     """
     if isinstance(dims, bool) or not isinstance(dims, int) or dims < 1:
         raise OptionError(f'make_conv_op: dims is {dims!r}; give the number of spatial axes, an int >= 1.')
-    primitive = register_conv(name)
+    spatial = (5, 4, 3, *(3,) * dims)[:dims]
+    primitive = register_conv(name, [(_arrays((2, 3, *spatial), (4, 3, *(2,) * dims), (4,)), {})])
 
     def call(x, kernel, bias=None, **options):
         check_rank(name, 'kernel', getattr(kernel, 'shape', ()), {dims + 2: f'(out, in) and {dims} spatial axes'}, 'It is made for these.')
