@@ -29,7 +29,10 @@ from ._learner import (
     pp_prop,
 )
 
+# isort: split
+from . import verify  # it reads the names above
+
 __all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner',
            'HiddenGroup', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile',
            'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
-           'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul']
+           'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul', 'verify']

@@ -95,6 +95,22 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         """The model's parameters: a dict path -> ``ParamState``."""
         return self.model.states(brainstate.ParamState)
 
+    def pure(self) -> tuple[OnlineLearner, dict, dict]:
+        """This learner as pure functions, ``(online, params, carry)``, with the values that the model's states have now.
+
+        ``online`` is that of :func:`braintrace.functional.online` for ``online.cell(params, carry, *inputs) -> (outputs, carry)``, one
+        step of the model; params and carry are dicts by path. No state is read or written through them.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> online, params, carry = learner.pure()
+        >>> outputs, carry = online.cell(params, carry, jnp.ones((3, 2)))
+        >>> outputs.shape, list(carry)
+        ((3, 4), [('h',)])
+        """
+        core, states = self._compiled()
+        return core, *states.values()
+
     # running --------------------------------------------------------------------------------------
 
     def update(self, *inputs):

@@ -1,0 +1,160 @@
+"""What the doctor measures over a window: masses of Jacobians, norms of the trace, activity of units."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from .. import ETraceGraph, functional
+from ._sequence import as_inputs, one_step, split_floats
+from .cut import CutStep
+
+__all__ = ['Mass', 'activity', 'jacobian_mass', 'trace_norms']
+
+EXACT = 256              # rows of the Jacobian up to which each one is computed
+PROBES = 32              # random combinations of a group's rows beyond that
+STILL = 1e-6             # a state that never leaves this distance of zero is silent
+BOUND = 0.99             # a state between -1 and 1 is saturated beyond this
+
+
+class Mass(NamedTuple):
+    """Squared norms of ``dh^T/dw``, rows by group and columns by float leaf of the parameters: what is kept, and what is dropped."""
+    kept: np.ndarray
+    dropped: np.ndarray
+
+
+def jacobian_mass(cell: Callable, cut: CutStep, params, carry, xs) -> Mass:
+    """The Jacobian of the last hidden states, split into its part along the paths that D_RTRL keeps and the rest."""
+    weights = split_floats(params)
+
+    def last(step):
+        def run(values):
+            w = weights.rebuild(values)
+            return cut.hidden(jax.lax.scan(lambda c, x: (step(w, c, x), None), carry, xs)[0])
+        return run
+
+    def measure(rows):
+        end, whole = jax.vjp(last(lambda w, c, x: one_step(cell, w, c, x)[1]), weights.values)
+        _, kept = jax.vjp(last(cut.state_step), weights.values)
+        unravel = ravel_pytree(end)[1]
+
+        def row(v):
+            a, b = whole(unravel(v))[0], kept(unravel(v))[0]
+            return [jnp.stack([jnp.sum(jnp.abs(g) ** 2) for g in gs]) for gs in (b, jax.tree.map(jnp.subtract, a, b))]
+        return jax.lax.map(row, rows)
+
+    sizes = [group.num_state * int(np.prod(group.shape)) for group in cut.graph.hidden_groups]
+    rows, group, scale = _rows(sizes)
+    dtype = jnp.result_type(*cut.hidden(carry))
+    kept, dropped = (np.asarray(m, float) * scale[:, None] for m in jax.jit(measure)(jnp.asarray(rows, dtype)))
+    return Mass(*(np.stack([m[group == g].sum(0) for g in range(len(sizes))]) for m in (kept, dropped)))
+
+
+def _rows(sizes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Combinations of the Jacobian's rows, the group of each and its weight in a sum of squares."""
+    total, ends = sum(sizes), np.cumsum(sizes)
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    if total <= EXACT:
+        return np.eye(total), group, np.ones(total)
+    rng = np.random.default_rng(0)
+    rows = np.zeros((PROBES * len(sizes), total))
+    for g, (end, size) in enumerate(zip(ends, sizes)):
+        rows[g * PROBES:(g + 1) * PROBES, end - size:end] = rng.choice([-1., 1.], (PROBES, size))
+    return rows, np.repeat(np.arange(len(sizes)), PROBES), np.full(len(rows), 1 / PROBES)
+
+
+def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, state, xs):
+    """For each relation the norm and the largest entry of its trace after every step, the largest number that fits; and the new states.
+
+    A dict relation -> (norms, largest entries, limit), and the hidden states of the carry stacked over time.
+    """
+    weights = {op.key: {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()} for op in graph.ops}
+
+    def entries(state) -> dict:
+        trace = learner.rule.written(graph, state.trace, weights, state.t)
+        return {rel.key: list(map(_numbers, jax.tree.leaves(trace[rel.key]))) for rel in graph.hidden_param_op_relations}
+
+    def step(state, x):
+        state = learner.step(params, state, *as_inputs(x))[1]
+        leaves = jax.tree.leaves(state.carry)
+        return state, ({k: _norm(a) for k, a in entries(state).items()}, [leaves[c] for c in graph.program.hidden])
+
+    norms, hidden = jax.jit(lambda state, xs: jax.lax.scan(step, state, xs)[1])(state, xs)
+    limits = {k: min(float(jnp.finfo(a.dtype).max) for a in es) for k, es in jax.eval_shape(entries, state).items()}
+    return {k: (*np.asarray(n, float).T, limits[k]) for k, n in norms.items()}, list(map(np.asarray, hidden))
+
+
+def _numbers(stored):
+    """A stored array as numbers: bfloat16 is kept as its bits."""
+    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
+
+
+def _norm(entries: list):
+    """The norm and the largest entry of some arrays; the norm is scaled, so that it fits where the entries do."""
+    wide = [jnp.abs(a).astype(jnp.promote_types(jnp.abs(a).dtype, jnp.float32)) for a in entries]
+    largest = jnp.stack([a.max(initial=0) for a in wide]).max()
+    by = jnp.where(largest > 0, largest, 1)
+    return jnp.stack([by * jnp.sqrt(sum(((a / by) ** 2).sum() for a in wide)), largest])
+
+
+def activity(graph: ETraceGraph, params, carry, xs, hidden: list[np.ndarray]) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
+    """For each group what shows the activity of its units, ``spikes`` or ``states``, and which units are silent and saturated."""
+    spikes = _spikes(graph, params, carry, xs)
+    slots = {c: k for k, c in enumerate(graph.program.hidden)}
+    found = {}
+    for group in graph.hidden_groups:
+        if group.name in spikes:
+            rate = spikes[group.name]
+            found[group.name] = 'spikes', rate == 0, rate > 0.5
+        else:
+            states = [_by_unit(graph, np.abs(hidden[slots[c]])) for c in group.states]
+            silent = np.all([(h <= STILL).all(0) for h in states], 0)
+            saturated = np.any([(h >= BOUND).mean(0) > 0.5 if h.max(initial=0) <= 1 else (h < 0).any(0) for h in states], 0)
+            found[group.name] = 'states', silent, saturated
+    return found
+
+
+def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
+    """Values over time as (times and lanes, units)."""
+    lanes = graph.lanes if a.shape[1:2] == (graph.lanes,) else 1
+    return a.reshape(len(a) * lanes, -1)
+
+
+def _spikes(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
+    """How often each unit of a group spikes: the first value of the group's shape that is made of its old states and is 0 or 1 only."""
+    program = graph.program
+    if any(e.loop is not None for e in program.equations):
+        return {}
+    made = {group.name: _made_of(program, group) for group in graph.hidden_groups}
+    wanted = sorted({v for vs in made.values() for v in vs})
+    leaves = jax.tree.leaves(params)
+
+    def step(carry, x):
+        values = {**program.constants, **dict(zip(program.params, leaves, strict=True)), **dict(zip(program.carry, carry, strict=True)),
+                  **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True))}
+        for eqn in program.equations:
+            values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
+        seen = {v: (((values[v] == 0) | (values[v] == 1)).all(), values[v] == 1) for v in wanted}
+        return [values[v] for v in program.new_carry], seen
+
+    def run(carry, xs):
+        seen = jax.lax.scan(step, carry, xs)[1]
+        return {v: (binary.all(), active) for v, (binary, active) in seen.items()}
+    seen = jax.jit(run)(jax.tree.leaves(carry), xs)
+    first = {name: next((v for v in vs if seen[v][0]), None) for name, vs in made.items()}
+    return {name: _by_unit(graph, np.asarray(seen[v][1])).mean(0) for name, v in first.items() if v is not None}
+
+
+def _made_of(program, group) -> list[int]:
+    """Values of a group's shape that depend on its old states and are no states themselves, in program order."""
+    reached, found = {program.carry[c] for c in group.states}, []
+    for eqn in program.equations:
+        if not reached.isdisjoint(eqn.ins):
+            reached.update(eqn.outs)
+            found += [v for v in eqn.outs if program.avals[v].shape == group.shape
+                      and jnp.issubdtype(program.avals[v].dtype, jnp.floating) and v not in program.new_carry]
+    return found

@@ -1,0 +1,74 @@
+"""What every oracle asks of a cell, a sequence and a loss."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import OptionError, StepFunctionError, StructureError
+
+__all__ = ['Leaves', 'as_inputs', 'checked', 'is_float', 'one_step', 'scalar', 'split_floats']
+
+
+class Leaves(NamedTuple):
+    """The leaves of inexact dtype of a tree, and how the tree is made of them again, the others as they are or as given."""
+    values: list
+    rebuild: Callable[..., Any]
+
+
+def is_float(leaf) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def split_floats(tree) -> Leaves:
+    leaves, structure = jax.tree.flatten(tree)
+    chosen = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+
+    def rebuild(values, others=leaves):
+        full = list(others)
+        for i, value in zip(chosen, values, strict=True):
+            full[i] = value
+        return jax.tree.unflatten(structure, full)
+    return Leaves([leaves[i] for i in chosen], rebuild)
+
+
+def as_inputs(x) -> tuple:
+    """A plain tuple holds several inputs; any other tree is one."""
+    return x if type(x) is tuple else (x,)
+
+
+def checked(cell, params, carry, xs, ys, loss) -> tuple:
+    """``(params, carry, xs, ys)`` as arrays; an error for what is no function, no array or no sequence."""
+    for name, value in (('cell', cell), ('loss', loss)):
+        if not callable(value):
+            raise OptionError(f'{name} is {value!r}; give a function.')
+    trees = {'params': params, 'carry': carry, 'xs': xs, 'ys': ys}
+    for name, tree in trees.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not hasattr(leaf, 'dtype') and not isinstance(leaf, bool | int | float | complex):
+                raise StructureError(f'{name}{jax.tree_util.keystr(path)} is {type(leaf).__name__}; every leaf is an array.')
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((xs, ys))}
+    if len(lengths) != 1 or () in lengths or (0,) in lengths:
+        found = [jnp.shape(leaf) for leaf in jax.tree.leaves((xs, ys))]
+        raise StructureError(f'xs and ys have leaves of shapes {found}; stack the steps on axis 0, one at least, as many in each.')
+    return tuple(jax.tree.map(jnp.asarray, tree) for tree in trees.values())
+
+
+def one_step(cell, params, carry, x):
+    """``(outputs, carry)`` of the cell."""
+    result = cell(params, carry, *as_inputs(x))
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise StructureError(f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).')
+    old, new = (jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a)), c) for c in (carry, result[1]))
+    if old != new:
+        raise StructureError(f'the cell returned a carry of another structure, shape or dtype: {old} before the step, {new} after it.')
+    return result
+
+
+def scalar(loss):
+    """The loss of a step, if it is a real scalar."""
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise StepFunctionError(f'loss returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
+    return loss

@@ -1,0 +1,132 @@
+"""The gradient that D_RTRL computes, by reverse mode through the sequence with the cut paths held constant."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from .. import ETraceGraph, NotSupportedError, OptionError, functional
+from ._sequence import as_inputs, checked, scalar
+
+__all__ = ['CutStep', 'cut_bptt_gradients']
+
+stop = jax.lax.stop_gradient
+
+
+class CutStep:
+    """One step of a compiled graph, evaluated equation by equation, with gradients along the paths that D_RTRL keeps.
+
+    ``loss_step`` is for what reads the old states in the step itself: an equation that is recurrent for a group reads the group's old
+    states as constants. ``state_step`` is for what goes on to later steps: every op and every mixing equation reads constants, and
+    parameters enter as the weights of ops that have a trace.
+    """
+
+    def __init__(self, graph: ETraceGraph):
+        self.graph, self.program = graph, graph.program
+        _check(graph)
+        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
+        self.cuts = {op.equation for op in graph.ops} | set(graph.mixing)
+        self.traced = {rel.op.equation: set(rel.op.trainable.values()) for rel in graph.hidden_param_op_relations}
+        self.variants = self._variants()
+
+    def _variants(self) -> list[int]:
+        """Every set of groups whose old states some value is read without; sets are bit sets."""
+        found = {0}
+        while True:
+            more = found | {a | self.graph.recurrent[i] for a in found for i in self.cuts}
+            if more == found:
+                return sorted(found)
+            found = more
+
+    def _leaves(self, params, carry, x) -> dict:
+        """The values that a step starts with, by number; parameters that are not trained are constants."""
+        program = self.program
+        params = [p if i in program.trainable else stop(p) for i, p in enumerate(jax.tree.leaves(params))]
+        return {**program.constants, **dict(zip(program.params, params, strict=True)),
+                **dict(zip(program.carry, jax.tree.leaves(carry), strict=True)),
+                **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True))}
+
+    def loss_step(self, params, carry, x):
+        """The outputs of a step."""
+        program, start = self.program, self._leaves(params, carry, x)
+        new = {program.new_carry[c] for c in program.hidden if program.new_carry[c] in program.producer}
+        old = {program.carry[c]: 1 << g for c, g in self.group_of.items()}
+        values = {s: {v: stop(a) if old.get(v, 0) & s else a for v, a in start.items()} for s in self.variants}
+        for i, eqn in enumerate(program.equations):
+            for s in self.variants:
+                read = values[s | self.graph.recurrent[i]] if i in self.cuts else values[s]
+                args = [values[0][v] if v in new else read[v] for v in eqn.ins]
+                values[s].update(zip(eqn.outs, eqn.evaluate(args), strict=True))
+        return jax.tree.unflatten(program.trees['outputs'], [values[0][v] for v in program.outputs])
+
+    def state_step(self, params, carry, x):
+        """The new carry of a step."""
+        program, live = self.program, self._leaves(params, carry, x)
+        values = {v: a if v in program.carry else stop(a) for v, a in live.items()}
+        for i, eqn in enumerate(program.equations):
+            args = [stop(values[v]) if i in self.cuts else values[v] for v in eqn.ins]
+            args = [live[v] if v in self.traced.get(i, ()) else a for v, a in zip(eqn.ins, args, strict=True)]
+            live.update(zip(eqn.outs, eqn.evaluate([live[v] for v in eqn.ins]), strict=True))
+            values.update(zip(eqn.outs, eqn.evaluate(args), strict=True))
+        new = [values[v] if c in program.hidden else stop(values[v]) for c, v in enumerate(program.new_carry)]
+        return jax.tree.unflatten(program.trees['carry'], new)
+
+    def hidden(self, carry) -> list:
+        """The hidden states of a carry, group by group."""
+        leaves = jax.tree.leaves(carry)
+        return [leaves[c] for group in self.graph.hidden_groups for c in group.states]
+
+
+def _check(graph: ETraceGraph) -> None:
+    """Refuse what a list of equations does not say."""
+    loop = next((e for e in graph.program.equations if e.loop is not None), None)
+    if loop is not None:
+        raise NotSupportedError(f'the step has a loop that is not unrolled [{loop.where}]; the cut is defined equation by equation. '
+                                'Compile with a larger braintrace.Policy(unroll=...).')
+    keys = {op.key for op in graph.ops}
+    for note in graph.diagnostics:
+        if note.kind == 'cross-group' or (note.kind == 'lost-relation' and note.path in keys):
+            raise NotSupportedError(f'{note.message} [{note.location}]: such a path is no part of the trace, and reverse mode has no way '
+                                    'to leave it out.')
+
+
+def cut_bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable, *, graph: ETraceGraph | None = None):
+    """The gradient that D_RTRL computes, by reverse mode through the whole sequence.
+
+    ``sum_t dL^t/dw + dL^t/dh^{t-1} e^{t-1}`` with ``e^t = D^t e^{t-1} + dh^t/dw``: in ``dL^t/dh^{t-1}`` an op, or an equation that lets
+    one position read another, reads constants in the place of the old states of every group whose new states it leads to; in ``D^t``
+    and ``dh^t/dw`` it reads constants only. Everything else is kept whole. Where the cuts are is taken from ``graph``, that of a
+    compiled learner; default: ``cell`` compiled with all of its carry as hidden states. No code of the learning rules is used.
+
+    Other arguments and errors as for :func:`bptt_gradients`; :class:`braintrace.NotSupportedError` for a step with a loop that is not
+    unrolled, or in which states of different shapes read each other by plain paths.
+
+    Source: ``docs/design.md``, "The identity".
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> def cell(params, h, x):
+    ...     h = 0.5 * h + braintrace.matmul(jnp.concatenate([x, h]), params['W'])
+    ...     return h.sum(), h
+    >>> args = {'W': jnp.ones((3, 2))}, jnp.zeros(2), jnp.ones((2, 1)), jnp.zeros(2)
+    >>> loss = lambda output, target: output - target
+    >>> braintrace.verify.cut_bptt_gradients(cell, *args, loss)['W'][0].tolist()          # x: 1, and 1 + 0.5
+    [2.5, 2.5]
+    >>> braintrace.verify.bptt_gradients(cell, *args, loss)['W'][0].tolist()              # and 2 more through h @ W
+    [4.5, 4.5]
+    """
+    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
+    if graph is None:
+        online = functional.online(cell)
+        online.init(params, carry, *as_inputs(jax.tree.map(lambda a: a[0], xs)))
+        graph = online.graph
+    elif not isinstance(graph, ETraceGraph):
+        raise OptionError(f'graph is {type(graph).__name__}; give the `graph` of a compiled learner.')
+    cut = CutStep(graph)
+
+    def total(params):
+        def step(carry, at):
+            x, y = at
+            return cut.state_step(params, carry, x), scalar(loss(cut.loss_step(params, carry, x), y))
+        return jax.lax.scan(step, carry, (xs, ys))[1].sum()
+
+    return jax.jit(jax.grad(total, allow_int=True))(params)

@@ -1,0 +1,154 @@
+"""What the gradient doctor found: rows of plain data that print as tables, make a dict for JSON, and draw a figure."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from .. import OptionError
+
+__all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """The online gradient of one parameter beside that of BPTT over the window.
+
+    ``cosine`` is that of the angle between both, ``norm_ratio`` the norm of the online one over that of BPTT (1 where both are zero).
+    ``dropped``: with ``J = dh^T/dw`` for all hidden states at the end of the window, and C its part along the paths that D_RTRL keeps,
+    ``|J - C|^2 / (|C|^2 + |J - C|^2)``; ``dropped_by_group`` splits it by the hidden group of h. None where the step has a loop or states
+    whose paths can not be told apart. ``left_out`` names the ways that carry no history.
+    """
+    path: str
+    shape: tuple[int, ...]
+    route: str
+    reason: str
+    history: str
+    cosine: float
+    norm_ratio: float
+    dropped: float | None
+    dropped_by_group: dict[str, float]
+    left_out: tuple[str, ...]
+    trace_bytes: int
+
+
+@dataclass(frozen=True)
+class TraceGrowth:
+    """The norm of a relation's trace after each step of the window.
+
+    ``growth``: the last norm over that in the middle of the window. ``largest`` is the largest entry, ``limit`` the largest number that
+    its dtype holds; ``steps_left``: at this growth the limit is reached after so many more steps, infinity where it does not grow.
+    """
+    relation: str
+    norms: tuple[float, ...]
+    growth: float
+    largest: float
+    limit: float
+    steps_left: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The share of silent and saturated units of a hidden group.
+
+    ``shown_by``: ``spikes``, where the step makes a value of zeros and ones from the group's old states: a unit is silent where it never
+    spikes, saturated where it spikes at more than half of all steps. Else ``states``: silent where all states of the unit stay within
+    1e-6 of zero, saturated where a state of a kind that stays between -1 and 1 is beyond 0.99 at more than half of all steps.
+    """
+    group: str
+    shown_by: str
+    units: int
+    silent: float
+    saturated: float
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What :func:`braintrace.verify.diagnose` returns; prints as tables.
+
+    ``rows`` (parameters), ``trace_growth`` (relations), ``activity`` (hidden groups); ``findings`` are sentences that say what is lost,
+    where, and what to do. ``ms_per_step`` is the time of the online gradient over the window divided by its steps, best of three;
+    ``bptt_ms_per_step`` that of BPTT.
+    """
+    rule: str
+    steps: int
+    rows: tuple[ParameterRow, ...]
+    trace_growth: tuple[TraceGrowth, ...]
+    activity: tuple[Activity, ...]
+    ms_per_step: float
+    bptt_ms_per_step: float
+    findings: tuple[str, ...]
+
+    @property
+    def silent(self) -> dict[str, float]:
+        """Hidden group -> share of silent units."""
+        return {a.group: a.silent for a in self.activity}
+
+    @property
+    def saturated(self) -> dict[str, float]:
+        """Hidden group -> share of saturated units."""
+        return {a.group: a.saturated for a in self.activity}
+
+    def as_dict(self) -> dict:
+        """Everything as dicts, lists, strings, numbers and None (also for numbers that are not finite), as for JSON."""
+        return _plain(self)
+
+    def __str__(self) -> str:
+        parts = [f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT {self.bptt_ms_per_step:.3g} ms',
+                 *(f'- {text}' for text in self.findings)]
+        tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
+            ('parameter', 'route', 'reason', 'history', 'cosine', 'norm ratio', 'dropped', 'trace'): [
+                (r.path, r.route, r.reason, r.history, f'{r.cosine:.4f}', f'{r.norm_ratio:.4g}', _share(r.dropped), f'{r.trace_bytes} B')
+                for r in self.rows],
+            ('trace of', 'norm', 'growth', 'largest', 'steps to overflow'): [
+                (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left))) for t in self.trace_growth],
+            ('hidden group', 'units', 'shown by', 'silent', 'saturated'): [
+                (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated)) for a in self.activity]}
+        return '\n'.join([*parts, *(line for head, rows in tables.items() if rows for line in _table(head, rows))])
+
+    __repr__ = __str__
+
+    def figure(self):
+        """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the trace's norm along the window.
+
+        Raises :class:`braintrace.OptionError` without matplotlib.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as e:
+            raise OptionError('a figure needs matplotlib. Install it: pip install matplotlib; or print the diagnosis.') from e
+        fig = Figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
+        names = [r.path for r in self.rows][::-1]
+        *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
+        for ax, title, values in zip(bars, ('cosine to BPTT', 'norm / that of BPTT', 'dropped share of dh/dw'), (
+                [r.cosine for r in self.rows], [r.norm_ratio for r in self.rows], [r.dropped or 0. for r in self.rows]), strict=True):
+            ax.barh(names, [v if math.isfinite(v) else 0. for v in values[::-1]], color='tab:blue')
+            ax.set_title(title, fontsize=9)
+            ax.tick_params(labelsize=8, labelleft=ax is bars[0])
+        for t in self.trace_growth:
+            growth.plot(range(1, self.steps + 1), t.norms, label=t.relation)
+        growth.set_title('norm of the trace by step', fontsize=9)
+        growth.tick_params(labelsize=8)
+        if self.trace_growth:
+            growth.set_yscale('symlog', linthresh=1e-6)
+            growth.legend(fontsize=7)
+        return fig
+
+
+def _plain(value):
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _share(value: float | None) -> str:
+    return '?' if value is None else f'{100 * value:.1f} %'
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return ['', *('  '.join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))]

@@ -1,0 +1,169 @@
+"""The gradient doctor: an online learner beside backpropagation through time, on a short window."""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import ETraceGraph, ETraceLearner, NotSupportedError, OptionError, Report, functional
+from . import _measure as measure
+from ._sequence import as_inputs, checked
+from .cut import CutStep
+from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
+from .findings import findings
+from .oracles import total_loss
+
+__all__ = ['diagnose']
+
+
+def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets, loss: Callable, *, params=None, carry=None,
+             steps: int | None = None) -> Diagnosis:
+    """Compare the online gradient of a learner with BPTT on a short window, and say what is lost, where, and what to do.
+
+    Both gradients are those of the summed losses, from the present hidden states and an empty trace; no state of the learner or of its
+    model changes. ``inputs`` and ``targets``: trees with time in axis 0 (a plain tuple ``inputs`` holds several inputs);
+    ``loss(outputs, target)`` returns a real scalar. ``params`` and ``carry``: for a learner of :func:`braintrace.functional.online` only.
+    ``steps``: the first steps that are used, default all; BPTT keeps every one of them in memory. Beyond 256 hidden numbers the dropped
+    shares are estimates from 32 random combinations of each group's rows, always the same ones.
+
+    Raises :class:`braintrace.OptionError` for another kind of learner or a wrong number of steps,
+    :class:`braintrace.NotCompiledError` for a learner that is not compiled, :class:`braintrace.StructureError` for inputs of other shapes
+    than were compiled, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
+
+    Source: the decomposition of the gradient in ``docs/design.md``; Menick et al. (2021), "Practical real time recurrent learning with
+    a sparse approximation", for the share of the Jacobian as a measure.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> learner = braintrace.compile(braintrace.nn.MiniGRU(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> xs, ys = jax.random.normal(jax.random.key(0), (6, 3, 2)), jnp.ones((6, 3, 4))
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, ys, lambda output, target: jnp.mean((output - target) ** 2))
+    >>> diagnosis.findings
+    ('Every gradient is that of BPTT: no path is left out.',)
+    >>> [(row.path, round(row.cosine, 4), row.dropped) for row in diagnosis.rows]
+    [('W/weight/bias', 1.0, 0.0), ('W/weight/weight', 1.0, 0.0)]
+    """
+    online, params, carry = _pure(learner, params, carry)
+    params, carry, xs, ys = checked(online.cell, params, carry, inputs, targets, loss)
+    xs, ys, count = _window(xs, ys, steps)
+    first = as_inputs(jax.tree.map(lambda a: a[0], xs))
+    if isinstance(learner, ETraceLearner):
+        online.compiled(params, carry, first)
+    state = online.init(params, carry, *first)
+    graph = online.compiled(params, carry, first).graph
+    report = graph.report()
+
+    (got, _, _), online_ms = _timed(online.sequence_grad(loss, reduction='sum'), params, state, xs, ys)
+    wanted, bptt_ms = _timed(lambda p: jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True)(p), params)
+    mass = _mass(online.cell, graph, params, carry, xs)
+    rows = _rows(report, graph, params, got, wanted, mass)
+    norms, hidden = measure.trace_norms(online, graph, params, state, xs)
+    growth = tuple(_growth(key, *found) for key, found in norms.items())
+    active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
+                   in measure.activity(graph, params, carry, xs, hidden).items())
+    return Diagnosis(report.rule, count, rows, growth, active, online_ms / count, bptt_ms / count,
+                     findings(report, rows, growth, active))
+
+
+def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
+    """A learner as ``(online, params, carry)``."""
+    if isinstance(learner, ETraceLearner):
+        if params is not None or carry is not None:
+            raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')
+        return learner.pure()
+    if not isinstance(learner, functional.OnlineLearner):
+        raise OptionError(f'learner is {type(learner).__name__}; give a compiled learner, such as braintrace.D_RTRL(model), or what '
+                          'braintrace.functional.online returned.')
+    if params is None or carry is None:
+        raise OptionError('a learner of pure functions holds no numbers: pass params=... and carry=... too.')
+    if learner.rule is None:
+        raise OptionError('this learner was made with rule=None, so it has no trace to look at. Give it a value of braintrace.rules.')
+    return learner, params, carry
+
+
+def _window(xs, ys, steps):
+    """The first steps of a sequence, and how many there are."""
+    length = len(jax.tree.leaves((xs, ys))[0])
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= steps <= length):
+        raise OptionError(f'steps is {steps!r}; give an int from 1 to {length}, the length of the sequence.')
+    count = length if steps is None else int(steps)
+    return *jax.tree.map(lambda a: a[:count], (xs, ys)), count
+
+
+def _timed(fn: Callable, *args):
+    """The result of a function, and its time in ms once compiled, best of three."""
+    run = jax.jit(fn)
+    result, times = jax.block_until_ready(run(*args)), []
+    for _ in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        times.append(time.perf_counter() - start)
+    return result, 1e3 * min(times)
+
+
+def _mass(cell, graph: ETraceGraph, params, carry, xs) -> measure.Mass | None:
+    """The masses of ``dh/dw``, None where the cut can not be evaluated."""
+    try:
+        cut = CutStep(graph)
+    except NotSupportedError:
+        return None
+    return measure.jacobian_mass(cell, cut, params, carry, xs)
+
+
+def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tuple[ParameterRow, ...]:
+    """One row for each leaf of the parameters; the report has them in the same order."""
+    rows, column = [], 0
+    for row, p, g, w in zip(report.parameters, *map(jax.tree.leaves, (params, got, wanted)), strict=True):
+        dropped, by_group = None, {}
+        if jnp.issubdtype(p.dtype, jnp.inexact):
+            cosine, ratio = _compare(np.ravel(g), np.ravel(w))
+            if mass is not None:
+                dropped, by_group = _dropped(graph, mass.kept[:, column], mass.dropped[:, column])
+            column += 1
+        else:
+            cosine, ratio = 1., 1.
+        rows.append(ParameterRow(row.path, row.shape, row.route, row.reason, row.history, cosine, ratio, dropped, by_group, row.left_out,
+                                 _trace_bytes(report, row.path)))
+    return tuple(rows)
+
+
+def _compare(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
+    """Cosine and ratio of norms; both 1 where both gradients are zero, the cosine 0 where one is."""
+    g, w = (np.asarray(a, np.result_type(a, np.float64)) for a in (g, w))
+    a, b = np.linalg.norm(g), np.linalg.norm(w)
+    if a == 0 or b == 0:
+        return (1., 1.) if a == b else (0., math.inf if b == 0 else 0.)
+    return float(np.vdot(w / b, g / a).real), float(a / b)
+
+
+def _dropped(graph: ETraceGraph, kept: np.ndarray, dropped: np.ndarray) -> tuple[float, dict[str, float]]:
+    total = float(kept.sum() + dropped.sum()) or 1.
+    return float(dropped.sum()) / total, {g.name: float(d) / total for g, d in zip(graph.hidden_groups, dropped, strict=True)}
+
+
+def _trace_bytes(report: Report, path: str) -> int:
+    """Bytes of the arrays that serve a parameter: those named after its place in the op, else all of the relation's."""
+    total = 0
+    for rel in report.relations:
+        slots = {name for name, paths in rel.parameters.items() if path in paths}
+        own = [row.bytes for row in rel.trace if row.slot in slots]
+        total += sum(own) if own else rel.bytes if slots else 0
+    return total
+
+
+def _growth(relation: str, norms: np.ndarray, largest: np.ndarray, limit: float) -> TraceGrowth:
+    """Growth over the second half of the window, carried on to the limit."""
+    half = len(norms) - len(norms) // 2
+    early, late, top = float(norms[half - 1]), float(norms[-1]), float(largest[-1])
+    growth = late / early if early else 1. if late == 0 else math.inf
+    left = math.inf
+    if not math.isfinite(late):
+        left = 0.
+    elif 1 < growth < math.inf:
+        left = (len(norms) // 2) * (math.log(limit) - math.log(top)) / math.log(growth)
+    return TraceGrowth(relation, tuple(map(float, norms)), growth, top, limit, left)

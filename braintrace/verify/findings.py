@@ -1,0 +1,96 @@
+"""What a diagnosis says in sentences: what is lost, where, and what to do."""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from .. import Report
+from .diagnosis import Activity, ParameterRow, TraceGrowth
+
+__all__ = ['findings']
+
+NOTICED = 0.01           # share of a Jacobian, or distance of a cosine from 1, that is worth a sentence
+SOON = 10_000            # steps to overflow
+IDLE = 0.2               # share of silent or saturated units
+
+
+def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[TraceGrowth, ...],
+             activity: tuple[Activity, ...]) -> tuple[str, ...]:
+    """The sentences, those on gradients first."""
+    by_path = {row.path: row for row in rows}
+    found = [*_cuts(report, by_path), *_without_trace(report, by_path), *_rest(report, rows)]
+    if not found and all(r.cosine > 1 - NOTICED and abs(r.norm_ratio - 1) < NOTICED for r in rows):
+        found = ['Every gradient is that of BPTT: no path is left out.']
+    return tuple([*found, *_growth(growth), *_activity(activity)])
+
+
+def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
+    """What each cut takes from the traces of each group that it reads."""
+    for cut in report.cuts:
+        for group in cut.reads:
+            mine = [rows[p] for rel in report.relations if group in rel.groups for paths in rel.parameters.values() for p in paths]
+            others = ' and '.join(g for g in cut.reaches if g != group)
+            if mine and group in cut.reaches:
+                yield (f'At {cut} one unit of {group} reads another, and the traces of {_paths(mine)} hold what each unit remembers by '
+                       f'itself only.{_shares(mine, group)} To lose nothing there, let each unit read only itself from step to step, as '
+                       'in MiniGRU.')
+            elif mine and others:
+                yield (f'The temporal path of {group} through the state of {others} is lost at {cut}: {others} remembers what it read of '
+                       f'{group}, but the traces of {_paths(mine)} hold {group} only.{_shares(mine, *cut.reaches)} To lose less, learn '
+                       f'with a loss at every step, or let {others} forget sooner.')
+
+
+def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
+    for row in report.parameters:
+        if row.history == 'none':
+            place = f' [{row.location}]' if row.location else ''
+            yield f'{row.path} learns from the current step only{place}: {row.meaning}.{_quality(rows[row.path])} {row.advice}'.strip()
+
+
+def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
+    """The rule's own approximation, and gradients that differ with nothing known to be left out."""
+    if report.approximation:
+        worst = min(rows, key=lambda row: row.cosine)
+        yield f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is {worst.cosine:.3f}, of {worst.path}.'
+    for row in rows:
+        if row.history in ('whole', 'not needed') and row.route != 'frozen' and (row.cosine < 1 - NOTICED
+                                                                                 or abs(row.norm_ratio - 1) > NOTICED):
+            yield (f'{row.path} should have the whole gradient, but differs from BPTT.{_quality(row)} If the gradients are above the level '
+                   'of rounding, compare in float64, and report this.')
+
+
+def _growth(growth: tuple[TraceGrowth, ...]) -> Iterator[str]:
+    for t in growth:
+        if not math.isfinite(t.norms[-1]):
+            yield f'The trace of {t.relation} is not finite: find the first such step in trace_growth, and look at that step of the model.'
+        elif t.steps_left < SOON:
+            yield (f'The trace of {t.relation} grows {t.growth:.3g}-fold over half of the window: at this pace it overflows in about '
+                   f'{t.steps_left:.0f} steps. Keep the derivative of each state by itself below 1, as a leak does.')
+
+
+def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
+    for a in activity:
+        if a.silent > IDLE:
+            yield (f'{100 * a.silent:.0f} % of the units of {a.group} are silent (shown by {a.shown_by}): give them more input, or a lower '
+                   'threshold.')
+        if a.saturated > IDLE:
+            yield (f'{100 * a.saturated:.0f} % of the units of {a.group} are saturated (shown by {a.shown_by}): give them less input, or '
+                   'smaller weights.')
+
+
+def _paths(rows: list[ParameterRow]) -> str:
+    return ', '.join(dict.fromkeys(row.path for row in rows))
+
+
+def _shares(rows: list[ParameterRow], *groups: str) -> str:
+    """What the parameters lose in the states of some groups."""
+    shares = [(sum(row.dropped_by_group.get(g, 0.) for g in groups), row.path) for row in rows if row.dropped is not None]
+    if not shares:
+        return ''
+    texts = dict.fromkeys(f'{100 * share:.0f} % ({path})' for share, path in sorted(shares, reverse=True))
+    return f' Of what the state of {" and ".join(groups)} owes to them at the end of the window, this much of the whole is dropped: ' \
+           f'{", ".join(texts)}.'
+
+
+def _quality(row: ParameterRow) -> str:
+    return f' Cosine to BPTT {row.cosine:.3f}, norm ratio {row.norm_ratio:.3g}.'

@@ -1,0 +1,11 @@
+"""Every test here runs in float64."""
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = jax.config.jax_enable_x64
+    jax.config.update('jax_enable_x64', True)
+    yield
+    jax.config.update('jax_enable_x64', before)
