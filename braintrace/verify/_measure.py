@@ -127,7 +127,7 @@ def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
 def _spikes(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
     """How often each unit of a group spikes: the first value of the group's shape that is made of its old states and is 0 or 1 only."""
     program = graph.program
-    if any(e.loop is not None for e in program.equations):
+    if any(e.loop is not None for e in program.equations) or len(jax.tree.leaves(xs)[0]) == 1:
         return {}
     made = {group.name: _made_of(program, group) for group in graph.hidden_groups}
     wanted = sorted({v for vs in made.values() for v in vs})

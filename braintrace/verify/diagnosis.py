@@ -36,8 +36,9 @@ class ParameterRow:
 class TraceGrowth:
     """The norm of a relation's trace after each step of the window.
 
-    ``growth``: the last norm over that in the middle of the window. ``largest`` is the largest entry, ``limit`` the largest number that
-    its dtype holds; ``steps_left``: at this growth the limit is reached after so many more steps, infinity where it does not grow.
+    ``growth``: the last norm over that of half a window earlier (two times a quarter, rounded down). ``largest`` is the largest entry,
+    ``limit`` the largest number that its dtype holds; ``steps_left``: the limit is reached after so many more steps if the growth goes on;
+    infinity where it is less than tenfold, or slower in the last quarter than in the one before.
     """
     relation: str
     norms: tuple[float, ...]
@@ -123,14 +124,16 @@ class Diagnosis:
         for ax, title, values in zip(bars, ('cosine to BPTT', 'norm / that of BPTT', 'dropped share of dh/dw'), (
                 [r.cosine for r in self.rows], [r.norm_ratio for r in self.rows], [r.dropped or 0. for r in self.rows]), strict=True):
             ax.barh(names, [v if math.isfinite(v) else 0. for v in values[::-1]], color='tab:blue')
+            ax.axvline(1, color='gray', linewidth=0.6)
             ax.set_title(title, fontsize=9)
             ax.tick_params(labelsize=8, labelleft=ax is bars[0])
         for t in self.trace_growth:
             growth.plot(range(1, self.steps + 1), t.norms, label=t.relation)
+        if any(t.growth > 100 for t in self.trace_growth):
+            growth.set_yscale('log')
         growth.set_title('norm of the trace by step', fontsize=9)
         growth.tick_params(labelsize=8)
         if self.trace_growth:
-            growth.set_yscale('symlog', linthresh=1e-6)
             growth.legend(fontsize=7)
         return fig
 

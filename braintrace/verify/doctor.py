@@ -21,6 +21,9 @@ from .oracles import total_loss
 
 __all__ = ['diagnose']
 
+FAST = 10                # a trace that grows more over half a window may grow without bound
+STEADY = 0.95            # the least ratio of two growth factors in a row that counts as exponential growth
+
 
 def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets, loss: Callable, *, params=None, carry=None,
              steps: int | None = None) -> Diagnosis:
@@ -36,8 +39,8 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     :class:`braintrace.NotCompiledError` for a learner that is not compiled, :class:`braintrace.StructureError` for inputs of other shapes
     than were compiled, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
 
-    Source: the decomposition of the gradient in ``docs/design.md``; Menick et al. (2021), "Practical real time recurrent learning with
-    a sparse approximation", for the share of the Jacobian as a measure.
+    Source: the decomposition of the gradient in ``docs/design.md``; the Jacobian and what an approximation keeps of it as in Menick et
+    al. (2021), "Practical real time recurrent learning with a sparse approximation".
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> learner = braintrace.compile(braintrace.nn.MiniGRU(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
@@ -60,14 +63,14 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
 
     (got, _, _), online_ms = _timed(online.sequence_grad(loss, reduction='sum'), params, state, xs, ys)
     wanted, bptt_ms = _timed(lambda p: jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True)(p), params)
-    mass = _mass(online.cell, graph, params, carry, xs)
+    mass, not_measured = _mass(online.cell, graph, params, carry, xs)
     rows = _rows(report, graph, params, got, wanted, mass)
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
                    in measure.activity(graph, params, carry, xs, hidden).items())
     return Diagnosis(report.rule, count, rows, growth, active, online_ms / count, bptt_ms / count,
-                     findings(report, rows, growth, active))
+                     findings(report, rows, growth, active, not_measured))
 
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
@@ -106,13 +109,13 @@ def _timed(fn: Callable, *args):
     return result, 1e3 * min(times)
 
 
-def _mass(cell, graph: ETraceGraph, params, carry, xs) -> measure.Mass | None:
-    """The masses of ``dh/dw``, None where the cut can not be evaluated."""
+def _mass(cell, graph: ETraceGraph, params, carry, xs) -> tuple[measure.Mass | None, str]:
+    """The masses of ``dh/dw``, or None and the reason why the cut can not be evaluated."""
     try:
         cut = CutStep(graph)
-    except NotSupportedError:
-        return None
-    return measure.jacobian_mass(cell, cut, params, carry, xs)
+    except NotSupportedError as e:
+        return None, str(e)
+    return measure.jacobian_mass(cell, cut, params, carry, xs), ''
 
 
 def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tuple[ParameterRow, ...]:
@@ -157,13 +160,13 @@ def _trace_bytes(report: Report, path: str) -> int:
 
 
 def _growth(relation: str, norms: np.ndarray, largest: np.ndarray, limit: float) -> TraceGrowth:
-    """Growth over the second half of the window, carried on to the limit."""
-    half = len(norms) - len(norms) // 2
-    early, late, top = float(norms[half - 1]), float(norms[-1]), float(largest[-1])
+    """Growth over the last half of the window; where it is fast and does not slow down, it is carried on to the limit."""
+    quarter = len(norms) // 4
+    early, middle, late, top = (float(a) for a in (norms[-1 - 2 * quarter], norms[-1 - quarter], norms[-1], largest[-1]))
     growth = late / early if early else 1. if late == 0 else math.inf
     left = math.inf
     if not math.isfinite(late):
         left = 0.
-    elif 1 < growth < math.inf:
-        left = (len(norms) // 2) * (math.log(limit) - math.log(top)) / math.log(growth)
+    elif FAST < growth < math.inf and late * early > STEADY * middle ** 2:
+        left = 2 * quarter * (math.log(limit) - math.log(top)) / math.log(growth)
     return TraceGrowth(relation, tuple(map(float, norms)), growth, top, limit, left)

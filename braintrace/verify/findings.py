@@ -14,30 +14,38 @@ SOON = 10_000            # steps to overflow
 IDLE = 0.2               # share of silent or saturated units
 
 
-def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[TraceGrowth, ...],
-             activity: tuple[Activity, ...]) -> tuple[str, ...]:
-    """The sentences, those on gradients first."""
+def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[TraceGrowth, ...], activity: tuple[Activity, ...],
+             not_measured: str) -> tuple[str, ...]:
+    """The sentences, those on gradients first; ``not_measured``: why there are no dropped shares, if so."""
     by_path = {row.path: row for row in rows}
     found = [*_cuts(report, by_path), *_without_trace(report, by_path), *_rest(report, rows)]
     if not found and all(r.cosine > 1 - NOTICED and abs(r.norm_ratio - 1) < NOTICED for r in rows):
         found = ['Every gradient is that of BPTT: no path is left out.']
-    return tuple([*found, *_growth(growth), *_activity(activity)])
+    unknown = [f'What is dropped of dh/dw is not measured: {not_measured}'] if not_measured else []
+    return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
 
 
 def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
-    """What each cut takes from the traces of each group that it reads."""
+    """What is cut of each group's past: within the group, and on its way through other groups' states."""
+    places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for cut in report.cuts:
         for group in cut.reads:
-            mine = [rows[p] for rel in report.relations if group in rel.groups for paths in rel.parameters.values() for p in paths]
-            others = ' and '.join(g for g in cut.reaches if g != group)
-            if mine and group in cut.reaches:
-                yield (f'At {cut} one unit of {group} reads another, and the traces of {_paths(mine)} hold what each unit remembers by '
-                       f'itself only.{_shares(mine, group)} To lose nothing there, let each unit read only itself from step to step, as '
-                       'in MiniGRU.')
-            elif mine and others:
-                yield (f'The temporal path of {group} through the state of {others} is lost at {cut}: {others} remembers what it read of '
-                       f'{group}, but the traces of {_paths(mine)} hold {group} only.{_shares(mine, *cut.reaches)} To lose less, learn '
-                       f'with a loss at every step, or let {others} forget sooner.')
+            ways = (group,) if group in cut.reaches else cut.reaches
+            places.setdefault((group, ways), []).append(str(cut))
+    for (group, ways), cuts in places.items():
+        mine = [rows[p] for rel in report.relations if group in rel.groups for paths in rel.parameters.values() for p in paths]
+        at, others = ', '.join(dict.fromkeys(cuts)), ' and '.join(ways)
+        if not mine:
+            continue
+        if ways == (group,):
+            yield (f'Units of {group} read each other at {at}; a trace holds what each unit remembers by itself only.{_shares(mine, ways)} '
+                   'To lose nothing there, let each unit read only itself from step to step, as in MiniGRU.')
+        elif ways:
+            yield (f'The temporal path of {group} through the state of {others} is lost at {at}: {others} remembers what it read of '
+                   f'{group}, but the traces of the parameters of {group} do not.{_shares(mine, ways)} To lose less, give a loss at every step, or '
+                   f'let {others} forget sooner.')
+        else:
+            yield f'What {group} sends to later steps through {at} is in no trace. Make what carries it a hidden state of its shape.'
 
 
 def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
@@ -64,8 +72,8 @@ def _growth(growth: tuple[TraceGrowth, ...]) -> Iterator[str]:
         if not math.isfinite(t.norms[-1]):
             yield f'The trace of {t.relation} is not finite: find the first such step in trace_growth, and look at that step of the model.'
         elif t.steps_left < SOON:
-            yield (f'The trace of {t.relation} grows {t.growth:.3g}-fold over half of the window: at this pace it overflows in about '
-                   f'{t.steps_left:.0f} steps. Keep the derivative of each state by itself below 1, as a leak does.')
+            yield (f'The trace of {t.relation} grew {t.growth:.3g}-fold over the last half of the window: at this pace it overflows in '
+                   f'about {t.steps_left:.0f} steps. Keep the derivative of each state by itself below 1, as a leak does.')
 
 
 def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
@@ -78,18 +86,11 @@ def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
                    'smaller weights.')
 
 
-def _paths(rows: list[ParameterRow]) -> str:
-    return ', '.join(dict.fromkeys(row.path for row in rows))
-
-
-def _shares(rows: list[ParameterRow], *groups: str) -> str:
+def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
     """What the parameters lose in the states of some groups."""
-    shares = [(sum(row.dropped_by_group.get(g, 0.) for g in groups), row.path) for row in rows if row.dropped is not None]
-    if not shares:
-        return ''
-    texts = dict.fromkeys(f'{100 * share:.0f} % ({path})' for share, path in sorted(shares, reverse=True))
-    return f' Of what the state of {" and ".join(groups)} owes to them at the end of the window, this much of the whole is dropped: ' \
-           f'{", ".join(texts)}.'
+    shares = {row.path: sum(row.dropped_by_group[g] for g in groups) for row in rows if row.dropped is not None}
+    texts = [f'{100 * shares[path]:.0f} % for {path}' for path in sorted(shares, key=shares.get, reverse=True)]
+    return f' Share of dh/dw that is dropped there: {", ".join(texts)}.' if texts else ''
 
 
 def _quality(row: ParameterRow) -> str:
