@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import ETraceGraph, ETraceLearner, NotSupportedError, OptionError, Report, functional
 from . import _measure as measure
-from ._sequence import as_inputs, checked
+from ._sequence import as_inputs, checked, scalar
 from .cut import CutStep
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
@@ -61,8 +61,9 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     graph = online.compiled(params, carry, first).graph
     report = graph.report()
 
-    (got, _, _), online_ms = _timed(online.sequence_grad(loss, reduction='sum'), params, state, xs, ys)
-    wanted, bptt_ms = _timed(lambda p: jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True)(p), params)
+    gradient = online.sequence_grad(lambda output, target: scalar(loss(output, target)), reduction='sum')
+    (got, _, _), online_ms = _timed(gradient, params, state, xs, ys)
+    wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
     mass, not_measured = _mass(online.cell, graph, params, carry, xs)
     rows = _rows(report, graph, params, got, wanted, mass)
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)

@@ -42,8 +42,8 @@ def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
                    'To lose nothing there, let each unit read only itself from step to step, as in MiniGRU.')
         elif ways:
             yield (f'The temporal path of {group} through the state of {others} is lost at {at}: {others} remembers what it read of '
-                   f'{group}, but the traces of the parameters of {group} do not.{_shares(mine, ways)} To lose less, give a loss at every step, or '
-                   f'let {others} forget sooner.')
+                   f'{group}, but the traces of the parameters of {group} do not.{_shares(mine, ways)} To lose less, give a loss at every '
+                   f'step, or let {others} forget sooner.')
         else:
             yield f'What {group} sends to later steps through {at} is in no trace. Make what carries it a hidden state of its shape.'
 

@@ -104,8 +104,8 @@ def finite_difference_gradients(cell: Callable, params, carry, xs, ys, loss: Cal
     ...     round(float(braintrace.verify.finite_difference_gradients(cell, *args, loss)['a']), 6)
     2.0
     """
-    _check_differences(params, carry, eps, entries)
     params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
+    _check_differences(params, carry, eps, entries)
     weights = split_floats(params)
     w, unravel = ravel_pytree(weights.values)
     chosen = np.arange(w.size)

@@ -1,11 +1,10 @@
-"""Every test here runs in float64."""
+"""Every test here runs in float64, brainstate's initialisers included."""
+import brainstate
 import jax
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def float64():
-    before = jax.config.jax_enable_x64
-    jax.config.update('jax_enable_x64', True)
-    yield
-    jax.config.update('jax_enable_x64', before)
+    with jax.enable_x64(True), brainstate.environ.context(precision=64):
+        yield

@@ -1,0 +1,252 @@
+"""The doctor's numbers against derivatives written out by hand, and what it says."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import verify
+from tests.models.ops import _spike_jvp as spike
+from tests.verify import by_hand
+from tests.verify.by_hand import NETWORKS, I, N, T
+
+
+def squared(output, target):
+    return 0.5 * jnp.sum((output - target) ** 2)
+
+
+class Net(brainstate.nn.Module):
+    """A cell of the library with the numbers of a network, and a plain readout."""
+
+    def __init__(self, cell, gates, params):
+        super().__init__()
+        self.cell, self.readout = cell, brainstate.ParamState(params['out'])
+        for name, (w, b) in gates.items():
+            getattr(cell, name).weight.value = {'weight': jnp.asarray(params[w]), 'bias': jnp.asarray(params[b])}
+
+    def update(self, x):
+        return self.cell(x) @ self.readout.value
+
+
+def stack_cell(p, c, x):
+    h1 = 0.8 * c['h1'] + jnp.tanh(braintrace.matmul(jnp.concatenate([x, c['h1']]), p['one']))
+    h2 = 0.9 * c['h2'] + jnp.tanh(braintrace.matmul(jnp.concatenate([h1, c['h2']]), p['two']))
+    return h2 @ p['out'], {'h1': h1, 'h2': h2}
+
+
+def lif_cell(p, v, x):
+    z = spike(v - 0.5)
+    v = 0.8 * v - z + braintrace.matmul(jnp.concatenate([x, z]), p['W'])
+    return spike(v - 0.5) @ p['out'], v
+
+
+GRU_PATHS = {k + g: f'cell/W{g}/weight/{name}' for g in 'zrh' for k, name in (('W', 'weight'), ('b', 'bias'))}
+CELLS = {
+    'gru': (braintrace.nn.GRUCell, {f'W{g}': (f'W{g}', f'b{g}') for g in 'zrh'}, GRU_PATHS | {'out': 'readout'}),
+    'lstm': (braintrace.nn.LSTMCell, {'W': ('W', 'b')}, {'W': 'cell/W/weight/weight', 'b': 'cell/W/weight/bias', 'out': 'readout'}),
+}
+FIRST = {'stack': (stack_cell, {'h1': np.zeros(N), 'h2': np.zeros(N)}), 'lif': (lif_cell, np.zeros(N))}
+
+
+def learner_of(name, rule='D_RTRL'):
+    cell, gates, _ = CELLS[name]
+    return braintrace.compile(Net(cell(I, N), gates, NETWORKS[name].params), rule, jnp.zeros(I))
+
+
+def diagnosis_of(name) -> tuple[verify.Diagnosis, dict[str, str]]:
+    """The diagnosis of a network, and the paths of its parameters."""
+    net, (xs, ys) = NETWORKS[name], by_hand.data()
+    if name in CELLS:
+        return verify.diagnose(learner_of(name), xs, ys, squared), CELLS[name][2]
+    cell, carry = FIRST[name]
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    return verify.diagnose(online, xs, ys, squared, params=net.params, carry=carry), {k: k for k in net.params}
+
+
+@pytest.mark.parametrize('name', NETWORKS)
+def test_the_numbers_are_those_computed_by_hand(name):
+    net, want = NETWORKS[name], by_hand.expected(NETWORKS[name])
+    got, paths = diagnosis_of(name)
+    rows = {row.path: row for row in got.rows}
+    assert set(rows) == set(paths.values())
+    for k, path in paths.items():
+        row = rows[path]
+        assert row.shape == net.params[k].shape
+        np.testing.assert_allclose([row.cosine, row.norm_ratio, row.dropped], [want.cosine[k], want.ratio[k], want.dropped[k]],
+                                   rtol=1e-9, atol=1e-12, err_msg=k)
+        traced = [key for key, ks in net.relations.items() if k in ks]
+        states = 2 if name == 'lstm' else 1
+        assert row.route == ('trace' if traced else 'same-step')
+        assert row.trace_bytes == (8 * states * net.params[k].size if traced else 0)
+    growth = {t.relation.partition('#')[0]: t for t in got.trace_growth}
+    assert set(growth) == {paths[key] for key in net.relations}
+    for key, norms in want.norms.items():
+        t = growth[paths[key]]
+        np.testing.assert_allclose(t.norms, norms, rtol=1e-10)
+        np.testing.assert_allclose([t.growth, t.largest], [norms[-1] / norms[T - 1 - 2 * (T // 4)], want.largest[key]], rtol=1e-10)
+        assert t.limit == np.finfo(np.float64).max
+
+
+def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
+    got, _ = diagnosis_of('stack')
+    rows = {row.path: row for row in got.rows}
+    lost = by_hand.expected(NETWORKS['stack']).dropped_rows['one']
+    assert rows['one'].dropped_by_group == pytest.approx({'h1': lost[:N].sum(), 'h2': lost[N:].sum()})
+    said, = [text for text in got.findings if 'through the state of' in text]
+    assert said.startswith('The temporal path of h1 through the state of h2 is lost at etp_mv (two) [')
+    assert 'test_diagnose.py' in said and f'{100 * lost[N:].sum():.0f} % for one.' in said
+    assert lost[N:].sum() > 0.1
+
+
+def test_what_a_gru_loses_is_named_with_its_places():
+    got, _ = diagnosis_of('gru')
+    reset = [text for text in got.findings if text.startswith('cell/Wr/weight/weight learns from the current step only')]
+    mixed, = [text for text in got.findings if text.startswith('Units of cell/h read each other')]
+    assert len(reset) == 1 and all(f'(cell/W{g}/weight/weight)' in mixed for g in 'zrh')
+    assert 'MiniGRU' in mixed
+
+
+def test_silent_and_saturated_neurons_are_counted_by_their_spikes():
+    got, _ = diagnosis_of('lif')
+    rates = (by_hand.expected(NETWORKS['lif']).hidden[:-1] > 0.5).mean(0)
+    assert rates[0] == 0 and rates[1] > 0.5
+    active, = got.activity
+    assert (active.shown_by, active.units, active.silent, active.saturated) == ('spikes', N, np.mean(rates == 0), np.mean(rates > 0.5))
+    assert got.silent == {active.group: active.silent} and got.saturated == {active.group: active.saturated}
+    assert any('are silent' in text for text in got.findings)
+
+
+def test_silent_and_saturated_units_are_counted_by_their_states():
+    params = {'W': jnp.diag(jnp.array([0., 9., 1.])), 'a': jnp.array([0.5, 0.5, 0.5])}
+
+    def cell(p, c, x):
+        h = jnp.tanh(braintrace.matmul(x, p['W']) + p['a'] * c['h'])
+        return h, {'h': h, 'sum': c['sum'] + h[:, :2]}
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    carry = {'h': jnp.zeros((2, 3)), 'sum': jnp.ones((2, 2))}
+    with pytest.warns(braintrace.BraintraceWarning):
+        got = verify.diagnose(online, jnp.ones((6, 2, 3)), jnp.ones((6, 2, 3)), squared, params=params, carry=carry)
+    states = {a.group: a for a in got.activity}
+    assert (states['h'].silent, states['h'].saturated) == (1 / 3, 1 / 3)
+    assert (states['sum'].silent, states['sum'].saturated) == (0, 0)
+
+
+def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
+    def cell(p, h, x):
+        h = 2. * h + braintrace.matmul(x, p['W'])
+        return h, h
+    online, params = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), {'W': jnp.ones((1, 1))}
+    args = jnp.ones((24, 1)), jnp.zeros((24, 1)), lambda h, y: h.sum()
+    got = verify.diagnose(online, *args, params=params, carry=jnp.zeros(1))
+    growth, = got.trace_growth
+    assert growth.largest == growth.norms[-1] == 2 ** 24 - 1
+    assert growth.steps_left == pytest.approx(1024 - 24, abs=0.1)
+    assert any('overflows in about 1000 steps' in text for text in got.findings)
+    leaky = verify.diagnose(braintrace.functional.online(lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W'])),
+                                                         braintrace.rules.d_rtrl()), *args, params=params, carry=jnp.zeros(1))
+    assert leaky.trace_growth[0].steps_left == math.inf and not any('overflows' in text for text in leaky.findings)
+
+
+def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
+    xs, ys = by_hand.data()
+    got = verify.diagnose(learner_of('gru', braintrace.rules.es_d_rtrl(0.9)), xs, ys, squared)
+    assert any(text.startswith('ES_D_RTRL: an input factor and an output factor') for text in got.findings)
+    by_path = {row.path: row for row in got.rows}
+    assert by_path['cell/Wz/weight/weight'].cosine < 0.999 and by_path['readout'].cosine == pytest.approx(1)
+
+
+@pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
+def test_large_states_are_estimated_and_stored_traces_are_read(dtype):
+    units = 300
+    rng = np.random.default_rng(0)
+    params = {'W': rng.standard_normal((I + units, units)) / 17, 'a': rng.uniform(0.5, 0.9, units)}
+
+    def cell(p, h, x):
+        h = p['a'] * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h]), p['W']))
+        return h, h
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl(trace_dtype=dtype), trainable=lambda path, leaf: path[0] == 'W')
+    xs = rng.standard_normal((4, I))
+    got = verify.diagnose(online, xs, np.zeros((4, units)), squared, params=params, carry=np.zeros(units), steps=3)
+    row = {row.path: row for row in got.rows}['W']
+    whole, kept = np.zeros((units, I + units, units)), np.zeros((I + units, units))
+    h, eye = np.zeros(units), np.eye(units)
+    for x in xs[:3]:
+        z = np.concatenate([x, h])
+        a = np.tanh(z @ params['W'])
+        h = params['a'] * h + a
+        A = np.diag(params['a']) + (1 - a ** 2)[:, None] * params['W'][I:].T
+        whole = np.tensordot(A, whole, 1) + z[:, None] * (eye * (1 - a ** 2))[:, None, :]
+        kept = params['a'] * kept + np.outer(z, 1 - a ** 2)
+    lost = ((whole - kept * eye[:, None, :]) ** 2).sum()
+    assert row.dropped == pytest.approx(lost / (lost + (kept ** 2).sum()), rel=0.05)
+    growth, = got.trace_growth
+    assert growth.norms[-1] == pytest.approx(np.linalg.norm(kept), rel=1e-12 if dtype is None else 1e-2)
+    assert growth.limit == (np.finfo(np.float64).max if dtype is None else float(jnp.finfo(jnp.bfloat16).max))
+
+
+def test_where_a_loop_hides_the_equations_the_share_is_unknown_and_the_rest_is_told():
+    def cell(p, h, x):
+        def turn(h, _):
+            return 0.9 * h + 0.1 * jnp.tanh(braintrace.matmul(x, p['W'])), None
+        h = jax.lax.scan(turn, h, None, length=4)[0]
+        return h, h
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), policy=braintrace.Policy(unroll=0))
+    params, carry = {'W': jnp.ones((2, 3))}, jnp.zeros((1, 3))
+    got = verify.diagnose(online, jnp.ones((5, 1, 2)), jnp.ones((5, 1, 3)), squared, params=params, carry=carry)
+    row, = got.rows
+    assert row.dropped is None and row.cosine == pytest.approx(1)
+    assert any('is not measured: the step has a loop' in text for text in got.findings) and '?' in str(got)
+
+
+def snapshot(learner):
+    states = {**learner.model.states(), 'trace': learner.etrace}
+    return jax.tree.map(np.asarray, {str(k): s.value for k, s in states.items()})
+
+
+def test_learner_and_model_stay_as_they_are():
+    learner, (xs, ys) = learner_of('gru'), by_hand.data()
+    learner.etrace_evolve(xs)
+    before = snapshot(learner)
+    first = verify.diagnose(learner, xs, ys, squared)
+    after = snapshot(learner)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after)))
+    assert np.asarray(before['trace']['t']).max() == T
+    assert verify.diagnose(learner, xs, ys, squared).rows == first.rows
+    learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x), y))
+
+
+def test_it_starts_from_the_present_states():
+    learner, (xs, ys) = learner_of('gru'), by_hand.data()
+    fresh = verify.diagnose(learner, xs, ys, squared)
+    learner.etrace_evolve(xs)
+    assert verify.diagnose(learner, xs, ys, squared).rows != fresh.rows
+
+
+def test_a_diagnosis_prints_and_is_plain_data():
+    got, _ = diagnosis_of('stack')
+    shown = str(got)
+    assert shown.startswith(f'D_RTRL over {T} step(s): ') and repr(got) == shown
+    assert all(word in shown for word in ('norm ratio', 'steps to overflow', 'saturated', '- The temporal path of h1'))
+    plain = json.loads(json.dumps(got.as_dict(), allow_nan=False))
+    assert plain['rows'][0]['path'] == 'one' and plain['trace_growth'][0]['steps_left'] is None
+    assert plain['steps'] == T and set(plain) == {f.name for f in dataclasses.fields(got)}
+    assert got.ms_per_step > 0 and got.bptt_ms_per_step > 0
+
+
+def test_the_figure_has_a_panel_for_each_number(monkeypatch):
+    pytest.importorskip('matplotlib')
+    got, _ = diagnosis_of('stack')
+    axes = got.figure().axes
+    assert len(axes) == 4 and len(axes[3].lines) == len(got.trace_growth)
+    assert sorted(bar.get_width() for bar in axes[0].patches) == sorted(row.cosine for row in got.rows)
+    monkeypatch.setitem(__import__('sys').modules, 'matplotlib.figure', None)
+    with pytest.raises(braintrace.OptionError, match='pip install matplotlib'):
+        got.figure()
