@@ -4,6 +4,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
@@ -35,6 +38,17 @@ def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
         exec(compile(block, 'compiling.md', 'exec'), namespace)
     shown = capsys.readouterr().out
     assert shown.startswith('(12,)') and 'flowchart' in shown
+
+
+def test_the_code_blocks_of_the_guide_to_gradients_run(capsys):
+    namespace: dict = {}
+    for block in blocks('python', (ROOT / 'docs' / 'verify.md').read_text(encoding='utf-8')):
+        exec(compile(block, 'verify.md', 'exec'), namespace)
+        if 'grads' in namespace:
+            for got, want in zip(*(jax.tree.leaves(namespace.pop(k)) for k in ('grads', 'cut')), strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    shown = capsys.readouterr().out
+    assert 'The temporal path of lower/h through the state of upper/h is lost at etp_mm (upper/' in shown
 
 
 def test_the_commands_are_targets_of_the_makefile():

@@ -61,9 +61,11 @@ def one_step(cell, params, carry, x):
     result = cell(params, carry, *as_inputs(x))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StructureError(f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).')
-    old, new = (jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a)), c) for c in (carry, result[1]))
-    if old != new:
-        raise StructureError(f'the cell returned a carry of another structure, shape or dtype: {old} before the step, {new} after it.')
+    old, new = (jax.tree.flatten(c) for c in (carry, result[1]))
+    if old[1] != new[1] or any(jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b) for a, b in zip(old[0], new[0])):
+        before, after = ([f'{jnp.result_type(a)}{list(jnp.shape(a))}' for a in leaves] for leaves, _ in (old, new))
+        raise StructureError(f'the cell returned a carry of another structure, shape or dtype: {old[1]} of {before} before the step, '
+                             f'{new[1]} of {after} after it.')
     return result
 
 

@@ -116,6 +116,8 @@ def _mass(cell, graph: ETraceGraph, params, carry, xs) -> tuple[measure.Mass | N
         cut = CutStep(graph)
     except NotSupportedError as e:
         return None, str(e)
+    if any(map(jnp.iscomplexobj, cut.hidden(carry))):
+        return None, 'a hidden state is complex.'
     return measure.jacobian_mass(cell, cut, params, carry, xs), ''
 
 

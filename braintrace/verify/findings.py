@@ -19,7 +19,7 @@ def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[Trace
     """The sentences, those on gradients first; ``not_measured``: why there are no dropped shares, if so."""
     by_path = {row.path: row for row in rows}
     found = [*_cuts(report, by_path), *_without_trace(report, by_path), *_rest(report, rows)]
-    if not found and all(r.cosine > 1 - NOTICED and abs(r.norm_ratio - 1) < NOTICED for r in rows):
+    if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
     unknown = [f'What is dropped of dh/dw is not measured: {not_measured}'] if not_measured else []
     return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
@@ -49,7 +49,12 @@ def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
 
 
 def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
+    """Parameters, or uses of them, that have no trace."""
     for row in report.parameters:
+        uses = [text for text in row.left_out if not text.startswith('through ') and text != report.approximation]
+        if row.history == 'part' and uses:
+            yield (f'{row.path} has a trace, but not for {"; ".join(uses)}.{_quality(rows[row.path])} Apply every use of it with a '
+                   'braintrace op whose result reaches the state directly.')
         if row.history == 'none':
             place = f' [{row.location}]' if row.location else ''
             yield f'{row.path} learns from the current step only{place}: {row.meaning}.{_quality(rows[row.path])} {row.advice}'.strip()
@@ -58,11 +63,10 @@ def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[st
 def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
     """The rule's own approximation, and gradients that differ with nothing known to be left out."""
     if report.approximation:
-        worst = min(rows, key=lambda row: row.cosine)
+        worst = min((row for row in rows if row.route != 'frozen'), key=lambda row: row.cosine)
         yield f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is {worst.cosine:.3f}, of {worst.path}.'
     for row in rows:
-        if row.history in ('whole', 'not needed') and row.route != 'frozen' and (row.cosine < 1 - NOTICED
-                                                                                 or abs(row.norm_ratio - 1) > NOTICED):
+        if row.history in ('whole', 'not needed') and _differs(row):
             yield (f'{row.path} should have the whole gradient, but differs from BPTT.{_quality(row)} If the gradients are above the level '
                    'of rounding, compare in float64, and report this.')
 
@@ -91,6 +95,11 @@ def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
     shares = {row.path: sum(row.dropped_by_group[g] for g in groups) for row in rows if row.dropped is not None}
     texts = [f'{100 * shares[path]:.0f} % for {path}' for path in sorted(shares, key=shares.get, reverse=True)]
     return f' Share of dh/dw that is dropped there: {", ".join(texts)}.' if texts else ''
+
+
+def _differs(row: ParameterRow) -> bool:
+    """Whether a parameter that learns has another gradient than that of BPTT."""
+    return row.route != 'frozen' and not (row.cosine > 1 - NOTICED and abs(row.norm_ratio - 1) < NOTICED)
 
 
 def _quality(row: ParameterRow) -> str:

@@ -60,13 +60,13 @@ def learner_of(name, rule='D_RTRL'):
     return braintrace.compile(Net(cell(I, N), gates, NETWORKS[name].params), rule, jnp.zeros(I))
 
 
-def diagnosis_of(name) -> tuple[verify.Diagnosis, dict[str, str]]:
-    """The diagnosis of a network, and the paths of its parameters."""
+def diagnosis_of(name, **options) -> tuple[verify.Diagnosis, dict[str, str]]:
+    """The diagnosis of a network under D_RTRL with these options, and the paths of its parameters."""
     net, (xs, ys) = NETWORKS[name], by_hand.data()
     if name in CELLS:
-        return verify.diagnose(learner_of(name), xs, ys, squared), CELLS[name][2]
+        return verify.diagnose(learner_of(name, braintrace.rules.d_rtrl(**options)), xs, ys, squared), CELLS[name][2]
     cell, carry = FIRST[name]
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl(**options))
     return verify.diagnose(online, xs, ys, squared, params=net.params, carry=carry), {k: k for k in net.params}
 
 
@@ -92,6 +92,14 @@ def test_the_numbers_are_those_computed_by_hand(name):
         np.testing.assert_allclose(t.norms, norms, rtol=1e-10)
         np.testing.assert_allclose([t.growth, t.largest], [norms[-1] / norms[T - 1 - 2 * (T // 4)], want.largest[key]], rtol=1e-10)
         assert t.limit == np.finfo(np.float64).max
+
+
+@pytest.mark.parametrize('name', ['stack', 'lstm'])
+def test_steps_that_are_not_yet_written_into_the_trace_count(name):
+    got, (want, _) = diagnosis_of(name, write_every=5)[0], diagnosis_of(name)
+    for a, b in zip(got.trace_growth, want.trace_growth, strict=True):
+        np.testing.assert_allclose(a.norms, b.norms, rtol=1e-12)
+    assert [row.cosine for row in got.rows] == pytest.approx([row.cosine for row in want.rows], rel=1e-12)
 
 
 def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
@@ -164,7 +172,7 @@ def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
 
 @pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
 def test_large_states_are_estimated_and_stored_traces_are_read(dtype):
-    units = 300
+    units = 260
     rng = np.random.default_rng(0)
     params = {'W': rng.standard_normal((I + units, units)) / 17, 'a': rng.uniform(0.5, 0.9, units)}
 
@@ -175,6 +183,7 @@ def test_large_states_are_estimated_and_stored_traces_are_read(dtype):
     xs = rng.standard_normal((4, I))
     got = verify.diagnose(online, xs, np.zeros((4, units)), squared, params=params, carry=np.zeros(units), steps=3)
     row = {row.path: row for row in got.rows}['W']
+    assert not any(text.startswith('a ') for text in got.findings)      # frozen
     whole, kept = np.zeros((units, I + units, units)), np.zeros((I + units, units))
     h, eye = np.zeros(units), np.eye(units)
     for x in xs[:3]:
@@ -189,6 +198,32 @@ def test_large_states_are_estimated_and_stored_traces_are_read(dtype):
     growth, = got.trace_growth
     assert growth.norms[-1] == pytest.approx(np.linalg.norm(kept), rel=1e-12 if dtype is None else 1e-2)
     assert growth.limit == (np.finfo(np.float64).max if dtype is None else float(jnp.finfo(jnp.bfloat16).max))
+
+
+def test_a_use_without_a_trace_and_a_plain_weight_are_told():
+    def cell(p, h, x):
+        h = jax.nn.sigmoid(p['leak']) * h + jnp.tanh(braintrace.matmul(x, p['W'])) + 0.1 * p['W'][0]
+        return h, h
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    params = {'W': jnp.ones((2, 3)) / 3, 'leak': jnp.ones(3)}
+    with pytest.warns(braintrace.BraintraceWarning):
+        got = verify.diagnose(online, *(jnp.ones((5, 1, n)) for n in (2, 3)), squared, params=params, carry=jnp.zeros((1, 3)))
+    assert any(text.startswith('W has a trace, but not for its use in ') for text in got.findings)
+    assert any(text.startswith('leak learns from the current step only [') and 'braintrace op' in text for text in got.findings)
+    rows = {row.path: row for row in got.rows}
+    assert rows['leak'].dropped == 1 and 0 < rows['W'].dropped < 1
+
+
+def test_complex_states_are_diagnosed_without_the_dropped_share():
+    def cell(p, c, x):
+        z = (0.5 + 0.6j) * c + braintrace.matmul(x, p['W'])
+        return z.real, z
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    params, carry = {'W': jnp.full((2, 3), 1 + 2j)}, jnp.zeros((1, 3), complex)
+    got = verify.diagnose(online, jnp.ones((5, 1, 2), complex), jnp.ones((5, 1, 3)), squared, params=params, carry=carry)
+    row, = got.rows
+    assert (row.cosine, row.norm_ratio, row.dropped) == (pytest.approx(1), pytest.approx(1), None)
+    assert got.findings == ('What is dropped of dh/dw is not measured: a hidden state is complex.',) and '?' in str(got)
 
 
 def test_where_a_loop_hides_the_equations_the_share_is_unknown_and_the_rest_is_told():
