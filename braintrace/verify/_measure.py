@@ -126,27 +126,27 @@ def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
 
 def _spikes(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
     """How often each unit of a group spikes: the first value of the group's shape that is made of its old states and is 0 or 1 only."""
-    program = graph.program
-    if any(e.loop is not None for e in program.equations) or len(jax.tree.leaves(xs)[0]) == 1:
+    program, length = graph.program, len(jax.tree.leaves(xs)[0])
+    if any(e.loop is not None for e in program.equations) or length == 1:
         return {}
     made = {group.name: _made_of(program, group) for group in graph.hidden_groups}
-    wanted = sorted({v for vs in made.values() for v in vs})
     leaves = jax.tree.leaves(params)
 
-    def step(carry, x):
+    def step(run, x):
+        carry, binary, active = run
         values = {**program.constants, **dict(zip(program.params, leaves, strict=True)), **dict(zip(program.carry, carry, strict=True)),
                   **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True))}
         for eqn in program.equations:
             values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
-        seen = {v: (((values[v] == 0) | (values[v] == 1)).all(), values[v] == 1) for v in wanted}
-        return [values[v] for v in program.new_carry], seen
+        binary = {v: so_far & ((values[v] == 0) | (values[v] == 1)).all() for v, so_far in binary.items()}
+        active = {v: count + (values[v] == 1) for v, count in active.items()}
+        return ([values[v] for v in program.new_carry], binary, active), None
 
-    def run(carry, xs):
-        seen = jax.lax.scan(step, carry, xs)[1]
-        return {v: (binary.all(), active) for v, (binary, active) in seen.items()}
-    seen = jax.jit(run)(jax.tree.leaves(carry), xs)
-    first = {name: next((v for v in vs if seen[v][0]), None) for name, vs in made.items()}
-    return {name: _by_unit(graph, np.asarray(seen[v][1])).mean(0) for name, v in first.items() if v is not None}
+    wanted = sorted({v for vs in made.values() for v in vs})
+    start = jax.tree.leaves(carry), dict.fromkeys(wanted, True), {v: jnp.zeros(program.avals[v].shape, jnp.int32) for v in wanted}
+    _, binary, active = jax.jit(lambda start, xs: jax.lax.scan(step, start, xs)[0])(start, xs)
+    first = {name: next((v for v in vs if binary[v]), None) for name, vs in made.items()}
+    return {name: _by_unit(graph, np.asarray(active[v])[None]).mean(0) / length for name, v in first.items() if v is not None}
 
 
 def _made_of(program, group) -> list[int]:

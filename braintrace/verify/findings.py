@@ -49,15 +49,18 @@ def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
 
 
 def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
-    """Parameters, or uses of them, that have no trace."""
+    """Uses of a parameter, and whole parameters, that have no trace."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for row in report.parameters:
         uses = [text for text in row.left_out if not text.startswith('through ') and text != report.approximation]
         if row.history == 'part' and uses:
-            yield (f'{row.path} has a trace, but not for {"; ".join(uses)}.{_quality(rows[row.path])} Apply every use of it with a '
+            yield (f'{row.path} has a trace, but not for {"; ".join(uses)}: {_quality(rows[row.path])}. Apply every use of it with a '
                    'braintrace op whose result reaches the state directly.')
         if row.history == 'none':
-            place = f' [{row.location}]' if row.location else ''
-            yield f'{row.path} learns from the current step only{place}: {row.meaning}.{_quality(rows[row.path])} {row.advice}'.strip()
+            alike.setdefault((row.meaning, row.advice, row.location), []).append(f'{row.path} ({_quality(rows[row.path])})')
+    for (meaning, advice, location), paths in alike.items():
+        place = f' [{location}]' if location else ''
+        yield f'Only the current step is in the gradient of {", ".join(paths)}{place}: {meaning}. {advice}'.strip()
 
 
 def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
@@ -67,8 +70,8 @@ def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
         yield f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is {worst.cosine:.3f}, of {worst.path}.'
     for row in rows:
         if row.history in ('whole', 'not needed') and _differs(row):
-            yield (f'{row.path} should have the whole gradient, but differs from BPTT.{_quality(row)} If the gradients are above the level '
-                   'of rounding, compare in float64, and report this.')
+            yield (f'{row.path} should have the whole gradient, but differs from BPTT: {_quality(row)}. If the gradients are above the '
+                   'level of rounding, compare in float64, and report this.')
 
 
 def _growth(growth: tuple[TraceGrowth, ...]) -> Iterator[str]:
@@ -103,4 +106,4 @@ def _differs(row: ParameterRow) -> bool:
 
 
 def _quality(row: ParameterRow) -> str:
-    return f' Cosine to BPTT {row.cosine:.3f}, norm ratio {row.norm_ratio:.3g}.'
+    return f'cosine {row.cosine:.3f}, norm ratio {row.norm_ratio:.3g}'
