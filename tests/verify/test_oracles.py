@@ -12,7 +12,10 @@ import braintrace
 from braintrace import verify
 from tests import models, oracles
 from tests.gradients.compare import assert_close, core_first
+from tests.gradients.harness import over_sequence
 from tests.models.library import LibraryOps
+
+pytestmark = pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 
 
 def arguments(case):
@@ -45,10 +48,31 @@ def test_some_entries_are_measured_and_the_others_are_nan():
         np.testing.assert_allclose(np.asarray(g)[m], w[m], rtol=1e-6)
 
 
-@pytest.mark.parametrize('name', core_first([*models.MODELS, 'broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']))
+QUICK = ['broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']
+REFUSED = ['while_mixing', 'while_mixing_tail', 'vmap_element_wise', 'broadcast_reversed', 'broadcast_inside', 'broadcast_repeat',
+           'broadcast_tile', 'broadcast_gather']
+DEGRADED = ['vmap_cond']                # without a trace, see tests/gradients/test_control_flow.py
+OTHERS = [pytest.param(n, marks=pytest.mark.slow) for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
+
+
+@pytest.mark.parametrize('name', [*core_first([*models.MODELS, *QUICK]), *OTHERS])
 def test_cut_bptt_is_what_d_rtrl_computes(name):
     case = models.case(name)
     assert_close(verify.cut_bptt_gradients(*arguments(case)), oracles.total(oracles.dense_recursion(case)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_is_not_cut_at_an_equation_is_refused(name):
+    with pytest.raises(braintrace.NotSupportedError):
+        verify.cut_bptt_gradients(*arguments(models.case(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DEGRADED)
+def test_cut_bptt_is_what_d_rtrl_computes_where_weights_have_no_trace(name):
+    case = models.case(name)
+    assert_close(verify.cut_bptt_gradients(*arguments(case)), over_sequence(case, braintrace.rules.d_rtrl())[0])
 
 
 def test_the_cut_takes_its_places_from_a_compiled_learner():
