@@ -1,0 +1,15 @@
+"""Writing an ETP primitive that can be trusted: factories, and a checker of the laws that trace rules obey."""
+from .._etrace_op import ETPPrimitiveSpec
+from .._etrace_op.factories import (
+    EtpOp,
+    make_conv_op,
+    make_einsum_op,
+    make_elementwise_op,
+    make_linear_op,
+    new_etp_primitive,
+)
+from ._check import assert_conformant, check, describe, single_key
+from ._report import LAWS, ConformanceReport, Row
+
+__all__ = ['ConformanceReport', 'ETPPrimitiveSpec', 'EtpOp', 'LAWS', 'Row', 'assert_conformant', 'check', 'describe', 'make_conv_op',
+           'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive', 'single_key']

@@ -1,0 +1,174 @@
+"""Checking an op against the laws of trace rules, and describing what is registered."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import OptionError, RuleContractError
+from .._etrace_op import ETP_PRIMITIVES, REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
+from ._application import Application
+from ._cases import Case, cases_of, subject
+from ._contract import contract_findings
+from ._laws import NUMERICAL, Finding, evaluate, platform_parts
+from ._report import LAWS, STATUSES, ConformanceReport, Row
+
+__all__ = ['assert_conformant', 'check', 'describe', 'single_key']
+
+DOUBLE = {'default': 1e-12, 'jvp and finite differences': 1e-6, 'D_RTRL and BPTT': 1e-10, 'ES_D_RTRL and BPTT at one step': 1e-10}
+SINGLE = {'default': 1e-4, 'jvp and finite differences': 5e-2, 'D_RTRL and BPTT': 1e-3, 'ES_D_RTRL and BPTT at one step': 1e-3}
+
+
+def check(op: Any, cases: Sequence | None = None, platforms: Sequence[str] = ('cpu',), x64: bool = True,
+          seed: int = 0) -> ConformanceReport:
+    """Try every law (``kit.LAWS``) on an op, and report a row for each law and case.
+
+    ``op``: an ``EtpOp``, an ``ETPPrimitive``, a function that binds one, or a registered name. ``cases``: pairs ``(operands, params)``,
+    operands anything with shape and dtype, ``params`` keyword arguments, arrays among them too; default: those of the op's spec, or of
+    the library. Values are drawn from ``seed``, in float64 where ``x64``. ``platforms``: where, such as ``('cpu', 'gpu')``.
+
+    A rule that raises is a row that fails. Raises ``OptionError`` for what is no op, no case, or a function that binds no primitive.
+
+    >>> from braintrace import kit
+    >>> print(kit.check('etp_elemwise'))
+    etp_elemwise: 12 pass, 4 not_applicable
+    """
+    name, op = subject(op)
+    found = cases_of(op, cases)
+    if not found:
+        return ConformanceReport((Row(name, 'L0', 'missing', None, None, 'no cases: give `cases`, or the spec some'),))
+    rows: list[Row] = []
+    with jax.enable_x64(x64):
+        for platform in platforms:
+            device = _device(platform)
+            if device is None:
+                rows += [Row(name, law, 'not_tested', None, None, f'no {platform} device here') for law in LAWS]
+                continue
+            with jax.default_device(device):
+                for case in found:
+                    rows += _of_case(name, op, case.wide(x64), platform, x64, seed)
+    return ConformanceReport(tuple(rows))
+
+
+def _device(platform: str) -> Any:
+    try:
+        return jax.devices(platform)[0]
+    except RuntimeError:
+        return None
+
+
+def _of_case(name: str, op: Any, case: Case, platform: str, x64: bool, seed: int) -> list[Row]:
+    where = str(case) + ('' if platform == 'cpu' else f' on {platform}')
+    try:
+        asked = [app for app in case.applications() if not isinstance(op, ETPPrimitive) or app.primitive is op]
+        results = [_of_application(op, app, case, platform, x64, seed) for app in asked]
+    except Exception as error:  # of any kind: it is the op's, and becomes a row
+        failed = Row(name, 'L1', 'fail', None, None, f'{where}: {type(error).__name__}: {error}')
+        return [failed if law == 'L1' else Row(name, law, 'not_tested', None, None, where) for law in LAWS]
+    if not asked:
+        raise OptionError(f'check: {name} binds no ETP primitive on {where}.')
+    return [_row(name, law, [f for f in findings if f.law == law], where) for findings in results for law in LAWS]
+
+
+def _of_application(op: Any, app: Application, case: Case, platform: str, x64: bool, seed: int) -> list[Finding]:
+    draw = app.draw(seed)
+    lowering, kernel = (_for_platform(name, platform, op, app.primitive) for name in ('lowering', 'trace_kernel'))
+    numerical = evaluate(app, [*NUMERICAL, *platform_parts(platform, lowering, kernel)], draw, DOUBLE if x64 else SINGLE)
+    return [*contract_findings(app, draw, case, x64), *numerical]
+
+
+def _for_platform(name: str, platform: str, *holders: Any) -> Callable | None:
+    """The function that an op or its primitive brings for a platform."""
+    return next((found for holder in holders if (found := (getattr(holder, name, None) or {}).get(platform)) is not None), None)
+
+
+def _row(name: str, law: str, findings: Sequence[Finding], where: str) -> Row:
+    """The gravest of the findings of one law; what does not apply counts only where nothing does."""
+    status = min((f.status for f in findings), key=[*STATUSES[:3], 'pass', 'not_applicable'].index)
+    own = [f for f in findings if f.status == status]
+    largest = max(own, key=lambda f: -1 if f.worst is None else f.worst / f.tolerance)
+    texts = '; '.join(dict.fromkeys(f.text for f in own if f.text))
+    return Row(name, law, status, largest.worst, largest.tolerance, f'{where}: {texts}' if texts else where)
+
+
+def assert_conformant(op: Any, cases: Sequence | None = None, **options: Any) -> None:
+    """Raise ``AssertionError`` with every row of :func:`check` that fails or lacks something.
+
+    >>> from braintrace import kit
+    >>> kit.assert_conformant('etp_elemwise')
+    """
+    check(op, cases, **options).require()
+
+
+def describe(op: Any = None, fmt: str = 'md') -> str:
+    """The registered ops, or one, with their rules: a table (``'md'``) or ``'json'``.
+
+    Raises ``OptionError`` for another format or for what is no primitive.
+
+    >>> from braintrace import kit
+    >>> print(kit.describe('etp_elemwise'))
+    | op | batched | gradient_enabled | x | trainables | rules | missing |
+    |---|---|---|---|---|---|---|
+    | etp_elemwise | no | yes | - | weight | yw_to_w, xy_to_dw, init_drtrl, init_pp | - |
+    """
+    if fmt not in ('md', 'json'):
+        raise OptionError(f"describe: fmt is {fmt!r}; choose 'md' or 'json'.")
+    rows = [_described(primitive) for primitive in _primitives(op)]
+    if fmt == 'json':
+        return json.dumps(rows)
+    columns = ('op', 'batched', 'gradient_enabled', 'x', 'trainables', 'rules', 'missing')
+    table = [columns, ('---',) * len(columns), *([_cell(row[column]) for column in columns] for row in rows)]
+    return '\n'.join(f'| {" | ".join(line)} |'.replace('| --- ', '|---').replace('--- |', '---|') for line in table)
+
+
+def _primitives(op: Any) -> list[ETPPrimitive]:
+    if op is None:
+        return sorted(ETP_PRIMITIVES, key=lambda primitive: primitive.name)
+    name, found = subject(op)
+    forms = list(getattr(found, 'forms', [found]))
+    if not all(isinstance(form, ETPPrimitive) for form in forms):
+        raise OptionError(f'describe: {name} is no ETP primitive; give an EtpOp, an ETPPrimitive or a registered name.')
+    return forms
+
+
+def _described(primitive: ETPPrimitive) -> dict[str, Any]:
+    try:
+        trainables = list(primitive.trainable_invars({}))
+    except Exception:  # a layout may ask for static parameters
+        trainables = []
+    present = [slot for slot in RULE_SLOTS if primitive.optional_rule(slot) is not None]
+    return {'op': primitive.name, 'batched': primitive.batched, 'gradient_enabled': primitive.gradient_enabled,
+            'x': primitive.x_invar_index, 'trainables': trainables, 'rules': present,
+            'missing': [slot for slot in REQUIRED_SLOTS if slot not in present]}
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return 'yes' if value else 'no'
+    return (', '.join(value) or '-') if isinstance(value, list) else '-' if value is None else str(value)
+
+
+def single_key(rule: Callable, key: str = 'weight') -> Callable:
+    """A rule in bare arrays, for an op with one trainable, as a rule in dicts: ``{key: array}`` in and out.
+
+    ``init_pp`` returns one array in either form and needs no wrapping. The rule raises ``RuleContractError`` for a dict with other keys.
+
+    >>> from braintrace import kit
+    >>> kit.single_key(lambda d, trace: d * trace)(2., {'weight': 3.})
+    {'weight': Array(6., dtype=float32, weak_type=True)}
+    """
+    @wraps(rule)
+    def in_dicts(*args: Any, **params: Any) -> dict[str, Any]:
+        return {key: jnp.asarray(rule(*map(bare, args), **params))}
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if set(value) != {key}:
+            raise RuleContractError(f'single_key: the rule is for one trainable called {key!r}, found {sorted(value)}; write it in dicts.')
+        return value[key]
+    return in_dicts

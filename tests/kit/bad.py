@@ -1,0 +1,211 @@
+"""Primitives that are wrong in one way each, and the laws that they break."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+
+import braintrace
+from braintrace import _etrace_op as ops
+from braintrace import kit
+
+PENDING = 'neither a lowering for a platform nor a reverse rule can be given yet'
+
+
+def shapes(*sizes):
+    return [jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes]
+
+
+DENSE = [(shapes((4, 3), (3, 5)), {})]
+WITH_BIAS = [(shapes((4, 3), (3, 5), (5,)), {'has_bias': True})]
+
+
+def product(x, weight, *bias, has_bias=False):
+    return x @ weight + (bias[0] if has_bias else 0)
+
+
+def reverse_of(impl, names=('weight', 'bias')):
+    def xy_to_dw(x, d, weights, **params):
+        return jax.vjp(lambda w: impl(x, *(w[n] for n in names if n in w), **params), weights)[1](d)[0]
+    return xy_to_dw
+
+
+def carried(d, trace, **params):
+    return {n: e * (d if n == 'bias' else jnp.expand_dims(d, -2)) for n, e in trace.items()}
+
+
+def entry_zeros(x, y, weights, states):
+    return {n: jnp.zeros((*x.aval.shape[:1], *w.aval.shape, states), w.aval.dtype) for n, w in weights.items()}
+
+
+def output_zeros(x, y, weights, states):
+    return jnp.zeros((*y.aval.shape, states), y.aval.dtype)
+
+
+def dense(**changes):
+    """The dense product, right but for the changes."""
+    impl = changes.get('impl', product)
+    fields = dict(impl=impl, yw_to_w=carried, xy_to_dw=reverse_of(impl), init_drtrl=entry_zeros, init_pp=output_zeros, batched=True,
+                  trainable_invars_fn=lambda params: {'weight': 1, **({'bias': 2} if params.get('has_bias') else {})}, cases=DENSE)
+    return ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_bad', **(fields | changes)))
+
+
+# the published ones -------------------------------------------------------------------------------------------------------
+
+def scaled(factor_twice=True):
+    """The scaled product of the published page: its ``yw_to_w`` multiplies by a scale that the entry carries."""
+    def impl(x, weight, *, scale):
+        return scale * (x @ weight)
+
+    def yw_to_w(d, trace, *, scale):
+        return {'weight': trace['weight'] * d[..., None, :] * (scale if factor_twice else 1)}
+    return dense(impl=impl, yw_to_w=yw_to_w, cases=[(DENSE[0][0], {'scale': 2.0})])
+
+
+def bare_arrays():
+    """The short example of the published page."""
+    def impl(x, weight, *, scale=1.0):
+        return scale * (x @ weight)
+    primitive = braintrace.register_primitive('etp_bad', impl, batched=True)
+    primitive.register_yw_to_w(lambda hidden, trace, **params: trace * hidden[None, :])
+    primitive.register_xy_to_dw(lambda x, hidden, w, **params: jax.vjp(lambda w_: impl(x, w_, **params), w['weight'])[1](hidden)[0])
+    primitive.register_init_drtrl(lambda x, y, w, states: jnp.zeros((1, *w['weight'].value.shape, states)))
+    primitive.register_init_pp(lambda x, y, w, states: jnp.zeros((1, *y.aval.shape, states)))
+    return primitive
+
+
+# traces that are not exact ------------------------------------------------------------------------------------------------
+
+def lora_in_parameters():
+    """The trace of B is passed on as it is, though B reaches every output."""
+    def impl(x, b, a):
+        return x @ b @ a
+
+    def yw_to_w(d, trace):
+        return {'b': trace['b'], 'a': trace['a'] * d[..., None, :]}
+    return dense(impl=impl, yw_to_w=yw_to_w, xy_to_dw=reverse_of(impl, ('b', 'a')),
+                 trainable_invars_fn=lambda params: {'b': 1, 'a': 2}, cases=[(shapes((4, 3), (3, 2), (2, 5)), {})])
+
+
+def conv_in_kernel():
+    """One kernel for each sample, whose entries feed many positions."""
+    def impl(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), 'SAME')
+
+    def yw_to_w(d, trace):
+        return {'weight': trace['weight'] * d.mean(-1)[..., None, None]}
+    return dense(impl=impl, yw_to_w=yw_to_w, cases=[(shapes((2, 3, 7), (4, 3, 3)), {})])
+
+
+# rules --------------------------------------------------------------------------------------------------------------------
+
+def without_bias_key():
+    return dense(yw_to_w=lambda d, trace, **params: {'weight': trace['weight'] * d[..., None, :]}, cases=WITH_BIAS)
+
+
+def without_a_rule():
+    primitive = dense()
+    del ops.ETP_RULES_INIT_PP[primitive]
+    return primitive
+
+
+def nonzero_trace():
+    return dense(init_drtrl=lambda *args: {n: e + 1 for n, e in entry_zeros(*args).items()})
+
+
+def batch_summed_twice():
+    return dense(solve_drtrl=lambda signal, trace, weights: {n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()})
+
+
+def factor_two():
+    return dense(xy_to_dw=lambda x, d, weights: {'weight': 2 * x.T @ d})
+
+
+def squared_factor():
+    return dense(yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[..., None, :] ** 2})
+
+
+def bound_to_the_batch():
+    return dense(yw_to_w=lambda d, trace: {'weight': trace['weight'] * d[:, None, :]})
+
+
+def flagged_as_identity():
+    return dense(gradient_enabled=True)
+
+
+# functions ----------------------------------------------------------------------------------------------------------------
+
+def random_numbers():
+    return dense(impl=lambda x, weight: x @ weight + np.random.normal(), xy_to_dw=reverse_of(product))
+
+
+def quadratic():
+    return dense(impl=lambda x, weight: (x * x) @ weight)
+
+
+def divided_by_the_batch():
+    return dense(impl=lambda x, weight: x @ weight * (len(x) / len(x)), xy_to_dw=reverse_of(product))
+
+
+def any_unit():
+    """A bias is added whatever its unit is."""
+    primitive = dense()
+
+    def op(x, weight, bias):
+        y = primitive(*map(u.get_mantissa, (x, weight, bias)), has_bias=True)
+        return u.maybe_decimal(u.Quantity(y, unit=u.get_unit(x) * u.get_unit(weight)))
+    return op
+
+
+def lambda_as_static():
+    primitive = dense(impl=lambda x, weight, fn: fn(x @ weight))
+    return lambda x, weight: primitive(x, weight, fn=lambda y: y)
+
+
+def other_numbers_on_cpu():
+    op = kit.new_etp_primitive(kit.ETPPrimitiveSpec('etp_bad', lambda x, weight: x @ weight, batched=True, cases=DENSE))
+    op.lowering['cpu'] = lambda x, weight: 2 * (x @ weight)
+    return op
+
+
+def wrong_forward():
+    rule = kit.rule_reverse(forward=lambda inputs, params, required: (2 * (inputs[0] @ inputs[1]), lambda d: (None, None)))
+    return kit.new_etp_primitive(kit.ETPPrimitiveSpec('etp_bad', product, batched=True, reverse=rule, cases=DENSE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """How to make it, the laws that name the fault, and others that fail because of it."""
+    make: Callable
+    laws: set[str]
+    others: set[str] = dataclasses.field(default_factory=set)
+    cases: list | None = None
+
+    def __str__(self):
+        return self.make.__name__
+
+
+BAD = [
+    Bad(scaled, {'L3', 'L9'}, {'L6'}),
+    Bad(bare_arrays, {'L0', 'L5'}, cases=DENSE),
+    Bad(lora_in_parameters, {'L3'}),
+    Bad(conv_in_kernel, {'L3', 'L6'}),
+    Bad(without_bias_key, {'L0'}),
+    Bad(without_a_rule, {'L0'}),
+    Bad(nonzero_trace, {'L5'}),
+    Bad(batch_summed_twice, {'L6'}),
+    Bad(factor_two, {'L2'}),
+    Bad(squared_factor, {'L4'}),
+    Bad(bound_to_the_batch, {'L7'}),
+    Bad(flagged_as_identity, {'L10'}),
+    Bad(random_numbers, {'L1'}),
+    Bad(quadratic, {'L8'}),
+    Bad(divided_by_the_batch, {'L15'}),
+    Bad(any_unit, {'L11'}, cases=[(shapes((4, 3), (3, 5), (5,)), {})]),
+    Bad(lambda_as_static, {'L12'}, cases=DENSE),
+]
+PENDING_BAD = [Bad(other_numbers_on_cpu, {'L13'}), Bad(wrong_forward, {'L14'})]
