@@ -236,7 +236,8 @@ def test_the_arrows_have_no_cycle():
         below.update({floor: rows.pop(floor) for floor in ready})
 
 
-@pytest.mark.parametrize('name', ['braintrace', 'braintrace.nn', 'braintrace.functional', 'braintrace.rules', 'braintrace.verify'])
+@pytest.mark.parametrize('name', ['braintrace', 'braintrace.nn', 'braintrace.functional', 'braintrace.rules', 'braintrace.verify',
+                                  'braintrace.kit'])
 def test_every_public_name_has_a_docstring(name):
     module = importlib.import_module(name)
     bare = [public for public in module.__all__ if not is_documented(getattr(module, public))]

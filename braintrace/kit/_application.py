@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import RuleContractError
 from .._etrace_op import ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
 
 __all__ = ['Application', 'Draw', 'STEPS', 'cast', 'compiled', 'equations', 'is_inexact', 'stack', 'values']
@@ -39,7 +40,7 @@ def stack(trees: Sequence) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def values(rng: np.random.Generator, aval, below: int = 2) -> jax.Array:
+def values(rng: np.random.Generator, aval, below: int) -> jax.Array:
     """Normal numbers; integers from 0 to ``below`` (excluded)."""
     if not is_inexact(aval):
         return jnp.asarray(rng.integers(0, max(below, 1), aval.shape), aval.dtype)
@@ -82,8 +83,13 @@ class Application:
 
     @functools.cached_property
     def invars(self) -> dict[str, int]:
-        """Trainable name -> operand index."""
-        return self.primitive.trainable_invars(self.params)
+        """Trainable name -> operand index; ``RuleContractError`` where that is x, or none of the operands."""
+        found, x = self.primitive.trainable_invars(self.params), self.primitive.x_invar_index
+        wrong = [f'{name!r} at {i}' for name, i in {**found, 'x': x}.items() if i is not None and i >= len(self.avals)]
+        wrong += [f'{name!r} at {i}, where x is' for name, i in found.items() if i == x]
+        if wrong:
+            raise RuleContractError(f'{self.primitive.name!r} has {len(self.avals)} operands, and its layout says {", ".join(wrong)}.')
+        return found
 
     @property
     def batched(self) -> bool:
@@ -145,7 +151,7 @@ class Application:
         new = functools.partial(values, rng, below=rows)
         operands = lambda: tuple(map(new, self.avals))
         x = lambda: None if self.x_aval is None else new(self.x_aval)
-        ys = lambda *more: values(rng, jax.ShapeDtypeStruct((*more, *y.shape), y.dtype))
+        ys = lambda *more: values(rng, jax.ShapeDtypeStruct((*more, *y.shape), y.dtype), below=2)
         return Draw(operands(), x(), operands(), stack([operands() for _ in range(3)]), ys(), ys(),
                     jnp.stack([ys(), ys()], -1), ys(),
                     jnp.zeros(STEPS) if self.x_aval is None else stack([x() for _ in range(STEPS)]), ys(STEPS))

@@ -26,7 +26,7 @@ from .._etrace_op import (
     sparse_matmul,
 )
 from .._etrace_op.factories import EtpOp
-from ._application import Application, equations, values
+from ._application import Application, equations, is_inexact, values
 
 __all__ = ['Case', 'cases_of', 'subject']
 
@@ -56,7 +56,7 @@ class Case:
     def values(self, seed: int) -> dict:
         """Numbers for the arrays."""
         rng = np.random.default_rng(seed)
-        return {key: values(rng, aval) for key, aval in self.arrays.items()}
+        return {key: values(rng, aval, below=1) for key, aval in self.arrays.items()}
 
     def role(self, key: str, invars: dict[str, int]) -> str:
         """The keyword of an array, or the name of the trainable that stands at its position in the equation."""
@@ -64,11 +64,10 @@ class Case:
 
     def wide(self, x64: bool) -> Case:
         """With operands of float64, or at least float32."""
-        def widened(a):
-            kind = jnp.inexact if jnp.issubdtype(a.dtype, jnp.inexact) else None
-            dtype = jnp.promote_types(a.dtype, jnp.float64 if x64 else jnp.float32) if kind else a.dtype
-            return jax.ShapeDtypeStruct(a.shape, dtype)
-        return dataclasses.replace(self, arrays={key: widened(a) for key, a in self.arrays.items()})
+        least = jnp.float64 if x64 else jnp.float32
+        return dataclasses.replace(self, arrays={
+            key: jax.ShapeDtypeStruct(a.shape, jnp.promote_types(a.dtype, least) if is_inexact(a) else a.dtype)
+            for key, a in self.arrays.items()})
 
     def applications(self) -> list[Application]:
         """The ETP equations that the call binds."""
@@ -172,5 +171,5 @@ def cases_of(op: Callable, given: Sequence | None) -> list[Case]:
         return [made(op, case) for case in given]
     forms = op.forms if isinstance(op, EtpOp) else [op]
     own = [made(form, case) for form in forms if form in ETP_PRIMITIVE_SPECS for case in ETP_PRIMITIVE_SPECS[form].cases]
-    own += [made(op, case) for case in BUILT_IN.get(op, [])]
+    own += [made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows]
     return own or (_built_in(op) if isinstance(op, ETPPrimitive) else [])

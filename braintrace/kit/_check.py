@@ -67,8 +67,9 @@ def _of_case(name: str, op: Any, case: Case, platform: str, x64: bool, seed: int
         asked = [app for app in case.applications() if not isinstance(op, ETPPrimitive) or app.primitive is op]
         results = [_of_application(op, app, case, platform, x64, seed) for app in asked]
     except Exception as error:  # of any kind: it is the op's, and becomes a row
-        failed = Row(name, 'L1', 'fail', None, None, f'{where}: {type(error).__name__}: {error}')
-        return [failed if law == 'L1' else Row(name, law, 'not_tested', None, None, where) for law in LAWS]
+        failed = Row(name, 'L0' if isinstance(error, RuleContractError) else 'L1', 'fail', None, None,
+                     f'{where}: {type(error).__name__}: {error}')
+        return [failed if law == failed.law else Row(name, law, 'not_tested', None, None, where) for law in LAWS]
     if not asked:
         raise OptionError(f'check: {name} binds no ETP primitive on {where}.')
     return [_row(name, law, [f for f in findings if f.law == law], where) for findings in results for law in LAWS]
@@ -88,7 +89,7 @@ def _for_platform(name: str, platform: str, *holders: Any) -> Callable | None:
 
 def _row(name: str, law: str, findings: Sequence[Finding], where: str) -> Row:
     """The gravest of the findings of one law; what does not apply counts only where nothing does."""
-    status = min((f.status for f in findings), key=[*STATUSES[:3], 'pass', 'not_applicable'].index)
+    status = min((f.status for f in findings), key=STATUSES.index)
     own = [f for f in findings if f.status == status]
     largest = max(own, key=lambda f: -1 if f.worst is None else f.worst / f.tolerance)
     texts = '; '.join(dict.fromkeys(f.text for f in own if f.text))
@@ -121,8 +122,8 @@ def describe(op: Any = None, fmt: str = 'md') -> str:
     if fmt == 'json':
         return json.dumps(rows)
     columns = ('op', 'batched', 'gradient_enabled', 'x', 'trainables', 'rules', 'missing')
-    table = [columns, ('---',) * len(columns), *([_cell(row[column]) for column in columns] for row in rows)]
-    return '\n'.join(f'| {" | ".join(line)} |'.replace('| --- ', '|---').replace('--- |', '---|') for line in table)
+    lines = [f'| {" | ".join(cells)} |' for cells in (columns, *([_cell(row[column]) for column in columns] for row in rows))]
+    return '\n'.join([lines[0], '|---' * len(columns) + '|', *lines[1:]])
 
 
 def _primitives(op: Any) -> list[ETPPrimitive]:

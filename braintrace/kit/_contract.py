@@ -55,12 +55,6 @@ def missing_rules(app: Application) -> list[str]:
 
 
 def _description(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
-    places = {'x': app.primitive.x_invar_index, **app.invars}
-    for name, index in places.items():
-        if index is not None and index >= len(app.avals):
-            yield f'{name!r} is operand {index} of {len(app.avals)}'
-        if index is not None and index == places['x'] and name != 'x':
-            yield f'{name!r} and x are both operand {index}'
     for slot, rule in (('xy_to_dw', app.gradient), ('instant_drtrl', app.entry)):
         if slot in REQUIRED_SLOTS or app.primitive.optional_rule(slot) is not None:
             yield from _raised(slot, rule, draw.operands, draw.e)

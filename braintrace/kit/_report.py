@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ['ConformanceReport', 'LAWS', 'Row', 'STATUSES']
 
-STATUSES = ('fail', 'missing', 'not_tested', 'not_applicable', 'pass')
+STATUSES = ('fail', 'missing', 'not_tested', 'pass', 'not_applicable')     # the gravest first
 LAWS = {
     'L0': 'the description and four rules are there, and every dict has exactly the keys of the trainables',
     'L1': 'eager == jit == vmap == scan; jvp agrees with finite differences; the jaxpr shows the primitive',
@@ -99,7 +99,8 @@ def _table(rows: Iterable[Row]) -> list[str]:
     ops: dict[str, list[Row]] = {}
     for row in rows:
         ops.setdefault(row.op, []).append(row)
-    return [f'{op}: ' + ', '.join(f'{n} {s}' for s in reversed(STATUSES) if (n := _laws_with(found, s))) for op, found in ops.items()]
+    order = (*STATUSES[3:], *STATUSES[:3])
+    return [f'{op}: ' + ', '.join(f'{n} {s}' for s in order if (n := _laws_with(found, s))) for op, found in ops.items()]
 
 
 def _laws_with(rows: Sequence[Row], status: str) -> int:

@@ -179,7 +179,7 @@ def wrong_forward():
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
-    """How to make it, the laws that name the fault, and others that fail because of it."""
+    """How to make it, the laws that name the fault, and others that can not hold then."""
     make: Callable
     laws: set[str]
     others: set[str] = dataclasses.field(default_factory=set)
@@ -189,20 +189,21 @@ class Bad:
         return self.make.__name__
 
 
+CARRIES = {'L3', 'L4', 'L6', 'L7', 'L9', 'L11', 'L15'}        # laws that call yw_to_w
 BAD = [
     Bad(scaled, {'L3', 'L9'}, {'L6'}),
-    Bad(bare_arrays, {'L0', 'L5'}, cases=DENSE),
-    Bad(lora_in_parameters, {'L3'}),
-    Bad(conv_in_kernel, {'L3', 'L6'}),
-    Bad(without_bias_key, {'L0'}),
+    Bad(bare_arrays, {'L0', 'L5'}, CARRIES | {'L2', 'L8'}, DENSE),
+    Bad(lora_in_parameters, {'L3'}, {'L4', 'L6', 'L9'}),
+    Bad(conv_in_kernel, {'L3', 'L6'}, {'L9'}),
+    Bad(without_bias_key, {'L0'}, CARRIES),
     Bad(without_a_rule, {'L0'}),
     Bad(nonzero_trace, {'L5'}),
-    Bad(batch_summed_twice, {'L6'}),
-    Bad(factor_two, {'L2'}),
-    Bad(squared_factor, {'L4'}),
+    Bad(batch_summed_twice, {'L6'}, {'L9', 'L15'}),
+    Bad(factor_two, {'L2'}, {'L6', 'L9'}),
+    Bad(squared_factor, {'L4'}, {'L3', 'L6', 'L9'}),
     Bad(bound_to_the_batch, {'L7'}),
     Bad(flagged_as_identity, {'L10'}),
-    Bad(random_numbers, {'L1'}),
+    Bad(random_numbers, {'L1'}, {'L7', 'L9'}),
     Bad(quadratic, {'L8'}),
     Bad(divided_by_the_batch, {'L15'}),
     Bad(any_unit, {'L11'}, cases=[(shapes((4, 3), (3, 5), (5,)), {})]),

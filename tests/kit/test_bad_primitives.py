@@ -1,0 +1,34 @@
+"""Every primitive of ``bad`` is flagged by the law that names its fault, and by no law that has no reason to."""
+import pytest
+
+from braintrace import kit
+
+from .bad import BAD, PENDING, PENDING_BAD
+
+
+@pytest.mark.parametrize('bad', BAD, ids=str)
+def test_a_bad_primitive_is_flagged_by_the_law_it_breaks(bad):
+    report = kit.check(bad.make(), bad.cases)
+    flagged = {row.law for row in report.rows if row.status in ('fail', 'missing')}
+    assert flagged == bad.laws | bad.others
+    with pytest.raises(AssertionError, match=rf' {min(bad.laws)} (fail|missing)'):
+        report.require(*bad.laws)
+
+
+@pytest.mark.xfail(strict=True, reason=PENDING)
+@pytest.mark.parametrize('bad', PENDING_BAD, ids=str)
+def test_a_bad_rule_of_a_kind_that_is_not_there_yet_is_flagged(bad):
+    report = kit.check(bad.make(), bad.cases)
+    assert all(report.status(law) == 'fail' for law in bad.laws)
+
+
+def test_every_law_has_a_bad_primitive():
+    named, pending = (set.union(*(bad.laws for bad in table)) for table in (BAD, PENDING_BAD))
+    assert pending == {'L13', 'L14'}
+    assert named == set(kit.LAWS) - pending
+
+
+def test_the_factor_that_is_applied_twice_shows_in_the_size_of_the_deviation():
+    row = next(row for row in kit.check(BAD[0].make()).of('fail') if row.law == 'L3')
+    assert row.worst == pytest.approx(2.0 - 1) and row.tolerance == 1e-12
+    assert 'scale=2.0: carrying an entry and making it' in row.case
