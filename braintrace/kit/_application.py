@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import RuleContractError
-from .._etrace_op import ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
+from .._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
 
-__all__ = ['Application', 'Draw', 'STEPS', 'cast', 'compiled', 'equations', 'is_inexact', 'stack', 'values']
+__all__ = ['Application', 'Draw', 'STEPS', 'cast', 'compiled', 'equations', 'is_inexact', 'plain', 'stack', 'values']
 
 STEPS = 5
 CHEAP = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
@@ -160,7 +160,7 @@ class Application:
 
     def impl(self, operands: Sequence) -> jax.Array:
         """y by the plain implementation."""
-        return self._y(self.primitive.impl_fn(*operands, **self.params))
+        return self._y(plain(self.primitive)(*operands, **self.params))
 
     def bind(self, operands: Sequence) -> jax.Array:
         """y by the primitive."""
@@ -205,6 +205,14 @@ class Application:
         x = None if self.x_aval is None else variable(self.x_aval)
         weights = {name: variable(aval) for name, aval in self.weights(self.avals).items()}
         return self.rule(slot)(x, variable(self.y_aval), weights, states)
+
+
+def plain(primitive: ETPPrimitive) -> Callable:
+    """The implementation as it was given, without a reverse rule of its own or a lowering for a platform."""
+    if primitive.original is not None:
+        one = plain(primitive.original)
+        return lambda *operands, **params: jax.vmap(functools.partial(one, **params), in_axes=primitive.axes)(*operands)
+    return ETP_PRIMITIVE_SPECS[primitive].impl if primitive in ETP_PRIMITIVE_SPECS else primitive.impl_fn
 
 
 def variable(aval) -> SimpleNamespace:

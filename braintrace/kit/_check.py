@@ -65,7 +65,7 @@ def _of_case(name: str, op: Any, case: Case, platform: str, x64: bool, seed: int
     where = str(case) + ('' if platform == 'cpu' else f' on {platform}')
     try:
         asked = [app for app in case.applications() if not isinstance(op, ETPPrimitive) or app.primitive is op]
-        results = [_of_application(op, app, case, platform, x64, seed) for app in asked]
+        results = [_of_application(app, case, platform, x64, seed) for app in asked]
     except Exception as error:  # of any kind: it is the op's, and becomes a row
         failed = Row(name, 'L0' if isinstance(error, RuleContractError) else 'L1', 'fail', None, None,
                      f'{where}: {type(error).__name__}: {error}')
@@ -75,16 +75,15 @@ def _of_case(name: str, op: Any, case: Case, platform: str, x64: bool, seed: int
     return [_row(name, law, [f for f in findings if f.law == law], where) for findings in results for law in LAWS]
 
 
-def _of_application(op: Any, app: Application, case: Case, platform: str, x64: bool, seed: int) -> list[Finding]:
+def _of_application(app: Application, case: Case, platform: str, x64: bool, seed: int) -> list[Finding]:
     draw = app.draw(seed)
-    lowering, kernel = (_for_platform(name, platform, op, app.primitive) for name in ('lowering', 'trace_kernel'))
-    numerical = evaluate(app, [*NUMERICAL, *platform_parts(platform, lowering, kernel)], draw, DOUBLE if x64 else SINGLE)
-    return [*contract_findings(app, draw, case, x64), *numerical]
+    own = [part for name in _tables(platform) for part in platform_parts(name, app.primitive)]
+    return [*contract_findings(app, draw, case, x64), *evaluate(app, [*NUMERICAL, *own], draw, DOUBLE if x64 else SINGLE)]
 
 
-def _for_platform(name: str, platform: str, *holders: Any) -> Callable | None:
-    """The function that an op or its primitive brings for a platform."""
-    return next((found for holder in holders if (found := (getattr(holder, name, None) or {}).get(platform)) is not None), None)
+def _tables(platform: str) -> list[str]:
+    """What the tables of a primitive call a platform that JAX knows by this name."""
+    return [name for name in ('cuda', 'rocm') if _device(name)] if platform == 'gpu' else [platform]
 
 
 def _row(name: str, law: str, findings: Sequence[Finding], where: str) -> Row:

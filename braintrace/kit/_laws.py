@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import MissingRuleError, functional, rules
-from .._etrace_op import ETP_PRIMITIVE_SPECS
-from ._application import Application, Draw, compiled, is_inexact, stack
+from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive
+from ._application import Application, Draw, compiled, is_inexact, plain, stack
 
 __all__ = ['Finding', 'NUMERICAL', 'Part', 'deviation', 'evaluate', 'platform_parts']
 
@@ -224,27 +224,30 @@ def _es_d_rtrl(app: Application, draw: Draw) -> Sides:
 
 # L13, L14: rules for a platform, a reverse rule of its own ----------------------------------------------------------------
 
-def platform_parts(platform: str, lowering: Callable | None, kernel: Callable | None) -> list[Part]:
-    """L13 for one platform."""
-    def lowered(app: Application, draw: Draw) -> Sides:
-        return lowering(*draw.operands, **app.params), app.primitive.impl_fn(*draw.operands, **app.params)
-
-    def updated(app: Application, draw: Draw) -> Sides:
-        factors, d = jnp.stack([draw.d, draw.e], -1), jnp.stack([draw.signals, draw.signals[..., ::-1]], -1)
-        old, new = ([app.entry(draw.operands, f[..., s]) for s in range(2)] for f in (draw.signals, factors))
-        carried = [[app.carried(d[..., s, r], old[r]) for r in range(2)] for s in range(2)]
-        summed = [jax.tree.map(lambda *terms: sum(terms), n, *row) for n, row in zip(new, carried, strict=True)]
-        trace, expected = (jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *states) for states in (old, summed))
-        return kernel(d, trace, factors, app.x(draw.operands), app.weights(draw.operands), **app.params), expected
+def platform_parts(platform: str, primitive: ETPPrimitive) -> list[Part]:
+    """L13 for one platform, named as the tables of a primitive name it."""
+    lowering, kernel = primitive.lowering.get(platform), primitive.trace_kernel.get(platform)
     absent = lambda given: _unless(lambda app: given is not None, f'none of its own for {platform}')
+
+    def lowered(app: Application, draw: Draw) -> Sides:
+        return lowering(*draw.operands, **app.params), plain(primitive)(*draw.operands, **app.params)
+
+    def updated(states: int, app: Application, draw: Draw) -> Sides:
+        factors, d = jnp.stack([draw.d, draw.e][:states], -1), jnp.stack([draw.signals, draw.signals[..., ::-1]], -1)
+        old, new = ([app.entry(draw.operands, f[..., s]) for s in range(states)] for f in (draw.signals, factors))
+        carried = [[app.carried(d[..., s, r], old[r]) for r in range(states)] for s in range(states)]
+        summed = [jax.tree.map(lambda *terms: sum(terms), n, *row) for n, row in zip(new, carried, strict=True)]
+        trace, expected = (jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *each) for each in (old, summed))
+        d = d[..., :states, :states]
+        return kernel(d, trace, factors, app.x(draw.operands), app.weights(draw.operands), **app.params), expected
     return [Part('L13', f'lowering for {platform}', lowered, absent(lowering)),
-            Part('L13', f'trace kernel for {platform}', updated, absent(kernel))]
+            Part('L13', f'trace kernel for {platform}', functools.partial(updated, 1), absent(kernel)),
+            Part('L13', f'trace kernel for {platform}, two states', functools.partial(updated, 2), absent(kernel))]
 
 
 def has_reverse(app: Application) -> bool:
     """Whether the op brings its own reverse rule."""
-    root = app.primitive.root
-    return any(getattr(holder, 'reverse', None) is not None for holder in (root, ETP_PRIMITIVE_SPECS.get(root)))
+    return getattr(ETP_PRIMITIVE_SPECS.get(app.primitive.root), 'reverse', None) is not None
 
 
 def _masks(app: Application) -> Iterable[tuple[int, ...]]:

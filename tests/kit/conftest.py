@@ -7,7 +7,7 @@ from braintrace import _etrace_op as ops
 TABLES = [*ops.RULE_SLOTS.values(), ops.ETP_PRIMITIVES, ops.BATCHED_PRIMITIVES, ops.GRADIENT_ENABLED_PRIMITIVES, ops.ETP_PRIMITIVE_SPECS]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def registries_are_restored():
     """What a test registers is gone afterwards."""
     kept = [copy.copy(table) for table in TABLES]
