@@ -247,7 +247,8 @@ def platform_parts(platform: str, primitive: ETPPrimitive) -> list[Part]:
 
 def has_reverse(app: Application) -> bool:
     """Whether the op brings its own reverse rule."""
-    return getattr(ETP_PRIMITIVE_SPECS.get(app.primitive.root), 'reverse', None) is not None
+    spec = ETP_PRIMITIVE_SPECS.get(app.primitive.root)
+    return spec is not None and spec.reverse is not None
 
 
 def _masks(app: Application) -> Iterable[tuple[int, ...]]:
@@ -267,7 +268,8 @@ def _reverse(app: Application, draw: Draw) -> Sides:
             y, pull = jax.vjp(of_required, *(draw.operands[i] for i in mask))
             found[str(mask)] = y, pull(draw.d)
         return found
-    return results(app.bind), results(app.impl)
+    expected = results(app.impl)
+    return {'op': results(app.bind), 'rule': results(app.ruled)}, {'op': expected, 'rule': expected}
 
 
 # L15: empty batches -------------------------------------------------------------------------------------------------------
@@ -317,6 +319,6 @@ NUMERICAL = [
     Part('L9', 'ES_D_RTRL and BPTT at one step', _es_d_rtrl, _learns),
     Part('L10', 'xy_to_dw passes d through', _passes_through, _identity_like),
     Part('L10', 'dy/dw is diagonal', _diagonal, _identity_like),
-    Part('L14', 'gradients of what is required', _reverse, _unless(has_reverse, 'no reverse rule')),
+    Part('L14', 'values and gradients of what is required', _reverse, _unless(has_reverse, 'no reverse rule')),
     Part('L15', 'an empty batch', _empty_batch, _batch),
 ]

@@ -13,8 +13,6 @@ import braintrace
 from braintrace import _etrace_op as ops
 from braintrace import kit
 
-PENDING = 'a reverse rule can not be given yet'
-
 
 def shapes(*sizes):
     return [jax.ShapeDtypeStruct(s, jnp.float32) for s in sizes]
@@ -182,8 +180,17 @@ def kernel_of_one_state():
 
 
 def wrong_forward():
-    rule = kit.rule_reverse(forward=lambda inputs, params, required: (2 * (inputs[0] @ inputs[1]), lambda d: (None, None)))
-    return kit.new_etp_primitive(kit.ETPPrimitiveSpec('etp_bad', product, batched=True, reverse=rule, cases=DENSE))
+    """It keeps x from the forward pass, and the product twice."""
+    def forward(inputs, params, required):
+        x, weight = inputs
+        return 2 * (x @ weight), lambda d: [d @ weight.T, x.T @ d]
+    return dense(reverse=kit.rule_reverse(forward=forward), xy_to_dw=reverse_of(product))
+
+
+def wrong_backward():
+    def backward(inputs, outputs, grads, params, required):
+        return [grads @ inputs[1].T, 2 * (inputs[0].T @ grads)]
+    return dense(reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,5 +226,6 @@ BAD = [
     Bad(lambda_as_static, {'L12'}, cases=DENSE),
     Bad(other_numbers_on_cpu, {'L13'}, {'L1', 'L9'}),
     Bad(kernel_of_one_state, {'L13'}),
+    Bad(wrong_forward, {'L14'}),
+    Bad(wrong_backward, {'L14'}),
 ]
-PENDING_BAD = [Bad(wrong_forward, {'L14'})]

@@ -3,7 +3,7 @@ import pytest
 
 from braintrace import kit
 
-from .bad import BAD, PENDING, PENDING_BAD
+from .bad import BAD
 
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 
@@ -17,17 +17,8 @@ def test_a_bad_primitive_is_flagged_by_the_law_it_breaks(bad):
         report.require(*bad.laws)
 
 
-@pytest.mark.xfail(strict=True, reason=PENDING)
-@pytest.mark.parametrize('bad', PENDING_BAD, ids=str)
-def test_a_bad_rule_of_a_kind_that_is_not_there_yet_is_flagged(bad):
-    report = kit.check(bad.make(), bad.cases)
-    assert all(report.status(law) == 'fail' for law in bad.laws)
-
-
 def test_every_law_has_a_bad_primitive():
-    named, pending = (set.union(*(bad.laws for bad in table)) for table in (BAD, PENDING_BAD))
-    assert pending == {'L14'}
-    assert named == set(kit.LAWS) - pending
+    assert set.union(*(bad.laws for bad in BAD)) == set(kit.LAWS)
 
 
 def test_the_factor_that_is_applied_twice_shows_in_the_size_of_the_deviation():
