@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import OptionError
-from .._etrace_op import ETP_PRIMITIVES
+from ._cases import registered
 from ._check import check, describe
 from ._report import ConformanceReport
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    names = sorted(p.name for p in ETP_PRIMITIVES) if options.all else [options.name]
+    names = list(registered()) if options.all else [options.name]
     report = ConformanceReport(tuple(row for name in names for row in check(name, platforms=options.platform or ('cpu',)).rows))
     print(report.to_json() if options.json else report)
     return FAIL if report.of('fail') else MISSING if report.of('missing') else PASS

@@ -28,7 +28,7 @@ from .._etrace_op import (
 from .._etrace_op.factories import EtpOp
 from ._application import Application, equations, is_inexact, values
 
-__all__ = ['Case', 'cases_of', 'subject']
+__all__ = ['Case', 'cases_of', 'registered', 'subject']
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,13 +153,19 @@ def _built_in(primitive: ETPPrimitive) -> list[Case]:
     return [case for case in every if primitive in [app.primitive for app in case.applications()]]
 
 
+def registered() -> dict[str, Callable]:
+    """Every registered op by its name: an ``EtpOp`` once, and the primitives that belong to none."""
+    owners = [(getattr(primitive, 'op', None) or primitive) for primitive in ETP_PRIMITIVES]
+    return {op.name: op for op in sorted(owners, key=lambda op: op.name)}
+
+
 def subject(op: Any) -> tuple[str, Any]:
-    """The name of an op in a report, and the op; a string is the name of a registered primitive."""
+    """The name of an op in a report, and the op; a string is the name of a registered one."""
     if isinstance(op, str):
-        found = next((p for p in ETP_PRIMITIVES if p.name == op), None)
-        if found is None:
-            raise OptionError(f'no ETP primitive is called {op!r}. Registered: {", ".join(sorted(p.name for p in ETP_PRIMITIVES))}.')
-        return op, found
+        every = {primitive.name: primitive for primitive in ETP_PRIMITIVES} | registered()
+        if op not in every:
+            raise OptionError(f'no ETP primitive is called {op!r}. Registered: {", ".join(registered())}.')
+        return op, every[op]
     if not callable(op):
         raise OptionError(f'op is a {type(op).__name__}; give an EtpOp, an ETPPrimitive, a function that binds one, or a registered name.')
     return getattr(op, 'name', None) or getattr(op, '__name__', None) or type(op).__name__, op
@@ -169,7 +175,12 @@ def cases_of(op: Callable, given: Sequence | None) -> list[Case]:
     """The cases given, or those that the op brings."""
     if given is not None:
         return [made(op, case) for case in given]
-    forms = op.forms if isinstance(op, EtpOp) else [op]
-    own = [made(form, case) for form in forms if form in ETP_PRIMITIVE_SPECS for case in ETP_PRIMITIVE_SPECS[form].cases]
-    own += [made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows]
-    return own or (_built_in(op) if isinstance(op, ETPPrimitive) else [])
+    if isinstance(op, EtpOp):
+        return [made(op, case) for case in op.spec.cases]
+    if not isinstance(op, ETPPrimitive):
+        return [made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows]
+    owner = getattr(op, 'op', None)
+    if owner is not None:
+        return [case for case in cases_of(owner, None) if op in [app.primitive for app in case.applications()]]
+    spec = ETP_PRIMITIVE_SPECS.get(op)
+    return [made(op, case) for case in spec.cases] if spec is not None and spec.cases else _built_in(op)

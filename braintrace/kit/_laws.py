@@ -41,8 +41,9 @@ class Finding(NamedTuple):
 
 def evaluate(app: Application, parts: Sequence[Part], draw: Draw, tolerances: dict[str, float]) -> list[Finding]:
     """The findings of these parts; one program for all of them, or one for each where that raises."""
-    asked = [part for part in parts if part.skip(app) is None]
-    found = [Finding(part.law, 'not_applicable', part.skip(app) or '') for part in parts if part not in asked]
+    reasons = {part: part.skip(app) for part in parts}
+    asked = [part for part, reason in reasons.items() if reason is None]
+    found = [Finding(part.law, 'not_applicable', reason) for part, reason in reasons.items() if reason is not None]
     for part, sides in zip(asked, _both_sides(app, asked, draw), strict=True):
         if isinstance(sides, MissingRuleError):
             found.append(Finding(part.law, 'not_tested', str(sides)))
@@ -240,9 +241,18 @@ def platform_parts(platform: str, primitive: ETPPrimitive) -> list[Part]:
         trace, expected = (jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *each) for each in (old, summed))
         d = d[..., :states, :states]
         return kernel(d, trace, factors, app.x(draw.operands), app.weights(draw.operands), **app.params), expected
+
+    def of_one_state(app: Application) -> str | None:
+        """A kernel may refuse several states, as long as that is seen: by an error, or another shape."""
+        try:
+            got, expected = jax.eval_shape(lambda: updated(2, app, app.draw(0)))
+        except Exception:  # of any kind: that the kernel works at all is asked with one state
+            return 'for one state'
+        return None if jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, expected) else 'for one state'
     return [Part('L13', f'lowering for {platform}', lowered, absent(lowering)),
             Part('L13', f'trace kernel for {platform}', functools.partial(updated, 1), absent(kernel)),
-            Part('L13', f'trace kernel for {platform}, two states', functools.partial(updated, 2), absent(kernel))]
+            Part('L13', f'trace kernel for {platform}, two states', functools.partial(updated, 2),
+                 lambda app: absent(kernel)(app) or of_one_state(app))]
 
 
 def has_reverse(app: Application) -> bool:

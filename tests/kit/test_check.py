@@ -11,6 +11,7 @@ import braintrace
 from braintrace import OptionError, RuleContractError, kit
 from braintrace import _etrace_op as ops
 from braintrace.kit.__main__ import main
+from braintrace.kit._cases import registered
 
 from . import bad
 from .bad import DENSE, shapes
@@ -63,6 +64,14 @@ def test_a_spec_brings_its_cases_to_its_op():
     op = kit.new_etp_primitive(kit.ETPPrimitiveSpec('t_gain', lambda x, w: x * w, batched=True, cases=[(shapes((2, 3), (3,)), {})]))
     by_op, by_name = kit.check(op), kit.check('t_gain')
     assert by_op == by_name and by_op.ok and len(by_op.rows) == len(kit.LAWS)
+
+
+def test_an_op_of_a_factory_is_checked_by_its_name_with_its_own_cases():
+    op = kit.make_linear_op('t_flat', lambda x, w: x @ w, cases=[(shapes((2, 3), (3, 4)), {})])
+    for form in op.forms:
+        form.op = op
+    assert kit.check('t_flat').rows == kit.check(op).rows and kit.check(op).ok
+    assert kit.check('t_flat_sample').rows[0].status == 'missing' and 't_flat_sample' not in registered()
 
 
 def test_a_mapped_op_is_checked_as_the_derived_primitive_that_it_binds():
@@ -137,12 +146,20 @@ def fused():
     return primitive
 
 
+def fused_for_one_state():
+    def kernel(d, trace, d_f, x, weights):
+        return {'weight': (d[..., None, :, 0, 0] * trace['weight'][..., 0] + x[..., None] * d_f[..., None, :, 0])[..., None]}
+    primitive = bad.dense()
+    primitive.trace_kernel['cpu'] = kernel
+    return primitive
+
+
 def reversed_by(**forms):
     return lambda: bad.dense(reverse=kit.rule_reverse(**forms), xy_to_dw=bad.reverse_of(bad.product))
 
 
 @pytest.mark.parametrize(('make', 'law'), [
-    (lowered, 'L13'), (fused, 'L13'),
+    (lowered, 'L13'), (fused, 'L13'), (fused_for_one_state, 'L13'),
     (reversed_by(backward=lambda inputs, outputs, d, params, required: [d @ inputs[1].T, inputs[0].T @ d]), 'L14'),
     (reversed_by(forward=lambda inputs, params, required: (inputs[0] @ inputs[1], lambda d: [d @ inputs[1].T, inputs[0].T @ d])), 'L14'),
 ])
