@@ -69,7 +69,7 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
         return {name: e.astype(weights[name].dtype) for name, e in found.items()}
 
     def yw_to_w(hidden_dim, trace, *, places, **params):
-        flat = hidden_dim.reshape(*hidden_dim.shape[:hidden_dim.ndim - len(places.y)], 1, -1)
+        flat = hidden_dim.reshape(*hidden_dim.shape[:hidden_dim.ndim - len(places.y)], 1, math.prod(places.y))
         return {name: e * (hidden_dim if name == 'bias' else flat) for name, e in trace.items()}
 
     def solve_drtrl(signal, trace, weights, *, places, **params):
@@ -110,7 +110,7 @@ class Places:
         lead = d.ndim - len(self.y)
         _, shape, where = next(row for row in self.at if row[0] == name)
         if isinstance(where, bytes):
-            return d.reshape(*d.shape[:lead], -1)[..., np.frombuffer(where, np.int32).reshape(shape)]
+            return d.reshape(*d.shape[:lead], math.prod(self.y))[..., np.frombuffer(where, np.int32).reshape(shape)]
         d = jnp.transpose(d, (*range(lead), *(lead + int(i) for i in np.argsort(where))))
         return jnp.expand_dims(d, [lead + axis for axis in range(len(shape)) if axis not in where])
 
