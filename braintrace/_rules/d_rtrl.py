@@ -146,7 +146,7 @@ class DRTRL(Rule):
     def _rows(self, graph: ETraceGraph, trace: Trace) -> int:
         """How many single steps stay pending: few enough to gain from, and none for a trace that is read at once."""
         size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(trace))
-        return 1 if self.write_every is None and size < SMALL else self.delay(graph, 1, self.write_every)
+        return 1 if not size or (self.write_every is None and size < SMALL) else self.delay(graph, 1, self.write_every)
 
     def written(self, graph, carried, weights, t):
         trace, steps = _apart(carried)
