@@ -196,6 +196,7 @@ def test_units_multiply_and_a_bias_is_rescaled():
     (lambda: factories.make_einsum_op('t_bad', 'bi,io'), OptionError, "the equation is 'bi,io'"),
     (lambda: factories.make_einsum_op('t_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
     (lambda: factories.make_einsum_op('t_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
+    (lambda: made()['derived'](draw(2, 3) * u.mV, draw(3)), EtpUnitError, 't_derived: operand 0 is a quantity'),
     (lambda: factories.make_conv_op('t_bad', 0), OptionError, 'dims is 0'),
     (lambda: factories.new_etp_primitive('t_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
     (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('t_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
