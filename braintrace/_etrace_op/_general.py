@@ -126,13 +126,19 @@ def parameter_rules() -> dict[str, Callable]:
 def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, params: tuple, find: bool) -> Places:
     """The places of ``fn(x, *weights)`` for these shapes of one sample; looked for, by the op's own reverse rule, where ``find``.
 
-    Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y.
+    Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y, and where ``fn`` is not linear in x.
     """
     static = dict(params)
     y = jax.eval_shape(functools.partial(fn, **static), x, *weights).shape
+    rng, size = np.random.default_rng(0), math.prod(y)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        one, another, *drawn = (_drawn(rng, a) for a in (x, x, *weights))
+        apart = 2 * fn(one, *drawn, **static) - 3 * fn(another, *drawn, **static)
+        if not np.allclose(fn(2 * one - 3 * another, *drawn, **static), apart, rtol=1e-4, atol=1e-4):
+            raise RuleContractError(f'{op}: fn is not linear in x, so its traces are not those of a product. Make the op of its impl with '
+                                    '`kit.new_etp_primitive`, whose trace is right for any function.')
     if not find:
         return Places(tuple(x.shape), tuple(y))
-    rng, size = np.random.default_rng(0), math.prod(y)
     labels = [np.ones(y), 1 + rng.permutation(size).reshape(y) / max(size, 1), rng.normal(size=y)]
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         value, *values = (_drawn(rng, a) for a in (x, *weights))

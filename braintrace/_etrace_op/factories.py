@@ -132,8 +132,8 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
     ``'effective'`` keeps a trace of the matrix from x to y that the trainables make, as for low rank; ``'position'`` one of every entry at
     every element of y, right for all.
 
-    y has the product of the operands' units. Raises ``RuleContractError`` at the first call where ``'parameter'`` is not exact, and the
-    errors of the other ops for operands that do not fit.
+    y has the product of the operands' units. Raises ``RuleContractError`` at the first call where ``fn`` is not linear in x or
+    ``'parameter'`` is not exact, and the errors of the other ops for operands that do not fit.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit

@@ -1,6 +1,8 @@
 import jax
 import pytest
 
+from tests.registries import registries_are_restored as registries_are_restored
+
 
 @pytest.fixture(autouse=True)
 def float64():

@@ -1,5 +1,4 @@
 """Registration: where rules live, what is refused with which words, and that nothing is half registered."""
-import copy
 import dataclasses
 
 import jax
@@ -15,16 +14,7 @@ from . import cases
 BUILT_IN = {'etp_conv', 'etp_elemwise', 'etp_lora_mm', 'etp_lora_mv', 'etp_mm', 'etp_mv', 'etp_sp_mm', 'etp_sp_mv'}
 REGISTRIES = [ops.ETP_RULES_YW_TO_W, ops.ETP_RULES_XY_TO_DW, ops.ETP_RULES_INIT_DRTRL, ops.ETP_RULES_INIT_PP,
               ops.ETP_RULES_INSTANT_DRTRL, ops.ETP_RULES_SOLVE_DRTRL]
-TABLES = [*REGISTRIES, ops.ETP_PRIMITIVES, ops.BATCHED_PRIMITIVES, ops.GRADIENT_ENABLED_PRIMITIVES, ops.ETP_PRIMITIVE_SPECS]
-
-
-@pytest.fixture(autouse=True)
-def registries_are_restored():
-    kept = [copy.copy(table) for table in TABLES]
-    yield
-    for table, content in zip(TABLES, kept):
-        table.clear()
-        table.update(content)
+pytestmark = pytest.mark.usefixtures('registries_are_restored')
 
 
 def impl(x, w, *bias, has_bias=False):

@@ -1,17 +1,1 @@
-import copy
-
-import pytest
-
-from braintrace import _etrace_op as ops
-
-TABLES = [*ops.RULE_SLOTS.values(), ops.ETP_PRIMITIVES, ops.BATCHED_PRIMITIVES, ops.GRADIENT_ENABLED_PRIMITIVES, ops.ETP_PRIMITIVE_SPECS]
-
-
-@pytest.fixture
-def registries_are_restored():
-    """What a test registers is gone afterwards."""
-    kept = [copy.copy(table) for table in TABLES]
-    yield
-    for table, content in zip(TABLES, kept):
-        table.clear()
-        table.update(content)
+from tests.registries import registries_are_restored as registries_are_restored

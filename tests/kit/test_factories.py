@@ -40,6 +40,7 @@ def made():
         'low rank position': factories.make_linear_op('t_low_rank_p', trace='position', **low_rank),
         'low rank refused': factories.make_linear_op('t_low_rank_r', trace='parameter', **low_rank),
         'conv of one channel': factories.make_linear_op('t_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'),
+        'not linear': factories.make_linear_op('t_not_linear', lambda x, w: x ** 2 @ w, trace='effective'),
         'heads': factories.make_einsum_op('t_heads', 'bhi,hio->bho', bias=True),
         'gain': factories.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)),
         'conv': factories.make_conv_op('t_conv', 1),
@@ -180,6 +181,7 @@ def test_units_multiply_and_a_bias_is_rescaled():
 @pytest.mark.parametrize(('call', 'error', 'found'), [
     (lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.), RuleContractError,
      r"t_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
+    (lambda: made()['not linear'](draw(INPUTS), W), RuleContractError, 't_not_linear: fn is not linear in x'),
     (lambda: made()['dense'](draw(INPUTS)), OptionError, 't_dense: 1 operands given, expected x and weight'),
     (lambda: made()['dense'](draw(2, 3, INPUTS), W), EtpShapeError, 't_dense: x has shape .* of rank 3'),
     (lambda: made()['dense'](draw(INPUTS), W.astype(int)), EtpDtypeError, 't_dense: weight has dtype int64'),
