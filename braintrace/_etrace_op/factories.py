@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import saiunit as u
 
-from .._errors import EtpDtypeError, EtpUnitError, OptionError, RuleContractError
+from .._errors import EtpDtypeError, OptionError, RuleContractError
 from . import einsums
 from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
@@ -73,8 +72,7 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
     the trainable)``. The rules of a layout (``yw_to_w``, ``init_drtrl``, ``instant_drtrl``, ``solve_drtrl``) belong together: give those of
     your layout, or none. ``xy_to_dw`` defaults to the reverse rule of ``impl``, ``trainable_invars_fn`` to ``{'weight': 1}``.
 
-    Raises ``RuleContractError`` for a part of a layout, a rule that is no function, a name that is taken. The op takes plain arrays, and
-    raises ``EtpUnitError`` for quantities.
+    Raises ``RuleContractError`` for a part of a layout, a rule that is no function, a name that is taken. The op takes plain arrays.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
@@ -101,10 +99,6 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
 
     def call(*operands, **params):
         _check_static(spec.name, params, params if spec.static is None else spec.static)
-        units = [i for i, operand in enumerate(operands) if isinstance(operand, u.Quantity)]
-        if units:
-            raise EtpUnitError(f'{spec.name}: operand {units[0]} is a quantity, and how its unit passes through the implementation is not '
-                               'known. Pass mantissas, or make the op by a factory, whose units multiply.')
         return primitive.bind(*operands, **params)
     return EtpOp(spec.name, call, [primitive])
 

@@ -30,23 +30,23 @@ def made():
     """Every op once: a name can be registered only once."""
     low_rank = {'fn': lambda x, b, a, scale: scale * (x @ b @ a), 'trainable': {'b': 1, 'a': 2}, 'static': ('scale',)}
     return {
-        'dense': factories.make_linear_op('t_dense', lambda x, w: x @ w),
-        'dense effective': factories.make_linear_op('t_dense_e', lambda x, w: x @ w, trace='effective'),
-        'dense position': factories.make_linear_op('t_dense_p', lambda x, w: x @ w, trace='position'),
-        'swapped': factories.make_linear_op('t_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}),
-        'sparse': factories.make_linear_op('t_sparse', lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(
+        'dense': factories.make_linear_op('made_dense', lambda x, w: x @ w),
+        'dense effective': factories.make_linear_op('made_dense_e', lambda x, w: x @ w, trace='effective'),
+        'dense position': factories.make_linear_op('made_dense_p', lambda x, w: x @ w, trace='position'),
+        'swapped': factories.make_linear_op('made_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}),
+        'sparse': factories.make_linear_op('made_sparse', lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(
             x[STRUCTURE.rows] * w)),
-        'low rank': factories.make_linear_op('t_low_rank', trace='effective', **low_rank),
-        'low rank position': factories.make_linear_op('t_low_rank_p', trace='position', **low_rank),
-        'low rank refused': factories.make_linear_op('t_low_rank_r', trace='parameter', **low_rank),
-        'conv of one channel': factories.make_linear_op('t_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'),
-        'not linear': factories.make_linear_op('t_not_linear', lambda x, w: x ** 2 @ w, trace='effective'),
-        'heads': factories.make_einsum_op('t_heads', 'bhi,hio->bho', bias=True),
-        'gain': factories.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)),
-        'conv': factories.make_conv_op('t_conv', 1),
-        'derived': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('t_derived', lambda x, w: jnp.cumsum(x * w, -1), batched=True)),
+        'low rank': factories.make_linear_op('made_low_rank', trace='effective', **low_rank),
+        'low rank position': factories.make_linear_op('made_low_rank_p', trace='position', **low_rank),
+        'low rank refused': factories.make_linear_op('made_low_rank_r', trace='parameter', **low_rank),
+        'conv of one channel': factories.make_linear_op('made_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'),
+        'not linear': factories.make_linear_op('made_not_linear', lambda x, w: x ** 2 @ w, trace='effective'),
+        'heads': factories.make_einsum_op('made_heads', 'bhi,hio->bho', bias=True),
+        'gain': factories.make_elementwise_op('made_gain', lambda x, w: x * jnp.tanh(w)),
+        'conv': factories.make_conv_op('made_conv', 1),
+        'derived': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)),  # noqa: E501
         'derived alone': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec(
-            't_derived_alone', lambda w: jnp.cumsum(w ** 2, -1), x_invar_index=None)),
+            'made_derived_alone', lambda w: jnp.cumsum(w ** 2, -1), x_invar_index=None)),
     }
 
 
@@ -174,45 +174,44 @@ def test_units_multiply_and_a_bias_is_rescaled():
     assert u.get_unit(y).has_same_dim(u.mV * u.mS)
     np.testing.assert_allclose((y - made()['dense'](jnp.zeros((BATCH, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA)).shape, (BATCH, UNITS))
     np.testing.assert_allclose(made()['dense'](jnp.zeros((1, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA).to_decimal(u.nA)[0], BIAS)
-    with pytest.raises(EtpUnitError, match='t_dense: bias has unit'):
+    with pytest.raises(EtpUnitError, match='made_dense: bias has unit'):
         made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.mV)
 
 
 @pytest.mark.parametrize(('call', 'error', 'found'), [
     (lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.), RuleContractError,
-     r"t_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
-    (lambda: made()['not linear'](draw(INPUTS), W), RuleContractError, 't_not_linear: fn is not linear in x'),
-    (lambda: made()['dense'](draw(INPUTS)), OptionError, 't_dense: 1 operands given, expected x and weight'),
-    (lambda: made()['dense'](draw(2, 3, INPUTS), W), EtpShapeError, 't_dense: x has shape .* of rank 3'),
-    (lambda: made()['dense'](draw(INPUTS), W.astype(int)), EtpDtypeError, 't_dense: weight has dtype int64'),
-    (lambda: made()['dense'](draw(INPUTS), W, bias=draw(2)), EtpShapeError, r't_dense: bias has shape \(2,\), expected \(5,\)'),
+     r"made_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
+    (lambda: made()['not linear'](draw(INPUTS), W), RuleContractError, 'made_not_linear: fn is not linear in x'),
+    (lambda: made()['dense'](draw(INPUTS)), OptionError, 'made_dense: 1 operands given, expected x and weight'),
+    (lambda: made()['dense'](draw(2, 3, INPUTS), W), EtpShapeError, 'made_dense: x has shape .* of rank 3'),
+    (lambda: made()['dense'](draw(INPUTS), W.astype(int)), EtpDtypeError, 'made_dense: weight has dtype int64'),
+    (lambda: made()['dense'](draw(INPUTS), W, bias=draw(2)), EtpShapeError, r'made_dense: bias has shape \(2,\), expected \(5,\)'),
     (lambda: made()['low rank'](draw(INPUTS), B, A), OptionError, r"static parameters \[\] given, expected \['scale'\]"),
     (lambda: made()['low rank'](draw(INPUTS), B, A, scale=[1.]), EtpDtypeError, "static parameter 'scale' is a list, which has no hash"),
     (lambda: made()['heads'](draw(2, 2, INPUTS), draw(2, INPUTS, UNITS)), OptionError, 'a bias is expected'),
     (lambda: made()['heads'](draw(2, 3, INPUTS), draw(2, INPUTS, UNITS), draw(2, UNITS)), EtpShapeError, "axis 'h'"),
     (lambda: made()['gain'](draw(2, 3), BIAS), EtpShapeError, 'one sample of x has the shape of the weight'),
-    (lambda: made()['conv'](draw(2, 3, 5, 5), draw(2, 3, 2, 2)), EtpShapeError, 't_conv: kernel has shape'),
-    (lambda: factories.make_linear_op('t_bad', lambda x, w: x @ w, trace='dense'), OptionError, "trace is 'dense'; choose one of"),
-    (lambda: factories.make_linear_op('t_bad', lambda x, w: x @ w, trainable={'w': 2}), OptionError, 'not the positions 0 to 1'),
-    (lambda: factories.make_linear_op('t_dense', lambda x, w: x @ w), RuleContractError, "'t_dense' is registered already"),
-    (lambda: factories.make_einsum_op('t_bad', 'bi,io'), OptionError, "the equation is 'bi,io'"),
-    (lambda: factories.make_einsum_op('t_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
-    (lambda: factories.make_einsum_op('t_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
-    (lambda: made()['derived'](draw(2, 3) * u.mV, draw(3)), EtpUnitError, 't_derived: operand 0 is a quantity'),
-    (lambda: factories.make_conv_op('t_bad', 0), OptionError, 'dims is 0'),
-    (lambda: factories.new_etp_primitive('t_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
-    (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('t_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
-     RuleContractError, "'t_bad' has solve_drtrl of a layout of its own"),
+    (lambda: made()['conv'](draw(2, 3, 5, 5), draw(2, 3, 2, 2)), EtpShapeError, 'made_conv: kernel has shape'),
+    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trace='dense'), OptionError, "trace is 'dense'; choose one of"),
+    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trainable={'w': 2}), OptionError, 'not the positions 0 to 1'),
+    (lambda: factories.make_linear_op('made_dense', lambda x, w: x @ w), RuleContractError, "'made_dense' is registered already"),
+    (lambda: factories.make_einsum_op('made_bad', 'bi,io'), OptionError, "the equation is 'bi,io'"),
+    (lambda: factories.make_einsum_op('made_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
+    (lambda: factories.make_einsum_op('made_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
+    (lambda: factories.make_conv_op('made_bad', 0), OptionError, 'dims is 0'),
+    (lambda: factories.new_etp_primitive('made_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
+    (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
+     RuleContractError, "'made_bad' has solve_drtrl of a layout of its own"),
 ])
 def test_what_does_not_fit_is_refused(call, error, found):
     made()
     with pytest.raises(error, match=found):
         call()
-    assert 't_bad' not in {p.name for p in ETP_PRIMITIVES}
+    assert 'made_bad' not in {p.name for p in ETP_PRIMITIVES}
 
 
 def test_an_op_shows_its_forms_and_rules():
     op = made()['dense']
-    assert 'EtpOp(ETPPrimitive(t_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)' in repr(op)
-    assert set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'} and op.spec.name == 't_dense'
-    assert [form.name for form in op.forms] == ['t_dense', 't_dense_sample']
+    assert 'EtpOp(ETPPrimitive(made_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)' in repr(op)
+    assert set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'} and op.spec.name == 'made_dense'
+    assert [form.name for form in op.forms] == ['made_dense', 'made_dense_sample']
