@@ -194,7 +194,7 @@ def test_cases_may_be_given_as_arrays_and_keywords():
     (braintrace.matmul, [3], r'a case is 3; expected a pair \(operands, params\)'),
     (braintrace.matmul, [([3.0], {})], 'expected a pair'),
     (jnp.matmul, DENSE, 'matmul binds no ETP primitive on float64.4, 3.'),
-], ids=str)
+], ids=['number', 'unknown name', 'case of a number', 'operand of a number', 'plain function'])
 def test_what_is_no_op_or_no_case_is_refused(op, cases, found):
     with pytest.raises(OptionError, match=found):
         kit.check(op, cases)
