@@ -30,7 +30,9 @@ demo: $(VENV)/.with-examples
 	$(VENV)/bin/python examples/digits.py
 
 test: lint
-	$(call PYTEST,$(VENV))
+	@mkdir -p build
+	$(call PYTEST,$(VENV)) --etp-results build/etp-results.json
+	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
 
 test-quick: $(VENV)/.with-all
 	$(call PYTEST,$(VENV)) -m "not slow"

@@ -10,7 +10,8 @@ from .._etrace_op.factories import (
     new_etp_primitive,
 )
 from ._check import assert_conformant, check, describe, single_key
+from ._registry import registry_report
 from ._report import LAWS, ConformanceReport, Row
 
 __all__ = ['ConformanceReport', 'ETPPrimitiveSpec', 'EtpOp', 'LAWS', 'Row', 'assert_conformant', 'check', 'describe', 'make_conv_op',
-           'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive', 'rule_reverse', 'single_key']
+           'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive', 'registry_report', 'rule_reverse', 'single_key']

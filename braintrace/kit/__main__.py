@@ -10,6 +10,7 @@ from typing import NoReturn
 from .. import OptionError
 from ._cases import registered
 from ._check import check, describe
+from ._registry import registry_report
 from ._report import ConformanceReport
 
 PASS, FAIL, MISSING, USAGE = range(4)
@@ -31,6 +32,7 @@ def parser() -> Parser:
     checking.add_argument('name', nargs='?', metavar='NAME', help='a registered primitive')
     checking.add_argument('--all', action='store_true', help='every registered primitive')
     checking.add_argument('--platform', action='append', help='where, such as gpu; may be given again (default: cpu)')
+    checking.add_argument('--results', metavar='FILE', help='what the tests of a run have shown (pytest --etp-results), instead of a check')
     listing = commands.add_parser('describe', help='list primitives and their rules')
     listing.add_argument('name', nargs='?', metavar='NAME', help='a registered primitive (default: all)')
     for command in (checking, listing):
@@ -57,8 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    names = list(registered()) if options.all else [options.name]
-    report = ConformanceReport(tuple(row for name in names for row in check(name, platforms=options.platform or ('cpu',)).rows))
+    if options.results is not None:
+        report = registry_report(options.results, options.name)
+    else:
+        names = list(registered()) if options.all else [options.name]
+        report = ConformanceReport(tuple(row for name in names for row in check(name, platforms=options.platform or ('cpu',)).rows))
     print(report.to_json() if options.json else report)
     return FAIL if report.of('fail') else MISSING if report.of('missing') else PASS
 

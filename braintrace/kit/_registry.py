@@ -1,0 +1,77 @@
+"""Registered ops x (rules, laws): what is there, and what the tests of a run have shown."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .. import OptionError
+from .._etrace_op import REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
+from ._cases import registered, subject
+from ._report import LAWS, STATUSES, ConformanceReport, Row
+
+__all__ = ['registry_report']
+
+ABOUT = {'yw_to_w': {'L3', 'L4'}, 'xy_to_dw': {'L2'}, 'init_drtrl': {'L5'}, 'init_pp': {'L5'}, 'instant_drtrl': {'L3'}, 'solve_drtrl': {'L6'}}
+
+
+def registry_report(results: str | PathLike | None = None, op: Any = None) -> ConformanceReport:
+    """A row for every registered op (or one) and each of its rules and laws, by the tests that ran.
+
+    ``results``: what ``pytest -p braintrace.kit.pytest_plugin --etp-results FILE`` wrote. A rule is shown by tests marked
+    ``@pytest.mark.etp(op, rule=...)`` and by the laws about it; a law by ``etp_conformance`` and by tests marked with ``law=...``.
+    ``pass``: some test of it passed and none failed; ``not_tested``: its tests were skipped; ``missing``: no test, or no such rule. Without
+    ``results``, rules that are there are ``not_tested``, and laws have no rows.
+
+    Raises ``OptionError`` for a file that is no such record.
+
+    >>> from braintrace import kit
+    >>> print(kit.registry_report(op='etp_mv'))
+    etp_mv: 4 not_tested
+    etp_mv yw_to_w not_tested: no results of a run are given
+    etp_mv xy_to_dw not_tested: no results of a run are given
+    etp_mv init_drtrl not_tested: no results of a run are given
+    etp_mv init_pp not_tested: no results of a run are given
+    """
+    entries = None if results is None else _read(Path(results))
+    ops = registered() if op is None else dict([subject(op)])
+    return ConformanceReport(tuple(row for name, one in ops.items() for row in _rows(name, list(getattr(one, 'forms', [one])), entries)))
+
+
+def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> Iterable[Row]:
+    names = {name, *(form.name for form in forms)}
+    own = None if entries is None else [entry for entry in entries if entry['op'] in names]
+    for slot in RULE_SLOTS:
+        present = all(form.optional_rule(slot) is not None for form in forms)
+        if not present and slot in REQUIRED_SLOTS:
+            yield Row(name, slot, 'missing', None, None, 'no such rule is registered')
+        elif present:
+            yield _shown(name, slot, own, lambda entry, slot=slot: entry['rule'] == slot or entry['law'] in ABOUT[slot])
+    if own is not None:
+        for law in LAWS:
+            yield _shown(name, law, own, lambda entry, law=law: entry['law'] == law)
+
+
+def _shown(name: str, what: str, entries: list[dict] | None, about) -> Row:
+    if entries is None:
+        return Row(name, what, 'not_tested', None, None, 'no results of a run are given')
+    found = [entry for entry in entries if about(entry)]
+    for status in ('fail', 'missing', 'pass', 'not_applicable', 'not_tested'):
+        tests = dict.fromkeys(entry['test'] for entry in found if entry['status'] == status)
+        if tests:
+            return Row(name, what, status, None, None, ', '.join(tests))
+    return Row(name, what, 'missing', None, None, 'no test of it in the results')
+
+
+def _read(path: Path) -> list[dict]:
+    try:
+        entries = json.loads(path.read_text())['tests']
+        wrong = [entry for entry in entries if not {'test', 'op', 'rule', 'law', 'status'} <= set(entry) or entry['status'] not in STATUSES]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise OptionError(f'registry_report: {path} is no record of a run ({type(error).__name__}: {error}); write one by '
+                          '`pytest -p braintrace.kit.pytest_plugin --etp-results FILE`.') from error
+    if wrong:
+        raise OptionError(f'registry_report: {path} has an entry {wrong[0]!r}; expected test, op, rule, law and a status.')
+    return entries

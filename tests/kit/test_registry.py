@@ -1,0 +1,122 @@
+"""What the tests of a run have shown: the pytest plugin, its record, and the report that joins it with the registry."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from braintrace import OptionError, kit
+from braintrace import _etrace_op as ops
+from braintrace.kit.__main__ import main
+
+from . import bad
+
+pytestmark = pytest.mark.usefixtures('registries_are_restored')
+SUITE = '''
+import pytest
+from braintrace import kit
+
+@pytest.mark.etp('etp_mv', rule='yw_to_w')
+def test_shows_a_rule(): pass
+
+@pytest.mark.etp('etp_mv', rule='xy_to_dw')
+def test_breaks_a_rule(): assert False
+
+@pytest.mark.etp('etp_mv', rule='init_pp')
+@pytest.mark.skip
+def test_is_skipped(): pass
+
+@pytest.mark.etp('etp_mv', rule='init_drtrl', law='L5')
+@pytest.mark.xfail
+def test_is_expected_to_fail(): assert False
+
+def test_every_law(etp_conformance): etp_conformance('etp_elemwise')
+
+def test_a_broken_law(etp_conformance):
+    from tests.kit import bad
+    etp_conformance(bad.quadratic())
+'''
+
+
+def run(folder, source, *options):
+    (folder / 'test_ops.py').write_text(source)
+    return subprocess.run([sys.executable, '-m', 'pytest', '-q', '-c', '/dev/null', '--rootdir', folder, '-p', 'no:cacheprovider',
+                           '-p', 'braintrace.kit.pytest_plugin', '--strict-markers', 'test_ops.py', *options],
+                          capture_output=True, text=True, cwd=folder)
+
+
+@pytest.fixture(scope='module')
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('suite')
+    root = Path(__file__).parents[2]
+    done = run(folder, f'import sys; sys.path.insert(0, {str(root)!r})\n{SUITE}', '-n', '2', '--etp-results', 'results.json')
+    assert '2 failed, 2 passed, 1 skipped, 1 xfailed' in done.stdout, done.stdout + done.stderr
+    return folder / 'results.json'
+
+
+def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
+    report = kit.registry_report(results)
+    rows = {row.law: row for row in report.rows if row.op == 'etp_mv'}
+    assert {slot: rows[slot].status for slot in ops.REQUIRED_SLOTS} == {
+        'yw_to_w': 'pass', 'xy_to_dw': 'fail', 'init_drtrl': 'not_tested', 'init_pp': 'not_tested'}
+    assert rows['xy_to_dw'].case == 'test_ops.py::test_breaks_a_rule'
+    assert rows['L5'].status == 'not_tested' and rows['L2'].status == 'missing'
+    assert {row.law for row in rows.values()} == {*ops.REQUIRED_SLOTS, *kit.LAWS}
+
+
+def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
+    rows = {row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'}
+    assert rows['L3'] == rows['yw_to_w'] == rows['xy_to_dw'] == rows['init_drtrl'] == 'pass' and rows['L8'] == 'not_applicable'
+    bad.quadratic()
+    rows = {row.law: row.status for row in kit.registry_report(results, 'etp_bad').rows}
+    assert rows['L8'] == 'fail' and rows['L3'] == rows['yw_to_w'] == 'pass'
+
+
+def test_the_forms_of_an_op_are_shown_by_its_name(tmp_path):
+    op = kit.make_elementwise_op('t_gain', lambda x, w: x * w)
+    entry = {'test': 'a::b', 'op': 't_gain_sample', 'rule': 'xy_to_dw', 'law': None, 'status': 'pass'}
+    (tmp_path / 'r.json').write_text(json.dumps({'tests': [entry, {**entry, 'op': 't_gain', 'rule': None, 'law': 'L5'}]}))
+    report = kit.registry_report(tmp_path / 'r.json', op)
+    assert {row.law for row in report.of('pass')} == {'xy_to_dw', 'init_drtrl', 'init_pp', 'L5'}
+    assert {row.op for row in report.rows} == {'t_gain'}
+
+
+def everything_passed(path, but=()):
+    entries = [{'test': 't', 'op': p.name, 'rule': rule, 'law': law, 'status': 'pass'} for p in ops.ETP_PRIMITIVES
+               for rule, law in [*((slot, None) for slot in ops.RULE_SLOTS), *((None, law) for law in kit.LAWS)]]
+    path.write_text(json.dumps({'tests': [e for e in entries if (e['op'], e['rule'] or e['law']) not in but]}))
+    return str(path)
+
+
+@pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
+def test_a_deleted_rule_is_named_with_its_op(slot, tmp_path, monkeypatch, capsys):
+    path = everything_passed(tmp_path / 'r.json')
+    assert main(['check', '--all', '--results', path]) == 0
+    monkeypatch.delitem(ops.RULE_SLOTS[slot], ops.etp_mm_p)
+    assert main(['check', '--all', '--results', path]) == 2
+    assert f'etp_mm {slot} missing: no such rule is registered' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('what', [{'xy_to_dw', 'L2'}, {'L9'}, {'solve_drtrl', 'L6'}], ids=lambda what: '-'.join(sorted(what)))
+def test_a_deleted_test_is_named_with_its_op_and_rule(what, tmp_path, capsys):
+    path = everything_passed(tmp_path / 'r.json', but={('etp_conv', w) for w in what})
+    assert main(['check', '--all', '--json', '--results', path]) == 2
+    assert set(json.loads(capsys.readouterr().out)['missing']) == {f'etp_conv {w} missing: no test of it in the results' for w in what}
+
+
+@pytest.mark.parametrize('content', [None, '', '[]', '{"tests": [{"op": "etp_mm"}]}', '{"tests": 3}'])
+def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
+    path = tmp_path / 'r.json'
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(OptionError, match='registry_report: .*r.json'):
+        kit.registry_report(path)
+    assert main(['check', 'etp_mm', '--results', str(path)]) == 3 and 'r.json' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('mark', 'found'), [
+    ("'etp_mm', rule='yw'", "rule='yw'"), ('', 'etp(None'), ("'etp_mm', law='L16'", "law='L16'")])
+def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
+    done = run(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
+    assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr
