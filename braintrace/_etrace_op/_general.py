@@ -18,6 +18,7 @@ import numpy as np
 
 from .._errors import RuleContractError
 from ._derive import zeros_trace
+from ._operands import drawn
 
 __all__ = ['Places', 'effective_rules', 'parameter_rules', 'places_of', 'position_rules', 'samples']
 
@@ -132,16 +133,16 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     y = jax.eval_shape(functools.partial(fn, **static), x, *weights).shape
     rng, size = np.random.default_rng(0), math.prod(y)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        one, another, *drawn = (_drawn(rng, a) for a in (x, x, *weights))
-        apart = 2 * fn(one, *drawn, **static) - 3 * fn(another, *drawn, **static)
-        if not np.allclose(fn(2 * one - 3 * another, *drawn, **static), apart, rtol=1e-4, atol=1e-4):
+        one, another, *values = (drawn(rng, a) for a in (x, x, *weights))
+        apart = 2 * fn(one, *values, **static) - 3 * fn(another, *values, **static)
+        if not np.allclose(fn(2 * one - 3 * another, *values, **static), apart, rtol=1e-4, atol=1e-4):
             raise RuleContractError(f'{op}: fn is not linear in x, so its traces are not those of a product. Make the op of its impl with '
                                     '`kit.new_etp_primitive`, whose trace is right for any function.')
     if not find:
         return Places(tuple(x.shape), tuple(y))
     labels = [np.ones(y), 1 + rng.permutation(size).reshape(y) / max(size, 1), rng.normal(size=y)]
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        value, *values = (_drawn(rng, a) for a in (x, *weights))
+        value, *values = (drawn(rng, a) for a in (x, *weights))
         at, pull = jax.vjp(lambda ws: fn(value, *ws, **static), values)
         ones, named, other = ([np.asarray(g) for g in pull(jnp.asarray(d, at.dtype))[0]] for d in labels)
     rows = []
@@ -160,11 +161,6 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
         axes = _axes(index, y)
         rows.append((name, index.shape, index.astype(np.int32).tobytes() if axes is None else axes))
     return Places(tuple(x.shape), tuple(y), tuple(rows))
-
-
-def _drawn(rng, aval) -> jax.Array:
-    wide = jnp.promote_types(aval.dtype, jnp.float64) if jnp.issubdtype(aval.dtype, jnp.inexact) else aval.dtype
-    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), wide)
 
 
 def _axes(index: np.ndarray, y: tuple[int, ...]) -> tuple[int, ...] | None:

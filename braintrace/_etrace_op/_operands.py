@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ import saiunit as u
 from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
 
-__all__ = ['bias_operands', 'check_rank', 'check_shape', 'input_operand', 'trainable_operand', 'unit_product', 'with_unit']
+__all__ = ['bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'split', 'trainable_operand',
+           'unit_product', 'with_unit']
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
@@ -67,6 +69,36 @@ def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> l
 def unit_product(*units: u.Unit) -> Any:
     """The unit of a product."""
     return functools.reduce(operator.mul, units)
+
+
+def proportional_product(op: str, fn: Callable, values: Sequence, units: Sequence[u.Unit], params: dict, bias: int | None = None) -> Any:
+    """The product of the operands' units, that of the bias left out, which is y's if ``fn(*values, **params)`` is proportional to each.
+
+    Raises ``EtpUnitError`` for an operand with a unit to which ``fn`` is not proportional: doubled, it does not double y.
+    """
+    avals = tuple(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values)
+    for i, unit in enumerate(units):
+        if i != bias and not unit.is_unitless and not _doubles(fn, avals, tuple(sorted(params.items())), i, bias):
+            raise EtpUnitError(f'{op}: operand {i} has unit {unit}, and the op is not proportional to it, so its result has no unit that '
+                               f'follows. Give it without one, such as `x.to_decimal({unit})`, or an operand that has none.')
+    return unit_product(u.UNITLESS, *(unit for i, unit in enumerate(units) if i != bias))
+
+
+@functools.lru_cache(maxsize=256)
+def _doubles(fn: Callable, avals: tuple, params: tuple, operand: int, bias: int | None) -> bool:
+    """Whether y doubles where an operand does, and the bias with it."""
+    rng = np.random.default_rng(0)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        values = [drawn(rng, aval) for aval in avals]
+        twice = [2 * value if i in (operand, bias) else value for i, value in enumerate(values)]
+        y, doubled = (jax.tree.leaves(fn(*each, **dict(params))) for each in (values, twice))
+        return all(np.allclose(2 * a, b, rtol=1e-6, atol=1e-9) for a, b in zip(y, doubled, strict=True))
+
+
+def drawn(rng: np.random.Generator, aval) -> jax.Array:
+    """Numbers between 0.5 and 1.5, of double precision, for an operand."""
+    wide = jnp.promote_types(aval.dtype, jnp.float64) if jnp.issubdtype(aval.dtype, jnp.inexact) else aval.dtype
+    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), wide)
 
 
 def with_unit(y: jax.Array, unit: u.Unit) -> Any:

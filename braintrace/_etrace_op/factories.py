@@ -7,12 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import saiunit as u
 
 from .._errors import EtpDtypeError, OptionError, RuleContractError
 from . import einsums
 from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
-from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
+from ._operands import (
+    bias_operands,
+    check_rank,
+    check_shape,
+    input_operand,
+    proportional_product,
+    split,
+    trainable_operand,
+    with_unit,
+)
 from ._primitive import RULE_SLOTS, ETPPrimitive
 from ._spec import ETPPrimitiveSpec, get_primitive_spec, register_primitive_spec, whole_impl
 from .conv import bind_conv, register_conv
@@ -72,7 +82,8 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
     the trainable)``. The rules of a layout (``yw_to_w``, ``init_drtrl``, ``instant_drtrl``, ``solve_drtrl``) belong together: give those of
     your layout, or none. ``xy_to_dw`` defaults to the reverse rule of ``impl``, ``trainable_invars_fn`` to ``{'weight': 1}``.
 
-    Raises ``RuleContractError`` for a part of a layout, a rule that is no function, a name that is taken. The op takes plain arrays.
+    y has the product of the operands' units, and a trainable called ``bias`` y's. Raises ``RuleContractError`` for a part of a layout, a
+    rule that is no function, a name that is taken; the op raises ``EtpUnitError`` for a unit of an operand to which it is not proportional.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
@@ -99,7 +110,14 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
 
     def call(*operands, **params):
         _check_static(spec.name, params, params if spec.static is None else spec.static)
-        return primitive.bind(*operands, **params)
+        if not any(isinstance(operand, u.Quantity) for operand in operands):
+            return primitive.bind(*operands, **params)
+        values, units = zip(*(split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)), strict=True)
+        bias = invars(params).get('bias')
+        unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
+        if bias is not None:
+            values = (*values[:bias], *bias_operands(spec.name, operands[bias], values[bias].shape, unit), *values[bias + 1:])
+        return jax.tree.map(lambda y: with_unit(y, unit), primitive.bind(*values, **params))
     return EtpOp(spec.name, call, [primitive])
 
 
@@ -179,7 +197,7 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (value[0] if batched and len(value) else value, *weights)]
         avals[0] = jax.ShapeDtypeStruct(value.shape[batched:], value.dtype)
         places = places_of(name, plain, names, avals[0], tuple(avals[1:]), tuple(sorted(params.items())), trace == 'parameter')
-        unit = unit_product(unit, *units)
+        unit = proportional_product(name, plain, avals, [unit, *units], params)
         bias = bias_operands(name, bias, places.y, unit)
         return with_unit(forms[not batched].bind(value, *weights, *bias, places=places, has_bias=bool(bias), **params), unit)
     return EtpOp(name, call, forms)
@@ -239,7 +257,7 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
 def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
     """An op of ``fn(x, weight)``, element by element and linear in x: ``op(x, weight)``, x with or without a batch axis in front.
 
-    One sample of x, the weight and y have one shape. y has the product of the units.
+    One sample of x, the weight and y have one shape. y has the product of the units; a weight to which ``fn`` is not proportional has none.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
@@ -265,7 +283,9 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         check_shape(name, 'x', x.shape[batched:], weight.shape, 'one sample of x has the shape of the weight')
         y = jax.eval_shape(fn, jax.ShapeDtypeStruct(weight.shape, x.dtype), weight)
         check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
-        return with_unit(forms[not batched].bind(x, weight), unit_product(x_unit, weight_unit))
+        sample = jax.ShapeDtypeStruct(weight.shape, x.dtype)
+        unit = proportional_product(name, fn, [sample, weight], [x_unit, weight_unit], {})
+        return with_unit(forms[not batched].bind(x, weight), unit)
     return EtpOp(name, call, forms)
 
 

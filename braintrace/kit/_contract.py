@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .. import BraintraceError, MissingRuleError
+from .. import BraintraceError, EtpUnitError, MissingRuleError
 from .._etrace_op import REQUIRED_SLOTS
 from ._application import Application, Draw, cast, compiled, equations, is_inexact
 from ._cases import Case
@@ -134,30 +134,44 @@ def _units(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]
         raise NotApplicable('a bare primitive knows no units')
     arrays = case.values(seed=0)
     names = {key: case.role(key, app.invars) for key in arrays}
+
+    def run(units, arrays, bias_unit=None):
+        own = units | {key: bias_unit for key, a in arrays.items() if bias_unit is not None and names[key] == 'bias'}
+        return case.call({key: u.Quantity(a, unit=own[key]) if key in own else a for key, a in arrays.items()})
+
+    def accepts(units):
+        try:
+            jax.eval_shape(functools.partial(run, units, bias_unit=_product(units)), arrays)
+        except EtpUnitError:
+            return False
+        return True
     factors = [key for key, a in arrays.items() if is_inexact(a) and names[key] != 'bias']
     units = {key: unit for key, unit in zip(factors, (UNITS * len(factors))[:len(factors)], strict=True)}
-    product = functools.reduce(operator.mul, units.values(), u.UNITLESS)
-
-    def run(arrays, bias_unit=product):
-        own = {key: units.get(key, bias_unit) for key, a in arrays.items() if is_inexact(a)}
-        return case.call({key: u.Quantity(a, unit=own[key]) if key in own else a for key, a in arrays.items()})
     try:
-        jax.eval_shape(run, arrays)
+        if not accepts(units):
+            units = {key: unit for key, unit in units.items() if accepts({key: unit})}
     except TypeError as error:
         if isinstance(error, BraintraceError):
             raise
         raise NotApplicable('the op takes no quantities') from error
-    got, plain = compiled(lambda arrays: (run(arrays), case.call(arrays)))(arrays)
+    if not units:
+        raise NotApplicable('the op takes no units')
+    product = _product(units)
+    got, plain = compiled(lambda arrays: (run(units, arrays, product), case.call(arrays)))(arrays)
     if not u.get_unit(got).has_same_dim(product):
         yield f'y has unit {u.get_unit(got)}, expected {product}'
     elif not deviation(u.Quantity(got).to_decimal(product), plain)[0] <= (1e-12 if x64 else 1e-4):
         yield 'the numbers of y depend on the units'
     if 'bias' in names.values():
         try:
-            jax.eval_shape(functools.partial(run, bias_unit=product * u.mole), arrays)
+            jax.eval_shape(functools.partial(run, units, bias_unit=product * u.mole), arrays)
         except (BraintraceError, TypeError, ValueError, u.UnitMismatchError):
             return
         yield f'a bias of unit {product * u.mole} is let through where y has {product}'
+
+
+def _product(units: dict) -> Any:
+    return functools.reduce(operator.mul, units.values(), u.UNITLESS)
 
 
 # L12: static parameters ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from ._report import LAWS, STATUSES, ConformanceReport, Row
 
 __all__ = ['registry_report']
 
-ABOUT = {'yw_to_w': {'L3', 'L4'}, 'xy_to_dw': {'L2'}, 'init_drtrl': {'L5'}, 'init_pp': {'L5'}, 'instant_drtrl': {'L3'}, 'solve_drtrl': {'L6'}}
+ABOUT = {'yw_to_w': ('L3', 'L4'), 'xy_to_dw': ('L2',), 'init_drtrl': ('L5',), 'init_pp': ('L5',), 'instant_drtrl': ('L3',),
+         'solve_drtrl': ('L6',)}
 
 
 def registry_report(results: str | PathLike | None = None, op: Any = None) -> ConformanceReport:

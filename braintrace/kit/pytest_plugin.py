@@ -78,7 +78,7 @@ class Recorder:
             return
         outcome = 'not_tested' if hasattr(report, 'wasxfail') else STATUS[report.outcome]
         for key, entry in report.user_properties:
-            if key == 'etp':
+            if key == 'etp' and isinstance(entry, dict):
                 self.entries.append({**entry, 'test': report.nodeid, 'status': entry.get('status', outcome)})
 
     def pytest_sessionfinish(self) -> None:
