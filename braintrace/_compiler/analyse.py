@@ -223,7 +223,7 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
     if wide is None or (lb.merge(source, wide) == lb.MANY).any():
         return 'a position of the hidden state reads several elements of its result, or reads them in another order'
     added = len(group.shape) - len(y_shape)
-    if op.x is not None and group.shape[added:] != y_shape:
+    if not op.pointwise and group.shape[added:] != y_shape:
         return f'its result {list(y_shape)} is broadcast inside to {list(group.shape)}'
     return Coordinates(group.shape, group.shape, None, expanded=True)
 

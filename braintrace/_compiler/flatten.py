@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -144,8 +145,17 @@ class _Flattener:
             return self.expanded(eqn, lambda: forward_derivative(eqn, where, decision), ins, where, True)
         if decision == 'vmap':
             return self.expanded(eqn, lambda: unsharded(Equation(eqn.primitive, eqn.params, eqn.ctx, (), (), where)), ins, where, fixed)
-        return self.apply(Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), where, bool(eqn.effects), origin=eqn),
+        outs = self.apply(Equation(eqn.primitive, eqn.params, eqn.ctx, tuple(ins), (), where, bool(eqn.effects), origin=eqn),
                           [v.aval for v in eqn.outvars])
+        return self.beside_y(eqn, ins, outs, where) if is_etp_primitive(eqn.primitive) else outs
+
+    def beside_y(self, eqn, ins: list[int], outs: list[int], where: str) -> list[int]:
+        """The results of an op that it has beside y, made by plain equations: its rules are about y alone."""
+        y = eqn.primitive.y_outvar_index
+        if all(k == y or isinstance(v, _jax.DropVar) for k, v in enumerate(eqn.outvars)):
+            return outs
+        plain = self.expanded(eqn, lambda: partial(eqn.primitive.impl_fn, **eqn.params), ins, where, True)
+        return [out if k == y else other for k, (out, other) in enumerate(zip(outs, plain, strict=True))]
 
     def expanded(self, eqn, make: Callable, ins: list[int], where: str, fixed: bool, guarding: bool = False) -> list[int]:
         """Lower the function that stands for an equation."""

@@ -54,6 +54,11 @@ class OpUse:
     repeats: tuple[int, ...] = ()
     conditional: bool = False
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether y is the one weight, element by element, so that the rules hold for weights of any shape."""
+        return self.x is None and self.primitive.gradient_enabled
+
     def impl(self, x, weights: dict):
         """y as a function of x and the weights."""
         slots = self.primitive.trainable_invars_fn(self.params)

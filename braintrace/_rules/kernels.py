@@ -2,8 +2,8 @@
 
 Entries are dicts by trainable name: from a primitive's ``init_drtrl`` with the state axis last, in a trace a tuple of one array for each
 state, which XLA can write in place. Factors at a relation's coordinates have shape ``(*coords, S)``, or ``(*coords, S, S)`` for the
-transition. Where y was expanded over axes that it lacks, an op with an input has its rules mapped
-over the added axes; an op without one is called on weights of the expanded shape.
+transition. Where y was expanded over axes that it lacks, an op has its rules mapped over the added axes; one that passes its weight on,
+element by element, is called on weights of the expanded shape.
 """
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def _over_states(fn: Callable, *arrays: jax.Array) -> States:
 
 def added_axes(op: OpUse, coords: Coordinates) -> int:
     """Number of leading axes that the rules are mapped over."""
-    return len(coords.shape) - op.y_aval.ndim if coords.expanded and op.x is not None else 0
+    return len(coords.shape) - op.y_aval.ndim if coords.expanded and not op.pointwise else 0
 
 
 def _wide(op: OpUse, coords: Coordinates) -> bool:
-    return coords.expanded and op.x is None
+    return coords.expanded and op.pointwise
 
 
 def _mapped(fn: Callable, times: int, in_axes) -> Callable:

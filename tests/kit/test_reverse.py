@@ -157,21 +157,3 @@ def test_a_rule_that_breaks_its_contract_is_named(reverse, found):
 def test_exactly_one_form_is_given(call):
     with pytest.raises(ValueError, match='rule_reverse takes exactly one of backward and forward'):
         call()
-
-
-def test_a_spec_checks_operands_and_static_parameters():
-    def check(avals, params):
-        if avals[0].ndim != 2:
-            raise braintrace.EtpShapeError(f'x has {avals[0].ndim} axes, expected 2')
-    op = new_etp_primitive(ETPPrimitiveSpec('t_reverse_checked', lambda x, w, *, power: x @ w ** power, batched=True, check=check,
-                                            static=('power',)))
-    assert op(jnp.ones((2, 3)), jnp.ones((3, 4)), power=2).shape == (2, 4)
-    with pytest.raises(braintrace.EtpShapeError, match='x has 1 axes, expected 2'):
-        op(jnp.ones(3), jnp.ones((3, 4)), power=2)
-    with pytest.raises(braintrace.OptionError, match=r"static parameters \['exponent'\] given, expected \['power'\]"):
-        op(jnp.ones((2, 3)), jnp.ones((3, 4)), exponent=2)
-    for value in (np.ones(2), jnp.ones(2), [1]):
-        with pytest.raises(braintrace.EtpDtypeError, match="static parameter 'power' is a .*, which has no hash"):
-            op(jnp.ones((2, 3)), jnp.ones((3, 4)), power=value)
-    with pytest.raises(RuleContractError, match='reverse is a function; make it with `rule_reverse`'):
-        new_etp_primitive(ETPPrimitiveSpec('t_reverse_wrong', lambda x, w: x @ w, reverse=backward))
