@@ -19,8 +19,9 @@ from ._report import LAWS, STATUSES, ConformanceReport, Row
 
 __all__ = ['assert_conformant', 'check', 'describe', 'single_key']
 
-DOUBLE = {'default': 1e-12, 'jvp and finite differences': 1e-6, 'D_RTRL and BPTT': 1e-10, 'ES_D_RTRL and BPTT at one step': 1e-10}
-SINGLE = {'default': 1e-4, 'jvp and finite differences': 5e-2, 'D_RTRL and BPTT': 1e-3, 'ES_D_RTRL and BPTT at one step': 1e-3}
+LEARNED = ('D_RTRL and BPTT', 'D_RTRL and BPTT, y broadcast', 'ES_D_RTRL and BPTT at one step')
+DOUBLE = {'default': 1e-12, 'jvp and finite differences': 1e-6, **dict.fromkeys(LEARNED, 1e-10)}
+SINGLE = {'default': 1e-4, 'jvp and finite differences': 5e-2, **dict.fromkeys(LEARNED, 1e-3)}
 
 
 def check(op: Any, cases: Sequence | None = None, platforms: Sequence[str] = ('cpu',), x64: bool = True,

@@ -196,27 +196,32 @@ def _diagonal(app: Application, draw: Draw) -> Sides:
 
 # L9: end to end -----------------------------------------------------------------------------------------------------------
 
-def _online(app: Application, draw: Draw, rule, steps: int) -> dict[str, jax.Array]:
+def _online(app: Application, draw: Draw, rule, steps: int, h=None) -> dict[str, jax.Array]:
     def cell(weights, h, x):
         h = jnp.tanh(DECAY * h + app.bind(app.place(draw.operands, x, weights)))
         return h, h
-    weights, xs, targets = app.weights(draw.operands), draw.xs[:steps], draw.targets[:steps]
+    weights, xs, targets, h = app.weights(draw.operands), draw.xs[:steps], draw.targets[:steps], draw.h if h is None else h
     learner = functional.online(cell, rule)
     run = learner.sequence_grad(lambda out, c: jnp.sum(out * c), window=2, reduction='sum')
-    return run(weights, learner.init(weights, draw.h, xs[0]), xs, targets)[0]
+    return run(weights, learner.init(weights, h, xs[0]), xs, targets)[0]
 
 
-def _through_time(app: Application, draw: Draw, steps: int) -> dict[str, jax.Array]:
+def _through_time(app: Application, draw: Draw, steps: int, h=None) -> dict[str, jax.Array]:
     def total(weights):
         def step(h, at):
             h = jnp.tanh(DECAY * h + app.impl(app.place(draw.operands, at[0], weights)))
             return h, jnp.sum(h * at[1])
-        return jax.lax.scan(step, draw.h, (draw.xs[:steps], draw.targets[:steps]))[1].sum()
+        return jax.lax.scan(step, draw.h if h is None else h, (draw.xs[:steps], draw.targets[:steps]))[1].sum()
     return jax.grad(total)(app.weights(draw.operands))
 
 
 def _d_rtrl(app: Application, draw: Draw) -> Sides:
     return _online(app, draw, rules.d_rtrl(), len(draw.xs)), _through_time(app, draw, len(draw.xs))
+
+
+def _broadcast(app: Application, draw: Draw) -> Sides:
+    h = jnp.stack([draw.h, draw.d])
+    return _online(app, draw, rules.d_rtrl(), len(draw.xs), h), _through_time(app, draw, len(draw.xs), h)
 
 
 def _es_d_rtrl(app: Application, draw: Draw) -> Sides:
@@ -326,6 +331,7 @@ NUMERICAL = [
     Part('L8', 'linear in x, or independent of it', _linear_in_x, _linear_x),
     Part('L8', 'integers and what they stand for', _represented, _integers),
     Part('L9', 'D_RTRL and BPTT', _d_rtrl, _learns),
+    Part('L9', 'D_RTRL and BPTT, y broadcast', _broadcast, lambda app: _learns(app) or ('an x' if app.x_aval is not None else None)),
     Part('L9', 'ES_D_RTRL and BPTT at one step', _es_d_rtrl, _learns),
     Part('L10', 'xy_to_dw passes d through', _passes_through, _identity_like),
     Part('L10', 'dy/dw is diagonal', _diagonal, _identity_like),
