@@ -39,15 +39,16 @@ def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
         y, pull = jax.vjp(lambda w: of_weights(x, w, **params), weights)
         d = hidden_dim.astype(y.dtype)
         basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape) * d
-        entry = {name: g.reshape(*y.shape, -1) for name, g in jax.vmap(pull)(basis)[0].items()}
+        entry = {name: g.reshape(*y.shape, weights[name].size) for name, g in jax.vmap(pull)(basis)[0].items()}
         return {name: e.sum(0) for name, e in entry.items()} if batched else entry
 
     def yw_to_w(hidden_dim, trace, **params):
         return {name: e * hidden_dim[..., None] for name, e in trace.items()}
 
     def solve_drtrl(signal, trace, weights, **params):
-        scaled = {name: e.reshape(-1, e.shape[-1]).sum(0) for name, e in yw_to_w(signal, trace).items()}
-        return {name: e.reshape(-1, *weights[name].shape).sum(0) for name, e in scaled.items()}     # copies: an op without x is widened
+        scaled = {name: e.sum(tuple(range(e.ndim - 1))) for name, e in yw_to_w(signal, trace).items()}
+        copies = {name: e.size // max(1, weights[name].size) for name, e in scaled.items()}     # of a pointwise op that is widened
+        return {name: e.reshape(copies[name], *weights[name].shape).sum(0) for name, e in scaled.items()}
 
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
         y = y_var.aval.shape
@@ -64,9 +65,10 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
     A bias is not part of ``fn``: it has a trace of y's shape.
     """
     def instant_drtrl(x, hidden_dim, weights, *, places, **params):
-        x, d = (a.reshape(-1, math.prod(shape)) for a, shape in ((x, places.x), (hidden_dim, places.y)))
+        lanes = math.prod(x.shape[:x.ndim - len(places.x)])
+        x, d = x.reshape(lanes, math.prod(places.x)), hidden_dim.reshape(lanes, math.prod(places.y))
         entry = x.T @ d
-        found = {name: hidden_dim.reshape(-1, *places.y).sum(0) if name == 'bias' else entry for name in weights}
+        found = {name: d.sum(0).reshape(places.y) if name == 'bias' else entry for name in weights}
         return {name: e.astype(weights[name].dtype) for name, e in found.items()}
 
     def yw_to_w(hidden_dim, trace, *, places, **params):
@@ -79,7 +81,7 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
         basis = jnp.eye(size, dtype=jax.tree.leaves(weights)[0].dtype).reshape(size, *places.x)
 
         def effective(weights):
-            return jax.vmap(lambda x: fn(x, *order(weights), **params))(basis).reshape(size, -1)
+            return jax.vmap(lambda x: fn(x, *order(weights), **params))(basis).reshape(size, math.prod(places.y))
         own = {name: w for name, w in weights.items() if name != 'bias'}
         pull = jax.vjp(effective, own)[1]
         return {name: e if name == 'bias' else pull(e.astype(weights[name].dtype))[0][name] for name, e in scaled.items()}

@@ -173,7 +173,7 @@ def _linear_in_x(app: Application, draw: Draw) -> Sides:
     x, z, represent = app.x(draw.operands), draw.other_x, app.primitive.root.represent
     if not is_inexact(x):
         weights = app.weights(draw.operands)
-        x, z = represent(x, weights), represent(z, weights)
+        x, z = represent(x, weights), 0.5 + represent(z, weights)     # indices alone may be equal
     at, a, b = (app.gradient(draw.operands, draw.d, x=v) for v in (_combine(x, z), x, z))
     return at, {n: jnp.where((a[n] == b[n]).all(), a[n], _combine(a[n], b[n])) for n in a}
 
@@ -190,7 +190,7 @@ def _passes_through(app: Application, draw: Draw) -> Sides:
 
 def _diagonal(app: Application, draw: Draw) -> Sides:
     jacobian = jax.jacrev(lambda w: app.of_weights(draw.operands)(w).ravel())(app.weights(draw.operands))
-    flat = {name: j.reshape(app.y_aval.size, -1) for name, j in jacobian.items()}
+    flat = {name: j.reshape(app.y_aval.size, app.weights(draw.operands)[name].size) for name, j in jacobian.items()}
     return flat, {name: j * jnp.eye(j.shape[0], j.shape[1], dtype=j.dtype) for name, j in flat.items()}
 
 
