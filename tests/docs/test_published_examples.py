@@ -1,6 +1,5 @@
-"""The code of the published pages on ETP primitives, in its meaning; their two wrong examples stand corrected."""
-import copy
-
+"""The code of the published pages on ETP primitives, in its meaning; two wrong examples stand corrected, zeros have dtypes."""
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,7 @@ import saiunit as u
 from saiunit import sparse as ss
 
 import braintrace
-from braintrace import _etrace_op as ops
+from braintrace import kit
 from braintrace._etrace_op import (
     BATCHED_PRIMITIVES,
     ETP_PRIMITIVE_SPECS,
@@ -22,17 +21,8 @@ from braintrace._etrace_op import (
 )
 from tests.etrace_op.cases import Case, assert_close, init, instant, solve, transport
 
+pytestmark = pytest.mark.usefixtures('registries_are_restored')
 BUILT_IN = ['etp_conv', 'etp_elemwise', 'etp_lora_mm', 'etp_lora_mv', 'etp_mm', 'etp_mv', 'etp_sp_mm', 'etp_sp_mv']
-
-
-@pytest.fixture(autouse=True)
-def registries_are_restored():
-    tables = [*ops.RULE_SLOTS.values(), ETP_PRIMITIVES, BATCHED_PRIMITIVES, GRADIENT_ENABLED_PRIMITIVES, ETP_PRIMITIVE_SPECS]
-    kept = [copy.copy(table) for table in tables]
-    yield
-    for table, content in zip(tables, kept):
-        table.clear()
-        table.update(content)
 
 
 def test_matmul_takes_a_batch_a_vector_and_a_bias():
@@ -128,7 +118,7 @@ def scaled_xy_to_dw(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
 
 def scaled_init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
     batch = x_var.aval.shape[0]
-    return {name: jnp.zeros((batch, *var.aval.shape, num_hidden_state)) for name, var in weight_vars.items()}
+    return {name: jnp.zeros((batch, *var.aval.shape, num_hidden_state), var.aval.dtype) for name, var in weight_vars.items()}
 
 
 def scaled_init_pp(x_var, y_var, weight_vars, num_hidden_state):
@@ -221,3 +211,38 @@ def test_the_bare_rules_of_the_short_example_are_told_of_the_dict_form():
 
 def test_only_element_wise_is_gradient_enabled():
     assert [p.name for p in GRADIENT_ENABLED_PRIMITIVES if p.name in BUILT_IN] == ['etp_elemwise']
+
+
+SCALED = [([jnp.ones((4, 3)), jnp.ones((3, 5))], {'scale': 2.0, 'has_bias': False}),
+          ([jnp.ones((4, 3)), jnp.ones((3, 5)), jnp.ones(5)], {'scale': 2.0, 'has_bias': True})]
+
+
+@pytest.mark.parametrize('register', [by_class, by_spec])
+def test_the_scaled_matmul_keeps_every_law_once_it_is_corrected(register):
+    primitive = register()
+    kit.assert_conformant(primitive, SCALED)
+    primitive.register_yw_to_w(published_yw_to_w)
+    assert {row.law for row in kit.check(primitive, SCALED).of('fail')} >= {'L3', 'L9'}
+
+
+def test_a_model_chooses_its_parameters_by_its_ops():
+    class TinyRNN(brainstate.nn.Module):
+        def __init__(self, in_dim=4, hid_dim=6):
+            super().__init__()
+            self.in_dim, self.hid_dim = in_dim, hid_dim
+            self.W_rec = brainstate.ParamState(0.1 * jax.random.normal(jax.random.PRNGKey(0), (hid_dim, hid_dim)))
+            self.W_in = brainstate.ParamState(0.1 * jax.random.normal(jax.random.PRNGKey(1), (in_dim, hid_dim)))
+
+        def init_state(self, batch_size=None, **kwargs):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size or 1, self.hid_dim)))
+
+        def update(self, x):
+            self.h.value = jax.nn.tanh(x @ self.W_in.value + braintrace.matmul(self.h.value, self.W_rec.value))
+            return self.h.value
+    model = TinyRNN(in_dim=4, hid_dim=6)
+    brainstate.nn.init_all_states(model, batch_size=2)
+    learner = braintrace.D_RTRL(model)
+    with pytest.warns(braintrace.BraintraceWarning, match='W_in reaches a hidden state by a plain operation'):
+        learner.compile_graph(jnp.zeros((2, model.in_dim)))
+    relation, = learner.graph.hidden_param_op_relations
+    assert relation.primitive.name == 'etp_mm' and list(relation.trainable_vars) == ['weight']

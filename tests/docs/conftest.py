@@ -1,0 +1,1 @@
+from tests.registries import registries_are_restored as registries_are_restored
