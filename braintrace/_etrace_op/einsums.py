@@ -121,12 +121,15 @@ def register(name: str, batched: bool, shared: bool, cases: Sequence[tuple]):
     return primitive
 
 
-def register_forms(name: str, cases: Sequence[tuple] = ()) -> dict[tuple[bool, bool], ETPPrimitive]:
+EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in (False, True))
+
+
+def register_forms(name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM) -> dict[tuple[bool, bool], ETPPrimitive]:
     """The primitives of an einsum by (batched, shared)."""
     forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared, cases)
-             for batched in (True, False) for shared in (False, True)}
-    for shared in (False, True):
-        forms[False, shared].batched_form = forms[True, shared]
+             for batched, shared in wanted}
+    for (batched, shared), form in forms.items():
+        form.batched_form = None if batched else forms[True, shared]
     return forms
 
 

@@ -241,11 +241,12 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     >>> heads(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))).shape
     (2, 4, 5)
     """
-    letters, _ = einsums.parsed(name, equation)
+    letters, batched = einsums.parsed(name, equation)
     sizes = {axis: 2 + i for i, axis in enumerate(dict.fromkeys(equation.replace(' ', '').partition('->')[0].replace(',', '')))}
     x_axes = equation.replace(' ', '').partition(',')[0]
     shapes = [x_axes, letters.weight, *([letters.bias] if bias else [])]
-    forms = einsums.register_forms(name, [(_arrays(*([sizes[a] for a in axes] for axes in shapes)), {})])
+    cases, wanted = [(_arrays(*([sizes[a] for a in axes] for axes in shapes)), {})], ((True,) if batched else (True, False))
+    forms = einsums.register_forms(name, cases, [(lanes, bool(letters.others)) for lanes in wanted])
 
     def call(x, weight, bias_=None):
         if (bias_ is not None) != bias:
