@@ -62,18 +62,21 @@ def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
 def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, Callable]:
     """Trace rules of ``fn(x, *weights)`` of one sample, linear in x; ``order(weights)`` lists them. Layout ``(batch, x size, y size)``.
 
-    A bias is not part of ``fn``: it has a trace of y's shape.
+    The first weight in the order of names holds the trace for all, the others are empty. A bias is not part of ``fn``: it has a trace of
+    y's shape.
     """
+    def holder(names) -> str:
+        return min(name for name in names if name != 'bias')
+
     def instant_drtrl(x, hidden_dim, weights, *, places, **params):
         lanes = math.prod(x.shape[:x.ndim - len(places.x)])
         x, d = x.reshape(lanes, math.prod(places.x)), hidden_dim.reshape(lanes, math.prod(places.y))
-        entry = x.T @ d
-        found = {name: d.sum(0).reshape(places.y) if name == 'bias' else entry for name in weights}
-        return {name: e.astype(weights[name].dtype) for name, e in found.items()}
+        found = {name: jnp.zeros((0,), d.dtype) for name in weights} | {holder(weights): x.T @ d, 'bias': d.sum(0).reshape(places.y)}
+        return {name: found[name].astype(w.dtype) for name, w in weights.items()}
 
     def yw_to_w(hidden_dim, trace, *, places, **params):
         flat = hidden_dim.reshape(*hidden_dim.shape[:hidden_dim.ndim - len(places.y)], 1, math.prod(places.y))
-        return {name: e * (hidden_dim if name == 'bias' else flat) for name, e in trace.items()}
+        return trace | {name: trace[name] * d for name, d in {holder(trace): flat, 'bias': hidden_dim}.items() if name in trace}
 
     def solve_drtrl(signal, trace, weights, *, places, **params):
         scaled = {name: e.sum(0) if batched else e for name, e in yw_to_w(signal, trace, places=places).items()}
@@ -82,15 +85,13 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
 
         def effective(weights):
             return jax.vmap(lambda x: fn(x, *order(weights), **params))(basis).reshape(size, math.prod(places.y))
-        own = {name: w for name, w in weights.items() if name != 'bias'}
-        pull = jax.vjp(effective, own)[1]
-        return {name: e if name == 'bias' else pull(e.astype(weights[name].dtype))[0][name] for name, e in scaled.items()}
+        at, pull = jax.vjp(effective, {name: w for name, w in weights.items() if name != 'bias'})
+        return pull(scaled[holder(weights)].astype(at.dtype))[0] | {name: e for name, e in scaled.items() if name == 'bias'}
 
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, places):
         lead = y_var.aval.shape[:len(y_var.aval.shape) - len(places.y)]
-        product = math.prod(places.x), math.prod(places.y)
-        return {name: zeros_trace((*lead, *(places.y if name == 'bias' else product)), w, num_hidden_state)
-                for name, w in weight_vars.items()}
+        shapes = {holder(weight_vars): (math.prod(places.x), math.prod(places.y)), 'bias': places.y}
+        return {name: zeros_trace((*lead, *shapes.get(name, (0,))), w, num_hidden_state) for name, w in weight_vars.items()}
 
     return {'instant_drtrl': instant_drtrl, 'yw_to_w': yw_to_w, 'solve_drtrl': solve_drtrl, 'init_drtrl': init_drtrl}
 
