@@ -18,7 +18,7 @@ import numpy as np
 
 from .._errors import RuleContractError
 from ._derive import zeros_trace
-from ._operands import drawn
+from ._operands import applied, drawn
 
 __all__ = ['Places', 'effective_rules', 'parameter_rules', 'places_of', 'position_rules', 'samples']
 
@@ -133,7 +133,7 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y, and where ``fn`` is not linear in x.
     """
     static = dict(params)
-    y = jax.eval_shape(functools.partial(fn, **static), x, *weights).shape
+    y = applied(op, functools.partial(jax.eval_shape, functools.partial(fn, **static)), (x, *weights)).shape
     rng, size = np.random.default_rng(0), math.prod(y)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         one, another, *values = (drawn(rng, a) for a in (x, x, *weights))

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError
+from .._errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
 
-__all__ = ['bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'split', 'trainable_operand',
-           'unit_product', 'with_unit']
+__all__ = ['applied', 'bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'split',
+           'trainable_operand', 'unit_product', 'with_unit']
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
@@ -69,6 +69,17 @@ def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> l
 def unit_product(*units: u.Unit) -> Any:
     """The unit of a product."""
     return functools.reduce(operator.mul, units)
+
+
+def applied(op: str, fn: Callable, operands: Sequence) -> Any:
+    """``fn(*operands)``; where it does not take them, an ``EtpShapeError`` names the op and their shapes."""
+    try:
+        return fn(*operands)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, BraintraceError):
+            raise
+        shapes = ', '.join(f'{a.dtype}{list(a.shape)}' if hasattr(a, 'dtype') else type(a).__name__ for a in operands)
+        raise EtpShapeError(f'{op}: its function does not take operands {shapes}: {str(error).splitlines()[0]}') from error
 
 
 def proportional_product(op: str, fn: Callable, values: Sequence, units: Sequence[u.Unit], params: dict, bias: int | None = None) -> Any:

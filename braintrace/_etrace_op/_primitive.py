@@ -46,17 +46,20 @@ class PlatformTable(dict):
     """Platform -> function; an entry may be set once a platform's own form of an op is at hand."""
 
     PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+    GPU = ('cuda', 'rocm')
 
     def __init__(self, what: str, on_set: Callable[[str, Callable], None]):
         super().__init__()
         self._what, self._on_set = what, on_set
 
     def __setitem__(self, platform: str, fn: Callable) -> None:
-        if platform not in self.PLATFORMS:
-            raise RuleContractError(f'{self._what}: there is no platform {platform!r}; choose one of {", ".join(self.PLATFORMS)}.')
+        if platform not in (*self.PLATFORMS, 'gpu'):
+            raise RuleContractError(f'{self._what}: there is no platform {platform!r}; choose one of {", ".join(self.PLATFORMS)}, or gpu '
+                                    f'for {" and ".join(self.GPU)}.')
         _check_callable(f'{self._what}[{platform!r}]', fn)
-        self._on_set(platform, fn)
-        super().__setitem__(platform, fn)
+        for name in self.GPU if platform == 'gpu' else (platform,):
+            self._on_set(name, fn)
+            super().__setitem__(name, fn)
 
 
 def _single_weight(params: dict) -> dict[str, int]:
@@ -82,7 +85,7 @@ class ETPPrimitive(Primitive):
 
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform; ``trace_kernel[platform] = fn(D, trace, D_f, x,
     weights, **params) -> trace`` the update of D_RTRL's trace by a single step, with D ``(*y, S, S)``, D_f ``(*y, S)``, and in the trace, a
-    dict by trainable, the states in a last axis. Set both before the op is first compiled.
+    dict by trainable, the states in a last axis. Setting one forgets what JAX has compiled.
     """
 
     def __init__(self, name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
@@ -130,11 +133,18 @@ class ETPPrimitive(Primitive):
         lower_on(self, platform, fn)
         for axes, form in self._mapped.items():
             form.lowering[platform] = _mapped_over(fn, axes)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What JAX has compiled with this primitive, as far as it can be told apart: all."""
+        if self._several is not None:
+            jax.clear_caches()
 
     def _check_kernel(self, platform: str, fn: Callable) -> None:
         if self.original is not None:
             raise RuleContractError(f'{self.name!r} is {self.root.name!r} under jax.vmap, where the default update of the trace runs. Give '
                                     f'{self.root.name!r} the kernel.')
+        self._forget()
 
     def originals(self) -> list[ETPPrimitive]:
         """The primitive that this one is a mapped form of, the one that that one is a mapped form of, and so on."""

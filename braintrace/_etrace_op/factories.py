@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import einsums
 from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
 from ._operands import (
+    applied,
     bias_operands,
     check_rank,
     check_shape,
@@ -110,14 +112,16 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
 
     def call(*operands, **params):
         _check_static(spec.name, params, params if spec.static is None else spec.static)
+        bind = functools.partial(primitive.bind, **params)
         if not any(isinstance(operand, u.Quantity) for operand in operands):
-            return primitive.bind(*operands, **params)
+            return applied(spec.name, bind, operands)
         values, units = zip(*(split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)), strict=True)
         bias = invars(params).get('bias')
+        jax.eval_shape(functools.partial(applied, spec.name, bind), values)
         unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
         if bias is not None:
             values = (*values[:bias], *bias_operands(spec.name, operands[bias], values[bias].shape, unit), *values[bias + 1:])
-        return jax.tree.map(lambda y: with_unit(y, unit), primitive.bind(*values, **params))
+        return jax.tree.map(lambda y: with_unit(y, unit), bind(*values))
     return EtpOp(spec.name, call, [primitive])
 
 
@@ -160,6 +164,7 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
         raise OptionError(f'make_linear_op: x={x} and trainable={trainable} are not the positions 0 to {len(trainable)} of the arguments '
                           "of fn, each once, with names other than 'bias'.")
     names = tuple(sorted(trainable, key=trainable.__getitem__))
+    order = sorted(('x', *names), key={**trainable, 'x': x}.__getitem__)
 
     def of_sample(x_value, *weights, places, has_bias=False, **params):
         args = dict(zip((trainable[n] for n in names), weights, strict=False)) | {x: x_value}
@@ -188,7 +193,8 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
 
     def call(*operands, bias=None, **params):
         if len(operands) != 1 + len(names):
-            raise OptionError(f'{name}: {len(operands)} operands given, expected x and {", ".join(names)}.')
+            raise OptionError(f'{name}: {len(operands)} operands given, expected {1 + len(names)} by position: '
+                              f'{", ".join(order)}.')
         _check_static(name, params, static)
         weights, units = zip(*(trainable_operand(name, n, operands[trainable[n]]) for n in names), strict=True)
         value, unit = input_operand(name, 'x', operands[x], jnp.result_type(*weights))
@@ -282,9 +288,9 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         x, x_unit = input_operand(name, 'x', x, weight.dtype)
         batched = x.ndim > weight.ndim
         check_shape(name, 'x', x.shape[batched:], weight.shape, 'one sample of x has the shape of the weight')
-        y = jax.eval_shape(fn, jax.ShapeDtypeStruct(weight.shape, x.dtype), weight)
-        check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
         sample = jax.ShapeDtypeStruct(weight.shape, x.dtype)
+        y = applied(name, functools.partial(jax.eval_shape, fn), (sample, weight))
+        check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
         unit = proportional_product(name, fn, [sample, weight], [x_unit, weight_unit], {})
         return with_unit(forms[not batched].bind(x, weight), unit)
     return EtpOp(name, call, forms)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,7 +30,7 @@ def parser() -> Parser:
     root = Parser(prog='python -m braintrace.kit', description='Check ETP primitives against the laws of their rules, or list them.')
     commands = root.add_subparsers(dest='command', required=True, parser_class=Parser)
     checking = commands.add_parser('check', help='try every law')
-    checking.add_argument('name', nargs='?', metavar='NAME', help='a registered primitive')
+    checking.add_argument('names', nargs='*', metavar='NAME', help='registered primitives')
     checking.add_argument('--all', action='store_true', help='every registered primitive')
     checking.add_argument('--platform', action='append', help='where, such as gpu; may be given again (default: cpu)')
     checking.add_argument('--results', metavar='FILE', help='what the tests of a run have shown (pytest --etp-results), instead of a check')
@@ -46,8 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         options = parser().parse_args(argv)
-        if options.command == 'check' and bool(options.name) == options.all:
-            parser().error('check takes a NAME or --all')
+        if options.command == 'check' and bool(options.names) == options.all:
+            parser().error('check takes NAMES or --all')
+        files = [module for module in options.modules if module.endswith('.py')]
+        if files:
+            parser().error(f'--import takes the name of a module: {files[0].removesuffix(".py")}, with its folder on PYTHONPATH')
         for module in options.modules:
             importlib.import_module(module)
         return _check(options) if options.command == 'check' else _describe(options)
@@ -59,18 +63,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    if options.results is not None:
-        report = registry_report(options.results, options.name)
+    names = list(registered()) if options.all else options.names
+    if options.results is None:
+        reports = [check(name, platforms=options.platform or ('cpu',)) for name in names]
     else:
-        names = list(registered()) if options.all else [options.name]
-        report = ConformanceReport(tuple(row for name in names for row in check(name, platforms=options.platform or ('cpu',)).rows))
-    print(report.to_json() if options.json else report)
+        reports = [registry_report(options.results, name) for name in ([None] if options.all else names)]
+    report = ConformanceReport(tuple(row for one in reports for row in one.rows))
+    _show(report.to_json() if options.json else str(report))
     return FAIL if report.of('fail') else MISSING if report.of('missing') else PASS
 
 
 def _describe(options: argparse.Namespace) -> int:
-    print(describe(options.name, 'json' if options.json else 'md'))
+    _show(describe(options.name, 'json' if options.json else 'md'))
     return PASS
+
+
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:     # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import OptionError
-from .._etrace_op import REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
+from .._etrace_op import ETP_PRIMITIVES, REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
 from ._cases import registered, subject
 from ._report import LAWS, STATUSES, ConformanceReport, Row
 
@@ -38,7 +38,16 @@ def registry_report(results: str | PathLike | None = None, op: Any = None) -> Co
     """
     entries = None if results is None else _read(Path(results))
     ops = registered() if op is None else dict([subject(op)])
-    return ConformanceReport(tuple(row for name, one in ops.items() for row in _rows(name, list(getattr(one, 'forms', [one])), entries)))
+    rows = [row for name, one in ops.items() for row in _rows(name, list(getattr(one, 'forms', [one])), entries)]
+    return ConformanceReport((*rows, *(_unknown(entries or []) if op is None else [])))
+
+
+def _unknown(entries: list[dict]) -> Iterable[Row]:
+    """Marks of rules of primitives that are not registered, where all are asked for."""
+    known = {primitive.name for primitive in ETP_PRIMITIVES} | set(registered())
+    for entry in entries:
+        if entry['rule'] is not None and entry['op'] not in known:
+            yield Row(entry['op'], entry['rule'], 'missing', None, None, f'{entry["test"]} is marked for it, and it is not registered')
 
 
 def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> Iterable[Row]:

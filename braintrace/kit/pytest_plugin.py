@@ -81,6 +81,7 @@ class Recorder:
             if key == 'etp' and isinstance(entry, dict):
                 self.entries.append({**entry, 'test': report.nodeid, 'status': entry.get('status', outcome)})
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the file."""
-        self.path.write_text(json.dumps({'tests': self.entries}, indent=1))
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write the file, if the tests ran."""
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            self.path.write_text(json.dumps({'tests': self.entries}, indent=1))

@@ -287,7 +287,9 @@ def test_what_was_not_tested_alone_is_no_fault(capsys):
 
 
 @pytest.mark.parametrize(('argv', 'found'), [
-    ((), 'required: command'), (('check',), 'a NAME or --all'), (('check', 'etp_mm', '--all'), 'a NAME or --all'),
+    ((), 'required: command'), (('check',), 'NAMES or --all'), (('check', 'etp_mm', '--all'), 'NAMES or --all'),
+    (('check', 'etp_mm', '--import', 'my_ops.py'), 'takes the name of a module: my_ops'),
+
     (('check', 'etp_mn'), "no ETP primitive is called 'etp_mn'"), (('check', 'etp_mm', '--speed'), 'unrecognized arguments: --speed'),
     (('check', 'etp_mm', '--import', 'no_such_module'), "No module named 'no_such_module'"), (('describe', 'x'), 'is called'),
 ])
@@ -301,6 +303,16 @@ def test_a_module_that_registers_primitives_can_be_imported(tmp_path, capsys, mo
     monkeypatch.syspath_prepend(tmp_path)
     code, out, _ = run(capsys, 'describe', 'etp_mine', '--import', 'my_ops_of_a_test')
     assert code == 0 and '| etp_mine | no | no | 0 | weight | - | yw_to_w, xy_to_dw, init_drtrl, init_pp |' in out
+
+
+def test_several_names_are_checked_at_once(capsys):
+    code, out, _ = run(capsys, 'check', 'etp_elemwise', 'etp_mv')
+    assert code == 0 and [line.split(':')[0] for line in out.splitlines()] == ['etp_elemwise', 'etp_mv']
+
+
+def test_a_reader_that_closes_the_pipe_hears_no_traceback():
+    done = subprocess.run(f'{sys.executable} -m braintrace.kit describe | true', shell=True, capture_output=True, text=True)
+    assert done.stderr == ''
 
 
 def test_it_runs_as_a_module():

@@ -130,10 +130,26 @@ def test_a_kernel_that_returns_another_trace_is_refused():
 
 
 @pytest.mark.parametrize(('table', 'platform', 'fn', 'found'), [
-    ('lowering', 'gpu', len, "there is no platform 'gpu'; choose one of cpu, cuda, rocm, tpu"),
+    ('lowering', 'metal', len, "there is no platform 'metal'; choose one of cpu, cuda, rocm, tpu, or gpu for cuda and rocm"),
     ('trace_kernel', 'cpu', 3, 'is a int, expected a function'),
 ])
 def test_a_table_refuses_what_it_does_not_know(table, platform, fn, found):
     with pytest.raises(RuleContractError, match=found):
         getattr(ops()['plain'], table)[platform] = fn
     assert 'trace kernel on cpu, cuda' in repr(ops()['kernel']) and 'lowering on cpu, cuda' in repr(ops()['lowered'])
+
+
+@pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
+def test_a_lowering_counts_from_when_it_is_given(run, registries_are_restored):
+    op = make_linear_op('t_platform_late', lambda x, w: x @ w)
+    x, w = jnp.ones((B, I)), jnp.ones((I, N))
+    call = run(lambda x, w: op(x, w))
+    np.testing.assert_array_equal(call(x, w), x @ w)
+    op.lowering['cpu'] = lambda x, w, *, places, has_bias: 100 * (x @ w)
+    np.testing.assert_array_equal(call(x, w), 100 * (x @ w))
+
+
+def test_gpu_stands_for_both_of_its_kinds(registries_are_restored):
+    op = make_linear_op('t_platform_gpu', lambda x, w: x @ w)
+    op.lowering['gpu'] = op.trace_kernel['gpu'] = len
+    assert list(op.lowering) == list(op.trace_kernel) == ['cuda', 'rocm']

@@ -105,6 +105,14 @@ def test_a_deleted_test_is_named_with_its_op_and_rule(what, tmp_path, capsys):
     assert set(json.loads(capsys.readouterr().out)['missing']) == {f'etp_conv {w} missing: no test of it in the results' for w in what}
 
 
+def test_a_mark_for_a_primitive_that_is_not_registered_is_named(tmp_path, capsys):
+    path = Path(everything_passed(tmp_path / 'r.json'))
+    typo = {'test': 'test_it', 'op': 'etp_nm', 'rule': 'yw_to_w', 'law': None, 'status': 'pass'}
+    path.write_text(json.dumps({'tests': [*json.loads(path.read_text())['tests'], typo]}))
+    assert main(['check', '--all', '--results', str(path)]) == 2
+    assert 'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('content', [None, '', '[]', '{"tests": [{"op": "etp_mm"}]}', '{"tests": 3}'])
 def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
     path = tmp_path / 'r.json'
