@@ -36,3 +36,10 @@ __all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPr
            'HiddenGroup', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile',
            'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
            'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul', 'verify']
+
+
+def __getattr__(name: str):
+    if name == 'kit':       # imported when it is asked for: training needs none of it
+        import importlib
+        return importlib.import_module('.kit', __name__)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

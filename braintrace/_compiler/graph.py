@@ -175,6 +175,10 @@ class ETraceGraph:
 
     rule: Any = field(default=None, kw_only=True)
 
+    def __repr__(self) -> str:
+        return (f'ETraceGraph({len(self.hidden_groups)} hidden groups, {len(self.hidden_param_op_relations)} relations, '
+                f'{len(self.routes)} parameters; graph.report() shows them)')
+
     def report(self, rule: Any = None, batch_size: int | None = None) -> Report:
         """Groups, relations, routes, cuts, diagnostics, exactness, and the memory of the trace, which is not allocated for it.
 

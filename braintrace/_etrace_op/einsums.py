@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._errors import EtpShapeError, OptionError
 from ._derive import bias_at, output_trace, zeros_trace
-from ._operands import bias_operands, check_rank, input_operand, trainable_operand, unit_product, with_unit
+from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
 from ._primitive import ETPPrimitive
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
@@ -142,7 +142,8 @@ def parsed(op: str, equation: str) -> tuple[Letters, bool]:
     parts = text.replace('->', ',').split(',')
     letters = set(''.join(parts))
     if text.count('->') != 1 or text.count(',') != 1 or len(parts) != 3 or not letters <= set(string.ascii_letters):
-        raise OptionError(f'{op}: the equation is {equation!r}; expected letters for the axes of x, of the weight and of y, like '
+        shown = repr(equation) if isinstance(equation, str) else f'a {type(equation).__name__}'
+        raise OptionError(f'{op}: the equation is {shown}; expected letters for the axes of x, of the weight and of y, like '
                           "'bi,io->bo'.")
     x, weight, y = parts
     twice = [part for part in parts if len(set(part)) < len(part)]
@@ -203,5 +204,8 @@ def grouped_matmul(x, weight, bias=None):
     >>> braintrace.grouped_matmul(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), bias=jnp.ones((4, 5)))[0, 0]
     Array([4., 4., 4., 4., 4.], dtype=float32)
     """
-    batch = 'b' if len(getattr(x, 'shape', ())) == 3 else ''
+    batch, own = 'b' if len(getattr(x, 'shape', ())) == 3 else '', tuple(getattr(weight, 'shape', ()))
+    if len(own) == 3 and hasattr(x, 'shape'):
+        check_shape('grouped_matmul', 'x', x.shape[len(batch):], own[:2], f'the weight of shape {own} has {own[0]} groups of {own[1]} '
+                    f'inputs. Split features by `x.reshape(batch, {own[0]}, {own[1]})`')
     return bound('grouped_matmul', FORMS, f'{batch}gi,gio->{batch}go', x, weight, bias)

@@ -59,7 +59,8 @@ def embedding(indices, weight):
 
     ``indices`` are integers, ``()`` or ``(batch,)``, ``weight`` is ``(rows, features)``; y is ``(features,)`` or ``(batch, features)``
     with the unit of the weight. The same as :func:`matmul` of one-hot vectors, which are not made. An index out of range gives a
-    row of NaN where it is known only at run time.
+    row of NaN where it is known only at run time. As with every op, the table has a trace where its rows are added to what a hidden
+    state is made of, ``h = tanh(embedding(i, E) + matmul(h, R))``; read through another weight it has the current step's gradient only.
 
     Raises ``EtpDtypeError`` for indices that are no integers, ``EtpShapeError`` for a wrong rank or a known index out of range.
 
@@ -70,6 +71,8 @@ def embedding(indices, weight):
            [0., 1.]], dtype=float32)
     """
     op = 'embedding'
+    if jnp.issubdtype(getattr(weight, 'dtype', float), jnp.integer):
+        raise EtpDtypeError(f'{op}: weight has dtype {weight.dtype}; the order is embedding(indices, weight).')
     table, unit = trainable_operand(op, 'weight', weight)
     x, x_unit = split(op, 'indices', indices)
     if not _is_index(x) or not x_unit.is_unitless:
