@@ -78,6 +78,7 @@ def embedding(indices, weight):
     if not _is_index(x) or not x_unit.is_unitless:
         raise EtpDtypeError(f'{op}: indices have dtype {x.dtype} and unit {x_unit}, expected plain integers. Multiply vectors with '
                             '`braintrace.matmul`.')
+    x = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x              # the number of rows need not fit into a byte
     check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.')
     check_rank(op, 'weight', table.shape, {2: '(rows, features)'}, 'Reshape it to a matrix.')
     if not isinstance(x, Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():

@@ -84,6 +84,21 @@ def test_values_gradients_and_units(dtype):
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize('dtype', [np.int8, np.uint8, np.uint16, np.uint64])
+@pytest.mark.parametrize('lanes', [(), (1,), (3,)], ids=str)
+def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, lanes):
+    rows, xs = 300, RNG.integers(0, 100, (STEPS, *lanes))
+    table, h0 = jnp.asarray(RNG.normal(size=(rows, FEATURES))), jnp.zeros((*lanes, FEATURES))
+
+    def gradient(xs):
+        learner = braintrace.functional.online(lambda w, h, i: (jnp.tanh(0.9 * h + braintrace.embedding(i, w)),) * 2,
+                                               braintrace.rules.d_rtrl())
+        run = learner.sequence_grad(lambda out, _: jnp.sum(out ** 3), window=1)
+        return run(table, learner.init(table, h0, xs[0]), xs, xs)[0]
+    np.testing.assert_allclose(gradient(jnp.asarray(xs, dtype)), gradient(jnp.asarray(xs, np.int32)), rtol=1e-12)
+    np.testing.assert_array_equal(braintrace.embedding(jnp.asarray(xs[0], dtype), table), table[xs[0]])
+
+
 def test_a_table_is_not_multiplied_with_one_hot_vectors():
     text = str(jax.make_jaxpr(jax.grad(lambda w, i: braintrace.embedding(i, w).sum()))(jnp.asarray(TABLE), jnp.arange(3)))
     assert 'scatter' in text and 'dot_general' not in text
