@@ -306,7 +306,7 @@ def renewed(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, xs, q: jax.A
                       {n: tuple(e[None] for e in es) for n, es in _over_states(lambda d: op_gradient(op, x, d, weights), push).items()})
             return jax.tree.map(lambda e, n: jax.lax.dynamic_update_slice_in_dim(e, stored(n, e.dtype), b, 0), entry, new)
         return jax.lax.fori_loop(0, q.shape[1], one, entry)
-    if _sample_by_sample(op, coords):
+    if _sample_by_sample(op, coords) and q.shape[1]:
         return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
 

@@ -247,3 +247,13 @@ def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
     with pytest.warns(braintrace.BraintraceWarning, match='parameter a .*plain operation.*element_wise.*test_corner_cases.py') as seen:
         learner.init({'a': A, 'w': W}, H, X[0])
     assert len(seen) == 1
+
+
+def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
+    def cell(p, h, x):
+        h = jnp.tanh(.9 * h + mm(x, p['w']))
+        return h, h
+    learner, xs = functional.online(cell, rules.d_rtrl()), jnp.zeros((11, 0, I))
+    state = learner.init({'w': jnp.asarray(W)}, jnp.zeros((0, N)), xs[0])
+    grads, state, _ = learner.sequence_grad(loss, window=None)({'w': jnp.asarray(W)}, state, xs, xs)
+    np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
