@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._errors import CompileError, RuleContractError
+from .._errors import CompileError, NotSupportedError, RuleContractError
 from . import flow
 from . import labels as lb
 from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
@@ -155,6 +155,7 @@ def _relations(program, positions: Positions, analysis, groups, ops) -> tuple[li
                 reached.append(group)
                 coords.append(found)
         if reached and op.owned:
+            _refuse_real_weights(op)
             paths = {n: tuple(program.param_names[i] for i in ps) for n, ps in op.parameters.items() if ps}
             through = not lost and _only_through_states(program, op.y, {*program.ops, *positions.mixing})
             relations.append(Relation(op, tuple(reached), tuple(coords), paths, through))
@@ -163,6 +164,13 @@ def _relations(program, positions: Positions, analysis, groups, ops) -> tuple[li
             notes.append(Diagnostic('input-dependent-weight', 'warning', f'{path}: the op\'s weight changes from step to step '
                                     '(it depends on an input or a state), so it has no trace', path, op.where))
     return relations, notes
+
+
+def _refuse_real_weights(op: OpUse) -> None:
+    real = [n for n, a in op.weight_avals.items() if not np.issubdtype(a.dtype, np.complexfloating)]
+    if real and np.issubdtype(op.y_aval.dtype, np.complexfloating):
+        raise NotSupportedError(f'{op.where}: {op.primitive.name} makes complex numbers of real {", ".join(real)}, whose trace would be '
+                                'one of real numbers. Make the weight complex, or keep real and imaginary parts as two real hidden states.')
 
 
 def _only_through_states(program: Program, value: int, cuts: set[int]) -> bool:

@@ -1,0 +1,46 @@
+"""Products in a recurrent step whose operands are of unusual kinds: right gradients, or refused."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import NotSupportedError, verify
+
+STEPS, BATCH, UNITS = 6, 3, 4
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def loss(out, _):
+    return jnp.sum(out ** 2)
+
+
+def agree(cell, plain, params, h, xs, rtol=1e-4):
+    """D_RTRL by windows and by steps has the gradient of backpropagation through ``plain``."""
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    state = online.init(params, h, xs[0])
+    wanted = verify.bptt_gradients(plain, params, h, xs, xs, loss)
+    by_window = online.sequence_grad(loss, window=2, reduction='sum')(params, state, xs, xs)[0]
+    total, step = jax.tree.map(jnp.zeros_like, params), jax.jit(online.grad(loss))
+    for x in xs:
+        _, grads, state = step(params, state, x, x)
+        total = jax.tree.map(jnp.add, total, grads)
+    for got in (by_window, total):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), got, wanted)
+
+
+def test_real_weights_of_a_complex_result_are_refused_and_complex_ones_are_right():
+    def cell(product):
+        def step(params, h, x):
+            h = (0.8 + 0.1j) * h + product(x + 1j * x ** 2, params['w'])
+            return h.real + h.imag, h
+        return step
+    h, xs, w = jnp.zeros((BATCH, UNITS), complex), draw(STEPS, BATCH, 2), draw(2, UNITS)
+    with pytest.raises(NotSupportedError, match='etp_mm makes complex numbers of real weight'):
+        braintrace.functional.online(cell(braintrace.matmul), braintrace.rules.d_rtrl()).init({'w': w}, h, xs[0])
+    agree(cell(braintrace.matmul), cell(jnp.matmul), {'w': w + 1j * w ** 2}, h, xs)
