@@ -162,10 +162,6 @@ class Application:
         """y by the plain implementation."""
         return self._y(plain(self.primitive)(*operands, **self.params))
 
-    def ruled(self, operands: Sequence) -> jax.Array:
-        """y by the implementation with the reverse rule that the op brings."""
-        return self._y(self.primitive.impl_fn(*operands, **self.params))
-
     def bind(self, operands: Sequence) -> jax.Array:
         """y by the primitive."""
         return self._y(self.primitive.bind(*operands, **self.params))

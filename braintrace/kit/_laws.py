@@ -279,12 +279,12 @@ def _reverse(app: Application, draw: Draw) -> Sides:
                 operands = list(draw.operands)
                 for i, value in zip(mask, required, strict=True):
                     operands[i] = value
-                return fn(operands)
-            y, pull = jax.vjp(of_required, *(draw.operands[i] for i in mask))
-            found[str(mask)] = y, pull(draw.d)
+                return [out for out in jax.tree.leaves(fn(*operands, **app.params)) if is_inexact(out)]
+            outs, pull = jax.vjp(of_required, *(draw.operands[i] for i in mask))
+            found[str(mask)] = outs, pull([jnp.sin(1. + jnp.arange(out.size)).reshape(out.shape).astype(out.dtype) for out in outs])
         return found
-    expected = results(app.impl)
-    return {'op': results(app.bind), 'rule': results(app.ruled)}, {'op': expected, 'rule': expected}
+    expected = results(plain(app.primitive))
+    return {'op': results(app.primitive.bind), 'rule': results(app.primitive.impl_fn)}, {'op': expected, 'rule': expected}
 
 
 # L15: empty batches -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,13 @@ def wrong_backward():
     return dense(reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
 
 
+def backward_of_y_alone():
+    def backward(inputs, outputs, grads, params, required):
+        x, weight = inputs
+        return [grads[0] @ weight.T, x.T @ grads[0]]
+    return dense(impl=lambda x, weight: (x @ weight, jnp.sin(x @ weight)), reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
+
+
 @dataclasses.dataclass(frozen=True)
 class Bad:
     """How to make it, the laws that name the fault, and others that can not hold then."""
@@ -228,4 +235,5 @@ BAD = [
     Bad(kernel_of_one_state, {'L13'}),
     Bad(wrong_forward, {'L14'}),
     Bad(wrong_backward, {'L14'}),
+    Bad(backward_of_y_alone, {'L14'}),
 ]
