@@ -138,7 +138,7 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         one, another, *values = (drawn(rng, a) for a in (x, x, *weights))
         apart = 2 * fn(one, *values, **static) - 3 * fn(another, *values, **static)
-        if not np.allclose(fn(2 * one - 3 * another, *values, **static), apart, rtol=1e-4, atol=1e-4):
+        if not _close(fn(2 * one - 3 * another, *values, **static), apart, 1e-4).all():
             raise RuleContractError(f'{op}: fn is not linear in x, so its traces are not those of a product. Make the op of its impl with '
                                     '`kit.new_etp_primitive`, whose trace is right for any function.')
     if not find:
@@ -146,8 +146,17 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     labels = [np.ones(y), 1 + rng.permutation(size).reshape(y) / max(size, 1), rng.normal(size=y)]
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         value, *values = (drawn(rng, a) for a in (x, *weights))
-        at, pull = jax.vjp(lambda ws: fn(value, *ws, **static), values)
-        ones, named, other = ([np.asarray(g) for g in pull(jnp.asarray(d, at.dtype))[0]] for d in labels)
+
+        def reverse(scale: float) -> list[list[np.ndarray]]:
+            at, pull = jax.vjp(lambda ws: fn(value, *ws, **static), [scale * w for w in values])
+            return [[np.asarray(g) for g in pull(jnp.asarray(d, at.dtype))[0]] for d in labels]
+        found = reverse(1.)
+        for scale in (-1., 0.1, -0.1, 0.01, -0.01, 10., -10.):      # what bounds its weights, or takes one sign, is flat elsewhere
+            still = [g == 0 for g in found[0]]
+            if any(flat.any() for flat in still):
+                found = [[np.where(flat & np.isfinite(new), new, old) for flat, new, old in zip(still, *pair, strict=True)]
+                         for pair in zip(reverse(scale), found, strict=True)]
+    ones, named, other = found
     rows = []
     for i, name in enumerate(names):
         live = ones[i] != 0
@@ -157,13 +166,18 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
         where[np.rint((labels[1].ravel() - 1) * max(size, 1)).astype(int)] = np.arange(size)
         index = where[np.clip(index, 0, max(size - 1, 0))]
         want = ones[i] * labels[2].ravel()[index] if size else ones[i]
-        if not np.allclose(other[i], want, rtol=1e-8, atol=1e-10):
-            wrong = tuple(int(k) for k in np.argwhere(~np.isclose(other[i], want, rtol=1e-8, atol=1e-10))[0])
+        if not _close(other[i], want, 1e-8).all():
+            wrong = tuple(int(k) for k in np.argwhere(~_close(other[i], want, 1e-8))[0])
             raise RuleContractError(f"{op}: entry {list(wrong)} of {name!r} feeds several elements of y, so a trace of the parameter's "
                                     "shape is not exact. Make the op with trace='position' or, if it is a product, trace='effective'.")
         axes = _axes(index, y)
         rows.append((name, index.shape, index.astype(np.int32).tobytes() if axes is None else axes))
     return Places(tuple(x.shape), tuple(y), tuple(rows))
+
+
+def _close(a, b, tolerance: float) -> np.ndarray:
+    """Where two arrays agree, relative to the largest number in them."""
+    return np.isclose(a, b, rtol=tolerance, atol=tolerance * np.abs(np.stack([a, b])).max(initial=0))
 
 
 def _axes(index: np.ndarray, y: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -220,3 +220,20 @@ def test_an_op_shows_its_forms_and_rules():
     assert 'EtpOp(ETPPrimitive(made_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)' in repr(op)
     assert set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'} and op.spec.name == 'made_dense'
     assert [form.name for form in op.forms] == ['made_dense', 'made_dense_sample']
+
+
+@pytest.mark.parametrize('fn', [lambda x, w: x @ jnp.minimum(w, 0), lambda x, w: x @ jnp.clip(w, -0.3, 0.3),
+                                lambda x, w: 1e-9 * (x @ w)], ids=['one sign', 'bounded', 'small'])
+def test_places_are_found_where_the_weights_are_flat_or_small(registries_are_restored, fn):
+    op = factories.make_linear_op('made_places', fn)
+    h, xs, params = jnp.zeros((BATCH, UNITS)), jnp.asarray(draw(STEPS, BATCH, INPUTS)), {'w': jnp.asarray(W)}
+    got = online(lambda p, x: op(x, p['w']), params, xs, h, braintrace.rules.d_rtrl(), 2)
+    same(got, through_time(lambda p, x: fn(x, p['w']), params, xs, h))
+
+
+@pytest.mark.parametrize(('fn', 'trace', 'found'), [
+    (lambda x, w: 1e-9 * (jax.nn.relu(x) @ w), 'effective', 'fn is not linear in x'),
+    (lambda x, w: 1e-12 * (x @ w @ jnp.ones((UNITS, UNITS))), 'parameter', 'feeds several elements of y')], ids=['x', 'places'])
+def test_small_numbers_are_no_excuse(registries_are_restored, fn, trace, found):
+    with pytest.raises(RuleContractError, match=found):
+        factories.make_linear_op('made_small', fn, trace=trace)(jnp.ones(INPUTS), jnp.ones((INPUTS, UNITS)))
