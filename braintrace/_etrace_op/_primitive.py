@@ -16,7 +16,7 @@ from ._mapped import by_lane, derived_rule
 __all__ = [
     'BATCHED_PRIMITIVES', 'ETPPrimitive', 'ETP_PRIMITIVES', 'ETP_RULES_INIT_DRTRL', 'ETP_RULES_INIT_PP',
     'ETP_RULES_INSTANT_DRTRL', 'ETP_RULES_SOLVE_DRTRL', 'ETP_RULES_XY_TO_DW', 'ETP_RULES_YW_TO_W',
-    'GRADIENT_ENABLED_PRIMITIVES', 'REQUIRED_SLOTS', 'RULE_SLOTS', 'is_batched_primitive', 'is_etp_primitive',
+    'GRADIENT_ENABLED_PRIMITIVES', 'REQUIRED_SLOTS', 'RULE_SLOTS', 'check_callable', 'is_batched_primitive', 'is_etp_primitive',
     'is_gradient_enabled_primitive', 'register_primitive',
 ]
 
@@ -56,7 +56,7 @@ class PlatformTable(dict):
         if platform not in (*self.PLATFORMS, 'gpu'):
             raise RuleContractError(f'{self._what}: there is no platform {platform!r}; choose one of {", ".join(self.PLATFORMS)}, or gpu '
                                     f'for {" and ".join(self.GPU)}.')
-        _check_callable(f'{self._what}[{platform!r}]', fn)
+        check_callable(f'{self._what}[{platform!r}]', fn)
         for name in self.GPU if platform == 'gpu' else (platform,):
             self._on_set(name, fn)
             super().__setitem__(name, fn)
@@ -240,7 +240,7 @@ class ETPPrimitive(Primitive):
         return rule
 
     def _check_rule(self, slot: str, rule: Any) -> None:
-        _check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+        check_callable(f'the rule {slot!r} of {self.name!r}', rule)
         if self.original is not None:
             raise RuleContractError(
                 f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from those of {self.root.name!r}. '
@@ -260,7 +260,8 @@ def _check_slots(name: str, slots: Iterable[str]) -> None:
             f'{name!r}: no rule slot is called {", ".join(map(repr, unknown))}. The slots are {", ".join(RULE_SLOTS)}.')
 
 
-def _check_callable(what: str, value: Any) -> None:
+def check_callable(what: str, value: Any) -> None:
+    """Refuse what is no function."""
     if not callable(value):
         raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')
 
@@ -273,9 +274,9 @@ def _check_description(name: str, impl: Callable, trainable_invars_fn, x_invar_i
         raise RuleContractError(
             f'a primitive called {name!r} is registered already. Choose another name, or keep the primitive that the '
             f'first registration returned and give it rules with `primitive.register_etp_rules(...)`.')
-    _check_callable(f'the implementation of {name!r}', impl)
+    check_callable(f'the implementation of {name!r}', impl)
     if trainable_invars_fn is not None:
-        _check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
+        check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
     for what, index, allowed in (('x_invar_index', x_invar_index, ' or None'), ('y_outvar_index', y_outvar_index, '')):
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             if not (allowed and index is None):

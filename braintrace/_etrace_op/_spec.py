@@ -1,17 +1,26 @@
 """A whole primitive in one record: implementation, layout and trace rules."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from .._errors import RuleContractError
 from ._contract import checked_invars
-from ._primitive import REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive, register_primitive
+from ._primitive import (
+    BATCHED_PRIMITIVES,
+    ETP_PRIMITIVES,
+    GRADIENT_ENABLED_PRIMITIVES,
+    REQUIRED_SLOTS,
+    RULE_SLOTS,
+    ETPPrimitive,
+    register_primitive,
+)
 from ._reverse import Reverse, with_reverse
 
-__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'get_primitive_spec', 'register_primitive_spec', 'whole_impl']
+__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'all_or_none', 'get_primitive_spec', 'register_primitive_spec', 'whole_impl']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +94,21 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     primitive.register_etp_rules(**rules)
     ETP_PRIMITIVE_SPECS[primitive] = spec
     return primitive
+
+
+@contextlib.contextmanager
+def all_or_none() -> Iterator[None]:
+    """What is registered inside stays only if nothing raises."""
+    before = set(ETP_PRIMITIVES)
+    try:
+        yield
+    except BaseException:
+        for primitive in ETP_PRIMITIVES - before:
+            for group in (ETP_PRIMITIVES, BATCHED_PRIMITIVES, GRADIENT_ENABLED_PRIMITIVES):
+                group.discard(primitive)
+            for table in (*RULE_SLOTS.values(), ETP_PRIMITIVE_SPECS):
+                table.pop(primitive, None)  # type: ignore[attr-defined]
+        raise
 
 
 def whole_impl(spec: ETPPrimitiveSpec) -> Callable:

@@ -16,7 +16,7 @@ from .._errors import EtpShapeError, OptionError
 from ._derive import bias_at, output_trace, zeros_trace
 from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
 from ._primitive import ETPPrimitive
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
+from ._spec import ETPPrimitiveSpec, all_or_none, register_primitive_spec
 
 __all__ = ['bound', 'einsum', 'grouped_matmul', 'register_forms']
 
@@ -126,8 +126,9 @@ EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in 
 
 def register_forms(name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM) -> dict[tuple[bool, bool], ETPPrimitive]:
     """The primitives of an einsum by (batched, shared)."""
-    forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared, cases)
-             for batched, shared in wanted}
+    with all_or_none():
+        forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared, cases)
+                 for batched, shared in wanted}
     for (batched, shared), form in forms.items():
         form.batched_form = None if batched else forms[True, shared]
     return forms

@@ -25,8 +25,8 @@ from ._operands import (
     trainable_operand,
     with_unit,
 )
-from ._primitive import RULE_SLOTS, ETPPrimitive
-from ._spec import ETPPrimitiveSpec, get_primitive_spec, register_primitive_spec, whole_impl
+from ._primitive import RULE_SLOTS, ETPPrimitive, check_callable
+from ._spec import ETPPrimitiveSpec, all_or_none, get_primitive_spec, register_primitive_spec, whole_impl
 from .conv import bind_conv, register_conv
 
 __all__ = ['EtpOp', 'make_conv_op', 'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive']
@@ -157,6 +157,7 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
     >>> low_rank(jnp.ones((5, 3)), jnp.ones((3, 2)), jnp.ones((2, 4)), bias=jnp.ones(4)).shape
     (5, 4)
     """
+    check_callable(f'fn of {name!r}', fn)
     trainable, static = dict(trainable or {'weight': 1}), tuple(static)
     if trace not in LAYOUTS:
         raise OptionError(f'make_linear_op: trace is {trace!r}; choose one of {LAYOUTS}.')
@@ -221,7 +222,8 @@ def _without_flag(fn: Callable) -> Callable:
 
 def _both_forms(register: Callable[[bool], ETPPrimitive]) -> tuple[ETPPrimitive, ETPPrimitive]:
     """The batched form and that of one sample, known to each other."""
-    batched, single = register(True), register(False)
+    with all_or_none():
+        batched, single = register(True), register(False)
     batched.fold_axes = lambda params: (0, 0)
     single.batched_form = batched
     return batched, single
@@ -272,6 +274,8 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
     >>> gain(jnp.ones((2, 3)), jnp.zeros(3)).shape
     (2, 3)
     """
+    check_callable(f'fn of {name!r}', fn)
+
     def yw_to_w(hidden_dim, trace):
         return {'weight': trace['weight'] * hidden_dim}
 

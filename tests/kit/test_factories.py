@@ -237,3 +237,18 @@ def test_places_are_found_where_the_weights_are_flat_or_small(registries_are_res
 def test_small_numbers_are_no_excuse(registries_are_restored, fn, trace, found):
     with pytest.raises(RuleContractError, match=found):
         factories.make_linear_op('made_small', fn, trace=trace)(jnp.ones(INPUTS), jnp.ones((INPUTS, UNITS)))
+
+
+@pytest.mark.parametrize(('taken', 'make'), [
+    ('made_half_sample', lambda: factories.make_linear_op('made_half', lambda x, w: x @ w)),
+    ('made_half_sample', lambda: factories.make_elementwise_op('made_half', lambda x, w: x * w)),
+    ('made_half_mv', lambda: factories.make_einsum_op('made_half', 'i,io->o')),
+    (None, lambda: factories.make_linear_op('made_half', 3)),
+    (None, lambda: factories.make_elementwise_op('made_half', 3))], ids=['linear', 'elementwise', 'einsum', 'no fn', 'no fn 2'])
+def test_of_an_op_that_is_refused_nothing_is_registered(registries_are_restored, taken, make):
+    if taken:
+        braintrace.register_primitive(taken, lambda x, w: x * w)
+    before = set(ETP_PRIMITIVES)
+    with pytest.raises(RuleContractError, match='registered already' if taken else "fn of 'made_half' is a int"):
+        make()
+    assert before == ETP_PRIMITIVES
