@@ -53,13 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if files:
             parser().error(f'--import takes the name of a module: {files[0].removesuffix(".py")}, with its folder on PYTHONPATH')
         for module in options.modules:
-            importlib.import_module(module)
+            _import(module)
         return _check(options) if options.command == 'check' else _describe(options)
     except SystemExit as finished:
         return int(finished.code or PASS)
-    except (ImportError, OptionError) as error:
+    except OptionError as error:
         print(f'python -m braintrace.kit: {error}', file=sys.stderr)
         return USAGE
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # of any kind: it is the module's, and no law has failed
+        raise OptionError(f'--import {module}: {type(error).__name__}: {error}') from error
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -23,6 +23,8 @@ LEARNED = ('D_RTRL and BPTT', 'D_RTRL and BPTT, y broadcast', 'ES_D_RTRL and BPT
 DOUBLE = {'default': 1e-12, 'jvp and finite differences': 1e-6, **dict.fromkeys(LEARNED, 1e-10)}
 SINGLE = {'default': 1e-4, 'jvp and finite differences': 5e-2, **dict.fromkeys(LEARNED, 1e-3)}
 
+PLATFORMS = ('cpu', 'gpu', 'cuda', 'rocm', 'tpu')
+
 
 def check(op: Any, cases: Sequence | None = None, platforms: Sequence[str] = ('cpu',), x64: bool = True,
           seed: int = 0) -> ConformanceReport:
@@ -42,6 +44,9 @@ def check(op: Any, cases: Sequence | None = None, platforms: Sequence[str] = ('c
     found = cases_of(op, cases)
     if not found:
         return ConformanceReport((Row(name, 'L0', 'missing', None, None, 'no cases: give `cases`, or the spec some'),))
+    unknown = [p for p in platforms if p not in PLATFORMS and _device(p) is None]
+    if unknown:
+        raise OptionError(f'check: platforms is {platforms!r}, and JAX knows no {", ".join(map(repr, unknown))}; give some of {PLATFORMS}.')
     rows: list[Row] = []
     with jax.enable_x64(x64):
         for platform in platforms:

@@ -318,3 +318,17 @@ def test_a_reader_that_closes_the_pipe_hears_no_traceback():
 def test_it_runs_as_a_module():
     done = subprocess.run([sys.executable, '-m', 'braintrace.kit', 'describe', 'etp_mm', '--json'], capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout)[0]['op'] == 'etp_mm', done.stderr
+
+
+@pytest.mark.parametrize('text', ['raise ValueError("boom")', 'def f(:'])
+def test_a_module_that_can_not_be_imported_is_no_law_that_failed(tmp_path, capsys, monkeypatch, text):
+    (tmp_path / 'broken_ops_of_a_test.py').write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, error = run(capsys, 'check', 'etp_mm', '--import', 'broken_ops_of_a_test')
+    assert code == 3 and '--import broken_ops_of_a_test: ' in error
+
+
+def test_a_platform_that_does_not_exist_is_no_platform_that_is_absent(capsys):
+    with pytest.raises(OptionError, match="JAX knows no 'cpuu'; give some of"):
+        kit.check('etp_mm', platforms=('cpuu',))
+    assert run(capsys, 'check', 'etp_mm', '--platform', 'cpuu')[0] == 3
