@@ -61,6 +61,17 @@ class PlatformTable(dict):
             self._on_set(name, fn)
             super().__setitem__(name, fn)
 
+    def update(self, *args, **entries) -> None:
+        """Set several entries, each as by itself."""
+        for platform, fn in dict(*args, **entries).items():
+            self[platform] = fn
+
+    def setdefault(self, platform: str, fn: Callable | None = None):
+        """Set an entry where there is none."""
+        if platform not in self:
+            self[platform] = fn
+        return self[platform]
+
 
 def _single_weight(params: dict) -> dict[str, int]:
     return {'weight': 1}

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -269,10 +269,11 @@ def _by_kernel(op: OpUse, coords: Coordinates, p: jax.Array, old: Old, x, d_f: j
         def run(p, d_f, x, weights, entry):
             trace = {n: jnp.stack(e, -1) for n, e in old._replace(entry=entry).masked().items()}
             new = kernel(p, trace, d_f, x, weights, **op.params)
-            wrong = {n: e.shape for n, e in trace.items() if n not in new or new[n].shape != e.shape}
-            if wrong:
+            wanted = {n: e.shape for n, e in trace.items()}
+            found = {n: jnp.shape(e) for n, e in new.items()} if isinstance(new, Mapping) else {'no dict': type(new).__name__}
+            if wanted != found:
                 raise RuleContractError(f'{op.where}: a trace kernel of {op.primitive.name} must return a trace like the one given: '
-                                        f'{wrong} expected, {({n: e.shape for n, e in new.items()})} found.')
+                                        f'{wanted} expected, {found} found.')
             return {n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es)) for n, es in entry.items()}
         return run
     kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}

@@ -122,9 +122,11 @@ def test_a_lowering_of_another_shape_is_refused(run):
         run(lambda x, w: ops()['wrong'](x, w))(x, w)
 
 
-def test_a_kernel_that_returns_another_trace_is_refused():
+@pytest.mark.parametrize('result', [lambda e: {'weight': e[..., 0]}, lambda e: {'weight': e, 'more': e}, lambda e: e, lambda e: None],
+                         ids=['shape', 'keys', 'bare', 'nothing'])
+def test_a_kernel_that_returns_another_trace_is_refused(registries_are_restored, result):
     op = make_linear_op('t_platform_kernel_wrong', lambda x, w: x @ w)
-    op.trace_kernel['cpu'] = lambda d, trace, d_f, x, weights, **params: {'weight': trace['weight'][..., 0]}
+    op.trace_kernel.update(cpu=lambda d, trace, d_f, x, weights, **params: result(trace['weight']))
     with pytest.raises(RuleContractError, match='a trace kernel of t_platform_kernel_wrong must return a trace like the one given'):
         learn(op, 'steps')
 
@@ -136,6 +138,9 @@ def test_a_kernel_that_returns_another_trace_is_refused():
 def test_a_table_refuses_what_it_does_not_know(table, platform, fn, found):
     with pytest.raises(RuleContractError, match=found):
         getattr(ops()['plain'], table)[platform] = fn
+    for way in ('update', 'setdefault'):
+        with pytest.raises(RuleContractError, match=found):
+            getattr(getattr(ops()['plain'], table), way)(*([{platform: fn}] if way == 'update' else [platform, fn]))
     assert 'trace kernel on cpu, cuda' in repr(ops()['kernel']) and 'lowering on cpu, cuda' in repr(ops()['lowered'])
 
 
