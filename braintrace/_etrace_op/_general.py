@@ -133,7 +133,7 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y, and where ``fn`` is not linear in x.
     """
     static = dict(params)
-    y = applied(op, functools.partial(jax.eval_shape, functools.partial(fn, **static)), (x, *weights)).shape
+    y = _shape_of(op, functools.partial(fn, **static), x, *weights)
     rng, size = np.random.default_rng(0), math.prod(y)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         one, another, *values = (drawn(rng, a) for a in (x, x, *weights))
@@ -173,6 +173,14 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
         axes = _axes(index, y)
         rows.append((name, index.shape, index.astype(np.int32).tobytes() if axes is None else axes))
     return Places(tuple(x.shape), tuple(y), tuple(rows))
+
+
+def _shape_of(op: str, fn: Callable, x, *weights) -> tuple[int, ...]:
+    """The shape of one sample of y."""
+    y = applied(op, functools.partial(jax.eval_shape, fn), (x, *weights))
+    if not isinstance(y, jax.ShapeDtypeStruct):
+        raise RuleContractError(f'{op}: fn returned a {type(y).__name__}, expected one array.')
+    return y.shape
 
 
 def _close(a, b, tolerance: float) -> np.ndarray:

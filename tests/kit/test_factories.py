@@ -252,3 +252,11 @@ def test_of_an_op_that_is_refused_nothing_is_registered(registries_are_restored,
     with pytest.raises(RuleContractError, match='registered already' if taken else "fn of 'made_half' is a int"):
         make()
     assert before == ETP_PRIMITIVES
+
+
+@pytest.mark.parametrize(('fn', 'error', 'found'), [
+    (lambda x, w: x @ w.T, EtpShapeError, r'made_fits: its function does not take operands float64\[4\], float64\[4, 5\]: '),
+    (lambda x, w: (x @ w, x), RuleContractError, 'made_fits: fn returned a tuple, expected one array')], ids=['shape', 'tuple'])
+def test_a_function_that_does_not_fit_is_refused_by_name(registries_are_restored, fn, error, found):
+    with pytest.raises(error, match=found):
+        factories.make_linear_op('made_fits', fn)(jnp.ones((BATCH, INPUTS)), jnp.ones((INPUTS, UNITS)))
