@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     'adapters': PUBLIC | {'verify'},
 }
 RUNTIME = {'jax', 'jaxlib', 'brainstate', 'saiunit', 'numpy'}
+PLUGINS = {'kit/pytest_plugin.py': {'pytest'}}        # a module that its host alone imports
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')
 JAXPR_FIELDS = {'eqns', 'invars', 'outvars', 'constvars', 'jaxpr'}
 
@@ -127,7 +128,7 @@ def check_third_party(source: Source) -> Iterator[tuple[int, str]]:
     inside = {node for function in functions for node in ast.walk(function)}
     for line, name in source.imports(node for node in ast.walk(tree) if node not in inside):
         package = name.split('.')[0]
-        if package not in RUNTIME | {'braintrace'} and package not in sys.stdlib_module_names:
+        if package not in RUNTIME | PLUGINS.get(source.path, set()) | {'braintrace'} and package not in sys.stdlib_module_names:
             yield line, f'{package} is not a run-time dependency; import it inside the function that needs it'
 
 

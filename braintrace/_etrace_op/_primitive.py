@@ -1,6 +1,7 @@
 """ETP primitives: JAX primitives that carry, beside their implementation, the rules of trace propagation."""
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -42,7 +43,7 @@ RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {
 REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 
-class PlatformTable(dict):
+class PlatformTable(UserDict):
     """Platform -> function; an entry may be set once a platform's own form of an op is at hand."""
 
     PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
@@ -60,17 +61,6 @@ class PlatformTable(dict):
         for name in self.GPU if platform == 'gpu' else (platform,):
             self._on_set(name, fn)
             super().__setitem__(name, fn)
-
-    def update(self, *args, **entries) -> None:
-        """Set several entries, each as by itself."""
-        for platform, fn in dict(*args, **entries).items():
-            self[platform] = fn
-
-    def setdefault(self, platform: str, fn: Callable | None = None):
-        """Set an entry where there is none."""
-        if platform not in self:
-            self[platform] = fn
-        return self[platform]
 
 
 def _single_weight(params: dict) -> dict[str, int]:
