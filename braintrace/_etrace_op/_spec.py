@@ -85,7 +85,12 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
             f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs {", ".join(required)}; to register a '
             'primitive before its rules are written, use `register_primitive` and `primitive.register_etp_rules(...)`.')
     rules = {slot: getattr(spec, slot) for slot in RULE_SLOTS if getattr(spec, slot) is not None}
-    wrong = [f'{slot} is a {type(rule).__name__}' for slot, rule in rules.items() if not callable(rule)]
+    functions = rules | ({} if spec.check is None else {'check': spec.check})
+    wrong = [f'{slot} is a {type(rule).__name__}' for slot, rule in functions.items() if not callable(rule)]
+    lists = {name: value for name, value in (('static', spec.static), ('cases', spec.cases)) if value is not None}
+    unlisted = [f'{name} is {value!r}' for name, value in lists.items() if isinstance(value, str) or not isinstance(value, Sequence)]
+    if unlisted:
+        raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(unlisted)}, expected a list.')
     if wrong:
         raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.')
     primitive = register_primitive(

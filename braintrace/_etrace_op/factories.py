@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,12 @@ from ._operands import (
 )
 from ._primitive import RULE_SLOTS, ETPPrimitive, check_callable
 from ._spec import ETPPrimitiveSpec, all_or_none, get_primitive_spec, register_primitive_spec, whole_impl
-from .conv import bind_conv, register_conv
+from .conv import bind_conv, conv, register_conv
 
 __all__ = ['EtpOp', 'make_conv_op', 'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive']
 
 LAYOUTS = ('parameter', 'effective', 'position')
+CONV_OPTIONS = tuple(name for name, p in inspect.signature(conv).parameters.items() if p.kind is p.KEYWORD_ONLY)
 
 
 class EtpOp:
@@ -145,8 +147,8 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
     ``rank`` the number of axes of one sample of x; one axis more is a batch. ``bias`` has the shape of one sample of y. ``cases``: pairs
     (operands of the op, static parameters) on which ``kit.check`` tries the laws.
     ``trace``: ``'parameter'`` where each entry of a trainable feeds one element of y per sample, as in a dense product;
-    ``'effective'`` keeps a trace of the matrix from x to y that the trainables make, as for low rank; ``'position'`` one of every entry at
-    every element of y, right for all.
+    ``'effective'`` keeps a trace of the matrix from x to y that the trainables make, as for low rank (pulled back through the trainables
+    as they are when the gradient is asked for); ``'position'`` one of every entry at every element of y, right for all.
 
     y has the product of the operands' units. Raises ``RuleContractError`` at the first call where ``fn`` is not linear in x or
     ``'parameter'`` is not exact, and the errors of the other ops for operands that do not fit.
@@ -158,6 +160,10 @@ def make_linear_op(name: str, fn: Callable, *, x: int = 0, trainable: Mapping[st
     (5, 4)
     """
     check_callable(f'fn of {name!r}', fn)
+    is_number = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
+    if isinstance(static, str) or not isinstance(trainable, Mapping | None) or not is_number:
+        raise OptionError(f'make_linear_op: static={static!r}, trainable={trainable!r}, rank={rank!r}; expected a tuple of names, a dict '
+                          'of name -> position of an argument of fn, and a number of axes.')
     trainable, static = dict(trainable or {'weight': 1}), tuple(static)
     if trace not in LAYOUTS:
         raise OptionError(f'make_linear_op: trace is {trace!r}; choose one of {LAYOUTS}.')
@@ -256,10 +262,12 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     cases, wanted = [(_arrays(*([sizes[a] for a in axes] for axes in shapes)), {})], ((True,) if batched else (True, False))
     forms = einsums.register_forms(name, cases, [(lanes, bool(letters.others)) for lanes in wanted])
 
-    def call(x, weight, bias_=None):
-        if (bias_ is not None) != bias:
-            raise OptionError(f'{name}: a bias is {"expected" if bias else "not expected"}; the op was made with bias={bias}.')
-        return einsums.bound(name, forms, equation, x, weight, bias_)
+    has_bias = bias
+
+    def call(x, weight, bias=None):
+        if (bias is not None) != has_bias:
+            raise OptionError(f'{name}: a bias is {"expected" if has_bias else "not expected"}; the op was made with bias={has_bias}.')
+        return einsums.bound(name, forms, equation, x, weight, bias)
     return EtpOp(name, call, list(forms.values()))
 
 
@@ -295,6 +303,9 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         sample = jax.ShapeDtypeStruct(weight.shape, x.dtype)
         y = applied(name, functools.partial(jax.eval_shape, fn), (sample, weight))
         check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
+        (_, _, places), = places_of(name, fn, ('weight',), sample, (jax.ShapeDtypeStruct(weight.shape, weight.dtype),), (), True).at
+        if places != tuple(range(weight.ndim)):
+            raise RuleContractError(f'{name}: fn moves elements of the weight to other places. Make the op with `kit.make_linear_op`.')
         unit = proportional_product(name, fn, [sample, weight], [x_unit, weight_unit], {})
         return with_unit(forms[not batched].bind(x, weight), unit)
     return EtpOp(name, call, forms)
@@ -316,6 +327,9 @@ def make_conv_op(name: str, dims: int) -> EtpOp:
 
     def call(x, kernel, bias=None, **options):
         check_rank(name, 'kernel', getattr(kernel, 'shape', ()), {dims + 2: f'(out, in) and {dims} spatial axes'}, 'It is made for these.')
+        unknown = [option for option in options if option not in CONV_OPTIONS]
+        if unknown:
+            raise OptionError(f'{name}: there is no option {", ".join(unknown)}; those of a convolution are {", ".join(CONV_OPTIONS)}.')
         return bind_conv(primitive, name, x, kernel, bias, **options)
     return EtpOp(name, call, [primitive])
 

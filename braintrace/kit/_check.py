@@ -32,7 +32,8 @@ def check(op: Any, cases: Sequence | None = None, platforms: Sequence[str] = ('c
 
     ``op``: an ``EtpOp``, an ``ETPPrimitive``, a function that binds one, or a registered name. ``cases``: pairs ``(operands, params)``,
     operands anything with shape and dtype, ``params`` keyword arguments, arrays among them too; default: those of the op's spec, or of
-    the library. Values are drawn from ``seed``, in float64 where ``x64``. ``platforms``: where, such as ``('cpu', 'gpu')``.
+    the library. Values are drawn from ``seed``, normally distributed, in float64 where ``x64`` (False for an op that computes in single
+    precision inside). ``platforms``: where, such as ``('cpu', 'gpu')``.
 
     A rule that raises is a row that fails. Raises ``OptionError`` for what is no op, no case, or a function that binds no primitive.
 

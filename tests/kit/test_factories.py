@@ -43,6 +43,8 @@ def made():
         'not linear': factories.make_linear_op('made_not_linear', lambda x, w: x ** 2 @ w, trace='effective'),
         'heads': factories.make_einsum_op('made_heads', 'bhi,hio->bho', bias=True),
         'gain': factories.make_elementwise_op('made_gain', lambda x, w: x * jnp.tanh(w)),
+        'turned gain': factories.make_elementwise_op('made_turned', lambda x, w: x * jnp.roll(w, 1)),
+        'summed gain': factories.make_elementwise_op('made_summed', lambda x, w: x * w.sum()),
         'conv': factories.make_conv_op('made_conv', 1),
         'derived': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)),  # noqa: E501
         'derived alone': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec(
@@ -178,6 +180,10 @@ def test_units_multiply_and_a_bias_is_rescaled():
         made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.mV)
 
 
+def spec(**fields):
+    return factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, **fields))
+
+
 @pytest.mark.parametrize(('call', 'error', 'found'), [
     (lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.), RuleContractError,
      r"made_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
@@ -204,6 +210,15 @@ def test_units_multiply_and_a_bias_is_rescaled():
     (lambda: factories.make_einsum_op('made_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
     (lambda: factories.make_einsum_op('made_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
     (lambda: factories.make_conv_op('made_bad', 0), OptionError, 'dims is 0'),
+    (lambda: made()['conv'](draw(2, 3, 5), draw(2, 3, 2), stride=2), OptionError, 'no option stride; those of a convolution are strides, '),
+    (lambda: made()['turned gain'](draw(2, 3), draw(3)), RuleContractError, 'made_turned: fn moves elements of the weight to other places'),
+    (lambda: made()['summed gain'](draw(2, 3), draw(3)), RuleContractError, "made_summed: entry .* of 'weight' feeds several elements"),
+    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, static='scale'), OptionError, "static='scale'.*a tuple of names"),
+    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trainable=['w']), OptionError, r"trainable=\['w'\]"),
+    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, rank=-1), OptionError, 'rank=-1'),
+    (lambda: spec(static='scale'), RuleContractError, "'made_bad': static is 'scale', expected a list"),
+    (lambda: spec(cases=3), RuleContractError, "'made_bad': cases is 3, expected a list"),
+    (lambda: spec(check=3), RuleContractError, "'made_bad': check is a int"),
     (lambda: factories.new_etp_primitive('made_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
     (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
      RuleContractError, "'made_bad' has solve_drtrl of a layout of its own"),
