@@ -57,7 +57,7 @@ class OpUse:
     @property
     def pointwise(self) -> bool:
         """Whether y is the one weight, element by element, so that the rules hold for weights of any shape."""
-        return self.x is None and self.primitive.gradient_enabled
+        return self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
 
     def impl(self, x, weights: dict):
         """y as a function of x and the weights."""

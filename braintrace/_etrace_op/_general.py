@@ -18,7 +18,7 @@ import numpy as np
 
 from .._errors import RuleContractError
 from ._derive import zeros_trace
-from ._operands import applied, drawn
+from ._operands import drawn, shape_of
 
 __all__ = ['Places', 'effective_rules', 'parameter_rules', 'places_of', 'position_rules', 'samples']
 
@@ -133,7 +133,7 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     Raises ``RuleContractError`` where an entry of a trainable feeds several elements of y, and where ``fn`` is not linear in x.
     """
     static = dict(params)
-    y = _shape_of(op, functools.partial(fn, **static), x, *weights)
+    y = _sample_of_y(op, functools.partial(fn, **static), x, *weights)
     rng, size = np.random.default_rng(0), math.prod(y)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         one, another, *values = (drawn(rng, a) for a in (x, x, *weights))
@@ -175,9 +175,9 @@ def places_of(op: str, fn: Callable, names: tuple[str, ...], x, weights: tuple, 
     return Places(tuple(x.shape), tuple(y), tuple(rows))
 
 
-def _shape_of(op: str, fn: Callable, x, *weights) -> tuple[int, ...]:
+def _sample_of_y(op: str, fn: Callable, x, *weights) -> tuple[int, ...]:
     """The shape of one sample of y."""
-    y = applied(op, functools.partial(jax.eval_shape, fn), (x, *weights))
+    y = shape_of(op, fn, x, *weights)
     if not isinstance(y, jax.ShapeDtypeStruct):
         raise RuleContractError(f'{op}: fn returned a {type(y).__name__}, expected one array.')
     return y.shape

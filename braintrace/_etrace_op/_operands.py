@@ -15,7 +15,7 @@ import saiunit as u
 from .._errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
 
-__all__ = ['applied', 'bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'split',
+__all__ = ['bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'shape_of', 'split',
            'trainable_operand', 'unit_product', 'with_unit']
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
@@ -71,10 +71,10 @@ def unit_product(*units: u.Unit) -> Any:
     return functools.reduce(operator.mul, units)
 
 
-def applied(op: str, fn: Callable, operands: Sequence) -> Any:
-    """``fn(*operands)``; where it does not take them, an ``EtpShapeError`` names the op and their shapes."""
+def shape_of(op: str, fn: Callable, *operands) -> Any:
+    """The shape and dtype of ``fn(*operands)``; where it does not take them, an ``EtpShapeError`` names the op and their shapes."""
     try:
-        return fn(*operands)
+        return jax.eval_shape(fn, *operands)
     except (TypeError, ValueError) as error:
         if isinstance(error, BraintraceError):
             raise

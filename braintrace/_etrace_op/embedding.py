@@ -72,7 +72,7 @@ def embedding(indices, weight):
     """
     op = 'embedding'
     if jnp.issubdtype(getattr(weight, 'dtype', float), jnp.integer):
-        raise EtpDtypeError(f'{op}: weight has dtype {weight.dtype}; the order is embedding(indices, weight).')
+        raise EtpDtypeError(f'{op}: weight has dtype {weight.dtype}, which can not be trained; the order is embedding(indices, weight).')
     table, unit = trainable_operand(op, 'weight', weight)
     x, x_unit = split(op, 'indices', indices)
     if not _is_index(x) or not x_unit.is_unitless:

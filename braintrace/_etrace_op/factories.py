@@ -16,12 +16,12 @@ from . import einsums
 from ._derive import output_trace, parameter_trace, vjp_of
 from ._general import effective_rules, parameter_rules, places_of, position_rules, samples
 from ._operands import (
-    applied,
     bias_operands,
     check_rank,
     check_shape,
     input_operand,
     proportional_product,
+    shape_of,
     split,
     trainable_operand,
     with_unit,
@@ -116,10 +116,14 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
         _check_static(spec.name, params, params if spec.static is None else spec.static)
         bind = functools.partial(primitive.bind, **params)
         if not any(isinstance(operand, u.Quantity) for operand in operands):
-            return applied(spec.name, bind, operands)
+            try:
+                return bind(*operands)
+            except (TypeError, ValueError):
+                shape_of(spec.name, bind, *operands)
+                raise
         values, units = zip(*(split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)), strict=True)
         bias = invars(params).get('bias')
-        jax.eval_shape(functools.partial(applied, spec.name, bind), values)
+        shape_of(spec.name, bind, *values)
         unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
         if bias is not None:
             values = (*values[:bias], *bias_operands(spec.name, operands[bias], values[bias].shape, unit), *values[bias + 1:])
@@ -301,7 +305,7 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         batched = x.ndim > weight.ndim
         check_shape(name, 'x', x.shape[batched:], weight.shape, 'one sample of x has the shape of the weight')
         sample = jax.ShapeDtypeStruct(weight.shape, x.dtype)
-        y = applied(name, functools.partial(jax.eval_shape, fn), (sample, weight))
+        y = shape_of(name, fn, sample, weight)
         check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
         (_, _, places), = places_of(name, fn, ('weight',), sample, (jax.ShapeDtypeStruct(weight.shape, weight.dtype),), (), True).at
         if places != tuple(range(weight.ndim)):

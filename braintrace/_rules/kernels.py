@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse
-from .._errors import NotSupportedError, RuleContractError
+from .._errors import RuleContractError
 
 __all__ = ['Old', 'accumulate', 'added_axes', 'after', 'apart', 'as_represented', 'at_coordinates', 'carry', 'factored_gradient',
            'has_kernel', 'instant', 'op_gradient', 'read', 'renewed', 'represented', 'solve', 'stored', 'stored_dtype', 'to_y',
@@ -125,9 +125,6 @@ def _variable(shape, dtype):
 def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
     """The empty entry: ``init_drtrl``, on expanded shapes for an op without an input, else repeated over added axes."""
     wide = coords.shape if _wide(op, coords) else None
-    if wide and op.primitive.original is not None and any(a.shape != op.y_aval.shape for a in op.weight_avals.values()):
-        raise NotSupportedError(f'{op.where}: {op.primitive.root.name} is under jax.vmap, its weights have other shapes than its result, '
-                                'and a hidden state has axes that the result lacks. Broadcast the weights before the op.')
     entry = _init(op, 'init_drtrl', 'D_RTRL', wide or op.y_aval.shape, wide, num_state)
     added = coords.shape[:added_axes(op, coords)]
     entry = {n: jnp.broadcast_to(e, (*added, *e.shape)) for n, e in entry.items()} if added else entry

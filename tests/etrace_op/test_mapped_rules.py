@@ -10,7 +10,7 @@ import pytest
 
 from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
-from braintrace._errors import MissingRuleError, NotSupportedError, RuleContractError
+from braintrace._errors import MissingRuleError, RuleContractError
 from braintrace._rules import kernels
 
 from . import cases
@@ -335,7 +335,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
 
 @pytest.mark.parametrize('case', [mapped(mv, (None, 0, None)), mapped(lora, (0, 0, 0, None)), mapped(mv, (0, None, None)),
                                   mapped(cases.Case('elemwise', ops.etp_elemwise_p, None, {'weight': (3,)}), (0,)),
-                                  mapped(PAIR, (0, 0))], ids=str)
+                                  mapped(PAIR, (0, 0)), mapped(PAIR, (0, None))], ids=str)
 def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_position(case):
     """The state has an axis of four in front of y; the gradient sums over it."""
     op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, expanded=True)
@@ -351,9 +351,3 @@ def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_p
     assert_close(kernels.solve(op, coords, signal, stored(carried), weights),
                  cases.gradient(case, x, (signal * (mixed * d[..., None, :]).sum(-1)).sum((0, -1)), weights))
     assert kernels.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)
-
-
-def test_weights_that_can_not_be_placed_along_added_axes_are_refused():
-    case = mapped(PAIR, (0, None))
-    with pytest.raises(NotSupportedError, match='mapped_test_pair is under jax.vmap, its weights have other shapes than its result'):
-        kernels.zeros(use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, expanded=True), 1)
