@@ -15,21 +15,22 @@ PACKAGE = ROOT / 'braintrace'
 MAX_LINES = 450
 
 # A floor and the floors that it may import. What is not listed is forbidden; a new top-level module adds its row.
-CORE = {'_errors', '_jax', '_etrace_op', '_compiler', '_executor', '_rules'}
+CORE = {'_errors', '_tables', '_jax', '_etrace_op', '_compiler', '_executor', '_rules'}
 PUBLIC = {'', 'functional', 'rules', 'nn'}
 ARROWS: dict[str, set[str]] = {
     '_version': set(),
     '_errors': set(),
+    '_tables': set(),
     '_jax': {'_errors'},
     '_etrace_op': {'_errors', '_jax'},
     'nn': {'_errors', '_etrace_op'},
-    '_compiler': {'_errors', '_jax', '_etrace_op'},
+    '_compiler': {'_errors', '_tables', '_jax', '_etrace_op'},
     '_executor': {'_errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': CORE - {'_rules'},
     'rules': {'_errors', '_rules'},
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules'},
-    'verify': PUBLIC,
+    'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     'receipts': PUBLIC | {'verify'},
     'adapters': PUBLIC | {'verify'},

@@ -1,22 +1,14 @@
-"""A report as aligned text and as HTML."""
+"""What a report shows: a summary and tables."""
 from __future__ import annotations
 
-import html
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from .._tables import Table
 
 if TYPE_CHECKING:
     from .report import Report
 
-__all__ = ['as_html', 'as_text', 'size_text', 'trace_text']
-
-CELL = 'style="text-align:left;vertical-align:top;padding:2px 8px"'
-
-
-class Table(NamedTuple):
-    """A titled table of texts."""
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+__all__ = ['size_text', 'summary', 'tables', 'trace_text']
 
 
 def size_text(count: int) -> str:
@@ -58,8 +50,8 @@ def memory_text(report: Report) -> str:
 
 
 def tables(report: Report) -> list[Table]:
-    """The parts of a report; empty ones are left out."""
-    found = [
+    """The parts of a report."""
+    return [
         Table('hidden groups', ('group', 'states', 'shape', 'dtype', 'members'), [
             (g.name, str(g.num_state), str(list(g.shape)), g.dtype, ', '.join(g.members)) for g in report.groups]),
         Table('relations', ('parameters', 'op', 'groups', 'trace', 'bytes', 'place'), [
@@ -72,25 +64,3 @@ def tables(report: Report) -> list[Table]:
         Table('diagnostics', ('level', 'kind', 'message', 'place'), [
             (d.level, d.kind, d.message, d.location) for d in report.diagnostics if d.kind != 'mixing']),
     ]
-    return [t for t in found if t.rows]
-
-
-def as_text(report: Report) -> str:
-    """Summary and tables with aligned columns."""
-    lines = summary(report)
-    for table in tables(report):
-        widths = [max(map(len, column)) for column in zip(table.columns, *table.rows, strict=True)]
-        lines += ['', table.title]
-        lines += ['  ' + '  '.join(map(str.ljust, row, widths)).rstrip() for row in (table.columns, *table.rows)]
-    return '\n'.join(lines)
-
-
-def as_html(report: Report) -> str:
-    """Summary and tables as one ``div``; every text is escaped."""
-    parts = ['<div>', f'<pre>{html.escape(chr(10).join(summary(report)))}</pre>']
-    for table in tables(report):
-        head = ''.join(f'<th {CELL}>{html.escape(c)}</th>' for c in table.columns)
-        body = ''.join('<tr>' + ''.join(f'<td {CELL}>{html.escape(cell)}</td>' for cell in row) + '</tr>' for row in table.rows)
-        parts += [f'<details open><summary>{html.escape(table.title)}</summary>',
-                  f'<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>']
-    return ''.join([*parts, '</div>'])

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
+from .._tables import as_html, as_text
 from .losses import Cut, cuts, readers, untraced_uses
 from .reasons import REASONS, TRACED
-from .render import as_html, as_text
+from .render import summary, tables
 
 if TYPE_CHECKING:
     from .graph import Diagnostic, ETraceGraph
@@ -165,13 +166,12 @@ class Report:
         return {**_plain(self), 'memory': self.memory, 'exact': self.exact}
 
     def __str__(self) -> str:
-        return as_text(self)
+        return as_text(summary(self), tables(self))
 
-    def __repr__(self) -> str:
-        return as_text(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return as_html(summary(self), tables(self))
 
 
 def _plain(value):
@@ -241,6 +241,10 @@ def _parameter_rows(graph: ETraceGraph, groups: tuple[GroupRow, ...], relations:
         lost += [approximation] if relevant and approximation else []
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         meaning, advice = TRACED if route.kind == 'trace' else REASONS.get(route.reason.partition(':')[0], (route.reason, ''))
+        history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
+        meaning, advice = TRACED if route.kind == 'trace' else REASONS.get(route.reason.partition(':')[0], (route.reason, ''))
+        if route.reason == 'weight_then_weight' and path in gates:
+            advice = GATE
         rows.append(ParameterRow(path, tuple(aval.shape), str(aval.dtype), route.kind, route.reason, meaning, advice, history,
                                  tuple(dict.fromkeys(lost)), route.location or _first_use(graph, value)))
     return tuple(rows)

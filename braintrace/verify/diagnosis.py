@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from .. import OptionError
+from .._tables import Table, as_html, as_text
 
 __all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
 
@@ -65,7 +66,7 @@ class Activity:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What :func:`braintrace.verify.diagnose` returns; prints as tables.
+    """What :func:`braintrace.verify.diagnose` returns; prints as text, shows as tables in a notebook.
 
     ``rows`` (parameters), ``trace_growth`` (relations), ``activity`` (hidden groups); ``findings`` are sentences that say what is lost,
     where, and what to do. ``ms_per_step`` is the time of the online gradient over the window divided by its steps, best of three;
@@ -94,20 +95,27 @@ class Diagnosis:
         """Everything as dicts, lists, strings, numbers and None (also for numbers that are not finite), as for JSON."""
         return _plain(self)
 
-    def __str__(self) -> str:
-        parts = [f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT {self.bptt_ms_per_step:.3g} ms',
-                 *(f'- {text}' for text in self.findings)]
-        tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
-            ('parameter', 'route', 'reason', 'history', 'cosine', 'norm ratio', 'dropped', 'trace'): [
+    def _lines(self) -> list[str]:
+        return [f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT {self.bptt_ms_per_step:.3g} ms',
+                *(f'- {text}' for text in self.findings)]
+
+    def _tables(self) -> list[Table]:
+        return [
+            Table('gradients', ('parameter', 'route', 'reason', 'history', 'cosine', 'norm ratio', 'dropped', 'trace'), [
                 (r.path, r.route, r.reason, r.history, f'{r.cosine:.4f}', f'{r.norm_ratio:.4g}', _share(r.dropped), f'{r.trace_bytes} B')
-                for r in self.rows],
-            ('trace of', 'norm', 'growth', 'largest', 'steps to overflow'): [
-                (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left))) for t in self.trace_growth],
-            ('hidden group', 'units', 'shown by', 'silent', 'saturated'): [
-                (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated)) for a in self.activity]}
-        return '\n'.join([*parts, *(line for head, rows in tables.items() if rows for line in _table(head, rows))])
+                for r in self.rows]),
+            Table('traces', ('trace of', 'norm', 'growth', 'largest', 'steps to overflow'), [
+                (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left))) for t in self.trace_growth]),
+            Table('activity', ('hidden group', 'units', 'shown by', 'silent', 'saturated'), [
+                (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated)) for a in self.activity])]
+
+    def __str__(self) -> str:
+        return as_text(self._lines(), self._tables())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(self._lines(), self._tables())
 
     def figure(self):
         """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the trace's norm along the window.
@@ -150,8 +158,3 @@ def _plain(value):
 
 def _share(value: float | None) -> str:
     return '?' if value is None else f'{100 * value:.1f} %'
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return ['', *('  '.join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))]

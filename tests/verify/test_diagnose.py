@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from xml.etree import ElementTree
 
 import brainstate
 import jax
@@ -293,6 +294,17 @@ def test_a_diagnosis_prints_and_is_plain_data():
     assert plain['rows'][0]['path'] == 'one' and plain['trace_growth'][0]['steps_left'] is None
     assert plain['steps'] == T and set(plain) == {f.name for f in dataclasses.fields(got)}
     assert got.ms_per_step > 0 and got.bptt_ms_per_step > 0
+
+
+def test_a_notebook_shows_the_same_as_tables():
+    got, _ = diagnosis_of('stack')
+    shown = dataclasses.replace(got, findings=('a < b & c',))._repr_html_()
+    tables = ElementTree.fromstring(shown.replace('<details open>', '<details>')).findall('.//table')
+    assert 'a &lt; b &amp; c' in shown and len(tables) == 3
+    for table, rows in zip(tables, (got.rows, got.trace_growth, got.activity), strict=True):
+        assert len(table.findall('tbody/tr')) == len(rows)
+    cells = [cell.text for cell in tables[0].findall('tbody/tr/td')]
+    assert 'one' in cells and f'{got.rows[0].cosine:.4f}' in cells and f'{100 * got.rows[0].dropped:.1f} %' in cells
 
 
 def test_the_figure_has_a_panel_for_each_number(monkeypatch):
