@@ -58,7 +58,7 @@ def _verdict(report: Report, row: ParameterRow) -> list[str]:
         return []
     parts = [f'Left out: {"; ".join(row.left_out)}.']
     if any(str(c) in text for c in report.cuts for text in row.left_out):
-        parts.append('To lose nothing there, let each unit read only itself from step to step, as in MiniGRU.')
+        parts.append('To lose nothing there, let each unit read only itself from step to step.')
     if any(text.startswith(USE) for text in row.left_out):
         parts.append('Apply every use of it with a braintrace op whose result reaches the state directly.')
     return parts

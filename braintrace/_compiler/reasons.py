@@ -1,9 +1,12 @@
 """The reasons of a route in plain words, and what to change."""
 from __future__ import annotations
 
-__all__ = ['REASONS', 'TRACED']
+__all__ = ['GATE', 'REASONS', 'TRACED']
 
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
+
+# what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
+GATE = 'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept this.'
 
 # reason -> (what it means, what to do about it)
 REASONS = {
@@ -12,7 +15,7 @@ REASONS = {
                    'Apply it with a braintrace op (matmul, element_wise, ...).'),
     'weight_then_weight': ('the result of its op reaches hidden states only through another op, where no trace can follow it: its '
                            'gradient holds the current step only',
-                           'Let its op act on the hidden state directly, or accept this; the reset gate of a GRU is such a weight.'),
+                           "Add the op's result to the state's own pre-activation, as h = tanh(op1(x) + op2(h))."),
     'mixing_tail': ('the result of its op reaches hidden states only through equations that mix its positions: its gradient holds '
                     'the current step only', 'Mix positions in front of the op, or behind the hidden state.'),
     'input_dependent_weight': ('the weight of its op changes from step to step, so no trace fits it: its gradient holds the current '

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._tables import as_html, as_text
-from .losses import Cut, cuts, readers, untraced_uses
-from .reasons import REASONS, TRACED
+from .losses import Cut, cuts, op_name, readers, untraced_uses
+from .reasons import GATE, REASONS, TRACED
 from .render import summary, tables
 
 if TYPE_CHECKING:
@@ -233,14 +233,14 @@ def _relation_rows(graph: ETraceGraph, traces: dict, once: dict) -> tuple[Relati
 def _parameter_rows(graph: ETraceGraph, groups: tuple[GroupRow, ...], relations: tuple[RelationRow, ...],
                     approximation: str) -> tuple[ParameterRow, ...]:
     program, untraced, cut = graph.program, untraced_uses(graph), {g.name: g.left_out for g in groups}
+    gates = {program.param_names[i] for op in graph.ops if any(op_name(op) in texts for texts in graph.cut_reads.values())
+             for behind in op.parameters.values() for i in behind}
     rows = []
     for path, value in zip(program.param_names, program.params, strict=True):
         route, aval, relevant = graph.routes[path], program.avals[value], relations_of(relations, path)
         carried = any(rel.trace for rel in relevant)
         lost = [f'through {text}' for rel in relevant for g in rel.groups for text in cut[g]] + list(untraced.get(path, ()))
         lost += [approximation] if relevant and approximation else []
-        history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
-        meaning, advice = TRACED if route.kind == 'trace' else REASONS.get(route.reason.partition(':')[0], (route.reason, ''))
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         meaning, advice = TRACED if route.kind == 'trace' else REASONS.get(route.reason.partition(':')[0], (route.reason, ''))
         if route.reason == 'weight_then_weight' and path in gates:

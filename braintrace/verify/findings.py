@@ -12,40 +12,85 @@ __all__ = ['findings']
 NOTICED = 0.01           # share of a Jacobian, or distance of a cosine from 1, that is worth a sentence
 SOON = 10_000            # steps to overflow
 IDLE = 0.2               # share of silent or saturated units
+ALIGNED, FACTOR = 0.9, 2                # a gradient with a smaller cosine, or longer or shorter by more, is far from that of BPTT
+LISTED = 4               # parameters that one sentence gives numbers for
+
+SHOWN = {
+    ('spikes', 'silent'): ('they never spike', 'give them more input, or a lower threshold'),
+    ('spikes', 'saturated'): ('they spike at more than half of all steps', 'give them less input, or a higher threshold'),
+    ('states', 'silent'): ('their states stay at zero', 'nothing reaches them; look at the weights in front of them, and at the units '
+                           'that these read'),
+    ('states', 'saturated'): ('their states are at a bound', 'give them less input, or smaller weights'),
+}
 
 
 def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[TraceGrowth, ...], activity: tuple[Activity, ...],
              not_measured: str) -> tuple[str, ...]:
     """The sentences, those on gradients first; ``not_measured``: why there are no dropped shares, if so."""
     by_path = {row.path: row for row in rows}
-    found = [*_cuts(report, by_path), *_without_trace(report, by_path), *_rest(report, rows)]
+    spiking = {a.group for a in activity if a.shown_by == 'spikes'}
+    found = [*_far(rows), *_cuts(report, by_path, spiking), *_without_trace(report, by_path), *_rest(report, rows)]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
     unknown = [f'What is dropped of dh/dw is not measured: {not_measured}'] if not_measured else []
     return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
 
 
-def _cuts(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
+def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
+    """Traced parameters that learn in another direction, or at another rate, than BPTT has it."""
+    far = [row for row in rows if row.history == 'part' and not (row.cosine > ALIGNED and 1 / FACTOR < row.norm_ratio < FACTOR)]
+    texts = []
+    for row in sorted(far, key=lambda row: row.cosine):
+        lost = sorted(((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED), reverse=True)
+        where = ', '.join(f'{100 * share:.0f} % in {group}' for share, group in lost)
+        texts.append(f'{row.path} ({_quality(row)}{"; dropped of dh/dw: " + where if where else ""})')
+    if texts:
+        more = f', and {len(texts) - LISTED} more' if len(texts) > LISTED else ''
+        yield f'Far from the gradient of BPTT, though with a trace: {", ".join(texts[:LISTED])}{more}.'
+
+
+def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> Iterator[str]:
     """What is cut of each group's past: within the group, and on its way through other groups' states."""
-    places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    places: dict[tuple[str, tuple[str, ...]], list] = {}
     for cut in report.cuts:
         for group in cut.reads:
             ways = (group,) if group in cut.reaches else cut.reaches
-            places.setdefault((group, ways), []).append(str(cut))
+            places.setdefault((group, ways), []).append(cut)
+    members = {g.name: g.members for g in report.groups}
     for (group, ways), cuts in places.items():
         mine = [rows[p] for rel in report.relations if group in rel.groups for paths in rel.parameters.values() for p in paths]
-        at, others = ', '.join(dict.fromkeys(cuts)), ' and '.join(ways)
+        at, others = _places(cuts), ' and '.join(ways)
         if not mine:
             continue
         if ways == (group,):
             yield (f'Units of {group} read each other at {at}; a trace holds what each unit remembers by itself only.{_shares(mine, ways)} '
-                   'To lose nothing there, let each unit read only itself from step to step, as in MiniGRU.')
+                   'To lose nothing there, let each unit read only itself from step to step'
+                   f'{"" if group in spiking else ", as in MiniGRU"}.')
         elif ways:
-            yield (f'The temporal path of {group} through the state of {others} is lost at {at}: {others} remembers what it read of '
-                   f'{group}, but the traces of the parameters of {group} do not.{_shares(mine, ways)} To lose less, give a loss at every '
-                   f'step, or let {others} forget sooner.')
+            state = 'state' if sum(len(members[g]) for g in ways) == 1 else 'states'
+            yield (f'The temporal path of {group} through the {state} of {others} is lost at {at}.{_shares(mine, ways)} '
+                   f'To lose less, let {others} forget sooner, or let the loss see {group} directly.')
         else:
             yield f'What {group} sends to later steps through {at} is in no trace. Make what carries it a hidden state of its shape.'
+
+
+def _places(cuts: list) -> str:
+    """The cuts, ops of one kind at one place together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cut in cuts:
+        kind, _, key = cut.what.partition(' (')
+        found.setdefault((kind if key else cut.what, cut.location), []).extend([key.removesuffix(')')] if key else [])
+    return ', '.join(f'{kind}{f" ({_folded(keys)})" if keys else ""}{f" [{place}]" if place else ""}'
+                     for (kind, place), keys in found.items())
+
+
+def _folded(paths: list[str]) -> str:
+    """Paths that differ in one part only as one, ``cell/{Wz,Wr}/weight``; others one after another."""
+    parts = list(zip(*(p.split('/') for p in paths), strict=False))
+    differ = [k for k, part in enumerate(parts) if len(set(part)) > 1]
+    if len(differ) != 1 or any(p.count('/') + 1 != len(parts) for p in paths):
+        return ', '.join(dict.fromkeys(paths))
+    return '/'.join('{' + ','.join(part) + '}' if k in differ else part[0] for k, part in enumerate(parts))
 
 
 def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
@@ -85,19 +130,21 @@ def _growth(growth: tuple[TraceGrowth, ...]) -> Iterator[str]:
 
 def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
     for a in activity:
-        if a.silent > IDLE:
-            yield (f'{100 * a.silent:.0f} % of the units of {a.group} are silent (shown by {a.shown_by}): give them more input, or a lower '
-                   'threshold.')
-        if a.saturated > IDLE:
-            yield (f'{100 * a.saturated:.0f} % of the units of {a.group} are saturated (shown by {a.shown_by}): give them less input, or '
-                   'smaller weights.')
+        for kind, share in (('silent', a.silent), ('saturated', a.saturated)):
+            if share > IDLE:
+                shown, advice = SHOWN[a.shown_by, kind]
+                yield f'{100 * share:.0f} % of the units of {a.group} are {kind} ({shown}): {advice}.'
 
 
 def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
     """What the parameters lose in the states of some groups."""
-    shares = {row.path: sum(row.dropped_by_group[g] for g in groups) for row in rows if row.dropped is not None}
-    texts = [f'{100 * shares[path]:.0f} % for {path}' for path in sorted(shares, key=shares.get, reverse=True)]
-    return f' Share of dh/dw that is dropped there: {", ".join(texts)}.' if texts else ''
+    shares = {row.path: 100 * sum(row.dropped_by_group[g] for g in groups) for row in rows if row.dropped is not None}
+    if not shares:
+        return ''
+    most, *_, least = sorted(shares, key=lambda p: -shares[p]) * 2
+    if len(shares) > 2:
+        return f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of dh/dw, most for {most}.'
+    return f' Dropped there of dh/dw: {", ".join(f"{share:.0f} % for {path}" for path, share in shares.items())}.'
 
 
 def _differs(row: ParameterRow) -> bool:

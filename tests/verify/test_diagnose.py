@@ -110,7 +110,8 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     assert rows['one'].dropped_by_group == pytest.approx({'h1': lost[:N].sum(), 'h2': lost[N:].sum()})
     said, = [text for text in got.findings if 'through the state of' in text]
     assert said.startswith('The temporal path of h1 through the state of h2 is lost at etp_mv (two) [')
-    assert 'test_diagnose.py' in said and f'{100 * lost[N:].sum():.0f} % for one.' in said
+    assert 'test_diagnose.py' in said and f'Dropped there of dh/dw: {100 * lost[N:].sum():.0f} % for one.' in said
+    assert said.endswith('To lose less, let h2 forget sooner, or let the loss see h1 directly.')
     assert lost[N:].sum() > 0.1
 
 
@@ -119,8 +120,48 @@ def test_what_a_gru_loses_is_named_with_its_places():
     reset, = [text for text in got.findings if text.startswith('Only the current step is in the gradient of ')]
     mixed, = [text for text in got.findings if text.startswith('Units of cell/h read each other')]
     assert 'cell/Wr/weight/bias (cosine ' in reset and 'cell/Wr/weight/weight (cosine ' in reset and 'reaches hidden states only' in reset
-    assert all(f'(cell/W{g}/weight/weight)' in mixed for g in 'zrh')
-    assert 'MiniGRU' in mixed
+    assert 'read each other at etp_mv (cell/{Wz,Wr,Wh}/weight/weight) [' in mixed and mixed.count('test_diagnose.py') == 1
+    assert 'as in MiniGRU' in mixed
+    assert reset.endswith('Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept this.')
+
+
+class Deep(brainstate.nn.Module):
+    """An embedding below two GRUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = brainstate.ParamState(jnp.ones((5, 4)))
+        self.lower, self.upper = braintrace.nn.GRUCell(4, 8), braintrace.nn.GRUCell(8, 8)
+
+    def update(self, x):
+        return self.upper(self.lower(braintrace.embedding(x, self.table.value)))
+
+
+def test_advice_is_short_and_fits_what_was_found():
+    learner = braintrace.compile(Deep(), 'D_RTRL', jnp.zeros(2, int), batch_size=2)
+    found = verify.diagnose(learner, np.arange(12).reshape(6, 2) % 5, np.zeros((6, 2, 8)), squared).findings
+    table, = [text for text in found if text.startswith('Only the current step is in the gradient of table ')]
+    assert table.endswith("Add the op's result to the state's own pre-activation, as h = tanh(op1(x) + op2(h)).")
+    through, = [text for text in found if text.startswith('The temporal path of lower/h through the state of upper/h ')]
+    assert through.count('.py') == 1 and 'etp_mm (upper/{Wz,Wr,Wh}/weight/weight) [' in through and 'most for lower/W' in through
+    assert len(through) - len(through.partition('[')[2].partition(']')[0]) < 260
+    assert not any('at every step' in text for text in found)
+
+
+def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_without_a_gru():
+    def cell(p, c, x):
+        v = 0.9 * c['v'] - c['z'] + braintrace.matmul(jnp.concatenate([x, c['z']], -1), p['W'])
+        z = spike(v - 1)
+        r = 0.9 * c['r'] + braintrace.matmul(z, p['U'])
+        return r, {'v': v, 'z': z, 'r': r, 'u': 0.9 * c['u'] + braintrace.matmul(r, p['L'])}
+    params = {'W': jnp.ones((I + N, N)), 'U': jnp.ones((N, 2)), 'L': jnp.ones((2, 1))}
+    carry = {'v': jnp.zeros((1, N)), 'z': jnp.zeros((1, N)), 'r': jnp.zeros((1, 2)), 'u': jnp.zeros((1, 1))}
+    found = verify.diagnose(braintrace.functional.online(cell, braintrace.rules.d_rtrl()), jnp.ones((6, 1, I)), jnp.zeros((6, 1, 2)),
+                            squared, params=params, carry=carry).findings
+    mixed, = [text for text in found if text.startswith('Units of v,z read each other at etp_mm (W) [')]
+    assert mixed.endswith('let each unit read only itself from step to step.')
+    paths = [text for text in found if text.startswith('The temporal path of v,z through the state')]
+    assert paths and all(('the states of r and u is' in text) == (' r and u ' in text) for text in paths)
 
 
 def test_silent_and_saturated_neurons_are_counted_by_their_spikes():
