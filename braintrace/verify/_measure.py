@@ -1,4 +1,4 @@
-"""What the doctor measures over a window: masses of Jacobians, norms of the trace, activity of units."""
+"""What the doctor measures over a window: masses of Jacobians, norms of the trace."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,12 +13,10 @@ from .. import ETraceGraph, functional
 from ._sequence import as_inputs, one_step, split_floats
 from .cut import CutStep
 
-__all__ = ['Mass', 'activity', 'jacobian_mass', 'trace_norms']
+__all__ = ['Mass', 'jacobian_mass', 'trace_norms']
 
 EXACT = 256              # rows of the Jacobian up to which each one is computed
 PROBES = 32              # random combinations of a group's rows beyond that
-STILL = 1e-6             # a state that never leaves this distance of zero is silent
-BOUND = 0.99             # a state between -1 and 1 is saturated beyond this
 
 
 class Mass(NamedTuple):
@@ -70,7 +68,7 @@ def _rows(sizes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, state, xs):
     """For each relation the norm and the largest entry of its trace after every step, the largest number that fits; and the new states.
 
-    A dict relation -> (norms, largest entries, limit), and the hidden states of the carry stacked over time.
+    A dict relation -> (norms, largest entries, limit), and a dict of the hidden states over time, by position in the carry.
     """
     weights = {op.key: {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()} for op in graph.ops}
 
@@ -81,11 +79,11 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
     def step(state, x):
         state = learner.step(params, state, *as_inputs(x))[1]
         leaves = jax.tree.leaves(state.carry)
-        return state, ({k: _norm(a) for k, a in entries(state).items()}, [leaves[c] for c in graph.program.hidden])
+        return state, ({k: _norm(a) for k, a in entries(state).items()}, {c: leaves[c] for c in graph.program.hidden})
 
     norms, hidden = jax.jit(lambda state, xs: jax.lax.scan(step, state, xs)[1])(state, xs)
     limits = {k: min(float(jnp.finfo(a.dtype).max) for a in es) for k, es in jax.eval_shape(entries, state).items()}
-    return {k: (*np.asarray(n, float).T, limits[k]) for k, n in norms.items()}, list(map(np.asarray, hidden))
+    return {k: (*np.asarray(n, float).T, limits[k]) for k, n in norms.items()}, {c: np.asarray(h) for c, h in hidden.items()}
 
 
 def _numbers(stored):
@@ -99,62 +97,3 @@ def _norm(entries: list):
     largest = jnp.stack([a.max(initial=0) for a in wide]).max()
     by = jnp.where(largest > 0, largest, 1)
     return jnp.stack([by * jnp.sqrt(sum(((a / by) ** 2).sum() for a in wide)), largest])
-
-
-def activity(graph: ETraceGraph, params, carry, xs, hidden: list[np.ndarray]) -> dict[str, tuple[str, np.ndarray, np.ndarray]]:
-    """For each group what shows the activity of its units, ``spikes`` or ``states``, and which units are silent and saturated."""
-    spikes = _spikes(graph, params, carry, xs)
-    slots = {c: k for k, c in enumerate(graph.program.hidden)}
-    found = {}
-    for group in graph.hidden_groups:
-        if group.name in spikes:
-            rate = spikes[group.name]
-            found[group.name] = 'spikes', rate == 0, rate > 0.5
-        else:
-            states = [_by_unit(graph, np.abs(hidden[slots[c]])) for c in group.states]
-            silent = np.all([(h <= STILL).all(0) for h in states], 0)
-            saturated = np.any([(h >= BOUND).mean(0) > 0.5 if h.max(initial=0) <= 1 else (h < 0).any(0) for h in states], 0)
-            found[group.name] = 'states', silent, saturated
-    return found
-
-
-def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
-    """Values over time as (times and lanes, units)."""
-    lanes = graph.lanes if a.shape[1:2] == (graph.lanes,) else 1
-    return a.reshape(len(a) * lanes, -1)
-
-
-def _spikes(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
-    """How often each unit of a group spikes: the first value of the group's shape that is made of its old states and is 0 or 1 only."""
-    program, length = graph.program, len(jax.tree.leaves(xs)[0])
-    if any(e.loop is not None for e in program.equations) or length == 1:
-        return {}
-    made = {group.name: _made_of(program, group) for group in graph.hidden_groups}
-    leaves = jax.tree.leaves(params)
-
-    def step(run, x):
-        carry, binary, active = run
-        values = {**program.constants, **dict(zip(program.params, leaves, strict=True)), **dict(zip(program.carry, carry, strict=True)),
-                  **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True))}
-        for eqn in program.equations:
-            values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
-        binary = {v: so_far & ((values[v] == 0) | (values[v] == 1)).all() for v, so_far in binary.items()}
-        active = {v: count + (values[v] == 1) for v, count in active.items()}
-        return ([values[v] for v in program.new_carry], binary, active), None
-
-    wanted = sorted({v for vs in made.values() for v in vs})
-    start = jax.tree.leaves(carry), dict.fromkeys(wanted, True), {v: jnp.zeros(program.avals[v].shape, jnp.int32) for v in wanted}
-    _, binary, active = jax.jit(lambda start, xs: jax.lax.scan(step, start, xs)[0])(start, xs)
-    first = {name: next((v for v in vs if binary[v]), None) for name, vs in made.items()}
-    return {name: _by_unit(graph, np.asarray(active[v])[None]).mean(0) / length for name, v in first.items() if v is not None}
-
-
-def _made_of(program, group) -> list[int]:
-    """Values of a group's shape that depend on its old states and are no states themselves, in program order."""
-    reached, found = {program.carry[c] for c in group.states}, []
-    for eqn in program.equations:
-        if not reached.isdisjoint(eqn.ins):
-            reached.update(eqn.outs)
-            found += [v for v in eqn.outs if program.avals[v].shape == group.shape
-                      and jnp.issubdtype(program.avals[v].dtype, jnp.floating) and v not in program.new_carry]
-    return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import ETraceGraph, ETraceLearner, NotSupportedError, OptionError, Report, functional
 from . import _measure as measure
+from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
 from .cut import CutStep
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
@@ -64,12 +65,12 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     gradient = online.sequence_grad(lambda output, target: scalar(loss(output, target)), reduction='sum')
     (got, _, _), online_ms = _timed(gradient, params, state, xs, ys)
     wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
+    norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     mass, not_measured = _mass(online.cell, graph, params, carry, xs)
     rows = _rows(report, graph, params, got, wanted, mass)
-    norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
-                   in measure.activity(graph, params, carry, xs, hidden).items())
+                   in activity(graph, params, carry, xs, hidden).items())
     return Diagnosis(report.rule, count, rows, growth, active, online_ms / count, bptt_ms / count,
                      findings(report, rows, growth, active, not_measured))
 

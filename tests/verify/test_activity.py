@@ -1,0 +1,241 @@
+"""Silent and saturated shares against neurons that are run in NumPy: every way to keep a spike and to reset."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import verify
+from tests.models.ops import _spike_jvp as by_jvp
+from tests.models.ops import _spike_vjp as by_vjp
+
+STEPS, LANES = 12, 2
+DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.), 'mixed': np.array([0., 0.2, 9.])}
+
+
+def by_comparison(v):
+    return (v > 0).astype(v.dtype)
+
+
+def by_where(v):
+    return jnp.where(v > 0, 1., 0.)
+
+
+def by_estimator(v):
+    """The step function with the gradient of a sigmoid."""
+    soft = jax.nn.sigmoid(v)
+    return soft + jax.lax.stop_gradient((v > 0) - soft)
+
+
+SPIKES = {'jvp': by_jvp, 'vjp': by_vjp, 'comparison': by_comparison, 'where': by_where, 'estimator': by_estimator}
+
+
+def loss(output, target):
+    return jnp.sum((output - target) ** 2)
+
+
+def hard_state(p, c, i, spike):
+    v = 0.9 * c['v'] * (1 - c['z']) + i
+    z = spike(v - 1)
+    return z, {'v': v, 'z': z}
+
+
+def soft_state(p, c, i, spike):
+    v = 0.9 * c['v'] - c['z'] + i
+    z = spike(v - 1)
+    return z, {'v': v, 'z': z}
+
+
+def hard_local(p, c, i, spike):
+    v = 0.9 * c['v'] + i
+    z = spike(v - 1)
+    return z, {'v': v * (1 - z)}
+
+
+def soft_local(p, c, i, spike):
+    """The reset reads the spike of the old potential."""
+    v = 0.9 * c['v'] - spike(c['v'] - 1) + i
+    return spike(v - 1), {'v': v}
+
+
+def refractory(p, c, i, spike):
+    """The potential stays high while the neuron can not spike."""
+    v = 0.9 * c['v'] + i
+    z = spike(v - 1) * (c['rest'] <= 0)
+    return z, {'v': v, 'rest': jnp.where(z > 0, 3., c['rest'] - 1)}
+
+
+def refractory_by_spike(p, c, i, spike):
+    v = 0.9 * c['v'] + i
+    z = spike(v - 1) * (1 - c['z'])
+    return z, {'v': v, 'z': z}
+
+
+def adaptive(p, c, i, spike):
+    v = 0.9 * c['v'] + i
+    z = spike(v - 1 - 0.1 * c['a'])
+    return z, {'v': v - z, 'a': 0.9 * c['a'] + z}
+
+
+CELLS = {
+    hard_state: {'v': 0., 'z': 0.}, soft_state: {'v': 0., 'z': 0.}, hard_local: {'v': 0.}, soft_local: {'v': 0.},
+    refractory: {'v': 0., 'rest': 0.}, refractory_by_spike: {'v': 0., 'z': 0.}, adaptive: {'v': 0., 'a': 0.},
+}
+
+
+def by_hand(cell, drive):
+    """The rate of each unit, by a run of the cell in NumPy."""
+    c, spikes = {k: np.full(3, v) for k, v in CELLS[cell].items()}, []
+    for _ in range(STEPS):
+        v = c['v']
+        if cell is hard_state:
+            v = 0.9 * v * (1 - c['z']) + drive
+            z = v > 1
+            c = {'v': v, 'z': z}
+        elif cell is soft_state:
+            v = 0.9 * v - c['z'] + drive
+            z = v > 1
+            c = {'v': v, 'z': z}
+        elif cell is hard_local:
+            v = 0.9 * v + drive
+            z = v > 1
+            c = {'v': v * ~z}
+        elif cell is soft_local:
+            z = v > 1
+            c = {'v': 0.9 * v - z + drive}
+        elif cell is refractory:
+            v = 0.9 * v + drive
+            z = (v > 1) & (c['rest'] <= 0)
+            c = {'v': v, 'rest': np.where(z, 3., c['rest'] - 1)}
+        elif cell is refractory_by_spike:
+            v = 0.9 * v + drive
+            z = (v > 1) & (c['z'] == 0)
+            c = {'v': v, 'z': z}
+        else:
+            v = 0.9 * v + drive
+            z = v - 1 - 0.1 * c['a'] > 0
+            c = {'v': v - z, 'a': 0.9 * c['a'] + z}
+        spikes.append(z)
+    return np.mean(spikes, 0)
+
+
+def diagnosed(cell, params, carry):
+    """The diagnosis of ``cell(params, carry, x)``."""
+    online, xs = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), np.ones((STEPS, LANES, 1))
+    outputs = jax.eval_shape(lambda: cell(params, carry, xs[0])[0])
+    return verify.diagnose(online, xs, np.zeros((len(xs), *outputs.shape)), loss, params=params, carry=carry)
+
+
+def layer(cell, spike):
+    return lambda p, c, x: cell(p, c, braintrace.matmul(x, p['W']), spike)
+
+
+def states(first, units=3):
+    return {k: jnp.full((LANES, units), v) for k, v in first.items()}
+
+
+def shown(diagnosis):
+    return {a.group: (a.shown_by, a.silent, a.saturated) for a in diagnosis.activity}
+
+
+def of_rates(rates):
+    return 'spikes', np.mean(rates == 0), np.mean(rates > 0.5)
+
+
+@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.parametrize('drive', DRIVES)
+@pytest.mark.parametrize('cell', CELLS, ids=lambda cell: cell.__name__)
+def test_a_neuron_is_judged_by_its_spikes(cell, drive):
+    got = diagnosed(layer(cell, by_jvp), {'W': DRIVES[drive][None]}, states(CELLS[cell]))
+    assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in shown(got).values())
+
+
+@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.parametrize('cell', [hard_state, soft_local, refractory], ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize('spike', SPIKES)
+def test_a_spike_is_found_however_it_is_made(spike, cell):
+    for drive in DRIVES.values():
+        got = diagnosed(layer(cell, SPIKES[spike]), {'W': drive[None]}, states(CELLS[cell]))
+        assert all(found == of_rates(by_hand(cell, drive)) for found in shown(got).values())
+
+
+@pytest.mark.parametrize('cell', CELLS, ids=lambda cell: cell.__name__)
+def test_a_dead_layer_is_told_to_get_more_input(cell):
+    found = diagnosed(layer(cell, by_jvp), {'W': np.zeros((1, 3))}, states(CELLS[cell])).findings
+    assert any('100 % of the units' in text and 'a lower threshold' in text for text in found)
+    assert not any('saturated' in text for text in found)
+
+
+def test_two_layers_are_judged_each_by_itself():
+    """A layer of leaky units below, a dead one of spiking units, and a live one on a plain path."""
+    def cell(p, c, x):
+        low = 0.9 * c['low'] + braintrace.matmul(x, p['low'])
+        dead = 0.9 * c['dead'] + 0. * (low @ p['plain'])
+        z = by_jvp(dead - 1)
+        spikes, live = hard_state(p, c['live'], braintrace.matmul(z + x, p['live']), by_jvp)
+        return spikes, {'low': low, 'dead': dead - z, 'live': live}
+    params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.)}
+    carry = states({'low': 0., 'dead': 0.}) | {'live': states({'v': 0., 'z': 0.})}
+    with pytest.warns(braintrace.BraintraceWarning):
+        got = shown(diagnosed(cell, params, carry))
+    assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
+    assert got['live/v,live/z'] == of_rates(by_hand(hard_state, np.full(3, 9.)))
+
+
+def test_a_spike_may_be_the_only_state():
+    def cell(p, z, x):
+        z = by_jvp(braintrace.matmul(jnp.concatenate([x, z], -1), p['W']) - 1)
+        return z, z
+    W = np.concatenate([np.array([[0., 2., 2.]]), np.zeros((3, 3))])
+    W[3, 2] = -9.                           # unit 2 spikes at every other step
+    got, = diagnosed(cell, {'W': W}, states({'z': 0.})['z']).activity
+    assert (got.shown_by, got.silent, got.saturated) == ('spikes', 1 / 3, 1 / 3)
+
+
+@pytest.mark.parametrize('cell', [braintrace.nn.VanillaRNNCell, braintrace.nn.GRUCell, braintrace.nn.LSTMCell, braintrace.nn.MiniGRU])
+def test_a_cell_without_spikes_is_judged_by_its_states(cell):
+    learner = braintrace.compile(cell(2, 3), 'D_RTRL', jnp.zeros((LANES, 2)), batch_size=LANES)
+    got = verify.diagnose(learner, np.ones((STEPS, LANES, 2)), np.zeros((STEPS, LANES, 3)), loss)
+    assert {a.shown_by for a in got.activity} == {'states'} and not any('spike' in text for text in got.findings)
+
+
+@pytest.mark.parametrize('relu', [jax.nn.relu, jax.nn.leaky_relu, lambda a: jnp.where(a > 0, a, 0.), jax.nn.hard_sigmoid])
+def test_a_nonlinearity_of_pieces_is_no_spike(relu):
+    def cell(p, h, x):
+        h = relu(0.5 * h + braintrace.matmul(x, p['W']))
+        return h, h
+    got, = diagnosed(cell, {'W': np.ones((1, 3))}, jnp.zeros((LANES, 3))).activity
+    assert got.shown_by == 'states' and got.silent == 0
+
+
+class Spiking(brainstate.nn.Module):
+    """A layer of potentials in mV that keeps its spikes, and a readout that leaks."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.W = braintrace.nn.Linear(1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None)
+        self.out = braintrace.nn.LeakyRateReadout(3, 3)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.V = brainstate.HiddenState(jnp.zeros((batch_size, 3)) * u.mV)
+        self.z = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+
+    def update(self, x):
+        self.V.value = 0.9 * self.V.value - self.z.value * u.mV + self.W(x) * u.mV
+        self.z.value = by_jvp((self.V.value - 1. * u.mV) / u.mV)
+        return self.out(self.z.value)
+
+
+@pytest.mark.parametrize('gain', [0., 9.])
+def test_potentials_with_units_are_judged_by_their_spikes(gain):
+    learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)
+    got = verify.diagnose(learner, np.ones((STEPS, LANES, 1)), np.zeros((STEPS, LANES, 3)), loss)
+    assert shown(got)['V/0,z'] == of_rates(by_hand(soft_state, np.full(3, gain)))
+    readout = shown(got)['out/r']
+    assert readout == ('states', gain == 0, 0)
+    said = [text for text in got.findings if 'out/r' in text and 'stay at zero' in text]
+    assert len(said) == (gain == 0) and not any('threshold' in text for text in said)
