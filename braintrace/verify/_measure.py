@@ -10,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .. import ETraceGraph, functional
+from ._activity import root_mean_square
 from ._sequence import as_inputs, one_step, split_floats
 from .cut import CutStep
 
@@ -25,14 +26,19 @@ class Mass(NamedTuple):
     dropped: np.ndarray
 
 
-def jacobian_mass(cell: Callable, cut: CutStep, params, carry, xs) -> Mass:
-    """The Jacobian of the last hidden states, split into its part along the paths that D_RTRL keeps and the rest."""
+def jacobian_mass(cell: Callable, cut: CutStep, params, carry, xs, hidden: dict[int, np.ndarray]) -> Mass:
+    """The Jacobian of the last hidden states, split into its part along the paths that D_RTRL keeps and the rest.
+
+    Each state is divided by its root mean square over the window, so that its unit has no say; ``hidden``: as of :func:`trace_norms`.
+    """
     weights = split_floats(params)
+    units = [root_mean_square(hidden[c]) for group in cut.graph.hidden_groups for c in group.states]
 
     def last(step):
         def run(values):
             w = weights.rebuild(values)
-            return cut.hidden(jax.lax.scan(lambda c, x: (step(w, c, x), None), carry, xs)[0])
+            end = cut.hidden(jax.lax.scan(lambda c, x: (step(w, c, x), None), carry, xs)[0])
+            return [h / jnp.asarray(unit, h.dtype) for h, unit in zip(end, units, strict=True)]
         return run
 
     def measure(rows):

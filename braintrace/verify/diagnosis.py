@@ -17,7 +17,8 @@ class ParameterRow:
 
     ``cosine`` is that of the angle between both, ``norm_ratio`` the norm of the online one over that of BPTT (1 where both are zero).
     ``dropped``: with ``J = dh^T/dw`` for all hidden states at the end of the window, and C its part along the paths that D_RTRL keeps,
-    ``|J - C|^2 / (|C|^2 + |J - C|^2)``; ``dropped_by_group`` splits it by the hidden group of h. None where the step has a loop or states
+    ``|J - C|^2 / (|C|^2 + |J - C|^2)``, each state divided by its root mean square over the window (1 where that is zero), so that its unit
+    has no say; ``dropped_by_group`` splits it by the hidden group of h. None where the step has a loop or states
     whose paths can not be told apart. ``left_out`` names the ways that carry no history.
     """
     path: str

@@ -66,7 +66,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     (got, _, _), online_ms = _timed(gradient, params, state, xs, ys)
     wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
-    mass, not_measured = _mass(online.cell, graph, params, carry, xs)
+    mass, not_measured = _mass(online.cell, graph, params, carry, xs, hidden)
     rows = _rows(report, graph, params, got, wanted, mass)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
@@ -111,7 +111,7 @@ def _timed(fn: Callable, *args):
     return result, 1e3 * min(times)
 
 
-def _mass(cell, graph: ETraceGraph, params, carry, xs) -> tuple[measure.Mass | None, str]:
+def _mass(cell, graph: ETraceGraph, params, carry, xs, hidden) -> tuple[measure.Mass | None, str]:
     """The masses of ``dh/dw``, or None and the reason why the cut can not be evaluated."""
     try:
         cut = CutStep(graph)
@@ -119,7 +119,7 @@ def _mass(cell, graph: ETraceGraph, params, carry, xs) -> tuple[measure.Mass | N
         return None, str(e)
     if any(map(jnp.iscomplexobj, cut.hidden(carry))):
         return None, 'a hidden state is complex.'
-    return measure.jacobian_mass(cell, cut, params, carry, xs), ''
+    return measure.jacobian_mass(cell, cut, params, carry, xs, hidden), ''
 
 
 def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tuple[ParameterRow, ...]:

@@ -178,8 +178,9 @@ def expected(net: Network) -> Expected:
             trace[k] = d.K[k] + np.tensordot(d.D, trace[k], 1)
         for key, ks in net.relations.items():
             norms[key].append(np.sqrt(sum((trace[k] ** 2).sum() for k in ks)))
-    lost = {k: ((whole[k] - trace[k]) ** 2).reshape(len(h), -1).sum(1) for k in names}
-    mass = {k: lost[k].sum() + (trace[k] ** 2).sum() for k in names}
+    squares = (np.stack(hidden[1:]) ** 2).reshape(T, -1, N).mean((0, 2)).repeat(N)      # each state has N numbers
+    lost = {k: ((whole[k] - trace[k]) ** 2).reshape(len(h), -1).sum(1) / squares for k in names}
+    mass = {k: lost[k].sum() + ((trace[k] ** 2).reshape(len(h), -1).sum(1) / squares).sum() for k in names}
     return Expected({k: float(np.sum(online[k] * w) / np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},
                     {k: float(np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},
                     {k: lost[k].sum() / mass[k] for k in names} | {'out': 0.},

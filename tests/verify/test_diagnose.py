@@ -125,6 +125,50 @@ def test_what_a_gru_loses_is_named_with_its_places():
     assert reset.endswith('Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept this.')
 
 
+@pytest.mark.parametrize('scale', [1e-3, 1e3])
+def test_the_unit_of_a_state_has_no_say(scale):
+    def cell_in(unit):
+        def cell(p, c, x):
+            v = 0.9 * c['v'] + unit * jnp.tanh(braintrace.matmul(jnp.concatenate([x, c['v'] / unit], -1), p['W']))
+            a = 0.5 * c['a'] + 0.2 * c['v'] / unit
+            r = 0.8 * c['r'] + braintrace.matmul(v / unit, p['U'])
+            return r, {'v': v, 'a': a, 'r': r}
+        return cell
+    rng, first = np.random.default_rng(3), {'v': jnp.zeros((2, N)), 'a': jnp.zeros((2, N)), 'r': jnp.zeros((2, 2))}
+    params = {'W': rng.standard_normal((I + N, N)), 'U': rng.standard_normal((N, 2))}
+    data = rng.standard_normal((8, 2, I)), rng.standard_normal((8, 2, 2)), squared
+    want, got = (verify.diagnose(braintrace.functional.online(cell_in(unit), braintrace.rules.d_rtrl()), *data, params=params, carry=first)
+                 for unit in (1., scale))
+    assert 0.1 < want.rows[1].dropped < 0.9
+    for a, b in zip(got.rows, want.rows, strict=True):
+        np.testing.assert_allclose([a.cosine, a.norm_ratio, a.dropped, *a.dropped_by_group.values()],
+                                   [b.cosine, b.norm_ratio, b.dropped, *b.dropped_by_group.values()], rtol=1e-9)
+    assert got.silent == want.silent
+
+
+def test_a_traced_parameter_whose_gradient_is_far_off_is_told_with_where_it_loses():
+    """``v = a v + W x`` and ``r = 0.99 r + U v``: v forgets at once, and most of what W does stays in r."""
+    def cell(p, c, x):
+        v = 0.01 * c['v'] + braintrace.matmul(x, p['W'])
+        r = 0.99 * c['r'] + braintrace.matmul(v, p['U'])
+        return r, {'v': v, 'r': r}
+    params, carry = {'W': jnp.ones((1, 1)), 'U': jnp.ones((1, 1))}, {'v': jnp.zeros(1), 'r': jnp.zeros(1)}
+    got = verify.diagnose(braintrace.functional.online(cell, braintrace.rules.d_rtrl()), jnp.ones((40, 1)), jnp.zeros((40, 1)),
+                          squared, params=params, carry=carry)
+    v, r, exact, online, kept, whole, squares = 0., 0., 0., 0., 0., 0., np.zeros(2)
+    for _ in range(40):
+        now = 1 + 0.01 * kept
+        v, whole, kept = 0.01 * v + 1, 0.99 * whole + now, now
+        r = 0.99 * r + v
+        exact, online, squares = exact + r * whole, online + r * now, squares + [v ** 2, r ** 2]
+    in_v, in_r = kept ** 2 / squares[0], whole ** 2 / squares[1]
+    row = {row.path: row for row in got.rows}['W']
+    assert row.norm_ratio == pytest.approx(online / exact) and row.norm_ratio < 0.1
+    assert row.dropped_by_group == pytest.approx({'v': 0, 'r': in_r / (in_v + in_r)})
+    assert got.findings[0] == (f'Far from the gradient of BPTT, though with a trace: W (cosine 1.000, norm ratio {row.norm_ratio:.3g}; '
+                               f'dropped of dh/dw: {100 * in_r / (in_v + in_r):.0f} % in r).')
+
+
 class Deep(brainstate.nn.Module):
     """An embedding below two GRUs."""
 
