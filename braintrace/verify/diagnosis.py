@@ -56,8 +56,8 @@ class Activity:
 
     ``shown_by``: ``spikes``, where a step function of the group's states, or of one kept as a state, makes zeros and ones: a unit is silent
     where it never spikes, saturated where it spikes at more than half of all steps. Else ``states``: silent where all states of the unit
-    stay within 1e-6 of zero in units of their root mean square over the window, saturated where a state of a kind that stays between -1 and 1 is
-    beyond 0.99 at more than half of all steps.
+    stay within 1e-6 of zero in units of their root mean square over the window, saturated where a state of a kind that stays
+    between -1 and 1 is beyond 0.99 at more than half of all steps.
     """
     group: str
     shown_by: str
