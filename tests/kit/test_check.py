@@ -15,30 +15,13 @@ from braintrace.kit._cases import registered
 
 from . import bad
 from .bad import DENSE, shapes
+from .test_meta import ALWAYS
 
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
-ALWAYS = {'L0', 'L1', 'L2', 'L3', 'L4', 'L5', 'L6', 'L9', 'L11', 'L12', 'L15'}
-BUILT_IN = ['etp_mv', 'etp_elemwise', 'etp_embed_mm', 'etp_embed_mv', 'etp_lora_mv', 'etp_sp_mv', 'etp_einsum_mv',
-            'etp_einsum_shared_mm', 'etp_einsum_shared_mv', 'etp_lora_mm', *(pytest.param(name, marks=pytest.mark.slow) for name in (
-                'etp_conv', 'etp_einsum_mm', 'etp_mm', 'etp_sp_mm'))]
 
 
 def statuses(report):
     return {law: report.status(law) for law in kit.LAWS}
-
-
-@pytest.mark.parametrize('name', BUILT_IN)
-def test_the_primitives_of_the_library_keep_every_law(name, etp_conformance):
-    report = etp_conformance(name)
-    identity_like = name == 'etp_elemwise'
-    passed = ALWAYS | ({'L10'} if identity_like else {'L7', 'L8'})
-    assert statuses(report) == {law: 'pass' if law in passed else 'not_applicable' for law in kit.LAWS}
-    assert {row.law for row in report.rows} == set(kit.LAWS)
-
-
-def test_every_primitive_of_the_library_is_in_this_table():
-    listed = {entry if isinstance(entry, str) else entry.values[0] for entry in BUILT_IN}
-    assert listed == {p.name for p in (*ops.EINSUM_FORMS.values(), *(getattr(ops, n) for n in ops.__all__ if n.endswith('_p')))}
 
 
 FACTORIES = {

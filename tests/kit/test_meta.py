@@ -1,4 +1,4 @@
-"""Every rule of every primitive of the library is exercised by the laws that are about it, as recorded while they are traced."""
+"""Every primitive of the library keeps every law, and every rule is exercised by the laws about it, as recorded while they are traced."""
 from __future__ import annotations
 
 import contextlib
@@ -9,10 +9,11 @@ import pytest
 
 from braintrace import MissingRuleError
 from braintrace import _etrace_op as ops
-from braintrace.kit import _contract, _laws, check
+from braintrace.kit import LAWS, _contract, _laws, check
 from braintrace.kit.__main__ import main
 from braintrace.kit._cases import cases_of
 
+ALWAYS = {'L0', 'L1', 'L2', 'L3', 'L4', 'L5', 'L6', 'L9', 'L11', 'L12', 'L15'}
 # rule -> the laws that must have called it; L9 goes through the learners
 ABOUT = {
     'xy_to_dw': {'L0', 'L2', 'L9'},
@@ -63,9 +64,9 @@ def called_by_laws(primitive, monkeypatch) -> dict[str, set[str]]:
     return found
 
 
-def uncovered(primitive, monkeypatch) -> list[str]:
+def uncovered(primitive, report, monkeypatch) -> list[str]:
     """What is missing: a required rule, a law that did not call a rule that it is about, or did not pass."""
-    report, found = check(primitive.name), called_by_laws(primitive, monkeypatch)
+    found = called_by_laws(primitive, monkeypatch)
     slots = {*ops.REQUIRED_SLOTS, *(slot for slot, table in ops.RULE_SLOTS.items() if primitive in table)}
     wrong = [f'{primitive.name}: no rule {slot}' for slot in sorted(slots) if primitive.optional_rule(slot) is None]
     return wrong + [f'{primitive.name}: {slot} by {law}: called {slot in found.get(law, ())}, {report.status(law)}'
@@ -74,14 +75,18 @@ def uncovered(primitive, monkeypatch) -> list[str]:
 
 
 @every_primitive
-def test_every_rule_is_exercised_by_the_laws_about_it(primitive, monkeypatch):
-    assert uncovered(primitive, monkeypatch) == []
+def test_every_law_holds_and_exercises_the_rules_it_is_about(primitive, etp_conformance, monkeypatch):
+    report = etp_conformance(primitive.name)
+    passed = ALWAYS | ({'L10'} if primitive is ops.etp_elemwise_p else {'L7', 'L8'})
+    assert {law: report.status(law) for law in LAWS} == {law: 'pass' if law in passed else 'not_applicable' for law in LAWS}
+    assert {row.law for row in report.rows} == set(LAWS)
+    assert uncovered(primitive, report, monkeypatch) == []
 
 
 @pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
 def test_a_deleted_rule_is_named_with_its_op(slot, monkeypatch, capsys):
     monkeypatch.delitem(ops.RULE_SLOTS[slot], ops.etp_mv_p)
-    assert f'etp_mv: no rule {slot}' in uncovered(ops.etp_mv_p, monkeypatch)
+    assert f'etp_mv: no rule {slot}' in uncovered(ops.etp_mv_p, check('etp_mv'), monkeypatch)
     assert main(['check', 'etp_mv']) in (1, 2)
     printed = capsys.readouterr().out
     assert 'etp_mv' in printed and slot in printed
@@ -92,4 +97,5 @@ def test_a_deleted_rule_is_named_with_its_op(slot, monkeypatch, capsys):
     ('L3', 'yw_to_w', ops.etp_mv_p)])
 def test_a_deleted_test_is_named_with_its_rule(law, slot, primitive, monkeypatch):
     monkeypatch.setattr(_laws, 'NUMERICAL', [part for part in _laws.NUMERICAL if part.law != law])
-    assert [line for line in uncovered(primitive, monkeypatch) if line.startswith(f'{primitive.name}: {slot} by {law}: called False')]
+    found = uncovered(primitive, check(primitive.name), monkeypatch)
+    assert [line for line in found if line.startswith(f'{primitive.name}: {slot} by {law}: called False')]
