@@ -308,7 +308,7 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
         y = shape_of(name, fn, sample, weight)
         check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
         (_, _, places), = places_of(name, fn, ('weight',), sample, (jax.ShapeDtypeStruct(weight.shape, weight.dtype),), (), True).at
-        if places != tuple(range(weight.ndim)):
+        if weight.size and places != tuple(range(weight.ndim)):
             raise RuleContractError(f'{name}: fn moves elements of the weight to other places. Make the op with `kit.make_linear_op`.')
         unit = proportional_product(name, fn, [sample, weight], [x_unit, weight_unit], {})
         return with_unit(forms[not batched].bind(x, weight), unit)
