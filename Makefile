@@ -1,6 +1,6 @@
 # Everything a contributor runs. The first call of a target makes its virtual environment; later calls reuse it.
 #   make demo           train online on real data, print the table, draw examples/output/digits.png
-#   make test           lint and every test, slow ones included
+#   make test           lint and every test, slow ones included; fails where no test has shown a rule or law of an op
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the tests that are not marked slow on Python >= 3.12, which brings newer releases of the dependencies
 #   make bench          time and memory beside BPTT and the public package 0.2.6; writes docs/performance.md (a quarter of an hour)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -244,6 +245,13 @@ def test_every_public_name_has_a_docstring(name):
     module = importlib.import_module(name)
     bare = [public for public in module.__all__ if not is_documented(getattr(module, public))]
     assert not bare, f'public names of {name} without a docstring: {bare}'
+
+
+def test_the_kit_is_imported_when_it_is_asked_for():
+    code = ("import sys, braintrace; before = 'braintrace.kit' in sys.modules; braintrace.kit.check; "
+            "print(before, hasattr(braintrace, 'kitt'))")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout == 'False False\n', done.stderr
 
 
 def is_documented(value: object) -> bool:

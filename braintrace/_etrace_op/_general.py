@@ -47,14 +47,20 @@ def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
 
     def solve_drtrl(signal, trace, weights, **params):
         scaled = {name: e.sum(tuple(range(e.ndim - 1))) for name, e in yw_to_w(signal, trace).items()}
-        copies = {name: e.size // max(1, weights[name].size) for name, e in scaled.items()}     # of a pointwise op that is widened
-        return {name: e.reshape(copies[name], *weights[name].shape).sum(0) for name, e in scaled.items()}
+        return {name: _unwidened(e, weights[name], signal.shape) for name, e in scaled.items()}
 
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state):
         y = y_var.aval.shape
         return {name: zeros_trace((*y, math.prod(w.aval.shape)), w, num_hidden_state) for name, w in weight_vars.items()}
 
     return {'instant_drtrl': instant_drtrl, 'yw_to_w': yw_to_w, 'solve_drtrl': solve_drtrl, 'init_drtrl': init_drtrl}
+
+
+def _unwidened(e: jax.Array, weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A flat gradient in the weight's shape; that of an op called on its weight broadcast to y's shape is summed over the copies."""
+    if e.size == weight.size:
+        return e.reshape(weight.shape)
+    return jax.vjp(lambda w: jnp.broadcast_to(w, shape), weight.astype(e.dtype))[1](e.reshape(shape))[0]
 
 
 # a trace for each pair of x and y ---------------------------------------------------------------------------------------

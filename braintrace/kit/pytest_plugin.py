@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from .. import OptionError
 from .._etrace_op import RULE_SLOTS
 from ._check import check
 from ._report import LAWS, ConformanceReport
@@ -68,7 +67,7 @@ class Recorder:
 
     def __init__(self, path: Path):
         if not path.parent.is_dir():
-            raise OptionError(f'--etp-results {path}: there is no folder {path.parent}.')
+            raise pytest.UsageError(f'--etp-results {path}: there is no folder {path.parent}.')
         self.path, self.entries = path, []
         self.path.unlink(missing_ok=True)
 

@@ -1,5 +1,4 @@
 """The code of the published pages on ETP primitives, in its meaning; two wrong examples stand corrected, zeros have dtypes."""
-import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -223,26 +222,3 @@ def test_the_scaled_matmul_keeps_every_law_once_it_is_corrected(register):
     kit.assert_conformant(primitive, SCALED)
     primitive.register_yw_to_w(published_yw_to_w)
     assert {row.law for row in kit.check(primitive, SCALED).of('fail')} >= {'L3', 'L9'}
-
-
-def test_a_model_chooses_its_parameters_by_its_ops():
-    class TinyRNN(brainstate.nn.Module):
-        def __init__(self, in_dim=4, hid_dim=6):
-            super().__init__()
-            self.in_dim, self.hid_dim = in_dim, hid_dim
-            self.W_rec = brainstate.ParamState(0.1 * jax.random.normal(jax.random.PRNGKey(0), (hid_dim, hid_dim)))
-            self.W_in = brainstate.ParamState(0.1 * jax.random.normal(jax.random.PRNGKey(1), (in_dim, hid_dim)))
-
-        def init_state(self, batch_size=None, **kwargs):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size or 1, self.hid_dim)))
-
-        def update(self, x):
-            self.h.value = jax.nn.tanh(x @ self.W_in.value + braintrace.matmul(self.h.value, self.W_rec.value))
-            return self.h.value
-    model = TinyRNN(in_dim=4, hid_dim=6)
-    brainstate.nn.init_all_states(model, batch_size=2)
-    learner = braintrace.D_RTRL(model)
-    with pytest.warns(braintrace.BraintraceWarning, match='W_in reaches a hidden state by a plain operation'):
-        learner.compile_graph(jnp.zeros((2, model.in_dim)))
-    relation, = learner.graph.hidden_param_op_relations
-    assert relation.primitive.name == 'etp_mm' and list(relation.trainable_vars) == ['weight']

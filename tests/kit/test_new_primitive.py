@@ -127,6 +127,18 @@ def test_a_result_without_an_input_that_is_broadcast_inside_is_named():
     assert any('its result [3, 1] is broadcast inside to [3, 3]' in str(w.message) for w in found), [str(w.message) for w in found]
 
 
+@pytest.mark.parametrize('window', [None, 2, 'steps'])
+@pytest.mark.parametrize('shape', [(N,), (BATCH, 1), (1, N), (BATCH, N)])
+def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window):
+    op = kit.new_etp_primitive(Spec('t_passed_on', lambda w: 1. * w, x_invar_index=None, gradient_enabled=True))
+
+    def cell(w, h, x):
+        h = jnp.tanh(0.9 * h + x + op(w))
+        return h, h
+    w = jnp.asarray(RNG.normal(size=shape))
+    np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
+
+
 # what a spec checks -------------------------------------------------------------------------------------------------------
 
 def checked():

@@ -128,3 +128,8 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
 def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
     done = run(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
     assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr
+
+
+def test_a_record_without_a_folder_is_wrong_usage(tmp_path):
+    done = run(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
+    assert done.returncode == 4 and '--etp-results none/r.json: there is no folder none' in done.stderr and 'Traceback' not in done.stderr

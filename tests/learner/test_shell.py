@@ -89,6 +89,7 @@ def test_the_graph_is_frozen_and_the_compiler_can_be_called_alone():
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     graph = braintrace.compile_etrace_graph(model, jnp.zeros((BATCH, INPUTS)))
     assert [r.primitive.name for r in graph.hidden_param_op_relations] == ['etp_mm', 'etp_mm']
+    assert repr(graph).startswith('ETraceGraph(1 hidden groups, 2 relations, ')
     with pytest.raises(AttributeError):
         graph.ops = ()
 
