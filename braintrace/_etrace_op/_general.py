@@ -74,11 +74,15 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
     def holder(names) -> str:
         return min(name for name in names if name != 'bias')
 
+    def dtypes(weights) -> dict:
+        found = {name: w.dtype for name, w in weights.items()}
+        return found | {holder(weights): jnp.result_type(*(dtype for name, dtype in found.items() if name != 'bias'))}
+
     def instant_drtrl(x, hidden_dim, weights, *, places, **params):
         lanes = math.prod(x.shape[:x.ndim - len(places.x)])
         x, d = x.reshape(lanes, math.prod(places.x)), hidden_dim.reshape(lanes, math.prod(places.y))
         found = {name: jnp.zeros((0,), d.dtype) for name in weights} | {holder(weights): x.T @ d, 'bias': d.sum(0).reshape(places.y)}
-        return {name: found[name].astype(w.dtype) for name, w in weights.items()}
+        return {name: found[name].astype(dtype) for name, dtype in dtypes(weights).items()}
 
     def yw_to_w(hidden_dim, trace, *, places, **params):
         flat = hidden_dim.reshape(*hidden_dim.shape[:hidden_dim.ndim - len(places.y)], 1, math.prod(places.y))
@@ -97,7 +101,9 @@ def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, C
     def init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, places):
         lead = y_var.aval.shape[:len(y_var.aval.shape) - len(places.y)]
         shapes = {holder(weight_vars): (math.prod(places.x), math.prod(places.y)), 'bias': places.y}
-        return {name: zeros_trace((*lead, *shapes.get(name, (0,))), w, num_hidden_state) for name, w in weight_vars.items()}
+        kinds = dtypes({name: w.aval for name, w in weight_vars.items()})
+        return {name: zeros_trace((*lead, *shapes.get(name, (0,))), w, num_hidden_state).astype(kinds[name])
+                for name, w in weight_vars.items()}
 
     return {'instant_drtrl': instant_drtrl, 'yw_to_w': yw_to_w, 'solve_drtrl': solve_drtrl, 'init_drtrl': init_drtrl}
 

@@ -171,6 +171,27 @@ def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more():
                       'dense position': {(BATCH, UNITS, INPUTS * UNITS)}}
 
 
+def test_an_effective_trace_is_held_once_in_the_widest_dtype():
+    op = made()['low rank']
+
+    def cell(p, h, x):
+        h = jnp.tanh(0.5 * h + op(x, p['b'], p['a'], scale=0.7))
+        return h, h
+    params = {'b': jnp.asarray(B), 'a': jnp.asarray(A, jnp.float32)}
+    xs, h = jnp.asarray(draw(STEPS, BATCH, INPUTS)), jnp.zeros((BATCH, UNITS))
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    state = learner.init(params, h, xs[0])
+    assert sorted((leaf.size, leaf.dtype.name) for leaf in jax.tree.leaves(state.trace)) == [(0, 'float64'), (60, 'float64')]
+    got = learner.sequence_grad(lambda out, _: jnp.sum(out ** 2), window=2, reduction='sum')(params, state, xs, xs)[0]
+
+    def through_time(p):
+        return sum(jnp.sum(out ** 2) for out in jax.lax.scan(lambda h, x: cell(p, h, x), h, xs)[1])
+    want = jax.grad(through_time)(params)
+    assert {k: g.dtype for k, g in got.items()} == {k: w.dtype for k, w in params.items()}
+    np.testing.assert_allclose(got['b'], want['b'], rtol=1e-10)
+    np.testing.assert_allclose(got['a'], want['a'], rtol=1e-5)
+
+
 def test_units_multiply_and_a_bias_is_rescaled():
     y = made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.nA)
     assert u.get_unit(y).has_same_dim(u.mV * u.mS)
