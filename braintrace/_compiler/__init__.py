@@ -10,5 +10,5 @@ from .recurrence import Groups, old_ancestors
 from .report import Report
 
 __all__ = ['Coordinates', 'DEFAULT', 'Diagnostic', 'ETraceGraph', 'Groups', 'HiddenGroup', 'Loop', 'OpUse', 'Policy', 'Program',
-           'REASONS', 'Relation', 'Remat', 'Report', 'Route', 'USE', 'abstract', 'analyse', 'check_arrays', 'check_learnable', 'depends',
-           'describe_aval', 'flow', 'is_inexact', 'old_ancestors', 'path_key', 'path_name', 'untraced_uses']
+           'REASONS', 'Relation', 'Remat', 'Report', 'Route', 'USE', 'abstract', 'analyse', 'check_arrays',
+           'check_learnable', 'depends', 'describe_aval', 'flow', 'is_inexact', 'old_ancestors', 'path_key', 'path_name', 'untraced_uses']

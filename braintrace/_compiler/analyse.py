@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._errors import CompileError, NotSupportedError, RuleContractError
+from .._errors import CompileError, NotSupportedError, OptionError, RuleContractError
 from . import flow
 from . import labels as lb
 from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
 from .copies import forward_copies
 from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
+from .lanes import carried_lanes
 from .losses import USE, name_mixing, op_name, readers, untraced_uses
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
-from .program import Equation, Loop, Program, is_inexact, path_name, trace_step
+from .program import Equation, Loop, Program, describe_aval, is_inexact, path_name, trace_step
 from .recurrence import reached_groups
 
 __all__ = ['analyse']
@@ -37,12 +38,12 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
         if open_ends:
             continue
         try:
-            return _graph(program)
+            return _graph(program, policy)
         except MustUnroll as e:
             decisions.update(unroll(e.loop))
 
 
-def _graph(program: Program) -> ETraceGraph:
+def _graph(program: Program, policy: Policy) -> ETraceGraph:
     positions, analysis = find_positions(program)
     groups = [_group(program, states) for states in positions.groups]
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
@@ -57,9 +58,10 @@ def _graph(program: Program) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
+    lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),
-                        _direct(program, ops), _colours(positions), _lanes(program, ops))
+                        _direct(program, ops), _colours(positions), lanes, _laned(program, policy, groups, ops, relations, lanes))
     return _with_partial_traces(graph)
 
 
@@ -397,6 +399,21 @@ def _lanes(program: Program, ops) -> int | None:
     """The batch size that all batched ops share, else None."""
     sizes = {program.avals[op.x].shape[0] for op in ops if op.primitive.batched and op.x is not None}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _laned(program: Program, policy: Policy, groups, ops, relations, lanes: int | None) -> frozenset[int]:
+    """Positions in the carry whose axis 0 is the batch: as the step shows it, and as the policy says."""
+    named = set()
+    for path in policy.lanes:
+        c = program.carry_names.index(path) if path in program.carry_names else None
+        if c is None:
+            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are {list(program.carry_names)}.')
+        aval = program.avals[program.carry[c]]
+        if lanes is None or aval.shape[:1] != (lanes,):
+            raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the step\'s ops is {lanes}: its axis 0 is '
+                              'not the batch.')
+        named.add(c)
+    return carried_lanes(program, groups, ops, relations, lanes) | named
 
 
 def check_learnable(graph: ETraceGraph) -> None:

@@ -84,7 +84,7 @@ class Coordinates:
     expanded: bool = False
 
     def has_lanes(self, lanes: int | None) -> bool:
-        """Whether axis 0 of the entries is the batch of the hidden group."""
+        """Whether axis 0 of the entries is that of the hidden group, ``lanes`` long (see :meth:`ETraceGraph.lanes_of`)."""
         if lanes is None or self.shape[:1] != (lanes,) or self.group_shape[:1] != (lanes,):
             return False
         if self.positions is None or not lanes:
@@ -157,7 +157,7 @@ class ETraceGraph:
     ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` shows
     them, ``explain(path)`` tells of one parameter, ``to_mermaid()`` draws them. ``rule``: the one that it was compiled for, or
     None. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
-    it leads to, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
+    it leads to, ``laned`` the positions in the carry whose axis 0 is the batch, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
     that is empty, D_RTRL is exact for the group's traced weights.
     """
     program: Program
@@ -172,8 +172,13 @@ class ETraceGraph:
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
+    laned: frozenset[int]
 
     rule: Any = field(default=None, kw_only=True)
+
+    def lanes_of(self, group: HiddenGroup) -> int | None:
+        """The batch size, if axis 0 of the group's states is known to be the batch, else None."""
+        return self.lanes if self.laned.issuperset(group.states) else None
 
     def __repr__(self) -> str:
         return (f'ETraceGraph({len(self.hidden_groups)} hidden groups, {len(self.hidden_param_op_relations)} relations, '

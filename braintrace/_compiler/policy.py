@@ -25,6 +25,8 @@ class Policy:
     - ``checkpoint``: ``'keep'`` recomputes in the backward pass as the model asks, ``'inline'`` stores instead.
     - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
+    - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it: resets of single lanes put
+      back such states alone whose axis 0 is known to be the batch.
 
     ``'refuse'`` makes a construct a :class:`braintrace.NotSupportedError` that names its place.
 
@@ -43,6 +45,7 @@ class Policy:
     checkpoint: str = 'keep'
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
+    lanes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,6 +56,8 @@ class Policy:
             raise OptionError(f'strict is {self.strict!r}; give True or False.')
         if isinstance(self.unroll, bool) or not isinstance(self.unroll, Integral) or self.unroll < 0:
             raise OptionError(f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are unrolled.')
+        if not isinstance(self.lanes, tuple) or not all(isinstance(path, str) for path in self.lanes):
+            raise OptionError(f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as (\'count\',).')
 
 
 DEFAULT = Policy()

@@ -218,10 +218,11 @@ def _relation_rows(graph: ETraceGraph, traces: dict, once: dict) -> tuple[Relati
     for rel in graph.hidden_param_op_relations:
         trace = []
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
+            lanes = graph.lanes_of(group)
             for slot, arrays in traces.get(rel.key, {}).get(group.name, {}).items():
                 a, *_ = jax.tree.leaves(arrays)
                 axis = a.ndim - jax.tree.leaves(once[rel.key][group.name][slot])[0].ndim
-                laned = coords.has_lanes(graph.lanes) and a.shape[axis:axis + 1] == (graph.lanes,)
+                laned = coords.has_lanes(lanes) and a.shape[axis:axis + 1] == (lanes,)
                 shape = (*a.shape, len(arrays)) if isinstance(arrays, tuple) else tuple(a.shape)
                 trace.append(TraceRow(group.name, slot, shape, str(a.dtype), math.prod(shape) * a.dtype.itemsize,
                                       axis if laned else None))

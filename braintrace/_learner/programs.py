@@ -221,10 +221,8 @@ class GradProgram:
     def _reset(self, initial, world, flags):
         carry, extra = world
         leaves, treedef = jax.tree.flatten(carry)
-        fresh = jax.tree.leaves({**carry, **initial})
-        for c in self.compiled.program.hidden:
-            leaves[c] = core_.reset_leaf(flags, fresh[c], leaves[c])
-        return jax.tree.unflatten(treedef, leaves), extra
+        new = self.compiled.restarted(jax.tree.leaves({**carry, **initial}), self.core.hidden, leaves, flags)
+        return jax.tree.unflatten(treedef, new), extra
 
     # the whole sequence ---------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class DRTRL(Rule):
         return add_gradients(grads, self._history(graph, trace, signals.c, weights, t > 0))
 
     def _old(self, graph, trace, rel: Relation, group: HiddenGroup, coords: Coordinates, alive) -> k.Old:
-        return k.Old(trace[rel.key][group.name], alive if coords.has_lanes(graph.lanes) else alive.any(), rel.op.y_aval.dtype)
+        return k.Old(trace[rel.key][group.name], alive if coords.has_lanes(graph.lanes_of(group)) else alive.any(), rel.op.y_aval.dtype)
 
     def _history(self, graph, trace, signal: dict, weights: Weights, alive) -> OpGradients:
         """``< dL/dh', e' >`` for every relation, skipped while no lane has a past."""
@@ -246,12 +246,12 @@ class DRTRL(Rule):
 
     def _without(self, graph, pending: Pending, dead: jax.Array) -> Pending:
         """What is pending, of the lanes that are not reset."""
-        laned = {g.name: graph.lanes is not None and g.shape[:1] == (graph.lanes,) for g in graph.hidden_groups}
+        laned = {g.name: graph.lanes_of(g) is not None for g in graph.hidden_groups}
         ops = {r.key: r.op for r in graph.hidden_param_op_relations}
         x = {key: self._living_rows(graph, ops[key], rows, dead[None]) for key, rows in pending.x.items()}
         q: dict[str, dict[str, jax.Array]] = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            q[rel.key][group.name] = k.where_lanes(~dead, coords.has_lanes(graph.lanes), pending.q[rel.key][group.name],
+            q[rel.key][group.name] = k.where_lanes(~dead, coords.has_lanes(graph.lanes_of(group)), pending.q[rel.key][group.name],
                                                    1 + len(rel.op.repeats))
         return Pending(pending.alive & ~dead, {g: k.where_lanes(~dead, laned[g], p) for g, p in pending.p.items()}, x, q)
 
@@ -277,7 +277,7 @@ class DRTRL(Rule):
 
     def _backwards(self, graph, factors: Factors, signals: Signals, resets, keep: bool):
         """The light reverse scan: ``lam_t`` is the credit that later losses send to h_t, ``p_t`` carries h_t to the end."""
-        laned = {g.name: graph.lanes is not None and g.shape[:1] == (graph.lanes,) for g in graph.hidden_groups}
+        laned = {g.name: graph.lanes_of(g) is not None for g in graph.hidden_groups}
 
         def back(state, at):
             lam, p, dead = state
@@ -290,7 +290,7 @@ class DRTRL(Rule):
                 if keep:
                     push = (k.at_coordinates(coords, p[group.name], 2) * f[..., None, :]).sum(-1)
                     pushes[rel.key][group.name] = push if dead is None else k.where_lanes(
-                        ~dead, coords.has_lanes(graph.lanes), push, len(rel.op.repeats))
+                        ~dead, coords.has_lanes(graph.lanes_of(group)), push, len(rel.op.repeats))
             lam = {g: c[g] + (s[..., :, None] * d[g]).sum(-2) for g, s in lam.items()}
             p = {g: (s[..., :, :, None] * d[g][..., None, :, :]).sum(-2) for g, s in p.items()}
             if reset is not None:

@@ -41,7 +41,7 @@ class ESDRTRL(Rule):
         a = self.decay
         new: Trace = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel, group, coords in pairs(graph):
-            laned = coords.has_lanes(graph.lanes)
+            laned = coords.has_lanes(graph.lanes_of(group))
             old = {n: k.where_lanes(t > 0, laned, e, len(rel.op.repeats)) for n, e in trace[rel.key][group.name].items()}
             d = k.at_coordinates(coords, factors.d[group.name], 2)
             f = a * (d * old['f'][..., None, :]).sum(-1) + (1 - a) * factors.df[rel.key][group.name]
@@ -61,7 +61,7 @@ class ESDRTRL(Rule):
             signal = jax.vmap(lambda s, c=coords: k.at_coordinates(c, s, 1))(signals.l[group.name])
             slots, df = traces[rel.key][group.name], factors.df[rel.key][group.name]
             signal = jnp.expand_dims(signal, range(1, 1 + len(rel.op.repeats)))
-            d = (signal * slots['f']).sum(-1) / self._correction(graph, rel, coords, t, slots['f'].ndim - 1)
+            d = (signal * slots['f']).sum(-1) / self._correction(rel, coords.has_lanes(graph.lanes_of(group)), t, slots['f'].ndim - 1)
             got = k.factored_gradient(k.as_represented(rel.op), coords, slots.get('x'), d, weights[rel.key])
             factored[rel.key] = got if rel.key not in factored else jax.tree.map(operator.add, factored[rel.key], got)
             inside = jax.vmap(lambda s, op=rel.op, c=coords: k.to_y(op, c, s))((signal * df).sum(-1))
@@ -71,11 +71,12 @@ class ESDRTRL(Rule):
         owned = same_step(graph, factors.x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
-    def _correction(self, graph, rel, coords, t, ndim: int):
+    def _correction(self, rel, laned: bool, t, ndim: int):
         """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""
-        if t.ndim == 2 and not coords.has_lanes(graph.lanes):
+        if t.ndim == 2 and not laned:
             t = t.max(-1)
-        correction = 1 - jnp.power(jnp.asarray(self.decay, jnp.result_type(float)), t + 1)
+        number = jnp.result_type(float)
+        correction = 1 - jnp.power(jnp.asarray(self.decay, number), t.astype(number) + 1)
         correction = jnp.expand_dims(correction, range(1, 1 + len(rel.op.repeats)))
         return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 

@@ -12,7 +12,7 @@ import numpy as np
 from .._compiler import ETraceGraph, abstract, is_inexact, path_name
 from .._executor import Executor, Factors, Signals, stopped
 from .._rules import Rule, same_step
-from ._state import flatten_paths
+from ._state import counted, flatten_paths, put_back
 
 __all__ = ['Compiled', 'signature', 'zero_gradient']
 
@@ -46,14 +46,14 @@ class Compiled:
 
     @cached_property
     def laned(self) -> frozenset[str]:
-        """Paths of the arrays of the trace whose axis 0 is the lanes."""
-        found = set()
+        """Paths of the arrays of the carry and the trace whose axis 0 is the lanes."""
+        found = {path_name(('carry', *self.program.carry_keys[c])) for c in self.graph.laned}
         trace = {} if self.graph.lanes is None else jax.eval_shape(self.init)[0]
         for rel in self.graph.hidden_param_op_relations:
             for group, coords in zip(rel.groups, rel.coordinates, strict=True):
                 slots = trace.get(rel.key, {}).get(group.name, {})
-                if coords.has_lanes(self.graph.lanes) and not rel.op.repeats:
-                    found |= {path_name((rel.key, group.name, *key)) for key, e in flatten_paths(slots).items()
+                if coords.has_lanes(self.graph.lanes_of(group)) and not rel.op.repeats:
+                    found |= {path_name(('trace', rel.key, group.name, *key)) for key, e in flatten_paths(slots).items()
                               if e.shape[:1] == (self.graph.lanes,)}
         return frozenset(found)
 
@@ -61,6 +61,16 @@ class Compiled:
     def state_signature(self) -> tuple:
         """Structure and shapes of trace and t."""
         return signature(jax.eval_shape(self.init))
+
+    def restarted(self, fresh: list, hidden: Callable, carry: list, flags: jax.Array) -> list:
+        """The leaves of the carry with the hidden ones, of whatever dtype, put back in flagged lanes."""
+        program, laned = self.program, self.graph.laned
+
+        def leaf(c: int, x, start):
+            if not hidden(program.carry_keys[c], x):
+                return x
+            return put_back(flags, start, x, program.carry_names[c], c in laned)
+        return [leaf(c, x, start) for c, (x, start) in enumerate(zip(carry, fresh, strict=True))]
 
     def factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
@@ -73,7 +83,7 @@ class Compiled:
         if self.rule is not None:
             factors = self.factors(params, weights, carry, inputs, xs)
             trace = self.rule.update(self.graph, trace, factors, weights, t)
-        return outputs, new_carry, trace, t + 1
+        return outputs, new_carry, trace, counted(t)
 
     def observe(self, params, weights, carry, inputs, of_outputs: Callable):
         """One step with everything that a gradient needs.
@@ -109,7 +119,7 @@ class Compiled:
         weights = self.executor.op_weights(params)
         (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
         new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
-        return (outputs, new_carry, new, t + 1), (pull, params, weights, factors, trace, new, t)
+        return (outputs, new_carry, new, counted(t)), (pull, params, weights, factors, trace, new, t)
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals

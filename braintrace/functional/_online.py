@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,9 +34,9 @@ from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunc
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
-from ._state import OnlineState, flatten_paths, reset_leaf
+from ._state import OnlineState, flatten_paths, no_key
 
-__all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
+__all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'scale',
            'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
@@ -59,7 +60,7 @@ class OnlineLearner:
     cell: Callable
     rule: Rule | None
     trainable: Callable = _always
-    hidden: Callable = _always
+    hidden: Callable = no_key
     policy: Policy = DEFAULT
     _kept: dict = field(default_factory=dict, compare=False, repr=False)
     _warned: set = field(default_factory=set, compare=False, repr=False)
@@ -155,7 +156,7 @@ class OnlineLearner:
             length = seq.length_of(xs, ys)
             first = jax.tree.map(lambda a: a[0], xs)
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
-            flags, put_back = _resets(compiled, reset, state, length)
+            flags, put_back = _resets(compiled, reset, state, length, self.hidden)
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
             loop = _run(compiled, loss_fn, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
@@ -192,7 +193,7 @@ class OnlineLearner:
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(jax.tree.map(lambda a: a[0], xs)))
-            flags, put_back = _resets(compiled, reset, state, length)
+            flags, put_back = _resets(compiled, reset, state, length, self.hidden)
             seq.check_updatable(params)
             seq.check_opt_state(optimizer, params, opt_state)
             moves = jax.tree_util.tree_map_with_path(
@@ -246,13 +247,13 @@ class OnlineLearner:
         return Memory(rows, sum(row[-1] for row in rows))
 
 
-def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _always, hidden: Callable = _always,
+def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _always, hidden: Callable = no_key,
            strict: bool = False, policy: Policy = DEFAULT) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
     Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation, same-step gradients);
-    ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on leaves of inexact dtype of params and carry, ``path`` a
-    tuple of strings; ``policy``, a :class:`braintrace.Policy`, says what to do with control flow; ``strict=True`` makes it strict.
+    ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
+    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with control flow; ``strict=True`` makes it strict.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
@@ -324,7 +325,7 @@ def _run(compiled: Compiled, loss_fn: Callable, put_back: Callable, params, carr
     return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back, params, carry, t, sequence)
 
 
-def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
+def _resets(compiled: Compiled, reset, state: OnlineState, length: int, hidden: Callable):
     """Flags ``(T, ...)`` or None, and the function that puts flagged lanes of the flat carry back."""
     if reset is None:
         return None, lambda carry, flags: carry
@@ -335,12 +336,7 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int):
     if flags.dtype != bool or flags.shape not in ((length,), (length, *state.t.shape)):
         raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
                          f'{[length, *state.t.shape]}.')
-    fresh = jax.tree.leaves(carry0)
-
-    def put_back(carry, flags):
-        return [reset_leaf(flags, f, x) if i in compiled.program.hidden else x
-                for i, (x, f) in enumerate(zip(carry, fresh, strict=True))]
-    return flags, put_back
+    return flags, partial(compiled.restarted, jax.tree.leaves(carry0), hidden)
 
 
 def _warn(graph: ETraceGraph, warned: set) -> None:

@@ -15,6 +15,7 @@ from .._compiler import ETraceGraph, abstract, describe_aval, path_key, path_nam
 from .._errors import OptionError, StructureError
 from .._executor import Factors, Signals, TracedStep
 from .._rules import MOST_PENDING, Rule, Trace
+from ._state import counted
 
 __all__ = ['Observation', 'Run', 'Sequence', 'check_mask', 'check_opt_state', 'check_optimizer', 'check_updatable',
            'check_window', 'choose_delay', 'choose_window', 'length_of', 'optimised', 'run_updates', 'run_windows']
@@ -173,7 +174,7 @@ class Run:
         if flags is not None:
             world, t = self.reset(world, flags), jnp.where(flags, 0, t)
         seen = self.observe(kept, world, slice_, weight)
-        return (seen.world, t + 1), seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux)
+        return (seen.world, counted(t)), seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux)
 
     def zeros(self, kept):
         """Op gradients and direct gradients before the first step."""

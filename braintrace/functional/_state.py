@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import path_key, path_name
+from .._compiler import describe_aval, path_key, path_name
 from .._errors import StructureError
 
-__all__ = ['OnlineState', 'flatten_paths', 'fold_lane', 'merge', 'reset', 'unflatten_paths']
+__all__ = ['OnlineState', 'counted', 'flatten_paths', 'fold_lane', 'is_key', 'merge', 'no_key', 'put_back', 'reset', 'unflatten_paths']
 
 
 @jax.tree_util.register_dataclass
@@ -19,8 +19,8 @@ class OnlineState:
     """All that an online learner carries from step to step, but parameters.
 
     ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
-    the last reset, ``(B,)`` where an op is batched, else ``()``. Where ``t`` is 0 the trace counts as zero. ``laned`` (static): the paths
-    of the arrays in ``trace`` whose axis 0 is the lanes.
+    the last reset, ``(B,)`` where an op is batched, else ``()``; it stays at the largest int32 once it is there. Where ``t`` is 0 the
+    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is the lanes.
     """
     carry: Any
     trace: dict
@@ -32,12 +32,32 @@ class OnlineState:
         return replace(self, **changes)
 
 
-def reset_leaf(flags: jax.Array, fresh: jax.Array, x: jax.Array) -> jax.Array:
-    """``fresh`` where a lane (axis 0) is flagged, ``x`` elsewhere."""
-    if flags.ndim and x.shape[:1] != flags.shape:
-        raise StructureError(f'flags have shape {list(flags.shape)}, but a hidden leaf has shape {list(x.shape)}: its axis 0 is not the '
-                         'lanes. Use one flag () for the whole state.')
+def put_back(flags: jax.Array, fresh, x, name: str, laned: bool):
+    """``fresh`` where a lane (axis 0, if ``laned``) is flagged, ``x`` elsewhere; ``name`` is the path of this hidden leaf."""
+    fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
+    if flags.ndim and not laned:
+        remedy = ('If all lanes share it, reset all of them with one flag [], or let it go on: keep it in a brainstate.ShortTermState, or '
+                  'leave it out of `hidden` of functional.online and functional.reset.')
+        if x.shape[:1] == flags.shape:
+            remedy = f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
+        raise StructureError(f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step does not show that '
+                             f'its axis 0 is the batch. {remedy}')
     return jnp.where(flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim)), fresh, x)
+
+
+def is_key(x) -> bool:
+    """Whether a leaf holds typed PRNG keys."""
+    return hasattr(x, 'dtype') and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def no_key(path, leaf) -> bool:
+    """The default of ``hidden``: every leaf but PRNG keys."""
+    return not is_key(leaf)
+
+
+def counted(t: jax.Array) -> jax.Array:
+    """The step count one step on; the largest number stays, since a count that wraps to 0 would empty the trace."""
+    return t + (t < jnp.iinfo(t.dtype).max)
 
 
 def check_flags(flags, t) -> jax.Array:
@@ -48,27 +68,32 @@ def check_flags(flags, t) -> jax.Array:
     return flags
 
 
-def reset(state: OnlineState, flags, carry0, hidden=None) -> OnlineState:
-    """Start flagged lanes anew: their hidden carry from ``carry0``, trace zero, ``t`` zero.
+def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
+    """Start flagged lanes anew: their hidden carry, of any dtype, from ``carry0``, trace zero, ``t`` zero.
 
-    ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default the leaves of inexact dtype.
+    ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all leaves but PRNG keys, which go on.
+    Raises :class:`braintrace.StructureError` where flags of single lanes meet a hidden leaf whose axis 0 is not known to be the lanes.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, reset
-    >>> state = OnlineState({'h': jnp.ones((2, 3))}, {}, jnp.array([4, 4]))
+    >>> state = OnlineState({'h': jnp.ones((2, 3))}, {}, jnp.array([4, 4]), laned=frozenset({'carry/h'}))
     >>> reset(state, jnp.array([True, False]), {'h': jnp.zeros((2, 3))}).t.tolist()
     [0, 4]
     """
     flags = check_flags(flags, state.t)
 
     def leaf(path, x, fresh):
-        is_hidden = jnp.issubdtype(jnp.result_type(x), jnp.inexact) and (hidden is None or hidden(path_key(path), x))
-        return reset_leaf(flags, fresh, jnp.asarray(x)) if is_hidden else x
+        key = path_key(path)
+        if not hidden(key, x):
+            return x
+        return put_back(flags, fresh, x, path_name(key), path_name(('carry', *key)) in state.laned)
 
-    carry = jax.tree_util.tree_map_with_path(leaf, state.carry, carry0)
     def entry(path, e):
-        return reset_leaf(flags, jnp.zeros((), e.dtype), e) if not flags.ndim or path_name(path_key(path)) in state.laned else e
-    return state.replace(carry=carry, trace=jax.tree_util.tree_map_with_path(entry, state.trace), t=jnp.where(flags, 0, state.t))
+        known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
+        return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
+
+    return state.replace(carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),
+                         trace=jax.tree_util.tree_map_with_path(entry, state.trace), t=jnp.where(flags, 0, state.t))
 
 
 def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
@@ -121,6 +146,5 @@ def fold_lane(state: OnlineState, axis_name: str) -> OnlineState:
     True
     """
     def fold(leaf):
-        is_key = hasattr(leaf, 'dtype') and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.fold_in(leaf, jax.lax.axis_index(axis_name)) if is_key else leaf
+        return jax.random.fold_in(leaf, jax.lax.axis_index(axis_name)) if is_key(leaf) else leaf
     return state.replace(carry=jax.tree.map(fold, state.carry))

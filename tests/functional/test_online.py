@@ -162,11 +162,15 @@ def test_memory_lists_the_whole_state_and_allocates_nothing():
     assert ('trace/w/h/weight/0', (8, 100_000, 99_000)) in [row[:2] for row in memory.rows]
 
 
+def not_the_count(path, leaf):
+    return path != ('count',)
+
+
 def test_reset_starts_flagged_lanes_anew():
     learner, params, state, xs, ys = started()
     carry0 = {'h': jnp.zeros((B, N)), 'count': jnp.array(9)}
     _, moved, _ = learner.sequence_grad(loss)(params, state, xs, ys)
-    again = functional.reset(moved, jnp.array([True, False]), carry0)
+    again = functional.reset(moved, jnp.array([True, False]), carry0, hidden=not_the_count)
     assert again.t.tolist() == [0, T] and int(again.carry['count']) == T
     assert (again.carry['h'][0] == 0).all() and close(again.carry['h'][1], moved.carry['h'][1])
     (entry,), (old,) = again.trace['w']['h']['weight'], moved.trace['w']['h']['weight']
@@ -176,13 +180,13 @@ def test_reset_starts_flagged_lanes_anew():
 
 
 def test_a_reset_inside_a_sequence_equals_one_between_two():
-    learner, params, state, xs, ys = started()
+    learner, params, state, xs, ys = started(hidden=not_the_count)
     carry0 = {'h': jnp.full((B, N), 0.3), 'count': jnp.array(0)}
     flags = jnp.zeros((T, B), bool).at[4, 0].set(True)
     run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
     got, last, _ = run(params, state, xs, ys, reset=(flags, carry0))
     first, middle, _ = run(params, state, xs[:4], ys[:4])
-    second, end, _ = run(params, functional.reset(middle, flags[4], carry0), xs[4:], ys[4:])
+    second, end, _ = run(params, functional.reset(middle, flags[4], carry0, not_the_count), xs[4:], ys[4:])
     float_keys = ('w', 'b', 'out')
     assert close({k: got[k] for k in float_keys}, {k: first[k] + second[k] for k in float_keys}, 1e-11)
     assert last.t.tolist() == end.t.tolist() == [2, T]
