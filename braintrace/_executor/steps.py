@@ -74,26 +74,35 @@ class TracedStep:
         """Terms before the first step."""
         return jax.tree.unflatten(self._terms, [jnp.zeros(a.shape, a.dtype) for a in self._term_avals])
 
-    def loop(self, constant, state, xs, length: int):
-        """``(state, sums of terms, shown)`` after some steps; ``xs`` and ``shown`` have time in front."""
+    def loop(self, constant, state, xs, length: int, counts: jax.Array | None = None):
+        """``(state, sums of terms, shown)`` after some steps; ``xs`` and ``shown`` have time in front.
+
+        ``counts``: bool ``(length,)``, the steps whose terms are summed; those of the others need not be numbers. None: all.
+        """
         constant, (n, m) = jax.tree.leaves(constant), self._sizes
 
         def step(carry, at):
-            state, sums = carry
+            (state, sums), (at, counted) = carry, at
             out = _jax.evaluate(self._jaxpr, self._consts, [*constant, *jax.tree.leaves(state), *jax.tree.leaves(at)])
-            return (jax.tree.unflatten(self._state, out[:n]), list(map(operator.add, sums, out[n:n + m]))), out[n + m:]
+            sums = list(map(operator.add, sums, [_where(counted, x) for x in out[n:n + m]]))
+            return (jax.tree.unflatten(self._state, out[:n]), sums), out[n + m:]
 
         carry = state, [jnp.zeros(a.shape, a.dtype) for a in self._zeros]
         if length == 1:
-            (state, sums), stacked = step(carry, jax.tree.map(lambda a: a[0], xs))
+            (state, sums), stacked = step(carry, jax.tree.map(lambda a: a[0], (xs, counts)))
             stacked = [x[None] for x in stacked]
         else:
-            (state, sums), stacked = jax.lax.scan(step, carry, xs)
+            (state, sums), stacked = jax.lax.scan(step, carry, (xs, counts))
         terms, sums = [], iter(sums)
         for rest, products in zip(self._rest, self._products, strict=True):
             terms.append(functools.reduce(operator.add, [next(sums) for _ in range(rest)] + [
-                p.summed(*(stacked[i] for i in operands)) for p, operands in products]))
+                p.summed(*(_where(counts, stacked[i]) for i in operands)) for p, operands in products]))
         return state, jax.tree.unflatten(self._terms, terms), jax.tree.unflatten(self._shown, [stacked[i] for i in self._shown_at])
+
+
+def _where(counts: jax.Array | None, x: jax.Array) -> jax.Array:
+    """``x`` where a step counts (its axes come first), else zero."""
+    return x if counts is None else jnp.where(counts.reshape(counts.shape + (1,) * (x.ndim - counts.ndim)), x, jnp.zeros((), x.dtype))
 
 
 def _parts(v, producer: dict, varying: set) -> tuple[list[Product], list]:

@@ -238,13 +238,13 @@ class GradProgram:
         return show_progress(length) if self.options.progress and alone else None
 
     def _run(self, etrace, weights, constants, world, initial, sequences, mask, flags, alone=True):
-        options, length = self.options, mask.shape[0]
-        sequence = seq.Sequence(sequences, mask, flags)
+        options, length = self.options, seq.length_of(sequences)
+        sequence = seq.Sequence.of(sequences, mask, flags, length)
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         window = seq.choose_window(options.window, length, loop, core_.tree_bytes(etrace['trace']), options.memory_budget)
         world, trace, t, ops, direct, losses, aux = seq.run_windows(
             loop, weights, world, etrace['trace'], etrace['t'], sequence, window, options.keep, self._show(length, alone))
-        grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
+        grads = core_.scale(self._gradients(weights, constants, ops, direct), sequence.mask, options.reduction)
         return grads, losses, aux, world, {'trace': trace, 't': t if options.keep else 0 * t}
 
     def _gradients(self, weights, constants, ops, direct) -> dict:
@@ -309,11 +309,12 @@ class TrainProgram(GradProgram):
             grads = core_.scale(self._gradients(weights, constants, ops, direct), mask, options.reduction)
             return seq.optimised(options.optimizer, weights, opt_state, grads, moves)
 
-        sequence = seq.Sequence(sequences, mask, flags)
+        length = seq.length_of(sequences)
+        sequence = seq.Sequence.of(sequences, mask, flags, length)
         loop = self._window(weights, constants, initial, world, etrace['t'], sequence)
         weights, opt_state, world, trace, t, losses, aux = seq.run_updates(
             loop, update, weights, opt_state, world, etrace['trace'], etrace['t'], sequence, options.every, options.delay,
-            self._show(len(mask), alone))
+            self._show(length, alone))
         return weights, opt_state, losses, aux, world, {'trace': trace, 't': t}
 
     def __call__(self, sequences, mask, flags, opt_state):

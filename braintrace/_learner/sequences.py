@@ -23,7 +23,7 @@ KEPT_PROGRAMS = 8
 class Call(NamedTuple):
     """Checked arguments of a call, and what its program depends on."""
     sequences: Any
-    mask: jax.Array
+    mask: jax.Array | None
     flags: jax.Array | None
     weights: dict
     key: tuple
@@ -58,7 +58,7 @@ class SequenceMixin:
         """Online gradient of a sequence of losses, from the present state on; weights are constant during the call.
 
         ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and returns a scalar loss, or
-        ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
+        ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses (where it is 0, a loss need not be a number); ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
         lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
         sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
         samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
@@ -133,7 +133,7 @@ class SequenceMixin:
             raise OptionError(f'step_fn is {step_fn!r}; give a function of one step\'s slices that calls the learner once.')
         length = seq.length_of(*sequences)
         sequences = jax.tree.map(jnp.asarray, sequences)
-        mask, flags = seq.check_mask(mask, length), self._flags(reset, length)
+        mask, flags = None if mask is None else seq.check_mask(mask, length), self._flags(reset, length)
         if weights is not None and not isinstance(weights, Mapping):
             raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
         weights = dict(self.param_states if weights is None else weights)  # type: ignore[attr-defined]

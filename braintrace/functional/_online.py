@@ -147,7 +147,8 @@ class OnlineLearner:
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``: ``'auto'``, an int >= 1, or None
         for the whole sequence; every window gives the same numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or
-        ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``.
+        ``(T, B)``: before step t the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss need
+        not be a number. ``losses`` has shape ``(T,)``.
         """
         self._check_sequence(reduction, 'sequence_grad')
         seq.check_window(window, memory_budget)
@@ -157,7 +158,7 @@ class OnlineLearner:
             first = jax.tree.map(lambda a: a[0], xs)
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
             flags, put_back = _resets(compiled, reset, state, length, self.hidden)
-            sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
+            sequence = seq.Sequence.of((xs, ys), mask, flags, length)
             loop = _run(compiled, loss_fn, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
@@ -205,7 +206,7 @@ class OnlineLearner:
                 return seq.optimised(optimizer, params, opt_state, compiled.gradient_tree(leaves, grads), moves)
 
             delay = seq.choose_delay(write_every, every, compiled.graph, self.rule)
-            sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
+            sequence = seq.Sequence.of((xs, ys), mask, flags, length)
             loop = _run(compiled, loss_fn, put_back, params, carry, state.t, sequence)
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
                 loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)

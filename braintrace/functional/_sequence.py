@@ -35,10 +35,20 @@ class Observation(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """Slices, weights of the losses ``(T,)`` and reset flags (``(T,)``, ``(T, B)`` or None), time in front."""
+    """Slices, weights of the losses ``(T,)``, which of them count, and reset flags (``(T,)`` or ``(T, B)``), time in front.
+
+    ``counts``: bool ``(T,)``, false where a weight is 0: what such a loss and its derivative are need not be numbers. None: all count.
+    """
     slices: Any
     mask: jax.Array
+    counts: jax.Array | None
     flags: jax.Array | None
+
+    @classmethod
+    def of(cls, slices, mask, flags, length: int) -> Sequence:
+        """A sequence with the weights that a user gave, or None."""
+        weights = check_mask(mask, length)
+        return cls(slices, weights, None if mask is None else weights != 0, flags)
 
     def part(self, start: int, stop: int) -> Sequence:
         return jax.tree.map(lambda a: a[start:stop], self)
@@ -170,11 +180,14 @@ class Run:
 
     def _step(self, kept, state, at):
         world, t = state
-        slice_, weight, flags = at
+        slice_, weight, counts, flags = at
         if flags is not None:
             world, t = self.reset(world, flags), jnp.where(flags, 0, t)
         seen = self.observe(kept, world, slice_, weight)
-        return (seen.world, counted(t)), seen.direct, (seen.factors, seen.signals, t, seen.loss, seen.aux)
+        signals = seen.signals
+        if counts is not None:
+            signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
+        return (seen.world, counted(t)), seen.direct, (seen.factors, signals, t, seen.loss, seen.aux)
 
     def zeros(self, kept):
         """Op gradients and direct gradients before the first step."""
@@ -183,7 +196,7 @@ class Run:
 
     def window(self, kept, world, trace: Trace, t: jax.Array, pending, part: Sequence, keep: bool):
         """``(world, t, pending, op gradients, direct gradients, losses, aux)`` after some steps."""
-        (world, t), direct, shown = self.traced.loop(kept, (world, t), part, len(part.mask))
+        (world, t), direct, shown = self.traced.loop(kept, (world, t), part, len(part.mask), part.counts)
         factors, signals, ts, losses, aux = shown
         ops, pending = self.rule.window(self.graph, trace, pending, factors, signals, self.weights(kept), ts, part.flags, keep)
         return world, t, pending, ops, direct, losses, aux
