@@ -14,6 +14,7 @@ from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule, read
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
+from .notices import Notices
 from .sequences import SequenceMixin
 from .states import ModelStates, as_path
 
@@ -53,6 +54,7 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         self._states: ModelStates | None = None
         self._recording: Recording | None = None
         self._forward_only = False
+        self._notices = Notices()
         self._jitted: OrderedDict = OrderedDict()
 
     # compiling ------------------------------------------------------------------------------------
@@ -118,12 +120,14 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         core, states = self._compiled()
         if self._forward_only:
             return self.model(*inputs)
-        params, carry = states.values()
         if self._recording is not None:
-            return self._observe(self._recording, params, carry, inputs)
+            return self._observe(self._recording, *states.values(), inputs)
+        told = self._notices.of_call(states)
+        params, carry = states.values()
         etrace = self.etrace.value
         outputs, new = core.step(params, OnlineState(carry, etrace['trace'], etrace['t']), *inputs)
-        states.write(new.carry)
+        outputs, carry = told((outputs, new.carry))
+        states.write(carry)
         self.etrace.value = {'trace': new.trace, 't': new.t}
         return outputs
 

@@ -58,8 +58,8 @@ class SequenceMixin:
         """Online gradient of a sequence of losses, from the present state on; weights are constant during the call.
 
         ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and returns a scalar loss, or
-        ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses (where it is 0, a loss need not be a number); ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged
-        lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
+        ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss need not be a number. ``reset``,
+        bool ``(T,)`` or ``(T, B)``, puts flagged lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
         sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
         samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
         transformations). Define ``step_fn`` once: a

@@ -15,7 +15,7 @@ from .._compiler import path_name
 from .._errors import CompileError, StructureError
 from .._jax import hide_from_locations
 
-__all__ = ['ModelStates', 'States', 'as_path', 'discover', 'put', 'running', 'stacked', 'unstacked']
+__all__ = ['ModelStates', 'States', 'as_path', 'discover', 'innermost', 'put', 'running', 'stacked', 'unstacked']
 
 hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.sep)
 
@@ -52,6 +52,12 @@ def running(states: States, values: Sequence) -> Iterator[None]:
             yield
     finally:
         _put_back(states, before)
+
+
+def innermost() -> brainstate.StateTraceStack | None:
+    """The states that the function under the innermost transformation of brainstate has met so far; None outside of any."""
+    stacks = brainstate._state.TRACE_CONTEXT.state_stack
+    return stacks[-1] if stacks else None
 
 
 def discover(fn: Callable, *args) -> tuple[list[brainstate.State], list[bool], Any]:

@@ -1,0 +1,79 @@
+"""What a gradient around single calls of a learner leaves out, told when such a gradient is taken."""
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import brainstate
+import jax
+
+from .._compiler import path_name
+from .._errors import BraintraceWarning
+from .states import ModelStates, innermost
+
+__all__ = ['Notices']
+
+OLD = ('the loss reads hidden state {names} before it calls the learner, and to a gradient around single calls that old value is a '
+       'constant: its history is missing. If the loss depends on it, take the gradient with etrace_grad, where it is whole.')
+TWICE = ('the learner is called more than once in one gradient. Each call is a step of time, the gradient is the sum over these steps, '
+         'and the trace of each is kept until it is taken. etrace_grad takes a sequence in constant memory.')
+SKIPPED = tuple(os.path.dirname(os.path.abspath(path)) + os.sep
+                for path in (os.path.dirname(__file__), jax.__file__, brainstate.__file__)) + (contextlib.__file__,)
+
+
+class Notices:
+    """The notices of one learner; each is given once."""
+
+    def __init__(self) -> None:
+        self.given: set[str] = set()
+        self.called_in: weakref.ref | None = None
+
+    def of_call(self, states: ModelStates) -> Callable:
+        """A function to pass the results of a call through: where they are differentiated it tells what is due at this call.
+
+        Ask before the call reads any state.
+        """
+        function = innermost()
+        if function is None:
+            return lambda results: results
+        again = self.called_in is not None and self.called_in() is function
+        self.called_in = weakref.ref(function)
+        text = TWICE if again else self._of_old_states(states, function)
+        return partial(_told, self, text) if text and text not in self.given else lambda results: results
+
+    def _of_old_states(self, states: ModelStates, function: brainstate.StateTraceStack) -> str:
+        read = {id(s) for s, written in zip(function.states, function.been_writen, strict=True) if not written}
+        found = states.lookup() if read else {}
+        names = [path_name(p) for p in states.hidden if p in found and id(found[p]) in read]
+        return OLD.format(names=', '.join(names)) if names else ''
+
+    def give(self, text: str) -> None:
+        if text not in self.given:
+            self.given.add(text)
+            warnings.warn(text, BraintraceWarning, stacklevel=_levels_to_user())
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _told(notices: Notices, text: str, results):
+    return results
+
+
+def _forward(notices: Notices, text: str, results):
+    notices.give(text)
+    return results, None
+
+
+_told.defvjp(_forward, lambda notices, text, _, cotangents: (cotangents,))
+
+
+def _levels_to_user() -> int:
+    """``stacklevel`` of the first frame outside this package, JAX and brainstate, as seen by the caller's caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(SKIPPED):
+        frame, level = frame.f_back, level + 1
+    return level
