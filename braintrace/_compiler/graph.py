@@ -157,8 +157,8 @@ class ETraceGraph:
     ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` shows
     them, ``explain(path)`` tells of one parameter, ``to_mermaid()`` draws them. ``rule``: the one that it was compiled for, or
     None. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
-    it leads to, ``laned`` the positions in the carry whose axis 0 is the batch, ``cut_reads`` each group to what reads it and leads to a hidden state without carrying its trace on: where
-    that is empty, D_RTRL is exact for the group's traced weights.
+    it leads to, ``laned`` the positions in the carry whose axis 0 is the batch, ``cut_reads`` each group to what reads it and
+    leads to a hidden state without carrying its trace on: where that is empty, D_RTRL is exact for the group's traced weights.
     """
     program: Program
     hidden_groups: tuple[HiddenGroup, ...]

@@ -70,7 +70,7 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         state = core.init(params, carry, *inputs)
         self._states, self._core, self._jitted = states, core, OrderedDict()
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
-        self.initial = brainstate.ShortTermState({path_name(p): carry[p] for p in states.hidden})
+        self._remember_start()
         return core.graph
 
     def _compiled(self) -> tuple[OnlineLearner, ModelStates]:
@@ -144,16 +144,33 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         states.write(jax.tree.unflatten(compiled.program.trees['carry'], new))
         return jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
 
+    @brainstate.nn.call_order(9)                # after the model's own: what it made anew is what a reset goes back to
     def init_state(self, *args, **kwargs) -> None:
-        """A new, empty trace (also one of each lane, where states are made under a mapping transformation)."""
+        """A new, empty trace, and the present hidden states as those that a reset goes back to.
+
+        ``brainstate.nn.init_all_states(learner)`` calls it after it made the model's states anew; under a mapping transformation
+        each lane has a trace and initial states of its own.
+        """
         if self._core is not None:
-            trace, t = self._core.first.init()
-            self.etrace = ETraceState({'trace': trace, 't': t})
+            self._empty_trace()
+            self._remember_start()
+
+    def _empty_trace(self) -> None:
+        trace, t = self._compiled()[0].first.init()
+        self.etrace = ETraceState({'trace': trace, 't': t})
+
+    def _remember_start(self) -> None:
+        """Copies of the hidden states: calls over a sequence may give buffers away."""
+        _, states = self._compiled()
+        _, carry = states.values()
+        self.initial = brainstate.ShortTermState({path_name(p): jax.tree.map(jnp.copy, carry[p]) for p in states.hidden})
 
     def reset_state(self, batch_size: int | None = None, *, lanes=None) -> None:
-        """Trace and step count to zero, hidden states back to their values when the graph was compiled.
+        """Trace and step count to zero, hidden states of every dtype back to their values when the graph was compiled.
 
-        ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged. Raises :class:`braintrace.StructureError` for others.
+        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. ``lanes``: bool ``(B,)``, only
+        the samples of the batch that are flagged. Raises :class:`braintrace.StructureError` for flags of another shape, and
+        where it is not known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``lanes``).
         """
         core, states = self._compiled()
         if lanes is not None:

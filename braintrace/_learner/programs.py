@@ -282,7 +282,7 @@ class GradProgram:
             return self.run(etrace, *inputs, *given)
         except Exception as error:
             if any(x.is_deleted() for x in jax.tree.leaves(etrace)):
-                self.learner.init_state()
+                self.learner._empty_trace()
                 error.add_note('The call failed while it ran on the eligibility trace, which is lost: it starts anew, empty. Parameters '
                                'and hidden states are those before the call.')
             raise

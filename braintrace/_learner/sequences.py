@@ -59,13 +59,13 @@ class SequenceMixin:
 
         ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and returns a scalar loss, or
         ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss need not be a number. ``reset``,
-        bool ``(T,)`` or ``(T, B)``, puts flagged lanes back to the compiled initial states before a step. ``window``: ``'auto'``, an int >= 1, or None for the whole
-        sequence; all give the same numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted; where
-        samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
-        transformations). Define ``step_fn`` once: a
-        new function compiles anew. ``carry='trace'`` lets a later call
-        continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused, arrays taken from ``learner.etrace.value``
-        before do not outlive the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        bool ``(T,)`` or ``(T, B)``, puts flagged lanes back to the initial states before a step (see :meth:`reset_state`).
+        ``window``: ``'auto'``, an int >= 1, or None for the whole sequence; all give the same numbers, ``memory_budget`` bounds
+        the bytes of ``'auto'``. Losses come back unweighted; where samples differ in length, weigh them inside ``step_fn``.
+        ``progress`` shows a line on stderr (not inside transformations). Define ``step_fn`` once: a new function compiles anew.
+        A loss may read old hidden states too; single calls leave their history out, with a warning.
+        ``carry='trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused,
+        arrays taken from ``learner.etrace.value`` before do not outlive the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
         ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
         ``(grads, losses, aux)``, gradients in a dict like ``weights``.
 

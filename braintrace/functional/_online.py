@@ -254,7 +254,8 @@ def online(cell: Callable, rule: Rule | None = None, *, trainable: Callable = _a
 
     Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation, same-step gradients);
     ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
-    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with control flow; ``strict=True`` makes it strict.
+    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back (by default all but PRNG keys);
+    ``policy``, a :class:`braintrace.Policy`, says what to do with control flow; ``strict=True`` makes it strict.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):

@@ -1,0 +1,124 @@
+"""Every way of resetting a learner puts back every hidden state, of each lane its own."""
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+
+BATCH, UNITS, T = 3, 3, 5
+XS = np.linspace(-2., 2., T * BATCH * 2).reshape(T, BATCH, 2)
+FLAGS = np.zeros((T, BATCH), bool)
+FLAGS[3, 1] = True
+
+
+class Refractory(brainstate.nn.Module):
+    """A membrane, an integer refractory count, a spike flag, and random keys of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.full((2, UNITS), .7))
+
+    def init_state(self, *args, **kwargs):
+        self.v = brainstate.HiddenState(jnp.full((BATCH, UNITS), .1))
+        self.rest = brainstate.HiddenState(jnp.ones((BATCH, UNITS), int))
+        self.spike = brainstate.HiddenState(jnp.zeros((BATCH, UNITS), bool))
+
+    def update(self, x):
+        v = jnp.where(self.rest.value > 0, 0., .9 * self.v.value + braintrace.matmul(x, self.w.value))
+        self.spike.value = (v > .2) & ~self.spike.value
+        self.rest.value = jnp.where(self.spike.value, 3, jnp.maximum(self.rest.value - 1, 0))
+        self.v.value = v
+        return v
+
+
+def started():
+    return braintrace.compile(Refractory(), 'D_RTRL', XS[0])
+
+
+def by_calls(learner):
+    for x, flags in zip(XS, FLAGS, strict=True):
+        learner.reset_state(lanes=flags)
+        learner(x)
+
+
+def by_gradient(learner):
+    learner.etrace_grad(XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, window=2)
+
+
+def by_training(learner):
+    learner.etrace_train(XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, optimizer=optax.sgd(0.))
+
+
+@pytest.mark.parametrize('way', [by_calls, by_gradient, by_training])
+def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
+    learner, fresh = started(), started()
+    way(learner)
+    for x in XS[3:]:
+        fresh(x)
+    for name in ('v', 'rest', 'spike'):
+        got, want = getattr(learner.model, name).value, getattr(fresh.model, name).value
+        np.testing.assert_allclose(got[1], want[1], atol=1e-12, err_msg=name)
+    assert learner.etrace.value['t'].tolist() == [5, 2, 5]
+    assert (learner.model.rest.value != fresh.model.rest.value).any(), 'the other lanes go on'
+
+
+class Drawn(brainstate.nn.Module):
+    """Its initial states are drawn, so those of two lanes differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((2, UNITS)))
+
+    def init_state(self, *args, **kwargs):
+        self.h = brainstate.HiddenState(brainstate.random.randn(UNITS))
+
+    def update(self, x):
+        self.h.value = .8 * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+def of_new_states(learner):
+    @brainstate.transform.vmap_new_states(state_tag='new', axis_size=BATCH)
+    def initialise():
+        brainstate.nn.init_all_states(learner)
+    initialise()
+    return brainstate.nn.Vmap(learner, vmap_states='new'), learner.states('new')
+
+
+def of_a_map(learner):
+    lanes = brainstate.nn.Map(learner, init_map_size=BATCH)
+    lanes.init_all_states()
+    return lanes, learner.states(brainstate.ShortTermState, brainstate.HiddenState)
+
+
+@pytest.mark.parametrize('mapped', [of_new_states, of_a_map])
+def test_each_lane_of_a_mapped_learner_goes_back_to_its_own_start(mapped):
+    learner = braintrace.compile(Drawn(), 'D_RTRL', XS[0, 0])
+    lanes, states = mapped(learner)
+    start = learner.model.h.value
+
+    @brainstate.transform.vmap(in_states=states)
+    def reset():
+        brainstate.nn.reset_all_states(learner)
+    assert start.shape == (BATCH, UNITS) and (start[0] != start[1]).any()
+    for x in XS[:2]:
+        lanes(x)
+    reset()
+    assert (learner.model.h.value == start).all() and not learner.etrace.value['t'].any()
+    lanes(XS[0])
+    brainstate.nn.reset_all_states(lanes)
+    assert (learner.model.h.value == start).all()
+
+
+def test_a_call_that_gives_buffers_away_leaves_the_start():
+    learner = started()
+    before = jax.tree.map(np.asarray, learner.initial.value)
+    by_gradient(learner)
+    learner.reset_state()
+    by_gradient(learner)
+    jax.tree.map(np.testing.assert_array_equal, learner.initial.value, before)
