@@ -147,12 +147,12 @@ def _joined(eqn, ins: list[_Value], outs: list[_Value]) -> Iterator[Pair]:
         for part in parts:
             yield from _along(part, whole, enumerate(places))
     elif name == 'dot_general':
-        yield from _of_product(p['dimension_numbers'], *ins, outs[0])
+        yield from _of_product(p['dimension_numbers'], ins[0], ins[1], outs[0])
     elif name == 'conv_general_dilated':
         dims = p['dimension_numbers']
         yield from _along(ins[0], outs[0], [(dims.lhs_spec[0], dims.out_spec[0])])
     elif name == 'gather':
-        yield from _of_gather(p, *ins, outs[0])
+        yield from _of_gather(p, ins[0], ins[1], outs[0])
     else:
         yield from _inside(eqn, ins, outs)
 

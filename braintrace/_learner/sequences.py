@@ -65,7 +65,8 @@ class SequenceMixin:
         ``progress`` shows a line on stderr (not inside transformations). Define ``step_fn`` once: a new function compiles anew.
         A loss may read old hidden states too; single calls leave their history out, with a warning.
         ``carry='trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused,
-        arrays taken from ``learner.etrace.value`` before do not outlive the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        arrays taken from ``learner.etrace.value`` before do not outlive the call. ``weights``: dict path -> ``ParamState``,
+        default ``param_states``.
         ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
         ``(grads, losses, aux)``, gradients in a dict like ``weights``.
 
