@@ -94,14 +94,14 @@ class Compiled:
         program, executor, inexact = self.program, self.executor, self._inexact_inputs
 
         def run(direct, some_inputs, hidden, probes):
-            full, ins, old = list(params), list(inputs), list(carry)
-            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs), (old, program.hidden, hidden)):
+            full, ins, old = list(params), list(inputs), program.with_states(carry, hidden)
+            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs)):
                 for i, x in zip(slots, values, strict=True):
                     where[i] = x
             outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
             return of_outputs(outputs, new_carry), (new_carry, xs)
 
-        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
+        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], program.old_states(carry),
                 executor.zero_probes())
         result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
         factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
