@@ -16,7 +16,7 @@ from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
 from .lanes import carried_lanes
 from .losses import USE, name_mixing, op_name, readers, untraced_uses
-from .pieces import MustSplit, taken_apart
+from .pieces import MustSplit, read_as_old, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
 from .program import Equation, Loop, Program, describe_aval, is_inexact, path_name, trace_step
@@ -62,6 +62,7 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
+    diagnostics += _stacked_notes(program, group_of, recurrent)
     lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),
@@ -352,6 +353,13 @@ def _cross_notes(program: Program, positions: Positions, groups) -> list[Diagnos
                        'shapes: what goes that way has no trace. Give both states one shape to trace it', groups[r].name,
                        _place(program, program.new_carry[groups[s].states[0]]))
             for r, s in pairs]
+
+
+def _stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
+    return [Diagnostic('stacked-state', 'warning', f'{program.carry_names[c]} holds several states, and a part of its new value is read by '
+                       f'{program.equations[i].primitive.name} as if it were made of old ones: what it owes to earlier steps has no '
+                       'gradient there. Keep each of these states in a leaf of the carry (a HiddenState) of its own',
+                       program.carry_names[c], program.equations[i].where) for c, i in read_as_old(program, group_of, recurrent)]
 
 
 def _place(program: Program, value: int) -> str:

@@ -374,7 +374,7 @@ def flatten(step: Step, policy: Policy, decisions: Decisions, trainable: Callabl
     return Program(
         avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
         constants=flat.constants, equations=alive(flat.bodies[0], outs), outputs=tuple(outs[:step.n_outputs]),
-        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys,
+        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys, leaf_keys=step.carry_keys,
         hidden=select(hidden, step.carry_keys, step.avals[1]), trainable=select(trainable, step.param_keys, step.avals[0]),
         trees=step.trees)
 

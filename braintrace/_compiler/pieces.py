@@ -17,11 +17,11 @@ from .. import _jax
 from . import flow
 from .copies import MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
-from .program import ELEMENTWISE, Equation, Loop, Program, alive
-from .recurrence import reached_groups
-from .split import Split, box
+from .program import ELEMENTWISE, END, Equation, Program, alive
+from .recurrence import Groups, old_ancestors, reached_groups
+from .split import Split, grid
 
-__all__ = ['MustSplit', 'chain', 'read_apart', 'taken_apart']
+__all__ = ['MustSplit', 'read_as_old', 'taken_apart']
 
 JOINS = {*RESHAPES, 'transpose', 'rev', 'broadcast_in_dim', 'concatenate', 'stack', 'scatter', 'dynamic_update_slice'}
 WHOLE = {'sharding_constraint', 'device_put'}       # their parameters are about the whole array
@@ -37,19 +37,45 @@ class MustSplit(Exception):
 
 def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
     """The program with every leaf split that holds several states, or one in another layout, and all in ``forced``."""
+    if not any(map(_joins, program.equations)) and not forced:
+        return program
     makings = _Makings(program, {})
     found = {c: s for c in program.hidden if c not in forced and (s := makings.split(c)) is not None}
     if not found and not forced:
         return program
     apart = _Rewriting(program, {**found, **forced}).run()
     needed = {c: s for c, s in found.items() if not _shifts(apart, c) and (
-        read_apart(program, program.new_carry[c]) or _cross_talk(apart, c))}
+        _read_apart(program, program.new_carry[c]) or _cross_talk(apart, c))}
     if needed == found:
         return apart
     return _Rewriting(program, {**needed, **forced}).run() if needed or forced else program
 
 
-def chain(program: Program, value: int) -> tuple[set[int], set[int]]:
+def read_as_old(program: Program, group_of: Mapping[int, int], recurrent: Mapping[int, Groups]) -> list[tuple[int, int]]:
+    """(position in the carry, equation): what becomes a part of that state is read there as if it were made of old states.
+
+    A cut equation holds the old states that it finds constant. Of a state that is not split, and of one that a loop carries, it does
+    not see that a value it reads is the new state itself, or that of the iteration, which keeps its past.
+    """
+    new = {program.new_carry[c] for c in group_of}
+    ends = [(c, program.new_carry[c]) for c in group_of]
+    for eqn in program.equations:
+        if eqn.primitive is END:
+            reached = flow.backward(program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program))
+            ends += [(next(flow.members(reached[o])), v) for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[:eqn.loop.num_carry]
+                     if reached[o]]
+    parts = [(c, v, found) for c, v in ends if (found := _read_apart(program, v))]
+    past = old_ancestors(program, dict(group_of), dict(recurrent)) if parts else []
+    found = set()
+    for c, value, values in parts:
+        within = _chain(program, value)[0]
+        read = flow.forward(program, {v: past[v] for v in values},
+                            lambda i, found, within=within: 0 if i in recurrent or i in program.blocks or i in within else found, new)
+        found |= {(c, i) for i, groups in recurrent.items() if groups & flow.union(read, set(program.equations[i].ins) - new)}
+    return sorted(found)
+
+
+def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     """The equations that put a value together by moving elements, and the values that they move."""
     equations: set[int] = set()
     values: set[int] = set()
@@ -64,23 +90,19 @@ def chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     return equations, values & program.producer.keys()
 
 
-def read_apart(program: Program, value: int) -> list[int]:
+def _read_apart(program: Program, value: int) -> list[int]:
     """What a value is put together from by moving elements, and who reads it otherwise as well."""
-    equations, values = chain(program, value)
+    equations, values = _chain(program, value)
     results = {*program.outputs, *program.new_carry}
     return [v for v in sorted(values) if v in results or not equations.issuperset(program.consumers.get(v, ()))]
 
 
 def _joins(eqn: Equation) -> bool:
-    return eqn.loop is None and not eqn.effects and eqn.primitive.name in JOINS and not _in_loop(eqn)
-
-
-def _in_loop(eqn: Equation) -> bool:
-    return any(isinstance(r, Loop) for r in eqn.scope)
+    return eqn.loop is None and not eqn.effects and eqn.primitive.name in JOINS
 
 
 def _acts_on_elements(eqn: Equation) -> bool:
-    return eqn.loop is None and eqn.primitive.name in ELEMENTWISE - WHOLE and not _in_loop(eqn)
+    return eqn.loop is None and eqn.primitive.name in ELEMENTWISE - WHOLE
 
 
 def _shifts(apart: Program, leaf: int) -> bool:
@@ -172,22 +194,19 @@ class _Makings:
         if labels is None or None in (owners or ()):
             return None
         places = [self._places(labels == k, ids, owners and owners[k]) for k in range(labels.max() + 1)]
-        if any(p is None for p in places) or len(places) == 1 and np.array_equal(places[0], _in_order(aval.shape)):
+        if len(places) == 1 and np.array_equal(places[0], _in_order(aval.shape)):
             return None
         return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
-    def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray | None:
-        """The flat positions of one piece: in the shape of the value that it is, else of the block that it fills."""
+    def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
+        """The flat positions of one piece: in the shape of the value that it is, else as they stand in the leaf."""
         at, shape = np.flatnonzero(chosen), chosen.shape
         if owner is not None:
             offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
             own = self.program.avals[owner].shape
             if at.size == np.prod(own):
                 return at[np.argsort(offsets)].reshape(own)
-        edges = box(at, shape)
-        if edges is None:
-            return None
-        return at.reshape([s.stop - s.start for s, n in zip(edges, shape, strict=True) if s.stop - s.start > 1 or n == 1])
+        return grid(at, shape)
 
 
 def _in_order(shape) -> np.ndarray:
@@ -274,7 +293,7 @@ class _Rewriting:
         return forward_copies(replace(
             program, avals=tuple(flat.avals), constants=flat.constants, equations=alive(flat.bodies[0], (*outputs, *flat_new)),
             outputs=outputs, new_carry=flat_new, carry=tuple(v for part in carry for v in part),
-            carry_keys=tuple(k for part in keys for k in part), leaf_keys=program.carry_keys,
+            carry_keys=tuple(k for part in keys for k in part),
             hidden=tuple(int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))),
             splits=tuple(self.splits.get(c) for c in range(len(carry)))), self.kept)
 

@@ -120,7 +120,7 @@ class Program:
     hidden: tuple[int, ...]
     trainable: tuple[int, ...]
     trees: dict[str, Any]
-    leaf_keys: tuple[tuple[str, ...], ...] = ()
+    leaf_keys: tuple[tuple[str, ...], ...]
     splits: tuple[Split | None, ...] = ()
 
     def apart(self, leaves: Sequence) -> list:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['Split', 'box']
+__all__ = ['Split', 'grid']
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Split:
 
     @cached_property
     def _boxes(self) -> list[tuple[slice, ...] | None]:
-        return [box(places, self.aval.shape) if (np.diff(places.reshape(-1)) > 0).all() else None for places in self.places]
+        return [_box(places, self.aval.shape) if (np.diff(places.reshape(-1)) > 0).all() else None for places in self.places]
 
     @cached_property
     def _axis(self) -> int | None:
@@ -69,10 +69,21 @@ def _picked(x, places: np.ndarray):
     return jnp.ravel(x).at[places].get(mode='promise_in_bounds', unique_indices=True)
 
 
-def box(places: np.ndarray, shape) -> tuple[slice, ...] | None:
+def _box(places: np.ndarray, shape) -> tuple[slice, ...] | None:
     """The block of an array that these flat positions fill, if they fill one."""
     found = tuple(slice(int(i.min()), int(i.max()) + 1) for i in np.unravel_index(places.reshape(-1), shape))
     return found if np.prod([s.stop - s.start for s in found]) == places.size else None
+
+
+def grid(places: np.ndarray, shape) -> np.ndarray:
+    """Ascending flat positions in the shape of the rows and columns that they fill; along one axis if they fill none.
+
+    An axis along which they have one place of several is left out.
+    """
+    sizes = [len(np.unique(i)) for i in np.unravel_index(places, shape)]
+    if np.prod(sizes) != places.size:
+        return places
+    return places.reshape([k for k, n in zip(sizes, shape, strict=True) if k > 1 or n == 1])
 
 
 def _axis_of(shape, places: np.ndarray) -> int | None:

@@ -111,7 +111,7 @@ class OnlineLearner:
         """Compile for these shapes and return the state before the first step: a copy of this carry, a zero trace, t = 0."""
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, carry)
-        return OnlineState(carry, *compiled.init(), compiled.laned)
+        return OnlineState(carry, *compiled.init(), compiled.laned, compiled.lane_axes)
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
         if not isinstance(state, OnlineState):
@@ -357,7 +357,7 @@ def _levels_to_user() -> int:
     return level
 
 
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight'}
+LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state'}
 
 
 def _check_strict(graph: ETraceGraph) -> None:
