@@ -40,12 +40,11 @@ def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
     if not any(map(_joins, program.equations)) and not forced:
         return program
     makings = _Makings(program, {})
-    found = {c: s for c in program.hidden if c not in forced and (s := makings.split(c)) is not None}
+    found = {c: s for c in program.hidden if c not in forced and (s := makings.split(c)) is not None and not makings.shifts(s)}
     if not found and not forced:
         return program
     apart = _Rewriting(program, {**found, **forced}).run()
-    needed = {c: s for c, s in found.items() if not _shifts(apart, c) and (
-        _read_apart(program, program.new_carry[c]) or _cross_talk(apart, c))}
+    needed = {c: s for c, s in found.items() if _read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)}
     if needed == found:
         return apart
     return _Rewriting(program, {**needed, **forced}).run() if needed or forced else program
@@ -103,21 +102,6 @@ def _joins(eqn: Equation) -> bool:
 
 def _acts_on_elements(eqn: Equation) -> bool:
     return eqn.loop is None and eqn.primitive.name in ELEMENTWISE - WHOLE
-
-
-def _shifts(apart: Program, leaf: int) -> bool:
-    """Whether a piece becomes elements of several pieces, or some of one, as in a delay line: pieces are no states then."""
-    at = apart.pieces(leaf)
-    old = {apart.carry[c] for c in at}
-    for c in at:
-        todo = [apart.new_carry[c]] if apart.new_carry[c] not in old else []
-        while todo:
-            i = apart.producer.get(todo.pop())
-            if i is not None and getattr(apart.equations[i].primitive, 'name', None) in MOVES:
-                if not old.isdisjoint(apart.equations[i].ins):
-                    return True
-                todo.extend(apart.equations[i].ins)
-    return False
 
 
 def _cross_talk(apart: Program, leaf: int) -> bool:
@@ -198,6 +182,20 @@ class _Makings:
             return None
         return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
+    def shifts(self, split: Split) -> bool:
+        """Whether elements go to other pieces than their neighbours, as in a delay line: pieces are no states then."""
+        full = Elements(self.program)
+        for eqn in self.program.equations:
+            full.moved.update(full.moved_by(eqn))
+        shape = split.aval.shape
+        for value in self.labels:
+            if self.program.avals[value].shape == shape and value in full.moved:
+                ids = full.moved[value].reshape(-1)
+                for k in np.unique(np.searchsorted(full.bases, ids[ids != MISSING], 'right') - 1):
+                    if self.program.avals[full.owners[k]].shape == shape and _tears(ids - full.bases[k], split.places):
+                        return True
+        return False
+
     def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
         """The flat positions of one piece: in the shape of the value that it is, else as they stand in the leaf."""
         at, shape = np.flatnonzero(chosen), chosen.shape
@@ -207,6 +205,15 @@ class _Makings:
             if at.size == np.prod(own):
                 return at[np.argsort(offsets)].reshape(own)
         return grid(at, shape)
+
+
+def _tears(offsets: np.ndarray, places) -> bool:
+    """Whether a piece of a value holds elements of another value (at ``offsets``) that are no piece of that one."""
+    for piece in places:
+        read = offsets[piece.reshape(-1)]
+        if ((read >= 0) & (read < offsets.size)).any() and not any(np.array_equal(read, p.reshape(-1)) for p in places):
+            return True
+    return False
 
 
 def _in_order(shape) -> np.ndarray:
@@ -241,7 +248,8 @@ class _Rewriting:
         carry = [[v] for v in program.carry]
         for c, s in self.splits.items():
             carry[c] = [flat.new(self._shaped(s.aval, places.shape)) for places in s.places]
-            self.names[program.carry[c]], = flat.traced(lambda *p, s=s: s.together(p), carry[c], 'the carry')
+            first = program.consumers.get(program.carry[c], [0])[0]
+            self.names[program.carry[c]], = flat.traced(lambda *p, s=s: s.together(p), carry[c], program.equations[first].where)
         leaves: dict[int, list[int]] = {}
         for c in self.splits:
             leaves.setdefault(program.new_carry[c], []).append(c)
