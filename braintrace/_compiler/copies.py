@@ -6,6 +6,7 @@ is where each state is kept by itself.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection
 from dataclasses import replace
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from .program import Equation, Program, alive
 
-__all__ = ['forward_copies']
+__all__ = ['Elements', 'MISSING', 'MOVES', 'RESHAPES', 'forward_copies', 'renamed']
 
 RESHAPES = {'reshape', 'squeeze', 'expand_dims', 'copy', 'copy_p'}
 INDEXED = {'gather': (0,), 'dynamic_slice': (0,), 'scatter': (0, 2), 'dynamic_update_slice': (0, 1)}      # the operands that move
@@ -21,26 +22,29 @@ MOVES = {*RESHAPES, *INDEXED, 'transpose', 'rev', 'slice', 'broadcast_in_dim', '
 MISSING = -1
 
 
-def forward_copies(program: Program) -> Program:
-    """The program in which a value copied unchanged out of a larger one is that value, and the copies of a new state are one."""
-    elements, names, kept = _Elements(program), {}, []
+def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
+    """The program in which a value copied unchanged out of a larger one is that value, and the copies of a new state are one.
+
+    Values in ``kept`` stay copies: they are read in the place of what they are a copy of.
+    """
+    elements, names, kept = Elements(program), {}, []
     for eqn in program.equations:
-        eqn = _renamed(eqn, names)
+        eqn = renamed(eqn, names)
         kept.append(eqn)
         for value, ids in elements.moved_by(eqn):
             source = elements.original(ids, value)
             elements.moved[value] = ids
-            if source is not None:
+            if source is not None and value not in kept:
                 names[value] = source
     new = {names.get(v, v) for v in program.new_carry}
     twins = elements.twins(new, kept)
-    kept = [_renamed(eqn, twins) for eqn in kept]
+    kept = [renamed(eqn, twins) for eqn in kept]
     names |= twins
     outputs, carry = (tuple(_final(names, v) for v in part) for part in (program.outputs, program.new_carry))
     return replace(program, equations=alive(kept, (*outputs, *carry)), outputs=outputs, new_carry=carry)
 
 
-def _renamed(eqn: Equation, names: dict[int, int]) -> Equation:
+def renamed(eqn: Equation, names: dict[int, int]) -> Equation:
     return eqn if names.keys().isdisjoint(eqn.ins) else replace(eqn, ins=tuple(names.get(v, v) for v in eqn.ins))
 
 
@@ -50,7 +54,7 @@ def _final(names: dict[int, int], value: int) -> int:
     return value
 
 
-class _Elements:
+class Elements:
     """A number for each element of each value; ``moved`` holds, for a value made by moving, where its elements come from."""
 
     def __init__(self, program: Program):

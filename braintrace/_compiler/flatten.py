@@ -15,11 +15,11 @@ from .. import _jax
 from .._errors import NotSupportedError
 from .._etrace_op import is_etp_primitive
 from .forward_mode import forward_derivative
-from .policy import Policy
+from .policy import DEFAULT, Policy
 from .program import BEGIN, ELEMENTWISE, END, Equation, Loop, Program, Region, Remat, Step, alive, is_inexact, select
 from .unshard import unsharded
 
-__all__ = ['Decisions', 'flatten']
+__all__ = ['Decisions', 'extending', 'flatten']
 
 FOLD_LIMIT = 1 << 16
 
@@ -374,6 +374,13 @@ def flatten(step: Step, policy: Policy, decisions: Decisions, trainable: Callabl
     return Program(
         avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
         constants=flat.constants, equations=alive(flat.bodies[0], outs), outputs=tuple(outs[:step.n_outputs]),
-        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys,
+        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys, leaf_keys=step.carry_keys,
         hidden=select(hidden, step.carry_keys, step.avals[1]), trainable=select(trainable, step.param_keys, step.avals[0]),
         trees=step.trees)
+
+
+def extending(program: Program) -> _Flattener:
+    """What appends equations to those of a program: it knows its values, and holds no equation yet."""
+    flat = _Flattener(DEFAULT, Decisions())
+    flat.avals, flat.depth, flat.constants = list(program.avals), [0] * len(program.avals), dict(program.constants)
+    return flat

@@ -13,6 +13,7 @@ import numpy as np
 from .. import _jax
 from .._errors import CompileError, StructureError
 from .._etrace_op import is_etp_primitive
+from .split import Split
 
 __all__ = ['BEGIN', 'ELEMENTWISE', 'END', 'Equation', 'Loop', 'Program', 'Region', 'Remat', 'Step', 'alive', 'check_arrays', 'depends',
            'describe_aval', 'holds_op', 'is_inexact', 'path_key', 'path_name', 'select', 'trace_step']
@@ -103,7 +104,8 @@ class Program:
     """One step ``(params, carry, *inputs) -> (outputs, carry)`` as numbered values and flat equations.
 
     ``hidden`` holds positions in ``carry``; ``trainable`` positions in ``params``. ``constants`` maps a value number to its
-    array. Trees rebuild the user's structures from flat leaves.
+    array. Trees rebuild the user's structures from flat leaves. ``splits``: for each leaf of the cell's carry the hidden states
+    that it holds, None where it is one entry of ``carry`` as it is; empty if no leaf is split. ``leaf_keys``: their paths.
     """
     avals: tuple
     params: tuple[int, ...]
@@ -118,6 +120,47 @@ class Program:
     hidden: tuple[int, ...]
     trainable: tuple[int, ...]
     trees: dict[str, Any]
+    leaf_keys: tuple[tuple[str, ...], ...]
+    splits: tuple[Split | None, ...] = ()
+
+    def apart(self, leaves: Sequence) -> list:
+        """The carry as the program has it, from the leaves that the cell has."""
+        if not self.splits:
+            return list(leaves)
+        parts = [[x] if s is None else s.apart(x) for x, s in zip(leaves, self.splits, strict=True)]
+        return [x for part in parts for x in part]
+
+    def together(self, carry: Sequence) -> list:
+        """The inverse of :meth:`apart`."""
+        if not self.splits:
+            return list(carry)
+        parts = ([carry[c] for c in self.pieces(leaf)] for leaf in range(len(self.splits)))
+        return [part[0] if s is None else s.together(part) for part, s in zip(parts, self.splits, strict=True)]
+
+    def pieces(self, leaf: int) -> range:
+        """The positions in the carry of what one leaf of the cell's carry holds."""
+        if not self.splits:
+            return range(leaf, leaf + 1)
+        sizes = [1 if s is None else len(s.places) for s in self.splits[:leaf + 1]]
+        return range(sum(sizes[:-1]), sum(sizes))
+
+    def old_states(self, leaves: Sequence) -> list:
+        """The hidden states in the leaves of the cell's carry."""
+        carry = self.apart(leaves)
+        return [carry[c] for c in self.hidden]
+
+    def with_states(self, leaves: Sequence, hidden: Sequence) -> list:
+        """The leaves of the cell's carry with other hidden states."""
+        carry = self.apart(leaves)
+        for c, h in zip(self.hidden, hidden, strict=True):
+            carry[c] = h
+        return self.together(carry)
+
+    @cached_property
+    def leaf_avals(self) -> list:
+        """Shape and dtype of each leaf of the cell's carry."""
+        return [self.avals[self.carry[self.pieces(leaf)[0]]] if s is None else s.aval
+                for leaf, s in enumerate(self.splits or [None] * len(self.carry))]
 
     @cached_property
     def producer(self) -> dict[int, int]:

@@ -49,7 +49,7 @@ def stopped(tree):
 
 
 class Executor:
-    """Pure functions of one compiled step; leaves are flat lists in the order of the program.
+    """Pure functions of one compiled step; params, carry and inputs are flat lists of the leaves that the cell has.
 
     ``probes``: whether the rule needs ``dL/dh`` of the new states (:class:`Signals` field ``l``).
     """
@@ -120,7 +120,7 @@ class Executor:
         return Probes(y, h)
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
-        values = [*zip(self.program.params, params, strict=True), *zip(self.program.carry, carry, strict=True),
+        values = [*zip(self.program.params, params, strict=True), *zip(self.program.carry, self.program.apart(carry), strict=True),
                   *zip(self.program.inputs, inputs, strict=True)]
         return {(v, EMPTY): x for v, x in values} | {('y', i): probes[op.key] for i, op in self.owned.items()}
 
@@ -139,7 +139,7 @@ class Executor:
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from ``weights`` as constants."""
         outputs, new_carry, xs = self.plan.run(self.program, self._env(params, carry, inputs, probes.y), partial(
             self._evaluate_op, weights=weights), probes.h)
-        return outputs, new_carry, stopped({self.owned[i].key: x for i, x in xs.items()})
+        return outputs, self.program.together(new_carry), stopped({self.owned[i].key: x for i, x in xs.items()})
 
     def signals(self, probe_cotangents: Probes, hidden_cotangents: dict[int, jax.Array]) -> Signals:
         """Cotangents of probes and of old hidden states, sorted by op and group."""
@@ -153,9 +153,7 @@ class Executor:
 
     def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        carry = list(carry)
-        for c, h in zip(self.program.hidden, hidden, strict=True):
-            carry[c] = h
+        carry = self.program.with_states(carry, hidden)
         return self.d_plan.run(self.program, self._env(params, carry, inputs, probes), partial(self._evaluate_op, weights=weights), {})[1]
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
@@ -165,7 +163,7 @@ class Executor:
         zeros = self.zero_probes().y
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
-        hidden = [carry[c] for c in program.hidden]
+        hidden = program.old_states(carry)
 
         def new_states(hidden, free):
             return self._new_states(params, weights, carry, inputs, hidden, {**free, **fixed})

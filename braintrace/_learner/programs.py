@@ -177,8 +177,7 @@ class GradProgram:
         return {p: s.value for p, s in params.items()}, _values(self.touched.constant)
 
     def _hidden(self, carry) -> list:
-        leaves = jax.tree.leaves(carry)
-        return [leaves[c] for c in self.compiled.program.hidden]
+        return self.compiled.program.old_states(jax.tree.leaves(carry))
 
     def _params(self, weights: dict, constants) -> dict:
         """Every parameter of the model by path, those in ``weights`` replaced."""
@@ -192,9 +191,7 @@ class GradProgram:
         params = self._params(weights, constants)
         op_weights = self.compiled.executor.op_weights(jax.tree.leaves(params))
         leaves, treedef = jax.tree.flatten(carry)
-        for c, h in zip(self.compiled.program.hidden, hidden, strict=True):
-            leaves[c] = h
-        now = jax.tree.unflatten(treedef, leaves)
+        now = jax.tree.unflatten(treedef, self.compiled.program.with_states(leaves, hidden))
         p_states, c_states = self.states.split()
         outside = [k for k, s in self.weights.items() if id(s) not in set(map(id, p_states.values()))]
         states = [*p_states.values(), *c_states.values(), *(self.weights[k] for k in outside), *self.touched.threaded,

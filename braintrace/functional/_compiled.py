@@ -45,9 +45,25 @@ class Compiled:
         return {} if self.rule is None else self.rule.carried(self.graph, self.rule.init(self.graph), t), t
 
     @cached_property
+    def _lane_axes(self) -> dict[str, int]:
+        """The axis of each leaf of the carry that is the lanes."""
+        program, found = self.program, {}
+        for leaf, key in enumerate(program.leaf_keys):
+            split = program.splits[leaf] if program.splits else None
+            axis = 0 if split is None else split.lane_axis()
+            if axis is not None and self.graph.laned.issuperset(program.pieces(leaf)):
+                found[path_name(('carry', *key))] = axis
+        return found
+
+    @property
+    def lane_axes(self) -> tuple[tuple[str, int], ...]:
+        """Paths of the leaves of the carry of which another axis than 0 is the lanes, with that axis."""
+        return tuple((path, axis) for path, axis in self._lane_axes.items() if axis)
+
+    @cached_property
     def laned(self) -> frozenset[str]:
         """Paths of the arrays of the carry and the trace whose axis 0 is the lanes."""
-        found = {path_name(('carry', *self.program.carry_keys[c])) for c in self.graph.laned}
+        found = {path for path, axis in self._lane_axes.items() if axis == 0}
         trace = {} if self.graph.lanes is None else jax.eval_shape(self.init)[0]
         for rel in self.graph.hidden_param_op_relations:
             for group, coords in zip(rel.groups, rel.coordinates, strict=True):
@@ -65,12 +81,12 @@ class Compiled:
     def restarted(self, fresh: list, hidden: Callable, carry: list, flags: jax.Array) -> list:
         """The leaves of the carry with the hidden ones, of whatever dtype, put back in flagged lanes."""
         program, laned = self.program, self.graph.laned
-
-        def leaf(c: int, x, start):
-            if not hidden(program.carry_keys[c], x):
-                return x
-            return put_back(flags, start, x, program.carry_names[c], c in laned)
-        return [leaf(c, x, start) for c, (x, start) in enumerate(zip(carry, fresh, strict=True))]
+        chosen = [c for leaf, (key, x) in enumerate(zip(program.leaf_keys, carry, strict=True)) if hidden(key, x)
+                  for c in program.pieces(leaf)]
+        new, start = program.apart(carry), program.apart(fresh)
+        for c in chosen:
+            new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
+        return program.together(new)
 
     def factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
@@ -94,14 +110,14 @@ class Compiled:
         program, executor, inexact = self.program, self.executor, self._inexact_inputs
 
         def run(direct, some_inputs, hidden, probes):
-            full, ins, old = list(params), list(inputs), list(carry)
-            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs), (old, program.hidden, hidden)):
+            full, ins, old = list(params), list(inputs), program.with_states(carry, hidden)
+            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs)):
                 for i, x in zip(slots, values, strict=True):
                     where[i] = x
             outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
             return of_outputs(outputs, new_carry), (new_carry, xs)
 
-        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], [carry[i] for i in program.hidden],
+        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], program.old_states(carry),
                 executor.zero_probes())
         result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
         factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})

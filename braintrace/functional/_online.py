@@ -96,8 +96,8 @@ class OnlineLearner:
     def _refuse(self, params, carry, inputs) -> None:
         program = self.first.program
         lines = []
-        for what, tree, known in (('params', params, program.params), ('carry', carry, program.carry), ('inputs', inputs, program.inputs)):
-            was = jax.tree.unflatten(program.trees[what], [program.avals[v] for v in known])
+        for what, tree, known in (('params', params, program.params), ('carry', carry, None), ('inputs', inputs, program.inputs)):
+            was = jax.tree.unflatten(program.trees[what], program.leaf_avals if known is None else [program.avals[v] for v in known])
             old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
             lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
                       for k in {**old, **new} if old.get(k) != new.get(k)]
@@ -111,7 +111,7 @@ class OnlineLearner:
         """Compile for these shapes and return the state before the first step: a copy of this carry, a zero trace, t = 0."""
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, carry)
-        return OnlineState(carry, *compiled.init(), compiled.laned)
+        return OnlineState(carry, *compiled.init(), compiled.laned, compiled.lane_axes)
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
         if not isinstance(state, OnlineState):
@@ -240,7 +240,7 @@ class OnlineLearner:
     def memory(self) -> Memory:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates nothing."""
         program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
-        carry = jax.tree.unflatten(program.trees['carry'], [abstract(program.avals[v]) for v in program.carry])
+        carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
         rows = []
         for name, tree in (('carry', carry), ('trace', trace), ('t', t)):
             for key, leaf in flatten_paths(tree).items():
@@ -359,7 +359,7 @@ def _levels_to_user() -> int:
     return level
 
 
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight'}
+LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state'}
 
 
 def _check_strict(graph: ETraceGraph) -> None:

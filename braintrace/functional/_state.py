@@ -20,20 +20,22 @@ class OnlineState:
 
     ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
     the last reset, ``(B,)`` where an op is batched, else ``()``; it stays at the largest int32 once it is there. Where ``t`` is 0 the
-    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is the lanes.
+    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is the lanes;
+    ``lane_axes`` (static): the paths of those in the carry of which it is another axis, with that axis.
     """
     carry: Any
     trace: dict
     t: jax.Array
     laned: frozenset[str] = field(default=frozenset(), metadata={'static': True})
+    lane_axes: tuple[tuple[str, int], ...] = field(default=(), metadata={'static': True})
 
     def replace(self, **changes) -> OnlineState:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
 
-def put_back(flags: jax.Array, fresh, x, name: str, laned: bool):
-    """``fresh`` where a lane (axis 0, if ``laned``) is flagged, ``x`` elsewhere; ``name`` is the path of this hidden leaf."""
+def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
+    """``fresh`` where a lane (``axis``, if ``laned``) is flagged, ``x`` elsewhere; ``name`` is the path of this hidden leaf."""
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
     if flags.ndim and not laned:
         remedy = ('If all lanes share it, reset all of them with one flag [], or let it go on: keep it in a brainstate.ShortTermState, or '
@@ -42,7 +44,8 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool):
             remedy = f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
         raise StructureError(f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step does not show that '
                              f'its axis 0 is the batch. {remedy}')
-    return jnp.where(flags.reshape(flags.shape + (1,) * (x.ndim - flags.ndim)), fresh, x)
+    inner = (1,) * (x.ndim - axis - 1) if flags.ndim else (1,) * x.ndim
+    return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
 
 
 def is_key(x) -> bool:
@@ -80,13 +83,14 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     >>> reset(state, jnp.array([True, False]), {'h': jnp.zeros((2, 3))}).t.tolist()
     [0, 4]
     """
-    flags = check_flags(flags, state.t)
+    flags, axes = check_flags(flags, state.t), dict(state.lane_axes)
 
     def leaf(path, x, fresh):
         key = path_key(path)
         if not hidden(key, x):
             return x
-        return put_back(flags, fresh, x, path_name(key), path_name(('carry', *key)) in state.laned)
+        path = path_name(('carry', *key))
+        return put_back(flags, fresh, x, path_name(key), path in state.laned or path in axes, axes.get(path, 0))
 
     def entry(path, e):
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned

@@ -60,7 +60,7 @@ def _rates(graph: ETraceGraph, params, carry, xs) -> dict[str, np.ndarray]:
             found.update(zip(eqn.outs, eqn.evaluate([found[v] for v in eqn.ins]), strict=True))
         return found
 
-    first = jax.tree.leaves(carry)
+    first = program.apart(jax.tree.leaves(carry))
     whole = {v for v, a in enumerate(program.avals) if not (jnp.issubdtype(a.dtype, jnp.bool_) or jnp.issubdtype(a.dtype, jnp.inexact))}
     exact = jax.jit(lambda carry, x: {v: a for v, a in values(carry, x).items() if v in whole})(first, jax.tree.map(lambda a: a[0], xs))
     functions = _StepFunctions(graph, first, exact)

@@ -43,7 +43,7 @@ class CutStep:
         program = self.program
         params = [p if i in program.trainable else stop(p) for i, p in enumerate(jax.tree.leaves(params))]
         return {**program.constants, **dict(zip(program.params, params, strict=True)),
-                **dict(zip(program.carry, jax.tree.leaves(carry), strict=True)),
+                **dict(zip(program.carry, program.apart(jax.tree.leaves(carry)), strict=True)),
                 **dict(zip(program.inputs, jax.tree.leaves(as_inputs(x)), strict=True))}
 
     def loss_step(self, params, carry, x):
@@ -69,12 +69,12 @@ class CutStep:
             live.update(zip(eqn.outs, eqn.evaluate([live[v] for v in eqn.ins]), strict=True))
             values.update(zip(eqn.outs, eqn.evaluate(args), strict=True))
         new = [values[v] if c in program.hidden else stop(values[v]) for c, v in enumerate(program.new_carry)]
-        return jax.tree.unflatten(program.trees['carry'], new)
+        return jax.tree.unflatten(program.trees['carry'], program.together(new))
 
     def hidden(self, carry) -> list:
         """The hidden states of a carry, group by group."""
-        leaves = jax.tree.leaves(carry)
-        return [leaves[c] for group in self.graph.hidden_groups for c in group.states]
+        states = self.program.apart(jax.tree.leaves(carry))
+        return [states[c] for group in self.graph.hidden_groups for c in group.states]
 
 
 def _check(graph: ETraceGraph) -> None:
