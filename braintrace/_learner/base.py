@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import brainstate
@@ -14,6 +15,7 @@ from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule, read
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
+from . import saving
 from .sequences import SequenceMixin
 from .states import ModelStates, as_path
 
@@ -110,6 +112,39 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         """
         core, states = self._compiled()
         return core, *states.values()
+
+    # saving ---------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, jax.Array]:
+        """All that this learner is, as a flat dict of string -> array for any checkpoint library: copies.
+
+        It holds the parameters, hidden and other states of the model, random keys that the model draws from, the trace and its
+        step count, the states that a reset puts back, and the rule. Units and kinds of random keys stand in the names. Not in it:
+        the state of an optimiser, and states that a step function touches beside the learner. Under a mapping, save outside of it:
+        every lane is saved. See :meth:`restore`.
+        """
+        return saving.save(self._saved(), self.rule)
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Go back to what :meth:`save` returned, of this learner or of a compiled one like it; the tree can be used again.
+
+        Raises :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype or the rule differs.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> before = learner.save()
+        >>> _ = learner(jnp.ones((3, 2)))
+        >>> learner.restore(before)
+        >>> learner.model.h.value.tolist() == before['states/h'].tolist(), learner.etrace.value['t'].tolist()
+        (True, [0, 0, 0])
+        """
+        saving.restore(self._saved(), self.rule, tree)
+
+    def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
+        """Every state that :meth:`save` reads, by path."""
+        params, carry = self._compiled()[1].split()
+        return {**{('parameters', *p): s for p, s in params.items()}, **{('states', *p): s for p, s in carry.items()},
+                ('etrace',): self.etrace, ('initial',): self.initial}
 
     # running --------------------------------------------------------------------------------------
 
