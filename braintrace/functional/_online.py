@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ REDUCTIONS = ('mean', 'sum')
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERNAL = (PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
+IN_LOSS_OF: ContextVar[OnlineLearner | None] = ContextVar('the learner whose loss function runs', default=None)
+
 
 class Memory(NamedTuple):
     """Rows ``(path, shape, dtype, bytes)`` of a whole :class:`OnlineState`, and their total in bytes."""
@@ -68,6 +71,11 @@ class OnlineLearner:
 
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
         """The compiled step for these shapes; only ``init`` compiles new ones."""
+        if IN_LOSS_OF.get() is self:
+            raise StepFunctionError('the loss function called the learner, but it is given what the learner returned: here it is '
+                                    '`loss(outputs, target) -> scalar`, such as `lambda y, target: ((y - target) ** 2).mean()`. A '
+                                    'function of one step\'s slices that calls the learner is the `step_fn` of '
+                                    '`learner.etrace_grad` and `etrace_train`.')
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
         key = signature((params, carry, inputs))
@@ -133,10 +141,12 @@ class OnlineLearner:
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for ``loss_fn(outputs, targets) -> scalar``."""
+        loss_of = _checked_loss(self, loss_fn)
+
         def run(params, state, inputs, targets):
             def loss(params):
                 outputs, new = self.step(params, state, *as_inputs(inputs))
-                return check_scalar(loss_fn(outputs, targets), 'loss_fn'), (outputs, new)
+                return loss_of(outputs, targets), (outputs, new)
             (value, (outputs, new)), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(params)
             return (value, outputs), grads, new
         return run
@@ -150,6 +160,7 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, 'sequence_grad')
         seq.check_window(window, memory_budget)
+        loss = _checked_loss(self, loss_fn)
 
         def run(params, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
@@ -157,7 +168,7 @@ class OnlineLearner:
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
             flags, put_back = _resets(compiled, reset, state, length)
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
-            loop = _run(compiled, loss_fn, put_back, leaves, carry, state.t, sequence)
+            loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
@@ -188,6 +199,7 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, 'sequence_update')
         seq.check_optimizer(optimizer)
+        loss = _checked_loss(self, loss_fn)
 
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
@@ -205,7 +217,7 @@ class OnlineLearner:
 
             delay = seq.choose_delay(write_every, every, compiled.graph, self.rule)
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
-            loop = _run(compiled, loss_fn, put_back, params, carry, state.t, sequence)
+            loop = _run(compiled, loss, put_back, params, carry, state.t, sequence)
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
                 loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
@@ -294,6 +306,20 @@ def check_scalar(loss, what: str):
     return loss
 
 
+def _checked_loss(learner: OnlineLearner, loss_fn: Callable) -> Callable:
+    """``loss_fn(outputs, target)``, held to return a real scalar and not to step the learner whose outputs it is given."""
+    if not callable(loss_fn):
+        raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target) -> scalar`.')
+
+    def loss(outputs, target):
+        token = IN_LOSS_OF.set(learner)
+        try:
+            return check_scalar(loss_fn(outputs, target), 'loss_fn')
+        finally:
+            IN_LOSS_OF.reset(token)
+    return loss
+
+
 def scale(grads: dict, mask: jax.Array, reduction: str) -> dict:
     """Gradients divided by the sum of the mask for ``'mean'``."""
     if reduction == 'sum':
@@ -308,17 +334,17 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
-def _run(compiled: Compiled, loss_fn: Callable, put_back: Callable, params, carry, t, sequence: seq.Sequence) -> seq.Run:
+def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, t, sequence: seq.Sequence) -> seq.Run:
     def weights(params):
         return compiled.executor.op_weights(jax.tree.leaves(params))
 
     def observe(params, carry, at, weight):
         x, y = at
 
-        def loss(outputs, _):
-            return check_scalar(loss_fn(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y), 'loss_fn')
+        def of_outputs(outputs, _):
+            return loss(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y)
         value, new, factors, pull = compiled.observe(
-            jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), loss)
+            jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), of_outputs)
         direct, _, *rest = pull(weight.astype(value.dtype))
         return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
     return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back, params, carry, t, sequence)
