@@ -26,7 +26,7 @@ from .._compiler import (
     check_arrays,
     check_learnable,
     describe_aval,
-    path_key,
+    param_name,
     path_name,
     untraced_uses,
 )
@@ -106,11 +106,15 @@ class OnlineLearner:
         for what, tree, known in (('params', params, program.params), ('carry', carry, program.carry), ('inputs', inputs, program.inputs)):
             was = jax.tree.unflatten(program.trees[what], [program.avals[v] for v in known])
             old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
-            lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
-                      for k in {**old, **new} if old.get(k) != new.get(k)]
+            places = {k: f'{what} {path_name(k, "")}'.strip() for k in {**old, **new}}
+            lines += [f'  {place}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
+                      for k, place in places.items() if old.get(k) != new.get(k)]
+        batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
         raise StructureError('these arguments are not those that were compiled:\n'
                              + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
-                             + '\nPass what was compiled, or compile for these shapes too (`learner.init`, or `learner.compile_graph`).')
+                             + '\nPass what was compiled, or compile for these too: `learner.init(params, carry, *inputs)`; a '
+                             f'brainstate model by `brainstate.nn.init_all_states(model, batch_size={batch})` and '
+                             '`learner.compile_graph(x)`.')
 
     # the pure functions ---------------------------------------------------------------------------
 
@@ -208,7 +212,7 @@ class OnlineLearner:
             seq.check_updatable(params)
             seq.check_opt_state(optimizer, params, opt_state)
             moves = jax.tree_util.tree_map_with_path(
-                lambda p, _: compiled.graph.routes[path_name(path_key(p))].kind != 'frozen', params)
+                lambda p, _: compiled.graph.routes[param_name(p)].kind != 'frozen', params)
 
             def update(params, opt_state, ops, direct, mask):
                 leaves = jax.tree.leaves(params)
@@ -290,7 +294,7 @@ def split(params, learner: OnlineLearner) -> tuple:
     routes = learner.routes
 
     def part(kind):
-        return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[path_name(path_key(p))].kind == kind else None, params)
+        return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[param_name(p)].kind == kind else None, params)
     return part('trace'), part('same-step'), part('frozen')
 
 

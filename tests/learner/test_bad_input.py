@@ -134,6 +134,21 @@ def test_another_input_than_compiled_is_refused(x, words):
     assert close(snapshot(learner), before)
 
 
+def test_another_batch_is_served_as_the_message_says():
+    learner = compiled()
+    x = jnp.ones((5, INPUTS))
+    with pytest.raises(braintrace.StructureError) as caught:
+        learner(x)
+    first, then = '`brainstate.nn.init_all_states(model, batch_size=5)`', '`learner.compile_graph(x)`'
+    assert f'{first} and {then}' in str(caught.value)
+    with pytest.raises(braintrace.StructureError) as caught:
+        learner.compile_graph(x)
+    assert first in str(caught.value)
+    brainstate.nn.init_all_states(learner.model, batch_size=5)
+    learner.compile_graph(x)
+    assert learner(x).shape == (5, 2)
+
+
 def test_a_hidden_state_of_another_shape_is_refused_and_a_new_object_is_found():
     learner = compiled()
     h = learner.model.cell.h.value
