@@ -1,7 +1,6 @@
 """The learner: a brainstate module around a model, with the trace as a state beside the model's."""
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,9 +9,10 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name
+from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name, summary
 from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule, read
+from .._signatures import ShowsArguments
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from . import saving
@@ -33,16 +33,12 @@ class Recording(NamedTuple):
     seen: list
 
 
-class ETraceLearner(SequenceMixin, brainstate.nn.Module):
+class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
     (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that step.
     """
-
-    def __init_subclass__(cls, **kwargs) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.__signature__ = constructor_signature(cls)
 
     def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
         super().__init__()
@@ -56,6 +52,18 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         self._recording: Recording | None = None
         self._forward_only = False
         self._jitted: OrderedDict = OrderedDict()
+
+    def __repr__(self) -> str:
+        """Three lines, and where to find more."""
+        model = type(self.model).__name__
+        if self._core is None:
+            return (f'{type(self).__name__} learner of {model}\nnot compiled\n'
+                    'call `learner.compile_graph(x)` with inputs like those of one step')
+        report = self.report
+        head, memory = summary(report)[:2]
+        verdict = 'hold the whole past' if report.exact else 'leave out a part of the past'
+        return '\n'.join([head.replace(':', f' learner of {model}:', 1), memory,
+                          f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'])
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -231,12 +239,6 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         return found
 
 
-def constructor_signature(cls: type) -> inspect.Signature:
-    """The signature of ``__init__``, for ``help``: a module's metaclass hides it."""
-    signature = inspect.signature(vars(cls).get('__init__', ETraceLearner.__init__))
-    return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=inspect.Signature.empty)
-
-
 def _alive(slots: dict, t: jax.Array) -> dict:
     """Slots as they count, zero where a lane has no past; states, where they are apart, in a last axis."""
     def leaf(e):
@@ -245,6 +247,3 @@ def _alive(slots: dict, t: jax.Array) -> dict:
     def slot(e):
         return jnp.stack([leaf(state) for state in e], -1) if isinstance(e, tuple) else leaf(e)
     return {n: slot(e) for n, e in slots.items()}
-
-
-ETraceLearner.__signature__ = constructor_signature(ETraceLearner)

@@ -9,13 +9,14 @@ import brainstate
 import jax.numpy as jnp
 
 from .._errors import StructureError
+from .._signatures import ShowsArguments
 from ._arguments import Init, Size, activation_of, check_input, features, initial_value
 from ._linear import Linear
 
 __all__ = ['GatedCell', 'RecurrentLayer']
 
 
-class RecurrentLayer(brainstate.nn.Module):
+class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     """A layer with hidden states of shape (O,) or (B, O); its output is the first of them.
 
     ``state_names`` names the states; :meth:`transition` maps an input and their old values to their new values.

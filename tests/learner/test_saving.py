@@ -12,8 +12,9 @@ import saiunit as u
 
 import braintrace
 
-from .networks import BATCH, INPUTS, UNITS, Net, close, compiled, data, loss_of, squared
+from .networks import BATCH, UNITS, Net, close, compiled, data, loss_of, squared
 from .test_calls import vectorised_by_map, vectorised_by_new_states
+
 
 class Rich(Net):
     """Beside hidden states: noise, a count, a membrane with a unit, and two states in one."""
@@ -77,13 +78,19 @@ def without(tree, name):
     return {k: x for k, x in tree.items() if k != name}
 
 
+HALF = np.zeros((UNITS, 2), np.float32)
+
+
 @pytest.mark.parametrize('change, words', [
     (lambda t: without(t, 'states/cell/h'), ['  states/cell/h: absent when saved, float64[3, 4] here']),
-    (lambda t: {**t, 'states/u': jnp.zeros((BATCH, INPUTS))}, ['  states/u: float64[3, 2] when saved, absent here']),
-    (lambda t: {**t, 'etrace/t': t['etrace/t'][:1]}, ['  etrace/t: int32[1] when saved, int32[3] here', 'the same model, rule, batch size']),
-    (lambda t: {**t, 'parameters/readout': np.zeros((UNITS, 2), np.float32)}, ['parameters/readout: float32[4, 2] when saved, float64[4, 2]']),
+    (lambda t: {**t, 'states/u': HALF}, ['  states/u: float32[4, 2] when saved, absent here']),
+    (lambda t: {**t, 'etrace/t': t['etrace/t'][:1]},
+     ['  etrace/t: int32[1] when saved, int32[3] here', 'of the same model, rule, batch size and precision']),
+    (lambda t: {**t, 'parameters/readout': HALF},
+     ['  parameters/readout: float32[4, 2] when saved, float64[4, 2] here']),
     (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
-    (lambda t: compiled('pp_prop', decay_or_rank=0.9).save(), ['rule: ESDRTRL(decay=0.9) when saved, DRTRL(trace_dtype=None']),
+    (lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
+     ['  rule: ESDRTRL(decay=0.9) when saved, DRTRL(trace_dtype=None']),
     (lambda t: without(t, 'rule'), ['rule: absent when saved, DRTRL']),
     (list, ['the tree is list; give the dict that `learner.save()` returned']),
 ], ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'])

@@ -1,0 +1,16 @@
+"""The signatures that ``help`` and completion show."""
+from __future__ import annotations
+
+import inspect
+
+__all__ = ['ShowsArguments']
+
+
+class ShowsArguments:
+    """Its subclasses show the arguments of their constructor, which the metaclass of brainstate's modules hides."""
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        signature = inspect.signature(cls.__init__)
+        arguments = list(signature.parameters.values())[1:]
+        cls.__signature__ = signature.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
