@@ -13,4 +13,5 @@ class ShowsArguments:
         super().__init_subclass__(**kwargs)
         signature = inspect.signature(cls.__init__)
         arguments = list(signature.parameters.values())[1:]
-        cls.__signature__ = signature.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
+        shown = signature.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
+        cls.__signature__ = shown  # type: ignore[attr-defined]
