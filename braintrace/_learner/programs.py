@@ -16,7 +16,7 @@ from .._compiler import abstract, depends, describe_aval
 from .._errors import BraintraceError, OptionError, StepFunctionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
-from .progress import show_progress
+from ..functional._progress import show_progress
 from .states import discover, running, stacked, unstacked
 
 __all__ = ['EvolveProgram', 'GradOptions', 'GradProgram', 'TrainOptions', 'TrainProgram']

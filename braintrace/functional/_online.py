@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import (
     DEFAULT,
     REASONS,
@@ -34,6 +35,7 @@ from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunc
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
+from ._progress import show_progress
 from ._state import OnlineState, flatten_paths, reset_leaf
 
 __all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',
@@ -155,14 +157,16 @@ class OnlineLearner:
             return (value, outputs), grads, new
         return run
 
-    def sequence_grad(self, loss_fn: Callable, window='auto', reduction: str = 'mean', memory_budget: int | None = None) -> Callable:
+    def sequence_grad(self, loss_fn: Callable, window='auto', reduction: str = 'mean',
+                      memory_budget: int | None = None, progress: bool = False) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole sequence.
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``: ``'auto'``, an int >= 1, or None
         for the whole sequence; every window gives the same numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or
-        ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``.
+        ``(T, B)``: before step t the flagged lanes start anew. ``losses`` has shape ``(T,)``. ``progress`` shows a line on
+        stderr from inside the compiled loop (not under ``vmap``).
         """
-        self._check_sequence(reduction, 'sequence_grad')
+        self._check_sequence(reduction, progress, 'sequence_grad')
         seq.check_window(window, memory_budget)
         loss = _checked_loss(self, loss_fn)
 
@@ -174,14 +178,15 @@ class OnlineLearner:
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
             loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
-            carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
+            carry, trace, t, ops, direct, losses, _ = seq.run_windows(
+                loop, leaves, carry, state.trace, state.t, sequence, size, keep=True, show=_shown(progress, length, state, xs, ys))
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return compiled.gradient_tree(leaves, grads), new, losses
         return run
 
     def sequence_update(self, loss_fn: Callable, optimizer, every: int = 1, reduction: str = 'mean',
-                        write_every: int | None = None) -> Callable:
+                        write_every: int | None = None, progress: bool = False) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state, losses``: learn along a sequence.
 
         ``optimizer``: an ``optax.GradientTransformation``, ``opt_state`` that of ``optimizer.init(params)``. The parameters change
@@ -201,7 +206,7 @@ class OnlineLearner:
         >>> bool(losses[-1] < losses[0])
         True
         """
-        self._check_sequence(reduction, 'sequence_update')
+        self._check_sequence(reduction, progress, 'sequence_update')
         seq.check_optimizer(optimizer)
         loss = _checked_loss(self, loss_fn)
 
@@ -223,12 +228,15 @@ class OnlineLearner:
             sequence = seq.Sequence((xs, ys), seq.check_mask(mask, length), flags)
             loop = _run(compiled, loss, put_back, params, carry, state.t, sequence)
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
-                loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)
+                loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay,
+                _shown(progress, length, params, state, xs, ys))
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return params, opt_state, new, losses
         return run
 
-    def _check_sequence(self, reduction, name: str) -> None:
+    def _check_sequence(self, reduction, progress, name: str) -> None:
+        if progress not in (True, False):
+            raise OptionError(f'progress is {progress!r}; choose True or False.')
         if reduction not in REDUCTIONS:
             raise OptionError(f'reduction is {reduction!r}; choose one of {REDUCTIONS}.')
         if self.rule is None:
@@ -296,6 +304,11 @@ def split(params, learner: OnlineLearner) -> tuple:
     def part(kind):
         return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[param_name(p)].kind == kind else None, params)
     return part('trace'), part('same-step'), part('frozen')
+
+
+def _shown(progress: bool, length: int, *trees) -> Callable | None:
+    """What shows the progress, if it is asked for; nothing under ``vmap``, where there would be a line for each lane."""
+    return show_progress(length) if progress and not any(map(_jax.mapped_axes, jax.tree.leaves(trees))) else None
 
 
 def as_inputs(inputs) -> tuple:
