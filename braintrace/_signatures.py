@@ -7,7 +7,7 @@ __all__ = ['ShowsArguments']
 
 
 class ShowsArguments:
-    """Its subclasses show the arguments of their constructor, which the metaclass of brainstate's modules hides."""
+    """Its subclasses show their constructor's arguments, which the metaclass of brainstate hides."""
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

@@ -4,7 +4,19 @@ from .analyse import analyse, check_learnable
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
 from .losses import USE, untraced_uses
 from .policy import DEFAULT, Policy
-from .program import Loop, Program, Remat, abstract, check_arrays, depends, describe_aval, is_inexact, param_name, path_key, path_name
+from .program import (
+    Loop,
+    Program,
+    Remat,
+    abstract,
+    check_arrays,
+    depends,
+    describe_aval,
+    is_inexact,
+    param_name,
+    path_key,
+    path_name,
+)
 from .reasons import REASONS
 from .recurrence import Groups, old_ancestors
 from .render import summary

@@ -24,7 +24,10 @@ def explain(graph: ETraceGraph, report: Report, path) -> str:
 
 
 def _leaves(graph: ETraceGraph, path) -> list[str]:
-    """The parameters that a path names: one, or all below it. A path is a tuple of keys, its printed form or an end of it."""
+    """The parameters that a path names: one, or all below it.
+
+    A path is a tuple of keys, its printed form, or an end of that.
+    """
     names, keys = graph.program.param_names, graph.program.param_keys
     wanted = path_name(tuple(map(str, path)), 'params') if isinstance(path, tuple) else str(path)
     exact = [n for n, k in zip(names, keys, strict=True) if wanted in (n, '/'.join(k))]
@@ -36,9 +39,11 @@ def _leaves(graph: ETraceGraph, path) -> list[str]:
     ends = [n for n in ends if not any(n.startswith(f'{other}/') for other in ends)]
     if len(ends) == 1:
         return [n for n in names if n == ends[0]] or _below(names, ends[0])
-    near = ends or difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.)
-    raise OptionError(f'{wanted!r} is the end of {near}; give more of one.' if ends else
-                      f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else 'the step has no parameters.')
+    if ends:
+        raise OptionError(f'{wanted!r} is the end of {ends}; give more of one.')
+    near = difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.)
+    raise OptionError(f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else
+                      'the step has no parameters.')
 
 
 def _below(names, node: str) -> list[str]:

@@ -212,7 +212,7 @@ def path_key(path) -> tuple[str, ...]:
 
 
 def path_name(key: tuple[str, ...], bare: str = '.') -> str:
-    """The printed form of a path: parts joined by ``/``, ``bare`` for a tree that is a single array."""
+    """The printed form of a path: parts joined by ``/``; ``bare`` where the tree is one array."""
     return '/'.join(_escape(p) for p in key) or bare
 
 

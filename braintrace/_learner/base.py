@@ -62,8 +62,8 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
         report = self.report
         head, memory = summary(report)[:2]
         verdict = 'hold the whole past' if report.exact else 'leave out a part of the past'
-        return '\n'.join([head.replace(':', f' learner of {model}:', 1), memory,
-                          f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'])
+        more = f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'
+        return '\n'.join([head.replace(':', f' learner of {model}:', 1), memory, more])
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -124,26 +124,29 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
     # saving ---------------------------------------------------------------------------------------
 
     def save(self) -> dict[str, jax.Array]:
-        """All that this learner is, as a flat dict of string -> array for any checkpoint library: copies.
+        """All that this learner is, as a flat dict of string -> array for any checkpoint library.
 
-        It holds the parameters, hidden and other states of the model, random keys that the model draws from, the trace and its
-        step count, the states that a reset puts back, and the rule. Units and kinds of random keys stand in the names. Not in it:
-        the state of an optimiser, and states that a step function touches beside the learner. Under a mapping, save outside of it:
-        every lane is saved. See :meth:`restore`.
+        The arrays are copies: parameters, hidden and other states of the model, random keys that it
+        draws from, the trace and its step count, the states that a reset puts back, and the rule.
+        Units and kinds of random keys stand in the names. It does not hold the state of an optimiser,
+        nor states that a step function touches beside the learner. Call it outside of a mapping
+        transformation: every lane is saved then. See :meth:`restore`.
         """
         return saving.save(self._saved(), self.rule)
 
     def restore(self, tree: Mapping[str, Any]) -> None:
-        """Go back to what :meth:`save` returned, of this learner or of a compiled one like it; the tree can be used again.
+        """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
-        Raises :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype or the rule differs.
+        The arrays are copied, so one tree serves many times. Raises :class:`braintrace.StructureError`,
+        and changes nothing, where a name, a shape, a dtype or the rule differs.
 
         >>> import braintrace, jax.numpy as jnp
-        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> model = braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
         >>> before = learner.save()
         >>> _ = learner(jnp.ones((3, 2)))
         >>> learner.restore(before)
-        >>> learner.model.h.value.tolist() == before['states/h'].tolist(), learner.etrace.value['t'].tolist()
+        >>> bool((model.h.value == before['states/h']).all()), learner.etrace.value['t'].tolist()
         (True, [0, 0, 0])
         """
         saving.restore(self._saved(), self.rule, tree)
@@ -151,7 +154,8 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
     def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
         """Every state that :meth:`save` reads, by path."""
         params, carry = self._compiled()[1].split()
-        return {**{('parameters', *p): s for p, s in params.items()}, **{('states', *p): s for p, s in carry.items()},
+        return {**{('parameters', *p): s for p, s in params.items()},
+                **{('states', *p): s for p, s in carry.items()},
                 ('etrace',): self.etrace, ('initial',): self.initial}
 
     # running --------------------------------------------------------------------------------------

@@ -146,7 +146,8 @@ class GradProgram:
         except (TypeError, ValueError) as error:
             if recording.seen or isinstance(error, BraintraceError):
                 raise
-            raise StepFunctionError(f'step_fn failed before it called the learner: {error}\n{_expected(slices)}') from error
+            raise StepFunctionError(f'step_fn failed before it called the learner: {error}\n'
+                                    f'{_expected(slices)}') from error
         finally:
             learner._recording = before
         if not recording.seen:
@@ -331,10 +332,12 @@ class TrainProgram(GradProgram):
 
 def _expected(slices) -> str:
     """What a step function is, with the slices that it was called with."""
-    found = ', '.join(str(jax.tree.map(lambda x: describe_aval(abstract(x)), s)).replace("'", '') for s in slices)
-    return (f'It is called as `step_fn({found})`, with one step of each sequence; call `learner(x)` once in it and return the loss of its '
-            'output, as in `lambda x, target: loss(learner(x), target)`. (A function `loss(output, target)` of the output is what '
-            '`braintrace.functional` and `braintrace.verify` take.)')
+    found = jax.tree.map(lambda x: describe_aval(abstract(x)), slices)
+    shown = ', '.join(str(x).replace("'", '') for x in found)
+    return (f'It is called as `step_fn({shown})`, with one step of each sequence; call `learner(x)` once in '
+            'it and return the loss of its output, as in `lambda x, target: loss(learner(x), target)`. (A '
+            'function `loss(output, target)` of the output is what `braintrace.functional` and '
+            '`braintrace.verify` take.)')
 
 
 def _loss_of(result, has_aux: bool):

@@ -160,11 +160,13 @@ class SequenceMixin:
 
     # running --------------------------------------------------------------------------------------
 
-    def etrace_evolve(self, *sequences, step_fn: Callable | None = None, return_outputs: bool = True, trace: bool = True):
+    def etrace_evolve(self, *sequences, step_fn: Callable | None = None, return_outputs: bool = True,
+                      trace: bool = True):
         """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner itself.
 
-        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns what ``step_fn`` returned, stacked
-        over time; ``return_outputs=False`` keeps nothing of it, for a long run of which only the states matter, and returns None.
+        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns what
+        ``step_fn`` returned, stacked over time; ``return_outputs=False`` keeps nothing of it, for a
+        long run of which only the states matter, and returns None.
 
         >>> import braintrace, jax.numpy as jnp
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)

@@ -45,7 +45,7 @@ REDUCTIONS = ('mean', 'sum')
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERNAL = (PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
-IN_LOSS_OF: ContextVar[OnlineLearner | None] = ContextVar('the learner whose loss function runs', default=None)
+IN_LOSS_OF: ContextVar[OnlineLearner | None] = ContextVar('learner whose loss runs', default=None)
 
 
 class Memory(NamedTuple):
@@ -74,10 +74,11 @@ class OnlineLearner:
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
         """The compiled step for these shapes; only ``init`` compiles new ones."""
         if IN_LOSS_OF.get() is self:
-            raise StepFunctionError('the loss function called the learner, but it is given what the learner returned: here it is '
-                                    '`loss(outputs, target) -> scalar`, such as `lambda y, target: ((y - target) ** 2).mean()`. A '
-                                    'function of one step\'s slices that calls the learner is the `step_fn` of '
-                                    '`learner.etrace_grad` and `etrace_train`.')
+            raise StepFunctionError(
+                'the loss function called the learner, but it is given what the learner returned: here '
+                'it is `loss(outputs, target) -> scalar`, such as `lambda y, target: ((y - target) ** '
+                '2).mean()`. A function of one step\'s slices that calls the learner is the `step_fn` of '
+                '`learner.etrace_grad` and `etrace_train`.')
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
         key = signature((params, carry, inputs))
@@ -114,9 +115,9 @@ class OnlineLearner:
         batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
         raise StructureError('these arguments are not those that were compiled:\n'
                              + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
-                             + '\nPass what was compiled, or compile for these too: `learner.init(params, carry, *inputs)`; a '
-                             f'brainstate model by `brainstate.nn.init_all_states(model, batch_size={batch})` and '
-                             '`learner.compile_graph(x)`.')
+                             + '\nPass what was compiled, or compile for these too: `learner.init(params, '
+                             'carry, *inputs)`; a brainstate model by `brainstate.nn.init_all_states(model, '
+                             f'batch_size={batch})` and `learner.compile_graph(x)`.')
 
     # the pure functions ---------------------------------------------------------------------------
 
@@ -179,7 +180,8 @@ class OnlineLearner:
             loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(
-                loop, leaves, carry, state.trace, state.t, sequence, size, keep=True, show=_shown(progress, length, state, xs, ys))
+                loop, leaves, carry, state.trace, state.t, sequence, size, keep=True,
+                show=_shown(progress, length, state, xs, ys))
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return compiled.gradient_tree(leaves, grads), new, losses
@@ -307,8 +309,9 @@ def split(params, learner: OnlineLearner) -> tuple:
 
 
 def _shown(progress: bool, length: int, *trees) -> Callable | None:
-    """What shows the progress, if it is asked for; nothing under ``vmap``, where there would be a line for each lane."""
-    return show_progress(length) if progress and not any(map(_jax.mapped_axes, jax.tree.leaves(trees))) else None
+    """What shows the progress, if asked for; None under ``vmap``, where each lane had a line."""
+    mapped = any(map(_jax.mapped_axes, jax.tree.leaves(trees)))
+    return show_progress(length) if progress and not mapped else None
 
 
 def as_inputs(inputs) -> tuple:
@@ -324,9 +327,9 @@ def check_scalar(loss, what: str):
 
 
 def _checked_loss(learner: OnlineLearner, loss_fn: Callable) -> Callable:
-    """``loss_fn(outputs, target)``, held to return a real scalar and not to step the learner whose outputs it is given."""
+    """``loss_fn(outputs, target)``, held to return a real scalar and not to step the learner."""
     if not callable(loss_fn):
-        raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target) -> scalar`.')
+        raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
 
     def loss(outputs, target):
         token = IN_LOSS_OF.set(learner)
@@ -351,7 +354,8 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
-def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, t, sequence: seq.Sequence) -> seq.Run:
+def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, t,
+         sequence: seq.Sequence) -> seq.Run:
     def weights(params):
         return compiled.executor.op_weights(jax.tree.leaves(params))
 

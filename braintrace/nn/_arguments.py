@@ -20,7 +20,7 @@ Init: TypeAlias = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | flo
 
 @dataclass(frozen=True, repr=False)
 class Default:
-    """An initialiser of ``brainstate.nn.init`` with its own defaults, under a name short enough for a signature."""
+    """An initialiser of ``brainstate.nn.init`` with its own defaults, short in a signature."""
     name: str
 
     def __call__(self, shape: Sequence[int], **kwargs: Any) -> Any:
@@ -30,7 +30,8 @@ class Default:
         return f'{self.name}()'
 
 
-KAIMING, XAVIER, ORTHOGONAL, ZERO = map(Default, ('KaimingNormal', 'XavierNormal', 'Orthogonal', 'ZeroInit'))
+KAIMING, XAVIER = Default('KaimingNormal'), Default('XavierNormal')
+ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
 
 
 def is_count(value: Any, least: int) -> bool:

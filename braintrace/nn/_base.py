@@ -69,9 +69,11 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
         for name, state in zip(self.state_names, states):
             if state.value.shape != (*x.shape[:-1], self.num_out):
                 batch_size = x.shape[0] if x.ndim == 2 else None
-                raise StructureError(f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. Call '
-                                     f'`brainstate.nn.init_all_states(model, batch_size={batch_size})` (of this layer alone: '
-                                     f'`init_state(batch_size={batch_size})`), or give inputs of the states\' batch size.')
+                raise StructureError(
+                    f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
+                    f'Call `brainstate.nn.init_all_states(model, batch_size={batch_size})` (of this layer '
+                    f'alone: `init_state(batch_size={batch_size})`), or give inputs of the states\' batch '
+                    'size.')
 
 
 class GatedCell(RecurrentLayer):

@@ -472,7 +472,8 @@ def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
     assert graph.explain(('readout', 'weight', 'bias')).startswith('readout/weight/bias ')
     assert both == graph.explain('Wz') == graph.explain('Wz/weight')
     for end in ('bias', 'weight/bias'):
-        with pytest.raises(braintrace.OptionError, match=rf"'{end}' is the end of \['cell/Wh/weight/bias', .*'readout/weight/bias'\]"):
+        several = rf"'{end}' is the end of \['cell/Wh/weight/bias', .*'readout/weight/bias'\]"
+        with pytest.raises(braintrace.OptionError, match=several):
             graph.explain(end)
     odd = compiled(lambda p, h, x: (h, 0.5 * h + mm(x, p['a/b'])), shapes(**{'a/b': (I, N)}), state(), seen()).graph
     assert odd.explain('a/b') == odd.explain(('a/b',)) == odd.explain('a~1b')

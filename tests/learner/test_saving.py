@@ -28,7 +28,8 @@ class Rich(Net):
         self.steps.value += 1
         self.v.value = 0.5 * self.v.value + x.sum(-1) * u.mV
         self.pair.set_value([self.pair.get_value(1), x[:, 0]])
-        return super().update(x + 0.1 * brainstate.random.randn(*x.shape)) + self.v.value[:, None] / u.mV
+        noise = 0.1 * brainstate.random.randn(*x.shape)
+        return super().update(x + noise) + self.v.value[:, None] / u.mV
 
 
 def test_one_snapshot_is_restored_again_and_again():
@@ -66,10 +67,10 @@ def test_a_file_brings_another_learner_to_the_same_numbers():
 
 def test_the_names_are_strings_and_every_entry_is_an_array():
     tree = compiled(model=Rich).save()
-    assert all(isinstance(k, str) and isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-               for k, x in tree.items())
-    assert {'parameters/cell/Wz/weight/weight', 'states/cell/h', 'states/v [mV]', 'states/pair', 'states/steps', 'initial/v [mV]',
-            'etrace/t', 'etrace/trace/cell/Wz/weight/weight/cell/h/bias/0', 'rule'} < set(tree)
+    assert all(isinstance(k, str) and isinstance(x, jax.Array) for k, x in tree.items())
+    assert not any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in tree.values())
+    assert {'parameters/cell/Wz/weight/weight', 'states/cell/h', 'states/v [mV]', 'states/pair',
+            'states/steps', 'initial/v [mV]', 'etrace/t', 'etrace/trace/cell/Wz/weight/weight/cell/h/bias/0', 'rule'} < set(tree)
     assert [k for k in tree if k.startswith('states/~outside/RandomState')]
     assert bytes(np.asarray(tree['rule'])) == b'DRTRL(trace_dtype=None, write_every=None)'
 
@@ -82,10 +83,11 @@ HALF = np.zeros((UNITS, 2), np.float32)
 
 
 @pytest.mark.parametrize('change, words', [
-    (lambda t: without(t, 'states/cell/h'), ['  states/cell/h: absent when saved, float64[3, 4] here']),
+    (lambda t: without(t, 'states/cell/h'),
+     ['  states/cell/h: absent when saved, float64[3, 4] here']),
     (lambda t: {**t, 'states/u': HALF}, ['  states/u: float32[4, 2] when saved, absent here']),
     (lambda t: {**t, 'etrace/t': t['etrace/t'][:1]},
-     ['  etrace/t: int32[1] when saved, int32[3] here', 'of the same model, rule, batch size and precision']),
+     ['  etrace/t: int32[1] when saved, int32[3] here', 'same model, rule, batch size and']),
     (lambda t: {**t, 'parameters/readout': HALF},
      ['  parameters/readout: float32[4, 2] when saved, float64[4, 2] here']),
     (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
@@ -127,7 +129,8 @@ def test_every_lane_of_a_vectorised_learner_is_saved(vectorised):
     assert tree['etrace/t'].shape == (BATCH,) and tree['states/cell/h'].shape == (BATCH, UNITS)
 
     def gradient():
-        return brainstate.transform.grad(lambda: squared(lanes(xs[1]), ys[1]), learner.param_states)()
+        loss = brainstate.transform.grad(lambda: squared(lanes(xs[1]), ys[1]), learner.param_states)
+        return loss()
     first = gradient()
     learner.restore(tree)
     assert close(gradient(), first, 0.)

@@ -91,14 +91,15 @@ def test_a_learner_prints_three_lines_that_point_to_the_report():
     first, memory, more = str(learner).splitlines()
     assert first == 'D_RTRL learner of Net: 1 hidden group(s), 2 relation(s), 7 parameter(s)'
     assert memory == str(learner.report).splitlines()[1]
-    assert more.startswith('gradients leave out a part of the past; `print(learner.report)` shows all')
+    assert more.startswith('gradients leave out a part of the past; `print(learner.report)` shows')
     assert 'not compiled\ncall `learner.compile_graph(x)`' in repr(braintrace.D_RTRL(Net()))
 
 
 def test_signatures_are_those_of_the_nearest_constructor():
     class Own(braintrace.ES_D_RTRL):
         pass
-    shown = [str(inspect.signature(cls)) for cls in (braintrace.ETraceLearner, braintrace.D_RTRL, Own)]
+    classes = braintrace.ETraceLearner, braintrace.D_RTRL, Own
+    shown = [str(inspect.signature(cls)) for cls in classes]
     assert [s[:s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
         "(model: 'brainstate.nn.Module', rule: 'Rule'",
         "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None",
