@@ -70,7 +70,7 @@ def bare(spec):
 def evolve(spec):
     """Evaluation: hidden states advance, the trace stays."""
     learner, xs, _ = learner_of(spec, 'd_rtrl')
-    return lambda: learner.etrace_evolve(xs, return_outputs=True, trace=False)
+    return lambda: learner.etrace_evolve(xs, trace=False)
 
 
 def train(spec, options=(), **call):

@@ -19,7 +19,7 @@ from .losses import USE, name_mixing, op_name, readers, untraced_uses
 from .pieces import MustSplit, read_as_old, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
-from .program import Equation, Loop, Program, describe_aval, is_inexact, path_name, trace_step
+from .program import Equation, Loop, Program, describe_aval, is_inexact, trace_step
 from .recurrence import reached_groups
 
 __all__ = ['analyse']
@@ -127,7 +127,7 @@ def _ops(program: Program, facts: list[int]) -> list[OpUse]:
         if found & turning and not found & moving:
             raise MustUnroll(_loop_of_weights(program, eqn, trainable.values()))
         owned = not found & moving and any(parameters.values())
-        first = next((path_name(program.param_keys[ps[0]]).replace('#', '~3') for ps in parameters.values() if ps), f'({p.name})')
+        first = next((program.param_names[ps[0]].replace('#', '~3') for ps in parameters.values() if ps), f'({p.name})')
         seen[first] = seen.get(first, -1) + 1
         key = first if not seen[first] else f'{first}#{seen[first]}'
         x = None if p.x_invar_index is None else eqn.ins[p.x_invar_index]

@@ -24,16 +24,30 @@ def explain(graph: ETraceGraph, report: Report, path) -> str:
 
 
 def _leaves(graph: ETraceGraph, path) -> list[str]:
-    """The parameters that a path names: one, or all below it. A path is a tuple of keys or its printed form."""
+    """The parameters that a path names: one, or all below it.
+
+    A path is a tuple of keys, its printed form, or an end of that.
+    """
     names, keys = graph.program.param_names, graph.program.param_keys
-    wanted = path_name(tuple(map(str, path))) if isinstance(path, tuple) else str(path)
+    wanted = path_name(tuple(map(str, path)), 'params') if isinstance(path, tuple) else str(path)
     exact = [n for n, k in zip(names, keys, strict=True) if wanted in (n, '/'.join(k))]
-    found = exact or [n for n in names if n.startswith(f'{wanted}/')]
-    if not found:
-        above = {n[:k] for n in names for k, c in enumerate(n) if c == '/'}
-        near = difflib.get_close_matches(wanted, sorted({*names, *above}), n=3, cutoff=0.)
-        raise OptionError(f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else 'the step has no parameters.')
-    return found
+    found = exact or _below(names, wanted)
+    if found:
+        return found
+    nodes = sorted({*names, *(n[:k] for n in names for k, c in enumerate(n) if c == '/')})
+    ends = [n for n in nodes if n.endswith(f'/{wanted}')]
+    ends = [n for n in ends if not any(n.startswith(f'{other}/') for other in ends)]
+    if len(ends) == 1:
+        return [n for n in names if n == ends[0]] or _below(names, ends[0])
+    if ends:
+        raise OptionError(f'{wanted!r} is the end of {ends}; give more of one.')
+    near = difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.)
+    raise OptionError(f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else
+                      'the step has no parameters.')
+
+
+def _below(names, node: str) -> list[str]:
+    return [n for n in names if n.startswith(f'{node}/')]
 
 
 def _paragraph(graph: ETraceGraph, report: Report, row: ParameterRow) -> str:

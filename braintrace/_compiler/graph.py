@@ -203,7 +203,8 @@ class ETraceGraph:
     def explain(self, path: str | tuple) -> str:
         """One parameter in a few sentences: its route and why, its op and place, its trace, what is left out, what to change.
 
-        ``path``: as printed in the report, or a tuple of keys; one that leads to several parameters explains each. Raises
+        ``path``: as printed in the report, the end of that where only one parameter or module has
+        it, or a tuple of keys; one that leads to several parameters explains each. Raises
         :class:`braintrace.OptionError` with the nearest paths for an unknown one.
 
         >>> import brainstate, braintrace, jax.numpy as jnp

@@ -16,7 +16,7 @@ from .._etrace_op import is_etp_primitive
 from .split import Split
 
 __all__ = ['BEGIN', 'ELEMENTWISE', 'END', 'Equation', 'Loop', 'Program', 'Region', 'Remat', 'Step', 'alive', 'check_arrays', 'depends',
-           'describe_aval', 'holds_op', 'is_inexact', 'path_key', 'path_name', 'select', 'trace_step']
+           'describe_aval', 'holds_op', 'is_inexact', 'param_name', 'path_key', 'path_name', 'select', 'trace_step']
 
 ELEMENTWISE = {
     'abs', 'acos', 'acosh', 'add', 'add_any', 'asin', 'asinh', 'atan', 'atan2', 'atanh', 'bessel_i0e', 'bessel_i1e', 'cbrt', 'ceil',
@@ -225,11 +225,11 @@ class Program:
 
     @cached_property
     def param_names(self) -> tuple[str, ...]:
-        return tuple(map(path_name, self.param_keys))
+        return tuple(path_name(k, 'params') for k in self.param_keys)
 
     @cached_property
     def carry_names(self) -> tuple[str, ...]:
-        return tuple(map(path_name, self.carry_keys))
+        return tuple(path_name(k, 'carry') for k in self.carry_keys)
 
 
 def is_inexact(aval) -> bool:
@@ -254,16 +254,21 @@ def path_key(path) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def path_name(key: tuple[str, ...]) -> str:
-    """The printed form of a path: parts joined by ``/``, ``.`` for a bare array."""
-    return '/'.join(_escape(p) for p in key) or '.'
+def path_name(key: tuple[str, ...], bare: str = '.') -> str:
+    """The printed form of a path: parts joined by ``/``; ``bare`` where the tree is one array."""
+    return '/'.join(_escape(p) for p in key) or bare
+
+
+def param_name(path) -> str:
+    """The name of a parameter at a pytree key path."""
+    return path_name(path_key(path), 'params')
 
 
 def _flatten(tree, what: str):
     with_paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     keys = tuple(path_key(p) for p, _ in with_paths)
     if len(set(keys)) != len(keys):
-        twice = sorted({path_name(k) for k in keys if keys.count(k) > 1})
+        twice = sorted({path_name(k, what) for k in keys if keys.count(k) > 1})
         raise StructureError(f'two leaves of {what} have the same path: {twice}. Give them different keys.')
     check_arrays(tree, what)
     return keys, [leaf for _, leaf in with_paths], treedef
@@ -273,7 +278,7 @@ def check_arrays(tree, what: str) -> None:
     """Refuse leaves that are no arrays or numbers."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not hasattr(leaf, 'dtype') and not isinstance(leaf, bool | int | float | complex):
-            raise StructureError(f'{what} leaf {path_name(path_key(path))!r} is {type(leaf).__name__}, not an array. '
+            raise StructureError(f'{what} leaf {path_name(path_key(path), what)!r} is {type(leaf).__name__}, not an array. '
                                  f'Keep Python objects out of {what}, or close over them.')
 
 
@@ -315,9 +320,9 @@ def _flat_step(cell: Callable, trees, got: _Traced):
 
 def _check_carry(names, avals, new_names, new_avals, same_tree: bool) -> None:
     old, new = dict(zip(names, avals, strict=True)), dict(zip(new_names, new_avals, strict=True))
-    lines = [f'  {path_name(n)}: missing in the new carry' for n in old if n not in new]
-    lines += [f'  {path_name(n)}: added in the new carry' for n in new if n not in old]
-    lines += [f'  {path_name(n)}: {describe_aval(old[n])} before the step, {describe_aval(new[n])} after it' for n in old
+    lines = [f'  {path_name(n, "carry")}: missing in the new carry' for n in old if n not in new]
+    lines += [f'  {path_name(n, "carry")}: added in the new carry' for n in new if n not in old]
+    lines += [f'  {path_name(n, "carry")}: {describe_aval(old[n])} before the step, {describe_aval(new[n])} after it' for n in old
               if n in new and (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)]
     if not lines and not same_tree:
         lines = ['  same paths, but the tree (or a physical unit in it) differs']

@@ -1,19 +1,21 @@
 """The learner: a brainstate module around a model, with the trace as a state beside the model's."""
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name
+from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name, summary
 from .._errors import NotCompiledError, OptionError, StepFunctionError
 from .._rules import Rule, read
+from .._signatures import ShowsArguments
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
+from . import saving
 from .notices import Notices
 from .sequences import SequenceMixin
 from .states import ModelStates, as_path
@@ -32,16 +34,12 @@ class Recording(NamedTuple):
     seen: list
 
 
-class ETraceLearner(SequenceMixin, brainstate.nn.Module):
+class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
     (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that step.
     """
-
-    def __init_subclass__(cls, **kwargs) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.__signature__ = constructor_signature(cls)
 
     def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
         super().__init__()
@@ -56,6 +54,18 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         self._forward_only = False
         self._notices = Notices()
         self._jitted: OrderedDict = OrderedDict()
+
+    def __repr__(self) -> str:
+        """Three lines, and where to find more."""
+        model = type(self.model).__name__
+        if self._core is None:
+            return (f'{type(self).__name__} learner of {model}\nnot compiled\n'
+                    'call `learner.compile_graph(x)` with inputs like those of one step')
+        report = self.report
+        head, memory = summary(report)[:2]
+        verdict = 'hold the whole past' if report.exact else 'leave out a part of the past'
+        more = f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'
+        return '\n'.join([head.replace(':', f' learner of {model}:', 1), memory, more])
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -112,6 +122,43 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         """
         core, states = self._compiled()
         return core, *states.values()
+
+    # saving ---------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, jax.Array]:
+        """All that this learner is, as a flat dict of string -> array for any checkpoint library.
+
+        The arrays are copies: parameters, hidden and other states of the model, random keys that it
+        draws from, the trace and its step count, the states that a reset puts back, and the rule.
+        Units and kinds of random keys stand in the names. It does not hold the state of an optimiser,
+        nor states that a step function touches beside the learner. Call it outside of a mapping
+        transformation: every lane is saved then. See :meth:`restore`.
+        """
+        return saving.save(self._saved(), self.rule)
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
+
+        The arrays are copied, so one tree serves many times. Raises :class:`braintrace.StructureError`,
+        and changes nothing, where a name, a shape, a dtype or the rule differs.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> before = learner.save()
+        >>> _ = learner(jnp.ones((3, 2)))
+        >>> learner.restore(before)
+        >>> bool((model.h.value == before['states/h']).all()), learner.etrace.value['t'].tolist()
+        (True, [0, 0, 0])
+        """
+        saving.restore(self._saved(), self.rule, tree)
+
+    def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
+        """Every state that :meth:`save` reads, by path."""
+        params, carry = self._compiled()[1].split()
+        return {**{('parameters', *p): s for p, s in params.items()},
+                **{('states', *p): s for p, s in carry.items()},
+                ('etrace',): self.etrace, ('initial',): self.initial}
 
     # running --------------------------------------------------------------------------------------
 
@@ -217,12 +264,6 @@ class ETraceLearner(SequenceMixin, brainstate.nn.Module):
         return found
 
 
-def constructor_signature(cls: type) -> inspect.Signature:
-    """The signature of ``__init__``, for ``help``: a module's metaclass hides it."""
-    signature = inspect.signature(vars(cls).get('__init__', ETraceLearner.__init__))
-    return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=inspect.Signature.empty)
-
-
 def _alive(slots: dict, t: jax.Array) -> dict:
     """Slots as they count, zero where a lane has no past; states, where they are apart, in a last axis."""
     def leaf(e):
@@ -231,6 +272,3 @@ def _alive(slots: dict, t: jax.Array) -> dict:
     def slot(e):
         return jnp.stack([leaf(state) for state in e], -1) if isinstance(e, tuple) else leaf(e)
     return {n: slot(e) for n, e in slots.items()}
-
-
-ETraceLearner.__signature__ = constructor_signature(ETraceLearner)

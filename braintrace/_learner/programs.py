@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import depends
-from .._errors import OptionError, StepFunctionError
+from .._compiler import abstract, depends, describe_aval
+from .._errors import BraintraceError, OptionError, StepFunctionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
-from .progress import show_progress
+from ..functional._progress import show_progress
 from .states import discover, running, stacked, unstacked
 
 __all__ = ['EvolveProgram', 'GradOptions', 'GradProgram', 'TrainOptions', 'TrainProgram']
@@ -143,11 +143,15 @@ class GradProgram:
         before, learner._recording = learner._recording, recording
         try:
             result = self.step_fn(*slices)
+        except (TypeError, ValueError) as error:
+            if recording.seen or isinstance(error, BraintraceError):
+                raise
+            raise StepFunctionError(f'step_fn failed before it called the learner: {error}\n'
+                                    f'{_expected(slices)}') from error
         finally:
             learner._recording = before
         if not recording.seen:
-            raise StepFunctionError('step_fn did not call the learner. Call `learner(x)` once in it and compute the loss from its '
-                                    'output.')
+            raise StepFunctionError(f'step_fn did not call the learner. {_expected(slices)}')
         loss, aux = _loss_of(result, self.options.has_aux)
         return loss, aux, recording.seen[0]
 
@@ -320,6 +324,16 @@ class TrainProgram(GradProgram):
         for key, value in weights.items():
             self.weights[key].value = value
         return losses, aux, opt_state
+
+
+def _expected(slices) -> str:
+    """What a step function is, with the slices that it was called with."""
+    found = jax.tree.map(lambda x: describe_aval(abstract(x)), slices)
+    shown = ', '.join(str(x).replace("'", '') for x in found)
+    return (f'It is called as `step_fn({shown})`, with one step of each sequence; call `learner(x)` once in '
+            'it and return the loss of its output, as in `lambda x, target: loss(learner(x), target)`. (A '
+            'function `loss(output, target)` of the output is what `braintrace.functional` and '
+            '`braintrace.verify` take.)')
 
 
 def _loss_of(result, has_aux: bool):

@@ -161,15 +161,17 @@ class SequenceMixin:
 
     # running --------------------------------------------------------------------------------------
 
-    def etrace_evolve(self, *sequences, step_fn: Callable | None = None, return_outputs: bool = False, trace: bool = True):
+    def etrace_evolve(self, *sequences, step_fn: Callable | None = None, return_outputs: bool = True,
+                      trace: bool = True):
         """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner itself.
 
-        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns what ``step_fn`` returned,
-        stacked over time, with ``return_outputs``, else None.
+        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns what
+        ``step_fn`` returned, stacked over time; ``return_outputs=False`` keeps nothing of it, for a
+        long run of which only the states matter, and returns None.
 
         >>> import braintrace, jax.numpy as jnp
         >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
-        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), return_outputs=True, trace=False).shape
+        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
         (5, 3, 4)
         """
         _choice('return_outputs', return_outputs, (True, False))

@@ -29,8 +29,9 @@ class Compiled:
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
         self.graph, self.rule, self.program = graph, rule, graph.program
         self.executor = Executor(graph, probes=rule is not None and rule.probes)
-        self.step = jax.custom_vjp(jax.jit(self._primal))
-        self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
+        step = jax.custom_vjp(self._primal)
+        step.defvjp(self._forward, self._backward)
+        self.step = jax.jit(step)
 
     @property
     def t_shape(self) -> tuple[int, ...]:

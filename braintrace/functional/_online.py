@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import (
     DEFAULT,
     REASONS,
@@ -26,7 +28,7 @@ from .._compiler import (
     check_arrays,
     check_learnable,
     describe_aval,
-    path_key,
+    param_name,
     path_name,
     untraced_uses,
 )
@@ -34,6 +36,7 @@ from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunc
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
+from ._progress import show_progress
 from ._state import OnlineState, flatten_paths, no_key
 
 __all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'scale',
@@ -42,6 +45,8 @@ __all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'p
 REDUCTIONS = ('mean', 'sum')
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERNAL = (PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
+
+IN_LOSS_OF: ContextVar[OnlineLearner | None] = ContextVar('learner whose loss runs', default=None)
 
 
 class Memory(NamedTuple):
@@ -69,6 +74,12 @@ class OnlineLearner:
 
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
         """The compiled step for these shapes; only ``init`` compiles new ones."""
+        if IN_LOSS_OF.get() is self:
+            raise StepFunctionError(
+                'the loss function called the learner, but it is given what the learner returned: here '
+                'it is `loss(outputs, target) -> scalar`, such as `lambda y, target: ((y - target) ** '
+                '2).mean()`. A function of one step\'s slices that calls the learner is the `step_fn` of '
+                '`learner.etrace_grad` and `etrace_train`.')
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
         key = signature((params, carry, inputs))
@@ -99,11 +110,15 @@ class OnlineLearner:
         for what, tree, known in (('params', params, program.params), ('carry', carry, None), ('inputs', inputs, program.inputs)):
             was = jax.tree.unflatten(program.trees[what], program.leaf_avals if known is None else [program.avals[v] for v in known])
             old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
-            lines += [f'  {what} {path_name(k)}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
-                      for k in {**old, **new} if old.get(k) != new.get(k)]
+            places = {k: f'{what} {path_name(k, "")}'.strip() for k in {**old, **new}}
+            lines += [f'  {place}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
+                      for k, place in places.items() if old.get(k) != new.get(k)]
+        batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
         raise StructureError('these arguments are not those that were compiled:\n'
                              + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
-                             + '\nPass what was compiled, or compile for these shapes too (`learner.init`, or `learner.compile_graph`).')
+                             + '\nPass what was compiled, or compile for these too: `learner.init(params, '
+                             'carry, *inputs)`; a brainstate model by `brainstate.nn.init_all_states(model, '
+                             f'batch_size={batch})` and `learner.compile_graph(x)`.')
 
     # the pure functions ---------------------------------------------------------------------------
 
@@ -134,24 +149,29 @@ class OnlineLearner:
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for ``loss_fn(outputs, targets) -> scalar``."""
+        loss_of = _checked_loss(self, loss_fn)
+
         def run(params, state, inputs, targets):
             def loss(params):
                 outputs, new = self.step(params, state, *as_inputs(inputs))
-                return check_scalar(loss_fn(outputs, targets), 'loss_fn'), (outputs, new)
+                return loss_of(outputs, targets), (outputs, new)
             (value, (outputs, new)), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(params)
             return (value, outputs), grads, new
         return run
 
-    def sequence_grad(self, loss_fn: Callable, window='auto', reduction: str = 'mean', memory_budget: int | None = None) -> Callable:
+    def sequence_grad(self, loss_fn: Callable, window='auto', reduction: str = 'mean',
+                      memory_budget: int | None = None, progress: bool = False) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole sequence.
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``: ``'auto'``, an int >= 1, or None
         for the whole sequence; every window gives the same numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or
         ``(T, B)``: before step t the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss need
-        not be a number. ``losses`` has shape ``(T,)``.
+        not be a number. ``losses`` has shape ``(T,)``. ``progress`` shows a line on
+        stderr from inside the compiled loop (not under ``vmap``).
         """
-        self._check_sequence(reduction, 'sequence_grad')
+        self._check_sequence(reduction, progress, 'sequence_grad')
         seq.check_window(window, memory_budget)
+        loss = _checked_loss(self, loss_fn)
 
         def run(params, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
@@ -159,16 +179,18 @@ class OnlineLearner:
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
             flags, put_back = _resets(compiled, reset, state, length, self.hidden)
             sequence = seq.Sequence.of((xs, ys), mask, flags, length)
-            loop = _run(compiled, loss_fn, put_back, leaves, carry, state.t, sequence)
+            loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence)
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
-            carry, trace, t, ops, direct, losses, _ = seq.run_windows(loop, leaves, carry, state.trace, state.t, sequence, size, keep=True)
+            carry, trace, t, ops, direct, losses, _ = seq.run_windows(
+                loop, leaves, carry, state.trace, state.t, sequence, size, keep=True,
+                show=_shown(progress, length, state, xs, ys))
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return compiled.gradient_tree(leaves, grads), new, losses
         return run
 
     def sequence_update(self, loss_fn: Callable, optimizer, every: int = 1, reduction: str = 'mean',
-                        write_every: int | None = None) -> Callable:
+                        write_every: int | None = None, progress: bool = False) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state, losses``: learn along a sequence.
 
         ``optimizer``: an ``optax.GradientTransformation``, ``opt_state`` that of ``optimizer.init(params)``. The parameters change
@@ -188,8 +210,9 @@ class OnlineLearner:
         >>> bool(losses[-1] < losses[0])
         True
         """
-        self._check_sequence(reduction, 'sequence_update')
+        self._check_sequence(reduction, progress, 'sequence_update')
         seq.check_optimizer(optimizer)
+        loss = _checked_loss(self, loss_fn)
 
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
             length = seq.length_of(xs, ys)
@@ -198,7 +221,7 @@ class OnlineLearner:
             seq.check_updatable(params)
             seq.check_opt_state(optimizer, params, opt_state)
             moves = jax.tree_util.tree_map_with_path(
-                lambda p, _: compiled.graph.routes[path_name(path_key(p))].kind != 'frozen', params)
+                lambda p, _: compiled.graph.routes[param_name(p)].kind != 'frozen', params)
 
             def update(params, opt_state, ops, direct, mask):
                 leaves = jax.tree.leaves(params)
@@ -207,14 +230,17 @@ class OnlineLearner:
 
             delay = seq.choose_delay(write_every, every, compiled.graph, self.rule)
             sequence = seq.Sequence.of((xs, ys), mask, flags, length)
-            loop = _run(compiled, loss_fn, put_back, params, carry, state.t, sequence)
+            loop = _run(compiled, loss, put_back, params, carry, state.t, sequence)
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
-                loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay)
+                loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay,
+                _shown(progress, length, params, state, xs, ys))
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
             return params, opt_state, new, losses
         return run
 
-    def _check_sequence(self, reduction, name: str) -> None:
+    def _check_sequence(self, reduction, progress, name: str) -> None:
+        if progress not in (True, False):
+            raise OptionError(f'progress is {progress!r}; choose True or False.')
         if reduction not in REDUCTIONS:
             raise OptionError(f'reduction is {reduction!r}; choose one of {REDUCTIONS}.')
         if self.rule is None:
@@ -281,8 +307,14 @@ def split(params, learner: OnlineLearner) -> tuple:
     routes = learner.routes
 
     def part(kind):
-        return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[path_name(path_key(p))].kind == kind else None, params)
+        return jax.tree_util.tree_map_with_path(lambda p, x: x if routes[param_name(p)].kind == kind else None, params)
     return part('trace'), part('same-step'), part('frozen')
+
+
+def _shown(progress: bool, length: int, *trees) -> Callable | None:
+    """What shows the progress, if asked for; None under ``vmap``, where each lane had a line."""
+    mapped = any(map(_jax.mapped_axes, jax.tree.leaves(trees)))
+    return show_progress(length) if progress and not mapped else None
 
 
 def as_inputs(inputs) -> tuple:
@@ -294,6 +326,20 @@ def check_scalar(loss, what: str):
     """The loss, if it is a real scalar."""
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise StepFunctionError(f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
+    return loss
+
+
+def _checked_loss(learner: OnlineLearner, loss_fn: Callable) -> Callable:
+    """``loss_fn(outputs, target)``, held to return a real scalar and not to step the learner."""
+    if not callable(loss_fn):
+        raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
+
+    def loss(outputs, target):
+        token = IN_LOSS_OF.set(learner)
+        try:
+            return check_scalar(loss_fn(outputs, target), 'loss_fn')
+        finally:
+            IN_LOSS_OF.reset(token)
     return loss
 
 
@@ -311,17 +357,18 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
-def _run(compiled: Compiled, loss_fn: Callable, put_back: Callable, params, carry, t, sequence: seq.Sequence) -> seq.Run:
+def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, t,
+         sequence: seq.Sequence) -> seq.Run:
     def weights(params):
         return compiled.executor.op_weights(jax.tree.leaves(params))
 
     def observe(params, carry, at, weight):
         x, y = at
 
-        def loss(outputs, _):
-            return check_scalar(loss_fn(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y), 'loss_fn')
+        def of_outputs(outputs, _):
+            return loss(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y)
         value, new, factors, pull = compiled.observe(
-            jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), loss)
+            jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), of_outputs)
         direct, _, *rest = pull(weight.astype(value.dtype))
         return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
     return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back, params, carry, t, sequence)

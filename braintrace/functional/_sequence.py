@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, abstract, describe_aval, path_key, path_name
+from .._compiler import ETraceGraph, abstract, describe_aval, param_name
 from .._errors import OptionError, StructureError
 from .._executor import Factors, Signals, TracedStep
 from .._rules import MOST_PENDING, Rule, Trace
@@ -128,7 +128,7 @@ def check_updatable(params) -> None:
     """Refuse leaves that no optimiser can change."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
-            raise StructureError(f'parameter {path_name(path_key(path))} is {describe_aval(abstract(leaf))}, which no optimiser can '
+            raise StructureError(f'parameter {param_name(path)} is {describe_aval(abstract(leaf))}, which no optimiser can '
                                  'change. Keep it out of the parameters: pass it with the inputs, or close over it.')
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import brainstate
@@ -16,7 +17,21 @@ from .._errors import EtpDtypeError, EtpShapeError, OptionError
 Size = int | Sequence[int]
 Init: TypeAlias = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | float
 
-KAIMING, XAVIER, ORTHOGONAL, ZERO = init.KaimingNormal(), init.XavierNormal(), init.Orthogonal(), init.ZeroInit()
+
+@dataclass(frozen=True, repr=False)
+class Default:
+    """An initialiser of ``brainstate.nn.init`` with its own defaults, short in a signature."""
+    name: str
+
+    def __call__(self, shape: Sequence[int], **kwargs: Any) -> Any:
+        return getattr(init, self.name)()(shape, **kwargs)
+
+    def __repr__(self) -> str:
+        return f'{self.name}()'
+
+
+KAIMING, XAVIER = Default('KaimingNormal'), Default('XavierNormal')
+ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
 
 
 def is_count(value: Any, least: int) -> bool:

@@ -9,13 +9,14 @@ import brainstate
 import jax.numpy as jnp
 
 from .._errors import StructureError
+from .._signatures import ShowsArguments
 from ._arguments import Init, Size, activation_of, check_input, features, initial_value
 from ._linear import Linear
 
 __all__ = ['GatedCell', 'RecurrentLayer']
 
 
-class RecurrentLayer(brainstate.nn.Module):
+class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     """A layer with hidden states of shape (O,) or (B, O); its output is the first of them.
 
     ``state_names`` names the states; :meth:`transition` maps an input and their old values to their new values.
@@ -68,8 +69,11 @@ class RecurrentLayer(brainstate.nn.Module):
         for name, state in zip(self.state_names, states):
             if state.value.shape != (*x.shape[:-1], self.num_out):
                 batch_size = x.shape[0] if x.ndim == 2 else None
-                raise StructureError(f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
-                                     f'Call `init_state(batch_size={batch_size})`, or give inputs of the states\' batch size.')
+                raise StructureError(
+                    f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
+                    f'Call `brainstate.nn.init_all_states(model, batch_size={batch_size})` (of this layer '
+                    f'alone: `init_state(batch_size={batch_size})`), or give inputs of the states\' batch '
+                    'size.')
 
 
 class GatedCell(RecurrentLayer):

@@ -7,12 +7,13 @@ import brainstate
 from brainstate.nn import init
 
 from .._etrace_op import matmul
+from .._signatures import ShowsArguments
 from ._arguments import KAIMING, ZERO, Init, Size, check_input, features
 
 __all__ = ['Linear']
 
 
-class Linear(brainstate.nn.Module):
+class Linear(ShowsArguments, brainstate.nn.Module):
     r"""A dense layer whose weight is applied by :func:`braintrace.matmul`.
 
     .. math:: y = x\,(W \odot M) + b

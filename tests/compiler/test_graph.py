@@ -87,7 +87,7 @@ def test_a_weight_that_depends_on_the_input_has_no_trace_and_says_so():
         return h, h
     graph = graph_of(cell, W, H, X)
     assert not graph.hidden_param_op_relations
-    assert graph.routes['.'].reason == 'input_dependent_weight'
+    assert graph.routes['params'].reason == 'input_dependent_weight'
     assert [d.kind for d in graph.diagnostics] == ['input-dependent-weight', 'no-relation']
 
 
@@ -96,7 +96,7 @@ def test_a_tail_that_mixes_everything_loses_the_relation_and_says_where():
         h = 0.5 * h + jnp.tanh(jnp.cumsum(drive(w, x, h), -1))
         return h, h
     graph = graph_of(cell, W, H, X)
-    assert not graph.hidden_param_op_relations and graph.routes['.'].kind == 'same-step'
+    assert not graph.hidden_param_op_relations and graph.routes['params'].kind == 'same-step'
     assert any('cumsum' in d.message for d in graph.diagnostics)
 
 
@@ -118,7 +118,7 @@ def test_a_vector_weight_beside_a_batched_state_is_expanded():
         return h, h
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init({'w': W, 'leak': jnp.ones(N)}, H, X)
-    assert state.trace['leak']['.']['weight'][0].shape == (B, N)
+    assert state.trace['leak']['carry']['weight'][0].shape == (B, N)
 
 
 def test_side_effects_of_the_step_are_kept(capfd):

@@ -82,12 +82,12 @@ approximate: some gradients leave out a part of the past (column `history`)
 
 hidden groups
   group  states  shape   dtype    members
-  .      1       [2, 4]  float32  .
+  carry  1       [2, 4]  float32  carry
 
 relations
   parameters              op      groups  trace                                              bytes  place
-  weight <- z             etp_mm  .       weight float32[2, 7, 4, 1]                         224    test_report.py (gru)
-  weight <- n; bias <- b  etp_mm  .       bias float32[2, 4, 1]; weight float32[2, 7, 4, 1]  256    test_report.py (gru)
+  weight <- z             etp_mm  carry   weight float32[2, 7, 4, 1]                         224    test_report.py (gru)
+  weight <- n; bias <- b  etp_mm  carry   bias float32[2, 4, 1]; weight float32[2, 7, 4, 1]  256    test_report.py (gru)
 
 parameters
   parameter  shape   dtype    route      reason              history     place
@@ -99,9 +99,9 @@ parameters
 
 cut
   what        why                         reads  leads to  place
-  etp_mm (z)  one position reads another  .      .         test_report.py (gru)
-  etp_mm (r)  one position reads another  .      .         test_report.py (gru)
-  etp_mm (n)  one position reads another  .      .         test_report.py (gru)'''
+  etp_mm (z)  one position reads another  carry  carry     test_report.py (gru)
+  etp_mm (r)  one position reads another  carry  carry     test_report.py (gru)
+  etp_mm (n)  one position reads another  carry  carry     test_report.py (gru)'''
 
 
 def test_the_text_of_a_gru_with_a_readout():
@@ -145,7 +145,7 @@ def test_the_rows_are_plain_data():
     data = report.as_dict()
     assert json.loads(json.dumps(data)) == data
     assert data['memory'] == 480 and data['batch_size'] == 2 and not data['exact']
-    assert data['groups'] == [{'name': '.', 'members': ['.'], 'num_state': 1, 'shape': [2, 4], 'dtype': 'float32',
+    assert data['groups'] == [{'name': 'carry', 'members': ['carry'], 'num_state': 1, 'shape': [2, 4], 'dtype': 'float32',
                                'left_out': [str(c) for c in report.cuts]}]
     assert data['relations'][1]['parameters'] == {'weight': ['n'], 'bias': ['b']}
     with pytest.raises(AttributeError):
@@ -367,7 +367,7 @@ def test_a_cut_names_what_was_written_and_its_line(name):
     report = compiled(cell, shapes(w=(I, N)), state(), seen()).report()
     found = {c.what: c for c in report.cuts}
     assert what in found, list(found)
-    assert found[what].reads == found[what].reaches == ('.',)
+    assert found[what].reads == found[what].reaches == ('carry',)
     file, line = found[what].location.split(' ')[0].rsplit(':', 1)
     own, first = inspect.getsourcelines(mixing)
     assert file == __file__ and first <= int(line) < first + len(own)
@@ -414,7 +414,7 @@ def every_route(p, h, x):
 
 
 ROUTES = {
-    'w': ('route trace: its gradient is that of the current step plus the history', "p['w']", 'serves hidden group .', 'etp_mm (w)'),
+    'w': ('route trace: its gradient is that of the current step plus the history', "p['w']", 'serves hidden group carry', 'etp_mm (w)'),
     'out': ('same-step (no_hidden_state)', "p['out']", 'the current step is its whole gradient'),
     'plain': ('same-step (not_etp_op)', "p['plain']", 'Apply it with a braintrace op'),
     'before': ('same-step (weight_then_weight)', "p['before']", 'etp_mm (before) leads to etp_mm (w)'),
@@ -470,6 +470,11 @@ def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
     assert both == graph.explain('cell/Wz/weight') == graph.explain('cell/Wz')
     assert [p.split(' ')[0] for p in both.split('\n\n')] == ['cell/Wz/weight/bias', 'cell/Wz/weight/weight']
     assert graph.explain(('readout', 'weight', 'bias')).startswith('readout/weight/bias ')
+    assert both == graph.explain('Wz') == graph.explain('Wz/weight')
+    for end in ('bias', 'weight/bias'):
+        several = rf"'{end}' is the end of \['cell/Wh/weight/bias', .*'readout/weight/bias'\]"
+        with pytest.raises(braintrace.OptionError, match=several):
+            graph.explain(end)
     odd = compiled(lambda p, h, x: (h, 0.5 * h + mm(x, p['a/b'])), shapes(**{'a/b': (I, N)}), state(), seen()).graph
     assert odd.explain('a/b') == odd.explain(('a/b',)) == odd.explain('a~1b')
 

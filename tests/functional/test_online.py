@@ -4,6 +4,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import braintrace
@@ -109,6 +110,25 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     for k in range(2):
         one, _, _ = whole(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
         assert close({n: both[n][k] for n in ('w', 'b', 'out')}, {n: one[n] for n in ('w', 'b', 'out')}, 1e-11)
+
+
+def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
+    learner = functional.online(lambda w, h, x: (h, 0.5 * h + braintrace.matmul(x, w)), RULES[0])
+    optimizer = optax.sgd(.1)
+    w, xs, ys = jnp.ones((I, N)), jnp.ones((T, B, I)), jnp.ones((T, B, N))
+    state = learner.init(w, jnp.zeros((B, N)), xs[0])
+
+    def shows(fn, *args) -> bool:
+        return 'io_callback' in str(jax.make_jaxpr(fn)(*args))
+    for progress in (True, False):
+        grad = learner.sequence_grad(loss, progress=progress)
+        train = learner.sequence_update(loss, optimizer, progress=progress)
+        assert shows(grad, w, state, xs, ys) is progress
+        assert shows(train, w, optimizer.init(w), state, xs, ys) is progress
+        assert not shows(jax.vmap(lambda xs: grad(w, state, xs, ys)), xs[None])
+    for make in (learner.sequence_grad, lambda f, **kw: learner.sequence_update(f, optimizer, **kw)):
+        with pytest.raises(braintrace.OptionError, match='progress is 2; choose True or False'):
+            make(loss, progress=2)
 
 
 def test_forward_mode_over_step_is_refused_by_jax():

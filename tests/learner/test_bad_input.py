@@ -5,6 +5,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import braintrace
@@ -133,6 +134,21 @@ def test_another_input_than_compiled_is_refused(x, words):
     assert close(snapshot(learner), before)
 
 
+def test_another_batch_is_served_as_the_message_says():
+    learner = compiled()
+    x = jnp.ones((5, INPUTS))
+    with pytest.raises(braintrace.StructureError) as caught:
+        learner(x)
+    first = '`brainstate.nn.init_all_states(model, batch_size=5)`'
+    assert f'{first} and `learner.compile_graph(x)`' in str(caught.value)
+    with pytest.raises(braintrace.StructureError) as caught:
+        learner.compile_graph(x)
+    assert first in str(caught.value)
+    brainstate.nn.init_all_states(learner.model, batch_size=5)
+    learner.compile_graph(x)
+    assert learner(x).shape == (5, 2)
+
+
 def test_a_hidden_state_of_another_shape_is_refused_and_a_new_object_is_found():
     learner = compiled()
     h = learner.model.cell.h.value
@@ -199,11 +215,15 @@ def test_bad_arguments_of_etrace_grad_are_refused(sequences, options, words):
 
 @pytest.mark.parametrize('body, words', [
     (lambda learner, x, y: squared(learner(x) + learner(x), y), ['twice', 'once']),
-    (lambda learner, x, y: x.sum(), ['did not call', 'learner(x)']),
+    (lambda learner, x, y: x.sum(),
+     ['did not call', 'learner(x)', '`step_fn(float64[3, 2], float64[3, 2])`']),
+    (lambda learner, x, y: x - y[:2],
+     ['failed before it called the learner: sub got incompatible shapes',
+      'lambda x, target: loss(learner(x), target)', '`loss(output, target)` of the output is']),
     (lambda learner, x, y: learner(x), ['float64[3, 2]', 'scalar']),
     (lambda learner, x, y: (learner(x) > 0).sum(), ['int', 'scalar']),
     (lambda learner, x, y: (learner(x).sum(), 1.), ['tuple', 'has_aux=True']),
-], ids=['twice', 'never', 'not scalar', 'integer', 'tuple'])
+], ids=['twice', 'never', 'a loss', 'not scalar', 'integer', 'tuple'])
 def test_a_step_function_that_breaks_its_contract_is_refused(body, words):
     learner = compiled()
     before = snapshot(learner)
@@ -211,6 +231,34 @@ def test_a_step_function_that_breaks_its_contract_is_refused(body, words):
         learner.etrace_grad(XS, YS, step_fn=lambda x, y: body(learner, x, y))
     assert all(word in str(caught.value) for word in words), caught.value
     assert close(snapshot(learner), before)
+
+
+def test_a_step_function_that_fails_of_itself_keeps_its_error():
+    learner = compiled()
+    missing = 'it called the learner: .* missing 1 required positional'
+    with pytest.raises(braintrace.StepFunctionError, match=missing) as caught:
+        learner.etrace_grad(XS, YS, step_fn=lambda x, y, z: squared(learner(x), y))
+    assert type(caught.value.__cause__) is TypeError
+    with pytest.raises(TypeError, match='sub got incompatible shapes'):
+        learner.etrace_grad(XS, YS, step_fn=lambda x, y: learner(x) - y[:2])
+
+
+def test_a_step_function_in_the_place_of_a_loss_is_named():
+    learner = compiled()
+    online, params, carry = learner.pure()
+    state, step_fn, before = online.init(params, carry, XS[0]), loss_of(learner), snapshot(learner)
+    optimizer = optax.sgd(.1)
+    train = online.sequence_update(step_fn, optimizer)
+    named = r'called the learner.* `loss\(outputs, target\) -> scalar`.*etrace_grad'
+    for call in (lambda: braintrace.verify.diagnose(learner, XS, YS, step_fn),
+                 lambda: online.grad(step_fn)(params, state, XS[0], YS[0]),
+                 lambda: online.sequence_grad(step_fn)(params, state, XS, YS),
+                 lambda: train(params, optimizer.init(params), state, XS, YS)):
+        with pytest.raises(braintrace.StepFunctionError, match=named):
+            call()
+    assert close(snapshot(learner), before)
+    with pytest.raises(braintrace.OptionError, match='loss_fn is None'):
+        online.sequence_grad(None)
 
 
 def test_has_aux_asks_for_a_pair():

@@ -139,6 +139,39 @@ def test_one_trace_of_the_model_serves_a_whole_run():
     assert len(traced) == before
 
 
+@pytest.fixture
+def compiled_programs():
+    """The number of programs that XLA compiled, as a list that grows."""
+    events = []
+
+    def listen(name, duration, **_):
+        if name.endswith('backend_compile_duration'):
+            events.append(duration)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_an_eager_call_is_one_program_and_compiles_nothing_anew(compiled_programs):
+    xs, ys = data()
+    learner = compiled()
+    online, params, carry = learner.pure()
+    step = jax.make_jaxpr(online.step)(params, online.init(params, carry, xs[0]), xs[0])
+    assert [eqn.primitive.name for eqn in step.eqns] == ['jit']
+    xs, ys = list(xs), list(ys)
+
+    def gradient(x, y):
+        return brainstate.transform.grad(lambda: squared(learner(x), y), learner.param_states)()
+    del compiled_programs[:]
+    learner(xs[0])
+    assert len(compiled_programs) == 1
+    gradient(xs[0], ys[0])
+    before = len(compiled_programs)
+    for x, y in zip(xs, ys):
+        learner(x), gradient(x, y)
+    assert len(compiled_programs) == before
+
+
 def test_etrace_grad_traces_a_step_function_once_for_many_calls():
     traced = []
     xs, ys = data()

@@ -241,7 +241,7 @@ def test_progress_is_written_and_changes_nothing(capfd):
 def test_evolve_moves_hidden_state_and_trace_as_calls_do():
     xs, _ = data()
     learner, stepped = compiled(), compiled()
-    outputs = learner.etrace_evolve(xs, return_outputs=True)
+    outputs = learner.etrace_evolve(xs)
     np.testing.assert_allclose(outputs, jnp.stack([stepped(x) for x in xs]), rtol=1e-12)
     assert close(learner.etrace.value, stepped.etrace.value)
 
@@ -252,7 +252,7 @@ def test_evaluation_leaves_the_trace_as_it_was():
     gradient(learner, xs, ys)
     before = learner.etrace.value
     hidden = learner.model.cell.h.value
-    assert learner.etrace_evolve(xs, trace=False) is None
+    assert learner.etrace_evolve(xs, return_outputs=False, trace=False) is None
     assert close(learner.etrace.value, before)
     assert jnp.abs(learner.model.cell.h.value - hidden).max() > 1e-3
 
@@ -260,7 +260,7 @@ def test_evaluation_leaves_the_trace_as_it_was():
 def test_evolve_runs_a_step_function():
     xs, ys = data()
     learner = compiled()
-    losses = learner.etrace_evolve(xs, ys, step_fn=loss_of(learner), return_outputs=True, trace=False)
+    losses = learner.etrace_evolve(xs, ys, step_fn=loss_of(learner), trace=False)
     assert losses.shape == (STEPS,)
 
 

@@ -1,6 +1,8 @@
 """Names, compile, reset, report and traces of a learner."""
 from __future__ import annotations
 
+import inspect
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,26 @@ def test_the_report_names_groups_relations_and_routes():
                   'cell/Wr/weight/weight [6, 4] float64 same-step weight_then_weight none',
                   'readout [4, 2] float64 same-step no_hidden_state not needed'):
         assert words in report
+
+
+def test_a_learner_prints_three_lines_that_point_to_the_report():
+    learner = compiled()
+    first, memory, more = str(learner).splitlines()
+    assert first == 'D_RTRL learner of Net: 1 hidden group(s), 2 relation(s), 7 parameter(s)'
+    assert memory == str(learner.report).splitlines()[1]
+    assert more.startswith('gradients leave out a part of the past; `print(learner.report)` shows')
+    assert 'not compiled\ncall `learner.compile_graph(x)`' in repr(braintrace.D_RTRL(Net()))
+
+
+def test_signatures_are_those_of_the_nearest_constructor():
+    class Own(braintrace.ES_D_RTRL):
+        pass
+    classes = braintrace.ETraceLearner, braintrace.D_RTRL, Own
+    shown = [str(inspect.signature(cls)) for cls in classes]
+    assert [s[:s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
+        "(model: 'brainstate.nn.Module', rule: 'Rule'",
+        "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None",
+        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int'"]
 
 
 def test_the_graph_is_frozen_and_the_compiler_can_be_called_alone():

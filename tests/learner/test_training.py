@@ -10,7 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import OptionError, StructureError
-from braintrace._learner import progress
+from braintrace.functional import _progress as progress
 
 from .networks import BATCH, STEPS, Net, close, compiled, data, loss_of, squared
 

@@ -1,0 +1,136 @@
+"""A learner is saved as a flat dict of arrays, and goes back to it as often as is asked."""
+from __future__ import annotations
+
+import io
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+
+from .networks import BATCH, UNITS, Net, close, compiled, data, loss_of, squared
+from .test_calls import vectorised_by_map, vectorised_by_new_states
+
+
+class Rich(Net):
+    """Beside hidden states: noise, a count, a membrane with a unit, and two states in one."""
+
+    def init_state(self, batch_size=None, **_):
+        self.steps = brainstate.ShortTermState(0)
+        self.v = brainstate.HiddenState(jnp.zeros(batch_size) * u.mV)
+        self.pair = brainstate.HiddenGroupState(jnp.zeros((batch_size, 2)))
+
+    def update(self, x):
+        self.steps.value += 1
+        self.v.value = 0.5 * self.v.value + x.sum(-1) * u.mV
+        self.pair.set_value([self.pair.get_value(1), x[:, 0]])
+        noise = 0.1 * brainstate.random.randn(*x.shape)
+        return super().update(x + noise) + self.v.value[:, None] / u.mV
+
+
+def test_one_snapshot_is_restored_again_and_again():
+    xs, ys = data(3)
+    learner = compiled()
+    step_fn = loss_of(learner)
+    learner(xs[0])
+    tree = learner.save()
+    before = jax.tree.map(np.asarray, tree)
+    first = learner.etrace_grad(xs, ys, step_fn=step_fn)
+    for _ in range(2):
+        learner.restore(tree)
+        assert close(learner.save(), before, 0.)
+        assert close(learner.etrace_grad(xs, ys, step_fn=step_fn), first, 0.)
+    assert close(tree, before, 0.)
+
+
+def test_a_file_brings_another_learner_to_the_same_numbers():
+    xs, _ = data()
+    learner, other = compiled(model=Rich), compiled(model=Rich)
+    for x in xs[:2]:
+        learner(x)
+    file = io.BytesIO()
+    np.savez(file, **learner.save())
+    file.seek(0)
+    outputs = [learner(x) for x in xs]
+
+    brainstate.random.seed(5)
+    for state in other.param_states.values():
+        state.value = jax.tree.map(jnp.ones_like, state.value)
+    other.restore(dict(np.load(file)))
+    np.testing.assert_array_equal([other(x) for x in xs], outputs)
+    assert close(other.save(), learner.save(), 0.)
+
+
+def test_the_names_are_strings_and_every_entry_is_an_array():
+    tree = compiled(model=Rich).save()
+    assert all(isinstance(k, str) and isinstance(x, jax.Array) for k, x in tree.items())
+    assert not any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in tree.values())
+    assert {'parameters/cell/Wz/weight/weight', 'states/cell/h', 'states/v [mV]', 'states/pair',
+            'states/steps', 'initial/v [mV]', 'etrace/t', 'etrace/trace/cell/Wz/weight/weight/cell/h/bias/0', 'rule'} < set(tree)
+    assert [k for k in tree if k.startswith('states/~outside/RandomState')]
+    assert bytes(np.asarray(tree['rule'])) == b'DRTRL(trace_dtype=None, write_every=None)'
+
+
+def without(tree, name):
+    return {k: x for k, x in tree.items() if k != name}
+
+
+HALF = np.zeros((UNITS, 2), np.float32)
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda t: without(t, 'states/cell/h'),
+     ['  states/cell/h: absent when saved, float64[3, 4] here']),
+    (lambda t: {**t, 'states/u': HALF}, ['  states/u: float32[4, 2] when saved, absent here']),
+    (lambda t: {**t, 'etrace/t': t['etrace/t'][:1]},
+     ['  etrace/t: int32[1] when saved, int32[3] here', 'same model, rule, batch size and']),
+    (lambda t: {**t, 'parameters/readout': HALF},
+     ['  parameters/readout: float32[4, 2] when saved, float64[4, 2] here']),
+    (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
+    (lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
+     ['  rule: ESDRTRL(decay=0.9) when saved, DRTRL(trace_dtype=None']),
+    (lambda t: without(t, 'rule'), ['rule: absent when saved, DRTRL']),
+    (list, ['the tree is list; give the dict that `learner.save()` returned']),
+], ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'])
+def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
+    learner = compiled()
+    tree = change({k: x + 1 for k, x in learner.save().items()} | {'rule': learner.save()['rule']})
+    before = learner.save()
+    with pytest.raises(braintrace.StructureError) as caught:
+        learner.restore(tree)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert close(learner.save(), before, 0.)
+
+
+def test_a_unit_that_differs_is_refused():
+    tree = compiled(model=Rich).save()
+    tree['states/v [V]'] = tree.pop('states/v [mV]')
+    with pytest.raises(braintrace.StructureError, match=r'states/v \[mV\]: absent when saved'):
+        compiled(model=Rich).restore(tree)
+
+
+def test_a_learner_that_is_not_compiled_can_not_be_saved():
+    learner = braintrace.D_RTRL(Net())
+    for use in (learner.save, lambda: learner.restore({})):
+        with pytest.raises(braintrace.NotCompiledError, match='compile_graph'):
+            use()
+
+
+@pytest.mark.parametrize('vectorised', [vectorised_by_new_states, vectorised_by_map])
+def test_every_lane_of_a_vectorised_learner_is_saved(vectorised):
+    xs, ys = data()
+    learner, lanes = vectorised(braintrace.rules.d_rtrl())
+    lanes(xs[0])
+    tree = learner.save()
+    assert tree['etrace/t'].shape == (BATCH,) and tree['states/cell/h'].shape == (BATCH, UNITS)
+
+    def gradient():
+        loss = brainstate.transform.grad(lambda: squared(lanes(xs[1]), ys[1]), learner.param_states)
+        return loss()
+    first = gradient()
+    learner.restore(tree)
+    assert close(gradient(), first, 0.)

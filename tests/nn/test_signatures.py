@@ -1,0 +1,27 @@
+"""Help and completion show the arguments of every layer, on one line."""
+from __future__ import annotations
+
+import inspect
+import pydoc
+
+import pytest
+
+from braintrace import nn
+
+
+@pytest.mark.parametrize('name', nn.__all__)
+def test_help_shows_the_arguments_of_the_constructor(name):
+    cls = getattr(nn, name)
+    shown, own = inspect.signature(cls), inspect.signature(cls.__init__)
+    assert list(shown.parameters.values()) == list(own.parameters.values())[1:]
+    assert list(shown.parameters)[:2] == ['in_size', 'out_size'] and '\n' not in str(shown)
+    assert f" |  {name}(in_size: 'Size', out_size: 'Size'" in pydoc.plain(pydoc.render_doc(cls))
+
+
+def test_a_subclass_shows_its_own_arguments():
+    class Own(nn.GRUCell):
+        def __init__(self, units: int):
+            super().__init__(units, units)
+
+    assert str(inspect.signature(Own)) == "(units: 'int')" and Own(3).num_out == 3
+    assert inspect.signature(type('Same', (nn.Linear,), {})) == inspect.signature(nn.Linear)
