@@ -5,13 +5,13 @@ import math
 import time
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import ETraceGraph, ETraceLearner, NotSupportedError, OptionError, Report, functional
+from .. import ETraceGraph, NotSupportedError, OptionError, Report, functional
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
@@ -19,6 +19,9 @@ from .cut import CutStep
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
 from .oracles import total_loss
+
+if TYPE_CHECKING:
+    from .. import ETraceLearner
 
 __all__ = ['diagnose']
 
@@ -56,7 +59,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     params, carry, xs, ys = checked(online.cell, params, carry, inputs, targets, loss)
     xs, ys, count = _window(xs, ys, steps)
     first = as_inputs(jax.tree.map(lambda a: a[0], xs))
-    if isinstance(learner, ETraceLearner):
+    if online is not learner:
         online.compiled(params, carry, first)
     state = online.init(params, carry, *first)
     graph = online.compiled(params, carry, first).graph
@@ -77,10 +80,11 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     """A learner as ``(online, params, carry)``."""
-    if isinstance(learner, ETraceLearner):
+    pure = getattr(learner, 'pure', None)           # its class needs brainstate, which functional learners do without
+    if callable(pure) and not isinstance(learner, type):
         if params is not None or carry is not None:
             raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')
-        return learner.pure()
+        return pure()
     if not isinstance(learner, functional.OnlineLearner):
         raise OptionError(f'learner is {type(learner).__name__}; give a compiled learner, such as braintrace.D_RTRL(model), or what '
                           'braintrace.functional.online returned.')
