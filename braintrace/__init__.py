@@ -1,5 +1,8 @@
 """Online learning of recurrent and spiking networks: eligibility traces beside the state, in JAX."""
-from . import functional, nn, rules
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+from . import functional, rules
 from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Policy, Relation, Report, Route
 from ._errors import *  # noqa: F403
 from ._errors import __all__ as _errors
@@ -18,28 +21,45 @@ from ._etrace_op import (
     register_primitive_spec,
     sparse_matmul,
 )
-from ._learner import (
-    D_RTRL,
-    ES_D_RTRL,
-    ETraceLearner,
-    IODimVjpAlgorithm,
-    ParamDimVjpAlgorithm,
-    compile,
-    compile_etrace_graph,
-    pp_prop,
-)
+from ._version import __version__ as __version__
+from ._version import __version_info__ as __version_info__
 
 # isort: split
 from . import verify  # it reads the names above
+
+if TYPE_CHECKING:       # the same names as below, for those who do not run this module
+    from . import kit as kit
+    from . import nn
+    from ._learner import (
+        D_RTRL,
+        ES_D_RTRL,
+        ETraceLearner,
+        IODimVjpAlgorithm,
+        ParamDimVjpAlgorithm,
+        compile,
+        compile_etrace_graph,
+        pp_prop,
+    )
 
 __all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner',
            'HiddenGroup', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile',
            'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
            'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul', 'verify']
 
+# Imported on first use: nn and the learners need brainstate, which nothing else here does; training needs nothing of the kit.
+_LAZY = {'kit': '.kit', 'nn': '.nn', 'D_RTRL': '._learner', 'ES_D_RTRL': '._learner', 'ETraceLearner': '._learner',
+         'IODimVjpAlgorithm': '._learner', 'ParamDimVjpAlgorithm': '._learner', 'compile': '._learner',
+         'compile_etrace_graph': '._learner', 'pp_prop': '._learner'}
+
 
 def __getattr__(name: str):
-    if name == 'kit':       # imported when it is asked for: training needs none of it
-        import importlib
-        return importlib.import_module('.kit', __name__)
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    if name not in _LAZY:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module = _import_module(_LAZY[name], __name__)
+    found = module if _LAZY[name] == f'.{name}' else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 __all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanParts', 'ShapedArray', 'ShardMapParts',
            'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts',
+           'config_values',
            'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'opened',
            'remat_parts',
            'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'varying', 'while_parts', 'with_bodies',
@@ -36,6 +37,13 @@ DropVar = _core.DropVar
 def apply_primitive(primitive: Primitive, *args, **params):
     """Run a primitive eagerly through its lowering, so that eager and jitted calls agree on every platform."""
     return _dispatch.apply_primitive(primitive, *args, **params)
+
+
+def config_values() -> dict[str, Any]:
+    """The flags of ``jax.config`` as the process has them, whatever a ``with`` block says here."""
+    holders = jax.config._value_holders.items()
+    return {name: holder.get_global() if isinstance(holder, _config.State) else holder.value
+            for name, holder in holders}
 
 
 def trace(fn, *avals) -> tuple[Any, list]:

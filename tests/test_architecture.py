@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,27 +16,34 @@ MAX_LINES = 450
 
 # A floor and the floors that it may import. What is not listed is forbidden; a new top-level module adds its row.
 CORE = {'_errors', '_tables', '_jax', '_etrace_op', '_compiler', '_executor', '_rules'}
-PUBLIC = {'', 'functional', 'rules', 'nn'}
+PUBLIC = {'', 'functional', 'rules'}
 ARROWS: dict[str, set[str]] = {
     '_version': set(),
     '_errors': set(),
     '_signatures': set(),
     '_tables': set(),
     '_jax': {'_errors'},
+    '_brainstate': {'_jax'},
     '_etrace_op': {'_errors', '_jax'},
-    'nn': {'_errors', '_etrace_op', '_signatures'},
+    'nn': {'_errors', '_etrace_op', '_signatures', '_brainstate'},
     '_compiler': {'_errors', '_tables', '_jax', '_etrace_op'},
     '_executor': {'_errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': CORE - {'_rules'},
     'rules': {'_errors', '_rules'},
     'functional': CORE,
-    '_learner': CORE | {'functional', 'rules', '_signatures'},
+    '_learner': CORE | {'functional', 'rules', '_signatures', '_brainstate'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     'receipts': PUBLIC | {'verify'},
     'adapters': PUBLIC | {'verify'},
+    '': CORE | {'_version', 'functional', 'rules', 'verify'},
 }
+# Names of the package itself that are imported on first use, and where from: an import of one is an import of that floor.
+LAZY = {name: module.lstrip('.') for node in ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8')).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_LAZY'
+        for name, module in ast.literal_eval(node.value).items()}
 RUNTIME = {'jax', 'jaxlib', 'brainstate', 'saiunit', 'numpy'}
+BRAINSTATE = {'nn', '_learner', 'adapters'}
 PLUGINS = {'kit/pytest_plugin.py': {'pytest'}}        # a module that its host alone imports
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')
 JAXPR_FIELDS = {'eqns', 'invars', 'outvars', 'constvars', 'jaxpr'}
@@ -91,20 +97,25 @@ def dotted(node: ast.AST) -> str:
 
 
 def target_floor(name: str) -> str:
-    """The floor that ``braintrace.x.y`` stands on; a name of the package itself is ``''``."""
+    """The floor that ``braintrace.x.y`` stands on; a name that the package itself has at once is on ``''``."""
     first = (name.split('.') + [''])[1]
-    return first if first in ARROWS else ''
+    return first if first in ARROWS else LAZY.get(first, '')
+
+
+def runs(tree: ast.Module) -> list[ast.AST]:
+    """All nodes but those that a type checker alone reads."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and dotted(node.test) == 'TYPE_CHECKING']
+    unread = {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    return [node for node in ast.walk(tree) if node not in unread]
 
 
 def check_arrows(source: Source) -> Iterator[tuple[int, str]]:
-    if not source.floor:
-        return
     below = ARROWS.get(source.floor, set())
-    for line, name in source.imports():
+    for line, name in source.imports(runs(source.tree)):
         target = target_floor(name)
         if name.split('.')[0] == 'braintrace' and target != source.floor and target not in below:
             allowed = ', '.join(sorted(below - {''})) or 'nothing of the package'
-            yield line, f'{source.floor} imports {name}; it may import {allowed}. Move the code down, or pass the value in'
+            yield line, f'{source.floor or "__init__.py"} imports {name}; it may import {allowed}. Move the code down, or pass the value in'
 
 
 def check_internals(source: Source) -> Iterator[tuple[int, str]]:
@@ -118,11 +129,15 @@ def check_internals(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def check_brainstate(source: Source) -> Iterator[tuple[int, str]]:
-    if source.floor in {'nn', '_learner', 'adapters'}:
+    """Only some floors know brainstate, and each brings it in through ``_brainstate`` before anything else of its own."""
+    if source.floor in BRAINSTATE:
+        first = next(source.imports(), (1, ''))
+        if source.path == f'{source.floor}/__init__.py' and first[1] != 'braintrace._brainstate':
+            yield first[0], 'import .._brainstate first: an import of brainstate by itself changes jax.config'
         return
     for line, name in source.imports():
         if name.split('.')[0] == 'brainstate':
-            yield line, 'the functional core does not know brainstate; only nn, _learner and adapters import it'
+            yield line, f'the functional core does not know brainstate; only {", ".join(sorted(BRAINSTATE))} import it'
 
 
 def check_third_party(source: Source) -> Iterator[tuple[int, str]]:
@@ -226,6 +241,23 @@ def test_relative_imports_are_resolved(path, text, name):
     assert [found for _, found in Source(path, text).imports()] == [name]
 
 
+@pytest.mark.parametrize(('path', 'text', 'message'), [
+    ('verify/x.py', 'from .. import D_RTRL', 'verify imports braintrace.D_RTRL'),
+    ('kit/x.py', 'def f():\n    from .. import nn', 'kit imports braintrace.nn'),
+    ('__init__.py', 'from ._learner import D_RTRL', '__init__.py imports braintrace._learner.D_RTRL'),
+    ('nn/__init__.py', 'from ._base import f\nfrom .. import _brainstate', 'import .._brainstate first'),
+])
+def test_an_import_that_would_bring_in_brainstate_is_found(path, text, message):
+    source = Source(path, text)
+    found, = [*check_arrows(source), *check_brainstate(source)]
+    assert message in found[1]
+
+
+def test_an_import_for_type_checkers_alone_is_no_arrow():
+    source = Source('verify/x.py', 'if TYPE_CHECKING:\n    from .. import ETraceLearner')
+    assert list(source.imports()) and not list(check_arrows(source))
+
+
 def test_every_module_stands_on_a_floor():
     strangers = sorted({source.floor for source in SOURCES} - set(ARROWS) - {''})
     assert not strangers, f'{strangers} have no row in ARROWS: say there which floors they may import'
@@ -246,13 +278,6 @@ def test_every_public_name_has_a_docstring(name):
     module = importlib.import_module(name)
     bare = [public for public in module.__all__ if not is_documented(getattr(module, public))]
     assert not bare, f'public names of {name} without a docstring: {bare}'
-
-
-def test_the_kit_is_imported_when_it_is_asked_for():
-    code = ("import sys, braintrace; before = 'braintrace.kit' in sys.modules; braintrace.kit.check; "
-            "print(before, hasattr(braintrace, 'kitt'))")
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.stdout == 'False False\n', done.stderr
 
 
 def is_documented(value: object) -> bool:

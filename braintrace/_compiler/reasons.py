@@ -1,9 +1,13 @@
 """The reasons of a route in plain words, and what to change."""
 from __future__ import annotations
 
-__all__ = ['GATE', 'REASONS', 'TRACED']
+__all__ = ['FORGETS', 'GATE', 'REASONS', 'TRACED']
 
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
+
+# of a traced parameter under a rule that remembers nothing
+FORGETS = ('its trace remembers no earlier step under this rule: its gradient holds the current step only',
+           'Give ES_D_RTRL a decay above 0 (a rank above 1), or use D_RTRL.')
 
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
 GATE = 'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept this.'

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._errors import OptionError
 from .._tables import as_html, as_text
 from .losses import Cut, cuts, op_name, readers, untraced_uses
-from .reasons import GATE, REASONS, TRACED
+from .reasons import FORGETS, GATE, REASONS, TRACED
 from .render import summary, tables
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ __all__ = ['GroupRow', 'ParameterRow', 'RelationRow', 'Report', 'TraceRow', 'mak
 
 
 class TraceRule(Protocol):
-    """What a report asks of a learning rule; ``approximation`` may say what it leaves out in every model ('': nothing)."""
+    """What a report asks of a learning rule; ``approximation`` may say what it leaves out in every model ('': nothing),
+    ``remembers`` whether a gradient holds anything of an earlier step.
+    """
     name: Any
 
     def init(self, graph: Any) -> dict:
@@ -194,8 +196,9 @@ def make_report(graph: ETraceGraph, given: TraceRule | None, batch_size: int | N
     traces = trace_shapes(graph, rule)
     loops = any(rel.op.repeats for rel in graph.hidden_param_op_relations)
     relations = _relation_rows(graph, traces, trace_shapes(_without_loops(graph), rule) if loops else traces)
-    report = Report(str(rule.name), approximation, graph.lanes, groups, relations, _parameter_rows(graph, groups, relations, approximation),
-                    places, tuple(dict.fromkeys(graph.diagnostics)))
+    parameters = _parameter_rows(graph, groups, relations, approximation, getattr(rule, 'remembers', True))
+    report = Report(str(rule.name), approximation, graph.lanes, groups, relations, parameters, places,
+                    tuple(dict.fromkeys(graph.diagnostics)))
     return report if batch_size is None else report.at(batch_size)
 
 
@@ -232,20 +235,22 @@ def _relation_rows(graph: ETraceGraph, traces: dict, once: dict) -> tuple[Relati
 
 
 def _parameter_rows(graph: ETraceGraph, groups: tuple[GroupRow, ...], relations: tuple[RelationRow, ...],
-                    approximation: str) -> tuple[ParameterRow, ...]:
+                    approximation: str, remembers: bool) -> tuple[ParameterRow, ...]:
     program, untraced, cut = graph.program, untraced_uses(graph), {g.name: g.left_out for g in groups}
     gates = {program.param_names[i] for op in graph.ops if any(op_name(op) in texts for texts in graph.cut_reads.values())
              for behind in op.parameters.values() for i in behind}
     rows = []
     for path, value in zip(program.param_names, program.params, strict=True):
         route, aval, relevant = graph.routes[path], program.avals[value], relations_of(relations, path)
-        carried = any(rel.trace for rel in relevant)
+        carried = remembers and any(rel.trace for rel in relevant)
         lost = [f'through {text}' for rel in relevant for g in rel.groups for text in cut[g]] + list(untraced.get(path, ()))
         lost += [approximation] if relevant and approximation else []
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         meaning, advice = TRACED if route.kind == 'trace' else REASONS.get(route.reason.partition(':')[0], (route.reason, ''))
         if route.reason == 'weight_then_weight' and path in gates:
             advice = GATE
+        if route.kind == 'trace' and not remembers:
+            meaning, advice = FORGETS
         rows.append(ParameterRow(path, tuple(aval.shape), str(aval.dtype), route.kind, route.reason, meaning, advice, history,
                                  tuple(dict.fromkeys(lost)), route.location or _first_use(graph, value)))
     return tuple(rows)

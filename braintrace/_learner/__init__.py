@@ -1,4 +1,7 @@
 """The stateful shell: learners for brainstate models."""
+from .. import _brainstate  # noqa: F401  # before brainstate itself
+
+# isort: split
 from .base import ETraceLearner
 from .learners import (
     D_RTRL,

@@ -112,7 +112,7 @@ class DRTRL(Rule):
     trace_dtype: Any = None
     write_every: int | None = None
     name: ClassVar[str] = 'D_RTRL'
-    approximation: ClassVar[str] = ''
+    approximation = ''
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
 

@@ -22,10 +22,19 @@ class ESDRTRL(Rule):
     """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`)."""
     decay: float
     name: ClassVar[str] = 'ES_D_RTRL'
-    approximation: ClassVar[str] = ('an input factor and an output factor stand for the whole trace: exact at the first step after a '
-                                    'reset, approximate from the second on (with decay 0 the current step alone)')
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
+
+    @property
+    def remembers(self) -> bool:                # type: ignore[override]
+        return self.decay > 0
+
+    @property
+    def approximation(self) -> str:             # type: ignore[override]
+        if not self.remembers:
+            return 'with decay 0 (rank 1) the trace remembers no earlier step: every gradient holds the current step only'
+        return ('an input factor and an output factor stand for the whole trace: exact at the first step after a reset, approximate '
+                'from the second on')
 
     def init(self, graph: ETraceGraph) -> Trace:
         trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}

@@ -1,4 +1,7 @@
 """Layers, cells and readouts on brainstate whose weights are applied by ETP ops, so that a learner can trace them."""
+from .. import _brainstate  # noqa: F401  # before brainstate itself
+
+# isort: split
 from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
 from ._linear import Linear
 from ._readout import LeakyRateReadout

@@ -17,9 +17,10 @@ __all__ = ['GatedCell', 'RecurrentLayer']
 
 
 class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
-    """A layer with hidden states of shape (O,) or (B, O); its output is the first of them.
+    """A layer with hidden states of shape (N,) or (B, N) and an output of shape (O,) or (B, O).
 
-    ``state_names`` names the states; :meth:`transition` maps an input and their old values to their new values.
+    ``state_names`` names the states; :meth:`transition` maps an input and their old values to the output and their new values. A state
+    has N = O numbers and the first value ``state_init`` unless the constructor writes another pair into ``first_values``.
     """
     state_names: ClassVar[tuple[str, ...]]
 
@@ -28,46 +29,47 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
         self.num_in = features(in_size, f'{type(self).__name__}: in_size')
         self.num_out = features(out_size, f'{type(self).__name__}: out_size')
         self.in_size, self.out_size = (self.num_in,), (self.num_out,)
-        self._state_init = state_init
+        self.first_values = {state: (state_init, self.num_out) for state in self.state_names}
 
     @abc.abstractmethod
-    def transition(self, x: Any, states: tuple) -> tuple:
-        """New values of the states, in the order of ``state_names``."""
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        """The output, and new values of the states in the order of ``first_values``."""
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the states: of shape (O,), or (batch_size, O)."""
-        for name in self.state_names:
-            setattr(self, name, brainstate.HiddenState(self._initial(batch_size)))
+        """Make the states: of shape (N,), or (batch_size, N)."""
+        for name in self.first_values:
+            setattr(self, name, brainstate.HiddenState(self._initial(name, batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Set the states back to their first values, for ``batch_size`` samples."""
-        for state in self._states():
-            state.value = self._initial(batch_size)
+        for name, state in zip(self.first_values, self._states()):
+            state.value = self._initial(name, batch_size)
 
     def update(self, x: Any) -> Any:
         """Move on by one step: ``x`` of shape (I,) or (B, I) gives (O,) or (B, O)."""
         states = self._states()
         self._check_step(x, states)
-        new = self.transition(x, tuple(state.value for state in states))
+        output, new = self.transition(x, tuple(state.value for state in states))
         for state, value in zip(states, new):
             state.value = value
-        return new[0]
+        return output
 
-    def _initial(self, batch_size: int | None) -> Any:
-        return initial_value(self._state_init, self.num_out, batch_size, type(self).__name__)
+    def _initial(self, name: str, batch_size: int | None) -> Any:
+        state_init, size = self.first_values[name]
+        return initial_value(state_init, size, batch_size, type(self).__name__)
 
     def _states(self) -> list:
-        missing = [name for name in self.state_names if not hasattr(self, name)]
+        missing = [name for name in self.first_values if not hasattr(self, name)]
         if missing:
             raise StructureError(f'{type(self).__name__} has no state {", ".join(missing)} yet. Call `init_state(batch_size)`, '
                                  'or `brainstate.nn.init_all_states(model, batch_size=...)` for a whole model.')
-        return [getattr(self, name) for name in self.state_names]
+        return [getattr(self, name) for name in self.first_values]
 
     def _check_step(self, x: Any, states: list) -> None:
         owner = type(self).__name__
         check_input(owner, x, self.num_in)
-        for name, state in zip(self.state_names, states):
-            if state.value.shape != (*x.shape[:-1], self.num_out):
+        for (name, (_, size)), state in zip(self.first_values.items(), states):
+            if state.value.shape != (*x.shape[:-1], size):
                 batch_size = x.shape[0] if x.ndim == 2 else None
                 raise StructureError(
                     f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '

@@ -56,9 +56,10 @@ class VanillaRNNCell(GatedCell):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=True)
 
-    def transition(self, x: Any, states: tuple) -> tuple:
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        return (self.activation(self.W(join(x, states[0]))),)
+        h = self.activation(self.W(join(x, states[0])))
+        return h, (h,)
 
 
 class GRUCell(GatedCell):
@@ -103,11 +104,12 @@ class GRUCell(GatedCell):
         self.Wr = self._gate(reads_state=True)
         self.Wh = self._gate(reads_state=True)
 
-    def transition(self, x: Any, states: tuple) -> tuple:
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
         h, = states
         z, r = sigmoid(self.Wz(join(x, h))), sigmoid(self.Wr(join(x, h)))
-        return ((1 - z) * h + z * self.activation(self.Wh(join(x, r * h))),)
+        h = (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
+        return h, (h,)
 
 
 class LSTMCell(GatedCell):
@@ -150,12 +152,13 @@ class LSTMCell(GatedCell):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=True, blocks=4)
 
-    def transition(self, x: Any, states: tuple) -> tuple:
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
         h, c = states
         i, g, f, o = jnp.split(self.W(join(x, h)), 4, axis=-1)
         c = sigmoid(f + 1) * c + sigmoid(i) * self.activation(g)
-        return sigmoid(o) * self.activation(c), c
+        h = sigmoid(o) * self.activation(c)
+        return h, (h, c)
 
 
 class MiniGRU(GatedCell):
@@ -197,8 +200,9 @@ class MiniGRU(GatedCell):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=False, blocks=2)
 
-    def transition(self, x: Any, states: tuple) -> tuple:
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
         h, = states
         z, g = jnp.split(self.W(x), 2, axis=-1)
-        return ((1 - sigmoid(z)) * h + sigmoid(z) * self.activation(g),)
+        h = (1 - sigmoid(z)) * h + sigmoid(z) * self.activation(g)
+        return h, (h,)

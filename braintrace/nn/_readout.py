@@ -8,6 +8,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import EtpUnitError, OptionError
+from .._etrace_op import element_wise, matmul
 from ._arguments import KAIMING, ZERO, Init, Size
 from ._base import RecurrentLayer
 from ._linear import Linear
@@ -19,6 +20,15 @@ class LeakyRateReadout(RecurrentLayer):
     r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications 11:3625).
 
     .. math:: r_t = \lambda\, r_{t-1} + x_t\,W + b \qquad \lambda = e^{-\Delta t / \tau}
+
+    It filters before its weights, which gives the same :math:`r_t` while W and b are constant:
+
+    .. math:: r_t = f_t\,W + g_t\,b \qquad f_t = \lambda\, f_{t-1} + x_t \qquad g_t = \lambda\, g_{t-1} + 1
+
+    So :math:`f_t` reads each unit in front of it at that unit's own position. Where x is the state of a recurrent layer, or its spikes,
+    f is one more state of that layer's group, and what a loss reads through the filter has a trace: the recurrent weights keep their
+    history through r, at the price of a trace with one more state. W and b need no trace, since they reach no state. A filter
+    behind the weights would be cut off from the layer in front of it.
 
     Parameters
     ----------
@@ -32,7 +42,7 @@ class LeakyRateReadout(RecurrentLayer):
     b_init : initializer, array or None
         Bias of shape (O,); left out by default.
     state_init : initializer, array or float
-        First value of the state ``r``.
+        First value of the state ``f`` of shape (I,), in the unit of x. The state ``g``, which a readout with a bias has, starts at 0.
     name : str, optional
         Name of the module.
 
@@ -53,7 +63,7 @@ class LeakyRateReadout(RecurrentLayer):
     ...     readout(jnp.ones((2, 8))).shape
     (2, 3)
     """
-    state_names = ('r',)
+    state_names = ('f',)
 
     def __init__(self, in_size: Size, out_size: Size, tau: Any = 5., w_init: Init = KAIMING,
                  b_init: Init | None = None, state_init: Init = ZERO, name: str | None = None):
@@ -64,10 +74,14 @@ class LeakyRateReadout(RecurrentLayer):
             raise OptionError(f'LeakyRateReadout: tau is {tau}; a time constant is larger than 0.')
         self.tau = tau
         self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
+        self.first_values = {'f': (state_init, self.num_in)} | ({} if b_init is None else {'g': (ZERO, 1)})
 
-    def transition(self, x: Any, states: tuple) -> tuple:
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        return (self._decay() * states[0] + self.W(x),)
+        decay, weight = self._decay(), self.W.weight.value
+        f, *g = (decay * state + new for state, new in zip(states, (x, 1)))
+        r = matmul(f, weight['weight'])
+        return r + g[0] * element_wise(weight['bias']) if g else r, (f, *g)
 
     def _decay(self) -> Any:
         if u.get_unit(self.tau).dim.is_dimensionless:

@@ -1,4 +1,4 @@
-"""What the doctor measures over a window: masses of Jacobians, norms of the trace."""
+"""What the doctor measures over a window: what the loss reads of the past, norms of the trace."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,68 +7,56 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from .. import ETraceGraph, functional
-from ._activity import root_mean_square
-from ._sequence import as_inputs, one_step, split_floats
+from ._sequence import as_inputs, one_step, scalar, split_floats
 from .cut import CutStep
 
-__all__ = ['Mass', 'jacobian_mass', 'trace_norms']
-
-EXACT = 256              # rows of the Jacobian up to which each one is computed
-PROBES = 32              # random combinations of a group's rows beyond that
+__all__ = ['Mass', 'history_mass', 'trace_norms']
 
 
 class Mass(NamedTuple):
-    """Squared norms of ``dh^T/dw``, rows by group and columns by float leaf of the parameters: what is kept, and what is dropped."""
+    """Squared norms of the gradient's history, kept and dropped: rows by group, columns by float leaf of the parameters."""
     kept: np.ndarray
     dropped: np.ndarray
 
 
-def jacobian_mass(cell: Callable, cut: CutStep, params, carry, xs, hidden: dict[int, np.ndarray]) -> Mass:
-    """The Jacobian of the last hidden states, split into its part along the paths that D_RTRL keeps and the rest.
+def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Callable) -> Mass:
+    """What the losses read of the past, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the part that D_RTRL keeps, and the rest.
 
-    Each state is divided by its root mean square over the window, so that its unit has no say; ``hidden``: as of :func:`trace_norms`.
+    Both factors are taken along every path and along the paths that are kept; in each product no state's unit is left.
     """
-    weights = split_floats(params)
-    units = [root_mean_square(hidden[c]) for group in cut.graph.hidden_groups for c in group.states]
+    weights, groups = split_floats(params), cut.graph.hidden_groups
+    of_group = [g for g, group in enumerate(groups) for _ in group.states]
 
-    def last(step):
-        def run(values):
-            w = weights.rebuild(values)
-            end = cut.hidden(jax.lax.scan(lambda c, x: (step(w, c, x), None), carry, xs)[0])
-            return [h / jnp.asarray(unit, h.dtype) for h, unit in zip(end, units, strict=True)]
-        return run
+    def carries(step, values):
+        """The carry in front of every step."""
+        w = weights.rebuild(values)
+        return jax.lax.scan(lambda c, x: (step(w, c, x), c), carry, xs)[1]
 
-    def measure(rows):
-        end, whole = jax.vjp(last(lambda w, c, x: one_step(cell, w, c, x)[1]), weights.values)
-        _, kept = jax.vjp(last(cut.state_step), weights.values)
-        unravel = ravel_pytree(end)[1]
+    def signals(outputs, before):
+        def one(at):
+            c, x, y = at
+            return cut.hidden(jax.grad(lambda c: scalar(loss(outputs(params, c, x), y)), allow_int=True)(c))
+        return jax.lax.map(one, (before, xs, ys))
 
-        def row(v):
-            a, b = whole(unravel(v))[0], kept(unravel(v))[0]
-            return [jnp.stack([jnp.sum(jnp.abs(g) ** 2) for g in gs]) for gs in (b, jax.tree.map(jnp.subtract, a, b))]
-        return jax.lax.map(row, rows)
+    def history(step, outputs):
+        """The gradients through the old states of each group, stacked."""
+        before, back = jax.vjp(lambda values: cut.hidden(carries(step, values)), weights.values)
+        read = signals(outputs, jax.lax.stop_gradient(carries(step, weights.values)))
 
-    sizes = [group.num_state * int(np.prod(group.shape)) for group in cut.graph.hidden_groups]
-    rows, group, scale = _rows(sizes)
-    dtype = jnp.result_type(*cut.hidden(carry))
-    kept, dropped = (np.asarray(m, float) * scale[:, None] for m in jax.jit(measure)(jnp.asarray(rows, dtype)))
-    return Mass(*(np.stack([m[group == g].sum(0) for g in range(len(sizes))]) for m in (kept, dropped)))
+        def through(group):
+            return back([jnp.where(group == g, s, 0).astype(h.dtype) for g, s, h in zip(of_group, read, before)])[0]
+        return jax.lax.map(through, jnp.arange(len(groups)))
 
+    def squares(grads):
+        return jnp.stack([jnp.sum(jnp.abs(g) ** 2, range(1, g.ndim)) for g in grads], -1)
 
-def _rows(sizes: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Combinations of the Jacobian's rows, the group of each and its weight in a sum of squares."""
-    total, ends = sum(sizes), np.cumsum(sizes)
-    group = np.repeat(np.arange(len(sizes)), sizes)
-    if total <= EXACT:
-        return np.eye(total), group, np.ones(total)
-    rng = np.random.default_rng(0)
-    rows = np.zeros((PROBES * len(sizes), total))
-    for g, (end, size) in enumerate(zip(ends, sizes)):
-        rows[g * PROBES:(g + 1) * PROBES, end - size:end] = rng.choice([-1., 1.], (PROBES, size))
-    return rows, np.repeat(np.arange(len(sizes)), PROBES), np.full(len(rows), 1 / PROBES)
+    def measure():
+        whole = history(lambda w, c, x: one_step(cell, w, c, x)[1], lambda w, c, x: one_step(cell, w, c, x)[0])
+        kept = history(cut.state_step, cut.loss_step)
+        return squares(kept), squares(jax.tree.map(jnp.subtract, whole, kept))
+    return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))
 
 
 def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, state, xs):

@@ -5,13 +5,13 @@ import math
 import time
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import ETraceGraph, ETraceLearner, NotSupportedError, OptionError, Report, functional
+from .. import ETraceGraph, NotSupportedError, OptionError, Report, functional
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
@@ -19,6 +19,9 @@ from .cut import CutStep
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
 from .oracles import total_loss
+
+if TYPE_CHECKING:
+    from .. import ETraceLearner
 
 __all__ = ['diagnose']
 
@@ -33,15 +36,14 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     Both gradients are those of the summed losses, from the present hidden states and an empty trace; no state of the learner or of its
     model changes. ``inputs`` and ``targets``: trees with time in axis 0 (a plain tuple ``inputs`` holds several inputs);
     ``loss(outputs, target)`` returns a real scalar. ``params`` and ``carry``: for a learner of :func:`braintrace.functional.online` only.
-    ``steps``: the first steps that are used, default all; BPTT keeps every one of them in memory. Beyond 256 hidden numbers the dropped
-    shares are estimates from 32 random combinations of each group's rows, always the same ones.
+    ``steps``: the first steps that are used, default all; BPTT keeps every one of them in memory.
 
     Raises :class:`braintrace.OptionError` for another kind of learner or a wrong number of steps,
     :class:`braintrace.NotCompiledError` for a learner that is not compiled, :class:`braintrace.StructureError` for inputs of other shapes
     than were compiled, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
 
-    Source: the decomposition of the gradient in ``docs/design.md``; the Jacobian and what an approximation keeps of it as in Menick et
-    al. (2021), "Practical real time recurrent learning with a sparse approximation".
+    Source: the decomposition of the gradient in ``docs/design.md``; what an approximation keeps of the Jacobian as in Menick et
+    al. (2021), "Practical real time recurrent learning with a sparse approximation", here as the loss reads it.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> learner = braintrace.compile(braintrace.nn.MiniGRU(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
@@ -56,7 +58,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     params, carry, xs, ys = checked(online.cell, params, carry, inputs, targets, loss)
     xs, ys, count = _window(xs, ys, steps)
     first = as_inputs(jax.tree.map(lambda a: a[0], xs))
-    if isinstance(learner, ETraceLearner):
+    if online is not learner:
         online.compiled(params, carry, first)
     state = online.init(params, carry, *first)
     graph = online.compiled(params, carry, first).graph
@@ -66,7 +68,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     (got, _, _), online_ms = _timed(gradient, params, state, xs, ys)
     wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
-    mass, not_measured = _mass(online.cell, graph, params, carry, xs, hidden)
+    mass, not_measured = _mass(online.cell, graph, params, carry, xs, ys, loss)
     rows = _rows(report, graph, params, got, wanted, mass)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
@@ -77,10 +79,11 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     """A learner as ``(online, params, carry)``."""
-    if isinstance(learner, ETraceLearner):
+    pure = getattr(learner, 'pure', None)           # its class needs brainstate, which functional learners do without
+    if callable(pure) and not isinstance(learner, type):
         if params is not None or carry is not None:
             raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')
-        return learner.pure()
+        return pure()
     if not isinstance(learner, functional.OnlineLearner):
         raise OptionError(f'learner is {type(learner).__name__}; give a compiled learner, such as braintrace.D_RTRL(model), or what '
                           'braintrace.functional.online returned.')
@@ -111,15 +114,15 @@ def _timed(fn: Callable, *args):
     return result, 1e3 * min(times)
 
 
-def _mass(cell, graph: ETraceGraph, params, carry, xs, hidden) -> tuple[measure.Mass | None, str]:
-    """The masses of ``dh/dw``, or None and the reason why the cut can not be evaluated."""
+def _mass(cell, graph: ETraceGraph, params, carry, xs, ys, loss) -> tuple[measure.Mass | None, str]:
+    """What the losses read of the past, or None and the reason why the cut can not be evaluated."""
     try:
         cut = CutStep(graph)
     except NotSupportedError as e:
         return None, str(e)
     if any(map(jnp.iscomplexobj, cut.hidden(carry))):
         return None, 'a hidden state is complex.'
-    return measure.jacobian_mass(cell, cut, params, carry, xs, hidden), ''
+    return measure.history_mass(cell, cut, params, carry, xs, ys, loss), ''
 
 
 def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tuple[ParameterRow, ...]:

@@ -329,6 +329,21 @@ def test_es_d_rtrl_is_never_called_exact_where_a_trace_is_needed():
     assert 'exact at the first step' in learner.graph.explain('w') and 'MiniGRU' not in learner.graph.explain('w')
 
 
+@pytest.mark.parametrize('forgetful', [0., 1])
+def test_es_d_rtrl_that_remembers_nothing_says_so(forgetful):
+    """Decay 0, which is rank 1: the gradient is that of the current step."""
+    def cell(p, h, x):
+        return h, 0.5 * h + mm(x, p['w'])
+    learner = compiled(cell, shapes(w=(I, N)), state(), seen(), rule=rules.es_d_rtrl(forgetful))
+    report = learner.report()
+    row, = report.parameters
+    assert not report.exact and (row.route, row.history) == ('trace', 'none') and 'decay above 0' in row.advice
+    said = ' '.join(str(report).split())
+    assert 'with decay 0 (rank 1) the trace remembers no earlier step' in said and 'the whole past of w' in said
+    assert 'exact' not in said and 'exact' not in learner.graph.explain('w')
+    assert 'remembers no earlier step' in learner.graph.explain('w')
+
+
 def test_a_traced_parameter_with_a_plain_use_as_well_has_part_of_its_history():
     def cell(p, h, x):
         h = 0.5 * h + mm(x, p['w'])

@@ -16,8 +16,9 @@ CELLS = {
     'gru': (nn.GRUCell, ('h',)),
     'lstm': (nn.LSTMCell, ('h', 'c')),
     'minigru': (nn.MiniGRU, ('h',)),
-    'readout': (nn.LeakyRateReadout, ('r',)),
+    'readout': (nn.LeakyRateReadout, ('f', 'g')),
 }
+SIZES = {'f': NUM_IN, 'g': 1}            # of a readout's states; those of cells have NUM_OUT numbers
 BATCHES = [None, 2]
 
 
@@ -31,29 +32,33 @@ def affine(layer, *parts):
 
 
 def vanilla_step(cell, x, h):
-    return (np.maximum(affine(cell.W, x, h), 0),)
+    return 2 * (np.maximum(affine(cell.W, x, h), 0),)
 
 
 def gru_step(cell, x, h):
     z, r = logistic(affine(cell.Wz, x, h)), logistic(affine(cell.Wr, x, h))
-    return ((1 - z) * h + z * np.tanh(affine(cell.Wh, x, r * h)),)
+    return 2 * ((1 - z) * h + z * np.tanh(affine(cell.Wh, x, r * h)),)
 
 
 def lstm_step(cell, x, h, c):
     i, g, f, o = np.split(affine(cell.W, x, h), 4, axis=-1)
     c = logistic(f + 1) * c + logistic(i) * np.tanh(g)
-    return logistic(o) * np.tanh(c), c
+    h = logistic(o) * np.tanh(c)
+    return h, h, c
 
 
 def minigru_step(cell, x, h):
     z, g = np.split(affine(cell.W, x), 2, axis=-1)
-    return ((1 - logistic(z)) * h + logistic(z) * g,)
+    return 2 * ((1 - logistic(z)) * h + logistic(z) * g,)
 
 
-def readout_step(cell, x, r):
-    return (np.exp(-1 / 5) * r + affine(cell.W, x),)
+def readout_step(cell, x, f, g):
+    f, g = np.exp(-1 / 5) * f + x, np.exp(-1 / 5) * g + 1
+    value = jax.tree.map(np.asarray, cell.W.weight.value)
+    return f @ value['weight'] + g * value['bias'], f, g
 
 
+# The output and the new states.
 FORMULAS = {'vanilla': vanilla_step, 'gru': gru_step, 'lstm': lstm_step, 'minigru': minigru_step, 'readout': readout_step}
 
 
@@ -77,8 +82,8 @@ def test_steps_follow_the_formula(name, batch_size):
     states = tuple(np.asarray(getattr(cell, s).value, dtype=np.float64) for s in CELLS[name][1])
     for x in inputs(batch_size):
         out = cell(x)
-        states = FORMULAS[name](cell, np.asarray(x, dtype=np.float64), *states)
-        np.testing.assert_allclose(out, states[0], rtol=0, atol=2e-6)
+        expected_out, *states = FORMULAS[name](cell, np.asarray(x, dtype=np.float64), *states)
+        np.testing.assert_allclose(out, expected_out, rtol=0, atol=2e-6)
         for attribute, expected in zip(CELLS[name][1], states):
             np.testing.assert_allclose(getattr(cell, attribute).value, expected, rtol=0, atol=2e-6)
 
@@ -107,11 +112,12 @@ def test_reset_brings_back_the_first_values_for_the_asked_batch(name):
     cell = make(name, None, state_init=0.25)
     first = cell.states(brainstate.HiddenState)
     cell(inputs(None)[0])
-    assert any(not np.array_equal(s.value, np.full(NUM_OUT, 0.25)) for s in first.values())
+    values = {(n,): np.full(SIZES.get(n, NUM_OUT), 0. if n == 'g' else 0.25) for n in CELLS[name][1]}
+    assert all(not np.array_equal(s.value, values[path]) for path, s in first.items())
     cell.reset_state()
-    assert all(np.array_equal(s.value, np.full(NUM_OUT, 0.25)) for s in first.values())
+    assert all(np.array_equal(s.value, values[path]) for path, s in first.items())
     cell.reset_state(batch_size=3)
-    assert all(s.value.shape == (3, NUM_OUT) for s in cell.states(brainstate.HiddenState).values())
+    assert all(np.array_equal(s.value, np.stack(3 * [values[path]])) for path, s in first.items())
     assert cell.states(brainstate.HiddenState) == first, 'a reset keeps the state objects'
 
 

@@ -37,13 +37,14 @@ class Network(NamedTuple):
     relations: dict[str, tuple[str, ...]]
     read: Callable = lambda h: h
     slope: Callable = np.ones_like
+    groups: tuple[str, ...] = ('h',)         # each has as many of the hidden numbers
 
 
 class Expected(NamedTuple):
     cosine: dict[str, float]
     ratio: dict[str, float]
     dropped: dict[str, float]
-    dropped_rows: dict[str, np.ndarray]      # by hidden number
+    dropped_in: dict[str, np.ndarray]        # by hidden group
     norms: dict[str, np.ndarray]
     largest: dict[str, float]
     hidden: np.ndarray                       # (T + 1, hidden numbers), the first state included
@@ -144,7 +145,7 @@ NETWORKS: dict[str, Network] = {
     'lstm': Network(lstm, draw({'W': (I + N, 4 * N), 'b': (4 * N,), 'out': (N, O)}, 2), np.zeros(2 * N), slice(N, None),
                     {'W': ('W', 'b')}),
     'stack': Network(stack, draw({'one': (I + N, N), 'two': (2 * N, N), 'out': (N, O)}, 3), np.zeros(2 * N), slice(N, None),
-                     {'one': ('one',), 'two': ('two',)}),
+                     {'one': ('one',), 'two': ('two',)}, groups=('h1', 'h2')),
     'lif': Network(lif, spiking_weights(), np.zeros(N), ALL, {'W': ('W',)}, lambda v: (v > 0.5) * 1., lambda v: surrogate(v - 0.5)),
 }
 
@@ -161,6 +162,7 @@ def expected(net: Network) -> Expected:
     whole = {k: np.zeros((len(h), *net.params[k].shape)) for k in names}
     trace = {k: np.zeros_like(m) for k, m in whole.items()}
     online, exact = ({k: np.zeros_like(v) for k, v in net.params.items()} for _ in range(2))
+    read = {k: np.zeros((2, len(h), *net.params[k].shape)) for k in names}      # of the past, by hidden number: kept, whole
     norms: dict[str, list[Any]] = {key: [] for key in net.relations}
     for x, y in xs_ys:
         d = net.step(net.params, h, x)
@@ -173,14 +175,16 @@ def expected(net: Network) -> Expected:
             grads['out'] += np.outer(net.read(h[net.top]), wrong)
             for k in names:
                 grads[k] += np.tensordot(to_h, d.F[k] + np.tensordot(seen, jacobian[k], 1), 1)
+                read[k][0 if grads is online else 1] += np.einsum('i,ij,j...->j...', to_h, seen, jacobian[k])
         for k in names:
             whole[k] = d.F[k] + np.tensordot(d.A, whole[k], 1)
             trace[k] = d.K[k] + np.tensordot(d.D, trace[k], 1)
         for key, ks in net.relations.items():
             norms[key].append(np.sqrt(sum((trace[k] ** 2).sum() for k in ks)))
-    squares = (np.stack(hidden[1:]) ** 2).reshape(T, -1, N).mean((0, 2)).repeat(N)      # each state has N numbers
-    lost = {k: ((whole[k] - trace[k]) ** 2).reshape(len(h), -1).sum(1) / squares for k in names}
-    mass = {k: lost[k].sum() + ((trace[k] ** 2).reshape(len(h), -1).sum(1) / squares).sum() for k in names}
+    sums = {k: r.reshape(2, len(net.groups), -1, *net.params[k].shape).sum(2) for k, r in read.items()}
+    kept, lost = ({k: np.square(a).reshape(len(a), -1).sum(1) for k, a in arrays.items()}
+                  for arrays in ({k: r[0] for k, r in sums.items()}, {k: r[1] - r[0] for k, r in sums.items()}))
+    mass = {k: (kept[k] + lost[k]).sum() for k in names}
     return Expected({k: float(np.sum(online[k] * w) / np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},
                     {k: float(np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},
                     {k: lost[k].sum() / mass[k] for k in names} | {'out': 0.},

@@ -213,21 +213,23 @@ def test_a_nonlinearity_of_pieces_is_no_spike(relu):
 
 
 class Spiking(brainstate.nn.Module):
-    """A layer of potentials in mV that keeps its spikes, and a readout that leaks."""
+    """A layer of potentials in mV that keeps its spikes, and outputs that leak."""
 
     def __init__(self, gain):
         super().__init__()
         self.W = braintrace.nn.Linear(1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None)
-        self.out = braintrace.nn.LeakyRateReadout(3, 3)
+        self.out = braintrace.nn.Linear(3, 3, b_init=None)
 
     def init_state(self, batch_size=None, **kwargs):
         self.V = brainstate.HiddenState(jnp.zeros((batch_size, 3)) * u.mV)
         self.z = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+        self.r = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
 
     def update(self, x):
         self.V.value = 0.9 * self.V.value - self.z.value * u.mV + self.W(x) * u.mV
         self.z.value = by_jvp((self.V.value - 1. * u.mV) / u.mV)
-        return self.out(self.z.value)
+        self.r.value = 0.8 * self.r.value + self.out(self.z.value)
+        return self.r.value
 
 
 @pytest.mark.parametrize('gain', [0., 9.])
@@ -235,7 +237,7 @@ def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)
     got = verify.diagnose(learner, np.ones((STEPS, LANES, 1)), np.zeros((STEPS, LANES, 3)), loss)
     assert shown(got)['V/0,z'] == of_rates(by_hand(soft_state, np.full(3, gain)))
-    readout = shown(got)['out/r']
+    readout = shown(got)['r']
     assert readout == ('states', gain == 0, 0)
-    said = [text for text in got.findings if 'out/r' in text and 'stay at zero' in text]
+    said = [text for text in got.findings if 'units of r are' in text and 'stay at zero' in text]
     assert len(said) == (gain == 0) and not any('threshold' in text for text in said)

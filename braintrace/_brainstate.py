@@ -1,0 +1,39 @@
+"""brainstate, imported on first use in a way that leaves the process as the user set it up.
+
+brainstate 0.5 turns ``jax_enable_x64`` off when it is imported, and draws the seed of its generator from NumPy's global one.
+A module that imports brainstate imports this one first.
+"""
+from __future__ import annotations
+
+import importlib
+import sys
+
+import jax
+import numpy as np
+
+from . import _jax
+
+__all__ = ['bring_in']
+
+
+def bring_in() -> None:
+    """Import brainstate; nothing where it is there already.
+
+    ``jax.config`` and NumPy's global generator stay as they are, and the precision of ``brainstate.environ`` is that of
+    ``jax_enable_x64``. Constants that the import makes are values, also where a function is being traced.
+    """
+    if 'brainstate' in sys.modules:
+        return
+    config, drawn = _jax.config_values(), np.random.get_state()
+    with jax.ensure_compile_time_eval():
+        environ = importlib.import_module('brainstate').environ
+    np.random.set_state(drawn)
+    precision = 64 if config['jax_enable_x64'] else 32
+    if environ.get_precision() != precision:
+        environ.set(precision=precision)
+    for name, value in _jax.config_values().items():
+        if value != config.get(name, value):
+            jax.config.update(name, config[name])
+
+
+bring_in()

@@ -1,0 +1,137 @@
+"""What an import of the package does to the process. Each process imports JAX, so one shows several things."""
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import braintrace
+from braintrace import _jax, _version
+
+ROOT = Path(__file__).resolve().parent.parent
+
+START = '''
+import json, sys
+import jax
+import jax.numpy as jnp
+
+def changed():
+    """The flags that are not as they were."""
+    now = dict(jax.config.values)
+    return {k: [before.get(k), v] for k, v in now.items() if before.get(k) != v}
+
+def weights():
+    """The dtypes in which brainstate and our layers make floats by default, and that of jax.numpy."""
+    import brainstate, braintrace
+    linear = braintrace.nn.Linear(2, 3)
+    made = [linear.weight.value['weight'], brainstate.random.rand(2), brainstate.environ.dftype()(0), jnp.ones(2)]
+    return sorted({str(jnp.asarray(a).dtype) for a in made})
+
+found = {}
+'''
+
+
+def process(code: str, **environment: str) -> dict:
+    """What a new process leaves in ``found``."""
+    code = START + textwrap.dedent(code) + '\nprint(json.dumps(found))'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
+                          env={**os.environ, 'JAX_PLATFORMS': 'cpu', **environment})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
+    found = process('''
+        import numpy as np
+        jax.config.update('jax_enable_x64', True)
+        jax.config.update('jax_debug_nans', True)
+        jax.config.update('jax_default_matmul_precision', 'float32')
+        before = dict(jax.config.values)
+
+        import braintrace
+        from braintrace import functional, kit, matmul, rules, verify
+        found['import'] = changed()
+        online = functional.online(lambda p, h, x: (h, jnp.tanh(matmul(x, p) + h)), rules.es_d_rtrl(0.5))
+        online.init(jnp.ones((2, 3)), jnp.zeros(3), jnp.ones(2))
+        kit.describe('etp_mm')
+        try:
+            verify.diagnose(3, jnp.ones((4, 2)), jnp.zeros((4, 3)), lambda output, target: 0.)
+        except braintrace.OptionError as e:
+            found['diagnose'] = str(e)
+        dir(braintrace), hasattr(braintrace, 'no_such_name')
+        found['brainstate'] = [name for name in sys.modules if name.split('.')[0] == 'brainstate']
+
+        def first_use():
+            return braintrace.nn.GRUCell and 1.
+        drawn = np.random.get_state()[1:]
+        with jax.enable_x64(False):
+            jax.jit(first_use)()
+        found['numpy'] = all(map(np.array_equal, drawn, np.random.get_state()[1:]))
+        found['nn'], found['weights'] = changed(), weights()
+        import brainstate
+        found['precision'] = brainstate.environ.get_precision()
+    ''')
+    assert found['import'] == found['nn'] == {} and found['numpy']
+    assert found['brainstate'] == []
+    assert 'learner is int; give a compiled learner' in found['diagnose']
+    assert found['weights'] == ['float64'] and found['precision'] == 64
+
+
+def test_flags_stay_where_a_learner_is_the_first_name_used():
+    found = process('''
+        before = dict(jax.config.values)
+        import braintrace
+        found['kit'] = 'braintrace.kit' in sys.modules
+        found['import'] = changed()
+        with jax.enable_x64(True):
+            braintrace.D_RTRL
+        found['learner'], found['weights'] = changed(), weights()
+        import braintrace.nn, pickle, pydoc
+        found['pickled'] = pickle.loads(pickle.dumps(braintrace.D_RTRL)) is braintrace.D_RTRL
+        found['help'] = [name in pydoc.render_doc(braintrace) for name in ('D_RTRL', 'compile_etrace_graph', 'matmul')]
+        names = {}
+        exec('from braintrace import *', names)
+        found['star'] = sorted(set(braintrace.__all__) - set(names))
+        found['end'] = changed()
+    ''', JAX_ENABLE_X64='0')
+    assert found == {'kit': False, 'import': {}, 'learner': {}, 'weights': ['float32'], 'pickled': True, 'help': [True] * 3, 'star': [],
+                     'end': {}}
+
+
+def test_a_brainstate_that_is_there_already_is_left_as_it_is():
+    found = process('''
+        import brainstate
+        brainstate.environ.set(precision=16)
+        jax.config.update('jax_enable_x64', True)
+        before = dict(jax.config.values)
+        from braintrace import D_RTRL, nn
+        found.update(changed=changed(), precision=brainstate.environ.get_precision())
+    ''')
+    assert found == {'changed': {}, 'precision': 16}
+
+
+def test_flags_are_read_outside_of_with_blocks():
+    import jax
+    outside = _jax.config_values()
+    assert outside == dict(jax.config.values)
+    with jax.enable_x64(not outside['jax_enable_x64']):
+        assert _jax.config_values() == outside != dict(jax.config.values)
+
+
+def test_names_for_type_checkers_and_names_on_first_use_are_the_same():
+    tree = ast.parse(Path(braintrace.__file__).read_text(encoding='utf-8'))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    listed = [alias.name for node in block.body for alias in node.names]
+    assert ast.unparse(block.test) == 'TYPE_CHECKING' and listed == list(braintrace._LAZY)
+    assert set(braintrace._LAZY) - {'kit'} < set(braintrace.__all__) and set(braintrace.__all__) < set(dir(braintrace))
+    assert all(getattr(braintrace, name) is not None for name in braintrace.__all__)
+
+
+def test_the_version_is_that_of_the_build():
+    assert braintrace.__version__ == _version.__version__
+    assert '.'.join(map(str, braintrace.__version_info__)) == braintrace.__version__
+    assert all(type(part) is int for part in braintrace.__version_info__)
