@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _jax
 from . import flow
-from .copies import MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
+from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
 from .program import ELEMENTWISE, END, Equation, Program, alive
 from .recurrence import Groups, old_ancestors, reached_groups
