@@ -73,7 +73,8 @@ def lstm_backward(u, h, kept, dh):
 KINDS = {'rnn': Kind('w', ('state',), rnn_forward, rnn_backward, lambda h, kept: (h[0],)),
          'gru': Kind('zrh', ('state',), gru_forward, gru_backward,
                      lambda h, kept: (h[0], h[0], kept[1] * h[0])),
-         'lstm': Kind('w', ('state', 'memory'), lstm_forward, lstm_backward, lambda h, kept: (h[0],))}
+         'lstm': Kind('w', ('state', 'memory'), lstm_forward, lstm_backward,
+                      lambda h, kept: (h[0],))}
 
 
 def flat(x: Array) -> Array:
@@ -103,7 +104,8 @@ def backward(kind: Kind, stored: tuple, dy: Array, lowest: bool):
         h, kept, from_above = at
         d, dh = kind.backward(u, h, kept, (dh[0] + from_above, *dh[1:]))
         return dh, d
-    _, d = jax.lax.scan(step, jax.tree.map(lambda h: jnp.zeros_like(h[0]), old), (old, kept, dy), reverse=True)
+    last = jax.tree.map(lambda h: jnp.zeros_like(h[0]), old)
+    _, d = jax.lax.scan(step, last, (old, kept, dy), reverse=True)
     of_inputs, share = flat(x).T @ flat(d), d.shape[-1] // len(kind.gates)
     gates = []
     for i, source in enumerate(kind.sources(old, kept)):

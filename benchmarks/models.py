@@ -1,4 +1,4 @@
-"""The networks of all benchmarks, written against what every ``braintrace`` package offers, so that one file serves them all.
+"""The networks of all benchmarks, written against what every ``braintrace`` package offers.
 
 ``traced[0]`` counts how often ``cell`` ran in Python: a compiled call does not raise it.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import braintrace
 
 OUTPUTS = 10
-GATES = {'rnn': ('w', 1), 'gru': ('zrh', 1), 'lstm': ('w', 4)}  # ops by name, and each one's width in units
+GATES = {'rnn': ('w', 1), 'gru': ('zrh', 1), 'lstm': ('w', 4)}  # ops, and their width in units
 traced = [0]
 
 
@@ -34,7 +34,8 @@ class Spec(NamedTuple):
 
     @property
     def states(self) -> list[str]:
-        return [f'{s}{k}' for k in range(self.layers) for s in (('state', 'memory') if self.kind == 'lstm' else ('state',))]
+        each = ('state', 'memory') if self.kind == 'lstm' else ('state',)
+        return [f'{s}{k}' for k in range(self.layers) for s in each]
 
     @property
     def trace_numbers(self) -> int:

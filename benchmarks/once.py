@@ -14,7 +14,7 @@ import time
 
 
 def first(column, kind, *numbers):
-    """Seconds from the model to its first gradient, called as its column says: analysis, tracing and XLA."""
+    """Seconds from the model to its first gradient, called as its column says."""
     import jax
     from columns import named
     from worker import made

@@ -1,10 +1,10 @@
 """Time and memory of online learning: this package, BPTT and the public package, turn by turn.
 
-    python benchmarks/performance.py --public P --latest L --public-latest Q      everything (make bench)
-    python benchmarks/performance.py --parts sequences updates                    some parts, ours and BPTT alone
+    python benchmarks/performance.py --public P --latest L --public-latest Q      (make bench)
+    python benchmarks/performance.py --parts sequences updates      some parts, ours and BPTT alone
 
-P, L and Q are interpreters: of an environment with a public version of braintrace beside the one that
-runs this, of our newest lane, and of one with a public version beside that. Writes
+P, L and Q are interpreters: of an environment with a public version of braintrace beside the one
+that runs this, of our newest lane, and of one with a public version beside that. Writes
 ``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md`` of it.
 """
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Worker:
 
     def __init__(self, python: str, ours: bool):
         self.python, self.ours = python, ours
-        self.process = subprocess.Popen([python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True, env=environment(ours))
+        self.process = subprocess.Popen(
+            [python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=environment(ours))
 
     def ask(self, **message) -> dict:
         self.process.stdin.write(json.dumps(message) + '\n')
@@ -47,9 +48,11 @@ class Worker:
 
     def once(self, *args) -> dict:
         """One measurement of ``once.py`` in a process of its own."""
-        done = subprocess.run([self.python, str(HERE / 'once.py'), *map(str, args)], capture_output=True, text=True,
-                              env=environment(self.ours))
-        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {'error': done.stderr[-300:]}
+        done = subprocess.run([self.python, str(HERE / 'once.py'), *map(str, args)],
+                              capture_output=True, text=True, env=environment(self.ours))
+        if done.returncode:
+            return {'error': done.stderr[-300:]}
+        return json.loads(done.stdout.splitlines()[-1])
 
     def close(self):
         self.process.stdin.close()
@@ -75,7 +78,8 @@ def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
                 times[name].append(answer['seconds'])
     for worker in workers.values():
         worker.ask(forget=True)
-    found = {name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)} for name, t in times.items()}
+    found = {name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
+             for name, t in times.items()}
     show(found, errors, spec)
     return found | {name: {'error': text} for name, text in errors.items()}
 
@@ -94,13 +98,15 @@ def everywhere(pairs: dict, columns, repeats: int) -> list:
     for pair, workers in pairs.items():
         for spec in MAIN:
             chosen = [c for c in columns if pair == PAIRS[0] or c.everywhere]
-            rows.append({'spec': spec, 'pair': pair, 'times': in_turn(workers, chosen, spec, repeats)})
+            times = in_turn(workers, chosen, spec, repeats)
+            rows.append({'spec': spec, 'pair': pair, 'times': times})
     return rows
 
 
 def measure_environments(pairs, repeats):
     """What every process runs on."""
-    return {pair: {name: worker.ask(versions=True) for name, worker in workers.items()} for pair, workers in pairs.items()}
+    return {pair: {name: worker.ask(versions=True) for name, worker in workers.items()}
+            for pair, workers in pairs.items()}
 
 
 def measure_sequences(pairs, repeats):
@@ -119,7 +125,8 @@ def ours(pairs) -> Worker:
 
 def measure_progress(pairs, repeats):
     """``etrace_train`` with and without a line of progress, in turn."""
-    columns = [Column(name, 'ours', 'train', 'as it is', '', {'progress': on}) for name, on in (('off', False), ('on', True))]
+    columns = [Column(name, 'ours', 'train', 'as it is', '', {'progress': on})
+               for name, on in (('off', False), ('on', True))]
     return [{'spec': spec, 'times': in_turn({'ours': ours(pairs)}, columns, spec, repeats)}
             for spec in (('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000))]
 
@@ -132,7 +139,8 @@ def measure_scaling(pairs, repeats):
              'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
              'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
              'cells': [(kind, 128, 128, 100, 16, 1) for kind in ('rnn', 'gru', 'lstm')]}
-    return {axis: [{'spec': spec, 'times': in_turn({'ours': ours(pairs)}, SCALING, spec, max(3, repeats // 3))} for spec in each]
+    workers, turns = {'ours': ours(pairs)}, min(repeats, TURNS)
+    return {axis: [{'spec': spec, 'times': in_turn(workers, SCALING, spec, turns)} for spec in each]
             for axis, each in specs.items()}
 
 
@@ -147,7 +155,8 @@ def measure_memory(pairs, repeats):
     for rule, longest in (('d_rtrl', 1_000_000), ('es_d_rtrl', 100_000), ('bptt', 100_000)):
         for steps in (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000):
             if steps <= longest:
-                rows.append({'rule': rule, 'steps': steps, **ours(pairs).once('memory', rule, steps)})
+                measured = ours(pairs).once('memory', rule, steps)
+                rows.append({'rule': rule, 'steps': steps, **measured})
                 print(f'    {rows[-1]}', flush=True)
     return rows
 
@@ -156,33 +165,41 @@ def measure_once(pairs, repeats):
     """First calls, ours and the public package's in turn, and the time of importing."""
     found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
     for pair, workers in pairs.items():
-        for spec in (MAIN[0], MAIN[2]):
-            for rule, columns in FIRST.items():
-                of = {name: workers[named(name).package] for name in columns if named(name).package in workers}
-                times = {name: [] for name in of}
-                for _ in range(max(1, repeats // 3)):
-                    for name, worker in of.items():
-                        times[name].append(worker.once('first', name, *spec).get('seconds'))
-                seconds = {name: statistics.median(t) for name, t in times.items() if None not in t}
-                found['first'].append({'spec': spec, 'pair': pair, 'rule': rule, 'seconds': seconds})
-                print(f'    {found["first"][-1]}', flush=True)
+        for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
+            for rule, names in FIRST.items():
+                seconds = first_calls(workers, names, spec, min(repeats, TURNS))
+                row = {'spec': spec, 'pair': pair, 'rule': rule, 'seconds': seconds}
+                found['first'].append(row)
+                print(f'    {row}', flush=True)
     return found
 
 
-PARTS = {'environments': measure_environments, 'sequences': measure_sequences, 'updates': measure_updates,
-         'progress': measure_progress, 'precision': measure_precision, 'once': measure_once, 'memory': measure_memory,
-         'scaling': measure_scaling}
+def first_calls(workers: dict, names: tuple, spec, turns: int) -> dict:
+    """Median seconds of the first call of each column, in fresh processes that take turns."""
+    of = {name: workers[named(name).package] for name in names if named(name).package in workers}
+    times = {name: [] for name in of}
+    for _ in range(turns):
+        for name, worker in of.items():
+            times[name].append(worker.once('first', name, *spec).get('seconds'))
+    return {name: statistics.median(t) for name, t in times.items() if None not in t}
+
+
+PARTS = {'environments': measure_environments, 'sequences': measure_sequences,
+         'updates': measure_updates, 'progress': measure_progress, 'precision': measure_precision,
+         'once': measure_once, 'memory': measure_memory, 'scaling': measure_scaling}
 
 
 def machine() -> str:
-    return os.environ.get('BENCH_MACHINE') or f'{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}-cores'
+    here = f'{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}-cores'
+    return os.environ.get('BENCH_MACHINE') or here
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--public', help='the Python of an environment with a public version of braintrace')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--public', help='the Python of an environment with a public braintrace')
     parser.add_argument('--latest', help='the Python of our newest lane')
-    parser.add_argument('--public-latest', help='the Python of an environment with a public version beside it')
+    parser.add_argument('--public-latest', help='the Python of one with a public version beside it')
     parser.add_argument('--parts', nargs='+', choices=list(PARTS), default=list(PARTS))
     parser.add_argument('--repeats', type=int, default=9)
     args = parser.parse_args()

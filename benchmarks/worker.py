@@ -1,9 +1,10 @@
-"""One process of a benchmark: it makes tasks and times one run of them when it is asked, so that several packages take turns.
+"""One process of a benchmark: it makes tasks and times a run of one when it is asked.
 
-It reads a JSON object a line from standard input and answers in kind: ``{"make": name, "task": ...,
-"call": ..., "spec": [...], ...}`` answers when the task is compiled and has run twice, ``{"time": name}``
-runs it once more, ``{"versions": true}`` names what it runs on. A task whose call traces the model again
-is an error: it would be timed with its tracing. Only public names of ``braintrace`` are used.
+So several packages take turns. It reads a JSON object a line from standard input and answers in
+kind: ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` answers when the task is
+compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` names what
+it runs on. A call that traces the model again is an error: it would be timed with its tracing.
+Only public names of ``braintrace`` are used.
 """
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def learner_of(spec: Spec, rule: str, **options):
 
 
 def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call):
-    """``etrace_grad`` over the sequence; ``windows``: of the public package, in how many of them."""
+    """``etrace_grad`` over the sequence, of the public package in so many ``windows``."""
     options = {**({'decay_or_rank': 0.9} if rule == 'es_d_rtrl' else {}), **dict(options)}
     if windows:
         options['vjp_method'], call['chunk_size'] = 'multi-step', spec.steps // windows
@@ -103,7 +104,8 @@ def train(spec, options=(), **call):
     optimizer = optax.sgd(STEP_SIZE)
 
     def run(xs, ys):
-        losses, kept[0] = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call)
+        losses, kept[0] = learner.etrace_train(
+            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call)
         return losses
     return run, (xs, ys)
 
@@ -147,8 +149,10 @@ def product(spec):
     return run, ()
 
 
-TASKS = {f.__name__: f for f in (grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)}
-CALLS = {'brainstate.transform.jit': brainstate.transform.jit, 'jax.jit': jax.jit, 'as it is': lambda run: run}
+TASKS = {f.__name__: f for f in (
+    grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)}
+CALLS = {'brainstate.transform.jit': brainstate.transform.jit, 'jax.jit': jax.jit,
+         'as it is': lambda run: run}
 
 
 def made(task, call, spec, **arguments):
@@ -179,7 +183,7 @@ def answer(ask: dict, runs: dict) -> dict:
             return {'error': 'the model was traced again; wrap the call in jit'}
         return {'seconds': seconds}
     if 'versions' in ask:
-        versions = {name: importlib.metadata.version(name) for name in ('jax', 'brainstate', 'braintrace')}
+        versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate', 'braintrace')}
         return {'python': platform.python_version(), **versions}
     runs.clear()
     jax.clear_caches()
