@@ -18,9 +18,10 @@ class Kind(NamedTuple):
     """A kind of layer, with ``u`` the recurrent weights of all its gates side by side.
 
     ``gates``: names of its weights. ``forward(u, h, p)``: the new states and what the backward
-    pass needs, of the old states and the products ``p`` of the input. ``backward(u, h, kept, dh)``:
-    gradients of the products and of the old states, of the gradients of the new ones.
-    ``sources(h, kept)``: what each gate's recurrent weights are multiplied by.
+    pass needs, of the old states and the products ``p`` of the input.
+    ``backward(u.T, h, kept, dh)``: gradients of the products and of the old states, of the
+    gradients of the new ones. ``sources(h, kept)``: what each gate's recurrent weights are
+    multiplied by.
     """
     gates: str
     states: tuple
@@ -34,9 +35,9 @@ def rnn_forward(u, h, p):
     return (0.8 * h[0] + v,), (v,)
 
 
-def rnn_backward(u, h, kept, dh):
+def rnn_backward(ut, h, kept, dh):
     da = dh[0] * (1 - kept[0] * kept[0])
-    return da, (0.8 * dh[0] + da @ u.T,)
+    return da, (0.8 * dh[0] + da @ ut,)
 
 
 def gru_forward(u, h, p):
@@ -46,12 +47,12 @@ def gru_forward(u, h, p):
     return ((1 - z) * h + z * v,), (z, r, v)
 
 
-def gru_backward(u, h, kept, dh):
-    (h,), (dh,), (z, r, v), two = h, dh, kept, 2 * u.shape[0]
+def gru_backward(ut, h, kept, dh):
+    (h,), (dh,), (z, r, v), two = h, dh, kept, 2 * ut.shape[1]
     dv = dh * z * (1 - v * v)
-    drh = dv @ u[:, two:].T
+    drh = dv @ ut[two:]
     dzr = jnp.concatenate([dh * (v - h) * z * (1 - z), drh * h * r * (1 - r)], -1)
-    return jnp.concatenate([dzr, dv], -1), (dh * (1 - z) + drh * r + dzr @ u[:, :two].T,)
+    return jnp.concatenate([dzr, dv], -1), (dh * (1 - z) + drh * r + dzr @ ut[:two],)
 
 
 def lstm_forward(u, h, p):
@@ -61,13 +62,13 @@ def lstm_forward(u, h, p):
     return (o * jnp.tanh(c), c), (i, f, g, o, c)
 
 
-def lstm_backward(u, h, kept, dh):
+def lstm_backward(ut, h, kept, dh):
     i, f, g, o, c = kept
     v = jnp.tanh(c)
     dc = dh[1] + dh[0] * o * (1 - v * v)
     da = jnp.concatenate([dc * g * i * (1 - i), dc * h[1] * f * (1 - f), dc * i * (1 - g * g),
                           dh[0] * v * o * (1 - o)], -1)
-    return da, (da @ u.T, dc * f)
+    return da, (da @ ut, dc * f)
 
 
 KINDS = {'rnn': Kind('w', ('state',), rnn_forward, rnn_backward, lambda h, kept: (h[0],)),
@@ -99,10 +100,11 @@ def forward(kind: Kind, weights: Array, h: tuple, x: Array):
 def backward(kind: Kind, stored: tuple, dy: Array, lowest: bool):
     """Each gate's gradient and the gradient of the layer's inputs, of that of its outputs."""
     x, w, u, old, kept = stored
+    ut = jax.lax.optimization_barrier(u.T)     # transposed once, not at every step
 
     def step(dh, at):
         h, kept, from_above = at
-        d, dh = kind.backward(u, h, kept, (dh[0] + from_above, *dh[1:]))
+        d, dh = kind.backward(ut, h, kept, (dh[0] + from_above, *dh[1:]))
         return dh, d
     last = jax.tree.map(lambda h: jnp.zeros_like(h[0]), old)
     _, d = jax.lax.scan(step, last, (old, kept, dy), reverse=True)

@@ -91,11 +91,12 @@ def name_of(spec) -> str:
 
 
 def met(rows: list, ours: str, theirs, aim: float, pair: str = PAIRS[0]) -> str:
-    ratios = zip((row for row in rows if row['pair'] == pair), of(rows, ours, theirs, pair))
-    return (
-        ', '.join(f'`{name_of(row["spec"])}`' for row, r in ratios if r is not None and r <= aim)
-        or 'none'
-    )
+    """The networks in which this ratio is at most the aim."""
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    ratios = {name_of(row['spec']): ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair}
+    if not ratios:
+        return '(not measured)'
+    return ', '.join(f'`{name}`' for name, r in ratios.items() if r and r <= aim) or 'none'
 
 
 def each(rows: list, ours: str, theirs: str) -> str:
