@@ -1,4 +1,7 @@
-"""The networks of all benchmarks, written against what every ``braintrace`` package offers, so that one file serves them all."""
+"""The networks of all benchmarks, written against what every ``braintrace`` package offers.
+
+``traced[0]`` counts how often ``cell`` ran in Python: a compiled call does not raise it.
+"""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -11,10 +14,13 @@ import numpy as np
 import braintrace
 
 OUTPUTS = 10
+GATES = {'rnn': ('w', 1), 'gru': ('zrh', 1), 'lstm': ('w', 4)}  # ops, and their width in units
+traced = [0]
 
 
 class Spec(NamedTuple):
-    """A network and its data: ``kind`` 'rnn' (leaky, of one op) or 'gru' (three ops), units, inputs, steps, batch, layers."""
+    """A network and its data: ``kind`` 'rnn' (leaky, of one op), 'gru' (three ops) or 'lstm' (one op,
+    two hidden states), units, inputs, steps, batch, layers."""
     kind: str
     units: int
     inputs: int
@@ -27,11 +33,15 @@ class Spec(NamedTuple):
         return f'{self.kind} {self.units}' + (f', {self.layers} layers' if self.layers > 1 else '')
 
     @property
+    def states(self) -> list[str]:
+        each = ('state', 'memory') if self.kind == 'lstm' else ('state',)
+        return [f'{s}{k}' for k in range(self.layers) for s in each]
+
+    @property
     def trace_numbers(self) -> int:
-        """Numbers in the D-RTRL trace of all layers."""
+        """Numbers in the D-RTRL trace of all layers of a cell of one state."""
         sizes = [self.inputs] + [self.units] * (self.layers - 1)
         return self.batch * sum((i + self.units) * self.units for i in sizes) * (3 if self.kind == 'gru' else 1)
-
 
     @property
     def operations(self) -> int:
@@ -47,14 +57,16 @@ def initial(spec: Spec, seed: int = 0):
         return jnp.asarray(rng.normal(size=(rows, columns)) / np.sqrt(rows), jnp.float32)
     params = {}
     for k in range(spec.layers):
-        for gate in 'zrh' if spec.kind == 'gru' else 'w':
-            params[f'{gate}{k}'] = weights((spec.units if k else spec.inputs) + spec.units, spec.units)
+        gates, width = GATES[spec.kind]
+        for gate in gates:
+            params[f'{gate}{k}'] = weights((spec.units if k else spec.inputs) + spec.units, width * spec.units)
     params['out'] = weights(spec.units, OUTPUTS)
-    return params, {f'state{k}': jnp.zeros((spec.batch, spec.units), jnp.float32) for k in range(spec.layers)}
+    return params, {name: jnp.zeros((spec.batch, spec.units), jnp.float32) for name in spec.states}
 
 
 def cell(spec: Spec, params: dict, hidden: dict, x):
     """One step as a pure function: ``(y, hidden)``."""
+    traced[0] += 1
     new = {}
     for k in range(spec.layers):
         h = hidden[f'state{k}']
@@ -63,6 +75,11 @@ def cell(spec: Spec, params: dict, hidden: dict, x):
             z = jax.nn.sigmoid(braintrace.matmul(xh, params[f'z{k}']))
             r = jax.nn.sigmoid(braintrace.matmul(xh, params[f'r{k}']))
             x = (1 - z) * h + z * jnp.tanh(braintrace.matmul(jnp.concatenate([x, r * h], -1), params[f'h{k}']))
+        elif spec.kind == 'lstm':
+            products = braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}'])
+            i, f, g, o = jnp.split(products, 4, -1)
+            c = jax.nn.sigmoid(f) * hidden[f'memory{k}'] + jax.nn.sigmoid(i) * jnp.tanh(g)
+            x, new[f'memory{k}'] = jax.nn.sigmoid(o) * jnp.tanh(c), c
         else:
             x = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}']))
         new[f'state{k}'] = x

@@ -1,6 +1,6 @@
 """One measurement in a fresh process, printed as JSON: the first call, importing, or peak memory.
 
-    python benchmarks/once.py first d_rtrl rnn 256 256 100
+    python benchmarks/once.py first "d_rtrl trace" rnn 256 256 100       the column of columns.py
     python benchmarks/once.py import
     python benchmarks/once.py memory d_rtrl|bptt 40000
     python benchmarks/once.py precision rnn 256 256 100
@@ -13,15 +13,15 @@ import sys
 import time
 
 
-def first(rule, kind, *numbers):
-    """Seconds from the model to its first gradient: analysis, tracing and XLA."""
+def first(column, kind, *numbers):
+    """Seconds from the model to its first gradient, called as its column says."""
     import jax
-    from models import Spec
-    from worker import bptt, grad
-    spec = Spec(kind, *map(int, numbers))
+    from columns import named
+    from worker import made
+    column = named(column)
     jax.block_until_ready(jax.numpy.ones(3) + 1)
     start = time.perf_counter()
-    jax.block_until_ready((bptt(spec) if rule == 'bptt' else grad(spec, rule))())
+    made(column.task, column.call, (kind, *map(int, numbers)), **column.arguments)()
     return {'seconds': time.perf_counter() - start}
 
 

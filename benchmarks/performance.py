@@ -1,9 +1,11 @@
-"""Time and memory of online learning: this package, BPTT and the public package 0.2.6, turn by turn.
+"""Time and memory of online learning: this package, BPTT and the public package, turn by turn.
 
-    python benchmarks/performance.py --public .venv-public/bin/python        everything (make bench)
-    python benchmarks/performance.py --parts main updates                    some parts; without --public, ours and BPTT alone
+    python benchmarks/performance.py --public P --latest L --public-latest Q      (make bench)
+    python benchmarks/performance.py --parts sequences updates      some parts, ours and BPTT alone
 
-Writes ``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md`` of it.
+P, L and Q are interpreters: of an environment with a public version of braintrace beside the one
+that runs this, of our newest lane, and of one with a public version beside that. Writes
+``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md`` of it.
 """
 from __future__ import annotations
 
@@ -14,21 +16,29 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from columns import FIRST, MAIN, PAIRS, SCALING, SEQUENCES, UPDATES, Column, named
+
 HERE = Path(__file__).parent
-MAIN = (('rnn', 256, 256, 100), ('rnn', 512, 512, 50), ('gru', 256, 64, 200))
-CHUNKS = (5, 10, 25, 50, 100, 200)
+SLOW, TURNS = 0.5, 3        # a run above so many seconds takes part in so many turns alone
+
+
+def environment(ours: bool) -> dict:
+    """Ours is this checkout; a public package is found where it is installed."""
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    return env | ({'PYTHONPATH': str(HERE.parent)} if ours else {})
 
 
 class Worker:
     """A process of ``worker.py`` under one interpreter."""
 
-    def __init__(self, python: str):
-        self.python = python
-        env = {'JAX_PLATFORMS': os.environ.get('JAX_PLATFORMS', ''), **os.environ}
-        self.process = subprocess.Popen([python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True, env=env)
+    def __init__(self, python: str, ours: bool):
+        self.python, self.ours = python, ours
+        self.process = subprocess.Popen(
+            [python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=environment(ours))
 
     def ask(self, **message) -> dict:
         self.process.stdin.write(json.dumps(message) + '\n')
@@ -36,173 +46,177 @@ class Worker:
         line = self.process.stdout.readline()
         return json.loads(line) if line else {'error': 'the process ended'}
 
+    def once(self, *args) -> dict:
+        """One measurement of ``once.py`` in a process of its own."""
+        done = subprocess.run([self.python, str(HERE / 'once.py'), *map(str, args)],
+                              capture_output=True, text=True, env=environment(self.ours))
+        if done.returncode:
+            return {'error': done.stderr[-300:]}
+        return json.loads(done.stdout.splitlines()[-1])
+
     def close(self):
         self.process.stdin.close()
         self.process.wait()
 
 
-def in_turn(workers: dict, tasks: dict, repeats: int) -> dict:
-    """Medians of the seconds of each task ``name -> (worker, task, arguments)``, one run of each in every turn."""
+def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
+    """Seconds of each column, by name; in every turn each of them runs once."""
     times, errors = {}, {}
-    for name, (worker, task, arguments) in tasks.items():
-        if worker not in workers:
-            continue
-        answer = workers[worker].ask(make=name, task=task, **arguments)
-        if 'error' in answer:
-            errors[name] = answer['error']
-            print(f'    {name}: {answer["error"]}', flush=True)
-        else:
-            times[name] = []
-    for _ in range(repeats):
-        for name in times:
-            times[name].append(workers[tasks[name][0]].ask(time=name)['seconds'])
+    of = {c.name: workers[c.package] for c in columns if c.package in workers}
+    for c in columns:
+        if c.name in of:
+            made = of[c.name].ask(make=c.name, task=c.task, call=c.call, spec=spec, **c.arguments)
+            errors |= {c.name: made['error']} if 'error' in made else {}
+            times |= {} if 'error' in made else {c.name: []}
+    for turn in range(repeats):
+        for name in [n for n in times if turn < TURNS or statistics.median(times[n]) < SLOW]:
+            answer = of[name].ask(time=name)
+            if 'error' in answer:
+                errors[name] = answer['error']
+                del times[name]
+            else:
+                times[name].append(answer['seconds'])
     for worker in workers.values():
         worker.ask(forget=True)
-    return {name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)} for name, t in times.items()} | {
-        name: {'error': text} for name, text in errors.items()}
+    found = {name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
+             for name, t in times.items()}
+    show(found, errors, spec)
+    return found | {name: {'error': text} for name, text in errors.items()}
 
 
-def shown(results: dict, steps: int):
-    for name, row in results.items():
-        if 'error' not in row:
-            print(f'    {name:28s} {row["median"] / steps * 1e3:9.3f} ms a step', flush=True)
+def show(found: dict, errors: dict, spec):
+    print(f'  {spec}', flush=True)
+    for name, row in found.items():
+        print(f'    {name:28s} {row["median"] / spec[3] * 1e3:9.3f} ms a step', flush=True)
+    for name, text in errors.items():
+        print(f'    {name}: {text}', flush=True)
 
 
-def measure_sequences(workers, repeats):
+def everywhere(pairs: dict, columns, repeats: int) -> list:
+    """Rows of the three networks, in each pair of environments."""
+    rows = []
+    for pair, workers in pairs.items():
+        for spec in MAIN:
+            chosen = [c for c in columns if pair == PAIRS[0] or c.everywhere]
+            times = in_turn(workers, chosen, spec, repeats)
+            rows.append({'spec': spec, 'pair': pair, 'times': times})
+    return rows
+
+
+def measure_environments(pairs, repeats):
+    """What every process runs on."""
+    return {pair: {name: worker.ask(versions=True) for name, worker in workers.items()}
+            for pair, workers in pairs.items()}
+
+
+def measure_sequences(pairs, repeats):
     """A gradient of a whole sequence."""
-    rows = []
-    for spec in MAIN:
-        s = {'spec': spec}
-        tasks = {
-            'bptt': ('ours', 'bptt', s),
-            'd_rtrl drop': ('ours', 'grad', {**s, 'carry': 'drop'}),
-            'd_rtrl trace': ('ours', 'grad', {**s, 'carry': 'trace'}),
-            'es_d_rtrl drop': ('ours', 'grad', {**s, 'rule': 'es_d_rtrl', 'carry': 'drop'}),
-            'es_d_rtrl trace': ('ours', 'grad', {**s, 'rule': 'es_d_rtrl', 'carry': 'trace'}),
-            'bare model': ('ours', 'bare', s),
-            'evaluation': ('ours', 'evolve', s),
-            'least operations': ('ours', 'product', s),
-            'public d_rtrl': ('public', 'grad', s),
-            'public pp_prop': ('public', 'grad', {**s, 'rule': 'es_d_rtrl'}),
-            **{f'public d_rtrl chunk {c}': ('public', 'grad', {**s, 'options': {'vjp_method': 'multi-step'}, 'chunk_size': c})
-               for c in CHUNKS if c <= spec[3]},
-        }
-        print(f'  {spec}', flush=True)
-        rows.append({'spec': spec, 'times': in_turn(workers, tasks, repeats)})
-        shown(rows[-1]['times'], spec[3])
-    return rows
+    return everywhere(pairs, SEQUENCES, repeats)
 
 
-def measure_updates(workers, repeats):
+def measure_updates(pairs, repeats):
     """A gradient and a weight update at every step."""
-    rows = []
-    for spec in MAIN:
-        s = {'spec': spec}
-        tasks = {
-            'read and write of the trace': ('ours', 'read_and_write', s),
-            'etrace_train': ('ours', 'train', s),
-            **{f'written every {k}': ('ours', 'train', {**s, 'write_every': k}) for k in (1, 2, 4, 8)},
-            'bfloat16': ('ours', 'train', {**s, 'options': {'trace_dtype': 'bfloat16'}}),
-            'own loop': ('ours', 'own_loop', s),
-            'public own loop': ('public', 'own_loop', s),
-        }
-        print(f'  {spec}', flush=True)
-        rows.append({'spec': spec, 'times': in_turn(workers, tasks, repeats)})
-        shown(rows[-1]['times'], spec[3])
-    return rows
+    return everywhere(pairs, UPDATES, repeats)
 
 
-def measure_progress(workers, repeats):
+def ours(pairs) -> Worker:
+    return pairs[PAIRS[0]]['ours']
+
+
+def measure_progress(pairs, repeats):
     """``etrace_train`` with and without a line of progress, in turn."""
-    rows = []
-    for spec in (('rnn', 64, 64, 20_000), ('rnn', 256, 256, 2000)):
-        tasks = {name: ('ours', 'train', {'spec': spec, 'progress': on}) for name, on in (('off', False), ('on', True))}
-        rows.append({'spec': spec, 'times': in_turn({'ours': workers['ours']}, tasks, repeats)})
-        shown(rows[-1]['times'], spec[3])
-    return rows
+    columns = [Column(name, 'ours', 'train', 'as it is', '', {'progress': on})
+               for name, on in (('off', False), ('on', True))]
+    return [{'spec': spec, 'times': in_turn({'ours': ours(pairs)}, columns, spec, repeats)}
+            for spec in (('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000))]
 
 
-def measure_scaling(workers, repeats):
-    """Time a step against units, steps, batch and layers."""
+def measure_scaling(pairs, repeats):
+    """Time a step against units, steps, batch and layers, and of each kind of cell."""
     steps = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
     specs = {'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
              'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
              'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
-             'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)]}
-    found = {}
-    for axis, each in specs.items():
-        found[axis] = []
-        for spec in each:
-            s = {'spec': spec}
-            tasks = {'bptt': ('ours', 'bptt', s), 'd_rtrl drop': ('ours', 'grad', {**s, 'carry': 'drop'}),
-                     'd_rtrl trace': ('ours', 'grad', {**s, 'carry': 'trace'}),
-                     'es_d_rtrl trace': ('ours', 'grad', {**s, 'rule': 'es_d_rtrl'}), 'etrace_train': ('ours', 'train', s)}
-            print(f'  {axis} {spec}', flush=True)
-            found[axis].append({'spec': spec, 'times': in_turn({'ours': workers['ours']}, tasks, max(3, repeats // 3))})
-            shown(found[axis][-1]['times'], spec[3])
-    return found
+             'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
+             'cells': [(kind, 128, 128, 100, 16, 1) for kind in ('rnn', 'gru', 'lstm')]}
+    workers, turns = {'ours': ours(pairs)}, min(repeats, TURNS)
+    return {axis: [{'spec': spec, 'times': in_turn(workers, SCALING, spec, turns)} for spec in each]
+            for axis, each in specs.items()}
 
 
-def measure_precision(workers, repeats):
+def measure_precision(pairs, repeats):
     """What traces in bfloat16 cost in accuracy."""
-    return [{'spec': spec, **once(sys.executable, 'precision', *spec)} for spec in MAIN]
+    return [{'spec': spec, **ours(pairs).once('precision', *spec)} for spec in MAIN]
 
 
-def once(python: str, *args) -> dict:
-    done = subprocess.run([python, str(HERE / 'once.py'), *map(str, args)], capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {'error': done.stderr[-300:]}
-
-
-def measure_memory(workers, repeats):
+def measure_memory(pairs, repeats):
     """Peak memory of a process and its time, against the length of the sequence."""
     rows = []
-    for rule, lengths in (('d_rtrl', (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000)),
-                          ('es_d_rtrl', (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000)),
-                          ('bptt', (10, 100, 1000, 2000, 10_000, 40_000, 100_000))):
-        for steps in lengths:
-            rows.append({'rule': rule, 'steps': steps, **once(sys.executable, 'memory', rule, steps)})
-            print(f'    {rows[-1]}', flush=True)
+    for rule, longest in (('d_rtrl', 1_000_000), ('es_d_rtrl', 100_000), ('bptt', 100_000)):
+        for steps in (10, 100, 1000, 2000, 10_000, 40_000, 100_000, 1_000_000):
+            if steps <= longest:
+                measured = ours(pairs).once('memory', rule, steps)
+                rows.append({'rule': rule, 'steps': steps, **measured})
+                print(f'    {rows[-1]}', flush=True)
     return rows
 
 
-def measure_once(workers, repeats):
+def measure_once(pairs, repeats):
     """First calls, ours and the public package's in turn, and the time of importing."""
-    found = {'import': [once(sys.executable, 'import') for _ in range(5)], 'first': []}
-    pythons = {'ours': sys.executable} | ({'public': workers['public'].python} if 'public' in workers else {})
-    for spec in MAIN:
-        for rule in ('d_rtrl', 'es_d_rtrl'):
-            times = {name: [] for name in pythons}
-            for _ in range(3):
-                for name, python in pythons.items():
-                    times[name].append(once(python, 'first', rule, *spec)['seconds'])
-            found['first'].append({'spec': spec, 'rule': rule, **{name: statistics.median(t) for name, t in times.items()}})
-            print(f'    {found["first"][-1]}', flush=True)
+    found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
+    for pair, workers in pairs.items():
+        for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
+            for rule, names in FIRST.items():
+                seconds = first_calls(workers, names, spec, min(repeats, TURNS))
+                row = {'spec': spec, 'pair': pair, 'rule': rule, 'seconds': seconds}
+                found['first'].append(row)
+                print(f'    {row}', flush=True)
     return found
 
 
-PARTS = {'sequences': measure_sequences, 'updates': measure_updates, 'progress': measure_progress, 'precision': measure_precision,
+def first_calls(workers: dict, names: tuple, spec, turns: int) -> dict:
+    """Median seconds of the first call of each column, in fresh processes that take turns."""
+    of = {name: workers[named(name).package] for name in names if named(name).package in workers}
+    times = {name: [] for name in of}
+    for _ in range(turns):
+        for name, worker in of.items():
+            times[name].append(worker.once('first', name, *spec).get('seconds'))
+    return {name: statistics.median(t) for name, t in times.items() if None not in t}
+
+
+PARTS = {'environments': measure_environments, 'sequences': measure_sequences,
+         'updates': measure_updates, 'progress': measure_progress, 'precision': measure_precision,
          'once': measure_once, 'memory': measure_memory, 'scaling': measure_scaling}
 
 
 def machine() -> str:
-    return os.environ.get('BENCH_MACHINE') or f'{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}-cores'
+    here = f'{platform.system().lower()}-{platform.machine()}-{os.cpu_count()}-cores'
+    return os.environ.get('BENCH_MACHINE') or here
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--public', help='the Python of a virtual environment with braintrace==0.2.6')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--public', help='the Python of an environment with a public braintrace')
+    parser.add_argument('--latest', help='the Python of our newest lane')
+    parser.add_argument('--public-latest', help='the Python of one with a public version beside it')
     parser.add_argument('--parts', nargs='+', choices=list(PARTS), default=list(PARTS))
     parser.add_argument('--repeats', type=int, default=9)
     args = parser.parse_args()
-    workers = {'ours': Worker(sys.executable)} | ({'public': Worker(args.public)} if args.public else {})
+    pythons = {PAIRS[0]: {'ours': sys.executable, 'public': args.public},
+               PAIRS[1]: {'ours': args.latest, 'public': args.public_latest}}
+    pairs = {pair: {name: Worker(python, name == 'ours') for name, python in each.items() if python}
+             for pair, each in pythons.items() if each['ours']}
     path = HERE / 'results' / f'{machine()}.json'
     found = json.loads(path.read_text()) if path.exists() else {}
     for part in args.parts:
         print(part, flush=True)
-        found[part] = PARTS[part](workers, args.repeats)
+        start = time.perf_counter()
+        found[part] = PARTS[part](pairs, args.repeats)
+        print(f'{part}: {time.perf_counter() - start:.0f} s', flush=True)
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + '\n')
-    for worker in workers.values():
+    for worker in (worker for workers in pairs.values() for worker in workers.values()):
         worker.close()
 
 

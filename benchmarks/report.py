@@ -1,31 +1,31 @@
-"""Make ``docs/performance.md`` and its plots of what ``performance.py`` measured.
+"""Make ``docs/performance.md``, its plots and README's "What it costs" of the results.
 
     python benchmarks/report.py [results.json]
 """
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+from columns import SEQUENCES, UPDATES
+from figures import DROPPED, FACTORISED, OWN_LOOPS, WINDOWS, figures, ms, ratio, version
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / 'docs'
+README = HERE.parent / 'README.md'
+SECTION = re.compile(r'(?<=## What it costs\n\n).*?(?=\n+## )', re.DOTALL)
 
 
 def name_of(spec) -> str:
     return f'{spec[0]} {spec[1]} ({spec[2]} inputs, T {spec[3]})'
 
 
-def ms(row, name) -> float | None:
-    times = row['times'].get(name, {})
-    return times['median'] / row['spec'][3] * 1e3 if 'median' in times else None
-
-
 def table(head: list[str], rows: list[list]) -> str:
     def text(x):
         return '' if x is None else x if isinstance(x, str) else f'{x:.3g}'
+
     lines = [head, ['---'] * len(head), *[[text(x) for x in row] for row in rows]]
     return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 
@@ -35,112 +35,206 @@ def trace_bytes(spec) -> int:
     return 4 * (more or [16])[0] * (inputs + units) * units * (3 if kind == 'gru' else 1)
 
 
-def ratio(a, b):
-    return a / b if a and b else None
+def calls(columns, found) -> str:
+    """How each column is called, as a table."""
+    versions = ', '.join(version(found, pair) for pair in found['environments'])
+    return table(['column', 'package', 'called as', 'inside'], [
+        [c.name.removeprefix('public '), 'ours' if c.package == 'ours' else versions, c.text,
+         'nothing more' if c.call == 'as it is' else f'`{c.call}`'] for c in columns])
 
 
-def best_chunk(row):
-    chunks = [ms(row, name) for name in row['times'] if name.startswith('public d_rtrl chunk')]
-    return min((c for c in chunks if c), default=None)
+def cell(*names):
+    """A column of the page: milliseconds a step of the fastest of these."""
+    return lambda row: ms(row, *names)
 
 
-def sequences(rows) -> str:
-    one, two = [], []
-    for row in rows:
-        of = lambda name, row=row: ms(row, name)
-        one.append([name_of(row['spec']), of('bptt'), of('d_rtrl drop'), of('d_rtrl trace'), of('es_d_rtrl drop'), of('es_d_rtrl trace'),
-                    of('bare model'), of('evaluation'), of('public d_rtrl'), best_chunk(row), of('public pp_prop')])
-        two.append([name_of(row['spec']), ratio(of('d_rtrl drop'), of('bptt')), ratio(of('d_rtrl trace'), of('bptt')),
-                    ratio(of('d_rtrl drop'), of('public d_rtrl')), ratio(of('d_rtrl trace'), of('public d_rtrl')),
-                    ratio(of('d_rtrl drop'), best_chunk(row)), ratio(of('es_d_rtrl drop'), of('public pp_prop')),
-                    ratio(of('evaluation'), of('bare model')), ratio(of('least operations'), of('d_rtrl drop')),
-                    ratio(of('least operations'), of('d_rtrl trace'))])
-    return (table(['ms a step', 'BPTT', 'D_RTRL drop', 'D_RTRL trace', 'ES drop', 'ES trace', 'model alone', '`etrace_evolve`',
-                   '0.2.6 D_RTRL', '0.2.6 best chunk', '0.2.6 pp_prop'], one) + '\n\n'
-            + table(['ratio', 'drop / BPTT', 'trace / BPTT', 'drop / 0.2.6', 'trace / 0.2.6', 'drop / 0.2.6 best chunk',
-                     'ES / 0.2.6 pp_prop', 'evolve / model', 'least operations / drop', 'least operations / trace'], two)
-            + '\n\nAims: 1.0, 1.0, 1/12 = 0.083 (256) and 1/30 = 0.033 (512), the same, 0.6, 0.6, 1.05.')
+def share(ours: str, theirs):
+    """A column of the page: the time of one over that of another, or of the fastest of several."""
+    return lambda row: ratio(row, (ours,), theirs if isinstance(theirs, tuple) else (theirs,))
 
 
-def updates(rows) -> str:
-    one = []
-    for row in rows:
-        of = lambda name, row=row: ms(row, name)
-        rw, between = of('read and write of the trace'), 4 if trace_bytes(row['spec']) > 2 ** 24 else 2
-        one.append([name_of(row['spec']), rw, of('etrace_train'), *[of(f'written every {k}') for k in (1, 2, 4, 8)], of('own loop'),
-                    of('public own loop'), ratio(of('etrace_train'), rw), ratio(of('etrace_train'), of('public own loop')),
-                    ratio(of('own loop'), of('public own loop')), of('bfloat16'),
-                    ratio(rw * (1 + 2 / between) / 2, of('etrace_train'))])
-    return table(['ms a step', 'read + write of the trace', '`etrace_train`', 'written every step', 'every 2', 'every 4', 'every 8',
-                  'own loop', '0.2.6 own loop', 'train / read + write', 'train / 0.2.6', 'own loop / 0.2.6', 'bfloat16 trace',
-                  'least bytes / train'], one) + (
-        '\n\nAims: 3.0 (then 2.0) times one donated read and write of an array of the trace\'s size (`e * a + b`), whole step included; '
-        '0.12 of 0.2.6.')
+def listed(rows, columns: dict) -> str:
+    """A table of functions of a row, by their headings."""
+    return table(list(columns), [[column(row) for column in columns.values()] for row in rows])
 
 
-def progress(rows) -> str:
-    return '; '.join(f'`{name_of(r["spec"])}` {r["times"]["on"]["low"] / r["times"]["off"]["low"] - 1:+.1%}' for r in rows)
+def headed(first: str, found: dict) -> dict:
+    """The columns with which a row of a pair of environments starts."""
+    return {first: lambda row: name_of(row['spec']),
+            'JAX': lambda row: found['environments'][row['pair']]['ours']['jax']}
 
 
-def precision(rows) -> str:
-    return table(['error of the gradient', 'worst parameter'], [
-        [name_of(r['spec']), f'{max(r["errors"].values()):.2%}'] for r in rows])
+CELLS = {'`jax.grad` of a scan': cell('bptt'), 'BPTT by hand': cell('by hand'),
+         'D_RTRL drop': cell('d_rtrl drop'), 'D_RTRL trace': cell('d_rtrl trace')}
+RATIOS = {'by hand / scan': share('by hand', 'bptt'),
+          'drop / scan': share('d_rtrl drop', 'bptt'), 'trace / scan': share('d_rtrl trace', 'bptt'),
+          'drop / by hand': share('d_rtrl drop', 'by hand'),
+          'trace / by hand': share('d_rtrl trace', 'by hand')}
+
+
+def sequences(found) -> str:
+    times = headed('ms a step', found) | CELLS | {
+        'ES drop': cell('es_d_rtrl drop'), 'ES trace': cell('es_d_rtrl trace'),
+        'model alone': cell('bare model'), '`etrace_evolve`': cell('evaluation')}
+    ratios = headed('ratio', found) | RATIOS | {
+        'evolve / model': share('evaluation', 'bare model'),
+        'least operations / drop': share('least operations', 'd_rtrl drop'),
+        'least operations / trace': share('least operations', 'd_rtrl trace')}
+    return (listed(found['sequences'], times) + '\n\n' + listed(found['sequences'], ratios)
+            + '\n\nAims: drop / scan and trace / scan 1.0, evolve / model 1.05.')
+
+
+def cells(found) -> str:
+    return listed(found['scaling']['cells'], {
+        'ms a step': lambda row: name_of(row['spec']), **CELLS,
+        'ES trace': cell('es_d_rtrl trace'), '`etrace_train`': cell('etrace_train'), **RATIOS})
+
+
+def peers(found) -> str:
+    names = (*DROPPED, *FACTORISED)
+    return listed([row for row in found['sequences'] if ms(row, *names)], {
+        **headed('ms a step', found), 'version': lambda row: version(found, row['pair']),
+        **{f'its {name.removeprefix("public ")}': cell(name) for name in names},
+        'our D_RTRL trace': cell('d_rtrl trace'), 'our D_RTRL drop': cell('d_rtrl drop'),
+        'our ES trace': cell('es_d_rtrl trace'),
+        'trace / its best that keeps the trace': share('d_rtrl trace', WINDOWS),
+        'drop / its best': share('d_rtrl drop', DROPPED),
+        'ES / its best pp_prop': share('es_d_rtrl trace', FACTORISED)})
+
+
+def least_bytes(row) -> float | None:
+    """The share of a step that a read of the trace, and a write in every few steps, must take."""
+    between = 4 if trace_bytes(row['spec']) > 2 ** 24 else 2
+    return (1 + 2 / between) / 2 / ratio(row, ('etrace_train',), ('read and write of the trace',))
+
+
+def updates(found) -> str:
+    ours = {'ms a step': lambda row: name_of(row['spec']),
+            'read + write of the trace': cell('read and write of the trace'),
+            '`etrace_train`': cell('etrace_train'), 'written every step': cell('written every 1'),
+            **{f'every {k}': cell(f'written every {k}') for k in (2, 4, 8)},
+            'bfloat16 trace': cell('bfloat16'),
+            'train / read + write': share('etrace_train', 'read and write of the trace'),
+            'least bytes / train': least_bytes}
+    both = {**headed('ms a step', found), '`etrace_train`': cell('etrace_train'),
+            'own loop': cell('own loop'), 'version': lambda row: version(found, row['pair']),
+            'its own loop': cell(OWN_LOOPS[0]), 'its own loop, `fast_solve=False`': cell(OWN_LOOPS[1]),
+            'train / its faster': share('etrace_train', OWN_LOOPS),
+            'own loop / its faster': share('own loop', OWN_LOOPS)}
+    measured = [row for row in found['updates'] if ms(row, 'read and write of the trace')]
+    return listed(measured, ours) + '\n\n' + listed(found['updates'], both) + (
+        "\n\nAims: 3.0 (then 2.0) times one donated read and write of an array of the trace's size "
+        "(`e * a + b`), whole step included; 0.12 of the public package's own loop.")
+
+
+def progress(found) -> str:
+    return '; '.join(
+        f'`{name_of(r["spec"])}` {r["times"]["on"]["low"] / r["times"]["off"]["low"] - 1:+.1%}'
+        for r in found['progress'])
+
+
+def precision(found) -> str:
+    return listed(found['precision'], {
+        'error of the gradient': lambda row: name_of(row['spec']),
+        'worst parameter': lambda row: f'{max(row["errors"].values()):.2%}'})
 
 
 def once(found) -> str:
-    rows = [[name_of(r['spec']), r['rule'], r['ours'], r.get('public'), ratio(r['ours'], r.get('public'))] for r in found['first']]
-    imports = sorted(r['braintrace'] for r in found['import'])
-    base = sorted(r['brainstate'] for r in found['import'])
-    return table(['first call, seconds', 'rule', 'ours', '0.2.6', 'ratio'], rows) + (
-        f'\n\nAim: 1.2. Importing `braintrace` after `brainstate` ({base[len(base) // 2]:.2f} s) takes '
-        f'{imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).')
+    def seconds(row, theirs):
+        return min((t for name, t in row['seconds'].items() if name.startswith('public') == theirs),
+                   default=None)
+
+    def over(row):
+        a, b = seconds(row, False), seconds(row, True)
+        return a / b if a and b else None
+    imports = sorted(r['braintrace'] for r in found['once']['import'])
+    base = sorted(r['brainstate'] for r in found['once']['import'])
+    return listed(found['once']['first'], {
+        **headed('first call, seconds', found), 'rule': lambda row: row['rule'],
+        'ours': lambda row: seconds(row, False), 'version': lambda row: version(found, row['pair']),
+        'its faster': lambda row: seconds(row, True), 'ratio': over}) + (
+        f'\n\nAim: 1.2. Importing `braintrace` after `brainstate` ({base[len(base) // 2]:.2f} s) '
+        f'takes {imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).')
 
 
-def memory(rows) -> str:
-    lengths = sorted({r['steps'] for r in rows})
-    by = {(r['rule'], r['steps']): r for r in rows if 'peak' in r}
-    rules = ('d_rtrl', 'es_d_rtrl', 'bptt')
-    body = [[f'{t:,}', *[by[r, t]['peak'] / 2 ** 20 if (r, t) in by else None for r in rules],
-             *[by[r, t]['seconds'] if (r, t) in by else None for r in rules]] for t in lengths]
-    growth = {r: (by[r, 40_000]['peak'] - by[r, 2000]['peak']) / 1e6 for r in rules if (r, 40_000) in by and (r, 2000) in by}
-    grown = ', '.join(f'{r} {g:+.0f} MB' for r, g in growth.items())
-    body = [[f'{x:.0f}' if isinstance(x, float) and 1 <= i <= 3 else x for i, x in enumerate(row)] for row in body]
-    return table(['steps', 'MiB D_RTRL', 'MiB ES_D_RTRL', 'MiB BPTT', 's D_RTRL', 's ES_D_RTRL', 's BPTT'], body) + (
-        f'\n\nFrom 2,000 to 40,000 steps: {grown} (aim: at most +40 MB). Seconds hold the compilation.')
+def memory(found) -> str:
+    by = {(r['rule'], r['steps']): r for r in found['memory'] if 'peak' in r}
+    rules = {'d_rtrl': 'D_RTRL', 'es_d_rtrl': 'ES_D_RTRL', 'bptt': 'BPTT'}
+
+    def peak(rule, steps):
+        return f'{by[rule, steps]["peak"] / 2 ** 20:.0f}' if (rule, steps) in by else None
+
+    def seconds(rule, steps):
+        return by[rule, steps]['seconds'] if (rule, steps) in by else None
+    grown = ', '.join(
+        f'{name} {(by[rule, 40_000]["peak"] - by[rule, 2000]["peak"]) / 1e6:+.0f} MB'
+        for rule, name in rules.items() if {(rule, 40_000), (rule, 2000)} <= by.keys())
+    columns = {'steps': lambda t: f'{t:,}',
+               **{f'MiB {name}': lambda t, rule=rule: peak(rule, t) for rule, name in rules.items()},
+               **{f's {name}': lambda t, rule=rule: seconds(rule, t) for rule, name in rules.items()}}
+    return listed(sorted({steps for _, steps in by}), columns) + (
+        f'\n\nFrom 2,000 to 40,000 steps: {grown} (aim: at most +40 MB). '
+        'Seconds hold the compilation.')
+
+
+LINES = {'bptt': ('jax.grad of a scan', 'k'), 'by hand': ('BPTT by hand', '0.6'),
+         'd_rtrl drop': ('D_RTRL, trace dropped', 'C0'), 'd_rtrl trace': ('D_RTRL, trace kept', 'C1'),
+         'es_d_rtrl trace': ('ES_D_RTRL', 'C2'),
+         'etrace_train': ('D_RTRL, update every step', 'C3')}
+AXES = (('units', 1, 'units N (inputs N, B = 16)'), ('batch', 4, 'batch B (N = 128)'),
+        ('layers', 5, 'layers (N = 128, B = 16)'), ('steps', 3, 'steps T (N = 128, B = 16)'))
 
 
 def plots(found) -> None:
+    import matplotlib.pyplot as plt
     fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout='constrained')
-    names = {'bptt': ('BPTT', 'k'), 'd_rtrl drop': ('D_RTRL, trace dropped', 'C0'), 'd_rtrl trace': ('D_RTRL, trace kept', 'C1'),
-             'es_d_rtrl trace': ('ES_D_RTRL', 'C2'), 'etrace_train': ('D_RTRL, update every step', 'C3')}
-    for ax, (axis, column, label) in zip(axes.flat, (('units', 1, 'units N (inputs N, B = 16)'), ('batch', 4, 'batch B (N = 128)'),
-                                                     ('layers', 5, 'layers (N = 128, B = 16)'), ('steps', 3, 'steps T (N = 128, B = 16)')),
-                                          strict=False):
-        for name, (text, colour) in names.items():
-            points = [(r['spec'][column], ms(r, name)) for r in found['scaling'][axis] if ms(r, name)]
-            ax.loglog(*zip(*points, strict=True), 'o-', color=colour, label=text, base=2)
+    for ax, (axis, column, label) in zip(axes.flat, AXES):
+        for name, (text, colour) in LINES.items():
+            points = [(r['spec'][column], t) for r in found['scaling'][axis] if (t := ms(r, name))]
+            ax.loglog(*zip(*points), 'o-', color=colour, label=text, base=2)
         ax.set(xlabel=label, ylabel='ms a step')
     axes[0, 0].legend(fontsize=8)
-    for rule, (text, colour) in {'bptt': names['bptt'], 'd_rtrl': ('D_RTRL', 'C0'), 'es_d_rtrl': ('ES_D_RTRL', 'C2')}.items():
+    for rule, line in {'bptt': 'bptt', 'd_rtrl': 'd_rtrl drop', 'es_d_rtrl': 'es_d_rtrl trace'}.items():
         for ax, what, unit in ((axes[1, 1], 'seconds', 1), (axes[1, 2], 'peak', 2 ** 20)):
-            points = [(r['steps'], r[what] / unit) for r in found['memory'] if r['rule'] == rule and 'peak' in r]
-            ax.loglog(*zip(*points, strict=True), 'o-', color=colour, label=text)
+            points = [(r['steps'], r[what] / unit) for r in found['memory']
+                      if r['rule'] == rule and 'peak' in r]
+            ax.loglog(*zip(*points), 'o-', color=LINES[line][1])
     axes[1, 1].set(xlabel='steps T (gru 64, B = 16)', ylabel='seconds, compilation included')
     axes[1, 2].set(xlabel='steps T (gru 64, B = 16)', ylabel='peak memory of the process, MiB')
     fig.savefig(DOCS / 'performance.png', dpi=110)
 
 
+PARTS = {f.__name__: f for f in (sequences, peers, cells, updates, progress, precision, once, memory)}
+MEASURED = {'environments', 'sequences', 'updates', 'progress', 'precision', 'once', 'memory', 'scaling'}
+
+
+def filled(text: str, found: dict, machine: str) -> str:
+    """A text with its placeholders replaced by what was measured."""
+    values = figures(found) | {name: make(found) for name, make in PARTS.items()}
+    values |= {'calls of sequences': calls(SEQUENCES, found),
+               'calls of updates': calls(UPDATES, found), 'machine': machine}
+    return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+
+
+def page(found: dict, machine: str) -> str:
+    return filled((HERE / 'performance.in.md').read_text(encoding='utf-8'), found, machine)
+
+
+def readme(text: str, found: dict, machine: str) -> str:
+    """README with its section on costs made anew."""
+    costs = filled((HERE / 'costs.in.md').read_text(encoding='utf-8'), found, machine)
+    return SECTION.sub(lambda m: costs, text)
+
+
 def main():
-    files = [Path(a) for a in sys.argv[1:]] or sorted((HERE / 'results').glob('*.json'))
-    text = (HERE / 'performance.in.md').read_text()
-    path = files[0]
-    found = json.loads(path.read_text())
-    parts = {'sequences': sequences, 'updates': updates, 'progress': progress, 'precision': precision, 'once': once, 'memory': memory}
-    for name, make in parts.items():
-        text = text.replace('{{' + name + '}}', make(found[name]) if name in found else '(not measured)')
-    if {'scaling', 'memory'} <= found.keys():
-        plots(found)
-    (DOCS / 'performance.md').write_text(text.replace('{{machine}}', path.stem))
+    path = ([Path(a) for a in sys.argv[1:]] or sorted((HERE / 'results').glob('*.json')))[0]
+    found = json.loads(path.read_text(encoding='utf-8'))
+    if missing := MEASURED - found.keys():
+        sys.exit(f'{path} lacks {", ".join(sorted(missing))}: run performance.py --parts with them')
+    plots(found)
+    (DOCS / 'performance.md').write_text(page(found, path.stem), encoding='utf-8')
+    made = readme(README.read_text(encoding='utf-8'), found, path.stem)
+    README.write_text(made, encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -1,18 +1,24 @@
-"""One process of a benchmark: it makes tasks and times one run of them when it is asked, so that several packages take turns.
+"""One process of a benchmark: it makes tasks and times a run of one when it is asked.
 
-It reads a JSON object a line from standard input and answers in kind: ``{"make": name, "task": ..., "spec": [...], ...}`` answers
-when the task is compiled and has run once, ``{"time": name}`` runs it once more. It knows only public names of ``braintrace``.
+So several packages take turns. It reads a JSON object a line from standard input and answers in
+kind: ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` answers when the task is
+compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` names what
+it runs on. A call that traces the model again is an error: it would be timed with its tracing.
+Only public names of ``braintrace`` are used.
 """
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import platform
 import sys
 import time
 
 import brainstate
+import by_hand as expert
 import jax
 import jax.numpy as jnp
-from models import Network, Spec, cell, data, initial, loss_of
+from models import Network, Spec, cell, data, initial, loss_of, traced
 
 import braintrace
 
@@ -26,23 +32,30 @@ def learner_of(spec: Spec, rule: str, **options):
     return learner, xs, ys
 
 
-def grad(spec, rule='d_rtrl', options=(), **call):
-    """``etrace_grad`` over the sequence; what is given beside the rule goes to the call."""
-    if rule == 'es_d_rtrl':
-        options = {'decay_or_rank': 0.9, **dict(options)}
-    learner, xs, ys = learner_of(spec, rule, **dict(options))
+def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call):
+    """``etrace_grad`` over the sequence, of the public package in so many ``windows``."""
+    options = {**({'decay_or_rank': 0.9} if rule == 'es_d_rtrl' else {}), **dict(options)}
+    if windows:
+        options['vjp_method'], call['chunk_size'] = 'multi-step', spec.steps // windows
+    learner, xs, ys = learner_of(spec, rule, **options)
 
     def step_fn(x, y):
-        return jax.vmap(loss_of)(learner(braintrace.MultiStepData(x)), y) if 'chunk_size' in call else loss_of(learner(x), y)
-    return lambda: learner.etrace_grad(xs, ys, step_fn=step_fn, **call)
+        if windows:
+            return jax.vmap(loss_of)(learner(braintrace.MultiStepData(x)), y)
+        return loss_of(learner(x), y)
+
+    def run(xs, ys):
+        grads = learner.etrace_grad(xs, ys, step_fn=step_fn, **call)
+        if then_reset:
+            learner.reset_state()
+        return grads
+    return run, (xs, ys)
 
 
 def bptt(spec):
     """Reverse mode through a scan of the same model."""
     params, hidden = initial(spec)
-    xs, ys = data(spec)
 
-    @jax.jit
     def gradient(params, hidden, xs, ys):
         def loss(params):
             def step(hidden, at):
@@ -50,27 +63,34 @@ def bptt(spec):
                 return hidden, loss_of(y, at[1])
             return jnp.mean(jax.lax.scan(step, hidden, (xs, ys))[1])
         return jax.grad(loss)(params)
-    return lambda: gradient(params, hidden, xs, ys)
+    return gradient, (params, hidden, *data(spec))
+
+
+def by_hand(spec):
+    """The same gradient as an expert writes it."""
+    params, hidden = initial(spec)
+
+    def gradient(params, hidden, xs, ys):
+        return expert.gradient(spec.kind, spec.layers, params, hidden, xs, ys)
+    return gradient, (params, hidden, *data(spec))
 
 
 def bare(spec):
     """The model alone in a scan."""
     params, hidden = initial(spec)
-    xs, _ = data(spec)
 
-    @jax.jit
     def run(params, hidden, xs):
         def step(hidden, x):
             y, hidden = cell(spec, params, hidden, x)
             return hidden, y
         return jax.lax.scan(step, hidden, xs)
-    return lambda: run(params, hidden, xs)
+    return run, (params, hidden, data(spec)[0])
 
 
 def evolve(spec):
     """Evaluation: hidden states advance, the trace stays."""
     learner, xs, _ = learner_of(spec, 'd_rtrl')
-    return lambda: learner.etrace_evolve(xs, trace=False)
+    return lambda xs: learner.etrace_evolve(xs, trace=False), (xs,)
 
 
 def train(spec, options=(), **call):
@@ -83,15 +103,16 @@ def train(spec, options=(), **call):
     kept = [None]
     optimizer = optax.sgd(STEP_SIZE)
 
-    def run():
-        losses, kept[0] = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call)
+    def run(xs, ys):
+        losses, kept[0] = learner.etrace_train(
+            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call)
         return losses
-    return run
+    return run, (xs, ys)
 
 
-def own_loop(spec):
+def own_loop(spec, options=()):
     """A user's loop: reverse mode around each call of the learner, and an update by hand."""
-    learner, xs, ys = learner_of(spec, 'd_rtrl')
+    learner, xs, ys = learner_of(spec, 'd_rtrl', **dict(options))
     weights = learner.states(brainstate.ParamState)
 
     def step(x, y):
@@ -100,10 +121,7 @@ def own_loop(spec):
             weights[key].value = weights[key].value - STEP_SIZE * g
         return loss
 
-    @brainstate.transform.jit
-    def run(xs, ys):
-        return brainstate.transform.for_loop(step, xs, ys)
-    return lambda: run(xs, ys)
+    return lambda xs, ys: brainstate.transform.for_loop(step, xs, ys), (xs, ys)
 
 
 def read_and_write(spec):
@@ -115,7 +133,7 @@ def read_and_write(spec):
         for _ in range(spec.steps):
             kept[0] = jax.block_until_ready(bump(kept[0]))
         return ()
-    return run
+    return run, ()
 
 
 def product(spec):
@@ -128,40 +146,58 @@ def product(spec):
     def run():
         jax.block_until_ready(multiply(a, a))
     run.share = share
-    return run
+    return run, ()
 
 
-TASKS = {f.__name__: f for f in (grad, bptt, bare, evolve, train, own_loop, read_and_write, product)}
+TASKS = {f.__name__: f for f in (
+    grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)}
+CALLS = {'brainstate.transform.jit': brainstate.transform.jit, 'jax.jit': jax.jit,
+         'as it is': lambda run: run}
 
 
-def timed(run) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return (time.perf_counter() - start) * getattr(run, 'share', 1)
+def made(task, call, spec, **arguments):
+    """A task as a function without arguments, called as its column says."""
+    run, given = TASKS[task](Spec(*spec), **arguments)
+    called, share = CALLS[call](run), getattr(run, 'share', 1)
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(called(*given))
+        return (time.perf_counter() - start) * share
+    return once
+
+
+def answer(ask: dict, runs: dict) -> dict:
+    """What is asked for by one line, as an object; ``runs`` keeps the tasks by name."""
+    if 'make' in ask:
+        name = ask['make']
+        once = made(**{key: value for key, value in ask.items() if key != 'make'})
+        once()
+        once()
+        runs[name] = once
+        return {}
+    if 'time' in ask:
+        before = traced[0]
+        seconds = runs[ask['time']]()
+        if traced[0] != before:
+            return {'error': 'the model was traced again; wrap the call in jit'}
+        return {'seconds': seconds}
+    if 'versions' in ask:
+        versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate', 'braintrace')}
+        return {'python': platform.python_version(), **versions}
+    runs.clear()
+    jax.clear_caches()
+    return {}
 
 
 def main():
     runs = {}
     for line in sys.stdin:
-        ask = json.loads(line)
         try:
-            if 'make' in ask:
-                name = ask.pop('make')
-                start = time.perf_counter()
-                run = TASKS[ask.pop('task')](Spec(*ask.pop('spec')), **ask)
-                timed(run)
-                answer = {'seconds': time.perf_counter() - start}
-                runs[name] = run
-                timed(run)
-            elif 'forget' in ask:
-                runs.clear()
-                jax.clear_caches()
-                answer = {}
-            else:
-                answer = {'seconds': timed(runs[ask['time']])}
+            answered = answer(json.loads(line), runs)
         except Exception as error:
-            answer = {'error': f'{type(error).__name__}: {str(error)[:300]}'}
-        print(json.dumps(answer), flush=True)
+            answered = {'error': f'{type(error).__name__}: {str(error)[:300]}'}
+        print(json.dumps(answered), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,172 @@
+"""What the results say: the figures in the text of README and ``docs/performance.md``."""
+
+from __future__ import annotations
+
+from columns import PAIRS
+
+WINDOWS = ('public d_rtrl', 'public d_rtrl 2 windows', 'public d_rtrl 1 window')
+DROPPED = (*WINDOWS, 'public d_rtrl 1 window, reset')
+FACTORISED = ('public pp_prop', 'public pp_prop 1 window')
+OWN_LOOPS = ('public own loop', 'public own loop, fast_solve=False')
+
+
+def ms(row: dict, *names: str) -> float | None:
+    """Milliseconds a step of the fastest of these columns."""
+    times = [row['times'].get(name, {}).get('median') for name in names]
+    found = [t for t in times if t is not None]
+    return min(found) / row['spec'][3] * 1e3 if found else None
+
+
+def ratio(row: dict, ours: tuple, theirs: tuple) -> float | None:
+    a, b = ms(row, *ours), ms(row, *theirs)
+    return a / b if a and b else None
+
+
+def two(x: float) -> str:
+    """Two digits."""
+    return f'{float(f"{x:.2g}"):g}' if x < 10 else f'{x:.0f}'
+
+
+def span(values) -> str:
+    values = [v for v in values if v is not None]
+    if not values:
+        return '(not measured)'
+    low, high = two(min(values)), two(max(values))
+    return low if low == high else f'{low} to {high}'
+
+
+def of(rows: list, ours: str, theirs, pair: str = PAIRS[0]) -> list:
+    """This ratio in every row of a pair of environments."""
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    return [ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair]
+
+
+def points(found: dict):
+    """Every row of the plots once, with its size in words."""
+    seen = set()
+    for axis, letter, column in (
+        ('units', 'N', 1),
+        ('steps', 'T', 3),
+        ('batch', 'B', 4),
+        ('layers', 'layers', 5),
+        ('cells', '', 0),
+    ):
+        for row in found['scaling'].get(axis, ()):
+            spec = tuple(row['spec'])
+            if spec not in seen:
+                seen.add(spec)
+                yield letter, spec[column], row
+
+
+def slower(found: dict, ours: str, theirs: str) -> str:
+    """Where ours takes longer, as 'N = 64, 2,048; B = 1'."""
+    places: dict = {}
+    for letter, size, row in points(found):
+        if (r := ratio(row, (ours,), (theirs,))) and r > 1:
+            places.setdefault(letter, []).append(size if isinstance(size, str) else f'{size:,}')
+    return (
+        '; '.join(
+            (f'{letter} = ' if letter else '') + ', '.join(sizes)
+            for letter, sizes in places.items()
+        )
+        or 'nowhere'
+    )
+
+
+def count(found: dict, ours: str, theirs: str) -> str:
+    ratios = [ratio(row, (ours,), (theirs,)) for _, _, row in points(found)]
+    return f'{sum(r > 1 for r in ratios if r)} of {sum(r is not None for r in ratios)}'
+
+
+def cell(found: dict, kind: str, ours: str, theirs: str) -> str:
+    return span(
+        ratio(row, (ours,), (theirs,))
+        for row in found['scaling'].get('cells', ())
+        if row['spec'][0] == kind
+    )
+
+
+def name_of(spec) -> str:
+    return f'{spec[0]} {spec[1]}'
+
+
+def met(rows: list, ours: str, theirs, aim: float, pair: str = PAIRS[0]) -> str:
+    """The networks in which this ratio is at most the aim."""
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    ratios = {name_of(row['spec']): ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair}
+    if not ratios:
+        return '(not measured)'
+    return ', '.join(f'`{name}`' for name, r in ratios.items() if r and r <= aim) or 'none'
+
+
+def each(rows: list, ours: str, theirs: str) -> str:
+    """This ratio of every network by name."""
+    return ', '.join(
+        f'`{name_of(row["spec"])}` {span([ratio(row, (ours,), (theirs,))])}' for row in rows
+    )
+
+
+def mebibytes(found: dict, rule: str, steps: int) -> str:
+    return next(
+        (
+            f'{r["peak"] / 2**20:.0f}'
+            for r in found['memory']
+            if r['rule'] == rule and r['steps'] == steps and 'peak' in r
+        ),
+        '(not measured)',
+    )
+
+
+def version(found: dict, pair: str) -> str:
+    return found['environments'].get(pair, {}).get('public', {}).get('braintrace', '(none)')
+
+
+def lane(found: dict, pair: str) -> str:
+    at = found['environments'].get(pair, {}).get('ours')
+    return f'Python {at["python"]}, JAX {at["jax"]}' if at else '(not measured)'
+
+
+def figures(found: dict) -> dict:
+    """Each figure of the two texts, by the name of its placeholder."""
+    rows, updates = found['sequences'], found['updates']
+    values = {}
+    for key, reference in (('scan', 'bptt'), ('hand', 'by hand')):
+        for mode in ('drop', 'trace'):
+            ours = f'd_rtrl {mode}'
+            values |= {
+                f'{mode} {key}': span(of(rows, ours, reference)),
+                f'latest {mode} {key}': span(of(rows, ours, reference, PAIRS[1])),
+                f'slower {mode} {key}': slower(found, ours, reference),
+                f'count {mode} {key}': count(found, ours, reference),
+                f'lstm {mode} {key}': cell(found, 'lstm', ours, reference),
+            }
+    for pair in PAIRS:
+        values |= {
+            f'{pair} version': version(found, pair),
+            f'{pair} lane': lane(found, pair),
+            f'{pair} drop peer': span(of(rows, 'd_rtrl drop', DROPPED, pair)),
+            f'{pair} trace peer': span(of(rows, 'd_rtrl trace', WINDOWS, pair)),
+            f'{pair} es peer': span(of(rows, 'es_d_rtrl trace', FACTORISED, pair)),
+            f'{pair} loop peer': span(of(updates, 'own loop', OWN_LOOPS, pair)),
+            f'{pair} train peer': span(of(updates, 'etrace_train', OWN_LOOPS, pair)),
+            f'{pair} loop met': met(updates, 'own loop', OWN_LOOPS, 0.12, pair),
+            f'{pair} train met': met(updates, 'etrace_train', OWN_LOOPS, 0.12, pair),
+        }
+    both = [r for r in rows if r['pair'] == PAIRS[0]]
+    learning = [r for r in updates if r['pair'] == PAIRS[0]]
+    whole = [ms(row, 'd_rtrl drop') for row in both]
+    return values | {
+        'hand scan': span(of(rows, 'by hand', 'bptt')),
+        'drop jit': span(of(rows, 'd_rtrl drop, in jit', 'd_rtrl drop')),
+        'trace jit': span(of(rows, 'd_rtrl trace, in jit', 'd_rtrl trace')),
+        'train read and write': span(of(updates, 'etrace_train', 'read and write of the trace')),
+        'train whole': span(
+            ms(row, 'etrace_train') / w if w else None for row, w in zip(learning, whole)
+        ),
+        'met 3': met(updates, 'etrace_train', 'read and write of the trace', 3.0),
+        'met 2': met(updates, 'etrace_train', 'read and write of the trace', 2.0),
+        'bfloat16': each(learning, 'bfloat16', 'etrace_train'),
+        'MiB million': mebibytes(found, 'd_rtrl', 1_000_000),
+        'MiB thousand': mebibytes(found, 'd_rtrl', 1000),
+        'MiB bptt': mebibytes(found, 'bptt', 100_000),
+    }
