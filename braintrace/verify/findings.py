@@ -32,7 +32,7 @@ def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[Trace
     found = [*_far(rows), *_cuts(report, by_path, spiking), *_without_trace(report, by_path), *_rest(report, rows)]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
-    unknown = [f'What is dropped of the past is not measured: {not_measured}'] if not_measured else []
+    unknown = [f'What is dropped of the history of the gradient is not measured: {not_measured}'] if not_measured else []
     return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
 
 
@@ -43,7 +43,7 @@ def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
     for row in sorted(far, key=lambda row: row.cosine):
         lost = sorted(((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED), reverse=True)
         where = ', '.join(f'{100 * share:.0f} % in {group}' for share, group in lost)
-        texts.append(f'{row.path} ({_quality(row)}{"; dropped of what the loss reads of the past: " + where if where else ""})')
+        texts.append(f'{row.path} ({_quality(row)}{"; dropped of the history of the gradient: " + where if where else ""})')
     if texts:
         more = f', and {len(texts) - LISTED} more' if len(texts) > LISTED else ''
         yield f'Far from the gradient of BPTT, though with a trace: {", ".join(texts[:LISTED])}{more}.'
@@ -143,8 +143,8 @@ def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
         return ''
     most, *_, least = sorted(shares, key=lambda p: -shares[p]) * 2
     if len(shares) > 2:
-        return f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of what the loss reads of the past, most for {most}.'
-    return f' Dropped there of what the loss reads of the past: {", ".join(f"{share:.0f} % for {path}" for path, share in shares.items())}.'
+        return f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the history of the gradient, most for {most}.'
+    return f' Dropped there of the history of the gradient: {", ".join(f"{share:.0f} % for {path}" for path, share in shares.items())}.'
 
 
 def _differs(row: ParameterRow) -> bool:
