@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braintrace import _etrace_op as ops
@@ -224,7 +224,7 @@ def test_a_bad_pixel_stays_in_the_receptive_fields_that_hold_it(case):
     assert_close(*run(x, np.where(first, np.nan, x), weights))
 
 
-random_shapes = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+random_shapes = settings(max_examples=8)
 
 
 def keeps_the_laws(case):

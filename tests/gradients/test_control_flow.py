@@ -7,11 +7,12 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close, core_first, crossed, every_core_first
+from tests.gradients.compare import assert_close, core_first, crossed, every_core_first, is_core
 from tests.gradients.harness import learner_of, over_sequence, start
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
+from tests.tiers import none, pairwise
 
 DECAY = 0.8
 D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
@@ -45,9 +46,7 @@ def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
     check(name, rule)
 
 
-@both_rules
-@unrolled_and_not
-@pytest.mark.parametrize('name', core_first(LOOPS))
+@pairwise(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
 
@@ -87,11 +86,8 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
     check(name, rule, window)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('rule, window, unroll', [(D_RTRL, 1, 8), (D_RTRL, None, 0), (ES_D_RTRL, 1, 0), (ES_D_RTRL, None, 8)],
-                         ids=['d_rtrl-1-unrolled', 'd_rtrl-whole-descended', 'es_d_rtrl-1-descended', 'es_d_rtrl-whole-unrolled'])
-@pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
-                                  'scan_of_vmap', 'cond_in_scan'])
+@pairwise(none, name=['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
+                      'scan_of_vmap', 'cond_in_scan'], window=[1, None], unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
     check(name, rule, window, unroll)
 
@@ -199,14 +195,7 @@ MANY = {
     'scan_of_indices': lambda ops, p, h, r, x: ops.loop(lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3))[0],
 }
 
-
-FIRST = ['scan', 'fori', 'cond_of_scan', 'scan_of_scan']
-LATER = [pytest.param(name, marks=pytest.mark.slow) for name in MANY if name not in FIRST]
-
-
-@both_rules
-@unrolled_and_not
-@pytest.mark.parametrize('name', FIRST + LATER)
+@pairwise(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
     assert_close(gradient(in_python, rule, unroll), oracles.total(WANT[rule](version(in_python))))
     assert_same(MANY[name], in_python, rule, unroll)

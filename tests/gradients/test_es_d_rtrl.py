@@ -4,7 +4,7 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import CORE, added, assert_close, at, error, every, every_window
+from tests.gradients.compare import WIDE, added, assert_close, at, error, every_window, steps_in_turn, wide_first
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
 from tests.oracles import es_recursion as es
 
@@ -20,7 +20,7 @@ def test_windows_give_the_gradient_of_the_formula(name, window):
     assert_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
 
 
-@every
+@steps_in_turn(1)
 def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, RULE)):
@@ -29,7 +29,7 @@ def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name
             assert_close(grads, at(es(case, 0.), 0))
 
 
-@pytest.mark.parametrize('name', [name for name in models.MODELS if name in CORE])
+@pytest.mark.parametrize('name', wide_first([name for name in models.MODELS if name in WIDE]))
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.))):
