@@ -307,7 +307,8 @@ QUICK = {'min_gru', 'gru', 'spiking_three', 'shared', 'tail_cumsum'}
 ROWS = [*models.MODELS, *models.names(models.PROGRAMS, exact=True)]
 
 
-@pytest.mark.parametrize('name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ROWS])
+@pytest.mark.parametrize('name', [
+    n if n in QUICK else pytest.param(n, marks=pytest.mark.nightly if i % 2 else pytest.mark.slow) for i, n in enumerate(ROWS)])
 def test_a_gradient_equals_plain_backpropagation_exactly_where_the_report_says_so(name):
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter('ignore', braintrace.BraintraceWarning)

@@ -7,12 +7,12 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close, core_first, crossed, every_core_first, is_core
+from tests.gradients.compare import WIDE, assert_close, core_first, crossed, every_core_first, is_core
 from tests.gradients.harness import learner_of, over_sequence, start
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
-from tests.tiers import none, pairwise
+from tests.tiers import in_turn, none, pairwise
 
 DECAY = 0.8
 D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
@@ -40,13 +40,18 @@ def check(name, rule, window=3, unroll=None):
     return case, grads, state, losses
 
 
+@in_turn(is_core, name=[n for n in OTHERS if n not in WIDE], rule=[D_RTRL, ES_D_RTRL])
+def test_a_program_gives_the_gradient_of_the_oracle_of_a_rule(name, rule):
+    check(name, rule)
+
+
 @both_rules
-@pytest.mark.parametrize('name', core_first(OTHERS))
+@pytest.mark.parametrize('name', core_first([n for n in OTHERS if n in WIDE]))
 def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
     check(name, rule)
 
 
-@pairwise(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
+@in_turn(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
 
@@ -165,9 +170,10 @@ ONE = {
 }
 
 
-@both_rules
-@pytest.mark.parametrize('name, unroll', [*((name, 8) for name in ONE), *(pytest.param(name, 0, marks=pytest.mark.slow)
-                                                                         for name in ('scan_once', 'fori_once'))])     # the loops
+@pytest.mark.parametrize('name, rule, unroll', [
+    *(pytest.param(name, rule, 8, marks=[] if i < 2 else pytest.mark.nightly if (i + k) % 2 else pytest.mark.slow)
+      for i, name in enumerate(ONE) for k, rule in enumerate(WANT)),
+    *(pytest.param(name, rule, 0, marks=pytest.mark.slow) for name, rule in zip(('scan_once', 'fori_once'), WANT))])     # the loops
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
     assert_same(ONE[name], once, rule, unroll)
 

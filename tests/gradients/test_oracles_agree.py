@@ -1,13 +1,13 @@
 """The oracles against each other, without the library: what is wrong in one of them would have to be wrong in all.
 
-Every row is compared in one way in the gate, in all ways at night: a row changes rarely, and what changes the library changes none.
+Those of ``WIDE`` are compared in the gate, all of them at night: rows change rarely, and what changes the library changes none.
 """
 import jax
 import numpy as np
 import pytest
 
 from tests import models, oracles
-from tests.gradients.compare import WIDE, assert_close, assert_moves, at, error, every, every_core_first, every_wide_first
+from tests.gradients.compare import WIDE, assert_close, assert_moves, at, error, every_wide_first
 
 pytestmark = pytest.mark.slow            # they show nothing of the library
 LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
@@ -23,7 +23,7 @@ def test_every_row_gives_each_parameter_a_gradient(name):
     assert_moves(dense(case))
 
 
-@every
+@every_wide_first()
 def test_two_pass_reverse_mode_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
@@ -112,7 +112,7 @@ def test_every_program_gives_each_parameter_a_gradient(name):
     assert_moves(dense(case))
 
 
-@every_core_first(models.PROGRAMS)
+@every_wide_first(models.PROGRAMS)
 def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))

@@ -12,7 +12,7 @@ import braintrace
 from tests import models, oracles
 from tests.gradients.compare import WIDE, assert_close, is_core
 from tests.gradients.harness import other_carry, quick, start, step_program
-from tests.tiers import first, in_turn, pairwise
+from tests.tiers import first, in_turn, none, pairwise
 
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
@@ -132,8 +132,7 @@ def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 
 
-@pytest.mark.parametrize('write_every', [1, 2, 4])
-@pytest.mark.parametrize('name', ['gru', 'leaky', 'spiking_three'])
+@in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
 def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     """An input that is not a number spoils its own step, and nothing after its lane is reset: neither updates nor the trace."""
     case, (rule, oracle) = models.case(name), RULES['d_rtrl']
