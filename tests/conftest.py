@@ -18,14 +18,15 @@ pytest_configure = costs.pytest_configure
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Processes that share the tests out must name them alike, and an address in a name is another one in each of them."""
-    named_by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
-    if named_by_address:
-        raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(named_by_address))
+def pytest_collection_modifyitems(config, items):
+    """Processes that share the tests out must name them alike, without an address, which differs."""
+    by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
+    if by_address:
+        raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
     for item in items:
         if item.get_closest_marker('nightly'):
             item.add_marker('slow')
+    costs.mark_slow(config, items)
 
 
 def pytest_collection_finish():

@@ -1,15 +1,24 @@
-"""A pytest plugin: what the tests of a run cost, in CPU seconds, which a busy machine changes less than minutes."""
+"""A pytest plugin: what the tests of a run cost, in CPU seconds, which a busy machine changes less
+than minutes; and the tests that are slow since they were measured.
+
+`slow.txt` has a line for each of these: how many of its first rows are quick, and its name.
+`python -m tests.costs build/costs.json` prints such lines for what a run with `--costs` measured.
+"""
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-NUMBER = 10                              # of files that the summary names
+FILES = 10                               # that the summary names
+QUICK = 0.8                              # CPU seconds of all quick rows of one test together
+SLOW = Path(__file__).with_name('slow.txt')
 
 
 def cpu_seconds() -> float:
@@ -27,6 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Clock(), 'costs-clock')
     if not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Costs(config.getoption('--costs')), 'costs')
+
+
+def test_of(name: str) -> str:
+    """The name of a test without its row."""
+    return name.split('[')[0]
+
+
+def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `slow.txt` names; a name that is no test any more is refused in a whole run."""
+    quick = {name: int(n) for n, name in map(str.split, SLOW.read_text().splitlines())}
+    seen = Counter()
+    for item in items:
+        name = test_of(item.nodeid)
+        if name in quick and not item.get_closest_marker('slow'):
+            seen[name] += 1
+            if seen[name] > quick[name]:
+                item.add_marker('slow')
+    if config.args == config.getini('testpaths'):
+        gone = sorted(set(quick) - {test_of(item.nodeid) for item in items})
+        if gone:
+            raise pytest.UsageError(f'{SLOW} names what is no test; delete there: {", ".join(gone)}')
 
 
 class Clock:
@@ -72,20 +102,34 @@ class Costs:
     def pytest_terminal_summary(self, terminalreporter) -> None:
         if self.path:
             Path(self.path).write_text(json.dumps(self.tests, indent=1))
-        for line in self.lines():
+        for line in summary(self.tests, self.processes + time.process_time()):
             terminalreporter.write_line(line)
 
-    def lines(self) -> list[str]:
-        """The sum, and the dearest files with the number and the CPU seconds of their tests."""
-        seconds, number, tests = Counter(), Counter(), self.tests
-        for name, cost in tests.items():
-            file = name.split('::')[0]
-            seconds[file] += cost
-            number[file] += 1
-        spent = sum(tests.values())
-        if not tests:
-            return []
-        # The processes of pytest-xdist have been waited for where they are counted among the children: never twice.
-        whole = max(self.processes + time.process_time(), spent)
-        return [f'CPU seconds: {spent:.0f} in {len(tests)} tests, {whole - spent:.0f} beside them; the dearest files:',
-                *(f'{cost:8.1f} s {number[file]:5} tests  {file}' for file, cost in seconds.most_common(NUMBER))]
+
+def summary(tests: dict[str, float], whole: float) -> list[str]:
+    """The sum, and the dearest files with the number and the CPU seconds of their tests."""
+    if not tests:
+        return []
+    seconds, number = Counter(), Counter(name.split('::')[0] for name in tests)
+    for name, cost in tests.items():
+        seconds[name.split('::')[0]] += cost
+    spent = sum(tests.values())
+    beside = max(whole - spent, 0.)
+    return [f'CPU seconds: {spent:.0f} in {len(tests)} tests, {beside:.0f} beside them; '
+            'the dearest files:',
+            *(f'{cost:8.1f} s {number[file]:5} tests  {file}'
+              for file, cost in seconds.most_common(FILES))]
+
+
+def slow_lines(tests: dict[str, float]) -> list[str]:
+    """Lines for `slow.txt`: the first rows of a test that together cost ``QUICK`` stay quick."""
+    lines = []
+    for name, rows in itertools.groupby(sorted(tests, key=test_of), key=test_of):
+        costs = list(itertools.accumulate(tests[row] for row in rows))
+        number = sum(cost <= QUICK for cost in costs)
+        lines += [f'{number} {name}'] if number < len(costs) else []
+    return lines
+
+
+if __name__ == '__main__':
+    print(*slow_lines(json.loads(Path(sys.argv[1]).read_text())), sep='\n')

@@ -239,6 +239,7 @@ def keeps_the_laws(case):
     assert_close(*run(x, weights, d, e))
 
 
+@pytest.mark.drawn
 @random_shapes
 @given(st.data())
 def test_random_convolutions_keep_the_laws(data):
@@ -253,6 +254,7 @@ def test_random_convolutions_keep_the_laws(data):
         strides=strides, padding=pads, lhs_dilation=lhs, rhs_dilation=rhs, feature_group_count=groups))
 
 
+@pytest.mark.drawn
 @random_shapes
 @given(st.sampled_from(['dense', 'lora', 'sparse']), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 4),
        st.integers(1, 4), st.integers(1, 3))

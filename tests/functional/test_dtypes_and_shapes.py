@@ -15,7 +15,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
-from tests.tiers import first, pairwise
+from tests.tiers import first, in_turn, pairwise
 
 B, I, N, T = 2, 3, 4, 6  # noqa: E741
 RNG = np.random.default_rng(3)
@@ -221,7 +221,7 @@ def leaky(ops, p, h, x):
 SIZES = [(0, I, N), (1, I, N), (2, I, 1), (1, 1, 1), (2, 0, N), (2, I, 0), (0, 0, 0), (None, I, 1), (None, 0, N), (None, I, 0)]
 
 
-@pairwise(first((0, I, N)), size=SIZES, window=WINDOWS, rule=[D, ES])
+@in_turn(first((0, I, N)), size=SIZES, rule=[D, ES], window=WINDOWS)
 def test_axes_of_size_one_and_zero(size, window, rule):
     params, carry, xs = sized(*size)
     _, grads, state = online(leaky, params, carry, xs, rule, window)

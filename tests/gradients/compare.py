@@ -54,21 +54,20 @@ def every_wide_first(table=models.MODELS, **flags):
     return pytest.mark.parametrize('name', wide_first(models.names(table, **flags)))
 
 
-def steps_in_turn(rule):
-    """Every row of the models; outside of ``WIDE`` every other one is nightly, and the other ones are for the other rule (0 or 1)."""
-    return pytest.mark.parametrize('name', [row(n, late=n not in WIDE and i % 2 != rule) for i, n in enumerate(models.MODELS)])
-
-
 def crossed(names, values):
     """Each row with one of these values in turn; the tests of the other rule turn them the other way round."""
     return list(zip(names, itertools.cycle(values)))
 
 
-def every_window(*others):
-    """Every row with a window and a rest; those of ``WIDE`` with one of the other windows as well."""
+def every_window(*others, late=lambda i: False):
+    """Every row with a window and a rest; those of ``WIDE`` with one of the other windows as well.
+
+    ``late(i)``: which of the rows outside of ``WIDE`` are nightly.
+    """
     wide = [n for n in models.MODELS if n in WIDE]
     return pytest.mark.parametrize('name, window', [
-        *[row(n, 3) for n in models.MODELS], *[pytest.param(*pair, marks=slow) for pair in crossed(wide, others)]])
+        *[row(n, 3, late=n not in WIDE and late(i)) for i, n in enumerate(models.MODELS)],
+        *[pytest.param(*pair, marks=slow) for pair in crossed(wide, others)]])
 
 
 def at(steps, t):

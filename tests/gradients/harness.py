@@ -16,9 +16,14 @@ PROGRAMS = 500                           # so many are kept, which is all that o
 
 
 def ragged(names, *others):
-    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn."""
+    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn.
+
+    Every other row has the second one at night.
+    """
+    marks = [pytest.mark.slow, pytest.mark.nightly]
     return pytest.mark.parametrize('name, window', [
-        *[(n, 4) for n in names], *[pytest.param(*row, marks=pytest.mark.slow) for row in crossed(names, others)]])
+        *[(n, 4) for n in names],
+        *[pytest.param(*row, marks=marks[i % 2]) for i, row in enumerate(crossed(names, others))]])
 
 
 def learner_of(case, rule, unroll=None):

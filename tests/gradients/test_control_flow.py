@@ -40,17 +40,20 @@ def check(name, rule, window=3, unroll=None):
     return case, grads, state, losses
 
 
+@pytest.mark.drawn
 @in_turn(is_core, name=[n for n in OTHERS if n not in WIDE], rule=[D_RTRL, ES_D_RTRL])
 def test_a_program_gives_the_gradient_of_the_oracle_of_a_rule(name, rule):
     check(name, rule)
 
 
+@pytest.mark.drawn
 @both_rules
 @pytest.mark.parametrize('name', core_first([n for n in OTHERS if n in WIDE]))
 def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
     check(name, rule)
 
 
+@pytest.mark.drawn
 @in_turn(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
@@ -201,7 +204,7 @@ MANY = {
     'scan_of_indices': lambda ops, p, h, r, x: ops.loop(lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3))[0],
 }
 
-@pairwise(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
+@in_turn(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
     assert_close(gradient(in_python, rule, unroll), oracles.total(WANT[rule](version(in_python))))
     assert_same(MANY[name], in_python, rule, unroll)

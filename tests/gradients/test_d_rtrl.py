@@ -5,10 +5,11 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, assert_moves, at, every_wide_first, every_window, steps_in_turn
+from tests.gradients.compare import added, assert_close, assert_moves, at, every_wide_first, every_window
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start, step_program
 from tests.oracles import dense_recursion as dense
 
+pytestmark = pytest.mark.drawn
 RULE = braintrace.rules.d_rtrl()
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
@@ -22,7 +23,7 @@ def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     assert_close(grads, oracles.total(dense(case)))
 
 
-@steps_in_turn(0)
+@every_wide_first()
 def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
     case = models.case(name)
     ops, carry = models.ops.NumpyOps(), case.carry

@@ -37,7 +37,7 @@ def test_a_random_stack(plan):
     check(plan, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(20)
 @given(plans)
 def test_many_random_stacks(plan):
@@ -45,6 +45,13 @@ def test_many_random_stacks(plan):
 
 
 @pytest.mark.slow
+@examples(3)
+@given(plans)
+def test_random_stacks_in_one_window(plan):
+    check(plan, None)
+
+
+@pytest.mark.nightly
 @examples(8)
 @given(plans)
 def test_many_random_stacks_in_one_window(plan):

@@ -14,7 +14,7 @@ from tests.models.random_programs import Layer, Program, build, draw, programs, 
 
 pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
-PARTS, GATE = 10, 2                      # of the many programs, so that processes share them; and how many of these are no nightly ones
+PARTS, GATE = 10, 1      # of the many programs; those in the gate: the other ones are nightly
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import WIDE, assert_close, is_core
+from tests.gradients.compare import CORE, assert_close, is_core
 from tests.gradients.harness import other_carry, quick, start, step_program
-from tests.tiers import first, in_turn, none, pairwise
+from tests.tiers import first, in_turn, none
 
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
@@ -58,20 +58,17 @@ def grouped(steps, every, weights=None):
     return jax.tree.map(leaf, steps)
 
 
-@in_turn(is_core, name=sorted(WIDE), rule=RULES)
+@in_turn(is_core, name=sorted(CORE), rule=RULES)
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
     assert_close(gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1))
 
 
-@rules
-@pytest.mark.parametrize('name, every, write_every', [
-    ('gru', 1, 2), ('gru', 2, 4),
-    *(pytest.param('gru', *pair, marks=pytest.mark.slow) for pair in [(1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)]),
-    *(pytest.param('sparse', *pair, marks=pytest.mark.slow) for pair in [(1, 2), (2, None), (4, 4)]),
-    *(pytest.param('sparse', *pair, marks=pytest.mark.nightly) for pair in [(1, 1), (1, None), (2, 2), (2, 4), (7, None)])])
-def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write_every):
+@in_turn(lambda name, rule, often: often == (2, 4), name=['gru', 'sparse'], rule=RULES, often=[
+    (2, 4), (1, 2), (1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])
+def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
+    every, write_every = often
     case, (rule, oracle) = models.case(name), RULES[rule]
     got, state, losses = gradients(case, rule, every, write_every)
     assert_close(got, grouped(oracle(case), every))
@@ -81,7 +78,7 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write
     np.testing.assert_allclose(losses, wanted, rtol=1e-12)
 
 
-@pairwise(first('gru'), name=FEW, rule=RULES, every=[1, 2])
+@in_turn(first('gru'), name=FEW, rule=RULES, every=[1, 2])
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)

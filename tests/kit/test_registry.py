@@ -47,7 +47,8 @@ def run(folder, source, *options):
 
 
 def results_of(folder, source, outcome, *options):
-    done = run(folder, f'import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{source}', '--etp-results', 'results.json', *options)
+    source = f'import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{source}'
+    done = run(folder, source, '--etp-results', 'results.json', *options)
     assert outcome in done.stdout, done.stdout + done.stderr
     return folder / 'results.json'
 
