@@ -8,9 +8,11 @@ from tests import costs, xla
 
 xla.compile_quickly()
 
-# The same examples in every run of the gate; `make test-nightly` takes fresh ones, by --hypothesis-seed.
-hypothesis.settings.register_profile('gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-hypothesis.settings.register_profile('fresh', hypothesis.settings.get_profile('gate'), derandomize=False, database=None)
+# The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
+hypothesis.settings.register_profile(
+    'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+hypothesis.settings.register_profile(
+    'fresh', hypothesis.settings.get_profile('gate'), derandomize=False, database=None)
 hypothesis.settings.load_profile('gate')
 
 pytest_addoption = costs.pytest_addoption
@@ -19,7 +21,7 @@ pytest_configure = costs.pytest_configure
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Processes that share the tests out must name them alike, without an address, which differs."""
+    """Processes that share the tests out must name them alike: an address in a name differs."""
     by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
     if by_address:
         raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))

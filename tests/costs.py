@@ -44,7 +44,7 @@ def test_of(name: str) -> str:
 
 
 def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `slow.txt` names; a name that is no test any more is refused in a whole run."""
+    """Mark what `slow.txt` names; in a whole run, refuse a name that is no test."""
     quick = {name: int(n) for n, name in map(str.split, SLOW.read_text().splitlines())}
     seen = Counter()
     for item in items:
@@ -54,9 +54,12 @@ def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
             if seen[name] > quick[name]:
                 item.add_marker('slow')
     if config.args == config.getini('testpaths'):
-        gone = sorted(set(quick) - {test_of(item.nodeid) for item in items})
+        names = {test_of(item.nodeid) for item in items}
+        files = {name.split('::')[0] for name in names}
+        gone = [name for name in quick if name not in names and (
+            (file := name.split('::')[0]) in files or not (config.rootpath / file).exists())]
         if gone:
-            raise pytest.UsageError(f'{SLOW} names what is no test; delete there: {", ".join(gone)}')
+            raise pytest.UsageError(f'{SLOW} names what is no test; delete: {", ".join(gone)}')
 
 
 class Clock:

@@ -1,11 +1,14 @@
-"""Which combinations of a table run when: the quick ones always, the slow ones in `make test`, the rest in `make test-nightly`.
+"""Which combinations of a table run when: quick ones always, slow ones in `make test`, the rest in
+`make test-nightly`.
 
-A product of tables grows with each of them, and a fault mostly needs two of its values to meet. So the gate asks for each pair of
-values of two tables (:func:`pairwise`), or for each value of each table (:func:`in_turn`), and the night for the whole product.
+A product of tables grows with each of them, and a fault mostly needs two of its values to meet. So
+the gate asks for each pair of values of two tables (:func:`pairwise`), or for each value of each
+table (:func:`in_turn`), and the night for the whole product.
 """
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -23,7 +26,9 @@ def pairwise(quick: Quick, **tables: Iterable):
 
 
 def in_turn(quick: Quick, **tables: Iterable):
-    """Parametrise by the product of the tables; the gate has each row of the longest one once, with the values of the others by turns."""
+    """Parametrise by the product of the tables; the gate has each row of the longest one once, and
+    the values of the others by turns.
+    """
     return _parametrize(quick, tables, _turns)
 
 
@@ -53,19 +58,22 @@ def _name(value) -> str:
 
 
 def _turns(sizes: Sequence[int]) -> set[tuple[int, ...]]:
-    """Each index of the longest table, with those of the others counted up as digits are."""
+    """Each index of the longest table with the others counted up as digits are, or all at once
+    where the longest one is too short for that.
+    """
     longest, found = sizes.index(max(sizes)), set()
-    for i in range(sizes[longest]):
+    digits = math.prod(sizes) <= max(sizes) ** 2
+    for i in range(max(sizes)):
         at, rest = [], i
         for place, size in enumerate(sizes):
             at.append(i if place == longest else rest % size)
-            rest = rest if place == longest else rest // size
+            rest = rest // size if digits and place != longest else rest
         found.add(tuple(at))
     return found
 
 
 def _pairs_first(sizes: Sequence[int]) -> set[tuple[int, ...]]:
-    """Combinations that hold every pair, chosen one by one, each with as many new pairs as any other has."""
+    """Combinations that hold every pair, chosen one by one, each with the most new pairs."""
     def pairs(at):
         return {(i, j, at[i], at[j]) for i, j in itertools.combinations(range(len(at)), 2)}
     rest = {at: pairs(at) for at in itertools.product(*map(range, sizes))}
