@@ -274,7 +274,7 @@ def test_a_wrong_rule_is_noticed():
     assert got.findings[0].startswith('W should have the whole gradient, but differs from BPTT: cosine ')
 
 
-@pytest.mark.parametrize('dtype', [jnp.bfloat16, pytest.param(None, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
 def test_large_states_are_estimated_and_stored_traces_are_read(dtype):
     units = 260
     rng = np.random.default_rng(0)
