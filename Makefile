@@ -1,12 +1,15 @@
 # Everything a contributor runs. The first call of a target makes its virtual environment; later calls reuse it.
 #   make demo           train online on real data, print the table, draw examples/output/digits.png
-#   make test           lint and every test, slow ones included; fails where no test has shown a rule or law of an op
+#   make test           lint and every test of the gate, slow ones included; fails where no test has shown a rule or law of an op
 #   make test-quick     the tests that are not marked slow
-#   make test-latest    the tests that are not marked slow on Python >= 3.12, which brings newer releases of the dependencies
+#   make test-latest    the same on Python >= 3.12, which brings newer releases of the dependencies
+#   make test-nightly   everything: the gate, the tests marked nightly, both on the newer releases too, and numbers drawn afresh;
+#                       it prints the SEED of these, and SEED=... repeats them
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
 #                       and README's "What it costs" (about twenty minutes)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
+# Each run of the tests names the ten files that cost most, in CPU seconds.
 
 VENV ?= .venv
 VENV_LATEST ?= .venv-latest
@@ -14,6 +17,9 @@ VENV_PUBLIC ?= .venv-public
 VENV_PUBLIC_LATEST ?= .venv-public-latest
 JOBS ?= 2
 JAX_PLATFORMS ?= cpu
+ifndef SEED
+SEED := $(shell date +%Y%m%d%H%M)
+endif
 PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 
 # The candidates that are tried in turn; a name on the PATH may be a shim that does not run, so each one is run.
@@ -25,7 +31,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest bench lint ruff mypy clean
+.PHONY: demo test test-quick test-latest test-nightly bench lint ruff mypy clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-examples
@@ -33,22 +39,43 @@ demo: $(VENV)/.with-examples
 
 test: lint
 	@mkdir -p build
-	$(call PYTEST,$(VENV)) --etp-results build/etp-results.json
+	$(call PYTEST,$(VENV)) -m "not nightly" --etp-results build/etp-results.json
 	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
 
 test-quick: $(VENV)/.with-all
 	$(call PYTEST,$(VENV)) -m "not slow"
 
-test-latest:
-	@if [ -x $(VENV_LATEST)/bin/python ] || [ -n "$$($(call find_python,12,$(PYTHON_LATEST_CANDIDATES)))" ]; then \
-		$(MAKE) --no-print-directory run-latest; \
+# $(call with_latest,TARGET): make it where a newer Python is found, and say so where none is.
+with_latest = if [ -x $(VENV_LATEST)/bin/python ] || [ -n "$$($(call find_python,12,$(PYTHON_LATEST_CANDIDATES)))" ]; then \
+		$(MAKE) --no-print-directory $(1); \
 	else \
-		echo "make test-latest: skipped, no Python >= 3.12 runs here; install one or give PYTHON_LATEST=/path/to/python"; \
+		echo "make $@: skipped, no Python >= 3.12 runs here; install one or give PYTHON_LATEST=/path/to/python"; \
 	fi
 
-.PHONY: run-latest
+test-latest:
+	@$(call with_latest,run-latest)
+
+.PHONY: run-latest nightly-all nightly-fresh nightly-latest run-latest-all
 run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
+
+test-nightly: lint
+	$(MAKE) --no-print-directory --keep-going nightly-all nightly-fresh nightly-latest SEED=$(SEED)
+
+nightly-all: $(VENV)/.with-all
+	@mkdir -p build
+	$(call PYTEST,$(VENV)) --costs build/costs.json --etp-results build/etp-results.json
+	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
+
+nightly-fresh: $(VENV)/.with-all
+	@echo "numbers drawn afresh; make nightly-fresh SEED=$(SEED) repeats them"
+	TEST_SEED=$(SEED) $(call PYTEST,$(VENV)) -m drawn --hypothesis-profile=fresh --hypothesis-seed=$(SEED)
+
+nightly-latest:
+	@$(call with_latest,run-latest-all)
+
+run-latest-all: $(VENV_LATEST)/.with-tests
+	$(call PYTEST,$(VENV_LATEST))
 
 BENCH = $(VENV)/bin/python benchmarks/performance.py --public $(VENV_PUBLIC)/bin/python
 

@@ -1,13 +1,37 @@
 """Set before any test module is imported."""
+import gc
+
+import hypothesis
 import pytest
 
-from tests import xla
+from tests import costs, xla
 
 xla.compile_quickly()
 
+# The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
+hypothesis.settings.register_profile(
+    'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+hypothesis.settings.register_profile(
+    'fresh', hypothesis.settings.get_profile('gate'), derandomize=False, database=None)
+hypothesis.settings.load_profile('gate')
 
-def pytest_collection_modifyitems(items):
-    """Processes that share the tests out must name them alike, and an address in a name is another one in each of them."""
-    named_by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
-    if named_by_address:
-        raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(named_by_address))
+pytest_addoption = costs.pytest_addoption
+pytest_configure = costs.pytest_configure
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Processes that share the tests out must name them alike: an address in a name differs."""
+    by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
+    if by_address:
+        raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
+    for item in items:
+        if item.get_closest_marker('nightly'):
+            item.add_marker('slow')
+    costs.mark_slow(config, items)
+
+
+def pytest_collection_finish():
+    """What is there now stays: garbage is looked for among what the tests make, and less often."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

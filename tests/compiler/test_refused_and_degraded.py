@@ -15,6 +15,7 @@ from braintrace import Policy, functional, rules
 from tests.compiler.degraded import DEGRADED, cut
 from tests.compiler.degraded_modules import MODULES
 from tests.compiler.refused import REFUSED, B, I, T
+from tests.tiers import nightly, slow
 
 D_RTRL = rules.d_rtrl()
 QUICK = {'dot', 'tail_of_a_cumulative_sum', 'weight_times_an_input', 'two_ops_in_a_row', 'op_in_a_custom_vjp',
@@ -30,11 +31,14 @@ def float64():
         yield
 
 
-def over(rows, test, slow=()):
-    """Parametrise by rows; one with something wrong in this test is a strict xfail, one outside of ``slow`` is slow."""
+def over(rows, test, quick=()):
+    """Parametrise by rows; one with something wrong in this test is a strict xfail, one outside of ``quick`` is slow.
+
+    One whose history is compared elsewhere is nightly then, since that comparison holds this one.
+    """
     def marks(row):
         found = [pytest.mark.xfail(reason=row.fails[test], strict=True)] if test in row.fails else []
-        return found + ([pytest.mark.slow] if slow and row.name not in slow else [])
+        return found + ([nightly if row.history else slow] if quick and row.name not in quick else [])
     return pytest.mark.parametrize('row', [pytest.param(row, marks=marks(row), id=row.name) for row in rows])
 
 

@@ -7,6 +7,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import EtpDtypeError, EtpShapeError
+from tests.tiers import first, in_turn, pairwise
 
 ROWS, FEATURES, BATCH, STEPS = 7, 4, 3, 5
 RNG = np.random.default_rng(0)
@@ -54,9 +55,7 @@ def run(look_up, rule, window):
     return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(table, state, xs, xs)[0]
 
 
-@pytest.mark.parametrize('window', ['steps', 2, None])
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('kind', LOOKUPS)
+@pairwise(first('batch'), kind=LOOKUPS, rule=RULES, window=['steps', 2, None])
 def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
     mine, product = (run(look_up, RULES[rule], window) for look_up in LOOKUPS[kind])
     np.testing.assert_allclose(mine, product, rtol=1e-11, atol=1e-12)
@@ -84,8 +83,7 @@ def test_values_gradients_and_units(dtype):
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize('dtype', [np.int8, np.uint8, np.uint16, np.uint64])
-@pytest.mark.parametrize('lanes', [(), (1,), (3,)], ids=str)
+@in_turn(first(np.int8), dtype=[np.int8, np.uint8, np.uint16, np.uint64], lanes=[(), (1,), (3,)])
 def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, lanes):
     rows, xs = 300, RNG.integers(0, 100, (STEPS, *lanes))
     table, h0 = jnp.asarray(RNG.normal(size=(rows, FEATURES))), jnp.zeros((*lanes, FEATURES))

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braintrace import _etrace_op as ops
@@ -224,7 +224,7 @@ def test_a_bad_pixel_stays_in_the_receptive_fields_that_hold_it(case):
     assert_close(*run(x, np.where(first, np.nan, x), weights))
 
 
-random_shapes = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+random_shapes = settings(max_examples=8)
 
 
 def keeps_the_laws(case):
@@ -239,6 +239,7 @@ def keeps_the_laws(case):
     assert_close(*run(x, weights, d, e))
 
 
+@pytest.mark.drawn
 @random_shapes
 @given(st.data())
 def test_random_convolutions_keep_the_laws(data):
@@ -253,6 +254,7 @@ def test_random_convolutions_keep_the_laws(data):
         strides=strides, padding=pads, lhs_dilation=lhs, rhs_dilation=rhs, feature_group_count=groups))
 
 
+@pytest.mark.drawn
 @random_shapes
 @given(st.sampled_from(['dense', 'lora', 'sparse']), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 4),
        st.integers(1, 4), st.integers(1, 3))

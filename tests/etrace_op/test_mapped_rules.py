@@ -12,6 +12,7 @@ from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
 from braintrace._errors import MissingRuleError, RuleContractError
 from braintrace._rules import kernels
+from tests.tiers import in_turn, nightly, slow
 
 from . import cases
 from .cases import ALL, FILLED, assert_close, primitives_in
@@ -101,15 +102,23 @@ THRICE = [mapped(TWICE[i], (0, None, None)) for i in (0, 3)]
 REST = [c for case in ALL if case not in EVERY_PRIMITIVE for c in some(case)]
 
 
-def table(found, quick):
-    """A test for each case, those outside ``quick`` marked slow: all of them take minutes."""
-    fast = {c.name for c in quick}
-    return pytest.mark.parametrize('case', [c if c.name in fast else pytest.param(c, marks=pytest.mark.slow) for c in found], ids=str)
+def table(found, quick, late):
+    """A test for each case, slow outside of ``quick``, nightly where it is ``late``: all of them take minutes."""
+    fast, last = {c.name for c in quick}, {c.name for c in late}
+    return pytest.mark.parametrize('case', [
+        c if c.name in fast else pytest.param(c, marks=nightly if c.name in last else slow) for c in found], ids=str)
 
 
 SOME = [c for case in EVERY_PRIMITIVE for c in some(case)]
-every_case = table([*ONCE, *TWICE, *THRICE, *REST], [*SOME, *TWICE])
-representative = table([*SOME, *TWICE, *THRICE], [*(some(case)[0] for case in EVERY_PRIMITIVE), *TWICE[:4]])
+ALONE = [some(case)[0] for case in EVERY_PRIMITIVE]
+every_case = table([*ONCE, *TWICE, *THRICE, *REST], [*ALONE, *TWICE[:4]], REST[1::2])
+
+
+def representative(half):
+    """Of those that are not quick, this half is in the gate."""
+    found, quick = [*SOME, *TWICE, *THRICE], [*ALONE[half::2], *TWICE[half:4:2]]
+    rest = [c for c in found if c not in quick]
+    return table(found, quick, rest[1 - half::2])
 
 
 def stack(trees):
@@ -174,8 +183,7 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
 
 
-@pytest.mark.parametrize('case', [*SOME, *TWICE, *THRICE], ids=str)
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=['float32', 'bfloat16'])
+@in_turn(lambda case, dtype: case in ALONE, case=[*SOME, *TWICE, *THRICE], dtype=[jnp.float32, jnp.bfloat16])
 def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
     x, weights = case.draw(dtype=dtype)
     y = {'y': cases.variable(case.draw_y(0, dtype))}
@@ -211,7 +219,7 @@ def loss(call, x, weights):
     return jnp.sum(jnp.sin(call(x, weights)))
 
 
-@representative
+@representative(0)
 def test_transformations_of_a_mapped_primitive_are_those_of_its_lanes(case):
     x, weights = case.draw()
     expected = jax.grad(lambda w: jnp.sum(jnp.sin(by_loop(case, x, case.draw_y(1), w)[0])))(weights)
@@ -310,7 +318,7 @@ def stored(entry):
     return kernels.Old(entry, jnp.array(True), jnp.result_type(float))
 
 
-@representative
+@representative(1)
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     """Zeros, one step's entries, their sum over time as one contraction, and the gradient from it."""
     op, coords = use(case), Coordinates(case.y.shape, case.y.shape, None)

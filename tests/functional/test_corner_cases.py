@@ -10,6 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from tests.tiers import first, in_turn
 
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 RNG = np.random.default_rng(1)
@@ -224,8 +225,7 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
     assert learner.routes['w'].reason == 'mixing_tail'
 
 
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.9)], ids=lambda r: r.name)
-@pytest.mark.parametrize('shape', [(N,), (B, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(), (1,), (1, N), (B, N)])])
+@in_turn(first((N,)), shape=[(N,), (B, 1), (), (1, N), (1,), (B, N)], rule=[rules.d_rtrl(), rules.es_d_rtrl(.9)])
 def test_element_wise_weights_of_every_shape_learn(rule, shape):
     def cell(p, h, x):
         h = braintrace.element_wise(p['a'], jax.nn.sigmoid) * h + jnp.tanh(mm(x, p['w'])) + braintrace.element_wise(p['a'])

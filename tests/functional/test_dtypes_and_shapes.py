@@ -15,6 +15,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
+from tests.tiers import first, in_turn, pairwise
 
 B, I, N, T = 2, 3, 4, 6  # noqa: E741
 RNG = np.random.default_rng(3)
@@ -185,16 +186,14 @@ def exact(rule):
     return bptt(cell, weights, carry, xs) if rule is D else online(cell, weights, carry, xs, rule)[1]
 
 
-KINDS = [(F32, BF16), (BF16, BF16), (F32, F16), (BF16, F32)]
+KINDS = {'float32 in bfloat16': (F32, BF16), 'bfloat16': (BF16, BF16), 'float32 in float16': (F32, F16),
+         'bfloat16 in float32': (BF16, F32)}
 WINDOWS = [3, 1, 4]
-QUICK = [(D, F32, BF16, 3)]
 
 
-@pytest.mark.parametrize('rule, params, compute, window', [
-    row if row in QUICK else pytest.param(*row, marks=slow)
-    for row in ((rule, *kinds, window) for rule in (D, ES) for kinds in KINDS for window in WINDOWS)],
-    ids=lambda v: getattr(v, '__name__', getattr(v, 'name', None)))
-def test_mixed_precision_stays_within_twenty_roundings_of_float32(params, compute, window, rule):
+@pairwise(first('float32 in bfloat16'), kind=KINDS, window=WINDOWS, rule=[D, ES])
+def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, rule):
+    params, compute = KINDS[kind]
     weights = jax.tree.map(lambda a: jnp.asarray(a, params), MIXED)
     carry = jax.tree.map(lambda a: jnp.asarray(a, compute), {'a': V, 'b': V[::-1]})
     _, grads, state = online(partial(lstm_like, compute), weights, carry, jnp.asarray(X, F32), rule, window)
@@ -220,18 +219,9 @@ def leaky(ops, p, h, x):
 
 
 SIZES = [(0, I, N), (1, I, N), (2, I, 1), (1, 1, 1), (2, 0, N), (2, I, 0), (0, 0, 0), (None, I, 1), (None, 0, N), (None, I, 0)]
-QUICK_SIZES = [(0, I, N), (1, 1, 1), (2, 0, N)]
 
 
-def sizes():
-    for size in SIZES:
-        for window in WINDOWS:
-            quick = size in QUICK_SIZES and window == 3
-            yield pytest.param(size, window, marks=[] if quick else slow, id=f'{size}-{window}')
-
-
-@both
-@pytest.mark.parametrize('size, window', list(sizes()))
+@in_turn(first((0, I, N)), size=SIZES, rule=[D, ES], window=WINDOWS)
 def test_axes_of_size_one_and_zero(size, window, rule):
     params, carry, xs = sized(*size)
     _, grads, state = online(leaky, params, carry, xs, rule, window)

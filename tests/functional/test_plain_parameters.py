@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from tests.tiers import first, in_turn
 
 T, B, N = 5, 3, 16
 RNG = np.random.default_rng(3)
@@ -54,8 +55,7 @@ def loss(out, y):
     return jnp.mean((out - y) ** 2)
 
 
-@pytest.mark.parametrize('window', [2, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, None))])
-@pytest.mark.parametrize('use', sorted(uses(None, None, None)))
+@in_turn(first('einsum', 'in a branch', 'in a loop', 'product', 'unused'), use=sorted(uses(None, None, None)), window=[2, 1, None])
 def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
     params = {'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4), 'v': jnp.asarray(RNG.normal(size=(N, N)) / 4)}
     xs, ys, h = jnp.asarray(RNG.normal(size=(T, B, N))), jnp.asarray(RNG.normal(size=(T, B, N))), jnp.zeros((B, N))

@@ -9,15 +9,36 @@ import numpy as np
 import pytest
 
 from tests import models
+from tests.tiers import nightly, slow
 
 TOLERANCE = 1e-10
-CORE = {'leaky', 'vector', 'gru', 'lstm_fused', 'lru', 'plain_input', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d',
-        'tail_flip', 'spiking_three', 'populations'}
-CORE |= {'calls_mixed', 'cond', 'cond_log_of_negative', 'scan', 'scan_spikes', 'scan_two_layers', 'while', 'vmap_weights', 'broadcast',
-         'move_gather_negative', 'back_put', 'mix_norm'}
+# The rows of `make test-quick`: one of each kind of op, of state and of construct.
+CORE = {'leaky', 'gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three',
+        'calls_mixed', 'cond', 'scan', 'while', 'vmap_weights', 'back_put'}
+# Those that are asked for more in the gate than the one gradient that every row is asked for.
+WIDE = CORE | {'vector', 'lru', 'plain_input', 'tail_flip', 'populations',
+               'cond_log_of_negative', 'scan_spikes', 'scan_two_layers', 'broadcast', 'move_gather_negative', 'mix_norm'}
+
+
+def row(name, *values, late=False):
+    """A row of a table: quick in the core, nightly where it is ``late``, else slow, since each one costs a compilation."""
+    marks = [nightly] if late else [] if name in CORE else [slow]
+    return pytest.param(name, *values, marks=marks, id='-'.join(str(getattr(v, 'name', v)) for v in (name, *values)))
+
+
 def core_first(names):
-    """These rows; those outside the core are slow, since each one costs a compilation."""
-    return [n if n in CORE else pytest.param(n, marks=pytest.mark.slow) for n in names]
+    """These rows; those outside the core are slow."""
+    return [row(name) for name in names]
+
+
+def wide_first(names):
+    """These rows; those outside ``WIDE`` are nightly."""
+    return [row(name, late=name not in WIDE) for name in names]
+
+
+def is_core(name, *values) -> bool:
+    """For the tables of ``tests.tiers``, whose first one has the rows."""
+    return name in CORE
 
 
 every = pytest.mark.parametrize('name', core_first(models.MODELS))
@@ -28,7 +49,9 @@ def every_core_first(table=models.MODELS, **flags):
     return pytest.mark.parametrize('name', core_first(models.names(table, **flags)))
 
 
-every_program = every_core_first(models.PROGRAMS)
+def every_wide_first(table=models.MODELS, **flags):
+    """The same, those outside ``WIDE`` nightly."""
+    return pytest.mark.parametrize('name', wide_first(models.names(table, **flags)))
 
 
 def crossed(names, values):
@@ -36,12 +59,15 @@ def crossed(names, values):
     return list(zip(names, itertools.cycle(values)))
 
 
-def every_window(*others):
-    """Every row with a window and a rest; those of the core with one of the other windows as well."""
-    core = [n for n in models.MODELS if n in CORE]
+def every_window(*others, late=lambda i: False):
+    """Every row with a window and a rest; those of ``WIDE`` with one of the other windows as well.
+
+    ``late(i)``: which of the rows outside of ``WIDE`` are nightly.
+    """
+    wide = [n for n in models.MODELS if n in WIDE]
     return pytest.mark.parametrize('name, window', [
-        *[(n, 3) if n in CORE else pytest.param(n, 3, marks=pytest.mark.slow) for n in models.MODELS],
-        *[pytest.param(*row, marks=pytest.mark.slow) for row in crossed(core, others)]])
+        *[row(n, 3, late=n not in WIDE and late(i)) for i, n in enumerate(models.MODELS)],
+        *[pytest.param(*pair, marks=slow) for pair in crossed(wide, others)]])
 
 
 def at(steps, t):

@@ -12,11 +12,18 @@ from tests import oracles
 from tests.gradients.compare import crossed
 from tests.models.library import LibraryOps
 
+PROGRAMS = 500                           # so many are kept, which is all that one file compiles
+
 
 def ragged(names, *others):
-    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn."""
+    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn.
+
+    Every other row has the second one at night.
+    """
+    marks = [pytest.mark.slow, pytest.mark.nightly]
     return pytest.mark.parametrize('name, window', [
-        *[(n, 4) for n in names], *[pytest.param(*row, marks=pytest.mark.slow) for row in crossed(names, others)]])
+        *[(n, 4) for n in names],
+        *[pytest.param(*row, marks=marks[i % 2]) for i, row in enumerate(crossed(names, others))]])
 
 
 def learner_of(case, rule, unroll=None):
@@ -40,17 +47,27 @@ def quick(fn):
     return jax.jit(fn, compiler_options=oracles.QUICK)
 
 
+@functools.lru_cache(PROGRAMS)
+def step_program(case, rule):
+    """``learner.grad`` of a case, compiled once for all tests of a process that step through it."""
+    return quick(learner_of(case, rule).grad(case.loss))
+
+
+@functools.lru_cache(PROGRAMS)
+def _sequence_program(case, rule, unroll, window, reduction):
+    return quick(learner_of(case, rule, unroll).sequence_grad(case.loss, window=window, reduction=reduction))
+
+
 def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', unroll=None, **options):
     """``(grads, state, losses)`` of ``sequence_grad`` over these steps, from the first state unless another is given."""
-    learner, first = start(case, rule, unroll)
-    run = quick(learner.sequence_grad(case.loss, window=window, reduction=reduction))
+    first = start(case, rule, unroll)[1]
+    run = _sequence_program(case, rule, unroll, window, reduction)
     return run(case.params, first if state is None else state, case.xs[steps], case.ys[steps], **options)
 
 
 def by_steps(case, rule):
     """``(loss, output, grads)`` of every step, from ``learner.grad``."""
-    learner, state = start(case, rule)
-    step = quick(learner.grad(case.loss))
+    state, step = start(case, rule)[1], step_program(case, rule)
     for x, y in zip(case.xs, case.ys, strict=True):
         (loss, output), grads, state = step(case.params, state, x, y)
         yield loss, output, grads

@@ -7,11 +7,12 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close, core_first, crossed, every_core_first
+from tests.gradients.compare import WIDE, assert_close, core_first, crossed, every_core_first, is_core
 from tests.gradients.harness import learner_of, over_sequence, start
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
+from tests.tiers import in_turn, none, pairwise
 
 DECAY = 0.8
 D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
@@ -39,15 +40,21 @@ def check(name, rule, window=3, unroll=None):
     return case, grads, state, losses
 
 
+@pytest.mark.drawn
+@in_turn(is_core, name=[n for n in OTHERS if n not in WIDE], rule=[D_RTRL, ES_D_RTRL])
+def test_a_program_gives_the_gradient_of_the_oracle_of_a_rule(name, rule):
+    check(name, rule)
+
+
+@pytest.mark.drawn
 @both_rules
-@pytest.mark.parametrize('name', core_first(OTHERS))
+@pytest.mark.parametrize('name', core_first([n for n in OTHERS if n in WIDE]))
 def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
     check(name, rule)
 
 
-@both_rules
-@unrolled_and_not
-@pytest.mark.parametrize('name', core_first(LOOPS))
+@pytest.mark.drawn
+@in_turn(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
 
@@ -87,11 +94,8 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
     check(name, rule, window)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('rule, window, unroll', [(D_RTRL, 1, 8), (D_RTRL, None, 0), (ES_D_RTRL, 1, 0), (ES_D_RTRL, None, 8)],
-                         ids=['d_rtrl-1-unrolled', 'd_rtrl-whole-descended', 'es_d_rtrl-1-descended', 'es_d_rtrl-whole-unrolled'])
-@pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
-                                  'scan_of_vmap', 'cond_in_scan'])
+@pairwise(none, name=['scan', 'scan_lstm', 'scan_layers', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
+                      'scan_of_vmap', 'cond_in_scan'], window=[1, None], unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
     check(name, rule, window, unroll)
 
@@ -169,9 +173,10 @@ ONE = {
 }
 
 
-@both_rules
-@pytest.mark.parametrize('name, unroll', [*((name, 8) for name in ONE), *(pytest.param(name, 0, marks=pytest.mark.slow)
-                                                                         for name in ('scan_once', 'fori_once'))])     # the loops
+@pytest.mark.parametrize('name, rule, unroll', [
+    *(pytest.param(name, rule, 8, marks=[] if i < 2 else pytest.mark.nightly if (i + k) % 2 else pytest.mark.slow)
+      for i, name in enumerate(ONE) for k, rule in enumerate(WANT)),
+    *(pytest.param(name, rule, 0, marks=pytest.mark.slow) for name, rule in zip(('scan_once', 'fori_once'), WANT))])     # the loops
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
     assert_same(ONE[name], once, rule, unroll)
 
@@ -199,14 +204,7 @@ MANY = {
     'scan_of_indices': lambda ops, p, h, r, x: ops.loop(lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3))[0],
 }
 
-
-FIRST = ['scan', 'fori', 'cond_of_scan', 'scan_of_scan']
-LATER = [pytest.param(name, marks=pytest.mark.slow) for name in MANY if name not in FIRST]
-
-
-@both_rules
-@unrolled_and_not
-@pytest.mark.parametrize('name', FIRST + LATER)
+@in_turn(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
     assert_close(gradient(in_python, rule, unroll), oracles.total(WANT[rule](version(in_python))))
     assert_same(MANY[name], in_python, rule, unroll)

@@ -5,10 +5,11 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, assert_moves, at, every_core_first, every_window
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
+from tests.gradients.compare import added, assert_close, assert_moves, at, every_wide_first, every_window
+from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start, step_program
 from tests.oracles import dense_recursion as dense
 
+pytestmark = pytest.mark.drawn
 RULE = braintrace.rules.d_rtrl()
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
@@ -22,7 +23,7 @@ def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     assert_close(grads, oracles.total(dense(case)))
 
 
-@every_core_first()
+@every_wide_first()
 def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
     case = models.case(name)
     ops, carry = models.ops.NumpyOps(), case.carry
@@ -36,7 +37,7 @@ def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
 READS_WEIGHTS = {'lora'}
 
 
-@every_core_first()
+@every_wide_first()
 def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(name):
     case, rule = models.case(name), braintrace.rules.d_rtrl(write_every=3)
     if name in READS_WEIGHTS:
@@ -50,8 +51,8 @@ def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(na
 @pytest.mark.parametrize('name', FEW)
 def test_single_steps_before_a_sequence_and_after_it(name):
     case = models.case(name)
-    learner, state = start(case, braintrace.rules.d_rtrl(write_every=3))
-    step, got = quick(learner.grad(case.loss)), []
+    rule, got = braintrace.rules.d_rtrl(write_every=3), []
+    (learner, state), step = start(case, rule), step_program(case, rule)
     for t in (0, 1):
         _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
         got.append(grads)
@@ -69,8 +70,7 @@ def test_a_reset_ends_pending_steps_too(name):
     flags = np.zeros((len(case.xs), 2), bool)
     flags[[2, 4], 0] = flags[[1, 2], 1] = True
     want = oracles.restarted(dense, case, flags, carry0)
-    learner, state = start(case, rule)
-    step = quick(learner.grad(case.loss))
+    state, step = start(case, rule)[1], step_program(case, rule)
     for t, (x, y, flag) in enumerate(zip(case.xs, case.ys, flags, strict=True)):
         state = braintrace.functional.reset(state, flag, carry0)
         _, grads, state = step(case.params, state, x, y)

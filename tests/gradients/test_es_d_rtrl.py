@@ -4,23 +4,26 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import CORE, added, assert_close, at, error, every, every_window
+from tests.gradients.compare import WIDE, added, assert_close, at, error, every_window, row, wide_first
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
 from tests.oracles import es_recursion as es
 
+pytestmark = pytest.mark.drawn
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
 
 
-@every_window(None, 1)
+# Of the rows outside of `WIDE` one half is asked for windows, the other one for single steps.
+@every_window(None, 1, late=lambda i: i % 2 == 0)
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
     assert_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
 
 
-@every
+@pytest.mark.parametrize('name', [
+    row(n, late=n not in WIDE and i % 2 == 1) for i, n in enumerate(models.MODELS)])
 def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, RULE)):
@@ -29,7 +32,7 @@ def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name
             assert_close(grads, at(es(case, 0.), 0))
 
 
-@pytest.mark.parametrize('name', [name for name in models.MODELS if name in CORE])
+@pytest.mark.parametrize('name', wide_first([name for name in models.MODELS if name in WIDE]))
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.))):

@@ -1,11 +1,15 @@
-"""The oracles against each other, without the library: what is wrong in one of them would have to be wrong in all."""
+"""The oracles against each other, without the library: what is wrong in one of them would have to be wrong in all.
+
+Those of ``WIDE`` are compared in the gate, all of them at night: rows change rarely, and what changes the library changes none.
+"""
 import jax
 import numpy as np
 import pytest
 
 from tests import models, oracles
-from tests.gradients.compare import CORE, assert_close, assert_moves, at, error, every, every_core_first, every_program
+from tests.gradients.compare import WIDE, assert_close, assert_moves, at, error, every_wide_first
 
+pytestmark = pytest.mark.slow            # they show nothing of the library
 LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
 
 
@@ -13,19 +17,19 @@ def dense(case):
     return oracles.total(oracles.dense_recursion(case))
 
 
-@every
+@every_wide_first()
 def test_every_row_gives_each_parameter_a_gradient(name):
     case = models.case(name)
     assert_moves(dense(case))
 
 
-@every
+@every_wide_first()
 def test_two_pass_reverse_mode_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
 
 
-@every_core_first(cut_bptt=True)
+@every_wide_first(cut_bptt=True)
 def test_cut_bptt_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.cut_bptt(case), dense(case))
@@ -44,13 +48,13 @@ def test_finite_differences_equal_plain_bptt(name):
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
-@every
+@every_wide_first()
 def test_es_recursion_without_decay_is_the_same_step_gradient(name):
     case = models.case(name)
     assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))
 
 
-@every
+@every_wide_first()
 def test_es_recursion_at_the_first_step_is_exact(name):
     case = models.case(name)
     assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
@@ -102,19 +106,19 @@ def test_every_branch_of_a_row_is_taken(name):
     assert ops.taken and not any(ops.taken.values())
 
 
-@every_program
+@every_wide_first(models.PROGRAMS)
 def test_every_program_gives_each_parameter_a_gradient(name):
     case = models.case(name)
     assert_moves(dense(case))
 
 
-@every_program
+@every_wide_first(models.PROGRAMS)
 def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
 
 
-@pytest.mark.parametrize('name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in CORE])
+@pytest.mark.parametrize('name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in WIDE])
 def test_cut_bptt_equals_the_dense_recursion_for_programs(name):
     case = models.case(name)
     assert_close(oracles.cut_bptt(case), dense(case))
@@ -126,20 +130,20 @@ def test_plain_bptt_equals_the_dense_recursion_where_a_program_is_exact(name):
     assert_close(oracles.bptt(case), dense(case))
 
 
-@every_program
+@every_wide_first(models.PROGRAMS)
 def test_one_step_of_a_program_is_plain_bptt(name):
     """What this step's weights send through inner turns to later ones is whole."""
     case = models.case(name, steps=1)
     assert_close(dense(case), oracles.bptt(case))
 
 
-@every_core_first(models.PROGRAMS, smooth=True)
+@every_wide_first(models.PROGRAMS, smooth=True)
 def test_finite_differences_equal_plain_bptt_of_programs(name):
     case = models.case(name, steps=2)
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
-@every_program
+@every_wide_first(models.PROGRAMS)
 def test_es_recursion_of_programs_without_decay_and_at_the_first_step(name):
     case = models.case(name)
     assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))

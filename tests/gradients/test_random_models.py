@@ -1,6 +1,6 @@
 """Random models of one to three layers with one to three states, against the NumPy recursions."""
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 import braintrace
 from tests import models, oracles
@@ -8,13 +8,14 @@ from tests.gradients.compare import assert_close
 from tests.gradients.harness import over_sequence
 from tests.models.random import build, layers, plans
 
+pytestmark = pytest.mark.drawn
 STEPS = 4
 D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.6)
 
 
 def examples(number):
     """The same examples in every run; a failing plan is printed and can be given to ``build``."""
-    return settings(max_examples=number, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=number)
 
 
 def check(plan, window, rules=(D_RTRL, ES_D_RTRL)):
@@ -36,7 +37,7 @@ def test_a_random_stack(plan):
     check(plan, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(20)
 @given(plans)
 def test_many_random_stacks(plan):
@@ -44,13 +45,20 @@ def test_many_random_stacks(plan):
 
 
 @pytest.mark.slow
+@examples(3)
+@given(plans)
+def test_random_stacks_in_one_window(plan):
+    check(plan, None)
+
+
+@pytest.mark.nightly
 @examples(8)
 @given(plans)
 def test_many_random_stacks_in_one_window(plan):
     check(plan, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(6)
 @given(plans)
 def test_the_oracles_agree_on_random_stacks(plan):

@@ -3,7 +3,7 @@ import functools
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 
 import braintrace
 from tests import models, oracles
@@ -12,14 +12,15 @@ from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
 from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 
+pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
-PARTS = 10                               # of the many programs, so that processes share them
+PARTS, GATE = 10, 1      # of the many programs; those in the gate: the other ones are nightly
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 
 def examples(number):
     """The same examples in every run; a failing program is made smaller by ``smallest``, printed, and can be given to ``build``."""
-    return settings(max_examples=number, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    return settings(max_examples=number, phases=[Phase.generate])
 
 
 def gradients(case, program: Program):
@@ -65,15 +66,14 @@ def test_a_random_program(program):
     check_or_name_the_smallest(program)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('part', range(PARTS))
+@pytest.mark.parametrize('part', [pytest.param(k, marks=pytest.mark.slow if k < GATE else pytest.mark.nightly) for k in range(PARTS)])
 @examples(300 // PARTS)
 @given(seed=seeds)
 def test_many_random_programs(part, seed):
     check_or_name_the_smallest(draw(PARTS * seed + part))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(15)
 @given(programs)
 def test_the_oracles_agree_on_random_programs(program):

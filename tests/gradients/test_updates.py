@@ -10,13 +10,13 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import CORE, assert_close
-from tests.gradients.harness import other_carry, quick, start
+from tests.gradients.compare import CORE, assert_close, is_core
+from tests.gradients.harness import other_carry, quick, start, step_program
+from tests.tiers import first, in_turn, none
 
 MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
 RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
          'es_d_rtrl': (braintrace.rules.es_d_rtrl(0.7), functools.partial(oracles.es_recursion, decay=0.7))}
-FIRST = ['gru', 'learned_decay', 'scan_two_layers', 'sparse']
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three']
 rules = pytest.mark.parametrize('rule', list(RULES))
 
@@ -58,19 +58,17 @@ def grouped(steps, every, weights=None):
     return jax.tree.map(leaf, steps)
 
 
-@rules
-@pytest.mark.parametrize('name', [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CORE)])
+@in_turn(is_core, name=sorted(CORE), rule=RULES)
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
     assert_close(gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1))
 
 
-@rules
-@pytest.mark.parametrize('every, write_every', [
-    (1, 2), (2, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])])
-@pytest.mark.parametrize('name', ['gru', pytest.param('sparse', marks=pytest.mark.slow)])
-def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write_every):
+@in_turn(lambda name, rule, often: often == (2, 4), name=['gru', 'sparse'], rule=RULES, often=[
+    (2, 4), (1, 2), (1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])
+def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
+    every, write_every = often
     case, (rule, oracle) = models.case(name), RULES[rule]
     got, state, losses = gradients(case, rule, every, write_every)
     assert_close(got, grouped(oracle(case), every))
@@ -80,9 +78,7 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, every, write
     np.testing.assert_allclose(losses, wanted, rtol=1e-12)
 
 
-@rules
-@pytest.mark.parametrize('every', [1, 2])
-@pytest.mark.parametrize('name', [FEW[0], *(pytest.param(n, marks=pytest.mark.slow) for n in FEW[1:])])
+@in_turn(first('gru'), name=FEW, rule=RULES, every=[1, 2])
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
@@ -100,9 +96,10 @@ def test_the_mean_is_that_of_each_update():
 
 
 @rules
-@pytest.mark.parametrize('name, every', [('gru', 1), ('gru', 2), ('lora', 1), *(pytest.param(n, k, marks=pytest.mark.slow) for n, k in [
-    ('gru', 4), ('conv1d', 1), ('sparse', 1), ('lstm_fused', 1), ('learned_decay', 1), ('scan_two_layers', 1), ('vmap_weights', 1),
-    ('tail_flip', 1), ('lru', 1), *[('spiking_three', k) for k in (1, 2, 4)]])])
+@pytest.mark.parametrize('name, every', [('gru', 2), *(pytest.param(n, k, marks=pytest.mark.slow) for n, k in [
+    ('gru', 1), ('gru', 4), ('lora', 1), ('sparse', 1), ('learned_decay', 1), ('scan_two_layers', 1), ('spiking_three', 2)]),
+    *(pytest.param(n, k, marks=pytest.mark.nightly) for n, k in [
+        ('conv1d', 1), ('lstm_fused', 1), ('vmap_weights', 1), ('tail_flip', 1), ('lru', 1), ('spiking_three', 1), ('spiking_three', 4)])])
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)
@@ -111,7 +108,7 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     got = train(case.params, optimizer.init(case.params), state, case.xs, case.ys)
 
     params, opt_state, losses = case.params, optimizer.init(case.params), []
-    step = quick(learner.grad(case.loss))
+    step = step_program(case, RULES[rule][0])
     for i in range(0, len(case.xs), every):
         total = jax.tree.map(jnp.zeros_like, params)
         for x, y in zip(case.xs[i:i + every], case.ys[i:i + every]):
@@ -132,8 +129,7 @@ def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 
 
-@pytest.mark.parametrize('write_every', [1, 2, 4])
-@pytest.mark.parametrize('name', ['gru', 'leaky', 'spiking_three'])
+@in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
 def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     """An input that is not a number spoils its own step, and nothing after its lane is reset: neither updates nor the trace."""
     case, (rule, oracle) = models.case(name), RULES['d_rtrl']

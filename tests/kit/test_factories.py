@@ -13,6 +13,7 @@ import braintrace
 from braintrace import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError, RuleContractError
 from braintrace._etrace_op import SparseStructure, factories
 from braintrace._etrace_op._primitive import ETP_PRIMITIVES
+from tests.tiers import first, in_turn, slow
 
 BATCH, INPUTS, UNITS, RANK, STEPS = 3, 4, 5, 2, 4
 RNG = np.random.default_rng(1)
@@ -136,8 +137,7 @@ def same(got, want):
         np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-12 * max(1, float(abs(value).max())))
 
 
-@pytest.mark.parametrize('window', ['steps', 3])
-@pytest.mark.parametrize('name', PAIRS)
+@in_turn(first('dense', 'derived', 'gain'), name=PAIRS, window=['steps', 3])
 def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
     op, by_hand, plain, params, shape = PAIRS[name]
     params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))
@@ -148,7 +148,8 @@ def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
         same(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
 
 
-@pytest.mark.parametrize('name', [name for name, row in PAIRS.items() if row[1] is not None and name != 'gain'])
+@pytest.mark.parametrize('name', [name if name == 'dense' else pytest.param(name, marks=slow)
+                                  for name, row in PAIRS.items() if row[1] is not None and name != 'gain'])
 def test_es_d_rtrl_has_the_gradient_of_the_hand_written_op(name):
     op, by_hand, plain, params, shape = PAIRS[name]
     params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))

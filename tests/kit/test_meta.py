@@ -24,7 +24,7 @@ ABOUT = {
     'solve_drtrl': {'L0', 'L6', 'L9'},
 }
 PRIMITIVES = sorted({p.name: p for p in (*ops.EINSUM_FORMS.values(), *(getattr(ops, n) for n in ops.__all__ if n.endswith('_p')))}.items())
-QUICK = {'etp_mv', 'etp_lora_mv', 'etp_elemwise', 'etp_embed_mm'}
+QUICK = {'etp_elemwise'}
 every_primitive = pytest.mark.parametrize('primitive', [
     pytest.param(p, id=name, marks=[*([] if name in QUICK else [pytest.mark.slow]), *(
         pytest.mark.etp(name, rule=slot) for slot, table in ops.RULE_SLOTS.items() if p in table)])

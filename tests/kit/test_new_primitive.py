@@ -8,6 +8,7 @@ import braintrace
 from braintrace import EtpDtypeError, EtpShapeError, OptionError, RuleContractError, kit, rules
 from braintrace._etrace_op._primitive import ETP_PRIMITIVES
 from braintrace.kit import ETPPrimitiveSpec as Spec
+from tests.tiers import first, in_turn
 
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 STEPS, BATCH, N = 6, 2, 3
@@ -88,8 +89,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize('window', [None, 2, 'steps'])
-@pytest.mark.parametrize('name', ALONE)
+@in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
 
@@ -100,8 +100,7 @@ def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
     np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
 
 
-@pytest.mark.parametrize('window', [None, 2, 'steps'])
-@pytest.mark.parametrize('name', ALONE)
+@in_turn(first('turned'), name=ALONE, window=[None, 2, 'steps'])
 def test_its_factors_are_those_of_the_same_function_before_element_wise(name, window):
     op = kit.new_etp_primitive(Spec('t_alone', ALONE[name], x_invar_index=None))
 
@@ -127,8 +126,7 @@ def test_a_result_without_an_input_that_is_broadcast_inside_is_named():
     assert any('its result [3, 1] is broadcast inside to [3, 3]' in str(w.message) for w in found), [str(w.message) for w in found]
 
 
-@pytest.mark.parametrize('window', [None, 2, 'steps'])
-@pytest.mark.parametrize('shape', [(N,), (BATCH, 1), (1, N), (BATCH, N)])
+@in_turn(first((N,)), shape=[(N,), (BATCH, 1), (1, N), (BATCH, N)], window=[None, 2, 'steps'])
 def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window):
     op = kit.new_etp_primitive(Spec('t_passed_on', lambda w: 1. * w, x_invar_index=None, gradient_enabled=True))
 

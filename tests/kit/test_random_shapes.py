@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import braintrace
@@ -108,16 +108,17 @@ OPS = {
     'elementwise': (lambda: kit.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)), gains()),
     'spec': (lambda: kit.new_etp_primitive(kit.ETPPrimitiveSpec('t_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)), derived()),
 }
-QUICK = {'elementwise', 'embedding', 'spec'}
 
 
 @pytest.mark.usefixtures('registries_are_restored')
-@pytest.mark.parametrize('name', [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OPS])
-def test_every_law_holds_on_random_shapes(name):
+@pytest.mark.drawn
+@pytest.mark.parametrize('number', [pytest.param(2, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('name', OPS)
+def test_every_law_holds_on_random_shapes(name, number):
     op, cases = OPS[name]
     op = op() if getattr(op, '__name__', '') == '<lambda>' else op
 
-    @settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=number, phases=[Phase.generate])
     @given(cases)
     def run(case):
         kit.assert_conformant(op, [case])

@@ -46,13 +46,26 @@ def run(folder, source, *options):
                           capture_output=True, text=True, cwd=folder)
 
 
+def results_of(folder, source, outcome, *options):
+    source = f'import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{source}'
+    done = run(folder, source, '--etp-results', 'results.json', *options)
+    assert outcome in done.stdout, done.stdout + done.stderr
+    return folder / 'results.json'
+
+
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('suite')
-    root = Path(__file__).parents[2]
-    done = run(folder, f'import sys; sys.path.insert(0, {str(root)!r})\n{SUITE}', '-n', '2', '--etp-results', 'results.json')
-    assert '2 failed, 2 passed, 1 skipped, 1 xfailed' in done.stdout, done.stdout + done.stderr
-    return folder / 'results.json'
+    return results_of(tmp_path_factory.mktemp('suite'), SUITE, '2 failed, 2 passed, 1 skipped, 1 xfailed')
+
+
+@pytest.mark.nightly                     # `make test` itself runs in several processes
+def test_what_several_processes_show_is_one_record(tmp_path):
+    marks, outcome = SUITE.split('def test_every_law')[0], '1 failed, 1 passed, 1 skipped, 1 xfailed'
+    found = []
+    for options in ([], ['-n', '2']):
+        entries = json.loads(results_of(tmp_path, marks, outcome, *options).read_text())['tests']
+        found.append(sorted(map(repr, entries)))
+    assert found[0] == found[1] and len(found[0]) == 4
 
 
 def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
@@ -124,7 +137,8 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(('mark', 'found'), [
-    ("'etp_mm', rule='yw'", "rule='yw'"), ('', 'etp(None'), ("'etp_mm', law='L16'", "law='L16'")])
+    ("'etp_mm', rule='yw'", "rule='yw'"), pytest.param('', 'etp(None', marks=pytest.mark.nightly),
+    pytest.param("'etp_mm', law='L16'", "law='L16'", marks=pytest.mark.nightly)])
 def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
     done = run(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
     assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr

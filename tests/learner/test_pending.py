@@ -9,6 +9,7 @@ import pytest
 
 import braintrace
 from braintrace import functional
+from tests.tiers import in_turn, none
 
 from .networks import BATCH, UNITS, by_steps, close, compiled, data, loss_of
 
@@ -132,8 +133,7 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
 
 
-@pytest.mark.parametrize('carry', ['trace', 'drop'])
-@pytest.mark.parametrize('options', [{}, {'write_every': 3}], ids=str)
+@in_turn(none, options=[{}, {'write_every': 3}], carry=['trace', 'drop'])
 def test_a_mapped_learner_takes_sequences(options, carry, capfd):
     """Also with progress, of which nothing is shown inside a map."""
     xs, ys = data()

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import braintrace
+from tests.tiers import first, in_turn
 
 from .networks import BATCH, STEPS, UNITS, Net, by_steps, close, compiled, data, loss_of, squared
 
-SOME_WINDOWS = [3, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 2, None))]
+WINDOWS = [3, 1, 2, None]
+SOME_WINDOWS = [3, *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS[1:])]
 
 
 def gradient(learner, xs, ys, **options):
@@ -35,8 +37,7 @@ def without_options(rule):
     return gradient(compiled(rule), *data())
 
 
-@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', SOME_WINDOWS)
+@in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
     xs, ys = data()
     dropped, fresh = compiled(rule), compiled(rule)
@@ -88,8 +89,7 @@ def two_streams(rule):
     return jax.tree.map(jnp.add, gradient(compiled(rule), xs[:4], ys[:4]), gradient(compiled(rule), xs[4:], ys[4:]))
 
 
-@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', SOME_WINDOWS)
+@in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_reset_of_all_lanes_starts_anew(rule, window):
     xs, ys = data()
     flags = jnp.arange(STEPS) == 4
@@ -114,8 +114,7 @@ def lane_by_lane(rule):
     return total
 
 
-@pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
-@pytest.mark.parametrize('window', SOME_WINDOWS)
+@in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_reset_of_one_lane_leaves_the_others_alone(rule, window):
     assert close(gradient(compiled(rule), *data(), reset=FLAGS, window=window), lane_by_lane(rule))
 

@@ -13,6 +13,7 @@ import saiunit as u
 
 import braintrace
 from tests import models, oracles
+from tests.tiers import pairwise
 
 from .kept import AsDict, AsTuple, Group, Named, OneByOne, Separate, Stacked, Table, Tree, gradient, learner_of, same, slow
 
@@ -41,17 +42,8 @@ def structure(graph, rename=lambda path: path):
     return groups, relations, {k: (r.kind, r.reason) for k, r in graph.routes.items()}
 
 
-def all_ways():
-    """Every model, way to keep its states, and rule."""
-    for name in (NEURON, 'lstm_reading_cell', 'op_between_states'):
-        for form in (*TOGETHER, *TREES):
-            for rule in (D, ES):
-                quick = name == NEURON and form is Group
-                yield pytest.param(name, form, rule, marks=[slow] * (not quick),
-                                   id=f'{name}-{form.__name__}-{rule.name}')
-
-
-@pytest.mark.parametrize('name, form, rule', list(all_ways()))
+@pairwise(lambda form, name, rule: form is Group and name == NEURON, form=[*TOGETHER, *TREES],
+          name=[NEURON, 'lstm_reading_cell', 'op_between_states'], rule=[D, ES])
 def test_states_kept_together_are_hidden_states_of_their_own(name, form, rule):
     learner, grads = table_gradient(name, form, rule)
     assert same(grads, expected(name, rule))

@@ -116,7 +116,8 @@ def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(rate,
     assert f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize('steps', [1, 2, 103, 250])
+@pytest.mark.parametrize('steps', [pytest.param(1, marks=pytest.mark.nightly), 2, *(
+    pytest.param(n, marks=pytest.mark.nightly) for n in (103, 250))])
 def test_progress_changes_no_number(steps, capfd):
     rng = np.random.default_rng(0)
     xs, ys = jnp.asarray(rng.normal(size=(steps, BATCH, 2))), jnp.asarray(rng.normal(size=(steps, BATCH, 2)))

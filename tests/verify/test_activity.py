@@ -12,6 +12,7 @@ import braintrace
 from braintrace import verify
 from tests.models.ops import _spike_jvp as by_jvp
 from tests.models.ops import _spike_vjp as by_vjp
+from tests.tiers import first, in_turn, nightly
 
 STEPS, LANES = 12, 2
 DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.), 'mixed': np.array([0., 0.2, 9.])}
@@ -147,23 +148,21 @@ def of_rates(rates):
 
 
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
-@pytest.mark.parametrize('drive', DRIVES)
-@pytest.mark.parametrize('cell', CELLS, ids=lambda cell: cell.__name__)
+@in_turn(first(hard_state), cell=CELLS, drive=DRIVES)
 def test_a_neuron_is_judged_by_its_spikes(cell, drive):
     got = diagnosed(layer(cell, by_jvp), {'W': DRIVES[drive][None]}, states(CELLS[cell]))
     assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in shown(got).values())
 
 
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
-@pytest.mark.parametrize('cell', [hard_state, soft_local, refractory], ids=lambda cell: cell.__name__)
-@pytest.mark.parametrize('spike', SPIKES)
+@in_turn(first('vjp'), spike=SPIKES, cell=[hard_state, soft_local, refractory])
 def test_a_spike_is_found_however_it_is_made(spike, cell):
     for drive in DRIVES.values():
         got = diagnosed(layer(cell, SPIKES[spike]), {'W': drive[None]}, states(CELLS[cell]))
         assert all(found == of_rates(by_hand(cell, drive)) for found in shown(got).values())
 
 
-@pytest.mark.parametrize('cell', CELLS, ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize('cell', [pytest.param(cell, id=cell.__name__, marks=[] if cell is adaptive else nightly) for cell in CELLS])
 def test_a_dead_layer_is_told_to_get_more_input(cell):
     found = diagnosed(layer(cell, by_jvp), {'W': np.zeros((1, 3))}, states(CELLS[cell])).findings
     assert any('100 % of the units' in text and 'a lower threshold' in text for text in found)

@@ -11,7 +11,7 @@ import pytest
 import braintrace
 from braintrace import verify
 from tests import models, oracles
-from tests.gradients.compare import assert_close, core_first
+from tests.gradients.compare import assert_close, wide_first
 from tests.gradients.harness import over_sequence
 from tests.models.library import LibraryOps
 
@@ -52,10 +52,10 @@ QUICK = ['broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']
 REFUSED = ['while_mixing', 'while_mixing_tail', 'vmap_element_wise', 'broadcast_reversed', 'broadcast_inside', 'broadcast_repeat',
            'broadcast_tile', 'broadcast_gather']
 DEGRADED = ['vmap_cond']                # without a trace, see tests/gradients/test_control_flow.py
-OTHERS = [pytest.param(n, marks=pytest.mark.slow) for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
+OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
 
 
-@pytest.mark.parametrize('name', [*core_first([*models.MODELS, *QUICK]), *OTHERS])
+@pytest.mark.parametrize('name', wide_first([*models.MODELS, *QUICK, *OTHERS]))
 def test_cut_bptt_is_what_d_rtrl_computes(name):
     case = models.case(name)
     assert_close(verify.cut_bptt_gradients(*arguments(case)), oracles.total(oracles.dense_recursion(case)))
