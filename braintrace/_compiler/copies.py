@@ -27,21 +27,21 @@ def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
 
     Values in ``kept`` stay copies: they are read in the place of what they are a copy of.
     """
-    elements, names, kept = Elements(program), {}, []
+    elements, names, equations = Elements(program), {}, []
     for eqn in program.equations:
         eqn = renamed(eqn, names)
-        kept.append(eqn)
+        equations.append(eqn)
         for value, ids in elements.moved_by(eqn):
             source = elements.original(ids, value)
             elements.moved[value] = ids
             if source is not None and value not in kept:
                 names[value] = source
     new = {names.get(v, v) for v in program.new_carry}
-    twins = elements.twins(new, kept)
-    kept = [renamed(eqn, twins) for eqn in kept]
+    twins = elements.twins(new, equations)
+    equations = [renamed(eqn, twins) for eqn in equations]
     names |= twins
     outputs, carry = (tuple(_final(names, v) for v in part) for part in (program.outputs, program.new_carry))
-    return replace(program, equations=alive(kept, (*outputs, *carry)), outputs=outputs, new_carry=carry)
+    return replace(program, equations=alive(equations, (*outputs, *carry)), outputs=outputs, new_carry=carry)
 
 
 def renamed(eqn: Equation, names: dict[int, int]) -> Equation:

@@ -8,7 +8,7 @@ of the leaf. What is computed element by element from several of them at once is
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,13 +65,15 @@ def read_as_old(program: Program, group_of: Mapping[int, int], recurrent: Mappin
                      if reached[o]]
     parts = [(c, v, found) for c, v in ends if (found := _read_apart(program, v))]
     past = old_ancestors(program, dict(group_of), dict(recurrent)) if parts else []
-    found = set()
+    places = set()
     for c, value, values in parts:
-        within = _chain(program, value)[0]
-        read = flow.forward(program, {v: past[v] for v in values},
-                            lambda i, found, within=within: 0 if i in recurrent or i in program.blocks or i in within else found, new)
-        found |= {(c, i) for i, groups in recurrent.items() if groups & flow.union(read, set(program.equations[i].ins) - new)}
-    return sorted(found)
+        stop = recurrent.keys() | program.blocks | _chain(program, value)[0]
+
+        def passed(i: int, facts: int, stop=stop) -> int:
+            return 0 if i in stop else facts
+        read = flow.forward(program, {v: past[v] for v in values}, passed, new)
+        places |= {(c, i) for i, groups in recurrent.items() if groups & flow.union(read, set(program.equations[i].ins) - new)}
+    return sorted(places)
 
 
 def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
@@ -177,7 +179,7 @@ class _Makings:
             labels, owners = self._by_owner(ids)
         if labels is None or None in (owners or ()):
             return None
-        places = [self._places(labels == k, ids, owners and owners[k]) for k in range(labels.max() + 1)]
+        places = [self._places(labels == k, ids, owners[k] if owners else None) for k in range(labels.max() + 1)]
         if len(places) == 1 and np.array_equal(places[0], _in_order(aval.shape)):
             return None
         return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
@@ -261,7 +263,7 @@ class _Rewriting:
             self._renew(v, of, None)
         return self._program(carry)
 
-    def _renew(self, value: int, leaves: Collection[int], eqn: Equation | None) -> None:
+    def _renew(self, value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
         """The new states in a value that is the new one of some leaves; who reads the value reads them."""
         if not leaves:
             return

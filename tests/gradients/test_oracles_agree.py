@@ -165,7 +165,7 @@ def test_what_earlier_turns_contribute_to_an_op_counts():
 
 
 def test_the_cut_alone_is_no_oracle_for_ops_in_a_loop():
-    for name in ('scan', 'fori_loop', 'scan_nested', 'scan_layers'):
+    for name in ('scan', 'fori_loop', 'scan_nested'):
         case = models.case(name)
         assert max(error(oracles.cut_bptt(case), dense(case)).values()) > 1e-2, name
 

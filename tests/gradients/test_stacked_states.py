@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import functools
 
+import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from tests import models, oracles
 from tests.gradients.compare import assert_close, at
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
+from tests.models.model import B, N, O
+from tests.models.stacks import cell_of, weights
 
 RULES = {'D_RTRL': braintrace.rules.d_rtrl(), 'ES_D_RTRL': braintrace.rules.es_d_rtrl(0.8)}
 FLAGS = np.zeros((models.make_case.__defaults__[1], 2), bool)
@@ -62,6 +66,7 @@ def stacked(name, layout, rule):
     return case, braintrace.functional.online(cell, RULES[rule]), pack
 
 
+@functools.cache
 def oracle(case, rule):
     return oracles.dense_recursion(case) if rule == 'D_RTRL' else oracles.es_recursion(case, 0.8)
 
@@ -79,6 +84,92 @@ def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
     groups = stacked(name, layout, rule)[1].graph.hidden_groups
     assert sorted(g.num_state for g in groups) == sorted(len(g) for g in case.model.groups)
+
+
+LAYERS = ('one', 'two', 'three')
+
+
+def equal_layers(ops, p, c, x):
+    """Three layers of one kind, each with a state of its own; the output reads all of them."""
+    new, total = {}, 0.
+    for name in LAYERS:
+        x = new[name] = ops.new(name, cell_of(ops, p[name], c[name], x, 0.8))
+        total = x + 0.5 * total
+    return ops.dot(total, p['out']), new
+
+
+EQUAL = models.make_case(models.Model(
+    'equal_layers', equal_layers, {name: weights(N, N) for name in LAYERS} | {'out': (N, O)}, dict.fromkeys(LAYERS, (B, N)), (B, N),
+    groups=tuple((name,) for name in LAYERS)))
+
+
+def one_layer(p, k, h, x):
+    return cell_of(LibraryOps(), {'w': p['w'][k], 'b': p['b'][k]}, h, x, 0.8)
+
+
+def by_scan(p, h, x):
+    def layer(x, at):
+        h, w, b = at
+        h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
+        return h, h
+    return jax.lax.scan(layer, x, (h, p['w'], p['b']))[1]
+
+
+def by_scan_downwards(p, h, x):
+    """The layers stand in the array from the last to the first, and so do the weights."""
+    def layer(x, at):
+        h, w, b = at
+        h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
+        return h, h
+    flipped = (h[::-1], p['w'][::-1], p['b'][::-1])
+    return jax.lax.scan(layer, x, flipped, reverse=True)[1][::-1]
+
+
+def by_fori_loop(p, h, x):
+    def layer(k, carry):
+        h, x = carry
+        x = one_layer(p, k, h[k], x)
+        return h.at[k].set(x), x
+    return jax.lax.fori_loop(0, len(LAYERS), layer, (h, x))[0]
+
+
+def in_place(p, h, x):
+    for k in range(len(LAYERS)):
+        x = one_layer(p, k, h[k], x)
+        h = h.at[k].set(x)
+    return h
+
+
+def recomputed(p, h, x):
+    new = []
+    for k in range(len(LAYERS)):
+        x = jax.checkpoint(one_layer, static_argnums=1)(p, k, h[k], x)
+        new.append(x)
+    return jnp.array(new)
+
+
+def behind_a_mask(p, h, x):
+    """A mask acts element by element, so each layer keeps its own state; what the next layer reads is the value before the mask."""
+    new = jnp.stack(list(in_place(p, h, x)))
+    return jnp.where(jnp.ones((B, 1), bool), new, h)
+
+
+@pytest.mark.parametrize('layers, rule', [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL'), *(
+    pytest.param(f, rule, marks=pytest.mark.slow) for f in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
+    for rule in RULES)])
+def test_layers_with_stacked_weights_and_one_state(layers, rule):
+    def cell(params, carry, x):
+        stack = {'w': jnp.stack([params[n]['w'] for n in LAYERS]), 'b': jnp.stack([params[n]['b'] for n in LAYERS])}
+        h = layers(stack, carry['h'], x)
+        total = 0.
+        for k in range(len(LAYERS)):
+            total = h[k] + 0.5 * total
+        return total @ params['out'], {'h': h}
+    learner = braintrace.functional.online(cell, RULES[rule])
+    state = learner.init(EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0])
+    grads, _, _ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(EQUAL.params, state, EQUAL.xs, EQUAL.ys)
+    assert_close(grads, oracles.total(oracle(EQUAL, rule)))
+    assert not learner.graph.diagnostics
 
 
 @pytest.mark.parametrize('rule', RULES)
@@ -104,3 +195,107 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
     for part in parts:
         want = np.stack([np.zeros(part.shape[1:]), np.ones(part.shape[1:])])
         np.testing.assert_allclose(part, want, atol=1e-15)
+
+
+@pytest.mark.parametrize('shape', [(N // 2, 2), None], ids=['another shape', 'another order of axes'])
+def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape):
+    """Readers of that value read the new state: without it ES-D-RTRL has no signal."""
+    case = models.case('leaky')
+
+    def kept(h):
+        return h.T if shape is None else h.reshape(-1, *shape)
+
+    def cell(params, carry, x):
+        h = carry['h'].T if shape is None else carry['h'].reshape(-1, N)
+        output, new = case.model.cell(LibraryOps(), params, {'h': h}, x)
+        return output, {'h': kept(new['h'])}
+    learner = braintrace.functional.online(cell, RULES['ES_D_RTRL'])
+    state = learner.init(case.params, {'h': kept(case.carry['h'])}, case.xs[0])
+    grads, _, _ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(case.params, state, case.xs, case.ys)
+    assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
+
+
+class Stack(brainstate.nn.Module):
+    """The layers of ``equal_layers`` as a module with one state, or with a state of each layer."""
+
+    def __init__(self, one_state):
+        super().__init__()
+        self.params = [{k: brainstate.ParamState(v) for k, v in EQUAL.params[n].items()} for n in LAYERS]
+        self.out = brainstate.ParamState(EQUAL.params['out'])
+        start = [EQUAL.carry[n] for n in LAYERS]
+        self.h = [brainstate.HiddenState(jnp.stack(start))] if one_state else list(map(brainstate.HiddenState, map(jnp.asarray, start)))
+
+    def update(self, x):
+        p = {n: {k: s.value for k, s in states.items()} for n, states in zip(LAYERS, self.params, strict=True)}
+        old = list(self.h[0].value) if len(self.h) == 1 else [h.value for h in self.h]
+        y, new = equal_layers(LibraryOps(), p | {'out': self.out.value}, dict(zip(LAYERS, old, strict=True)), x)
+        values = [jnp.stack(list(new.values()))] if len(self.h) == 1 else list(new.values())
+        for state, value in zip(self.h, values, strict=True):
+            state.value = value
+        return y
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_module_with_one_state(rule):
+    learner = braintrace.compile(Stack(True), RULES[rule], EQUAL.xs[0])
+
+    def step(x, y):
+        return EQUAL.loss(learner(x), y)
+    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=4, reduction='sum')
+    want = oracles.total(oracle(EQUAL, rule))
+    for path, g in grads.items():
+        expected = want['out'] if path == ('out',) else want[LAYERS[int(path[1])]][path[2]]
+        np.testing.assert_allclose(g, expected, rtol=1e-10, atol=1e-12)
+    assert learner.model.h[0].value.shape == (3, B, N)
+    assert [g.name for g in learner.graph.hidden_groups] == ['h/0/0', 'h/0/1', 'h/0/2']
+    learner.reset_state(lanes=jnp.array([True, False]))
+    np.testing.assert_array_equal(learner.model.h[0].value[:, 0], np.stack([EQUAL.carry[n][0] for n in LAYERS]))
+    for entries in jax.tree.leaves(learner.get_etrace_of(learner.model.params[0]['w'])[('params/0/w', 'h/0/0')]):
+        assert entries[1].any() and not entries[0].any()
+
+
+# -- what is not settled is named ---------------------------------------------------------------------------------------
+
+def shifted(p, h, x):
+    """Rows move through the array while two layers write theirs: no row is a state."""
+    a = one_layer(p, 0, h[2], x)
+    b = one_layer(p, 1, h[3], a)
+    return b, jnp.concatenate([h[2:], a[None], b[None]])
+
+
+def in_a_loop(p, h, x):
+    """A loop that is descended carries the array whole."""
+    def turn(h, _):
+        a = one_layer(p, 0, h[0], x)
+        b = one_layer(p, 1, h[1], a)
+        return jnp.stack([a, b]), None
+    h = jax.lax.scan(turn, h, None, length=12)[0]
+    return h[1], h
+
+
+@pytest.mark.parametrize('cell, rows', [(shifted, 4), (in_a_loop, 2)])
+def test_what_is_read_as_an_old_state_though_it_is_the_new_one_is_named_with_its_place(cell, rows):
+    params, h, x = {'w': jnp.ones((2, 2 * N, N)), 'b': jnp.ones((2, N))}, {'h': jnp.ones((rows, B, N))}, jnp.ones((B, N))
+
+    def step(p, c, x):
+        y, new = cell(p, c['h'], x)
+        return y, {'h': new}
+    learner = braintrace.functional.online(step, RULES['D_RTRL'])
+    with pytest.warns(braintrace.BraintraceWarning, match='h holds several states'):
+        learner.init(params, h, x)
+    note, = (d for d in learner.graph.diagnostics if d.kind == 'stacked-state')
+    assert note.path == 'h' and 'library.py' in note.location and 'of its own' in note.message
+    with pytest.raises(braintrace.UntracedParameterError, match='h holds several states'):
+        braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
+
+
+def test_a_state_that_is_put_together_for_no_reader_is_one_state():
+    """An op that reads all and makes all: two groups would hold its trace twice."""
+    def cell(w, h, x):
+        y = braintrace.matmul(jnp.concatenate([x, h], -1), w)
+        h = jnp.concatenate([0.5 * h[:, :2] + jnp.tanh(y[:, :2]), 0.9 * h[:, 2:] + y[:, 2:]], -1)
+        return h, h
+    learner = braintrace.functional.online(cell, RULES['D_RTRL'])
+    learner.init(jnp.ones((N + 4, 4)), jnp.ones((B, 4)), jnp.ones((B, N)))
+    group, = learner.graph.hidden_groups
+    assert group.shape == (B, 4)

@@ -22,7 +22,7 @@ from tests.models.model import B, M, Model, N, O
 from tests.models.recurrent import GATE
 from tests.models.spiking import THRESHOLD, fired
 
-INNER, L = 3, 3                          # turns of an inner loop, stacked layers
+INNER = 3                                # turns of an inner loop
 MASK = np.random.default_rng(3).random((1 + N, N)) < 0.7
 
 
@@ -142,17 +142,6 @@ def accumulated(ops, p, c, x):
     return ops.dot(total, p['out']), {'h': ops.new('h', h)}
 
 
-def stacked_layers(ops, p, c, x):
-    """A loop over layers: weights and states are sliced, the layer's result is carried. All layers are one state."""
-    def body(live, read, p):
-        (_, h), (rz, r) = live, read
-        h = 0.8 * h + ops.tanh(drive(ops, p, r, rz))
-        return h, h
-    _, h = ops.loop(body, x, x, {'w': p['w'], 'b': p['b']}, over=(c['h'], ops.cut(c['h'])))
-    h = ops.new('h', h)
-    return ops.dot(h.sum(0), p['out']), {'h': h}
-
-
 def adaptive_update(ops, p, h, r, x):
     """Potential and adaptation."""
     old = ops.spike(r['v'] - THRESHOLD - 0.2 * r['a'])
@@ -197,7 +186,6 @@ LOOPS = [
     Model('scan_readout', scan_readout, SMALL | OUT, **LOOPED),
     Model('scan_spikes', scan_spikes, {'w': (1 + N, N)} | OUT, {'v': (B, N)}, smooth=False, **LOOPED),
     Model('scan_accumulated', accumulated, SMALL | OUT, **LOOPED),
-    Model('scan_layers', stacked_layers, {'w': (L, N + N, N), 'b': (L, N)} | OUT, {'h': (L, B, N)}, (B, N), lanes=False, **LOOPED),
     lstm_row('scan_lstm', scan(lstm_update), 1, **LOOPED),
     Model('scan_adaptive', states_cell(scan(adaptive_update)), {'w': (1 + N, N)} | OUT, {'v': (B, N), 'a': (B, N)}, smooth=False, **LOOPED),
     Model('scan_two_layers', two_in_scan, {'one': SMALL, 'two': {'w': (N + M, M), 'b': (M,)}, 'out': (M, O)},
