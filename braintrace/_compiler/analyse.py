@@ -12,9 +12,10 @@ from . import flow
 from . import labels as lb
 from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
 from .copies import forward_copies
+from .fixed import fixed_ops, fixed_weights
 from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
-from .losses import USE, name_mixing, op_name, readers, untraced_uses
+from .losses import USE, name_mixing, op_name, plain_ways, readers, untraced_uses
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
 from .program import Equation, Loop, Program, is_inexact, path_name, trace_step
@@ -51,8 +52,9 @@ def _graph(program: Program) -> ETraceGraph:
     routes = _routes(program, ops, relations, forgetful)
     cross = _cross_notes(program, positions, groups)
     diagnostics = list(dict.fromkeys([*_mixing_notes(program, positions), *notes, *cross,
+                                      *fixed_weights(program, ops),
                                       *_forgetful_notes(program, ops, forgetful), *_route_notes(routes)]))
-    if ops and groups and not relations:
+    if ops and groups and not relations and not fixed_ops(program, ops):
         diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
@@ -256,6 +258,7 @@ def _forgetful_notes(program: Program, ops, forgetful) -> list[Diagnostic]:
 def _routes(program: Program, ops, relations, forgetful) -> dict[str, Route]:
     used_at_all = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
     to_state = flow.backward(program, {program.new_carry[c]: 1 for c in program.hidden}, flow.gradients(program))
+    plain = plain_ways(program, ops)
     traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
     uses = {i: [op for op in ops if any(i in ps for ps in op.parameters.values())] for i in program.trainable}
     routes = {}
@@ -271,7 +274,7 @@ def _routes(program: Program, ops, relations, forgetful) -> dict[str, Route]:
             reason = 'not_hidden' if any(ahead[value] for ahead in forgetful.values()) else 'no_hidden_state'
             routes[name] = Route('same-step', reason, uses[i][0].where if uses[i] else '')
         else:
-            routes[name] = _untraced_route(program, value, [op for op in uses[i] if to_state[op.y]], to_state)
+            routes[name] = _untraced_route(program, value, [op for op in uses[i] if to_state[op.y]], plain)
     return routes
 
 
@@ -282,24 +285,24 @@ def _why_untraced(program: Program, op: OpUse) -> str:
     return 'weight_then_weight' if reached.isdisjoint(program.new_carry[c] for c in program.hidden) else 'mixing_tail'
 
 
-def _untraced_route(program: Program, value: int, uses: list[OpUse], to_state: list[int]) -> Route:
+def _untraced_route(program: Program, value: int, uses: list[OpUse], ways: list[int]) -> Route:
     """The route of a parameter that reaches a hidden state without a trace: the use that says most about what to change."""
     reasons = [(_why_untraced(program, op), op.where) for op in uses]
     told = next((r for r in reasons if r[0] != 'weight_then_weight'), None)
-    plain = _plain_route(program, value, to_state)
+    plain = _plain_route(program, value, ways)
     if told is None and reasons and plain is None:
         told = reasons[0]
     return Route('same-step', *told) if told else plain or Route('same-step', 'not_etp_op')
 
 
-def _plain_route(program: Program, value: int, to_state: list[int]) -> Route | None:
+def _plain_route(program: Program, value: int, ways: list[int]) -> Route | None:
     """The route of a parameter by a plain use; an op may hide in a function with a rule of its own."""
     reached = flow.reach(program, value, ())
     opaque = next((e for e in program.equations if e.origin is not None and not reached.isdisjoint(e.ins) and e.holds_op()), None)
     if opaque is not None:
         return Route('same-step', f'opaque_call:{opaque.primitive.name}', opaque.where)
     first = next((i for i, _ in readers(program, value)
-                  if i not in program.op_set and flow.union(to_state, program.equations[i].outs)), None)
+                  if i not in program.op_set and flow.union(ways, program.equations[i].outs)), None)
     return None if first is None else Route('same-step', 'not_etp_op', program.equations[first].where)
 
 

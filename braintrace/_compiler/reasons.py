@@ -1,7 +1,10 @@
 """The reasons of a route in plain words, and what to change."""
 from __future__ import annotations
 
-__all__ = ['GATE', 'REASONS', 'TRACED']
+__all__ = ['FIXED', 'GATE', 'REASONS', 'TRACED']
+
+# the diagnostic of a weight of an op that nothing trains or changes
+FIXED = 'constant-weight'
 
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
 

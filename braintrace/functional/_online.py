@@ -109,7 +109,7 @@ class OnlineLearner:
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: a copy of this carry, a zero trace, t = 0."""
         compiled = self.compiled(params, carry, inputs, new=True)
-        carry = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, carry)
+        carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
         return OnlineState(carry, *compiled.init(), compiled.laned)
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
@@ -361,7 +361,7 @@ def _levels_to_user() -> int:
     return level
 
 
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight'}
+LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'constant-weight'}
 
 
 def _check_strict(graph: ETraceGraph) -> None:

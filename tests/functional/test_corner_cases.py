@@ -257,3 +257,20 @@ def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
     state = learner.init({'w': jnp.asarray(W)}, jnp.zeros((0, N)), xs[0])
     grads, state, _ = learner.sequence_grad(loss, window=None)({'w': jnp.asarray(W)}, state, xs, xs)
     np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
+
+
+def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
+    def noisy(p, c, x):
+        key, now = jax.random.split(c['key'])
+        h = .8 * c['h'] + mm(x, p['w']) + jax.random.normal(now, c['h'].shape)
+        return h, {'h': h, 'key': key}
+    learner, carry = functional.online(noisy, rules.d_rtrl()), {'h': H, 'key': jax.random.key(3)}
+    states = [f() for f in (lambda: learner.init({'w': W}, carry, X[0]),
+                            jax.jit(lambda: learner.init({'w': W}, carry, X[0])),
+                            lambda: jax.eval_shape(lambda: learner.init({'w': W}, carry, X[0])),
+                            lambda: jax.eval_shape(learner.init, {'w': W}, carry, X[0]))]
+    shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in states]
+    assert all(s == shapes[0] for s in shapes)
+    close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
+    grads = learner.grad(loss)({'w': W}, states[1], X[0], None)[1]
+    close(grads, bptt(noisy, {'w': W}, carry, steps=1))
