@@ -12,6 +12,7 @@ import numpy as np
 from .._compiler import ETraceGraph, abstract, is_inexact, path_name
 from .._executor import Executor, Factors, Signals, stopped
 from .._rules import Rule, same_step
+from ._shards import without_types
 from ._state import flatten_paths
 
 __all__ = ['Compiled', 'signature', 'zero_gradient']
@@ -29,8 +30,10 @@ class Compiled:
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
         self.graph, self.rule, self.program = graph, rule, graph.program
         self.executor = Executor(graph, probes=rule is not None and rule.probes)
-        self.step = jax.custom_vjp(jax.jit(self._primal))
-        self.step.defvjp(jax.jit(self._forward), jax.jit(self._backward))
+        primal, forward, backward = (jax.jit(without_types(f)) for f in (
+            self._primal, self._forward, self._backward))
+        self.step = jax.custom_vjp(primal)
+        self.step.defvjp(forward, backward)
 
     @property
     def t_shape(self) -> tuple[int, ...]:
