@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, abstract, is_inexact, path_name
-from .._executor import Executor, Factors, Signals, stopped
+from .._executor import Executor, Factors, Signals, stopped, without_types
 from .._rules import Rule, same_step
-from ._shards import without_types
 from ._state import flatten_paths
 
 __all__ = ['Compiled', 'signature', 'zero_gradient']

@@ -31,11 +31,11 @@ from .._compiler import (
     untraced_uses,
 )
 from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunctionError, StructureError, UntracedParameterError
+from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._jax import surrounding_mesh
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
-from ._shards import Axes, axes_of, each, in_shards, share, spread, varying
 from ._state import OnlineState, flatten_paths, reset_leaf
 
 __all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'path_name', 'reset_leaf', 'scale',

@@ -274,3 +274,76 @@ def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
     close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
     grads = learner.grad(loss)({'w': W}, states[1], X[0], None)[1]
     close(grads, bptt(noisy, {'w': W}, carry, steps=1))
+
+
+def phased(p, c, x):
+    """A phased unit: a clock that nothing teaches opens it, by periods and shifts that are learned."""
+    t = c['t'] + 1.
+    gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2
+    h = gate * jnp.tanh(mm(x, p['w']) + .5 * c['h']) + (1 - gate) * c['h']
+    return h, {'h': h, 't': t}
+
+
+def phased_in_a_loop(p, c, x):
+    def turn(c, _):
+        return phased(p, c, x)[1], None
+    c = jax.lax.scan(turn, c, None, length=10)[0]
+    return c['h'], c
+
+
+def two_clocks(p, c, x):
+    """One runs by the input and starts anew; the other reads it."""
+    t = jnp.where(c['t'] > 2., 0., c['t'] + .1 * x[0, 0] ** 2 + .7)
+    s = .9 * c['s'] + t.sum()
+    h = c['h'] * jnp.exp(-(t + s) / (9 + ew(p['period']) ** 2)) + ew(p['shift']) * mm(x, p['w'])
+    return h, {'h': h, 't': t, 's': s}
+
+
+def filtered_input(p, c, x):
+    """What no parameter reaches may mix: the mean of a filtered input."""
+    f = .8 * c['f'] + x
+    mean = jnp.cumsum(f, -1).mean(-1, keepdims=True)
+    h = (ew(p['period']) - .1 * mean) * .3 * c['h'] + mm(x, p['w']) + ew(p['shift'])
+    return h, {'h': h, 'f': f}
+
+
+ew = braintrace.element_wise
+PHASES = {'w': W, 'period': RNG.uniform(1, 2, N), 'shift': RNG.uniform(0, 1, N)}
+CLOCKS = {
+    'of no shape': (phased, {'t': np.zeros(())}),
+    'one number': (phased, {'t': np.zeros(1)}),
+    'of each unit': (phased, {'t': np.zeros(N)}),
+    'of each lane': (phased, {'t': np.zeros((B, 1))}),
+    'in a loop': (phased_in_a_loop, {'t': np.zeros(())}),
+    'two': (two_clocks, {'t': np.zeros(()), 's': np.zeros(N)}),
+    'a filter': (filtered_input, {'f': np.zeros((B, I))}),
+}
+
+
+@pytest.mark.parametrize('name', CLOCKS)
+def test_a_state_that_nothing_teaches_takes_no_trace(name):
+    cell, states = CLOCKS[name]
+    carry = {'h': H, **states}
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner, got = online(cell, PHASES, carry, rules.d_rtrl(), window=2)
+    assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.graph.diagnostics
+    assert learner.report.exact
+    close(got, bptt(cell, PHASES, carry))
+
+
+def test_a_learned_clock_of_another_shape_loses_its_own_way_alone():
+    def step(p, c, x, t):
+        gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2
+        return gate * jnp.tanh(mm(x, p['w']) + .5 * c['h']) + (1 - gate) * c['h']
+
+    def cell(p, c, x, read=lambda t: t):
+        t, h = c['t'] + ew(p['rate']), step(p, c, x, c['t'])
+        return t + h, {'h': step(p, c, x, read(c['t'])), 't': t}
+    for start in (np.zeros(()), np.zeros(N)):
+        params = PHASES | {'rate': np.array(.7) if not start.ndim else RNG.uniform(.5, 1, N)}
+        carry = {'h': H, 't': start}
+        learner, got = online(cell, params, carry, rules.d_rtrl())
+        assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.report.exact
+        assert {d.kind for d in learner.graph.diagnostics} <= {'mixing', 'cross-group'}
+        close(got, bptt(lambda *args: cell(*args, jax.lax.stop_gradient), params, carry))
