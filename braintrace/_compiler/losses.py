@@ -125,9 +125,10 @@ def weight_slots(ops: Iterable[OpUse]) -> dict[int, set[int]]:
 
 
 def plain_ways(program: Program, ops: Iterable[OpUse]) -> list[int]:
-    """For each value, whether a gradient comes to it from a new hidden state otherwise than through the weight of an op."""
+    """For each value, whether a new hidden state sends it a gradient past the weights of ops."""
     new, slots = {program.new_carry[c]: 1 for c in program.hidden}, weight_slots(ops)
-    return flow.backward(program, new, flow.gradients(program), skip=lambda i, k: k in slots.get(i, ()))
+    return flow.backward(program, new, flow.gradients(program),
+                         skip=lambda i, k: k in slots.get(i, ()))
 
 
 def readers(program: Program, value: int) -> Iterator[tuple[int, int]]:

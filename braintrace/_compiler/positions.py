@@ -22,8 +22,8 @@ NOT_HOLOMORPHIC = {'conj', 'real', 'imag', 'abs', 'sign', 'max', 'min', 'clamp'}
 
 
 Received = dict[int, dict[tuple[int, int], np.ndarray]]
-# what a value depends on: old states, the y of ops, old states that no parameter reaches, and from OTHERS on
-# a bit for each old state of the first kind
+# what a value depends on: old states, the y of ops, old states that no parameter reaches, and from
+# OTHERS on a bit for each old state of the first kind
 OLD, Y, CLOCK, OTHERS = 1, 2, 4, 3
 
 
@@ -157,7 +157,8 @@ class _Analysis:
         relevant = [bool(self.depends[v]) for v in eqn.ins]
         self.refuse_not_holomorphic(eqn, relevant)
         ins = lb.backward(eqn, self.program.avals, out_labels, self.known(eqn), relevant)
-        many = {v for v, lab in zip(eqn.ins, ins, strict=True) if lab is not None and (lab == lb.MANY).any()}
+        many = {v for v, lab in zip(eqn.ins, ins, strict=True)
+                if lab is not None and (lab == lb.MANY).any()}
         if not many:
             return ins
         if any(lab is not None and (lab == lb.MANY).any() for lab in out_labels):
@@ -170,17 +171,17 @@ class _Analysis:
                 for v, lab in zip(eqn.ins, ins, strict=True)]
 
     def parts_later(self, value: int, state: int) -> bool:
-        """Whether a value reads a y beside old states of other shapes only, none of which is traced into ``state``."""
+        """Whether a value reads a y, and old states of other shapes than ``state`` alone."""
         others = flow.members(self.depends[value] >> OTHERS)
-        return bool(self.depends[value] & Y) and all(self.shapes[r] != self.shapes[state] for r in others)
+        foreign = all(self.shapes[r] != self.shapes[state] for r in others)
+        return foreign and bool(self.depends[value] & Y)
 
     def part(self, i: int, values: list[int]) -> None:
-        """Cut the way of old states where it meets that of a y, which goes on: in front of equation ``i``."""
+        """Cut the way of old states in front of equation ``i``, where that of a y goes on."""
         for v in values:
             j = self.program.producer.get(v)
             if j is not None:
-                whole = self.program.equations[j].loop is None
-                self.cut(*(j, 'merges positions') if whole else (i, 'merges positions'))
+                self.cut(j if self.program.equations[j].loop is None else i, 'merges positions')
 
     def refuse_not_holomorphic(self, eqn: Equation, relevant) -> None:
         avals = self.program.avals
@@ -370,7 +371,7 @@ def _every_row(loop, labels: np.ndarray) -> np.ndarray:
 
 
 def untaught_states(program: Program) -> set[int]:
-    """Hidden states (positions in the carry) that no trainable parameter ever reaches, as a clock or a filtered input."""
+    """Hidden states (positions in the carry) that no trainable parameter ever reaches, as a clock."""
     found = set(program.hidden)
     while True:
         start = {program.params[i]: 1 for i in program.trainable}

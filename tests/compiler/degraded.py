@@ -183,17 +183,21 @@ degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_f
     lambda p, h, x: .8 * h + jnp.fft.fft(mm(x, p['w'])).real)
 degraded(mixing('dynamic_update_slice'), mixing_tail(), no_relation(), **TAIL, name='written_at_an_input')(
     lambda p, h, x: lax.dynamic_update_slice(.8 * cut(h), mm(x, p['w'])[:, :1], (0, (x[0, 0] > 0).astype(int))))
-degraded(lost('repeated', 'half'), no_relation(), params='half', routes={'half': 'lost_relation'}, name='repeated_result', fails={
-    'record': 'says that a position reads several elements, and that equations mix, where each reads one repeated element'})(
+LOST = {'routes': {'w': 'lost_relation'}}
+
+degraded(lost('is repeated', 'half'), no_relation(), params='half',
+         routes={'half': 'lost_relation'}, name='repeated_result')(
     lambda p, h, x: .8 * h + jnp.repeat(mm(x, p['half']), 2, -1))
-degraded(lost('is broadcast inside', 'thin'), no_relation(), params='thin', routes={'thin': 'lost_relation'},
-         name='result_spread_over_its_axis', fails={
-             'record': 'a second record, the route and strict say mixing_tail, where one axis is broadcast'})(
+degraded(lost('is broadcast inside to [2, 4], along axis 1', 'thin'), no_relation(), params='thin',
+         routes={'thin': 'lost_relation'}, name='result_spread_over_its_axis')(
     lambda p, h, x: .8 * h + mm(x, p['thin']))
-degraded(lost('is broadcast inside'), no_relation(), carry=np.ones((B, N, 2)), routes={'w': 'lost_relation'},
-         name='result_spread_over_a_new_axis', fails={
-             'record': 'says that a position reads several elements, and that equations mix, where one axis is broadcast'})(
+degraded(lost('is broadcast inside to [2, 4, 2], along axis 2'), no_relation(),
+         carry=np.ones((B, N, 2)), **LOST, name='result_spread_over_a_new_axis')(
     lambda p, h, x: .8 * h + mm(x, p['w'])[..., None])
+degraded(lost('is broadcast inside to [2, 3, 4], along axis 1', 'u'), params='w u',
+         carry=np.ones((B, 3, N)), routes={'u': 'lost_relation'}, name='gate_spread_over_rows')(
+    lambda p, h, x: (jax.nn.sigmoid(mm(x, p['u']))[:, None] * h
+                     + mm(x, jnp.tile(p['w'], 3)).reshape(B, 3, N)))
 
 
 @degraded(merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'), **TAIL)
@@ -210,8 +214,8 @@ def tail_of_a_softmax(p, h, x):
     return h, h
 
 
-@degraded(lost('different positions in different states'), no_relation(), carry={'h': H, 'g': H}, routes={'w': 'lost_relation'}, fails={
-    'record': 'a second record and the route say mixing_tail, where nothing mixes'})
+@degraded(lost('different positions in different states'), no_relation(),
+          carry={'h': H, 'g': H}, **LOST)
 def result_at_two_positions_of_a_group(p, c, x):
     y = mm(x, p['w'])  # here
     h, g = .8 * c['h'] + .1 * c['g'] + y, .7 * c['g'] + .1 * c['h'] + y[:, ::-1]

@@ -277,7 +277,7 @@ def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
 
 
 def phased(p, c, x):
-    """A phased unit: a clock that nothing teaches opens it, by periods and shifts that are learned."""
+    """A clock that nothing teaches opens each unit, by a period and a shift that are learned."""
     t = c['t'] + 1.
     gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2
     h = gate * jnp.tanh(mm(x, p['w']) + .5 * c['h']) + (1 - gate) * c['h']
@@ -347,3 +347,46 @@ def test_a_learned_clock_of_another_shape_loses_its_own_way_alone():
         assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.report.exact
         assert {d.kind for d in learner.graph.diagnostics} <= {'mixing', 'cross-group'}
         close(got, bptt(lambda *args: cell(*args, jax.lax.stop_gradient), params, carry))
+
+
+def fast_weights(p, h, x, repeated=True):
+    """A matrix for each sample: an outer product is written, rows forget by a gate and a gain."""
+    def rows(w):
+        return mm(x, jnp.repeat(w, N, -1)).reshape(B, I, N) if repeated else mm(x, w)[:, :, None]
+
+    def columns(w):
+        return mm(x, jnp.tile(w, I)).reshape(B, I, N) if repeated else mm(x, w)[:, None]
+    gain = ew(p['gain'][:, None]) if repeated else ew(p['gain'])[:, None]
+    h = jax.nn.sigmoid(rows(p['gate'])) * gain * h + rows(p['k']) * columns(p['v'])
+    return h, h
+
+
+def test_what_is_advised_for_results_that_lack_an_inner_axis_is_exact():
+    carry = np.zeros((B, I, N))
+    shapes = {'gate': (I, I), 'k': (I, I), 'v': (I, N), 'gain': I}
+    params = {n: RNG.normal(size=s) for n, s in shapes.items()}
+    learner, got = online(fast_weights, params, carry, rules.d_rtrl(), window=2)
+    assert learner.report.exact and learner.graph.lanes == B
+    close(got, bptt(fast_weights, params, carry))
+    plain = functional.online(lambda *a: fast_weights(*a, repeated=False), rules.d_rtrl())
+    jax.eval_shape(plain.init, params, carry, X[0])
+    assert {r.reason for r in plain.routes.values()} == {'lost_relation'}
+    said = {d.path: d.message for d in plain.graph.diagnostics if d.kind == 'lost-relation'}
+    assert 'along axis 2:' in said['k'] and 'along axis 1:' in said['v']
+    assert 'jnp.repeat(w, n, -1)' in said['k']
+    assert 'element_wise(w[:, None])' in said['gain']
+
+
+@pytest.mark.parametrize('apart', [True, False])
+def test_rows_of_one_parameter_that_meet_at_a_position_are_traced_one_by_one(apart):
+    def cell(p, c, x):
+        k = [ew(p['k'][i]) for i in range(2)] if apart else ew(p['k'])
+        h = k[0] * c['h'] + k[1] * c['last'] + mm(x, p['w'])
+        return h, {'h': h, 'last': c['h']}
+    params, carry = {'w': W, 'k': .3 * RNG.normal(size=(2, N))}, {'h': H, 'last': H}
+    learner, got = online(cell, params, carry, rules.d_rtrl())
+    if apart:
+        close(got, bptt(cell, params, carry))
+    else:
+        said, = (d.message for d in learner.graph.diagnostics if d.kind == 'mixing-tail')
+        assert 'element_wise(k[0]) and element_wise(k[1])' in said
