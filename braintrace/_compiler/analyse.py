@@ -408,7 +408,7 @@ def _colours(positions: Positions) -> tuple[tuple[tuple[int, ...], ...], ...]:
         for g, states in enumerate(positions.groups):
             if k < len(states):
                 sweep = positions.sweeps[states[k]]
-                touched = {('h', r) for r in sweep.old} | {('y', i) for i in sweep.y}
+                touched = {('h', r) for r in sweep.clocks.union(sweep.old)} | {('y', i) for i in sweep.y}
                 home = next((entry for entry in sets if entry[1].isdisjoint(touched)), None)
                 if home is None:
                     home = ([], set())

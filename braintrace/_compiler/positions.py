@@ -23,7 +23,7 @@ NOT_HOLOMORPHIC = {'conj', 'real', 'imag', 'abs', 'sign', 'max', 'min', 'clamp'}
 
 Received = dict[int, dict[tuple[int, int], np.ndarray]]
 # what a value depends on: old states, the y of ops, old states that no parameter reaches, and from
-# OTHERS on a bit for each old state of the first kind
+# OTHERS on a bit for each old state
 OLD, Y, CLOCK, OTHERS = 1, 2, 4, 3
 
 
@@ -32,12 +32,14 @@ class Sweep:
     """Cotangent labels that one new state sends, in the D pass, to old states and to the y of ops.
 
     ``received``: for each value, what each (equation, operand) sends to it. ``merged``: equations where positions of a y meet.
+    ``clocks``: old states that it reads and that no parameter reaches, where no labels are sent to them.
     """
     received: Received
     old: dict[int, np.ndarray] = field(default_factory=dict)
     y: dict[int, np.ndarray] = field(default_factory=dict)
     merged: set[int] = field(default_factory=set)
     visited: set[int] = field(default_factory=set)
+    clocks: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -64,7 +66,7 @@ class _Analysis:
         self.untaught = untaught_states(program)
         start = dict.fromkeys((o for i in self.ops for o in program.equations[i].outs), Y)
         for s, (v, c) in enumerate(zip(self.old, program.hidden, strict=True)):
-            start[v] = start.get(v, 0) | (CLOCK if c in self.untaught else OLD | 1 << OTHERS + s)
+            start[v] = start.get(v, 0) | (CLOCK if c in self.untaught else OLD) | 1 << OTHERS + s
         self.depends = flow.forward(program, start, self.passes)
         self.sweeps: list[Sweep | None] = [None] * len(self.new)
         self.y_sources: dict[tuple[int, int], np.ndarray | None] = {}
@@ -109,6 +111,8 @@ class _Analysis:
                 labels = self.combine(v, result, state)
                 if self.program.hidden[r] not in self.untaught or self.coupled(state, r, labels):
                     result.old[r] = labels
+        read = set(flow.members(self.depends[self.new[state]] >> OTHERS))
+        result.clocks = {r for r in read - result.old.keys() if self.program.hidden[r] in self.untaught}
         return result if len(self.mixing) == before else None
 
     def push(self, queue: list[int], values: Iterable[int]) -> None:
@@ -173,7 +177,8 @@ class _Analysis:
     def parts_later(self, value: int, state: int) -> bool:
         """Whether a value reads a y, and old states of other shapes than ``state`` alone."""
         others = flow.members(self.depends[value] >> OTHERS)
-        foreign = all(self.shapes[r] != self.shapes[state] for r in others)
+        foreign = all(self.shapes[r] != self.shapes[state] or self.program.hidden[r] in self.untaught
+                      for r in others)
         return foreign and bool(self.depends[value] & Y)
 
     def part(self, i: int, values: list[int]) -> None:
