@@ -20,12 +20,11 @@ from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 __all__ = ['CondParts', 'DropVar', 'Literal', 'Primitive', 'RematParts', 'ScanParts', 'ShapedArray', 'ShardMapParts',
-           'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching', 'bind', 'closed_jaxpr', 'cond_parts',
-           'config_values',
-           'evaluate', 'hide_from_locations', 'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir', 'opened',
-           'remat_parts',
-           'scan_parts', 'shard_map_parts', 'sub_jaxprs', 'trace', 'varying', 'while_parts', 'with_bodies',
-           'with_results']
+           'Tracer', 'WhileParts', 'WithoutMesh', 'ad', 'apply_primitive', 'at_location', 'batching',
+           'bind', 'checked', 'closed_jaxpr', 'cond_parts', 'config_values', 'evaluate', 'hide_from_locations',
+           'inlinable', 'is_custom_call', 'literal', 'location', 'mapped_axes', 'mlir',
+           'named_axes_here', 'opened', 'remat_parts', 'scan_parts', 'shard_map_parts', 'sub_jaxprs',
+           'surrounding_mesh', 'trace', 'varying', 'varying_along', 'while_parts', 'with_bodies', 'with_results']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
 CUSTOM_CALLS = {'custom_jvp_call', 'custom_vjp_call'}
@@ -299,6 +298,29 @@ def literal(atom):
 def varying(value) -> frozenset:
     """The named axes of a surrounding ``shard_map`` along which a value may differ."""
     return frozenset(getattr(getattr(jax.typeof(value), 'manual_axis_type', None), 'varying', ()))
+
+
+def checked(on: bool):
+    """The context in which types name the axes of a ``shard_map`` that values vary along, or not."""
+    return _config._check_vma(on)
+
+
+def varying_along(aval, axes: frozenset):
+    """A type that names the axes of a surrounding ``shard_map`` along which a value may differ."""
+    sharding = jax.NamedSharding(jax.sharding.get_abstract_mesh(), jax.P(*[None] * aval.ndim))
+    return aval.update(sharding=sharding, manual_axis_type=_core.ManualAxisType(varying=axes))
+
+
+def named_axes_here():
+    """The context to trace collectives over the axes of a surrounding ``shard_map`` in."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return _core.extend_axis_env_nd([(a, mesh.shape[a]) for a in mesh.manual_axes])
+
+
+def surrounding_mesh():
+    """The mesh of a surrounding ``shard_map``, which what is traced there keeps; None outside."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.manual_axes else None
 
 
 def mapped_axes(value) -> set:

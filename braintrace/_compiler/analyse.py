@@ -12,10 +12,11 @@ from . import flow
 from . import labels as lb
 from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
 from .copies import forward_copies
+from .fixed import fixed_ops, fixed_weights
 from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
 from .lanes import carried_lanes
-from .losses import USE, name_mixing, op_name, readers, untraced_uses
+from .losses import USE, name_mixing, op_name, plain_ways, readers, untraced_uses
 from .pieces import MustSplit, read_as_old, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
@@ -53,11 +54,13 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)
     forgetful = _forgetful(program)
-    routes = _routes(program, ops, relations, forgetful)
+    lost = {note.path for note in notes if note.kind == 'lost-relation'}
+    routes = _routes(program, ops, relations, forgetful, lost)
     cross = _cross_notes(program, positions, groups)
     diagnostics = list(dict.fromkeys([*_mixing_notes(program, positions), *notes, *cross,
+                                      *fixed_weights(program, ops),
                                       *_forgetful_notes(program, ops, forgetful), *_route_notes(routes)]))
-    if ops and groups and not relations:
+    if ops and groups and not relations and not fixed_ops(program, ops):
         diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
@@ -250,11 +253,28 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
     except ValueError:
         wide = None
     if wide is None or (lb.merge(source, wide) == lb.MANY).any():
-        return 'a position of the hidden state reads several elements of its result, or reads them in another order'
+        return _why_not_expanded(op, source, y_shape, group.shape)
     added = len(group.shape) - len(y_shape)
     if not op.pointwise and group.shape[added:] != y_shape:
-        return f'its result {list(y_shape)} is broadcast inside to {list(group.shape)}'
+        return _why_not_expanded(op, wide, y_shape, group.shape)
     return Coordinates(group.shape, group.shape, None, expanded=True)
+
+
+def _why_not_expanded(op: OpUse, source: np.ndarray, y_shape, shape) -> str:
+    """Why y can not be expanded to a state whose positions read ``source``, and what to do."""
+    if (source == lb.MANY).any():
+        return (f'a position of the hidden state reads several elements of its result {list(y_shape)}, '
+                f'which lacks axes of the state {list(shape)}. Apply an op of its own to each of them')
+    alike = [str(k) for k, n in enumerate(shape) if n > 1 and (source == source.take([0], k)).all()]
+    what = f'is repeated, or read in another order, in {list(shape)}'
+    if alike:
+        what = f'is broadcast inside to {list(shape)}, along axis {", ".join(alike)}'
+    instead = ('Repeat the weight instead, so that the result has an element for each position: '
+               'matmul(x, jnp.repeat(w, n, -1)) with a reshape; a trace has that size in any case')
+    if op.pointwise:
+        instead = 'Give the weight an axis of size 1 there, as in element_wise(w[:, None])'
+    return (f'its result {list(y_shape)} {what}: each position reads one element, which others read '
+            f'too, and a trace is kept where these differ along leading axes alone. {instead}')
 
 
 def _forgetful(program: Program) -> dict[int, list[int]]:
@@ -274,9 +294,10 @@ def _forgetful_notes(program: Program, ops, forgetful) -> list[Diagnostic]:
             for c, ahead in forgetful.items() for i in program.trainable if ahead[program.params[i]]]
 
 
-def _routes(program: Program, ops, relations, forgetful) -> dict[str, Route]:
+def _routes(program: Program, ops, relations, forgetful, lost: set[str]) -> dict[str, Route]:
     used_at_all = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
     to_state = flow.backward(program, {program.new_carry[c]: 1 for c in program.hidden}, flow.gradients(program))
+    plain = plain_ways(program, ops)
     traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
     uses = {i: [op for op in ops if any(i in ps for ps in op.parameters.values())] for i in program.trainable}
     routes = {}
@@ -292,35 +313,39 @@ def _routes(program: Program, ops, relations, forgetful) -> dict[str, Route]:
             reason = 'not_hidden' if any(ahead[value] for ahead in forgetful.values()) else 'no_hidden_state'
             routes[name] = Route('same-step', reason, uses[i][0].where if uses[i] else '')
         else:
-            routes[name] = _untraced_route(program, value, [op for op in uses[i] if to_state[op.y]], to_state)
+            reasons = [(_why_untraced(program, op, lost), op.where) for op in uses[i]
+                       if to_state[op.y]]
+            routes[name] = _untraced_route(program, value, reasons, plain)
     return routes
 
 
-def _why_untraced(program: Program, op: OpUse) -> str:
+def _why_untraced(program: Program, op: OpUse, lost: set[str]) -> str:
     if not op.owned:
         return 'input_dependent_weight'
+    if op.key in lost:
+        return 'lost_relation'
     reached = flow.reach(program, op.y, program.op_set)
     return 'weight_then_weight' if reached.isdisjoint(program.new_carry[c] for c in program.hidden) else 'mixing_tail'
 
 
-def _untraced_route(program: Program, value: int, uses: list[OpUse], to_state: list[int]) -> Route:
+def _untraced_route(program: Program, value: int, reasons: list[tuple[str, str]],
+                    ways: list[int]) -> Route:
     """The route of a parameter that reaches a hidden state without a trace: the use that says most about what to change."""
-    reasons = [(_why_untraced(program, op), op.where) for op in uses]
     told = next((r for r in reasons if r[0] != 'weight_then_weight'), None)
-    plain = _plain_route(program, value, to_state)
+    plain = _plain_route(program, value, ways)
     if told is None and reasons and plain is None:
         told = reasons[0]
     return Route('same-step', *told) if told else plain or Route('same-step', 'not_etp_op')
 
 
-def _plain_route(program: Program, value: int, to_state: list[int]) -> Route | None:
+def _plain_route(program: Program, value: int, ways: list[int]) -> Route | None:
     """The route of a parameter by a plain use; an op may hide in a function with a rule of its own."""
     reached = flow.reach(program, value, ())
     opaque = next((e for e in program.equations if e.origin is not None and not reached.isdisjoint(e.ins) and e.holds_op()), None)
     if opaque is not None:
         return Route('same-step', f'opaque_call:{opaque.primitive.name}', opaque.where)
     first = next((i for i, _ in readers(program, value)
-                  if i not in program.op_set and flow.union(to_state, program.equations[i].outs)), None)
+                  if i not in program.op_set and flow.union(ways, program.equations[i].outs)), None)
     return None if first is None else Route('same-step', 'not_etp_op', program.equations[first].where)
 
 
@@ -370,7 +395,8 @@ def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
     texts = {'not_etp_op': 'reaches a hidden state by a plain operation: its gradient holds the current step only. Apply it with a '
                            'braintrace op (matmul, element_wise, ...) to give it a trace',
              'mixing_tail': 'belongs to an op whose result reaches hidden states only through equations that mix its positions: its '
-                            'gradient holds the current step only',
+                            'gradient holds the current step only. Where a position reads several rows of one '
+                            'result, apply the op to each: element_wise(k[0]) and element_wise(k[1])',
              'opaque_call': 'belongs to an op inside a function with a derivative rule of its own: its gradient is what that rule says, '
                             'for the current step only. Apply the op outside of that function to give it a trace',
              'unused': 'reaches neither an output nor a state: its gradient is zero'}
@@ -410,7 +436,7 @@ def _colours(positions: Positions) -> tuple[tuple[tuple[int, ...], ...], ...]:
         for g, states in enumerate(positions.groups):
             if k < len(states):
                 sweep = positions.sweeps[states[k]]
-                touched = {('h', r) for r in sweep.old} | {('y', i) for i in sweep.y}
+                touched = {('h', r) for r in sweep.clocks.union(sweep.old)} | {('y', i) for i in sweep.y}
                 home = next((entry for entry in sets if entry[1].isdisjoint(touched)), None)
                 if home is None:
                     home = ([], set())

@@ -8,6 +8,7 @@ from .._errors import OptionError
 from . import flow
 from .losses import USE, op_name
 from .program import path_name
+from .reasons import FIXED
 from .render import size_text, trace_text
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def _leaves(graph: ETraceGraph, path) -> list[str]:
     if ends:
         raise OptionError(f'{wanted!r} is the end of {ends}; give more of one.')
     near = difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.)
-    raise OptionError(f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else
-                      'the step has no parameters.')
+    what = f'{wanted!r} is no parameter of the step; nearest are {near}.' if near else 'the step has no parameters.'
+    fixed = [f'Beside them, {d.message} [{d.location}].' for d in graph.diagnostics if d.kind == FIXED]
+    raise OptionError(' '.join([what, *fixed]))
 
 
 def _below(names, node: str) -> list[str]:

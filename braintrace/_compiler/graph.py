@@ -128,6 +128,7 @@ class Route:
     - ``not_etp_op``: it reaches a hidden state by a plain operation; use a braintrace op;
     - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation, as GRU's reset gate does;
     - ``mixing_tail``: its op's result reaches the state only through equations that mix its positions, such as a cumulative sum;
+    - ``lost_relation``: its op's result is repeated, or broadcast inside, over a state's positions;
     - ``input_dependent_weight``: its op's weight changes from step to step;
     - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its own, which is kept;
     - ``not_hidden``: it reaches later steps through a part of the carry that is no hidden state;

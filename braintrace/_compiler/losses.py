@@ -11,7 +11,7 @@ from .program import Program
 if TYPE_CHECKING:
     from .graph import ETraceGraph, OpUse
 
-__all__ = ['USE', 'Cut', 'cuts', 'name_mixing', 'op_name', 'readers', 'untraced_uses']
+__all__ = ['USE', 'Cut', 'cuts', 'name_mixing', 'op_name', 'plain_ways', 'readers', 'untraced_uses']
 
 
 USE = 'its use in '
@@ -103,10 +103,8 @@ def _reduction_behind(program: Program, i: int) -> int | None:
 
 def untraced_uses(graph: ETraceGraph) -> dict[str, tuple[str, ...]]:
     """For each trainable parameter, its uses that reach a hidden state without a trace."""
-    program = graph.program
-    slots = {op.equation: set(op.primitive.trainable_invars_fn(op.params).values()) for op in graph.ops}
-    new = {program.new_carry[c]: 1 for c in program.hidden}
-    plain = flow.backward(program, new, flow.gradients(program), skip=lambda i, k: k in slots.get(i, ()))
+    program, slots = graph.program, weight_slots(graph.ops)
+    plain = plain_ways(program, graph.ops)
     found: dict[str, list[str]] = {program.param_names[i]: [] for i in program.trainable}
     for op in graph.ops:
         for path in {program.param_names[i] for ps in op.parameters.values() for i in ps}:
@@ -119,6 +117,18 @@ def untraced_uses(graph: ETraceGraph) -> dict[str, tuple[str, ...]]:
         if note.kind == 'lost-relation' and note.path in found:
             found[note.path].append(f'{note.message} [{note.location}]')
     return {path: tuple(dict.fromkeys(texts)) for path, texts in found.items()}
+
+
+def weight_slots(ops: Iterable[OpUse]) -> dict[int, set[int]]:
+    """The operands of each op's equation that are its weights."""
+    return {op.equation: set(op.primitive.trainable_invars_fn(op.params).values()) for op in ops}
+
+
+def plain_ways(program: Program, ops: Iterable[OpUse]) -> list[int]:
+    """For each value, whether a new hidden state sends it a gradient past the weights of ops."""
+    new, slots = {program.new_carry[c]: 1 for c in program.hidden}, weight_slots(ops)
+    return flow.backward(program, new, flow.gradients(program),
+                         skip=lambda i, k: k in slots.get(i, ()))
 
 
 def readers(program: Program, value: int) -> Iterator[tuple[int, int]]:

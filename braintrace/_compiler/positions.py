@@ -22,7 +22,9 @@ NOT_HOLOMORPHIC = {'conj', 'real', 'imag', 'abs', 'sign', 'max', 'min', 'clamp'}
 
 
 Received = dict[int, dict[tuple[int, int], np.ndarray]]
-OLD, Y = 1, 2
+# what a value depends on: old states, the y of ops, old states that no parameter reaches, and from
+# OTHERS on a bit for each old state
+OLD, Y, CLOCK, OTHERS = 1, 2, 4, 3
 
 
 @dataclass
@@ -30,12 +32,14 @@ class Sweep:
     """Cotangent labels that one new state sends, in the D pass, to old states and to the y of ops.
 
     ``received``: for each value, what each (equation, operand) sends to it. ``merged``: equations where positions of a y meet.
+    ``clocks``: old states that it reads and that no parameter reaches, where no labels are sent to them.
     """
     received: Received
     old: dict[int, np.ndarray] = field(default_factory=dict)
     y: dict[int, np.ndarray] = field(default_factory=dict)
     merged: set[int] = field(default_factory=set)
     visited: set[int] = field(default_factory=set)
+    clocks: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -59,8 +63,11 @@ class _Analysis:
         self.old_index = {v: s for s, v in enumerate(self.old)}
         self.shapes = [program.avals[v].shape for v in self.old]
         self.ops = set(program.ops)
-        outs = (o for i in self.ops for o in program.equations[i].outs)
-        self.depends = flow.forward(program, dict.fromkeys(self.old, OLD) | dict.fromkeys(outs, Y), self.passes)
+        self.untaught = untaught_states(program)
+        start = dict.fromkeys((o for i in self.ops for o in program.equations[i].outs), Y)
+        for s, (v, c) in enumerate(zip(self.old, program.hidden, strict=True)):
+            start[v] = start.get(v, 0) | (CLOCK if c in self.untaught else OLD) | 1 << OTHERS + s
+        self.depends = flow.forward(program, start, self.passes)
         self.sweeps: list[Sweep | None] = [None] * len(self.new)
         self.y_sources: dict[tuple[int, int], np.ndarray | None] = {}
 
@@ -95,11 +102,17 @@ class _Analysis:
             elif eqn.loop is not None:
                 self.push(queue, self.through_marker(i, eqn, out_labels, result))
             elif i not in self.mixing and any(map(lb.has, out_labels)):
-                ins = self.step_back(i, eqn, out_labels, result)
+                ins = self.step_back(i, eqn, out_labels, result, state)
                 self.push(queue, [v for k, (v, lab) in enumerate(zip(eqn.ins, ins, strict=True)) if self.send(v, (i, k), lab, result)])
             if len(self.mixing) > before:
                 return None
-        result.old = {r: self.combine(v, result, state) for r, v in enumerate(self.old) if v in result.received}
+        for r, v in enumerate(self.old):
+            if v in result.received:
+                labels = self.combine(v, result, state)
+                if self.program.hidden[r] not in self.untaught or self.coupled(state, r, labels):
+                    result.old[r] = labels
+        read = set(flow.members(self.depends[self.new[state]] >> OTHERS))
+        result.clocks = {r for r in read - result.old.keys() if self.program.hidden[r] in self.untaught}
         return result if len(self.mixing) == before else None
 
     def push(self, queue: list[int], values: Iterable[int]) -> None:
@@ -144,17 +157,36 @@ class _Analysis:
                 raise MustUnroll(self.program.equations[i].loop)
             self.blame(first, own, result, set())
 
-    def step_back(self, i: int, eqn: Equation, out_labels, result: Sweep) -> list:
+    def step_back(self, i: int, eqn: Equation, out_labels, result: Sweep, state: int) -> list:
         relevant = [bool(self.depends[v]) for v in eqn.ins]
         self.refuse_not_holomorphic(eqn, relevant)
         ins = lb.backward(eqn, self.program.avals, out_labels, self.known(eqn), relevant)
-        many = [lab is not None and (lab == lb.MANY).any() for lab in ins]
-        if any(many) and not any(lab is not None and (lab == lb.MANY).any() for lab in out_labels):
-            if any(m and self.depends[v] & OLD for m, v in zip(many, eqn.ins, strict=True)):
-                self.cut(i, 'merges positions')
-            else:
-                result.merged.add(i)
-        return ins
+        many = {v for v, lab in zip(eqn.ins, ins, strict=True)
+                if lab is not None and (lab == lb.MANY).any()}
+        if not many:
+            return ins
+        if any(lab is not None and (lab == lb.MANY).any() for lab in out_labels):
+            self.part(i, [v for v in many if self.depends[v] & OLD and not self.depends[v] & Y])
+        elif any(self.depends[v] & OLD and not self.parts_later(v, state) for v in many):
+            self.cut(i, 'merges positions')
+        elif any(self.depends[v] & Y for v in many):
+            result.merged.add(i)
+        return [None if v in many and not self.depends[v] & (OLD | Y) else lab
+                for v, lab in zip(eqn.ins, ins, strict=True)]
+
+    def parts_later(self, value: int, state: int) -> bool:
+        """Whether a value reads a y, and old states of other shapes than ``state`` alone."""
+        others = flow.members(self.depends[value] >> OTHERS)
+        foreign = all(self.shapes[r] != self.shapes[state] or self.program.hidden[r] in self.untaught
+                      for r in others)
+        return foreign and bool(self.depends[value] & Y)
+
+    def part(self, i: int, values: list[int]) -> None:
+        """Cut the way of old states in front of equation ``i``, where that of a y goes on."""
+        for v in values:
+            j = self.program.producer.get(v)
+            if j is not None:
+                self.cut(j if self.program.equations[j].loop is None else i, 'merges positions')
 
     def refuse_not_holomorphic(self, eqn: Equation, relevant) -> None:
         avals = self.program.avals
@@ -177,7 +209,7 @@ class _Analysis:
             for (i, k), lab in list(parts.items()):
                 if own is None or (lb.merge(lab, own) == lb.MANY).any():
                     self.misplaces(i, k, own, result)
-        elif clash:
+        elif clash and self.depends[value] & Y:
             result.merged.update(i for (i, _), lab in parts.items() if i >= 0 and (lb.merge(
                 lab, lb.identity(lab.shape)) == lb.MANY).any())
         return total
@@ -341,6 +373,19 @@ def _every_row(loop, labels: np.ndarray) -> np.ndarray:
     if len(labels) and (labels != labels[0]).any():
         raise MustUnroll(loop)
     return labels[0] if len(labels) else np.full(labels.shape[1:], lb.NONE)
+
+
+def untaught_states(program: Program) -> set[int]:
+    """Hidden states (positions in the carry) that no trainable parameter ever reaches, as a clock."""
+    found = set(program.hidden)
+    while True:
+        start = {program.params[i]: 1 for i in program.trainable}
+        start |= {program.carry[c]: 1 for c in program.hidden if c not in found}
+        taught = flow.forward(program, start, flow.gradients(program))
+        rest = {c for c in found if not taught[program.new_carry[c]]}
+        if rest == found:
+            return found
+        found = rest
 
 
 def find_positions(program: Program) -> tuple[Positions, _Analysis]:

@@ -28,8 +28,14 @@ def summary(report: Report) -> list[str]:
     """What stands above the tables: the trace's memory, and what the gradients leave out."""
     lines = [f'{report.rule}: {len(report.groups)} hidden group(s), {len(report.relations)} relation(s), '
              f'{len(report.parameters)} parameter(s)', memory_text(report)]
+    fixed = [f'  {d.message.partition(". ")[0]} [{d.location}]' for d in report.constants]
     if report.exact:
-        return [*lines, 'exact: every gradient holds the whole past']
+        but = ['but nothing trains these weights:', *fixed] if fixed else []
+        return [*lines, 'exact: every gradient holds the whole past', *but]
+    if fixed:
+        lines += ['nothing trains these weights:', *fixed]
+    if not any(row.left_out for row in report.parameters):
+        return lines
     lines.append('approximate: some gradients leave out a part of the past (column `history`)')
     if report.approximation:
         lines.append(f'  {report.approximation}')

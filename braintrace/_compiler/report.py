@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._errors import OptionError
 from .._tables import as_html, as_text
 from .losses import Cut, cuts, op_name, readers, untraced_uses
-from .reasons import FORGETS, GATE, REASONS, TRACED
+from .reasons import FIXED, FORGETS, GATE, REASONS, TRACED
 from .render import summary, tables
 
 if TYPE_CHECKING:
@@ -146,8 +146,17 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """Whether every gradient is that of the whole past."""
-        return not any(row.left_out for row in self.parameters)
+        """Whether every gradient is that of the whole past.
+
+        It is False as well where weights of ops are constants, and no parameter has a past.
+        """
+        untrained = self.constants and all(row.history == 'not needed' for row in self.parameters)
+        return not untrained and not any(row.left_out for row in self.parameters)
+
+    @property
+    def constants(self) -> tuple[Diagnostic, ...]:
+        """What is said of weights of ops that are constants, or states that no step changes."""
+        return tuple(d for d in self.diagnostics if d.kind == FIXED)
 
     def __call__(self, batch_size: int | None = None) -> Report:
         """This report, with the trace of another batch size if one is given."""

@@ -1,5 +1,7 @@
 """The executor: one compiled step as pure functions."""
 from .executor import Executor, Factors, Probes, Signals, stopped
+from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
 from .steps import TracedStep
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'TracedStep', 'stopped']
+__all__ = ['Axes', 'Executor', 'Factors', 'Probes', 'Signals', 'TracedStep', 'axes_of', 'each',
+           'in_shards', 'share', 'spread', 'stopped', 'varying', 'without_types']

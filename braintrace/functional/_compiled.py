@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, abstract, is_inexact, path_name
-from .._executor import Executor, Factors, Signals, stopped
+from .._executor import Executor, Factors, Signals, stopped, without_types
 from .._rules import Rule, same_step
 from ._state import counted, flatten_paths, put_back
 
@@ -29,8 +29,8 @@ class Compiled:
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
         self.graph, self.rule, self.program = graph, rule, graph.program
         self.executor = Executor(graph, probes=rule is not None and rule.probes)
-        step = jax.custom_vjp(self._primal)
-        step.defvjp(self._forward, self._backward)
+        step = jax.custom_vjp(without_types(self._primal))
+        step.defvjp(without_types(self._forward), without_types(self._backward))
         self.step = jax.jit(step)
 
     @property

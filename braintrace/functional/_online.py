@@ -33,6 +33,8 @@ from .._compiler import (
     untraced_uses,
 )
 from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunctionError, StructureError, UntracedParameterError
+from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
+from .._jax import surrounding_mesh
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
@@ -82,9 +84,10 @@ class OnlineLearner:
                 '`learner.etrace_grad` and `etrace_train`.')
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
-        key = signature((params, carry, inputs))
+        of_shapes = signature((params, carry, inputs))
+        key = of_shapes, surrounding_mesh()
         if key not in self._kept:
-            if not new:
+            if not new and all(shapes != of_shapes for shapes, _ in self._kept):
                 self._refuse(params, carry, inputs)
             graph = analyse(self.cell, params, carry, inputs, trainable=self.trainable, hidden=self.hidden, policy=self.policy)
             if self.rule is not None:
@@ -125,8 +128,9 @@ class OnlineLearner:
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: a copy of this carry, a zero trace, t = 0."""
         compiled = self.compiled(params, carry, inputs, new=True)
-        carry = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, carry)
-        return OnlineState(carry, *compiled.init(), compiled.laned, compiled.lane_axes)
+        carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
+        state = OnlineState(carry, *compiled.init(), compiled.laned, compiled.lane_axes)
+        return spread(state, varying((params, carry, inputs)))
 
     def _flat(self, params, state: OnlineState, inputs: tuple):
         if not isinstance(state, OnlineState):
@@ -142,7 +146,8 @@ class OnlineLearner:
         The old carry, trace and t get a zero cotangent: history is the trace's part.
         """
         compiled, p, c, x = self._flat(params, state, inputs)
-        outputs, carry, trace, t = compiled.step(p, c, state.trace, state.t, x)
+        args = p, c, state.trace, state.t, x
+        outputs, carry, trace, t = compiled.step(*spread(args, varying(args)))
         trees = compiled.program.trees
         new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
         return jax.tree.unflatten(trees['outputs'], outputs), new
@@ -152,6 +157,8 @@ class OnlineLearner:
         loss_of = _checked_loss(self, loss_fn)
 
         def run(params, state, inputs, targets):
+            params = spread(params, varying((params, state, inputs, targets)))
+
             def loss(params):
                 outputs, new = self.step(params, state, *as_inputs(inputs))
                 return loss_of(outputs, targets), (outputs, new)
@@ -174,19 +181,23 @@ class OnlineLearner:
         loss = _checked_loss(self, loss_fn)
 
         def run(params, state, xs, ys, mask=None, reset=None):
+            return in_shards(body, params, state, xs, ys, mask, reset)
+
+        def body(axes: Axes, params, state, xs, ys, mask, reset):
             length = seq.length_of(xs, ys)
             first = jax.tree.map(lambda a: a[0], xs)
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(first))
             flags, put_back = _resets(compiled, reset, state, length, self.hidden)
             sequence = seq.Sequence.of((xs, ys), mask, flags, length)
-            loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence)
+            of_loss = _axes_of_loss(compiled, loss, axes, ys)
+            loop = _run(compiled, loss, put_back, leaves, carry, state.t, sequence, share(axes, of_loss))
             size = seq.choose_window(window, length, loop, tree_bytes(state.trace), memory_budget)
             carry, trace, t, ops, direct, losses, _ = seq.run_windows(
                 loop, leaves, carry, state.trace, state.t, sequence, size, keep=True,
                 show=_shown(progress, length, state, xs, ys))
             grads = scale(compiled.total(leaves, ops, direct), sequence.mask, reduction)
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
-            return compiled.gradient_tree(leaves, grads), new, losses
+            return (compiled.gradient_tree(leaves, grads), axes), (new, axes), (losses, of_loss)
         return run
 
     def sequence_update(self, loss_fn: Callable, optimizer, every: int = 1, reduction: str = 'mean',
@@ -215,6 +226,11 @@ class OnlineLearner:
         loss = _checked_loss(self, loss_fn)
 
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
+            of_args = varying((params, opt_state, state, xs, ys, mask, reset))
+            learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
+            return in_shards(partial(body, learnt), params, opt_state, state, xs, ys, mask, reset)
+
+        def body(learnt, axes: Axes, params, opt_state, state, xs, ys, mask, reset):
             length = seq.length_of(xs, ys)
             compiled, leaves, carry, _ = self._flat(params, state, as_inputs(jax.tree.map(lambda a: a[0], xs)))
             flags, put_back = _resets(compiled, reset, state, length, self.hidden)
@@ -230,12 +246,13 @@ class OnlineLearner:
 
             delay = seq.choose_delay(write_every, every, compiled.graph, self.rule)
             sequence = seq.Sequence.of((xs, ys), mask, flags, length)
-            loop = _run(compiled, loss, put_back, params, carry, state.t, sequence)
+            of_loss = _axes_of_loss(compiled, loss, axes, ys)
+            loop = _run(compiled, loss, put_back, params, carry, state.t, sequence, share(axes, of_loss))
             params, opt_state, carry, trace, t, losses, _ = seq.run_updates(
                 loop, update, params, opt_state, carry, state.trace, state.t, sequence, every, delay,
                 _shown(progress, length, params, state, xs, ys))
             new = state.replace(carry=jax.tree.unflatten(compiled.program.trees['carry'], carry), trace=trace, t=t)
-            return params, opt_state, new, losses
+            return (params, learnt[0]), (opt_state, learnt[1]), (new, axes), (losses, of_loss)
         return run
 
     def _check_sequence(self, reduction, progress, name: str) -> None:
@@ -357,8 +374,31 @@ def tree_bytes(tree) -> int:
     return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
 
 
+def _axes_of_loss(compiled: Compiled, loss: Callable, axes: Axes, ys) -> Axes:
+    """The axes of a surrounding ``shard_map`` along which the loss of a step may differ."""
+    program = compiled.program
+    outputs = [abstract(program.avals[v]) for v in program.outputs]
+    outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
+    return axes_of(loss, axes, outputs, jax.tree.map(lambda a: abstract(a[0]), ys))
+
+
+def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
+    """The axes along which leaves of params and of the optimiser's state may differ after updates."""
+    every = jax.tree.map(lambda _: True, params)
+
+    def update(params, opt_state):
+        return seq.optimised(optimizer, params, opt_state, spread(params, axes), every)
+    found = each((params, opt_state))
+    while axes:
+        new = each(jax.eval_shape(update, *jax.tree.map(spread, (params, opt_state), found)))
+        if new == found:
+            break
+        found = jax.tree.map(frozenset.union, found, new)
+    return found
+
+
 def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, t,
-         sequence: seq.Sequence) -> seq.Run:
+         sequence: seq.Sequence, of_each: float = 1.) -> seq.Run:
     def weights(params):
         return compiled.executor.op_weights(jax.tree.leaves(params))
 
@@ -369,7 +409,7 @@ def _run(compiled: Compiled, loss: Callable, put_back: Callable, params, carry, 
             return loss(jax.tree.unflatten(compiled.program.trees['outputs'], outputs), y)
         value, new, factors, pull = compiled.observe(
             jax.tree.leaves(params), weights(params), carry, jax.tree.leaves(as_inputs(x)), of_outputs)
-        direct, _, *rest = pull(weight.astype(value.dtype))
+        direct, _, *rest = pull((of_each * weight).astype(value.dtype))
         return seq.Observation(new, factors, compiled.signals(*rest), direct, value, None)
     return seq.Run(compiled.graph, compiled.rule, weights, observe, put_back, params, carry, t, sequence)
 
@@ -406,7 +446,7 @@ def _levels_to_user() -> int:
     return level
 
 
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state'}
+LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state', 'constant-weight'}
 
 
 def _check_strict(graph: ETraceGraph) -> None:

@@ -9,7 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.compiler.refused import B, H, I, N, Note, R, Row, make_row, mm, opaque, opaque_jvp
+from tests.compiler.refused import (
+    PARAMS,
+    B,
+    H,
+    I,
+    N,
+    Note,
+    R,
+    Row,
+    make_row,
+    mm,
+    opaque,
+    opaque_jvp,
+)
 
 
 class Cut:
@@ -75,6 +88,11 @@ def unused(path: str) -> Note:
 
 def no_relation(at: str = 'here') -> Note:
     return Note('no-relation', 'warning', ('no weight of an ETP op', 'position by position'), '', at)
+
+
+def fixed(what: str = 'a constant', slot: str = 'weight', path: str = '', at: str = 'here') -> Note:
+    words = f'the {slot} of etp_mm is {what}', 'Nothing trains it', 'brainstate.ParamState'
+    return Note('constant-weight', 'warning', words, path, at)
 
 
 def everywhere(why: str) -> dict[str, str]:
@@ -165,17 +183,21 @@ degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_f
     lambda p, h, x: .8 * h + jnp.fft.fft(mm(x, p['w'])).real)
 degraded(mixing('dynamic_update_slice'), mixing_tail(), no_relation(), **TAIL, name='written_at_an_input')(
     lambda p, h, x: lax.dynamic_update_slice(.8 * cut(h), mm(x, p['w'])[:, :1], (0, (x[0, 0] > 0).astype(int))))
-degraded(lost('repeated', 'half'), no_relation(), params='half', routes={'half': 'lost_relation'}, name='repeated_result', fails={
-    'record': 'says that a position reads several elements, and that equations mix, where each reads one repeated element'})(
+LOST = {'routes': {'w': 'lost_relation'}}
+
+degraded(lost('is repeated', 'half'), no_relation(), params='half',
+         routes={'half': 'lost_relation'}, name='repeated_result')(
     lambda p, h, x: .8 * h + jnp.repeat(mm(x, p['half']), 2, -1))
-degraded(lost('is broadcast inside', 'thin'), no_relation(), params='thin', routes={'thin': 'lost_relation'},
-         name='result_spread_over_its_axis', fails={
-             'record': 'a second record, the route and strict say mixing_tail, where one axis is broadcast'})(
+degraded(lost('is broadcast inside to [2, 4], along axis 1', 'thin'), no_relation(), params='thin',
+         routes={'thin': 'lost_relation'}, name='result_spread_over_its_axis')(
     lambda p, h, x: .8 * h + mm(x, p['thin']))
-degraded(lost('is broadcast inside'), no_relation(), carry=np.ones((B, N, 2)), routes={'w': 'lost_relation'},
-         name='result_spread_over_a_new_axis', fails={
-             'record': 'says that a position reads several elements, and that equations mix, where one axis is broadcast'})(
+degraded(lost('is broadcast inside to [2, 4, 2], along axis 2'), no_relation(),
+         carry=np.ones((B, N, 2)), **LOST, name='result_spread_over_a_new_axis')(
     lambda p, h, x: .8 * h + mm(x, p['w'])[..., None])
+degraded(lost('is broadcast inside to [2, 3, 4], along axis 1', 'u'), params='w u',
+         carry=np.ones((B, 3, N)), routes={'u': 'lost_relation'}, name='gate_spread_over_rows')(
+    lambda p, h, x: (jax.nn.sigmoid(mm(x, p['u']))[:, None] * h
+                     + mm(x, jnp.tile(p['w'], 3)).reshape(B, 3, N)))
 
 
 @degraded(merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'), **TAIL)
@@ -192,8 +214,8 @@ def tail_of_a_softmax(p, h, x):
     return h, h
 
 
-@degraded(lost('different positions in different states'), no_relation(), carry={'h': H, 'g': H}, routes={'w': 'lost_relation'}, fails={
-    'record': 'a second record and the route say mixing_tail, where nothing mixes'})
+@degraded(lost('different positions in different states'), no_relation(),
+          carry={'h': H, 'g': H}, **LOST)
 def result_at_two_positions_of_a_group(p, c, x):
     y = mm(x, p['w'])  # here
     h, g = .8 * c['h'] + .1 * c['g'] + y, .7 * c['g'] + .1 * c['h'] + y[:, ::-1]
@@ -258,6 +280,20 @@ def reset_gate(p, h, x):
     return h, h
 
 
+@degraded(params='w u v', routes={'u': 'weight_then_weight'})
+def reset_gate_of_a_function_of_its_weight(p, h, x):
+    r = jax.nn.sigmoid(mm(x, 2 * jnp.tanh(p['u'])))  # here
+    h = .8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
+    return h, h
+
+
+@degraded(not_etp_op('u'), params='w u v', routes={'u': 'not_etp_op'})
+def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
+    u = 2 * p['u']  # here
+    h = .8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
+    return h, h
+
+
 @degraded(params='w v', history=False)
 def traced_weight_used_before_another_op(p, h, x):
     y = mm(2 * x, p['w'])  # here
@@ -300,6 +336,33 @@ def mixing_tail_behind_an_op_of_a_readout(p, h, x):
     y = mm(2 * x, p['u'])  # here
     h = .8 * h + mm(x, p['w']) + jnp.cumsum(y, -1)  # tail
     return h + o, h
+
+
+# -- weights that nothing trains ---------------------------------------------------------------
+
+degraded(fixed(), params={}, name='constant_weight')(
+    lambda p, h, x: .8 * h + mm(x, PARAMS['w']))
+degraded(fixed(), name='constant_weight_beside_a_parameter', whole=True)(
+    lambda p, h, x: .8 * h + mm(x, PARAMS['u']) + jnp.tanh(mm(2 * x, p['w'])))
+degraded(fixed(), params={}, name='weight_made_of_constants')(
+    lambda p, h, x: .8 * h + mm(x, jnp.cos(PARAMS['w']) @ R))
+degraded(fixed(slot='bias'), name='constant_bias', whole=True)(
+    lambda p, h, x: .8 * h + mm(x, p['w'], jnp.ones(N)))
+degraded(no_relation(), params={}, strict=None, name='weight_that_is_an_input')(
+    lambda p, h, x: .8 * h + mm(x, x.T @ jnp.ones((B, N))))
+
+
+@degraded(fixed(), params='o', routes={'o': 'no_hidden_state'})
+def constant_weight_before_a_plain_readout(p, h, x):
+    h = .8 * h + mm(x, PARAMS['w'])  # here
+    return h @ p['o'], h
+
+
+@degraded(fixed('state m', path='m'), carry={'h': H, 'm': PARAMS['w']}, params={},
+          hidden=lambda path, leaf: path == ('h',))
+def weight_in_a_carry_that_no_step_changes(p, c, x):
+    h = .8 * c['h'] + mm(x, c['m'])  # here
+    return h, {'h': h, 'm': c['m']}
 
 
 # -- several states, and none ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import saiunit
 
 import braintrace
 from braintrace import Policy
-from tests.compiler.degraded import dependent, mixing, no_relation, not_etp_op
+from tests.compiler.degraded import dependent, fixed, mixing, no_relation, not_etp_op
 from tests.compiler.refused import COMPILE, NOT_SUPPORTED, PARAMS, H, I, N, Note, Row
 
 MODULES: list[Row] = []
@@ -94,6 +94,17 @@ class ResetGate(Leaky):
 
     def update(self, x):
         return self.part(x) + self.drive(x)  # here
+
+
+@module(fixed(), fixed('state part', path='part'))
+class WeightsThatAreNoParameters(Leaky):
+    def make_part(self):
+        return brainstate.LongTermState(jnp.asarray(PARAMS['u']))
+
+    def update(self, x):
+        drives = [braintrace.matmul(x, w) for w in (PARAMS['u'], self.part.value)]  # here
+        self.h.value = .8 * self.h.value + self.drive(x) + sum(drives)
+        return self.h.value
 
 
 @module(error=NOT_SUPPORTED, words=('scan', "scan='refuse'"), policy=Policy(scan='refuse'))

@@ -63,6 +63,7 @@ class Row:
     strict: tuple[str, ...] | None = ('here',)
     fails: Mapping[str, str] = dataclasses.field(default_factory=dict)      # test -> what is wrong: a strict xfail
     history: bool = True                                              # what its traces leave out is wrapped in `cut`
+    whole: bool = False                 # its gradients are whole, though a strict policy refuses it
 
     def place(self, mark: str) -> str:
         """``file:line`` of the one line with this mark."""

@@ -480,6 +480,31 @@ def test_an_exact_parameter_is_said_to_lose_nothing():
     assert learner.graph.explain('w').endswith('Nothing is left out.')
 
 
+def test_weights_that_are_constants_are_told_in_the_summary_and_asked_for_by_explain():
+    def cell(p, h, x):
+        return h, .5 * h + mm(x, jnp.ones((I, N))) + (mm(x, p['w']) if p else 0.)  # constant
+    said = ('the weight of etp_mm is a constant: no ParamState, and not among the parameters '
+            f'[{place("# constant", cell)}')
+    with pytest.warns(braintrace.BraintraceWarning, match='Keep it in a brainstate.ParamState'):
+        report = (alone := compiled(cell, {}, state(), seen())).report
+    assert not report.exact and not report.as_dict()['exact']
+    assert 'exact' not in str(report) and 'no-relation' not in str(report)
+    assert f'nothing trains these weights:\n  {said}' in str(report)
+    with pytest.raises(braintrace.OptionError, match='Beside them, the weight of etp_mm'):
+        alone.graph.explain('w')
+    with pytest.warns(braintrace.BraintraceWarning):
+        report = compiled(cell, shapes(w=(I, N)), state(), seen()).report
+    assert report.exact and f'but nothing trains these weights:\n  {said}' in str(report)
+
+
+def test_nothing_is_said_of_a_weight_that_is_held_fixed():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner = compiled(lambda p, h, x: (h, .5 * h + mm(x, 2 * p['w'])), shapes(w=(I, N)),
+                           state(), seen(), trainable=lambda path, leaf: False)
+    assert learner.report.diagnostics == () and learner.routes['w'].kind == 'frozen'
+
+
 def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
     graph = braintrace.compile(Net(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2).graph
     both = graph.explain(('cell', 'Wz', 'weight'))

@@ -257,3 +257,136 @@ def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
     state = learner.init({'w': jnp.asarray(W)}, jnp.zeros((0, N)), xs[0])
     grads, state, _ = learner.sequence_grad(loss, window=None)({'w': jnp.asarray(W)}, state, xs, xs)
     np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
+
+
+def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
+    def noisy(p, c, x):
+        key, now = jax.random.split(c['key'])
+        h = .8 * c['h'] + mm(x, p['w']) + jax.random.normal(now, c['h'].shape)
+        return h, {'h': h, 'key': key}
+    learner, carry = functional.online(noisy, rules.d_rtrl()), {'h': H, 'key': jax.random.key(3)}
+    states = [f() for f in (lambda: learner.init({'w': W}, carry, X[0]),
+                            jax.jit(lambda: learner.init({'w': W}, carry, X[0])),
+                            lambda: jax.eval_shape(lambda: learner.init({'w': W}, carry, X[0])),
+                            lambda: jax.eval_shape(learner.init, {'w': W}, carry, X[0]))]
+    shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in states]
+    assert all(s == shapes[0] for s in shapes)
+    close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
+    grads = learner.grad(loss)({'w': W}, states[1], X[0], None)[1]
+    close(grads, bptt(noisy, {'w': W}, carry, steps=1))
+
+
+def phased(p, c, x):
+    """A clock that nothing teaches opens each unit, by a period and a shift that are learned."""
+    t = c['t'] + 1.
+    gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2
+    h = gate * jnp.tanh(mm(x, p['w']) + .5 * c['h']) + (1 - gate) * c['h']
+    return h, {'h': h, 't': t}
+
+
+def phased_in_a_loop(p, c, x):
+    def turn(c, _):
+        return phased(p, c, x)[1], None
+    c = jax.lax.scan(turn, c, None, length=10)[0]
+    return c['h'], c
+
+
+def two_clocks(p, c, x):
+    """One runs by the input and starts anew; the other reads it."""
+    t = jnp.where(c['t'] > 2., 0., c['t'] + .1 * x[0, 0] ** 2 + .7)
+    s = .9 * c['s'] + t.sum()
+    h = c['h'] * jnp.exp(-(t + s) / (9 + ew(p['period']) ** 2)) + ew(p['shift']) * mm(x, p['w'])
+    return h, {'h': h, 't': t, 's': s}
+
+
+def filtered_input(p, c, x):
+    """What no parameter reaches may mix: the mean of a filtered input."""
+    f = .8 * c['f'] + x
+    mean = jnp.cumsum(f, -1).mean(-1, keepdims=True)
+    h = (ew(p['period']) - .1 * mean) * .3 * c['h'] + mm(x, p['w']) + ew(p['shift'])
+    return h, {'h': h, 'f': f}
+
+
+ew = braintrace.element_wise
+PHASES = {'w': W, 'period': RNG.uniform(1, 2, N), 'shift': RNG.uniform(0, 1, N)}
+CLOCKS = {
+    'of no shape': (phased, {'t': np.zeros(())}),
+    'one number': (phased, {'t': np.zeros(1)}),
+    'of each unit': (phased, {'t': np.zeros(N)}),
+    'of each lane': (phased, {'t': np.zeros((B, 1))}),
+    'in a loop': (phased_in_a_loop, {'t': np.zeros(())}),
+    'two': (two_clocks, {'t': np.zeros(()), 's': np.zeros(N)}),
+    'a filter': (filtered_input, {'f': np.zeros((B, I))}),
+}
+
+
+@pytest.mark.parametrize('name', CLOCKS)
+def test_a_state_that_nothing_teaches_takes_no_trace(name):
+    cell, states = CLOCKS[name]
+    carry = {'h': H, **states}
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner, got = online(cell, PHASES, carry, rules.d_rtrl(), window=2)
+    assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.graph.diagnostics
+    assert learner.report.exact
+    close(got, bptt(cell, PHASES, carry))
+
+
+def test_a_learned_clock_of_another_shape_loses_its_own_way_alone():
+    def step(p, c, x, t):
+        gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2
+        return gate * jnp.tanh(mm(x, p['w']) + .5 * c['h']) + (1 - gate) * c['h']
+
+    def cell(p, c, x, read=lambda t: t):
+        t, h = c['t'] + ew(p['rate']), step(p, c, x, c['t'])
+        return t + h, {'h': step(p, c, x, read(c['t'])), 't': t}
+    for start in (np.zeros(()), np.zeros(N)):
+        params = PHASES | {'rate': np.array(.7) if not start.ndim else RNG.uniform(.5, 1, N)}
+        carry = {'h': H, 't': start}
+        learner, got = online(cell, params, carry, rules.d_rtrl())
+        assert {r.kind for r in learner.routes.values()} == {'trace'} and not learner.report.exact
+        assert {d.kind for d in learner.graph.diagnostics} <= {'mixing', 'cross-group'}
+        close(got, bptt(lambda *args: cell(*args, jax.lax.stop_gradient), params, carry))
+
+
+def fast_weights(p, h, x, repeated=True):
+    """A matrix for each sample: an outer product is written, rows forget by a gate and a gain."""
+    def rows(w):
+        return mm(x, jnp.repeat(w, N, -1)).reshape(B, I, N) if repeated else mm(x, w)[:, :, None]
+
+    def columns(w):
+        return mm(x, jnp.tile(w, I)).reshape(B, I, N) if repeated else mm(x, w)[:, None]
+    gain = ew(p['gain'][:, None]) if repeated else ew(p['gain'])[:, None]
+    h = jax.nn.sigmoid(rows(p['gate'])) * gain * h + rows(p['k']) * columns(p['v'])
+    return h, h
+
+
+def test_what_is_advised_for_results_that_lack_an_inner_axis_is_exact():
+    carry = np.zeros((B, I, N))
+    shapes = {'gate': (I, I), 'k': (I, I), 'v': (I, N), 'gain': I}
+    params = {n: RNG.normal(size=s) for n, s in shapes.items()}
+    learner, got = online(fast_weights, params, carry, rules.d_rtrl(), window=2)
+    assert learner.report.exact and learner.graph.lanes == B
+    close(got, bptt(fast_weights, params, carry))
+    plain = functional.online(lambda *a: fast_weights(*a, repeated=False), rules.d_rtrl())
+    jax.eval_shape(plain.init, params, carry, X[0])
+    assert {r.reason for r in plain.routes.values()} == {'lost_relation'}
+    said = {d.path: d.message for d in plain.graph.diagnostics if d.kind == 'lost-relation'}
+    assert 'along axis 2:' in said['k'] and 'along axis 1:' in said['v']
+    assert 'jnp.repeat(w, n, -1)' in said['k']
+    assert 'element_wise(w[:, None])' in said['gain']
+
+
+@pytest.mark.parametrize('apart', [True, False])
+def test_rows_of_one_parameter_that_meet_at_a_position_are_traced_one_by_one(apart):
+    def cell(p, c, x):
+        k = [ew(p['k'][i]) for i in range(2)] if apart else ew(p['k'])
+        h = k[0] * c['h'] + k[1] * c['last'] + mm(x, p['w'])
+        return h, {'h': h, 'last': c['h']}
+    params, carry = {'w': W, 'k': .3 * RNG.normal(size=(2, N))}, {'h': H, 'last': H}
+    learner, got = online(cell, params, carry, rules.d_rtrl())
+    if apart:
+        close(got, bptt(cell, params, carry))
+    else:
+        said, = (d.message for d in learner.graph.diagnostics if d.kind == 'mixing-tail')
+        assert 'element_wise(k[0]) and element_wise(k[1])' in said

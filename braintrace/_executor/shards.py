@@ -1,0 +1,143 @@
+"""Learning inside ``jax.shard_map``: its types do not reach the equations of a learner.
+
+With JAX's default ``check_vma=True`` the type of a value names the axes of the mesh along which it
+may differ. A learner's equations were traced without such types, and its zeros have none, so a call
+of a learner is one equation of its own there: typed as a whole, evaluated without types.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+
+from .. import _jax
+
+__all__ = ['Axes', 'axes_of', 'each', 'in_shards', 'share', 'spread', 'varying', 'without_types']
+
+Axes = frozenset
+
+
+def varying(tree) -> Axes:
+    """The axes of a surrounding ``shard_map`` along which any leaf may differ."""
+    return frozenset().union(*map(_of_leaf, jax.tree.leaves(tree)))
+
+
+def each(tree):
+    """:func:`varying` of each leaf."""
+    return jax.tree.map(_of_leaf, tree)
+
+
+def spread(tree, axes: Axes):
+    """A tree with a type that says that every leaf may differ along these axes."""
+    def leaf(x):
+        missing = axes - _of_leaf(x) if _is_array(x) else None
+        return jax.lax.pcast(x, tuple(sorted(missing)), to='varying') if missing else x
+    return jax.tree.map(leaf, tree)
+
+
+def _is_array(leaf) -> bool:
+    return hasattr(leaf, 'dtype') and leaf.dtype != jax.dtypes.float0
+
+
+def _of_leaf(leaf) -> Axes:
+    return _jax.varying(leaf) if _is_array(leaf) else frozenset()
+
+
+def axes_of(fn: Callable, axes: Axes, *args) -> Axes:
+    """The axes along which ``fn(*args)`` may differ where the arguments may along ``axes``."""
+    if not axes:
+        return axes
+    with _jax.checked(True):
+        return varying(jax.eval_shape(lambda *args: fn(*spread(args, axes)), *args))
+
+
+def share(axes: Axes, of_loss: Axes) -> float:
+    """The part of a loss that belongs to each of the shards that have it in common."""
+    return 1 / math.prod(jax.lax.axis_size(a) for a in axes - of_loss)
+
+
+# one equation without types --------------------------------------------------------------
+
+def without_types(fn: Callable) -> Callable:
+    """``fn``, whose results may differ along all axes of a ``shard_map`` that an argument does."""
+    def run(*args):
+        axes = varying(args)
+        return _call(lambda *args: ((fn(*args), axes),), axes, *args)[0] if axes else fn(*args)
+    return run
+
+
+def in_shards(body: Callable, *args) -> tuple:
+    """The results of ``body(axes, *args)``, which returns pairs of a result and its axes.
+
+    ``axes`` are those along which an argument may differ; the axes of a result are those of all of
+    it, or a tree like it.
+    """
+    axes = varying(args)
+    if not axes:
+        return tuple(result for result, _ in body(axes, *args))
+    return jax.jit(lambda *args: _call(partial(body, axes), axes, *args))(*args)
+
+
+def _call(body: Callable, axes: Axes, *args) -> tuple:
+    """The results of ``body(*args)``, pairs as for :func:`in_shards`, as those of one equation."""
+    leaves, treedef = jax.tree.flatten(args)
+    where = [k for k, x in enumerate(leaves) if _is_array(x)]
+    found: list = []
+
+    def flat(*values):
+        full = list(leaves)
+        for k, x in zip(where, values, strict=True):
+            full[k] = x
+        pairs = body(*jax.tree.unflatten(treedef, full))
+        results = tuple(result for result, _ in pairs)
+        own = [jax.tree.map(lambda _, a=a: a, r) if isinstance(a, frozenset) else a
+               for r, a in pairs]
+        found[:] = jax.tree.structure(results), tuple(jax.tree.leaves(own))
+        return jax.tree.leaves(results)
+
+    with _jax.checked(False):
+        closed = jax.make_jaxpr(flat)(*(_untyped(leaves[k]) for k in where))
+    jaxpr, consts = _jax.closed_jaxpr(closed)
+    operands = spread([*consts, *(leaves[k] for k in where)], axes)
+    return jax.tree.unflatten(found[0], shards_p.bind(*operands, jaxpr=jaxpr, axes=found[1]))
+
+
+def _untyped(x):
+    weak = getattr(jax.typeof(x), 'weak_type', False)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
+
+
+shards_p = _jax.Primitive('braintrace_shards')
+shards_p.multiple_results = True
+
+
+@shards_p.def_effectful_abstract_eval
+def _abstract(*avals, jaxpr, axes):
+    results = zip(jaxpr.outvars, axes, strict=True)
+    return [_jax.varying_along(v.aval, own) for v, own in results], jaxpr.effects
+
+
+def _evaluate(*args, jaxpr, axes=None):
+    with _jax.checked(False), _jax.named_axes_here():
+        return _jax.evaluate(jaxpr, [], args)
+
+
+def _lower(ctx, *args, jaxpr, axes):
+    avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    return _jax.mlir.lower_fun(_evaluate)(ctx.replace(avals_in=avals), *args, jaxpr=jaxpr)
+
+
+def _batch(args, dims, *, jaxpr, axes):
+    every = frozenset().union(*axes)
+
+    def body(*args):
+        results = jax.vmap(partial(_evaluate, jaxpr=jaxpr), in_axes=tuple(dims))(*args)
+        return tuple(zip(results, axes, strict=True))
+    return _call(body, every, *args), [0] * len(axes)
+
+
+shards_p.def_impl(partial(_jax.apply_primitive, shards_p))
+_jax.mlir.register_lowering(shards_p, _lower)
+_jax.batching.primitive_batchers[shards_p] = _batch

@@ -1,0 +1,164 @@
+"""A learner inside ``jax.shard_map``, as JAX checks it by default: the numbers of one device.
+
+On one device here; two devices run the same in a process of their own.
+"""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import braintrace
+from braintrace import functional, rules
+
+ROOT = Path(__file__).resolve().parents[2]
+B, I, N, T = 4, 2, 3, 3  # noqa: E741
+RNG = np.random.default_rng(3)
+XS, YS = RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, N))
+SHAPES = {'w': (I + N, N), 'r': (I, N), 'out': (N, N)}
+WEIGHTS = {name: RNG.normal(size=shape) for name, shape in SHAPES.items()}
+MESH = jax.sharding.Mesh(np.array(jax.devices()), ('a',))
+mm = braintrace.matmul
+
+
+def cell(p, c, x):
+    """A gate behind a function of its weight, a custom rule, control flow, a counter and a key."""
+    r = jax.nn.relu(mm(x, 2 * p['r']))
+    u = mm(jnp.concatenate([x, r * c['h']], -1), p['w'])
+    h, _ = jax.lax.scan(lambda h, _: (.9 * h + .1 * jnp.tanh(u), None), c['h'], None, length=12)
+    return h @ p['out'], {'h': h, 'n': c['n'] + 1, 'key': jax.random.split(c['key'])[0]}
+
+
+def carry(batch: int, key: int = 0):
+    """Counters and keys lead by a batch axis, so that they can be cut along it."""
+    return {'h': jnp.zeros((batch, N)), 'n': jnp.zeros((batch,), int), 'key': jax.random.key(key)}
+
+
+def loss(out, y):
+    return jnp.sum(jnp.sin(out - y))
+
+
+def shared_loss(out, y):
+    return jax.lax.pmean(loss(out, y), 'a')
+
+
+def params():
+    return jax.tree.map(jnp.asarray, WEIGHTS)
+
+
+LEARNERS = {name: functional.online(cell, rule) for name, rule in
+            {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(.8)}.items()}
+
+
+def over_the_sequence(learner, p, xs, ys, loss=loss):
+    state = learner.init(p, carry(xs.shape[1]), xs[0])
+    grads, _, losses = learner.sequence_grad(loss, window=2, reduction='sum')(p, state, xs, ys)
+    return grads, losses.sum()
+
+
+def step_by_step(learner, p, xs, ys):
+    """In a scan, whose carry has one type."""
+    def step(state, at):
+        (value, _), grads, state = learner.grad(loss)(p, state, *at)
+        return state, (grads, value)
+    grads, losses = jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1]
+    return jax.tree.map(lambda g: g.sum(0), grads), losses.sum()
+
+
+def through_steps(learner, p, xs, ys):
+    """The derivative that JAX takes of steps, which it sums over the shards itself."""
+    def total(p):
+        def step(state, at):
+            out, state = learner.step(p, state, at[0])
+            return state, loss(out, at[1])
+        return jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1].sum()
+    value, grads = jax.value_and_grad(total)(p)
+    return grads, value
+
+
+def trained(learner, p, xs, ys, across=lambda g: g):
+    optimizer = optax.chain(optax.stateless(lambda g, _: across(g)), optax.adam(1e-1))
+    state = learner.init(p, carry(xs.shape[1]), xs[0])
+    train = learner.sequence_update(loss, optimizer, 2, reduction='sum')
+    p, opt_state, _, losses = train(p, optimizer.init(p), state, xs, ys)
+    return (p, opt_state), losses.sum()
+
+
+def summed(tree):
+    return jax.lax.psum(tree, 'a')
+
+
+def differences(name: str, *ways: str) -> dict[str, float]:
+    """The largest relative difference between all devices and one, for each way of learning."""
+    learner = LEARNERS[name]
+
+    def both(fn, each):
+        specs = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
+        got = jax.jit(jax.shard_map(each, **specs))(params(), XS, YS)
+        wanted = jax.jit(lambda p, xs, ys: fn(learner, p, xs, ys))(params(), XS, YS)
+        pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
+        return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+    def shared(p, xs, ys):
+        grads, value = over_the_sequence(learner, p, xs, ys, shared_loss)
+        return summed(grads), value
+
+    def mean(_, p, xs, ys):
+        return jax.tree.map(lambda a: a / len(jax.devices()), over_the_sequence(learner, p, xs, ys))
+
+    def taken(p, xs, ys):
+        grads, value = through_steps(learner, p, xs, ys)
+        return grads, summed(value)
+
+    def training(p, xs, ys):
+        learnt, value = trained(learner, p, xs, ys, summed)
+        return learnt, summed(value)
+
+    found = {
+        'sequence': lambda: both(over_the_sequence,
+                                 lambda *a: summed(over_the_sequence(learner, *a))),
+        'a loss shared by the shards': lambda: both(mean, shared),
+        'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
+        'the derivative of steps': lambda: both(through_steps, taken),
+        'training': lambda: both(trained, training),
+    }
+    return {way: run() for way, run in found.items() if not ways or way in ways}
+
+
+def test_a_learner_in_a_shard_map_of_one_device_is_that_of_no_shard_map():
+    with jax.enable_x64(True):
+        found = differences('d_rtrl', 'the derivative of steps')
+        assert max(found.values()) < 1e-12
+
+
+def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
+    own = jax.shard_map(lambda *args: over_the_sequence(LEARNERS['d_rtrl'], *args)[0], mesh=MESH,
+                        in_specs=(P(), P(None, 'a'), P(None, 'a')), out_specs=P())
+    with pytest.raises(ValueError, match='out_specs'):
+        jax.eval_shape(own, params(), XS, YS)
+
+
+@pytest.mark.slow
+def test_two_devices_learn_what_one_does():
+    flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'
+    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, '-W', 'ignore', __file__], env=env, capture_output=True,
+                          text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 6 and max(found.values()) < 1e-10, found
+
+
+if __name__ == '__main__':
+    jax.config.update('jax_enable_x64', True)
+    other = differences('es_d_rtrl', 'sequence')['sequence']
+    print(json.dumps(differences('d_rtrl') | {'es_d_rtrl': other}))
