@@ -14,16 +14,18 @@ from .control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
 from .copies import forward_copies
 from .fixed import fixed_ops, fixed_weights
 from .flatten import Decisions, flatten
-from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
+from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation
 from .lanes import carried_lanes
-from .losses import USE, name_mixing, op_name, plain_ways, readers, untraced_uses
+from .losses import USE, name_mixing, op_name, untraced_uses
 from .pieces import MustSplit, read_as_old, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
 from .program import Equation, Loop, Program, describe_aval, is_inexact, trace_step
 from .recurrence import reached_groups
+from .routes import find_routes, route_notes
 
-__all__ = ['analyse']
+__all__ = ['analyse', 'check_learnable']
+
 
 def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable = lambda path, leaf: True,
             hidden: Callable = lambda path, leaf: True, policy: Policy = DEFAULT) -> ETraceGraph:
@@ -55,11 +57,11 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
     relations, notes = _relations(program, positions, analysis, groups, ops)
     forgetful = _forgetful(program)
     lost = {note.path for note in notes if note.kind == 'lost-relation'}
-    routes = _routes(program, ops, relations, forgetful, lost)
+    routes = find_routes(program, ops, relations, forgetful, lost)
     cross = _cross_notes(program, positions, groups)
     diagnostics = list(dict.fromkeys([*_mixing_notes(program, positions), *notes, *cross,
                                       *fixed_weights(program, ops),
-                                      *_forgetful_notes(program, ops, forgetful), *_route_notes(routes)]))
+                                      *_forgetful_notes(program, ops, forgetful), *route_notes(routes)]))
     if ops and groups and not relations and not fixed_ops(program, ops):
         diagnostics.append(Diagnostic('no-relation', 'warning', 'no weight of an ETP op reaches a hidden state position by position: '
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
@@ -294,61 +296,6 @@ def _forgetful_notes(program: Program, ops, forgetful) -> list[Diagnostic]:
             for c, ahead in forgetful.items() for i in program.trainable if ahead[program.params[i]]]
 
 
-def _routes(program: Program, ops, relations, forgetful, lost: set[str]) -> dict[str, Route]:
-    used_at_all = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
-    to_state = flow.backward(program, {program.new_carry[c]: 1 for c in program.hidden}, flow.gradients(program))
-    plain = plain_ways(program, ops)
-    traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
-    uses = {i: [op for op in ops if any(i in ps for ps in op.parameters.values())] for i in program.trainable}
-    routes = {}
-    for i, name in enumerate(program.param_names):
-        value = program.params[i]
-        if i not in program.trainable:
-            routes[name] = Route('frozen', 'not_trainable' if is_inexact(program.avals[value]) else 'not_inexact')
-        elif i in traced:
-            routes[name] = Route('trace', traced[i].primitive.name, traced[i].where)
-        elif not used_at_all[value]:
-            routes[name] = Route('same-step', 'unused')
-        elif not to_state[value]:
-            reason = 'not_hidden' if any(ahead[value] for ahead in forgetful.values()) else 'no_hidden_state'
-            routes[name] = Route('same-step', reason, uses[i][0].where if uses[i] else '')
-        else:
-            reasons = [(_why_untraced(program, op, lost), op.where) for op in uses[i]
-                       if to_state[op.y]]
-            routes[name] = _untraced_route(program, value, reasons, plain)
-    return routes
-
-
-def _why_untraced(program: Program, op: OpUse, lost: set[str]) -> str:
-    if not op.owned:
-        return 'input_dependent_weight'
-    if op.key in lost:
-        return 'lost_relation'
-    reached = flow.reach(program, op.y, program.op_set)
-    return 'weight_then_weight' if reached.isdisjoint(program.new_carry[c] for c in program.hidden) else 'mixing_tail'
-
-
-def _untraced_route(program: Program, value: int, reasons: list[tuple[str, str]],
-                    ways: list[int]) -> Route:
-    """The route of a parameter that reaches a hidden state without a trace: the use that says most about what to change."""
-    told = next((r for r in reasons if r[0] != 'weight_then_weight'), None)
-    plain = _plain_route(program, value, ways)
-    if told is None and reasons and plain is None:
-        told = reasons[0]
-    return Route('same-step', *told) if told else plain or Route('same-step', 'not_etp_op')
-
-
-def _plain_route(program: Program, value: int, ways: list[int]) -> Route | None:
-    """The route of a parameter by a plain use; an op may hide in a function with a rule of its own."""
-    reached = flow.reach(program, value, ())
-    opaque = next((e for e in program.equations if e.origin is not None and not reached.isdisjoint(e.ins) and e.holds_op()), None)
-    if opaque is not None:
-        return Route('same-step', f'opaque_call:{opaque.primitive.name}', opaque.where)
-    first = next((i for i, _ in readers(program, value)
-                  if i not in program.op_set and flow.union(ways, program.equations[i].outs)), None)
-    return None if first is None else Route('same-step', 'not_etp_op', program.equations[first].where)
-
-
 def _direct(program: Program, ops) -> tuple[int, ...]:
     """Trainable parameters that reach a result otherwise than as the weight of an owned op."""
     weights = {op.equation: set(op.primitive.trainable_invars_fn(op.params).values()) for op in ops if op.owned}
@@ -389,20 +336,6 @@ def _stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
 
 def _place(program: Program, value: int) -> str:
     return program.equations[program.producer[value]].where if value in program.producer else ''
-
-
-def _route_notes(routes: dict[str, Route]) -> list[Diagnostic]:
-    texts = {'not_etp_op': 'reaches a hidden state by a plain operation: its gradient holds the current step only. Apply it with a '
-                           'braintrace op (matmul, element_wise, ...) to give it a trace',
-             'mixing_tail': 'belongs to an op whose result reaches hidden states only through equations that mix its positions: its '
-                            'gradient holds the current step only. Where a position reads several rows of one '
-                            'result, apply the op to each: element_wise(k[0]) and element_wise(k[1])',
-             'opaque_call': 'belongs to an op inside a function with a derivative rule of its own: its gradient is what that rule says, '
-                            'for the current step only. Apply the op outside of that function to give it a trace',
-             'unused': 'reaches neither an output nor a state: its gradient is zero'}
-    kinds = {path: r.reason.partition(':')[0] for path, r in routes.items()}
-    return [Diagnostic(kinds[path].replace('_', '-'), 'warning', f'parameter {path} {texts[kinds[path]]}', path, r.location)
-            for path, r in routes.items() if kinds[path] in texts]
 
 
 def _cut_reads(program: Program, groups, group_of, recurrent, ops, relations, cross, forgetful) -> dict[str, tuple[str, ...]]:

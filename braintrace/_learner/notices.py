@@ -1,10 +1,6 @@
 """What a gradient around single calls of a learner leaves out, told when such a gradient is taken."""
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +9,7 @@ import brainstate
 import jax
 
 from .._compiler import path_name
-from .._errors import BraintraceWarning
+from .._warnings import tell
 from .states import ModelStates, innermost
 
 __all__ = ['Notices']
@@ -22,8 +18,6 @@ OLD = ('the loss reads hidden state {names} before it calls the learner, and to 
        'constant: its history is missing. If the loss depends on it, take the gradient with etrace_grad, where it is whole.')
 TWICE = ('the learner is called more than once in one gradient. Each call is a step of time, the gradient is the sum over these steps, '
          'and the trace of each is kept until it is taken. etrace_grad takes a sequence in constant memory.')
-SKIPPED = tuple(os.path.dirname(os.path.abspath(path)) + os.sep
-                for path in (os.path.dirname(__file__), jax.__file__, brainstate.__file__)) + (contextlib.__file__,)
 
 
 class Notices:
@@ -55,7 +49,7 @@ class Notices:
     def give(self, text: str) -> None:
         if text not in self.given:
             self.given.add(text)
-            warnings.warn(text, BraintraceWarning, stacklevel=_levels_to_user())
+            tell(text)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -69,11 +63,3 @@ def _forward(notices: Notices, text: str, results):
 
 
 _told.defvjp(_forward, lambda notices, text, _, cotangents: (cotangents,))
-
-
-def _levels_to_user() -> int:
-    """``stacklevel`` of the first frame outside this package, JAX and brainstate, as seen by the caller's caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(SKIPPED):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -17,8 +14,6 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import (
     DEFAULT,
-    REASONS,
-    USE,
     ETraceGraph,
     Policy,
     Report,
@@ -30,14 +25,14 @@ from .._compiler import (
     describe_aval,
     param_name,
     path_name,
-    untraced_uses,
 )
-from .._errors import BraintraceWarning, NotCompiledError, OptionError, StepFunctionError, StructureError, UntracedParameterError
+from .._errors import NotCompiledError, OptionError, StepFunctionError, StructureError
 from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._jax import surrounding_mesh
 from .._rules import Rule
 from . import _sequence as seq
 from ._compiled import Compiled, signature, zero_gradient
+from ._findings import check_strict, tell_findings
 from ._progress import show_progress
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -45,8 +40,6 @@ __all__ = ['REDUCTIONS', 'Memory', 'OnlineLearner', 'check_scalar', 'online', 'p
            'split', 'tree_bytes', 'zero_gradient']
 
 REDUCTIONS = ('mean', 'sum')
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-INTERNAL = (PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
 IN_LOSS_OF: ContextVar[OnlineLearner | None] = ContextVar('learner whose loss runs', default=None)
 
@@ -94,8 +87,8 @@ class OnlineLearner:
                 check_learnable(graph)
                 self.rule.check(graph)
             if self.policy.strict:
-                _check_strict(graph)
-            _warn(graph, self._warned)
+                check_strict(graph)
+            tell_findings(graph, self._warned)
             self._kept[key] = Compiled(replace(graph, rule=self.rule), self.rule)
         return self._kept[key]
 
@@ -426,36 +419,3 @@ def _resets(compiled: Compiled, reset, state: OnlineState, length: int, hidden: 
         raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
                          f'{[length, *state.t.shape]}.')
     return flags, partial(compiled.restarted, jax.tree.leaves(carry0), hidden)
-
-
-def _warn(graph: ETraceGraph, warned: set) -> None:
-    """One warning for each thing that the user can mend and has not been told, at the line that compiles."""
-    for note in graph.diagnostics:
-        key = (note.kind, note.path, note.location)
-        if note.level == 'warning' and key not in warned:
-            place = f' [{note.location}]' if note.location else ''
-            warnings.warn(f'{note.message}{place}.', BraintraceWarning, stacklevel=_levels_to_user())
-            warned.add(key)
-
-
-def _levels_to_user() -> int:
-    """``stacklevel`` of the first frame outside this package and JAX, as seen by the caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(INTERNAL):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state', 'constant-weight'}
-
-
-def _check_strict(graph: ETraceGraph) -> None:
-    """Refuse every lost or approximated path, but those that the rule itself leaves out: what an op reads of a hidden state."""
-    lost = [f'  {p} is {r.reason} [{r.location}]. {REASONS[r.reason.partition(":")[0]][1]}' for p, r in graph.routes.items()
-            if r.kind == 'same-step' and r.reason != 'no_hidden_state']
-    lost += [f'  {p} has a trace, but not for {text}.' for p, texts in untraced_uses(graph).items() if graph.routes[p].kind == 'trace'
-             for text in texts if text.startswith(USE)]
-    lost += [f'  {d.message} [{d.location}].' for d in graph.diagnostics if d.kind in LOST]
-    if lost:
-        raise UntracedParameterError('the policy is strict, and the history of these is lost or incomplete:\n' + '\n'.join(lost)
-                                     + '\nChange the model, or compile with policy=braintrace.Policy(strict=False).')
