@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import braintrace
-from braintrace import _jax, _version
+from braintrace import _version
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -112,14 +112,6 @@ def test_a_brainstate_that_is_there_already_is_left_as_it_is():
         found.update(changed=changed(), precision=brainstate.environ.get_precision())
     ''')
     assert found == {'changed': {}, 'precision': 16}
-
-
-def test_flags_are_read_outside_of_with_blocks():
-    import jax
-    outside = _jax.config_values()
-    assert outside == dict(jax.config.values)
-    with jax.enable_x64(not outside['jax_enable_x64']):
-        assert _jax.config_values() == outside != dict(jax.config.values)
 
 
 def test_names_for_type_checkers_and_names_on_first_use_are_the_same():
