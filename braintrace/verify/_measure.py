@@ -16,7 +16,7 @@ __all__ = ['Mass', 'history_mass', 'trace_norms']
 
 
 class Mass(NamedTuple):
-    """Squared norms of the gradient's history; a row for each group, a column for each parameter."""
+    """Squared norms of the gradient's history; groups in rows, parameters in columns."""
     kept: np.ndarray
     dropped: np.ndarray
 

@@ -80,7 +80,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     """A learner as ``(online, params, carry)``."""
-    pure = getattr(learner, 'pure', None)       # asked for by name: its class would import brainstate
+    pure = getattr(learner, 'pure', None)    # by name: its class would import brainstate
     if callable(pure) and not isinstance(learner, type):
         if params is not None or carry is not None:
             raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')

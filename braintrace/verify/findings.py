@@ -13,7 +13,7 @@ NOTICED = 0.01           # a share of the history, or 1 - cosine, that is worth 
 SOON = 10_000            # steps to overflow
 IDLE = 0.2               # share of silent or saturated units
 ALIGNED, FACTOR = 0.9, 2                # a gradient with a smaller cosine, or longer or shorter by more, is far from that of BPTT
-HISTORY = 'history of the gradient'     # what the losses read of the past (see ParameterRow.dropped)
+HISTORY = 'history of the gradient'     # what the losses read of the past
 LISTED = 4               # parameters that one sentence gives numbers for
 
 SHOWN = {
@@ -33,8 +33,9 @@ def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[Trace
     found = [*_far(rows), *_cuts(report, by_path, spiking), *_without_trace(report, by_path), *_rest(report, rows)]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
-    unknown = [f'What is dropped of the {HISTORY} is not measured: {not_measured}'] * bool(not_measured)
-    return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
+    if not_measured:
+        found.append(f'What is dropped of the {HISTORY} is not measured: {not_measured}')
+    return tuple([*found, *_growth(growth), *_activity(activity)])
 
 
 def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
