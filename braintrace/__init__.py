@@ -46,9 +46,11 @@ __all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPr
            'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
            'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul', 'verify']
 
-# Imported on first use: nn and the learners need brainstate, which nothing else here does; training needs nothing of the kit.
-_LAZY = {'kit': '.kit', 'nn': '.nn', 'D_RTRL': '._learner', 'ES_D_RTRL': '._learner', 'ETraceLearner': '._learner',
-         'IODimVjpAlgorithm': '._learner', 'ParamDimVjpAlgorithm': '._learner', 'compile': '._learner',
+# Imported on first use: nn and the learners need brainstate, which nothing else here does, and
+# training needs nothing of the kit.
+_LAZY = {'kit': '.kit', 'nn': '.nn', 'D_RTRL': '._learner', 'ES_D_RTRL': '._learner',
+         'ETraceLearner': '._learner', 'IODimVjpAlgorithm': '._learner',
+         'ParamDimVjpAlgorithm': '._learner', 'compile': '._learner',
          'compile_etrace_graph': '._learner', 'pp_prop': '._learner'}
 
 

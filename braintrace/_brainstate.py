@@ -1,7 +1,7 @@
 """brainstate, imported on first use in a way that leaves the process as the user set it up.
 
-brainstate 0.5 turns ``jax_enable_x64`` off when it is imported, and draws the seed of its generator from NumPy's global one.
-A module that imports brainstate imports this one first.
+brainstate 0.5 turns ``jax_enable_x64`` off when it is imported, and draws the seed of its generator
+from NumPy's global one. A module that imports brainstate imports this one first.
 """
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ __all__ = ['bring_in']
 def bring_in() -> None:
     """Import brainstate; nothing where it is there already.
 
-    ``jax.config`` and NumPy's global generator stay as they are, and the precision of ``brainstate.environ`` is that of
-    ``jax_enable_x64``. Constants that the import makes are values, also where a function is being traced.
+    ``jax.config`` and NumPy's global generator stay as they are, and the precision of
+    ``brainstate.environ`` is that of ``jax_enable_x64``. Constants that the import makes are
+    values, also where a function is being traced.
     """
     if 'brainstate' in sys.modules:
         return

@@ -48,14 +48,16 @@ def es_d_rtrl(decay_or_rank: float | int) -> Rule:
     """ES-D-RTRL (pp-prop): an input trace and an output trace instead of a parameter-sized one.
 
     ``ex^t = a ex^{t-1} + x^t``, ``ef^t = a D^t ef^{t-1} + (1 - a) D_f^t``; the gradient at t is
-    ``xy_to_dw(ex^t, L^t . ef^t / (1 - a^(t+1)))`` plus the same-step part that does not pass the relation's groups. Memory
-    ``B * (I + O * S)`` numbers for a dense op. At the first step after a reset it is the gradient of BPTT; from the second on it is an
-    approximation. ``L^t`` belongs to new states: history that reaches the loss from an old state directly (an output made of
+    ``xy_to_dw(ex^t, L^t . ef^t / (1 - a^(t+1)))`` plus the same-step part that does not pass the
+    relation's groups. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step after a
+    reset it is the gradient of BPTT; from the second on it is an approximation. ``L^t`` belongs to
+    new states: history that reaches the loss from an old state directly (an output made of
     ``h^{t-1}``, a spike read before the reset) is left out.
 
-    ``decay_or_rank``: a float is the decay ``a`` in [0, 1); an int is a rank ``r >= 1`` and means ``a = (r - 1) / (r + 1)``. With
-    ``a = 0``, rank 1, nothing is remembered: each gradient is the same-step gradient alone, without any history.
-    Raises :class:`braintrace.OptionError` (a ``ValueError``) for other values.
+    ``decay_or_rank``: a float is the decay ``a`` in [0, 1); an int is a rank ``r >= 1`` and means
+    ``a = (r - 1) / (r + 1)``. With ``a = 0``, rank 1, nothing is remembered: each gradient is the
+    same-step gradient alone, without any history. Raises :class:`braintrace.OptionError` (a
+    ``ValueError``) for other values.
 
     >>> import braintrace
     >>> braintrace.rules.es_d_rtrl(19).decay

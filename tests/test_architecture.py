@@ -39,8 +39,10 @@ ARROWS: dict[str, set[str]] = {
     'adapters': PUBLIC | {'verify'},
     '': CORE | {'_version', 'functional', 'rules', 'verify'},
 }
-# Names of the package itself that are imported on first use, and where from: an import of one is an import of that floor.
-LAZY = {name: module.lstrip('.') for node in ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8')).body
+# Names of the package itself that are imported on first use, and where from: an import of one is
+# an import of that floor.
+FRONT = ast.parse((PACKAGE / '__init__.py').read_text(encoding='utf-8'))
+LAZY = {name: module.lstrip('.') for node in FRONT.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '_LAZY'
         for name, module in ast.literal_eval(node.value).items()}
 RUNTIME = {'jax', 'jaxlib', 'brainstate', 'saiunit', 'numpy'}
@@ -98,15 +100,16 @@ def dotted(node: ast.AST) -> str:
 
 
 def target_floor(name: str) -> str:
-    """The floor that ``braintrace.x.y`` stands on; a name that the package itself has at once is on ``''``."""
+    """The floor that ``braintrace.x.y`` stands on; a name that the package has at once: ``''``."""
     first = (name.split('.') + [''])[1]
     return first if first in ARROWS else LAZY.get(first, '')
 
 
 def runs(tree: ast.Module) -> list[ast.AST]:
     """All nodes but those that a type checker alone reads."""
-    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and dotted(node.test) == 'TYPE_CHECKING']
-    unread = {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    blocks = [node for node in ast.walk(tree)
+              if isinstance(node, ast.If) and dotted(node.test) == 'TYPE_CHECKING']
+    unread = {inner for block in blocks for line in block.body for inner in ast.walk(line)}
     return [node for node in ast.walk(tree) if node not in unread]
 
 
@@ -116,7 +119,9 @@ def check_arrows(source: Source) -> Iterator[tuple[int, str]]:
         target = target_floor(name)
         if name.split('.')[0] == 'braintrace' and target != source.floor and target not in below:
             allowed = ', '.join(sorted(below - {''})) or 'nothing of the package'
-            yield line, f'{source.floor or "__init__.py"} imports {name}; it may import {allowed}. Move the code down, or pass the value in'
+            floor = source.floor or '__init__.py'
+            yield line, (f'{floor} imports {name}; it may import {allowed}. '
+                         'Move the code down, or pass the value in')
 
 
 def check_internals(source: Source) -> Iterator[tuple[int, str]]:
@@ -130,15 +135,16 @@ def check_internals(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def check_brainstate(source: Source) -> Iterator[tuple[int, str]]:
-    """Only some floors know brainstate, and each brings it in through ``_brainstate`` before anything else of its own."""
+    """Only some floors know brainstate; each imports ``_brainstate`` before anything else."""
     if source.floor in BRAINSTATE:
         first = next(source.imports(), (1, ''))
         if source.path == f'{source.floor}/__init__.py' and first[1] != 'braintrace._brainstate':
-            yield first[0], 'import .._brainstate first: an import of brainstate by itself changes jax.config'
+            yield first[0], 'import .._brainstate first: brainstate by itself changes jax.config'
         return
     for line, name in source.imports():
         if name.split('.')[0] == 'brainstate':
-            yield line, f'the functional core does not know brainstate; only {", ".join(sorted(BRAINSTATE))} import it'
+            floors = ', '.join(sorted(BRAINSTATE))
+            yield line, f'the functional core does not know brainstate; only {floors} import it'
 
 
 def check_third_party(source: Source) -> Iterator[tuple[int, str]]:
@@ -245,8 +251,8 @@ def test_relative_imports_are_resolved(path, text, name):
 @pytest.mark.parametrize(('path', 'text', 'message'), [
     ('verify/x.py', 'from .. import D_RTRL', 'verify imports braintrace.D_RTRL'),
     ('kit/x.py', 'def f():\n    from .. import nn', 'kit imports braintrace.nn'),
-    ('__init__.py', 'from ._learner import D_RTRL', '__init__.py imports braintrace._learner.D_RTRL'),
-    ('nn/__init__.py', 'from ._base import f\nfrom .. import _brainstate', 'import .._brainstate first'),
+    ('__init__.py', 'from ._learner import D_RTRL', '__init__.py imports braintrace._learner'),
+    ('nn/__init__.py', 'from ._base import f\nfrom .. import _brainstate', '.._brainstate first'),
 ])
 def test_an_import_that_would_bring_in_brainstate_is_found(path, text, message):
     source = Source(path, text)

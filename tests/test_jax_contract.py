@@ -34,6 +34,13 @@ def test_tracing_does_not_see_an_outer_transformation():
     assert shapes == [(4,)]
 
 
+def test_flags_are_read_outside_of_with_blocks():
+    outside = _jax.config_values()
+    assert outside == dict(jax.config.values)
+    with jax.enable_x64(not outside['jax_enable_x64']):
+        assert _jax.config_values() == outside != dict(jax.config.values)
+
+
 def test_a_jitted_call_holds_its_body_where_inlining_looks_for_it():
     eqn, = equations(jax.jit(lambda x: jnp.sin(x) * 2), X)
     body, consts = _jax.closed_jaxpr(_jax.inlinable(eqn))

@@ -9,7 +9,8 @@ FIXED = 'constant-weight'
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
 
 # of a traced parameter under a rule that remembers nothing
-FORGETS = ('its trace remembers no earlier step under this rule: its gradient holds the current step only',
+FORGETS = ('its trace remembers no earlier step under this rule: its gradient holds the current '
+           'step only',
            'Give ES_D_RTRL a decay above 0 (a rank above 1), or use D_RTRL.')
 
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does

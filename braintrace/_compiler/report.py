@@ -24,8 +24,8 @@ __all__ = ['GroupRow', 'ParameterRow', 'RelationRow', 'Report', 'TraceRow', 'mak
 
 
 class TraceRule(Protocol):
-    """What a report asks of a learning rule; ``approximation`` may say what it leaves out in every model ('': nothing),
-    ``remembers`` whether a gradient holds anything of an earlier step.
+    """What a report asks of a learning rule; ``approximation`` may say what it leaves out in every
+    model ('': nothing), ``remembers`` whether a gradient holds anything of an earlier step.
     """
     name: Any
 
@@ -205,9 +205,10 @@ def make_report(graph: ETraceGraph, given: TraceRule | None, batch_size: int | N
     traces = trace_shapes(graph, rule)
     loops = any(rel.op.repeats for rel in graph.hidden_param_op_relations)
     relations = _relation_rows(graph, traces, trace_shapes(_without_loops(graph), rule) if loops else traces)
-    parameters = _parameter_rows(graph, groups, relations, approximation, getattr(rule, 'remembers', True))
-    report = Report(str(rule.name), approximation, graph.lanes, groups, relations, parameters, places,
-                    tuple(dict.fromkeys(graph.diagnostics)))
+    parameters = _parameter_rows(graph, groups, relations, approximation,
+                                 getattr(rule, 'remembers', True))
+    report = Report(str(rule.name), approximation, graph.lanes, groups, relations, parameters,
+                    places, tuple(dict.fromkeys(graph.diagnostics)))
     return report if batch_size is None else report.at(batch_size)
 
 

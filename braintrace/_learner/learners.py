@@ -40,8 +40,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see :func:`braintrace.rules.es_d_rtrl`).
 
-    ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1; decay 0 and rank 1 remember no earlier step. Other
-    arguments as for :class:`D_RTRL`.
+    ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1; decay 0 and rank 1 remember no
+    earlier step. Other arguments as for :class:`D_RTRL`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)

@@ -32,9 +32,10 @@ class ESDRTRL(Rule):
     @property
     def approximation(self) -> str:             # type: ignore[override]
         if not self.remembers:
-            return 'with decay 0 (rank 1) the trace remembers no earlier step: every gradient holds the current step only'
-        return ('an input factor and an output factor stand for the whole trace: exact at the first step after a reset, approximate '
-                'from the second on')
+            return ('with decay 0 (rank 1) the trace remembers no earlier step: every gradient '
+                    'holds the current step only')
+        return ('an input factor and an output factor stand for the whole trace: exact at the '
+                'first step after a reset, approximate from the second on')
 
     def init(self, graph: ETraceGraph) -> Trace:
         trace: Trace = {r.key: {} for r in graph.hidden_param_op_relations}

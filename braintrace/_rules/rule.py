@@ -24,8 +24,8 @@ class Rule(ABC):
     lane's trace steps since its last reset, before the step at hand; where it is 0 the stored trace counts as zero, whatever it holds,
     so that a reset never touches the trace.
 
-    ``approximation``: what the rule leaves out in every model, as one phrase for the report; empty: nothing. ``remembers``: whether
-    anything of an earlier step is in a gradient.
+    ``approximation``: what the rule leaves out in every model, as one phrase for the report; empty:
+    nothing. ``remembers``: whether anything of an earlier step is in a gradient.
     """
     name: ClassVar[str]
     approximation: str

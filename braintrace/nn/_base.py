@@ -19,8 +19,9 @@ __all__ = ['GatedCell', 'RecurrentLayer']
 class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     """A layer with hidden states of shape (N,) or (B, N) and an output of shape (O,) or (B, O).
 
-    ``state_names`` names the states; :meth:`transition` maps an input and their old values to the output and their new values. A state
-    has N = O numbers and the first value ``state_init`` unless the constructor writes another pair into ``first_values``.
+    ``state_names`` names the states; :meth:`transition` maps an input and their old values to the
+    output and their new values. A state has N = O numbers and the first value ``state_init`` unless
+    the constructor writes another pair into ``first_values``.
     """
     state_names: ClassVar[tuple[str, ...]]
 

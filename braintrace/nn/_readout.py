@@ -23,11 +23,14 @@ class LeakyRateReadout(RecurrentLayer):
 
     It filters before its weights, which gives the same :math:`r_t` while W and b are constant:
 
-    .. math:: r_t = f_t\,W + g_t\,b \qquad f_t = \lambda\, f_{t-1} + x_t \qquad g_t = \lambda\, g_{t-1} + 1
+    .. math::
+        r_t = f_t\,W + g_t\,b \qquad f_t = \lambda\, f_{t-1} + x_t \qquad
+        g_t = \lambda\, g_{t-1} + 1
 
-    So :math:`f_t` reads each unit in front of it at that unit's own position. Where x is the state of a recurrent layer, or its spikes,
-    f is one more state of that layer's group, and what a loss reads through the filter has a trace: the recurrent weights keep their
-    history through r, at the price of a trace with one more state. W and b need no trace, since they reach no state. A filter
+    So :math:`f_t` reads each unit in front of it at that unit's own position. Where x is the state
+    of a recurrent layer, or its spikes, f is one more state of that layer's group, and what a loss
+    reads through the filter has a trace: the recurrent weights keep their history through r, at the
+    price of a trace with one more state. W and b need no trace, since they reach no state. A filter
     behind the weights would be cut off from the layer in front of it.
 
     Parameters
@@ -42,7 +45,8 @@ class LeakyRateReadout(RecurrentLayer):
     b_init : initializer, array or None
         Bias of shape (O,); left out by default.
     state_init : initializer, array or float
-        First value of the state ``f`` of shape (I,), in the unit of x. The state ``g``, which a readout with a bias has, starts at 0.
+        First value of the state ``f`` of shape (I,), in the unit of x. The state ``g``, which a
+        readout with a bias has, starts at 0.
     name : str, optional
         Name of the module.
 
@@ -74,7 +78,9 @@ class LeakyRateReadout(RecurrentLayer):
             raise OptionError(f'LeakyRateReadout: tau is {tau}; a time constant is larger than 0.')
         self.tau = tau
         self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
-        self.first_values = {'f': (state_init, self.num_in)} | ({} if b_init is None else {'g': (ZERO, 1)})
+        self.first_values = {'f': (state_init, self.num_in)}
+        if b_init is not None:
+            self.first_values['g'] = (ZERO, 1)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""

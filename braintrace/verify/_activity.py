@@ -11,7 +11,7 @@ import numpy as np
 from .. import ETraceGraph, HiddenGroup
 from ._sequence import as_inputs
 
-__all__ = ['activity', 'root_mean_square']
+__all__ = ['activity']
 
 STILL = 1e-6             # a state within so much of zero is silent; the unit is its root mean square
 BOUND = 0.99             # a state between -1 and 1 is saturated beyond this

@@ -16,15 +16,17 @@ __all__ = ['Mass', 'history_mass', 'trace_norms']
 
 
 class Mass(NamedTuple):
-    """Squared norms of the gradient's history, kept and dropped: rows by group, columns by float leaf of the parameters."""
+    """Squared norms of the gradient's history; groups in rows, parameters in columns."""
     kept: np.ndarray
     dropped: np.ndarray
 
 
 def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Callable) -> Mass:
-    """What the losses read of the past, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the part that D_RTRL keeps, and the rest.
+    """What the losses read of the past, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the
+    part that D_RTRL keeps, and the rest.
 
-    Both factors are taken along every path and along the paths that are kept; in each product no state's unit is left.
+    Both factors are taken along every path and along the paths that are kept; in each product no
+    state's unit is left.
     """
     weights, groups = split_floats(params), cut.graph.hidden_groups
     of_group = [g for g, group in enumerate(groups) for _ in group.states]
@@ -37,7 +39,8 @@ def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Call
     def signals(outputs, before):
         def one(at):
             c, x, y = at
-            return cut.hidden(jax.grad(lambda c: scalar(loss(outputs(params, c, x), y)), allow_int=True)(c))
+            read = jax.grad(lambda c: scalar(loss(outputs(params, c, x), y)), allow_int=True)
+            return cut.hidden(read(c))
         return jax.lax.map(one, (before, xs, ys))
 
     def history(step, outputs):
@@ -46,14 +49,16 @@ def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Call
         read = signals(outputs, jax.lax.stop_gradient(carries(step, weights.values)))
 
         def through(group):
-            return back([jnp.where(group == g, s, 0).astype(h.dtype) for g, s, h in zip(of_group, read, before)])[0]
+            return back([jnp.where(group == g, s, 0).astype(h.dtype)
+                         for g, s, h in zip(of_group, read, before)])[0]
         return jax.lax.map(through, jnp.arange(len(groups)))
 
     def squares(grads):
         return jnp.stack([jnp.sum(jnp.abs(g) ** 2, range(1, g.ndim)) for g in grads], -1)
 
     def measure():
-        whole = history(lambda w, c, x: one_step(cell, w, c, x)[1], lambda w, c, x: one_step(cell, w, c, x)[0])
+        whole = history(lambda w, c, x: one_step(cell, w, c, x)[1],
+                        lambda w, c, x: one_step(cell, w, c, x)[0])
         kept = history(cut.state_step, cut.loss_step)
         return squares(kept), squares(jax.tree.map(jnp.subtract, whole, kept))
     return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))

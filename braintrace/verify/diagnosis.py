@@ -15,11 +15,13 @@ __all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
 class ParameterRow:
     """The online gradient of one parameter beside that of BPTT over the window.
 
-    ``cosine`` is that of the angle between both, ``norm_ratio`` the norm of the online one over that of BPTT (1 where both are zero).
-    ``dropped`` is about what the losses read of the past, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, summed for each hidden group of h:
-    with J that sum along every path and C its part along the paths that D_RTRL keeps, the sum of ``|J - C|^2`` over the groups divided by
-    that of ``|C|^2 + |J - C|^2``; ``dropped_by_group`` splits it by the group. None where the step has a loop or states
-    whose paths can not be told apart. ``left_out`` names the ways that carry no history.
+    ``cosine`` is that of the angle between both, ``norm_ratio`` the norm of the online one over
+    that of BPTT (1 where both are zero). ``dropped`` is about what the losses read of the past,
+    ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, summed for each hidden group of h: with J that sum along
+    every path and C its part along the paths that D_RTRL keeps, the sum of ``|J - C|^2`` over the
+    groups divided by that of ``|C|^2 + |J - C|^2``; ``dropped_by_group`` splits it by the group.
+    None where the step has a loop or states whose paths can not be told apart. ``left_out`` names
+    the ways that carry no history.
     """
     path: str
     shape: tuple[int, ...]
@@ -131,7 +133,8 @@ class Diagnosis:
         fig = Figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
-        for ax, title, values in zip(bars, ('cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'), (
+        titles = 'cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'
+        for ax, title, values in zip(bars, titles, (
                 [r.cosine for r in self.rows], [r.norm_ratio for r in self.rows], [r.dropped or 0. for r in self.rows]), strict=True):
             ax.barh(names, [v if math.isfinite(v) else 0. for v in values[::-1]], color='tab:blue')
             ax.axvline(1, color='gray', linewidth=0.6)

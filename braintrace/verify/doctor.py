@@ -42,8 +42,9 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     :class:`braintrace.NotCompiledError` for a learner that is not compiled, :class:`braintrace.StructureError` for inputs of other shapes
     than were compiled, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
 
-    Source: the decomposition of the gradient in ``docs/design.md``; what an approximation keeps of the Jacobian as in Menick et
-    al. (2021), "Practical real time recurrent learning with a sparse approximation", here as the loss reads it.
+    Source: the decomposition of the gradient in ``docs/design.md``; what an approximation keeps of
+    the Jacobian as in Menick et al. (2021), "Practical real time recurrent learning with a sparse
+    approximation", here as the loss reads it.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> learner = braintrace.compile(braintrace.nn.MiniGRU(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
@@ -79,7 +80,7 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     """A learner as ``(online, params, carry)``."""
-    pure = getattr(learner, 'pure', None)           # its class needs brainstate, which functional learners do without
+    pure = getattr(learner, 'pure', None)    # by name: its class would import brainstate
     if callable(pure) and not isinstance(learner, type):
         if params is not None or carry is not None:
             raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')

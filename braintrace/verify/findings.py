@@ -9,10 +9,11 @@ from .diagnosis import Activity, ParameterRow, TraceGrowth
 
 __all__ = ['findings']
 
-NOTICED = 0.01           # share of the history, or distance of a cosine from 1, that is worth a sentence
+NOTICED = 0.01           # a share of the history, or 1 - cosine, that is worth a sentence
 SOON = 10_000            # steps to overflow
 IDLE = 0.2               # share of silent or saturated units
 ALIGNED, FACTOR = 0.9, 2                # a gradient with a smaller cosine, or longer or shorter by more, is far from that of BPTT
+HISTORY = 'history of the gradient'     # what the losses read of the past
 LISTED = 4               # parameters that one sentence gives numbers for
 
 SHOWN = {
@@ -32,8 +33,9 @@ def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[Trace
     found = [*_far(rows), *_cuts(report, by_path, spiking), *_without_trace(report, by_path), *_rest(report, rows)]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
-    unknown = [f'What is dropped of the history of the gradient is not measured: {not_measured}'] if not_measured else []
-    return tuple([*found, *unknown, *_growth(growth), *_activity(activity)])
+    if not_measured:
+        found.append(f'What is dropped of the {HISTORY} is not measured: {not_measured}')
+    return tuple([*found, *_growth(growth), *_activity(activity)])
 
 
 def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
@@ -43,7 +45,8 @@ def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
     for row in sorted(far, key=lambda row: row.cosine):
         lost = sorted(((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED), reverse=True)
         where = ', '.join(f'{100 * share:.0f} % in {group}' for share, group in lost)
-        texts.append(f'{row.path} ({_quality(row)}{"; dropped of the history of the gradient: " + where if where else ""})')
+        dropped = f'; dropped of the {HISTORY}: {where}' if where else ''
+        texts.append(f'{row.path} ({_quality(row)}{dropped})')
     if texts:
         more = f', and {len(texts) - LISTED} more' if len(texts) > LISTED else ''
         yield f'Far from the gradient of BPTT, though with a trace: {", ".join(texts[:LISTED])}{more}.'
@@ -143,8 +146,10 @@ def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
         return ''
     most, *_, least = sorted(shares, key=lambda p: -shares[p]) * 2
     if len(shares) > 2:
-        return f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the history of the gradient, most for {most}.'
-    return f' Dropped there of the history of the gradient: {", ".join(f"{share:.0f} % for {path}" for path, share in shares.items())}.'
+        return (f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the {HISTORY}, '
+                f'most for {most}.')
+    each = ', '.join(f'{share:.0f} % for {path}' for path, share in shares.items())
+    return f' Dropped there of the {HISTORY}: {each}.'
 
 
 def _differs(row: ParameterRow) -> bool:

@@ -18,7 +18,7 @@ CELLS = {
     'minigru': (nn.MiniGRU, ('h',)),
     'readout': (nn.LeakyRateReadout, ('f', 'g')),
 }
-SIZES = {'f': NUM_IN, 'g': 1}            # of a readout's states; those of cells have NUM_OUT numbers
+SIZES = {'f': NUM_IN, 'g': 1}            # of a readout's states; those of cells: NUM_OUT
 BATCHES = [None, 2]
 
 
@@ -112,7 +112,8 @@ def test_reset_brings_back_the_first_values_for_the_asked_batch(name):
     cell = make(name, None, state_init=0.25)
     first = cell.states(brainstate.HiddenState)
     cell(inputs(None)[0])
-    values = {(n,): np.full(SIZES.get(n, NUM_OUT), 0. if n == 'g' else 0.25) for n in CELLS[name][1]}
+    values = {(n,): np.full(SIZES.get(n, NUM_OUT), 0. if n == 'g' else 0.25)
+              for n in CELLS[name][1]}
     assert all(not np.array_equal(s.value, values[path]) for path, s in first.items())
     cell.reset_state()
     assert all(np.array_equal(s.value, values[path]) for path, s in first.items())

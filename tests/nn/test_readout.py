@@ -57,15 +57,18 @@ def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_i
     """The loss is that of the last step alone, which reads the past through the filter."""
     learner = braintrace.compile(Net(), 'D_RTRL', jnp.zeros((2, 2)), batch_size=2, seed=0)
     online, params, carry = learner.pure()
-    xs, last = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2, 2)), 'float32'), jnp.arange(12) == 11
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2, 2)), 'float32')
+    last = jnp.arange(12) == 11
 
     def loss(output, weight):
         return weight * jnp.sum((output - 1) ** 2)
-    got = online.sequence_grad(loss, reduction='sum')(params, online.init(params, carry, xs[0]), xs, last)[0]
+    state = online.init(params, carry, xs[0])
+    got = online.sequence_grad(loss, reduction='sum')(params, state, xs, last)[0]
     wanted = braintrace.verify.bptt_gradients(online.cell, params, carry, xs, last, loss)
     for path, leaf in jax.tree_util.tree_leaves_with_path(wanted):
         assert np.abs(leaf).max() > 0.1, path
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(np.abs(b).max())), got, wanted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(np.abs(b).max()))
     assert learner.report.exact
 
 

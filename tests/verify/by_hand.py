@@ -162,7 +162,8 @@ def expected(net: Network) -> Expected:
     whole = {k: np.zeros((len(h), *net.params[k].shape)) for k in names}
     trace = {k: np.zeros_like(m) for k, m in whole.items()}
     online, exact = ({k: np.zeros_like(v) for k, v in net.params.items()} for _ in range(2))
-    read = {k: np.zeros((2, len(h), *net.params[k].shape)) for k in names}      # of the past, by hidden number: kept, whole
+    # of the past, by hidden number: kept, whole
+    read = {k: np.zeros((2, len(h), *net.params[k].shape)) for k in names}
     norms: dict[str, list[Any]] = {key: [] for key in net.relations}
     for x, y in xs_ys:
         d = net.step(net.params, h, x)
@@ -175,15 +176,18 @@ def expected(net: Network) -> Expected:
             grads['out'] += np.outer(net.read(h[net.top]), wrong)
             for k in names:
                 grads[k] += np.tensordot(to_h, d.F[k] + np.tensordot(seen, jacobian[k], 1), 1)
-                read[k][0 if grads is online else 1] += np.einsum('i,ij,j...->j...', to_h, seen, jacobian[k])
+                part = 0 if grads is online else 1
+                read[k][part] += np.einsum('i,ij,j...->j...', to_h, seen, jacobian[k])
         for k in names:
             whole[k] = d.F[k] + np.tensordot(d.A, whole[k], 1)
             trace[k] = d.K[k] + np.tensordot(d.D, trace[k], 1)
         for key, ks in net.relations.items():
             norms[key].append(np.sqrt(sum((trace[k] ** 2).sum() for k in ks)))
-    sums = {k: r.reshape(2, len(net.groups), -1, *net.params[k].shape).sum(2) for k, r in read.items()}
-    kept, lost = ({k: np.square(a).reshape(len(a), -1).sum(1) for k, a in arrays.items()}
-                  for arrays in ({k: r[0] for k, r in sums.items()}, {k: r[1] - r[0] for k, r in sums.items()}))
+    kept, lost = {}, {}
+    for k, r in read.items():
+        held, whole_of = r.reshape(2, len(net.groups), -1, *net.params[k].shape).sum(2)
+        for masses, a in ((kept, held), (lost, whole_of - held)):
+            masses[k] = np.square(a).reshape(len(a), -1).sum(1)
     mass = {k: (kept[k] + lost[k]).sum() for k in names}
     return Expected({k: float(np.sum(online[k] * w) / np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},
                     {k: float(np.linalg.norm(online[k]) / np.linalg.norm(w)) for k, w in exact.items()},

@@ -110,7 +110,8 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     assert rows['one'].dropped_by_group == pytest.approx({'h1': lost[0], 'h2': lost[1]})
     said, = [text for text in got.findings if 'through the state of' in text]
     assert said.startswith('The temporal path of h1 through the state of h2 is lost at etp_mv (two) [')
-    assert 'test_diagnose.py' in said and f'Dropped there of the history of the gradient: {100 * lost[1]:.0f} % for one.' in said
+    share = f'Dropped there of the history of the gradient: {100 * lost[1]:.0f} % for one.'
+    assert 'test_diagnose.py' in said and share in said
     assert said.endswith('To lose less, let h2 forget sooner, or let the loss see h1 directly.')
     assert lost[1] > 0.1
 
@@ -168,7 +169,8 @@ def test_a_traced_parameter_whose_gradient_is_far_off_is_told_with_where_it_lose
     assert row.norm_ratio == pytest.approx(online / exact) and row.norm_ratio < 0.1
     assert row.dropped_by_group == pytest.approx({'v': 0, 'r': in_r / (in_v + in_r)})
     assert got.findings[0] == (f'Far from the gradient of BPTT, though with a trace: W (cosine 1.000, norm ratio {row.norm_ratio:.3g}; '
-                               f'dropped of the history of the gradient: {100 * in_r / (in_v + in_r):.0f} % in r).')
+                               'dropped of the history of the gradient: '
+                               f'{100 * in_r / (in_v + in_r):.0f} % in r).')
 
 
 class Filtered(brainstate.nn.Module):
@@ -189,10 +191,12 @@ class Filtered(brainstate.nn.Module):
 def test_the_share_of_a_small_filter_that_the_loss_reads_is_large():
     """Two numbers of eighteen hold nearly all that the loss reads of the past."""
     learner = braintrace.compile(Filtered(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2, seed=0)
-    got = verify.diagnose(learner, np.random.default_rng(0).standard_normal((20, 2, I)), np.ones((20, 2, 2)), squared)
+    xs = np.random.default_rng(0).standard_normal((20, 2, I))
+    got = verify.diagnose(learner, xs, np.ones((20, 2, 2)), squared)
     row = {row.path: row for row in got.rows}['cell/W/weight/weight']
     assert row.norm_ratio < 0.4 and row.dropped_by_group['r'] == row.dropped > 0.8
-    said, = [text for text in got.findings if 'The temporal path of cell/h through the state of r is lost' in text]
+    lost = 'The temporal path of cell/h through the state of r is lost'
+    said, = [text for text in got.findings if lost in text]
     assert f'{100 * row.dropped:.0f} %' in said and 'of the history of the gradient' in said
 
 
@@ -358,7 +362,8 @@ def test_complex_states_are_diagnosed_without_the_dropped_share():
     row, = got.rows
     assert (row.cosine, row.norm_ratio, row.dropped) == (pytest.approx(1), pytest.approx(1), None)
     said, = got.findings[1:]
-    assert said == 'What is dropped of the history of the gradient is not measured: a hidden state is complex.' and '?' in str(got)
+    share = 'What is dropped of the history of the gradient is not measured'
+    assert said == f'{share}: a hidden state is complex.' and '?' in str(got)
 
 
 def test_where_a_loop_hides_the_equations_the_share_is_unknown_and_the_rest_is_told():
