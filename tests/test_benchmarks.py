@@ -198,7 +198,7 @@ def test_the_section_of_readme_is_made_of_the_results(bench, found):
         and readme.startswith('# a\n\n## What it costs\n\nOn ')
         and readme.endswith('\n\n## More\n')
     )
-    assert 'D_RTRL takes 3 of the time of `jax.grad`' in ' '.join(readme.split())
+    assert 'D_RTRL takes 3 times as long as `jax.grad`' in ' '.join(readme.split())
 
 
 def test_readme_and_page_are_those_of_the_results_that_are_kept(bench):
