@@ -101,26 +101,9 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
     check(name, rule, window)
 
 
-@pairwise(
-    none,
-    name=[
-        'scan',
-        'scan_lstm',
-        'scan_layers',
-        'scan_nested',
-        'scan_weight_slices',
-        'scan_two_layers',
-        'scan_decay',
-        'scan_of_vmap',
-        'cond_in_scan',
-    ],
-    window=[1, None],
-    unroll=[8, 0],
-    rule=[D_RTRL, ES_D_RTRL],
-)
-def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(
-    name, window, unroll, rule
-):
+@pairwise(none, name=['scan', 'scan_lstm', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
+                      'scan_of_vmap', 'cond_in_scan'], window=[1, None], unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
+def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
     check(name, rule, window, unroll)
 
 
