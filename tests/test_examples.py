@@ -45,7 +45,9 @@ def optimised():
 
 @pytest.mark.slow
 def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, tmp_path, capsys):
-    results = digits.main(['--epochs', '1', '--seeds', '1', '--output', str(tmp_path / 'curves.png')])
+    results = digits.main(
+        ['--epochs', '1', '--seeds', '1', '--output', str(tmp_path / 'curves.png')]
+    )
     assert (tmp_path / 'curves.png').stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert set(results) == set(digits.METHODS) and all(f'| {name} |' in printed for name in results)

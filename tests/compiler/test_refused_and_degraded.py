@@ -32,13 +32,17 @@ def float64():
 
 
 def over(rows, test, quick=()):
-    """Parametrise by rows; one with something wrong in this test is a strict xfail, one outside of ``quick`` is slow.
+    """Parametrise by rows; one with something wrong in this test is a strict xfail.
 
-    One whose history is compared elsewhere is nightly then, since that comparison holds this one.
+    One outside of ``quick`` is slow, and nightly where its history is compared elsewhere, since
+    that comparison holds this one.
     """
     def marks(row):
         found = [pytest.mark.xfail(reason=row.fails[test], strict=True)] if test in row.fails else []
-        return found + ([nightly if row.history else slow] if quick and row.name not in quick else [])
+        return found + (
+            [nightly if row.history else slow] if quick and row.name not in quick else []
+        )
+
     return pytest.mark.parametrize('row', [pytest.param(row, marks=marks(row), id=row.name) for row in rows])
 
 

@@ -307,8 +307,15 @@ QUICK = {'min_gru', 'gru', 'spiking_three', 'shared', 'tail_cumsum'}
 ROWS = [*models.MODELS, *models.names(models.PROGRAMS, exact=True)]
 
 
-@pytest.mark.parametrize('name', [
-    n if n in QUICK else pytest.param(n, marks=pytest.mark.nightly if i % 2 else pytest.mark.slow) for i, n in enumerate(ROWS)])
+@pytest.mark.parametrize(
+    'name',
+    [
+        n
+        if n in QUICK
+        else pytest.param(n, marks=pytest.mark.nightly if i % 2 else pytest.mark.slow)
+        for i, n in enumerate(ROWS)
+    ],
+)
 def test_a_gradient_equals_plain_backpropagation_exactly_where_the_report_says_so(name):
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter('ignore', braintrace.BraintraceWarning)
@@ -390,7 +397,9 @@ def test_a_cut_names_what_was_written_and_its_line(name):
     own, first = inspect.getsourcelines(mixing)
     assert file == __file__ and first <= int(line) < first + len(own)
     assert str(found[what]) in report.groups[0].left_out
-    assert [(d.kind, d.level, d.location) for d in report.diagnostics] == [('mixing', 'info', found[what].location)]
+    assert [(d.kind, d.level, d.location) for d in report.diagnostics] == [
+        ('mixing', 'info', found[what].location)
+    ]
 
 
 def test_layers_name_what_they_cut_between_each_other():

@@ -103,10 +103,16 @@ REST = [c for case in ALL if case not in EVERY_PRIMITIVE for c in some(case)]
 
 
 def table(found, quick, late):
-    """A test for each case, slow outside of ``quick``, nightly where it is ``late``: all of them take minutes."""
+    """A test for each case, slow outside of ``quick``, nightly where it is ``late``."""
     fast, last = {c.name for c in quick}, {c.name for c in late}
-    return pytest.mark.parametrize('case', [
-        c if c.name in fast else pytest.param(c, marks=nightly if c.name in last else slow) for c in found], ids=str)
+    return pytest.mark.parametrize(
+        'case',
+        [
+            c if c.name in fast else pytest.param(c, marks=nightly if c.name in last else slow)
+            for c in found
+        ],
+        ids=str,
+    )
 
 
 SOME = [c for case in EVERY_PRIMITIVE for c in some(case)]
@@ -183,7 +189,11 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
 
 
-@in_turn(lambda case, dtype: case in ALONE, case=[*SOME, *TWICE, *THRICE], dtype=[jnp.float32, jnp.bfloat16])
+@in_turn(
+    lambda case, dtype: case in ALONE,
+    case=[*SOME, *TWICE, *THRICE],
+    dtype=[jnp.float32, jnp.bfloat16],
+)
 def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
     x, weights = case.draw(dtype=dtype)
     y = {'y': cases.variable(case.draw_y(0, dtype))}

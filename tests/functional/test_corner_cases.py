@@ -225,7 +225,11 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
     assert learner.routes['w'].reason == 'mixing_tail'
 
 
-@in_turn(first((N,)), shape=[(N,), (B, 1), (), (1, N), (1,), (B, N)], rule=[rules.d_rtrl(), rules.es_d_rtrl(.9)])
+@in_turn(
+    first((N,)),
+    shape=[(N,), (B, 1), (), (1, N), (1,), (B, N)],
+    rule=[rules.d_rtrl(), rules.es_d_rtrl(0.9)],
+)
 def test_element_wise_weights_of_every_shape_learn(rule, shape):
     def cell(p, h, x):
         h = braintrace.element_wise(p['a'], jax.nn.sigmoid) * h + jnp.tanh(mm(x, p['w'])) + braintrace.element_wise(p['a'])

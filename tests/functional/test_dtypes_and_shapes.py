@@ -186,8 +186,12 @@ def exact(rule):
     return bptt(cell, weights, carry, xs) if rule is D else online(cell, weights, carry, xs, rule)[1]
 
 
-KINDS = {'float32 in bfloat16': (F32, BF16), 'bfloat16': (BF16, BF16), 'float32 in float16': (F32, F16),
-         'bfloat16 in float32': (BF16, F32)}
+KINDS = {
+    'float32 in bfloat16': (F32, BF16),
+    'bfloat16': (BF16, BF16),
+    'float32 in float16': (F32, F16),
+    'bfloat16 in float32': (BF16, F32),
+}
 WINDOWS = [3, 1, 4]
 
 

@@ -55,7 +55,11 @@ def loss(out, y):
     return jnp.mean((out - y) ** 2)
 
 
-@in_turn(first('einsum', 'in a branch', 'in a loop', 'product', 'unused'), use=sorted(uses(None, None, None)), window=[2, 1, None])
+@in_turn(
+    first('einsum', 'in a branch', 'in a loop', 'product', 'unused'),
+    use=sorted(uses(None, None, None)),
+    window=[2, 1, None],
+)
 def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
     params = {'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4), 'v': jnp.asarray(RNG.normal(size=(N, N)) / 4)}
     xs, ys, h = jnp.asarray(RNG.normal(size=(T, B, N))), jnp.asarray(RNG.normal(size=(T, B, N))), jnp.zeros((B, N))

@@ -13,17 +13,45 @@ from tests.tiers import nightly, slow
 
 TOLERANCE = 1e-10
 # The rows of `make test-quick`: one of each kind of op, of state and of construct.
-CORE = {'leaky', 'gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three',
-        'calls_mixed', 'cond', 'scan', 'while', 'vmap_weights', 'back_put'}
+CORE = {
+    'leaky',
+    'gru',
+    'lstm_fused',
+    'adaptive_lif',
+    'learned_decay',
+    'sparse',
+    'lora',
+    'conv1d',
+    'spiking_three',
+    'calls_mixed',
+    'cond',
+    'scan',
+    'while',
+    'vmap_weights',
+    'back_put',
+}
 # Those that are asked for more in the gate than the one gradient that every row is asked for.
-WIDE = CORE | {'vector', 'lru', 'plain_input', 'tail_flip', 'populations',
-               'cond_log_of_negative', 'scan_spikes', 'scan_two_layers', 'broadcast', 'move_gather_negative', 'mix_norm'}
+WIDE = CORE | {
+    'vector',
+    'lru',
+    'plain_input',
+    'tail_flip',
+    'populations',
+    'cond_log_of_negative',
+    'scan_spikes',
+    'scan_two_layers',
+    'broadcast',
+    'move_gather_negative',
+    'mix_norm',
+}
 
 
 def row(name, *values, late=False):
-    """A row of a table: quick in the core, nightly where it is ``late``, else slow, since each one costs a compilation."""
+    """A row of a table: quick in the core, nightly where it is ``late``, else slow."""
     marks = [nightly] if late else [] if name in CORE else [slow]
-    return pytest.param(name, *values, marks=marks, id='-'.join(str(getattr(v, 'name', v)) for v in (name, *values)))
+    return pytest.param(
+        name, *values, marks=marks, id='-'.join(str(getattr(v, 'name', v)) for v in (name, *values))
+    )
 
 
 def core_first(names):

@@ -16,7 +16,7 @@ PROGRAMS = 500                           # so many are kept, which is all that o
 
 
 def ragged(names, *others):
-    """Of six steps: each row with a full window and a rest, and with one of the other windows in turn.
+    """Of six steps: each row with a full window and a rest, and with one of the others in turn.
 
     Every other row has the second one at night.
     """
@@ -55,7 +55,9 @@ def step_program(case, rule):
 
 @functools.lru_cache(PROGRAMS)
 def _sequence_program(case, rule, unroll, window, reduction):
-    return quick(learner_of(case, rule, unroll).sequence_grad(case.loss, window=window, reduction=reduction))
+    return quick(
+        learner_of(case, rule, unroll).sequence_grad(case.loss, window=window, reduction=reduction)
+    )
 
 
 def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', unroll=None, **options):

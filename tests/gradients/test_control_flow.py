@@ -7,7 +7,14 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import WIDE, assert_close, core_first, crossed, every_core_first, is_core
+from tests.gradients.compare import (
+    WIDE,
+    assert_close,
+    core_first,
+    crossed,
+    every_core_first,
+    is_core,
+)
 from tests.gradients.harness import learner_of, over_sequence, start
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
@@ -173,10 +180,25 @@ ONE = {
 }
 
 
-@pytest.mark.parametrize('name, rule, unroll', [
-    *(pytest.param(name, rule, 8, marks=[] if i < 2 else pytest.mark.nightly if (i + k) % 2 else pytest.mark.slow)
-      for i, name in enumerate(ONE) for k, rule in enumerate(WANT)),
-    *(pytest.param(name, rule, 0, marks=pytest.mark.slow) for name, rule in zip(('scan_once', 'fori_once'), WANT))])     # the loops
+@pytest.mark.parametrize(
+    'name, rule, unroll',
+    [
+        *(
+            pytest.param(
+                name,
+                rule,
+                8,
+                marks=[] if i < 2 else pytest.mark.nightly if (i + k) % 2 else pytest.mark.slow,
+            )
+            for i, name in enumerate(ONE)
+            for k, rule in enumerate(WANT)
+        ),
+        *(
+            pytest.param(name, rule, 0, marks=pytest.mark.slow)
+            for name, rule in zip(('scan_once', 'fori_once'), WANT)
+        ),
+    ],
+)  # the loops
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
     assert_same(ONE[name], once, rule, unroll)
 

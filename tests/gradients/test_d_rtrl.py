@@ -5,8 +5,23 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, assert_moves, at, every_wide_first, every_window
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start, step_program
+from tests.gradients.compare import (
+    added,
+    assert_close,
+    assert_moves,
+    at,
+    every_wide_first,
+    every_window,
+)
+from tests.gradients.harness import (
+    by_steps,
+    other_carry,
+    over_sequence,
+    quick,
+    ragged,
+    start,
+    step_program,
+)
 from tests.oracles import dense_recursion as dense
 
 pytestmark = pytest.mark.drawn

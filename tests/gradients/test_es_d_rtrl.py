@@ -4,7 +4,16 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import WIDE, added, assert_close, at, error, every_window, row, wide_first
+from tests.gradients.compare import (
+    WIDE,
+    added,
+    assert_close,
+    at,
+    error,
+    every_window,
+    row,
+    wide_first,
+)
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
 from tests.oracles import es_recursion as es
 

@@ -1,6 +1,8 @@
-"""The oracles against each other, without the library: what is wrong in one of them would have to be wrong in all.
+"""The oracles against each other, without the library: what is wrong in one of them would have to
+be wrong in all.
 
-Those of ``WIDE`` are compared in the gate, all of them at night: rows change rarely, and what changes the library changes none.
+Rows of ``WIDE`` are compared in the gate, all rows at night: rows change rarely, and what changes
+the library changes none of them.
 """
 import jax
 import numpy as np
@@ -118,7 +120,9 @@ def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
     assert_close(oracles.two_pass(case), dense(case))
 
 
-@pytest.mark.parametrize('name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in WIDE])
+@pytest.mark.parametrize(
+    'name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in WIDE]
+)
 def test_cut_bptt_equals_the_dense_recursion_for_programs(name):
     case = models.case(name)
     assert_close(oracles.cut_bptt(case), dense(case))

@@ -66,7 +66,13 @@ def test_a_random_program(program):
     check_or_name_the_smallest(program)
 
 
-@pytest.mark.parametrize('part', [pytest.param(k, marks=pytest.mark.slow if k < GATE else pytest.mark.nightly) for k in range(PARTS)])
+@pytest.mark.parametrize(
+    'part',
+    [
+        pytest.param(k, marks=pytest.mark.slow if k < GATE else pytest.mark.nightly)
+        for k in range(PARTS)
+    ],
+)
 @examples(300 // PARTS)
 @given(seed=seeds)
 def test_many_random_programs(part, seed):

@@ -96,10 +96,36 @@ def test_the_mean_is_that_of_each_update():
 
 
 @rules
-@pytest.mark.parametrize('name, every', [('gru', 2), *(pytest.param(n, k, marks=pytest.mark.slow) for n, k in [
-    ('gru', 1), ('gru', 4), ('lora', 1), ('sparse', 1), ('learned_decay', 1), ('scan_two_layers', 1), ('spiking_three', 2)]),
-    *(pytest.param(n, k, marks=pytest.mark.nightly) for n, k in [
-        ('conv1d', 1), ('lstm_fused', 1), ('vmap_weights', 1), ('tail_flip', 1), ('lru', 1), ('spiking_three', 1), ('spiking_three', 4)])])
+@pytest.mark.parametrize(
+    'name, every',
+    [
+        ('gru', 2),
+        *(
+            pytest.param(n, k, marks=pytest.mark.slow)
+            for n, k in [
+                ('gru', 1),
+                ('gru', 4),
+                ('lora', 1),
+                ('sparse', 1),
+                ('learned_decay', 1),
+                ('scan_two_layers', 1),
+                ('spiking_three', 2),
+            ]
+        ),
+        *(
+            pytest.param(n, k, marks=pytest.mark.nightly)
+            for n, k in [
+                ('conv1d', 1),
+                ('lstm_fused', 1),
+                ('vmap_weights', 1),
+                ('tail_flip', 1),
+                ('lru', 1),
+                ('spiking_three', 1),
+                ('spiking_three', 4),
+            ]
+        ),
+    ],
+)
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
     """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)

@@ -148,8 +148,14 @@ def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
         same(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
 
 
-@pytest.mark.parametrize('name', [name if name == 'dense' else pytest.param(name, marks=slow)
-                                  for name, row in PAIRS.items() if row[1] is not None and name != 'gain'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        name if name == 'dense' else pytest.param(name, marks=slow)
+        for name, row in PAIRS.items()
+        if row[1] is not None and name != 'gain'
+    ],
+)
 def test_es_d_rtrl_has_the_gradient_of_the_hand_written_op(name):
     op, by_hand, plain, params, shape = PAIRS[name]
     params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))

@@ -89,9 +89,13 @@ def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
 
 
 def test_a_trace_of_another_dtype_passes_through_the_kernel():
-    got, want = (learn(ops()[name], 'steps', trace_dtype=jnp.float32) for name in ('kernel', 'plain'))
+    got, want = (
+        learn(ops()[name], 'steps', trace_dtype=jnp.float32) for name in ('kernel', 'plain')
+    )
     agree(got, want)
-    with pytest.raises(AssertionError, match='Not equal to tolerance'):      # the trace was rounded between the steps
+    with pytest.raises(
+        AssertionError, match='Not equal to tolerance'
+    ):  # the trace was rounded between the steps
         agree(got, learn(ops()['kernel'], 'steps'))
 
 

@@ -112,7 +112,9 @@ OPS = {
 
 @pytest.mark.usefixtures('registries_are_restored')
 @pytest.mark.drawn
-@pytest.mark.parametrize('number', [pytest.param(2, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    'number', [pytest.param(2, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize('name', OPS)
 def test_every_law_holds_on_random_shapes(name, number):
     op, cases = OPS[name]

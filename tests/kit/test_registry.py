@@ -55,12 +55,17 @@ def results_of(folder, source, outcome, *options):
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-    return results_of(tmp_path_factory.mktemp('suite'), SUITE, '2 failed, 2 passed, 1 skipped, 1 xfailed')
+    return results_of(
+        tmp_path_factory.mktemp('suite'), SUITE, '2 failed, 2 passed, 1 skipped, 1 xfailed'
+    )
 
 
 @pytest.mark.nightly                     # `make test` itself runs in several processes
 def test_what_several_processes_show_is_one_record(tmp_path):
-    marks, outcome = SUITE.split('def test_every_law')[0], '1 failed, 1 passed, 1 skipped, 1 xfailed'
+    marks, outcome = (
+        SUITE.split('def test_every_law')[0],
+        '1 failed, 1 passed, 1 skipped, 1 xfailed',
+    )
     found = []
     for options in ([], ['-n', '2']):
         entries = json.loads(results_of(tmp_path, marks, outcome, *options).read_text())['tests']

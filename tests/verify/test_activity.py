@@ -162,7 +162,13 @@ def test_a_spike_is_found_however_it_is_made(spike, cell):
         assert all(found == of_rates(by_hand(cell, drive)) for found in shown(got).values())
 
 
-@pytest.mark.parametrize('cell', [pytest.param(cell, id=cell.__name__, marks=[] if cell is adaptive else nightly) for cell in CELLS])
+@pytest.mark.parametrize(
+    'cell',
+    [
+        pytest.param(cell, id=cell.__name__, marks=[] if cell is adaptive else nightly)
+        for cell in CELLS
+    ],
+)
 def test_a_dead_layer_is_told_to_get_more_input(cell):
     found = diagnosed(layer(cell, by_jvp), {'W': np.zeros((1, 3))}, states(CELLS[cell])).findings
     assert any('100 % of the units' in text and 'a lower threshold' in text for text in found)
