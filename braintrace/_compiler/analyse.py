@@ -429,16 +429,17 @@ def _lanes(program: Program, ops) -> int | None:
 
 def _laned(program: Program, policy: Policy, groups, ops, relations, lanes: int | None) -> frozenset[int]:
     """Positions in the carry whose axis 0 is the batch: as the step shows it, and as the policy says."""
-    named = set()
+    named: set[int] = set()
+    leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.lanes:
-        if path not in program.carry_names:
-            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are {list(program.carry_names)}.')
-        c = program.carry_names.index(path)
-        aval = program.avals[program.carry[c]]
-        if lanes is None or aval.shape[:1] != (lanes,):
-            raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the step\'s ops is {lanes}: its axis 0 is '
-                              'not the batch.')
-        named.add(c)
+        if path not in leaves:
+            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are {list(leaves)}.')
+        for c in leaves[path]:
+            aval = program.avals[program.carry[c]]
+            if lanes is None or aval.shape[:1] != (lanes,):
+                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the step\'s ops is {lanes}: its axis 0 '
+                                  'is not the batch.')
+        named.update(leaves[path])
     return carried_lanes(program, groups, ops, relations, lanes) | named
 
 

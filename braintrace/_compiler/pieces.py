@@ -58,9 +58,10 @@ def read_as_old(program: Program, group_of: Mapping[int, int], recurrent: Mappin
     """
     new = {program.new_carry[c] for c in group_of}
     ends = [(c, program.new_carry[c]) for c in group_of]
-    for eqn in program.equations:
-        if eqn.primitive is END:
-            reached = flow.backward(program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program))
+    loops = [eqn for eqn in program.equations if eqn.primitive is END]
+    if loops:
+        reached = flow.backward(program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program))
+        for eqn in loops:
             ends += [(next(flow.members(reached[o])), v) for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[:eqn.loop.num_carry]
                      if reached[o]]
     parts = [(c, v, found) for c, v in ends if (found := _read_apart(program, v))]

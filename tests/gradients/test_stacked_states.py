@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import brainstate
 import jax
@@ -47,7 +48,8 @@ ROWS = [('two_equal_layers', 'rows'), ('three_layers', 'features'), ('lstm_gru',
         ('spiking_three', 'features'), ('op_between_states', 'interleaved'), ('equal_populations', 'written rows')]
 MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] + [
     ('lstm', 'features'), ('lru', 'last axis'), ('lstm_reading_cell', 'rows'), ('two_layers', 'features'), ('state_sum', 'rows')]
-EVERY = [*ROWS, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
+EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
+EVERY += [pytest.param(*row, rule, marks=pytest.mark.slow) for row in (*ROWS, *MORE) for rule in RULES if (*row, rule) not in EVERY]
 
 
 @functools.cache
@@ -77,8 +79,7 @@ def gradient(name, layout, rule, window, **options):
     return run(case.params, learner.init(case.params, pack(case.carry), case.xs[0]), case.xs, case.ys, **options)[0]
 
 
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('name, layout', EVERY)
+@pytest.mark.parametrize('name, layout, rule', EVERY)
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
     assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
@@ -182,7 +183,7 @@ def test_each_step_gives_the_gradient_of_the_oracle(rule):
     assert state.carry['all'].shape == (2, *case.carry['h1'].shape)
 
 
-@pytest.mark.parametrize('layout', ['rows', 'features'])
+@pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=pytest.mark.slow)])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
     start = learner.init(case.params, pack(case.carry), case.xs[0])
@@ -197,7 +198,7 @@ def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layo
         np.testing.assert_allclose(part, want, atol=1e-15)
 
 
-@pytest.mark.parametrize('shape', [(N // 2, 2), None], ids=['another shape', 'another order of axes'])
+@pytest.mark.parametrize('shape', [(N // 2, 2), pytest.param(None, marks=pytest.mark.slow)], ids=['another shape', 'another order of axes'])
 def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape):
     """Readers of that value read the new state: without it ES-D-RTRL has no signal."""
     case = models.case('leaky')
