@@ -33,7 +33,8 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
     step, decisions, splits = trace_step(cell, params, carry, inputs), Decisions(), {}
     refuse_ops_in_while(step.jaxpr)
     while True:
-        program = taken_apart(forward_copies(flatten(step, policy, decisions, trainable, hidden)), splits)
+        program = forward_copies(flatten(step, policy, decisions, trainable, hidden))
+        program = taken_apart(program, splits)
         open_ends = decide(program, policy) or peel(program)
         decisions.update(open_ends)
         if open_ends:
@@ -71,7 +72,7 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
 
 
 def _split_alike(program: Program, positions: Positions) -> None:
-    """See that a leaf that is coupled with the pieces of a leaf of its shape is split as that one is."""
+    """See that a leaf that is coupled with the pieces of one of its shape is split like that one."""
     leaf_of = {c: leaf for leaf in range(len(program.splits)) for c in program.pieces(leaf)}
     shape_of = [program.avals[program.carry[c]].shape for c in program.hidden]
     for s, sweep in enumerate(positions.sweeps) if leaf_of else ():
@@ -80,7 +81,8 @@ def _split_alike(program: Program, positions: Positions) -> None:
                 pair = leaf_of[program.hidden[s]], leaf_of[program.hidden[r]]
                 for whole, part in (pair, pair[::-1]):
                     aval, split = program.leaf_avals[whole], program.splits[part]
-                    if program.splits[whole] is None and split is not None and split.aval.shape == aval.shape:
+                    alike = split is not None and split.aval.shape == aval.shape
+                    if program.splits[whole] is None and alike:
                         raise MustSplit({whole: replace(split, aval=aval)})
 
 
@@ -356,10 +358,15 @@ def _cross_notes(program: Program, positions: Positions, groups) -> list[Diagnos
 
 
 def _stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
-    return [Diagnostic('stacked-state', 'warning', f'{program.carry_names[c]} holds several states, and a part of its new value is read by '
-                       f'{program.equations[i].primitive.name} as if it were made of old ones: what it owes to earlier steps has no '
-                       'gradient there. Keep each of these states in a leaf of the carry (a HiddenState) of its own',
-                       program.carry_names[c], program.equations[i].where) for c, i in read_as_old(program, group_of, recurrent)]
+    notes = []
+    for c, i in read_as_old(program, group_of, recurrent):
+        eqn, name = program.equations[i], program.carry_names[c]
+        notes.append(Diagnostic(
+            'stacked-state', 'warning', f'{name} holds several states, and a part of its new value is '
+            f'read by {eqn.primitive.name} as if it were made of old ones: what it owes to earlier '
+            'steps has no gradient there. Keep each of these states in a leaf of the carry (a '
+            'HiddenState) of its own', name, eqn.where))
+    return notes
 
 
 def _place(program: Program, value: int) -> str:
@@ -433,12 +440,13 @@ def _laned(program: Program, policy: Policy, groups, ops, relations, lanes: int 
     leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.lanes:
         if path not in leaves:
-            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are {list(leaves)}.')
+            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are '
+                              f'{list(leaves)}.')
         for c in leaves[path]:
             aval = program.avals[program.carry[c]]
             if lanes is None or aval.shape[:1] != (lanes,):
-                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the step\'s ops is {lanes}: its axis 0 '
-                                  'is not the batch.')
+                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the '
+                                  f'step\'s ops is {lanes}: its axis 0 is not the batch.')
         named.update(leaves[path])
     return carried_lanes(program, groups, ops, relations, lanes) | named
 
