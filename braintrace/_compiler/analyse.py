@@ -16,11 +16,12 @@ from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
 from .lanes import carried_lanes
 from .losses import USE, name_mixing, op_name, readers, untraced_uses
-from .pieces import MustSplit, read_as_old, taken_apart
+from .pieces import MustSplit, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
 from .program import Equation, Loop, Program, describe_aval, is_inexact, path_name, trace_step
 from .recurrence import reached_groups
+from .stacked import split_alike, stacked_notes
 
 __all__ = ['analyse']
 
@@ -49,7 +50,7 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
 
 def _graph(program: Program, policy: Policy) -> ETraceGraph:
     positions, analysis = find_positions(program)
-    _split_alike(program, positions)
+    split_alike(program, positions)
     groups = [_group(program, states) for states in positions.groups]
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)
@@ -63,27 +64,12 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
-    diagnostics += _stacked_notes(program, group_of, recurrent)
+    diagnostics += stacked_notes(program, group_of, recurrent)
     lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),
                         _direct(program, ops), _colours(positions), lanes, _laned(program, policy, groups, ops, relations, lanes))
     return _with_partial_traces(graph)
-
-
-def _split_alike(program: Program, positions: Positions) -> None:
-    """See that a leaf that is coupled with the pieces of one of its shape is split like that one."""
-    leaf_of = {c: leaf for leaf in range(len(program.splits)) for c in program.pieces(leaf)}
-    shape_of = [program.avals[program.carry[c]].shape for c in program.hidden]
-    for s, sweep in enumerate(positions.sweeps) if leaf_of else ():
-        for r, labels in sweep.old.items():
-            if lb.has(labels) and shape_of[s] != shape_of[r]:
-                pair = leaf_of[program.hidden[s]], leaf_of[program.hidden[r]]
-                for whole, part in (pair, pair[::-1]):
-                    aval, split = program.leaf_avals[whole], program.splits[part]
-                    alike = split is not None and split.aval.shape == aval.shape
-                    if program.splits[whole] is None and alike:
-                        raise MustSplit({whole: replace(split, aval=aval)})
 
 
 def _group(program: Program, states) -> HiddenGroup:
@@ -357,18 +343,6 @@ def _cross_notes(program: Program, positions: Positions, groups) -> list[Diagnos
             for r, s in pairs]
 
 
-def _stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
-    notes = []
-    for c, i in read_as_old(program, group_of, recurrent):
-        eqn, name = program.equations[i], program.carry_names[c]
-        notes.append(Diagnostic(
-            'stacked-state', 'warning', f'{name} holds several states, and a part of its new value is '
-            f'read by {eqn.primitive.name} as if it were made of old ones: what it owes to earlier '
-            'steps has no gradient there. Keep each of these states in a leaf of the carry (a '
-            'HiddenState) of its own', name, eqn.where))
-    return notes
-
-
 def _place(program: Program, value: int) -> str:
     return program.equations[program.producer[value]].where if value in program.producer else ''
 
@@ -440,13 +414,13 @@ def _laned(program: Program, policy: Policy, groups, ops, relations, lanes: int 
     leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.lanes:
         if path not in leaves:
-            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are '
-                              f'{list(leaves)}.')
+            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves '
+                              f'are {list(leaves)}.')
         for c in leaves[path]:
             aval = program.avals[program.carry[c]]
             if lanes is None or aval.shape[:1] != (lanes,):
-                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the '
-                                  f'step\'s ops is {lanes}: its axis 0 is not the batch.')
+                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of '
+                                  f'the step\'s ops is {lanes}: its axis 0 is not the batch.')
         named.update(leaves[path])
     return carried_lanes(program, groups, ops, relations, lanes) | named
 

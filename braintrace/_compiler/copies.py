@@ -25,7 +25,8 @@ MISSING = -1
 def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
     """The program in which a value copied unchanged out of a larger one is that value.
 
-    The copies of a new state are one value, too. Values in ``kept`` stay copies: they are read in the place of what they are a copy of.
+    The copies of a new state are one value, too. Values in ``kept`` stay copies: they are read in
+    the place of what they are a copy of.
     """
     elements, names, equations = Elements(program), {}, []
     for eqn in program.equations:

@@ -20,11 +20,11 @@ from .. import _jax
 from . import flow
 from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
-from .program import ELEMENTWISE, END, Equation, Program, alive
-from .recurrence import Groups, old_ancestors, reached_groups
+from .program import ELEMENTWISE, Equation, Program, alive
+from .recurrence import reached_groups
 from .split import Split, grid
 
-__all__ = ['MustSplit', 'read_as_old', 'taken_apart']
+__all__ = ['MustSplit', 'chain', 'read_apart', 'taken_apart']
 
 JOINS = {
     *RESHAPES,
@@ -63,54 +63,14 @@ def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
     needed = {
         c: s
         for c, s in found.items()
-        if _read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
+        if read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
     }
     if needed == found:
         return apart
     return _Rewriting(program, {**needed, **forced}).run() if needed or forced else program
 
 
-def read_as_old(
-    program: Program, group_of: Mapping[int, int], recurrent: Mapping[int, Groups]
-) -> list[tuple[int, int]]:
-    """(position in the carry, equation): a part of that new state is read there as an old one.
-
-    A cut equation holds the old states that it finds constant. Of a state that is not split, and of
-    one that a loop carries, it does not see that a value it reads is the new state itself, or that
-    of the iteration, which keeps its past.
-    """
-    new = {program.new_carry[c] for c in group_of}
-    ends = [(c, program.new_carry[c]) for c in group_of]
-    loops = [eqn for eqn in program.equations if eqn.primitive is END]
-    if loops:
-        reached = flow.backward(
-            program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program)
-        )
-        for eqn in loops:
-            ends += [
-                (next(flow.members(reached[o])), v)
-                for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[: eqn.loop.num_carry]
-                if reached[o]
-            ]
-    parts = [(c, v, found) for c, v in ends if (found := _read_apart(program, v))]
-    past = old_ancestors(program, dict(group_of), dict(recurrent)) if parts else []
-    places = set()
-    for c, value, values in parts:
-        stop = recurrent.keys() | program.blocks | _chain(program, value)[0]
-
-        def passed(i: int, facts: int, stop=stop) -> int:
-            return 0 if i in stop else facts
-
-        read = flow.forward(program, {v: past[v] for v in values}, passed, new)
-        places |= {
-            (c, i)
-            for i, groups in recurrent.items()
-            if groups & flow.union(read, set(program.equations[i].ins) - new)
-        }
-    return sorted(places)
-
-
-def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
+def chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     """The equations that put a value together by moving elements, and the values that they move."""
     equations: set[int] = set()
     values: set[int] = set()
@@ -125,9 +85,9 @@ def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     return equations, values & program.producer.keys()
 
 
-def _read_apart(program: Program, value: int) -> list[int]:
+def read_apart(program: Program, value: int) -> list[int]:
     """What a value is put together from by moving elements, and who reads it otherwise as well."""
-    equations, values = _chain(program, value)
+    equations, values = chain(program, value)
     results = {*program.outputs, *program.new_carry}
     return [
         v
@@ -166,7 +126,7 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
 
 
 class _Makings:
-    """Of which values the elements of the new states are made; ``given``: labels of split values."""
+    """Of which values the new states are made; ``given``: labels of split values."""
 
     def __init__(self, program: Program, given: Mapping[int, np.ndarray]):
         self.program, self.elements = program, Elements(program)

@@ -18,7 +18,7 @@ __all__ = ['Split', 'grid']
 class Split:
     """A leaf of the carry in pieces.
 
-    ``places`` holds, for each piece and in its shape, the flat positions of its elements in the leaf.
+    ``places`` holds, for each piece and in its shape, the flat positions of its elements.
     """
 
     aval: Any

@@ -20,8 +20,9 @@ class OnlineState:
 
     ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
     the last reset, ``(B,)`` where an op is batched, else ``()``; it stays at the largest int32 once it is there. Where ``t`` is 0 the
-    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is the
-    lanes; ``lane_axes`` (static): those in the carry of which it is another axis, with that axis.
+    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the
+    arrays whose axis 0 is the lanes; ``lane_axes`` (static): those in the carry of which it is
+    another axis, with that axis.
     """
     carry: Any
     trace: dict

@@ -90,7 +90,8 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
 @pytest.mark.slow
 @pytest.mark.parametrize('rule, window, unroll', [(D_RTRL, 1, 8), (D_RTRL, None, 0), (ES_D_RTRL, 1, 0), (ES_D_RTRL, None, 8)],
                          ids=['d_rtrl-1-unrolled', 'd_rtrl-whole-descended', 'es_d_rtrl-1-descended', 'es_d_rtrl-whole-unrolled'])
-@pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
+@pytest.mark.parametrize('name', ['scan', 'scan_lstm', 'scan_nested', 'scan_weight_slices',
+                                  'scan_two_layers', 'scan_decay',
                                   'scan_of_vmap', 'cond_in_scan'])
 def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
     check(name, rule, window, unroll)

@@ -347,7 +347,7 @@ def test_a_module_with_one_state(rule):
         assert entries[1].any() and not entries[0].any()
 
 
-# -- what is not settled is named -------------------------------------------------------------------
+# -- what is not settled is named --------------------------------------------------------------
 
 
 def shifted(p, h, x):
