@@ -201,19 +201,16 @@ def behind_a_mask(p, h, x):
     return jnp.where(jnp.ones((B, 1), bool), new, h)
 
 
-@pytest.mark.parametrize(
-    'layers, rule',
-    [
-        (by_scan, 'D_RTRL'),
-        (by_fori_loop, 'ES_D_RTRL'),
-        (behind_a_mask, 'D_RTRL'),
-        *(
-            pytest.param(f, rule, marks=pytest.mark.slow)
-            for f in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
-            for rule in RULES
-        ),
-    ],
-)
+FAST = [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL')]
+SLOW = [
+    pytest.param(layers, rule, marks=pytest.mark.slow)
+    for layers in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
+    for rule in RULES
+    if (layers, rule) not in FAST
+]
+
+
+@pytest.mark.parametrize('layers, rule', [*FAST, *SLOW])
 def test_layers_with_stacked_weights_and_one_state(layers, rule):
     def cell(params, carry, x):
         stack = {
