@@ -17,12 +17,13 @@ from .flatten import Decisions, flatten
 from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation
 from .lanes import carried_lanes
 from .losses import USE, name_mixing, op_name, untraced_uses
-from .pieces import MustSplit, read_as_old, taken_apart
+from .pieces import MustSplit, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
 from .program import Equation, Loop, Program, describe_aval, is_inexact, trace_step
 from .recurrence import reached_groups
 from .routes import find_routes, route_notes
+from .stacked import split_alike, stacked_notes
 
 __all__ = ['analyse', 'check_learnable']
 
@@ -36,7 +37,8 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
     step, decisions, splits = trace_step(cell, params, carry, inputs), Decisions(), {}
     refuse_ops_in_while(step.jaxpr)
     while True:
-        program = taken_apart(forward_copies(flatten(step, policy, decisions, trainable, hidden)), splits)
+        program = forward_copies(flatten(step, policy, decisions, trainable, hidden))
+        program = taken_apart(program, splits)
         open_ends = decide(program, policy) or peel(program)
         decisions.update(open_ends)
         if open_ends:
@@ -51,7 +53,7 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
 
 def _graph(program: Program, policy: Policy) -> ETraceGraph:
     positions, analysis = find_positions(program)
-    _split_alike(program, positions)
+    split_alike(program, positions)
     groups = [_group(program, states) for states in positions.groups]
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)
@@ -67,26 +69,12 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
-    diagnostics += _stacked_notes(program, group_of, recurrent)
+    diagnostics += stacked_notes(program, group_of, recurrent)
     lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),
                         _direct(program, ops), _colours(positions), lanes, _laned(program, policy, groups, ops, relations, lanes))
     return _with_partial_traces(graph)
-
-
-def _split_alike(program: Program, positions: Positions) -> None:
-    """See that a leaf that is coupled with the pieces of a leaf of its shape is split as that one is."""
-    leaf_of = {c: leaf for leaf in range(len(program.splits)) for c in program.pieces(leaf)}
-    shape_of = [program.avals[program.carry[c]].shape for c in program.hidden]
-    for s, sweep in enumerate(positions.sweeps) if leaf_of else ():
-        for r, labels in sweep.old.items():
-            if lb.has(labels) and shape_of[s] != shape_of[r]:
-                pair = leaf_of[program.hidden[s]], leaf_of[program.hidden[r]]
-                for whole, part in (pair, pair[::-1]):
-                    aval, split = program.leaf_avals[whole], program.splits[part]
-                    if program.splits[whole] is None and split is not None and split.aval.shape == aval.shape:
-                        raise MustSplit({whole: replace(split, aval=aval)})
 
 
 def _group(program: Program, states) -> HiddenGroup:
@@ -327,13 +315,6 @@ def _cross_notes(program: Program, positions: Positions, groups) -> list[Diagnos
             for r, s in pairs]
 
 
-def _stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
-    return [Diagnostic('stacked-state', 'warning', f'{program.carry_names[c]} holds several states, and a part of its new value is read by '
-                       f'{program.equations[i].primitive.name} as if it were made of old ones: what it owes to earlier steps has no '
-                       'gradient there. Keep each of these states in a leaf of the carry (a HiddenState) of its own',
-                       program.carry_names[c], program.equations[i].where) for c, i in read_as_old(program, group_of, recurrent)]
-
-
 def _place(program: Program, value: int) -> str:
     return program.equations[program.producer[value]].where if value in program.producer else ''
 
@@ -388,16 +369,18 @@ def _lanes(program: Program, ops) -> int | None:
 
 def _laned(program: Program, policy: Policy, groups, ops, relations, lanes: int | None) -> frozenset[int]:
     """Positions in the carry whose axis 0 is the batch: as the step shows it, and as the policy says."""
-    named = set()
+    named: set[int] = set()
+    leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
     for path in policy.lanes:
-        if path not in program.carry_names:
-            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves are {list(program.carry_names)}.')
-        c = program.carry_names.index(path)
-        aval = program.avals[program.carry[c]]
-        if lanes is None or aval.shape[:1] != (lanes,):
-            raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of the step\'s ops is {lanes}: its axis 0 is '
-                              'not the batch.')
-        named.add(c)
+        if path not in leaves:
+            raise OptionError(f'lanes names {path!r}, which is no leaf of the carry; its leaves '
+                              f'are {list(leaves)}.')
+        for c in leaves[path]:
+            aval = program.avals[program.carry[c]]
+            if lanes is None or aval.shape[:1] != (lanes,):
+                raise OptionError(f'lanes names {path!r}, {describe_aval(aval)}, but the batch of '
+                                  f'the step\'s ops is {lanes}: its axis 0 is not the batch.')
+        named.update(leaves[path])
     return carried_lanes(program, groups, ops, relations, lanes) | named
 
 

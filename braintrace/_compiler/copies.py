@@ -23,9 +23,10 @@ MISSING = -1
 
 
 def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
-    """The program in which a value copied unchanged out of a larger one is that value, and the copies of a new state are one.
+    """The program in which a value copied unchanged out of a larger one is that value.
 
-    Values in ``kept`` stay copies: they are read in the place of what they are a copy of.
+    The copies of a new state are one value, too. Values in ``kept`` stay copies: they are read in
+    the place of what they are a copy of.
     """
     elements, names, equations = Elements(program), {}, []
     for eqn in program.equations:
@@ -41,7 +42,8 @@ def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
     equations = [renamed(eqn, twins) for eqn in equations]
     names |= twins
     outputs, carry = (tuple(_final(names, v) for v in part) for part in (program.outputs, program.new_carry))
-    return replace(program, equations=alive(equations, (*outputs, *carry)), outputs=outputs, new_carry=carry)
+    living = alive(equations, (*outputs, *carry))
+    return replace(program, equations=living, outputs=outputs, new_carry=carry)
 
 
 def renamed(eqn: Equation, names: dict[int, int]) -> Equation:

@@ -374,13 +374,15 @@ def flatten(step: Step, policy: Policy, decisions: Decisions, trainable: Callabl
     return Program(
         avals=tuple(flat.avals), params=tuple(numbers[0]), carry=tuple(numbers[1]), inputs=tuple(numbers[2]),
         constants=flat.constants, equations=alive(flat.bodies[0], outs), outputs=tuple(outs[:step.n_outputs]),
-        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys, leaf_keys=step.carry_keys,
+        new_carry=tuple(outs[step.n_outputs:]), param_keys=step.param_keys, carry_keys=step.carry_keys,
+        leaf_keys=step.carry_keys,
         hidden=select(hidden, step.carry_keys, step.avals[1]), trainable=select(trainable, step.param_keys, step.avals[0]),
         trees=step.trees)
 
 
 def extending(program: Program) -> _Flattener:
-    """What appends equations to those of a program: it knows its values, and holds no equation yet."""
+    """What makes equations of a program's values; it holds no equation yet."""
     flat = _Flattener(DEFAULT, Decisions())
-    flat.avals, flat.depth, flat.constants = list(program.avals), [0] * len(program.avals), dict(program.constants)
+    flat.avals, flat.depth = list(program.avals), [0] * len(program.avals)
+    flat.constants = dict(program.constants)
     return flat

@@ -1,10 +1,13 @@
-"""Hidden states that a step keeps side by side in one array: each is a hidden state of its own, as if the carry had a leaf for it.
+"""Hidden states that a step keeps side by side in one array: each is a hidden state of its own.
 
-A step that stacks, concatenates or writes row by row the new states of several layers into one array, or keeps the array in another
-layout than it computes with, has hidden states that are values of the step, not leaves of its carry. Such a leaf is split: old states
-are inputs of the program, the leaf is put together from them for who reads it whole, and each new state is the value that became a part
-of the leaf. What is computed element by element from several of them at once is computed apart, so that no path joins what no element does.
+A step that stacks, concatenates or writes row by row the new states of several layers into one
+array, or keeps the array in another layout than it computes with, has hidden states that are
+values of the step, not leaves of its carry. Such a leaf is split: old states are inputs of the
+program, the leaf is put together from them for who reads it whole, and each new state is the value
+that became a part of the leaf. What is computed element by element from several of them at once is
+computed apart, so that no path joins what no element does.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -17,14 +20,23 @@ from .. import _jax
 from . import flow
 from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
-from .program import ELEMENTWISE, END, Equation, Program, alive
-from .recurrence import Groups, old_ancestors, reached_groups
+from .program import ELEMENTWISE, Equation, Program, alive
+from .recurrence import reached_groups
 from .split import Split, grid
 
-__all__ = ['MustSplit', 'read_as_old', 'taken_apart']
+__all__ = ['MustSplit', 'chain', 'read_apart', 'taken_apart']
 
-JOINS = {*RESHAPES, 'transpose', 'rev', 'broadcast_in_dim', 'concatenate', 'stack', 'scatter', 'dynamic_update_slice'}
-WHOLE = {'sharding_constraint', 'device_put'}       # their parameters are about the whole array
+JOINS = {
+    *RESHAPES,
+    'transpose',
+    'rev',
+    'broadcast_in_dim',
+    'concatenate',
+    'stack',
+    'scatter',
+    'dynamic_update_slice',
+}
+WHOLE = {'sharding_constraint', 'device_put'}  # their parameters are about the whole array
 
 
 class MustSplit(Exception):
@@ -36,47 +48,29 @@ class MustSplit(Exception):
 
 
 def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
-    """The program with every leaf split that holds several states, or one in another layout, and all in ``forced``."""
+    """The program with every leaf split that holds several states, and all in ``forced``."""
     if not any(map(_joins, program.equations)) and not forced:
         return program
     makings = _Makings(program, {})
-    found = {c: s for c in program.hidden if c not in forced and (s := makings.split(c)) is not None and not makings.shifts(s)}
+    found = {
+        c: s
+        for c in program.hidden
+        if c not in forced and (s := makings.split(c)) is not None and not makings.shifts(s)
+    }
     if not found and not forced:
         return program
     apart = _Rewriting(program, {**found, **forced}).run()
-    needed = {c: s for c, s in found.items() if _read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)}
+    needed = {
+        c: s
+        for c, s in found.items()
+        if read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
+    }
     if needed == found:
         return apart
     return _Rewriting(program, {**needed, **forced}).run() if needed or forced else program
 
 
-def read_as_old(program: Program, group_of: Mapping[int, int], recurrent: Mapping[int, Groups]) -> list[tuple[int, int]]:
-    """(position in the carry, equation): what becomes a part of that state is read there as if it were made of old states.
-
-    A cut equation holds the old states that it finds constant. Of a state that is not split, and of one that a loop carries, it does
-    not see that a value it reads is the new state itself, or that of the iteration, which keeps its past.
-    """
-    new = {program.new_carry[c] for c in group_of}
-    ends = [(c, program.new_carry[c]) for c in group_of]
-    for eqn in program.equations:
-        if eqn.primitive is END:
-            reached = flow.backward(program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program))
-            ends += [(next(flow.members(reached[o])), v) for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[:eqn.loop.num_carry]
-                     if reached[o]]
-    parts = [(c, v, found) for c, v in ends if (found := _read_apart(program, v))]
-    past = old_ancestors(program, dict(group_of), dict(recurrent)) if parts else []
-    places = set()
-    for c, value, values in parts:
-        stop = recurrent.keys() | program.blocks | _chain(program, value)[0]
-
-        def passed(i: int, facts: int, stop=stop) -> int:
-            return 0 if i in stop else facts
-        read = flow.forward(program, {v: past[v] for v in values}, passed, new)
-        places |= {(c, i) for i, groups in recurrent.items() if groups & flow.union(read, set(program.equations[i].ins) - new)}
-    return sorted(places)
-
-
-def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
+def chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     """The equations that put a value together by moving elements, and the values that they move."""
     equations: set[int] = set()
     values: set[int] = set()
@@ -91,11 +85,15 @@ def _chain(program: Program, value: int) -> tuple[set[int], set[int]]:
     return equations, values & program.producer.keys()
 
 
-def _read_apart(program: Program, value: int) -> list[int]:
+def read_apart(program: Program, value: int) -> list[int]:
     """What a value is put together from by moving elements, and who reads it otherwise as well."""
-    equations, values = _chain(program, value)
+    equations, values = chain(program, value)
     results = {*program.outputs, *program.new_carry}
-    return [v for v in sorted(values) if v in results or not equations.issuperset(program.consumers.get(v, ()))]
+    return [
+        v
+        for v in sorted(values)
+        if v in results or not equations.issuperset(program.consumers.get(v, ()))
+    ]
 
 
 def _joins(eqn: Equation) -> bool:
@@ -111,19 +109,24 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     at = apart.pieces(leaf)
     piece = {c: k for k, c in enumerate(at)}
     recurrent = reached_groups(apart, piece, apart.ops)
-    old = flow.forward(apart, {apart.carry[c]: 1 << k for c, k in piece.items()},
-                       lambda i, found: 0 if i in apart.blocks else found & ~recurrent.get(i, 0))
+    old = flow.forward(
+        apart,
+        {apart.carry[c]: 1 << k for c, k in piece.items()},
+        lambda i, found: 0 if i in apart.blocks else found & ~recurrent.get(i, 0),
+    )
     new: dict[int, int] = {}
     for c, k in piece.items():
         for i in apart.consumers.get(apart.new_carry[c], ()):
             for o in apart.results(i, apart.new_carry[c]):
                 new[o] = new.get(o, 0) | 1 << k
     read = flow.forward(apart, new, flow.gradients(apart))
-    return any((old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items())
+    return any(
+        (old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items()
+    )
 
 
 class _Makings:
-    """Of which values the elements of the new states are made; ``given`` labels the elements of values that are split already."""
+    """Of which values the new states are made; ``given``: labels of split values."""
 
     def __init__(self, program: Program, given: Mapping[int, np.ndarray]):
         self.program, self.elements = program, Elements(program)
@@ -132,43 +135,73 @@ class _Makings:
             eqn = program.equations[i]
             if _joins(eqn):
                 self.elements.moved.update(self.elements.moved_by(eqn))
-                labels = [self._by_owner(self.elements.moved[o])[0] for o in eqn.outs if o in self.elements.moved]
+                labels = [
+                    self._by_owner(self.elements.moved[o])[0]
+                    for o in eqn.outs
+                    if o in self.elements.moved
+                ]
             else:
                 labels = [self._combined(eqn)]
-            self.labels.update((o, lab) for o, lab in zip(eqn.outs, labels, strict=False) if lab is not None and lab.size and lab.max())
+            self.labels.update(
+                (o, lab)
+                for o, lab in zip(eqn.outs, labels, strict=False)
+                if lab is not None and lab.size and lab.max()
+            )
 
     def _behind(self) -> list[int]:
-        """The equations that move or act on single elements between the new states and the rest of the step."""
+        """The equations behind the new states that move or act on single elements."""
         found: set[int] = set()
         todo = [self.program.new_carry[c] for c in self.program.hidden]
         while todo:
             i = self.program.producer.get(todo.pop())
-            if i is not None and i not in found and (_joins(self.program.equations[i]) or _acts_on_elements(self.program.equations[i])):
+            if (
+                i is not None
+                and i not in found
+                and (
+                    _joins(self.program.equations[i])
+                    or _acts_on_elements(self.program.equations[i])
+                )
+            ):
                 found.add(i)
                 todo.extend(self.program.equations[i].ins)
         return sorted(found)
 
     def _by_owner(self, ids: np.ndarray) -> tuple[np.ndarray, list]:
-        """A label for each element by the value that it comes from, and these values; a second copy has another label."""
+        """A label for each element by the value that it is of, and these values; copies differ."""
         flat = ids.reshape(-1)
-        owners = np.array([bisect_right(self.elements.bases, int(e)) - 1 for e in flat] if flat.size < 64 else
-                          np.searchsorted(self.elements.bases, flat, 'right') - 1)
+        owners = np.array(
+            [bisect_right(self.elements.bases, int(e)) - 1 for e in flat]
+            if flat.size < 64
+            else np.searchsorted(self.elements.bases, flat, 'right') - 1
+        )
         owners[flat == MISSING] = -1
         inner = np.zeros_like(flat)
         for k in np.unique(owners[owners >= 0]):
             lab = self.labels.get(self.elements.owners[k])
             if lab is not None:
                 inner[owners == k] = lab.reshape(-1)[flat[owners == k] - self.elements.bases[k]]
-        kinds, found = np.unique(np.stack([owners, _occurrence(flat), inner]), axis=1, return_inverse=True)
-        return found.reshape(ids.shape), [None if k < 0 else self.elements.owners[k] for k in kinds[0]]
+        kinds, found = np.unique(
+            np.stack([owners, _occurrence(flat), inner]), axis=1, return_inverse=True
+        )
+        return found.reshape(ids.shape), [
+            None if k < 0 else self.elements.owners[k] for k in kinds[0]
+        ]
 
     def _combined(self, eqn: Equation) -> np.ndarray | None:
         shape = self.program.avals[eqn.outs[0]].shape
-        read = [self.labels[v].reshape(-1) for v in eqn.ins if v in self.labels and self.program.avals[v].shape == shape]
-        return np.unique(np.stack(read), axis=1, return_inverse=True)[1].reshape(shape) if read else None
+        read = [
+            self.labels[v].reshape(-1)
+            for v in eqn.ins
+            if v in self.labels and self.program.avals[v].shape == shape
+        ]
+        return (
+            np.unique(np.stack(read), axis=1, return_inverse=True)[1].reshape(shape)
+            if read
+            else None
+        )
 
     def split(self, leaf: int) -> Split | None:
-        """How the new value of a leaf of the carry is put together, if it is from states of other shapes."""
+        """How the new value of a leaf is put together, if it is from states of other shapes."""
         value = self.program.new_carry[leaf]
         aval, ids = self.program.avals[value], self.elements.moved.get(value)
         if not np.prod(aval.shape):
@@ -179,13 +212,16 @@ class _Makings:
             labels, owners = self._by_owner(ids)
         if labels is None or None in (owners or ()):
             return None
-        places = [self._places(labels == k, ids, owners[k] if owners else None) for k in range(labels.max() + 1)]
+        places = [
+            self._places(labels == k, ids, owners[k] if owners else None)
+            for k in range(labels.max() + 1)
+        ]
         if len(places) == 1 and np.array_equal(places[0], _in_order(aval.shape)):
             return None
         return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
     def shifts(self, split: Split) -> bool:
-        """Whether elements go to other pieces than their neighbours, as in a delay line: pieces are no states then."""
+        """Whether a piece is torn, as in a delay line: pieces are no states then."""
         full = Elements(self.program)
         for eqn in self.program.equations:
             full.moved.update(full.moved_by(eqn))
@@ -194,12 +230,14 @@ class _Makings:
             if self.program.avals[value].shape == shape and value in full.moved:
                 ids = full.moved[value].reshape(-1)
                 for k in np.unique(np.searchsorted(full.bases, ids[ids != MISSING], 'right') - 1):
-                    if self.program.avals[full.owners[k]].shape == shape and _tears(ids - full.bases[k], split.places):
+                    if self.program.avals[full.owners[k]].shape == shape and _tears(
+                        ids - full.bases[k], split.places
+                    ):
                         return True
         return False
 
     def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
-        """The flat positions of one piece: in the shape of the value that it is, else as they stand in the leaf."""
+        """The flat positions of one piece, in the shape of the value that it is if it is one."""
         at, shape = np.flatnonzero(chosen), chosen.shape
         if owner is not None:
             offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
@@ -210,10 +248,12 @@ class _Makings:
 
 
 def _tears(offsets: np.ndarray, places) -> bool:
-    """Whether a piece of a value holds elements of another value (at ``offsets``) that are no piece of that one."""
+    """Whether a piece holds elements of another value (at ``offsets``) that are no piece of it."""
     for piece in places:
         read = offsets[piece.reshape(-1)]
-        if ((read >= 0) & (read < offsets.size)).any() and not any(np.array_equal(read, p.reshape(-1)) for p in places):
+        if ((read >= 0) & (read < offsets.size)).any() and not any(
+            np.array_equal(read, p.reshape(-1)) for p in places
+        ):
             return True
     return False
 
@@ -251,7 +291,9 @@ class _Rewriting:
         for c, s in self.splits.items():
             carry[c] = [flat.new(self._shaped(s.aval, places.shape)) for places in s.places]
             first = program.consumers.get(program.carry[c], [0])[0]
-            self.names[program.carry[c]], = flat.traced(lambda *p, s=s: s.together(p), carry[c], program.equations[first].where)
+            (self.names[program.carry[c]],) = flat.traced(
+                lambda *p, s=s: s.together(p), carry[c], program.equations[first].where
+            )
         leaves: dict[int, list[int]] = {}
         for c in self.splits:
             leaves.setdefault(program.new_carry[c], []).append(c)
@@ -264,29 +306,47 @@ class _Rewriting:
         return self._program(carry)
 
     def _renew(self, value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
-        """The new states in a value that is the new one of some leaves; who reads the value reads them."""
+        """The new states in a value that is new in some leaves; who reads the value reads them."""
         if not leaves:
             return
         self.flat.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
         for c in leaves:
-            self.new[c] = [self._piece(value, self.splits[c], k, where) for k in range(len(self.splits[c].places))]
+            self.new[c] = [
+                self._piece(value, self.splits[c], k, where)
+                for k in range(len(self.splits[c].places))
+            ]
         if eqn is not None and not _joins(eqn):
             c = leaves[0]
-            self.names[value], = self.flat.traced(lambda *p: self.splits[c].together(p), self.new[c], where)
+            (self.names[value],) = self.flat.traced(
+                lambda *p: self.splits[c].together(p), self.new[c], where
+            )
             self.kept.add(self.names[value])
         self.flat.scope = ()
 
     def _piece(self, value: int, s: Split, k: int, where: str) -> int:
-        """One piece of a value; what acts on single elements of several pieces acts on this one alone."""
+        """One piece of a value; what acts on single elements acts on this piece alone."""
         key = value, id(s), k
         if key not in self.made:
-            eqn = self.program.equations[self.program.producer[value]] if value in self.program.producer else None
+            eqn = (
+                self.program.equations[self.program.producer[value]]
+                if value in self.program.producer
+                else None
+            )
             if eqn is None or not _acts_on_elements(eqn) or value not in self.makings.labels:
-                self.made[key], = self.flat.traced(lambda a: s.piece(a, k), [self.names.get(value, value)], where)
+                (self.made[key],) = self.flat.traced(
+                    lambda a: s.piece(a, k), [self.names.get(value, value)], where
+                )
             else:
-                ins = tuple(self._piece(v, s, k, where) if self.program.avals[v].shape == s.aval.shape else self.names.get(v, v)
-                            for v in eqn.ins)
-                self.made[key], = self.flat.append(replace(eqn, ins=ins), [self._shaped(self.program.avals[value], s.places[k].shape)])
+                ins = tuple(
+                    self._piece(v, s, k, where)
+                    if self.program.avals[v].shape == s.aval.shape
+                    else self.names.get(v, v)
+                    for v in eqn.ins
+                )
+                (self.made[key],) = self.flat.append(
+                    replace(eqn, ins=ins),
+                    [self._shaped(self.program.avals[value], s.places[k].shape)],
+                )
         return self.made[key]
 
     @staticmethod
@@ -296,16 +356,30 @@ class _Rewriting:
     def _program(self, carry: list[list[int]]) -> Program:
         program, flat = self.program, self.flat
         new = [self.new.get(c, [self.names.get(v, v)]) for c, v in enumerate(program.new_carry)]
-        keys = [[key] if len(carry[c]) == 1 else [(*key, str(k)) for k in range(len(carry[c]))] for c, key in enumerate(program.carry_keys)]
+        keys = [
+            [key] if len(carry[c]) == 1 else [(*key, str(k)) for k in range(len(carry[c]))]
+            for c, key in enumerate(program.carry_keys)
+        ]
         outputs = tuple(self.names.get(v, v) for v in program.outputs)
         flat_new = tuple(v for part in new for v in part)
         starts = np.cumsum([0, *map(len, carry)])
-        return forward_copies(replace(
-            program, avals=tuple(flat.avals), constants=flat.constants, equations=alive(flat.bodies[0], (*outputs, *flat_new)),
-            outputs=outputs, new_carry=flat_new, carry=tuple(v for part in carry for v in part),
-            carry_keys=tuple(k for part in keys for k in part),
-            hidden=tuple(int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))),
-            splits=tuple(self.splits.get(c) for c in range(len(carry)))), self.kept)
+        return forward_copies(
+            replace(
+                program,
+                avals=tuple(flat.avals),
+                constants=flat.constants,
+                equations=alive(flat.bodies[0], (*outputs, *flat_new)),
+                outputs=outputs,
+                new_carry=flat_new,
+                carry=tuple(v for part in carry for v in part),
+                carry_keys=tuple(k for part in keys for k in part),
+                hidden=tuple(
+                    int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))
+                ),
+                splits=tuple(self.splits.get(c) for c in range(len(carry))),
+            ),
+            self.kept,
+        )
 
 
 def _labels(s: Split) -> np.ndarray:

@@ -104,8 +104,9 @@ class Program:
     """One step ``(params, carry, *inputs) -> (outputs, carry)`` as numbered values and flat equations.
 
     ``hidden`` holds positions in ``carry``; ``trainable`` positions in ``params``. ``constants`` maps a value number to its
-    array. Trees rebuild the user's structures from flat leaves. ``splits``: for each leaf of the cell's carry the hidden states
-    that it holds, None where it is one entry of ``carry`` as it is; empty if no leaf is split. ``leaf_keys``: their paths.
+    array. Trees rebuild the user's structures from flat leaves. ``leaf_keys``: the paths of the
+    leaves of the cell's carry; ``splits``: for each of them the hidden states that it holds, None
+    where it is one entry of ``carry`` as it is; empty if no leaf is split.
     """
     avals: tuple
     params: tuple[int, ...]
@@ -135,7 +136,8 @@ class Program:
         if not self.splits:
             return list(carry)
         parts = ([carry[c] for c in self.pieces(leaf)] for leaf in range(len(self.splits)))
-        return [part[0] if s is None else s.together(part) for part, s in zip(parts, self.splits, strict=True)]
+        return [part[0] if s is None else s.together(part)
+                for part, s in zip(parts, self.splits, strict=True)]
 
     def pieces(self, leaf: int) -> range:
         """The positions in the carry of what one leaf of the cell's carry holds."""

@@ -1,4 +1,5 @@
 """One array of the carry as several hidden states: where each of them stands in it."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,7 +16,11 @@ __all__ = ['Split', 'grid']
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A leaf of the carry in pieces: ``places`` holds, for each piece and in its shape, the flat positions of its elements in the leaf."""
+    """A leaf of the carry in pieces.
+
+    ``places`` holds, for each piece and in its shape, the flat positions of its elements.
+    """
+
     aval: Any
     places: tuple[np.ndarray, ...]
 
@@ -28,14 +33,18 @@ class Split:
         at, places = self._boxes[k], self.places[k]
         if at is None:
             return _picked(leaf, places)
-        return jax.lax.slice(leaf, [s.start for s in at], [s.stop for s in at]).reshape(places.shape)
+        return jax.lax.slice(leaf, [s.start for s in at], [s.stop for s in at]).reshape(
+            places.shape
+        )
 
     def together(self, pieces: Sequence):
         """The leaf of which these are the pieces."""
         if self._axis is None:
             return _picked(jnp.concatenate([jnp.ravel(p) for p in pieces]), self._order)
         shapes = [[s.stop - s.start for s in at] for at in self._boxes if at is not None]
-        return jnp.concatenate([jnp.reshape(p, shape) for p, shape in zip(pieces, shapes, strict=True)], self._axis)
+        return jnp.concatenate(
+            [jnp.reshape(p, shape) for p, shape in zip(pieces, shapes, strict=True)], self._axis
+        )
 
     def lane_axis(self) -> int | None:
         """The axis of the leaf that is axis 0 of every piece, or None."""
@@ -44,7 +53,10 @@ class Split:
 
     @cached_property
     def _boxes(self) -> list[tuple[slice, ...] | None]:
-        return [_box(places, self.aval.shape) if (np.diff(places.reshape(-1)) > 0).all() else None for places in self.places]
+        return [
+            _box(places, self.aval.shape) if (np.diff(places.reshape(-1)) > 0).all() else None
+            for places in self.places
+        ]
 
     @cached_property
     def _axis(self) -> int | None:
@@ -61,7 +73,9 @@ class Split:
     @cached_property
     def _order(self) -> np.ndarray:
         """For each element of the leaf, where it stands among those of all pieces."""
-        return np.argsort(np.concatenate([places.reshape(-1) for places in self.places])).reshape(self.aval.shape)
+        return np.argsort(np.concatenate([places.reshape(-1) for places in self.places])).reshape(
+            self.aval.shape
+        )
 
 
 def _picked(x, places: np.ndarray):
@@ -71,14 +85,16 @@ def _picked(x, places: np.ndarray):
 
 def _box(places: np.ndarray, shape) -> tuple[slice, ...] | None:
     """The block of an array that these flat positions fill, if they fill one."""
-    found = tuple(slice(int(i.min()), int(i.max()) + 1) for i in np.unravel_index(places.reshape(-1), shape))
+    found = tuple(
+        slice(int(i.min()), int(i.max()) + 1) for i in np.unravel_index(places.reshape(-1), shape)
+    )
     return found if np.prod([s.stop - s.start for s in found]) == places.size else None
 
 
 def grid(places: np.ndarray, shape) -> np.ndarray:
-    """Ascending flat positions in the shape of the rows and columns that they fill; along one axis if they fill none.
+    """Ascending flat positions in the shape of the rows and columns that they fill, if they do.
 
-    An axis along which they have one place of several is left out.
+    Others stay along one axis. An axis along which they have one place of several is left out.
     """
     sizes = [len(np.unique(i)) for i in np.unravel_index(places, shape)]
     if np.prod(sizes) != places.size:

@@ -49,7 +49,7 @@ def stopped(tree):
 
 
 class Executor:
-    """Pure functions of one compiled step; params, carry and inputs are flat lists of the leaves that the cell has.
+    """Pure functions of one compiled step; params, carry and inputs are lists of the cell's leaves.
 
     ``probes``: whether the rule needs ``dL/dh`` of the new states (:class:`Signals` field ``l``).
     """
@@ -120,7 +120,8 @@ class Executor:
         return Probes(y, h)
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
-        values = [*zip(self.program.params, params, strict=True), *zip(self.program.carry, self.program.apart(carry), strict=True),
+        values = [*zip(self.program.params, params, strict=True),
+                  *zip(self.program.carry, self.program.apart(carry), strict=True),
                   *zip(self.program.inputs, inputs, strict=True)]
         return {(v, EMPTY): x for v, x in values} | {('y', i): probes[op.key] for i, op in self.owned.items()}
 
@@ -139,7 +140,8 @@ class Executor:
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from ``weights`` as constants."""
         outputs, new_carry, xs = self.plan.run(self.program, self._env(params, carry, inputs, probes.y), partial(
             self._evaluate_op, weights=weights), probes.h)
-        return outputs, self.program.together(new_carry), stopped({self.owned[i].key: x for i, x in xs.items()})
+        new_carry = self.program.together(new_carry)
+        return outputs, new_carry, stopped({self.owned[i].key: x for i, x in xs.items()})
 
     def signals(self, probe_cotangents: Probes, hidden_cotangents: dict[int, jax.Array]) -> Signals:
         """Cotangents of probes and of old hidden states, sorted by op and group."""

@@ -231,7 +231,8 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
 
     def _reset_lanes(self, core: OnlineLearner, states: ModelStates, lanes) -> None:
         etrace, (_, carry) = self.etrace.value, states.values()
-        state = OnlineState(carry, etrace['trace'], etrace['t'], core.first.laned, core.first.lane_axes)
+        state = OnlineState(carry, etrace['trace'], etrace['t'], core.first.laned,
+                            core.first.lane_axes)
         new = functional_reset(state, lanes, {**carry, **{p: self.initial.value[path_name(p)] for p in states.hidden}}, states.is_hidden)
         states.write(new.carry)
         self.etrace.value = {'trace': new.trace, 't': new.t}

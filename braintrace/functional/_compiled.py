@@ -58,7 +58,7 @@ class Compiled:
 
     @property
     def lane_axes(self) -> tuple[tuple[str, int], ...]:
-        """Paths of the leaves of the carry of which another axis than 0 is the lanes, with that axis."""
+        """Paths of the leaves of the carry of which an axis after 0 is the lanes, and that axis."""
         return tuple((path, axis) for path, axis in self._lane_axes.items() if axis)
 
     @cached_property
@@ -82,8 +82,8 @@ class Compiled:
     def restarted(self, fresh: list, hidden: Callable, carry: list, flags: jax.Array) -> list:
         """The leaves of the carry with the hidden ones, of whatever dtype, put back in flagged lanes."""
         program, laned = self.program, self.graph.laned
-        chosen = [c for leaf, (key, x) in enumerate(zip(program.leaf_keys, carry, strict=True)) if hidden(key, x)
-                  for c in program.pieces(leaf)]
+        leaves = enumerate(zip(program.leaf_keys, carry, strict=True))
+        chosen = [c for leaf, (key, x) in leaves if hidden(key, x) for c in program.pieces(leaf)]
         new, start = program.apart(carry), program.apart(fresh)
         for c in chosen:
             new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
@@ -112,13 +112,15 @@ class Compiled:
 
         def run(direct, some_inputs, hidden, probes):
             full, ins, old = list(params), list(inputs), program.with_states(carry, hidden)
-            for where, slots, values in ((full, self.graph.direct, direct), (ins, inexact, some_inputs)):
+            given = (full, self.graph.direct, direct), (ins, inexact, some_inputs)
+            for where, slots, values in given:
                 for i, x in zip(slots, values, strict=True):
                     where[i] = x
             outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
             return of_outputs(outputs, new_carry), (new_carry, xs)
 
-        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact], program.old_states(carry),
+        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact],
+                program.old_states(carry),
                 executor.zero_probes())
         result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
         factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})

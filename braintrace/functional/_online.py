@@ -103,8 +103,10 @@ class OnlineLearner:
     def _refuse(self, params, carry, inputs) -> None:
         program = self.first.program
         lines = []
-        for what, tree, known in (('params', params, program.params), ('carry', carry, None), ('inputs', inputs, program.inputs)):
-            was = jax.tree.unflatten(program.trees[what], program.leaf_avals if known is None else [program.avals[v] for v in known])
+        known = {'params': [program.avals[v] for v in program.params], 'carry': program.leaf_avals,
+                 'inputs': [program.avals[v] for v in program.inputs]}
+        for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
+            was = jax.tree.unflatten(program.trees[what], known[what])
             old, new = ({k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()} for t in (was, tree))
             places = {k: f'{what} {path_name(k, "")}'.strip() for k in {**old, **new}}
             lines += [f'  {place}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'

@@ -20,8 +20,9 @@ class OnlineState:
 
     ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
     the last reset, ``(B,)`` where an op is batched, else ``()``; it stays at the largest int32 once it is there. Where ``t`` is 0 the
-    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is the lanes;
-    ``lane_axes`` (static): the paths of those in the carry of which it is another axis, with that axis.
+    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the
+    arrays whose axis 0 is the lanes; ``lane_axes`` (static): those in the carry of which it is
+    another axis, with that axis.
     """
     carry: Any
     trace: dict
@@ -35,7 +36,10 @@ class OnlineState:
 
 
 def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
-    """``fresh`` where a lane (``axis``, if ``laned``) is flagged, ``x`` elsewhere; ``name`` is the path of this hidden leaf."""
+    """``fresh`` where a lane (along ``axis``, if ``laned``) is flagged, ``x`` elsewhere.
+
+    ``name`` is the path of this hidden leaf.
+    """
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
     if flags.ndim and not laned:
         remedy = ('If all lanes share it, reset all of them with one flag [], or let it go on: keep it in a brainstate.ShortTermState, or '
@@ -90,7 +94,8 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         if not hidden(key, x):
             return x
         path = path_name(('carry', *key))
-        return put_back(flags, fresh, x, path_name(key), path in state.laned or path in axes, axes.get(path, 0))
+        laned = path in state.laned or path in axes
+        return put_back(flags, fresh, x, path_name(key), laned, axes.get(path, 0))
 
     def entry(path, e):
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned

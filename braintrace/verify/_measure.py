@@ -78,7 +78,8 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
     def step(state, x):
         state = learner.step(params, state, *as_inputs(x))[1]
         states = graph.program.apart(jax.tree.leaves(state.carry))
-        return state, ({k: _norm(a) for k, a in entries(state).items()}, {c: states[c] for c in graph.program.hidden})
+        norms = {k: _norm(a) for k, a in entries(state).items()}
+        return state, (norms, {c: states[c] for c in graph.program.hidden})
 
     norms, hidden = jax.jit(lambda state, xs: jax.lax.scan(step, state, xs)[1])(state, xs)
     limits = {k: min(float(jnp.finfo(a.dtype).max) for a in es) for k, es in jax.eval_shape(entries, state).items()}

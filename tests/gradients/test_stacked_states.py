@@ -1,7 +1,9 @@
-"""States that a model keeps side by side in one array: the gradients are those of the oracles, which keep each by itself."""
+"""States side by side in one array: the gradients of the oracles, which keep each by itself."""
+
 from __future__ import annotations
 
 import functools
+import itertools
 
 import brainstate
 import jax
@@ -34,25 +36,51 @@ def columns(whole, sizes):
     return jnp.split(whole, np.cumsum(sizes)[:-1], -1)
 
 
-LAYOUTS = {      # name: (put together, take apart with the last sizes)
+LAYOUTS = {  # name: (put together, take apart with the last sizes)
     'rows': (jnp.stack, lambda whole, sizes: list(whole)),
-    'middle axis': (lambda parts: jnp.stack(parts, 1), lambda whole, sizes: [whole[:, k] for k in range(len(sizes))]),
-    'last axis': (lambda parts: jnp.stack(parts, -1), lambda whole, sizes: [whole[..., k] for k in range(len(sizes))]),
+    'middle axis': (
+        lambda parts: jnp.stack(parts, 1),
+        lambda whole, sizes: [whole[:, k] for k in range(len(sizes))],
+    ),
+    'last axis': (
+        lambda parts: jnp.stack(parts, -1),
+        lambda whole, sizes: [whole[..., k] for k in range(len(sizes))],
+    ),
     'features': (lambda parts: jnp.concatenate(parts, -1), columns),
     'written rows': (written, lambda whole, sizes: [whole[k] for k in range(len(sizes))]),
-    'interleaved': (lambda parts: jnp.stack(parts, -1).reshape(len(parts[0]), -1),
-                    lambda whole, sizes: [whole[:, k::len(sizes)] for k in range(len(sizes))]),
+    'interleaved': (
+        lambda parts: jnp.stack(parts, -1).reshape(len(parts[0]), -1),
+        lambda whole, sizes: [whole[:, k :: len(sizes)] for k in range(len(sizes))],
+    ),
 }
-ROWS = [('two_equal_layers', 'rows'), ('three_layers', 'features'), ('lstm_gru', 'features'), ('lstm', 'middle axis'),
-        ('spiking_three', 'features'), ('op_between_states', 'interleaved'), ('equal_populations', 'written rows')]
+ROWS = [
+    ('two_equal_layers', 'rows'),
+    ('three_layers', 'features'),
+    ('lstm_gru', 'features'),
+    ('lstm', 'middle axis'),
+    ('spiking_three', 'features'),
+    ('op_between_states', 'interleaved'),
+    ('equal_populations', 'written rows'),
+]
 MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] + [
-    ('lstm', 'features'), ('lru', 'last axis'), ('lstm_reading_cell', 'rows'), ('two_layers', 'features'), ('state_sum', 'rows')]
-EVERY = [*ROWS, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE)]
+    ('lstm', 'features'),
+    ('lru', 'last axis'),
+    ('lstm_reading_cell', 'rows'),
+    ('two_layers', 'features'),
+    ('state_sum', 'rows'),
+]
+EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
+EVERY += [
+    pytest.param(*row, rule, marks=pytest.mark.slow)
+    for row in (*ROWS, *MORE)
+    for rule in RULES
+    if (*row, rule) not in EVERY
+]
 
 
 @functools.cache
 def stacked(name, layout, rule):
-    """The case, a learner of it that keeps all of its states in one array, and the array of a carry."""
+    """The case, a learner that keeps all of its states in one array, and the array of a carry."""
     case = models.case(name)
     names, (join, part) = list(case.carry), LAYOUTS[layout]
     sizes = [case.carry[n].shape[-1] for n in names]
@@ -61,8 +89,11 @@ def stacked(name, layout, rule):
         return {'all': join([jnp.asarray(carry[n]) for n in names])}
 
     def cell(params, carry, x):
-        output, new = case.model.cell(LibraryOps(), params, dict(zip(names, part(carry['all'], sizes), strict=True)), x)
+        output, new = case.model.cell(
+            LibraryOps(), params, dict(zip(names, part(carry['all'], sizes), strict=True)), x
+        )
         return output, pack(new)
+
     return case, braintrace.functional.online(cell, RULES[rule]), pack
 
 
@@ -74,11 +105,16 @@ def oracle(case, rule):
 def gradient(name, layout, rule, window, **options):
     case, learner, pack = stacked(name, layout, rule)
     run = quick(learner.sequence_grad(case.loss, window=window, reduction='sum'))
-    return run(case.params, learner.init(case.params, pack(case.carry), case.xs[0]), case.xs, case.ys, **options)[0]
+    return run(
+        case.params,
+        learner.init(case.params, pack(case.carry), case.xs[0]),
+        case.xs,
+        case.ys,
+        **options,
+    )[0]
 
 
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('name, layout', EVERY)
+@pytest.mark.parametrize('name, layout, rule', EVERY)
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
     assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
@@ -91,16 +127,23 @@ LAYERS = ('one', 'two', 'three')
 
 def equal_layers(ops, p, c, x):
     """Three layers of one kind, each with a state of its own; the output reads all of them."""
-    new, total = {}, 0.
+    new, total = {}, 0.0
     for name in LAYERS:
         x = new[name] = ops.new(name, cell_of(ops, p[name], c[name], x, 0.8))
         total = x + 0.5 * total
     return ops.dot(total, p['out']), new
 
 
-EQUAL = models.make_case(models.Model(
-    'equal_layers', equal_layers, {name: weights(N, N) for name in LAYERS} | {'out': (N, O)}, dict.fromkeys(LAYERS, (B, N)), (B, N),
-    groups=tuple((name,) for name in LAYERS)))
+EQUAL = models.make_case(
+    models.Model(
+        'equal_layers',
+        equal_layers,
+        {name: weights(N, N) for name in LAYERS} | {'out': (N, O)},
+        dict.fromkeys(LAYERS, (B, N)),
+        (B, N),
+        groups=tuple((name,) for name in LAYERS),
+    )
+)
 
 
 def one_layer(p, k, h, x):
@@ -112,15 +155,18 @@ def by_scan(p, h, x):
         h, w, b = at
         h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
         return h, h
+
     return jax.lax.scan(layer, x, (h, p['w'], p['b']))[1]
 
 
 def by_scan_downwards(p, h, x):
     """The layers stand in the array from the last to the first, and so do the weights."""
+
     def layer(x, at):
         h, w, b = at
         h = cell_of(LibraryOps(), {'w': w, 'b': b}, h, x, 0.8)
         return h, h
+
     flipped = (h[::-1], p['w'][::-1], p['b'][::-1])
     return jax.lax.scan(layer, x, flipped, reverse=True)[1][::-1]
 
@@ -130,6 +176,7 @@ def by_fori_loop(p, h, x):
         h, x = carry
         x = one_layer(p, k, h[k], x)
         return h.at[k].set(x), x
+
     return jax.lax.fori_loop(0, len(LAYERS), layer, (h, x))[0]
 
 
@@ -149,25 +196,40 @@ def recomputed(p, h, x):
 
 
 def behind_a_mask(p, h, x):
-    """A mask acts element by element, so each layer keeps its own state; what the next layer reads is the value before the mask."""
+    """A mask acts element by element; what the next layer reads is the value before the mask."""
     new = jnp.stack(list(in_place(p, h, x)))
     return jnp.where(jnp.ones((B, 1), bool), new, h)
 
 
-@pytest.mark.parametrize('layers, rule', [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL'), *(
-    pytest.param(f, rule, marks=pytest.mark.slow) for f in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
-    for rule in RULES)])
+FAST = [(by_scan, 'D_RTRL'), (by_fori_loop, 'ES_D_RTRL'), (behind_a_mask, 'D_RTRL')]
+SLOW = [
+    pytest.param(layers, rule, marks=pytest.mark.slow)
+    for layers in (by_scan, by_fori_loop, by_scan_downwards, in_place, recomputed)
+    for rule in RULES
+    if (layers, rule) not in FAST
+]
+
+
+@pytest.mark.parametrize('layers, rule', [*FAST, *SLOW])
 def test_layers_with_stacked_weights_and_one_state(layers, rule):
     def cell(params, carry, x):
-        stack = {'w': jnp.stack([params[n]['w'] for n in LAYERS]), 'b': jnp.stack([params[n]['b'] for n in LAYERS])}
+        stack = {
+            'w': jnp.stack([params[n]['w'] for n in LAYERS]),
+            'b': jnp.stack([params[n]['b'] for n in LAYERS]),
+        }
         h = layers(stack, carry['h'], x)
-        total = 0.
+        total = 0.0
         for k in range(len(LAYERS)):
             total = h[k] + 0.5 * total
         return total @ params['out'], {'h': h}
+
     learner = braintrace.functional.online(cell, RULES[rule])
-    state = learner.init(EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0])
-    grads, _, _ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(EQUAL.params, state, EQUAL.xs, EQUAL.ys)
+    state = learner.init(
+        EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0]
+    )
+    grads, _, _ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(
+        EQUAL.params, state, EQUAL.xs, EQUAL.ys
+    )
     assert_close(grads, oracles.total(oracle(EQUAL, rule)))
     assert not learner.graph.diagnostics
 
@@ -175,29 +237,38 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
 @pytest.mark.parametrize('rule', RULES)
 def test_each_step_gives_the_gradient_of_the_oracle(rule):
     case, learner, pack = stacked('two_equal_layers', 'rows', rule)
-    state, step = learner.init(case.params, pack(case.carry), case.xs[0]), quick(learner.grad(case.loss))
+    state, step = (
+        learner.init(case.params, pack(case.carry), case.xs[0]),
+        quick(learner.grad(case.loss)),
+    )
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         _, grads, state = step(case.params, state, x, y)
         assert_close(grads, at(oracle(case, rule), t))
     assert state.carry['all'].shape == (2, *case.carry['h1'].shape)
 
 
-@pytest.mark.parametrize('layout', ['rows', 'features'])
+@pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=pytest.mark.slow)])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
     start = learner.init(case.params, pack(case.carry), case.xs[0])
     want = oracles.restarted(oracles.dense_recursion, case, FLAGS, case.carry)
     got = gradient('two_equal_layers', layout, 'D_RTRL', 4, reset=(FLAGS, pack(case.carry)))
     assert_close(got, oracles.total(want))
-    moved = start.replace(carry={'all': start.carry['all'] + 1.})
+    moved = start.replace(carry={'all': start.carry['all'] + 1.0})
     again = braintrace.functional.reset(moved, np.array([True, False]), start.carry)
-    parts = LAYOUTS[layout][1](again.carry['all'] - start.carry['all'], [case.carry['h1'].shape[-1]] * 2)
+    parts = LAYOUTS[layout][1](
+        again.carry['all'] - start.carry['all'], [case.carry['h1'].shape[-1]] * 2
+    )
     for part in parts:
         want = np.stack([np.zeros(part.shape[1:]), np.ones(part.shape[1:])])
         np.testing.assert_allclose(part, want, atol=1e-15)
 
 
-@pytest.mark.parametrize('shape', [(N // 2, 2), None], ids=['another shape', 'another order of axes'])
+@pytest.mark.parametrize(
+    'shape',
+    [(N // 2, 2), pytest.param(None, marks=pytest.mark.slow)],
+    ids=['another shape', 'another order of axes'],
+)
 def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape):
     """Readers of that value read the new state: without it ES-D-RTRL has no signal."""
     case = models.case('leaky')
@@ -209,9 +280,12 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
         h = carry['h'].T if shape is None else carry['h'].reshape(-1, N)
         output, new = case.model.cell(LibraryOps(), params, {'h': h}, x)
         return output, {'h': kept(new['h'])}
+
     learner = braintrace.functional.online(cell, RULES['ES_D_RTRL'])
     state = learner.init(case.params, {'h': kept(case.carry['h'])}, case.xs[0])
-    grads, _, _ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(case.params, state, case.xs, case.ys)
+    grads, _, _ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(
+        case.params, state, case.xs, case.ys
+    )
     assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
 
 
@@ -220,15 +294,26 @@ class Stack(brainstate.nn.Module):
 
     def __init__(self, one_state):
         super().__init__()
-        self.params = [{k: brainstate.ParamState(v) for k, v in EQUAL.params[n].items()} for n in LAYERS]
+        self.params = [
+            {k: brainstate.ParamState(v) for k, v in EQUAL.params[n].items()} for n in LAYERS
+        ]
         self.out = brainstate.ParamState(EQUAL.params['out'])
         start = [EQUAL.carry[n] for n in LAYERS]
-        self.h = [brainstate.HiddenState(jnp.stack(start))] if one_state else list(map(brainstate.HiddenState, map(jnp.asarray, start)))
+        self.h = (
+            [brainstate.HiddenState(jnp.stack(start))]
+            if one_state
+            else list(map(brainstate.HiddenState, map(jnp.asarray, start)))
+        )
 
     def update(self, x):
-        p = {n: {k: s.value for k, s in states.items()} for n, states in zip(LAYERS, self.params, strict=True)}
+        p = {
+            n: {k: s.value for k, s in states.items()}
+            for n, states in zip(LAYERS, self.params, strict=True)
+        }
         old = list(self.h[0].value) if len(self.h) == 1 else [h.value for h in self.h]
-        y, new = equal_layers(LibraryOps(), p | {'out': self.out.value}, dict(zip(LAYERS, old, strict=True)), x)
+        y, new = equal_layers(
+            LibraryOps(), p | {'out': self.out.value}, dict(zip(LAYERS, old, strict=True)), x
+        )
         values = [jnp.stack(list(new.values()))] if len(self.h) == 1 else list(new.values())
         for state, value in zip(self.h, values, strict=True):
             state.value = value
@@ -241,6 +326,7 @@ def test_a_module_with_one_state(rule):
 
     def step(x, y):
         return EQUAL.loss(learner(x), y)
+
     grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=4, reduction='sum')
     want = oracles.total(oracle(EQUAL, rule))
     for path, g in grads.items():
@@ -249,12 +335,17 @@ def test_a_module_with_one_state(rule):
     assert learner.model.h[0].value.shape == (3, B, N)
     assert [g.name for g in learner.graph.hidden_groups] == ['h/0/0', 'h/0/1', 'h/0/2']
     learner.reset_state(lanes=jnp.array([True, False]))
-    np.testing.assert_array_equal(learner.model.h[0].value[:, 0], np.stack([EQUAL.carry[n][0] for n in LAYERS]))
-    for entries in jax.tree.leaves(learner.get_etrace_of(learner.model.params[0]['w'])[('params/0/w', 'h/0/0')]):
+    np.testing.assert_array_equal(
+        learner.model.h[0].value[:, 0], np.stack([EQUAL.carry[n][0] for n in LAYERS])
+    )
+    for entries in jax.tree.leaves(
+        learner.get_etrace_of(learner.model.params[0]['w'])[('params/0/w', 'h/0/0')]
+    ):
         assert entries[1].any() and not entries[0].any()
 
 
-# -- what is not settled is named ---------------------------------------------------------------------------------------
+# -- what is not settled is named --------------------------------------------------------------
+
 
 def shifted(p, h, x):
     """Rows move through the array while two layers write theirs: no row is a state."""
@@ -265,25 +356,32 @@ def shifted(p, h, x):
 
 def in_a_loop(p, h, x):
     """A loop that is descended carries the array whole."""
+
     def turn(h, _):
         a = one_layer(p, 0, h[0], x)
         b = one_layer(p, 1, h[1], a)
         return jnp.stack([a, b]), None
+
     h = jax.lax.scan(turn, h, None, length=12)[0]
     return h[1], h
 
 
 @pytest.mark.parametrize('cell, rows', [(shifted, 4), (in_a_loop, 2)])
 def test_what_is_read_as_an_old_state_though_it_is_the_new_one_is_named_with_its_place(cell, rows):
-    params, h, x = {'w': jnp.ones((2, 2 * N, N)), 'b': jnp.ones((2, N))}, {'h': jnp.ones((rows, B, N))}, jnp.ones((B, N))
+    params, h, x = (
+        {'w': jnp.ones((2, 2 * N, N)), 'b': jnp.ones((2, N))},
+        {'h': jnp.ones((rows, B, N))},
+        jnp.ones((B, N)),
+    )
 
     def step(p, c, x):
         y, new = cell(p, c['h'], x)
         return y, {'h': new}
+
     learner = braintrace.functional.online(step, RULES['D_RTRL'])
     with pytest.warns(braintrace.BraintraceWarning, match='h holds several states'):
         learner.init(params, h, x)
-    note, = (d for d in learner.graph.diagnostics if d.kind == 'stacked-state')
+    (note,) = (d for d in learner.graph.diagnostics if d.kind == 'stacked-state')
     assert note.path == 'h' and 'library.py' in note.location and 'of its own' in note.message
     with pytest.raises(braintrace.UntracedParameterError, match='h holds several states'):
         braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
@@ -291,11 +389,13 @@ def test_what_is_read_as_an_old_state_though_it_is_the_new_one_is_named_with_its
 
 def test_a_state_that_is_put_together_for_no_reader_is_one_state():
     """An op that reads all and makes all: two groups would hold its trace twice."""
+
     def cell(w, h, x):
         y = braintrace.matmul(jnp.concatenate([x, h], -1), w)
         h = jnp.concatenate([0.5 * h[:, :2] + jnp.tanh(y[:, :2]), 0.9 * h[:, 2:] + y[:, 2:]], -1)
         return h, h
+
     learner = braintrace.functional.online(cell, RULES['D_RTRL'])
     learner.init(jnp.ones((N + 4, 4)), jnp.ones((B, 4)), jnp.ones((B, N)))
-    group, = learner.graph.hidden_groups
+    (group,) = learner.graph.hidden_groups
     assert group.shape == (B, 4)
