@@ -301,7 +301,7 @@ def varying(value) -> frozenset:
 
 
 def checked(on: bool):
-    """The context in which types name the axes of a ``shard_map`` that values vary along, or not."""
+    """The context in which types name the axes of a ``shard_map`` that values vary along."""
     return _config._check_vma(on)
 
 

@@ -20,7 +20,7 @@ from .losses import USE, name_mixing, op_name, untraced_uses
 from .pieces import MustSplit, taken_apart
 from .policy import DEFAULT, Policy
 from .positions import Positions, find_positions
-from .program import Equation, Loop, Program, describe_aval, is_inexact, trace_step
+from .program import Equation, Loop, Program, describe_aval, is_inexact, path_name, trace_step
 from .recurrence import reached_groups
 from .routes import find_routes, route_notes
 from .stacked import split_alike, stacked_notes
@@ -253,8 +253,9 @@ def _expanded(program, analysis, op: OpUse, states, group) -> Coordinates | str:
 def _why_not_expanded(op: OpUse, source: np.ndarray, y_shape, shape) -> str:
     """Why y can not be expanded to a state whose positions read ``source``, and what to do."""
     if (source == lb.MANY).any():
-        return (f'a position of the hidden state reads several elements of its result {list(y_shape)}, '
-                f'which lacks axes of the state {list(shape)}. Apply an op of its own to each of them')
+        return ('a position of the hidden state reads several elements of its result '
+                f'{list(y_shape)}, which lacks axes of the state {list(shape)}. Apply an op of its own '
+                'to each of them')
     alike = [str(k) for k, n in enumerate(shape) if n > 1 and (source == source.take([0], k)).all()]
     what = f'is repeated, or read in another order, in {list(shape)}'
     if alike:
@@ -263,8 +264,8 @@ def _why_not_expanded(op: OpUse, source: np.ndarray, y_shape, shape) -> str:
                'matmul(x, jnp.repeat(w, n, -1)) with a reshape; a trace has that size in any case')
     if op.pointwise:
         instead = 'Give the weight an axis of size 1 there, as in element_wise(w[:, None])'
-    return (f'its result {list(y_shape)} {what}: each position reads one element, which others read '
-            f'too, and a trace is kept where these differ along leading axes alone. {instead}')
+    return (f'its result {list(y_shape)} {what}: each position reads one element, which others '
+            f'read too, and a trace is kept where these differ along leading axes alone. {instead}')
 
 
 def _forgetful(program: Program) -> dict[int, list[int]]:
@@ -350,7 +351,8 @@ def _colours(positions: Positions) -> tuple[tuple[tuple[int, ...], ...], ...]:
         for g, states in enumerate(positions.groups):
             if k < len(states):
                 sweep = positions.sweeps[states[k]]
-                touched = {('h', r) for r in sweep.clocks.union(sweep.old)} | {('y', i) for i in sweep.y}
+                touched = {('h', r) for r in sweep.clocks.union(sweep.old)}
+                touched |= {('y', i) for i in sweep.y}
                 home = next((entry for entry in sets if entry[1].isdisjoint(touched)), None)
                 if home is None:
                     home = ([], set())

@@ -46,6 +46,6 @@ def _note(program: Program, op: OpUse, slot: str, found: int) -> Diagnostic:
     if states:
         made = f'state {", ".join(states)}, which is no ParamState and not among the parameters'
     message = (f'the {slot} of {op.primitive.name} is {made}. Nothing trains it, and no trace is '
-               'kept for it. Keep it in a brainstate.ParamState (functional: in params) to train it; '
-               'if it is to stay as it is, apply it with a plain operation')
+               'kept for it. Keep it in a brainstate.ParamState (functional: in params) to train '
+               'it; if it is to stay as it is, apply it with a plain operation')
     return Diagnostic(FIXED, 'warning', message, states[0] if states else '', op.where)

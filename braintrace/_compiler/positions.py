@@ -32,7 +32,7 @@ class Sweep:
     """Cotangent labels that one new state sends, in the D pass, to old states and to the y of ops.
 
     ``received``: for each value, what each (equation, operand) sends to it. ``merged``: equations where positions of a y meet.
-    ``clocks``: old states that it reads and that no parameter reaches, where no labels are sent to them.
+    ``clocks``: old states that it reads and no parameter reaches, where no labels are sent to them.
     """
     received: Received
     old: dict[int, np.ndarray] = field(default_factory=dict)
@@ -112,7 +112,8 @@ class _Analysis:
                 if self.program.hidden[r] not in self.untaught or self.coupled(state, r, labels):
                     result.old[r] = labels
         read = set(flow.members(self.depends[self.new[state]] >> OTHERS))
-        result.clocks = {r for r in read - result.old.keys() if self.program.hidden[r] in self.untaught}
+        result.clocks = {r for r in read - result.old.keys()
+                         if self.program.hidden[r] in self.untaught}
         return result if len(self.mixing) == before else None
 
     def push(self, queue: list[int], values: Iterable[int]) -> None:
@@ -177,8 +178,8 @@ class _Analysis:
     def parts_later(self, value: int, state: int) -> bool:
         """Whether a value reads a y, and old states of other shapes than ``state`` alone."""
         others = flow.members(self.depends[value] >> OTHERS)
-        foreign = all(self.shapes[r] != self.shapes[state] or self.program.hidden[r] in self.untaught
-                      for r in others)
+        foreign = all(self.shapes[r] != self.shapes[state]
+                      or self.program.hidden[r] in self.untaught for r in others)
         return foreign and bool(self.depends[value] & Y)
 
     def part(self, i: int, values: list[int]) -> None:
@@ -376,7 +377,7 @@ def _every_row(loop, labels: np.ndarray) -> np.ndarray:
 
 
 def untaught_states(program: Program) -> set[int]:
-    """Hidden states (positions in the carry) that no trainable parameter ever reaches, as a clock."""
+    """Hidden states (positions in the carry) that no parameter ever reaches, as a clock."""
     found = set(program.hidden)
     while True:
         start = {program.params[i]: 1 for i in program.trainable}

@@ -26,11 +26,12 @@ REASONS = {
                            "Add the op's result to the state's own pre-activation, as h = tanh(op1(x) + op2(h))."),
     'mixing_tail': ('the result of its op reaches hidden states only through equations that mix its positions: its gradient holds '
                     'the current step only',
-                    'Mix positions in front of the op, or behind the hidden state. Where a position reads several rows of one '
-                    'result, apply the op to each: element_wise(k[0]) and element_wise(k[1]).'),
-    'lost_relation': ('positions of a hidden state share elements of the result of its op otherwise than along leading '
-                      'axes, so no trace fits it: its gradient holds the current step only',
-                      'Repeat its weight, or give it axes of size 1, so that the result has all axes of the state.'),
+                    'Mix positions in front of the op, or behind the hidden state. Where a position '
+                    'reads several rows of one result, apply the op to each: element_wise(k[0]) and element_wise(k[1]).'),
+    'lost_relation': ('positions of a hidden state share elements of the result of its op otherwise '
+                      'than along leading axes, so no trace fits it: its gradient holds the current '
+                      'step only', 'Repeat its weight, or give it axes of size 1, so that the result '
+                      'has all axes of the state.'),
     'input_dependent_weight': ('the weight of its op changes from step to step, so no trace fits it: its gradient holds the current '
                                'step only', "Make the op's weight a function of parameters alone, and apply what changes to the "
                                "op's input or result."),

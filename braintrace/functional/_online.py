@@ -378,7 +378,7 @@ def _axes_of_loss(compiled: Compiled, loss: Callable, axes: Axes, ys) -> Axes:
 
 
 def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
-    """The axes along which leaves of params and of the optimiser's state may differ after updates."""
+    """The axes along which leaves of params and the optimiser's state may differ after updates."""
     every = jax.tree.map(lambda _: True, params)
 
     def update(params, opt_state):
