@@ -11,6 +11,10 @@ from ._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule
 __all__ = ['Rule', 'd_rtrl', 'es_d_rtrl']
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith('__'))})
+
+
 def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 

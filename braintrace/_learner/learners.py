@@ -94,7 +94,15 @@ def _make(model, rule, options: dict) -> ETraceLearner:
         except TypeError as e:
             raise OptionError(f'options {options} do not fit {cls.__name__}{inspect.signature(cls)}: {e}.') from e
         return cls(*args, **options)
-    raise OptionError(f'rule is {rule!r}; give a learner class, one of the names {sorted(NAMES)}, or a value of braintrace.rules.')
+    raise OptionError(f'rule is {described(rule)}; give a learner class, one of the names {sorted(NAMES)}, or a value of '
+                      'braintrace.rules. The order is `compile(model, rule, *inputs)`.')
+
+
+def described(rule) -> str:
+    """What was given for a rule, in a few words."""
+    if hasattr(rule, 'dtype'):
+        return f'an array of shape {list(rule.shape)}'
+    return f'the function {rule.__name__} (call it: `{rule.__name__}(...)`)' if inspect.isfunction(rule) else repr(rule)
 
 
 def compile_etrace_graph(model: brainstate.nn.Module, *inputs):

@@ -87,7 +87,9 @@ def _check(here: dict[str, str], saved: dict[str, str]) -> None:
     if wrong:
         raise StructureError('this tree does not fit the learner, which is as it was:\n'
                              + '\n'.join(wrong) + '\nRestore into a learner of the same model, rule, '
-                             'batch size and precision.')
+                             'batch size and precision. For another batch size, make the states so '
+                             'first: `brainstate.nn.init_all_states(model, batch_size=...)` and '
+                             '`learner.compile_graph(x)`.')
 
 
 def _rule_text(entry) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError, StructureError
+from .._errors import OptionError, StepFunctionError, StructureError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
 from .programs import EvolveProgram, GradOptions, GradProgram, TrainOptions, TrainProgram
@@ -132,6 +132,9 @@ class SequenceMixin:
             _choice(name, getattr(options, name), allowed)
         if not callable(step_fn):
             raise OptionError(f'step_fn is {step_fn!r}; give a function of one step\'s slices that calls the learner once.')
+        if step_fn is self:
+            raise StepFunctionError('step_fn is the learner; give a function that computes a loss from its output, such as '
+                                    '`lambda x, target: jnp.mean((learner(x) - target) ** 2)`.')
         length = seq.length_of(*sequences)
         sequences = jax.tree.map(jnp.asarray, sequences)
         mask, flags = None if mask is None else seq.check_mask(mask, length), self._flags(reset, length)

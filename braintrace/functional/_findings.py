@@ -1,7 +1,7 @@
 """What the compiler found, as warnings and, under a strict policy, as an error."""
 from __future__ import annotations
 
-from .._compiler import REASONS, USE, ETraceGraph, untraced_uses
+from .._compiler import USE, ETraceGraph, untraced_uses
 from .._errors import UntracedParameterError
 from .._warnings import tell
 
@@ -22,8 +22,8 @@ def tell_findings(graph: ETraceGraph, warned: set) -> None:
 
 def check_strict(graph: ETraceGraph) -> None:
     """Refuse every lost or approximated path, but those that the rule itself leaves out: what an op reads of a hidden state."""
-    lost = [f'  {p} is {r.reason} [{r.location}]. {REASONS[r.reason.partition(":")[0]][1]}' for p, r in graph.routes.items()
-            if r.kind == 'same-step' and r.reason != 'no_hidden_state']
+    lost = [f'  {row.path} is {row.reason} [{row.location}]: {row.meaning}. {row.advice}' for row in graph.report().parameters
+            if row.route == 'same-step' and row.reason != 'no_hidden_state']
     lost += [f'  {p} has a trace, but not for {text}.' for p, texts in untraced_uses(graph).items() if graph.routes[p].kind == 'trace'
              for text in texts if text.startswith(USE)]
     lost += [f'  {d.message} [{d.location}].' for d in graph.diagnostics if d.kind in LOST]

@@ -42,8 +42,8 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
     """
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
     if flags.ndim and not laned:
-        remedy = ('If all lanes share it, reset all of them with one flag [], or let it go on: keep it in a brainstate.ShortTermState, or '
-                  'leave it out of `hidden` of functional.online and functional.reset.')
+        remedy = ('If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, or one flag a step), or let it go '
+                  'on: keep it in a brainstate.ShortTermState, or leave it out of `hidden` of functional.online and functional.reset.')
         if x.shape[:1] == flags.shape:
             remedy = f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
         raise StructureError(f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step does not show that '
@@ -71,7 +71,9 @@ def check_flags(flags, t) -> jax.Array:
     """Flags as a bool array of shape () or that of ``t``."""
     flags = jnp.asarray(flags)
     if flags.dtype != bool or flags.shape not in ((), t.shape):
-        raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape [] or {list(t.shape)}.')
+        shapes = ' or '.join(dict.fromkeys(str(list(shape)) for shape in ((), t.shape)))
+        indices = f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
+        raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape {shapes}.{indices}')
     return flags
 
 

@@ -75,8 +75,8 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
                 raise StructureError(
                     f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
                     f'Call `brainstate.nn.init_all_states(model, batch_size={batch_size})` (of this layer '
-                    f'alone: `init_state(batch_size={batch_size})`), or give inputs of the states\' batch '
-                    'size.')
+                    f'alone: `init_state(batch_size={batch_size})`; with `braintrace.compile`, pass it '
+                    f'`batch_size={batch_size}`), or give inputs of the states\' batch size.')
 
 
 class GatedCell(RecurrentLayer):

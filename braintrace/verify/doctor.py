@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import ETraceGraph, NotSupportedError, OptionError, Report, functional
+from .. import ETraceGraph, NotSupportedError, OptionError, Report, StepFunctionError, functional
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
@@ -66,7 +66,8 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
     report = graph.report()
 
     gradient = online.sequence_grad(lambda output, target: scalar(loss(output, target)), reduction='sum')
-    (got, _, _), online_ms = _timed(gradient, params, state, xs, ys)
+    (got, _, losses), online_ms = _timed(gradient, params, state, xs, ys)
+    _check_losses(losses)
     wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     mass, not_measured = _mass(online.cell, graph, params, carry, xs, ys, loss)
@@ -76,6 +77,13 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
                    in activity(graph, params, carry, xs, hidden).items())
     return Diagnosis(report.rule, count, rows, growth, active, online_ms / count, bptt_ms / count,
                      findings(report, rows, growth, active, not_measured))
+
+
+def _check_losses(losses: jax.Array) -> None:
+    if missing := np.flatnonzero(~np.isfinite(losses)).tolist():
+        raise StepFunctionError(f'the loss is not a finite number at the steps {missing[:10]}{"..." if len(missing) > 10 else ""}, so no '
+                                'gradients can be compared. Leave these steps out, or let the loss count what is there: '
+                                '`ok = ~jnp.isnan(target)`, `jnp.where(ok, output - jnp.where(ok, target, 0), 0)`.')
 
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:

@@ -130,7 +130,7 @@ H = np.zeros((B, N))
 @pytest.mark.parametrize('cell, carry, name, words', [
     (shared, {'h': H, 'th': np.zeros(N)}, 'th', ['float64[3]', "Policy(lanes=('th',))", 'all lanes share']),
     (counted, {'h': H, 'count': np.zeros(B, int)}, 'count', ['int64[3]', "Policy(lanes=('count',))"]),
-    (clocked, {'h': H, 'clock': np.zeros((), int)}, 'clock', ['int64[]', 'one flag []', 'ShortTermState'])])
+    (clocked, {'h': H, 'clock': np.zeros((), int)}, 'clock', ['int64[]', 'learner.reset_state()', 'ShortTermState'])])
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, name, words):
     learner = functional.online(cell, rules.d_rtrl())
@@ -140,6 +140,8 @@ def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, nam
         with pytest.raises(braintrace.StructureError) as error:
             reset()
         assert all(word in str(error.value) for word in (name, *words)), str(error.value)
+    with pytest.raises(braintrace.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'):
+        functional.reset(state, jnp.array([0, 1]), carry)
     _, moved = learner.step(PARAMS, state, XS[0])
     jax.tree.map(np.testing.assert_array_equal, functional.reset(moved, True, carry).carry, carry)
 

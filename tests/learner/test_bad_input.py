@@ -316,6 +316,16 @@ def test_compile_refuses_what_is_no_rule_and_no_model():
         braintrace.compile(Net(), 'foo', X)
     with pytest.raises(braintrace.OptionError, match='learner class'):
         braintrace.compile(Net(), 3, X)
+    with pytest.raises(braintrace.OptionError, match=r'an array of shape \[3, 2\].*compile\(model, rule, \*inputs\)'):
+        braintrace.compile(Net(), X, 'D_RTRL')
+    with pytest.raises(braintrace.OptionError, match=r'call it: `d_rtrl\(...\)`'):
+        braintrace.compile(Net(), braintrace.rules.d_rtrl, X)
+
+
+def test_a_learner_in_the_place_of_its_step_function_is_named():
+    learner = compiled()
+    with pytest.raises(braintrace.StepFunctionError, match='step_fn is the learner; give a function that computes a loss'):
+        learner.etrace_grad(XS, YS, step_fn=learner)
     with pytest.raises(braintrace.OptionError, match='brainstate.nn.Module'):
         braintrace.D_RTRL(3)
 

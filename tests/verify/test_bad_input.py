@@ -99,6 +99,8 @@ def test_wrong_arguments_of_the_doctor():
     refused(braintrace.OptionError, 'pass params=... and carry=... too', verify.diagnose, online, XS, YS, squared)
     refused(braintrace.OptionError, 'made with rule=None', verify.diagnose, braintrace.functional.online(cell), XS, YS, squared, **pure)
     refused(braintrace.OptionError, 'loss is None', verify.diagnose, online, XS, YS, None, **pure)
+    missing = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
+    refused(braintrace.StepFunctionError, 'not a finite number at the steps [1, 3]', verify.diagnose, online, XS, missing, squared, **pure)
     refused(braintrace.StepFunctionError, 'return one real scalar', verify.diagnose, online, XS, YS, lambda output, target: output, **pure)
 
 
