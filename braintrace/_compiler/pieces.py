@@ -20,6 +20,7 @@ from .. import _jax
 from . import flow
 from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
+from .lines import delay_line, moved_elements
 from .program import ELEMENTWISE, Equation, Program, alive
 from .recurrence import reached_groups
 from .split import Split, grid
@@ -51,11 +52,12 @@ def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
     """The program with every leaf split that holds several states, and all in ``forced``."""
     if not any(map(_joins, program.equations)) and not forced:
         return program
-    makings = _Makings(program, {})
+    makings, elements = _Makings(program, {}), moved_elements(program)
     found = {
         c: s
         for c in program.hidden
-        if c not in forced and (s := makings.split(c)) is not None and not makings.shifts(s)
+        if c not in forced
+        and (s := delay_line(program, elements, c) or makings.split(c, elements)) is not None
     }
     if not found and not forced:
         return program
@@ -200,8 +202,12 @@ class _Makings:
             else None
         )
 
-    def split(self, leaf: int) -> Split | None:
+    def split(self, leaf: int, moved: Elements) -> Split | None:
         """How the new value of a leaf is put together, if it is from states of other shapes."""
+        found = self._put_together(leaf)
+        return None if found is None or self._shifts(found, moved) else found
+
+    def _put_together(self, leaf: int) -> Split | None:
         value = self.program.new_carry[leaf]
         aval, ids = self.program.avals[value], self.elements.moved.get(value)
         if not np.prod(aval.shape):
@@ -220,11 +226,8 @@ class _Makings:
             return None
         return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
-    def shifts(self, split: Split) -> bool:
-        """Whether a piece is torn, as in a delay line: pieces are no states then."""
-        full = Elements(self.program)
-        for eqn in self.program.equations:
-            full.moved.update(full.moved_by(eqn))
+    def _shifts(self, split: Split, full: Elements) -> bool:
+        """Whether a piece is torn: pieces are no states then."""
         shape = split.aval.shape
         for value in self.labels:
             if self.program.avals[value].shape == shape and value in full.moved:

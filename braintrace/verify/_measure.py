@@ -36,6 +36,10 @@ def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Call
         w = weights.rebuild(values)
         return jax.lax.scan(lambda c, x: (step(w, c, x), c), carry, xs)[1]
 
+    def states(step, values):
+        """The hidden states in front of every step."""
+        return jax.vmap(cut.hidden)(carries(step, values))
+
     def signals(outputs, before):
         def one(at):
             c, x, y = at
@@ -45,7 +49,7 @@ def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Call
 
     def history(step, outputs):
         """The gradients through the old states of each group, stacked."""
-        before, back = jax.vjp(lambda values: cut.hidden(carries(step, values)), weights.values)
+        before, back = jax.vjp(lambda values: states(step, values), weights.values)
         read = signals(outputs, jax.lax.stop_gradient(carries(step, weights.values)))
 
         def through(group):
