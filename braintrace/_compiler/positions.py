@@ -97,6 +97,8 @@ class _Analysis:
             result.visited.add(i)
             eqn = program.equations[i]
             out_labels = [self.combine(o, result, state) for o in eqn.outs]
+            if len(self.mixing) > before:
+                return None                 # labels of a clash that was cut say nothing
             if i in self.ops:
                 result.y[i] = out_labels[eqn.primitive.y_outvar_index]
             elif eqn.loop is not None:
