@@ -69,7 +69,7 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
-    diagnostics += stacked_notes(program, group_of, recurrent)
+    diagnostics += stacked_notes(program, positions.mixing, group_of, recurrent)
     lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),

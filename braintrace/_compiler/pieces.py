@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _jax
 from . import flow
-from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
+from .copies import MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
 from .lines import delay_line, moved_elements
 from .program import ELEMENTWISE, Equation, Program, alive
@@ -245,7 +245,10 @@ class _Makings:
         if owner is not None:
             offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
             own = self.program.avals[owner].shape
-            if at.size == np.prod(own):
+            maker = self.program.producer.get(owner)
+            if at.size == np.prod(own) and (
+                maker is None or self.program.equations[maker].primitive.name not in MOVES - JOINS
+            ):
                 return at[np.argsort(offsets)].reshape(own)
         return grid(at, shape)
 

@@ -7,12 +7,15 @@ from dataclasses import replace
 from . import flow
 from . import labels as lb
 from .graph import Diagnostic
+from .copies import MOVES
 from .pieces import MustSplit, chain, read_apart
 from .positions import Positions
-from .program import END, Program
+from .program import END, Program, path_name
 from .recurrence import Groups, old_ancestors
 
 __all__ = ['split_alike', 'stacked_notes']
+
+ENTRIES = {'concatenate', 'stack', 'scatter', 'scatter-add', 'dynamic_update_slice'}
 
 
 def split_alike(program: Program, positions: Positions) -> None:
@@ -30,10 +33,21 @@ def split_alike(program: Program, positions: Positions) -> None:
                         raise MustSplit({whole: replace(split, aval=aval)})
 
 
-def stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
-    """A diagnostic for each place where a part of a new state is read as an old one."""
-    notes = []
-    for c, i in _read_as_old(program, group_of, recurrent):
+def stacked_notes(program: Program, mixing, group_of, recurrent) -> list[Diagnostic]:
+    """A diagnostic for each place where a part of a new state is read as an old one, or is moved."""
+    notes, past = [], old_ancestors(program, dict(group_of), dict(recurrent))
+    moving = {i for i in mixing if getattr(program.equations[i].primitive, 'name', '') in MOVES}
+    read = _read_as_old(program, group_of, recurrent, past)
+    for c in group_of if moving else ():
+        i = None if c in dict(read) else _line(program, moving, group_of, c, past)
+        if i is not None:
+            eqn, name = program.equations[i], _leaf_name(program, c)
+            notes.append(Diagnostic(
+                'stacked-state', 'warning', f'{name} holds several states, and {eqn.primitive.name} moves them '
+                'through the array from step to step in a way that is not taken apart: what they owe to '
+                'earlier steps has no gradient. Give each row a leaf of the carry (a HiddenState) of its own',
+                name, eqn.where))
+    for c, i in read:
         eqn, name = program.equations[i], program.carry_names[c]
         notes.append(Diagnostic(
             'stacked-state', 'warning', f'{name} holds several states, and a part of its new value '
@@ -43,8 +57,37 @@ def stacked_notes(program: Program, group_of, recurrent) -> list[Diagnostic]:
     return notes
 
 
+def _leaf_name(program: Program, c: int) -> str:
+    leaf = next(k for k in range(len(program.leaf_keys)) if c in program.pieces(k))
+    return path_name(program.leaf_keys[leaf], 'carry')
+
+
+def _line(program: Program, moving: set[int], group_of: Mapping[int, int], c: int, past) -> int | None:
+    """Where old states are moved within the leaf of a state, beside what an op makes or into another piece of it."""
+    behind, todo, own = set(), [program.new_carry[c]], 1 << group_of[c]
+    while todo:
+        i = program.producer.get(todo.pop())
+        if i is not None and i not in behind and i not in program.op_set | program.blocks:
+            behind.add(i)
+            todo.extend(program.equations[i].ins)
+    leaf = next(k for k in range(len(program.leaf_keys)) if c in program.pieces(k))
+    others = sum({1 << group_of[d] for d in program.pieces(leaf) if d in group_of}) & ~own
+    moved = {i for i in moving & behind if flow.union(past, program.equations[i].ins) & (own | others)}
+    start = {o: 1 for i in program.ops for o in program.equations[i].outs}
+    start |= {o: 2 for i in moved for o in program.equations[i].outs}
+    facts = flow.forward(program, start, lambda i, found: 0 if i in program.blocks else found)
+    for i in sorted(behind):
+        ins = program.equations[i].ins
+        if i in moved and flow.union(past, ins) & others:
+            return i
+        kept = [v for v in ins if not facts[v] & 1 and (past[v] & own if i in moved else facts[v] & 2)]
+        if program.equations[i].primitive.name in ENTRIES and kept and any(facts[v] & 1 for v in ins):
+            return i
+    return None
+
+
 def _read_as_old(
-    program: Program, group_of: Mapping[int, int], recurrent: Mapping[int, Groups]
+    program: Program, group_of: Mapping[int, int], recurrent: Mapping[int, Groups], past
 ) -> list[tuple[int, int]]:
     """(position in the carry, equation): a part of that new state is read there as an old one.
 
@@ -66,7 +109,6 @@ def _read_as_old(
                 if reached[o]
             ]
     parts = [(c, v, found) for c, v in ends if (found := read_apart(program, v))]
-    past = old_ancestors(program, dict(group_of), dict(recurrent)) if parts else []
     places = set()
     for c, value, values in parts:
         stop = recurrent.keys() | program.blocks | chain(program, value)[0]
