@@ -44,16 +44,16 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
         if open_ends:
             continue
         try:
-            return _graph(program, policy)
+            return _graph(program, policy, {k for k, split in splits.items() if split is None})
         except MustUnroll as e:
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
 
 
-def _graph(program: Program, policy: Policy) -> ETraceGraph:
+def _graph(program: Program, policy: Policy, whole: set[int]) -> ETraceGraph:
     positions, analysis = find_positions(program)
-    split_alike(program, positions)
+    split_alike(program, positions, whole)
     groups = [_group(program, states) for states in positions.groups]
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)

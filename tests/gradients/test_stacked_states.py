@@ -465,7 +465,7 @@ def in_a_loop(p, h, x):
 @pytest.mark.parametrize(
     'cell, rows, place',
     [
-        (shifted, 4, 'test_stacked_states.py'),
+        (shifted, 4, 'library.py'),
         (rolled, 3, 'test_stacked_states.py'),
         (far, 70, 'test_stacked_states.py'),
         (in_a_loop, 2, 'library.py'),
