@@ -44,16 +44,16 @@ def analyse(cell: Callable, params, carry, inputs: tuple, *, trainable: Callable
         if open_ends:
             continue
         try:
-            return _graph(program, policy)
+            return _graph(program, policy, {k for k, split in splits.items() if split is None})
         except MustUnroll as e:
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
 
 
-def _graph(program: Program, policy: Policy) -> ETraceGraph:
+def _graph(program: Program, policy: Policy, whole: set[int]) -> ETraceGraph:
     positions, analysis = find_positions(program)
-    split_alike(program, positions)
+    split_alike(program, positions, whole)
     groups = [_group(program, states) for states in positions.groups]
     ops = _ops(program, flow.forward(program, *_sources_of_weights(program)))
     relations, notes = _relations(program, positions, analysis, groups, ops)
@@ -69,7 +69,7 @@ def _graph(program: Program, policy: Policy) -> ETraceGraph:
                                       'nothing has a trace, and every gradient holds the current step only', location=ops[0].where))
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
-    diagnostics += stacked_notes(program, group_of, recurrent)
+    diagnostics += stacked_notes(program, positions.mixing, group_of, recurrent)
     lanes = _lanes(program, ops)
     graph = ETraceGraph(program, tuple(groups), tuple(ops), tuple(relations), routes, tuple(diagnostics), positions.mixing, recurrent,
                         _cut_reads(program, groups, group_of, recurrent, ops, relations, cross, forgetful),

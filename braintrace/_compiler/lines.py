@@ -39,10 +39,9 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     source = np.where((flat >= own[0]) & (flat <= own[-1]), flat - own[0], itself)
     if (source == itself).all():
         return None
-    steps, root = np.zeros(flat.size, np.int64), itself
+    root = itself
     for _ in range(LONGEST):
-        before = source[root]
-        steps, root = steps + (before != root), before
+        root = source[root]
     if (source[root] != root).any():
         return None
     places = []

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _jax
 from . import flow
-from .copies import MISSING, RESHAPES, Elements, forward_copies, renamed
+from .copies import MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
 from .lines import delay_line, moved_elements
 from .program import ELEMENTWISE, Equation, Program, alive
@@ -41,22 +41,26 @@ WHOLE = {'sharding_constraint', 'device_put'}  # their parameters are about the 
 
 
 class MustSplit(Exception):
-    """Leaves of the carry that must be split as those are that they are coupled with."""
+    """Leaves of the carry that must be split like those they are coupled with; None: not at all."""
 
-    def __init__(self, splits: dict[int, Split]):
+    def __init__(self, splits: dict[int, Split | None]):
         super().__init__(*splits)
         self.splits = splits
 
 
-def taken_apart(program: Program, forced: Mapping[int, Split]) -> Program:
-    """The program with every leaf split that holds several states, and all in ``forced``."""
+def taken_apart(program: Program, forced: Mapping[int, Split | None]) -> Program:
+    """The program with every leaf split that holds several states, and all in ``forced``.
+
+    None there: the leaf stays whole.
+    """
+    decided, forced = forced.keys(), {c: s for c, s in forced.items() if s is not None}
     if not any(map(_joins, program.equations)) and not forced:
         return program
     makings, elements = _Makings(program, {}), moved_elements(program)
     found = {
         c: s
         for c in program.hidden
-        if c not in forced
+        if c not in decided
         and (s := delay_line(program, elements, c) or makings.split(c, elements)) is not None
     }
     if not found and not forced:
@@ -245,7 +249,10 @@ class _Makings:
         if owner is not None:
             offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
             own = self.program.avals[owner].shape
-            if at.size == np.prod(own):
+            maker = self.program.producer.get(owner)
+            if at.size == np.prod(own) and (
+                maker is None or self.program.equations[maker].primitive.name not in MOVES - JOINS
+            ):
                 return at[np.argsort(offsets)].reshape(own)
         return grid(at, shape)
 

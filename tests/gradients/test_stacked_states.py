@@ -344,14 +344,110 @@ def test_a_module_with_one_state(rule):
         assert entries[1].any() and not entries[0].any()
 
 
+# -- rows that move through the array ----------------------------------------------------------
+
+LINES = {
+    'stack': lambda z, h: jnp.stack([z, h[0], h[1]]),
+    'concatenate': lambda z, h: jnp.concatenate([z[None], h[:-1]]),
+    'cut off': lambda z, h: jnp.concatenate([z[None], h])[:3],
+    'roll': lambda z, h: jnp.roll(h, 1, 0).at[0].set(z),
+}
+LINE_W = np.random.default_rng(5).standard_normal((N, N)) / 2
+LINE_X = np.random.default_rng(6).standard_normal((6, B, N))
+LINE_H = np.random.default_rng(7).standard_normal((3, B, N))
+
+
+def line_cell(move):
+    """A leaky unit and what it was one and two steps ago; the output reads both ends."""
+
+    def cell(w, h, x):
+        z = 0.9 * h[0] + jnp.tanh(braintrace.matmul(x, w)) - 0.2 * h[2]
+        new = move(z, h)
+        return new[0] + jnp.sin(new[2]), new
+
+    return cell
+
+
+def half_square(y, _):
+    return 0.5 * jnp.sum(y**2)
+
+
+@functools.cache
+def line_learner(name, rule):
+    move = (lambda z, h: (z, h[0], h[1])) if name == 'tuple' else LINES[name]
+    learner = braintrace.functional.online(line_cell(move), RULES[rule])
+    run = quick(learner.sequence_grad(half_square, window=4, reduction='sum'))
+    start = tuple(LINE_H) if name == 'tuple' else LINE_H
+    return learner, run, learner.init(LINE_W, jax.tree.map(jnp.asarray, start), LINE_X[0])
+
+
+def line_gradient(name, rule, **options):
+    _, run, state = line_learner(name, rule)
+    return run(LINE_W, state, LINE_X, LINE_X, **options)[0]
+
+
+@functools.cache
+def line_by_hand():
+    """Backpropagation through time of the line, without the library."""
+
+    def total(w):
+        line, loss = list(LINE_H), 0.0
+        for x in LINE_X:
+            line = [0.9 * line[0] + jnp.tanh(x @ w) - 0.2 * line[2], *line[:2]]
+            loss = loss + half_square(line[0] + jnp.sin(line[2]), None)
+        return loss
+
+    return jax.grad(total)(LINE_W)
+
+
+@pytest.mark.parametrize('rule', RULES)
+@pytest.mark.parametrize('name', LINES)
+def test_rows_that_move_are_states_of_one_group(name, rule):
+    want = line_by_hand() if rule == 'D_RTRL' else line_gradient('tuple', rule)
+    np.testing.assert_allclose(line_gradient(name, rule), want, rtol=1e-10, atol=1e-12)
+    graph = line_learner(name, rule)[0].graph
+    (group,) = graph.hidden_groups
+    assert group.name == '0,1,2' and group.shape == (B, N) and not graph.diagnostics
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_a_line_step_by_step_and_its_lanes(rule):
+    got, flags = {}, np.zeros((len(LINE_X), B), bool)
+    flags[2, 0] = flags[4, 1] = True
+    for name in ('roll', 'tuple'):
+        learner, _, state = line_learner(name, rule)
+        step, grads = quick(learner.grad(half_square)), []
+        for x in LINE_X[:4]:
+            _, g, state = step(LINE_W, state, x, x)
+            grads.append(g)
+        state = braintrace.functional.reset(state, flags[2], line_learner(name, rule)[2].carry)
+        grads.append(step(LINE_W, state, x, x)[1])
+        got[name] = np.stack(grads), np.stack(list(state.carry))
+    for a, b in zip(got['roll'], got['tuple'], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(got['roll'][1][:, 0], LINE_H[:, 0])
+
+
 # -- what is not settled is named --------------------------------------------------------------
 
 
 def shifted(p, h, x):
-    """Rows move through the array while two layers write theirs: no row is a state."""
+    """Rows decay while they move through the array and two layers write theirs."""
     a = one_layer(p, 0, h[2], x)
     b = one_layer(p, 1, h[3], a)
-    return b, jnp.concatenate([h[2:], a[None], b[None]])
+    return b, jnp.concatenate([0.5 * h[2:], a[None], b[None]])
+
+
+def rolled(p, h, x):
+    """A row is added to what has moved."""
+    h = jnp.roll(h, 1, 0).at[0].set(0.0).at[0].add(jnp.tanh(braintrace.matmul(x, p['w'][0, :N])))
+    return h[-1], h
+
+
+def far(p, h, x):
+    """A line longer than is taken apart."""
+    h = jnp.concatenate([h[1:], jnp.tanh(braintrace.matmul(x, p['w'][0, :N]))[None]])
+    return h[0], h
 
 
 def in_a_loop(p, h, x):
@@ -366,8 +462,16 @@ def in_a_loop(p, h, x):
     return h[1], h
 
 
-@pytest.mark.parametrize('cell, rows', [(shifted, 4), (in_a_loop, 2)])
-def test_what_is_read_as_an_old_state_though_it_is_the_new_one_is_named_with_its_place(cell, rows):
+@pytest.mark.parametrize(
+    'cell, rows, place',
+    [
+        (shifted, 4, 'library.py'),
+        (rolled, 3, 'test_stacked_states.py'),
+        (far, 70, 'test_stacked_states.py'),
+        (in_a_loop, 2, 'library.py'),
+    ],
+)
+def test_states_that_are_not_taken_apart_are_named_with_their_place(cell, rows, place):
     params, h, x = (
         {'w': jnp.ones((2, 2 * N, N)), 'b': jnp.ones((2, N))},
         {'h': jnp.ones((rows, B, N))},
@@ -382,7 +486,7 @@ def test_what_is_read_as_an_old_state_though_it_is_the_new_one_is_named_with_its
     with pytest.warns(braintrace.BraintraceWarning, match='h holds several states'):
         learner.init(params, h, x)
     (note,) = (d for d in learner.graph.diagnostics if d.kind == 'stacked-state')
-    assert note.path == 'h' and 'library.py' in note.location and 'of its own' in note.message
+    assert note.path == 'h' and place in note.location and 'of its own' in note.message
     with pytest.raises(braintrace.UntracedParameterError, match='h holds several states'):
         braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
 

@@ -116,6 +116,22 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     assert lost[1] > 0.1
 
 
+def test_states_in_one_array_are_diagnosed_one_by_one():
+    def stacked(p, c, x):
+        output, new = stack_cell(p, {'h1': c['h'][0], 'h2': c['h'][1]}, x)
+        return output, {'h': jnp.stack([new['h1'], new['h2']])}
+
+    net, want = NETWORKS['stack'], by_hand.expected(NETWORKS['stack'])
+    online = braintrace.functional.online(stacked, braintrace.rules.d_rtrl())
+    got = verify.diagnose(online, *by_hand.data(), squared, params=net.params, carry={'h': np.zeros((2, N))})
+    for row in got.rows:
+        np.testing.assert_allclose(
+            [row.cosine, row.norm_ratio, row.dropped],
+            [d[row.path] for d in (want.cosine, want.ratio, want.dropped)], rtol=1e-9, atol=1e-12)
+    lost = dict(zip(('h/0', 'h/1'), want.dropped_in['one'], strict=True))
+    assert got.rows[[row.path for row in got.rows].index('one')].dropped_by_group == pytest.approx(lost)
+
+
 def test_what_a_gru_loses_is_named_with_its_places():
     got, _ = diagnosis_of('gru')
     reset, = [text for text in got.findings if text.startswith('Only the current step is in the gradient of ')]
