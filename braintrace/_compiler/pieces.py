@@ -37,6 +37,7 @@ JOINS = {
     'scatter',
     'dynamic_update_slice',
 }
+MOVED = {*JOINS, 'slice', 'gather', 'dynamic_slice', 'pad', 'split', 'unstack'}
 WHOLE = {'sharding_constraint', 'device_put'}  # their parameters are about the whole array
 
 
@@ -57,11 +58,10 @@ def taken_apart(program: Program, forced: Mapping[int, Split | None]) -> Program
     if not any(map(_joins, program.equations)) and not forced:
         return program
     makings, elements = _Makings(program, {}), moved_elements(program)
-    found = {
-        c: s
-        for c in program.hidden
-        if c not in decided
-        and (s := delay_line(program, elements, c) or makings.split(c, elements)) is not None
+    asked = [c for c in program.hidden if c not in decided]
+    lines = {c: s for c in asked if (s := delay_line(program, elements, c)) is not None}
+    found = lines | {
+        c: s for c in asked if c not in lines and (s := makings.split(c, elements)) is not None
     }
     if not found and not forced:
         return program
@@ -69,31 +69,36 @@ def taken_apart(program: Program, forced: Mapping[int, Split | None]) -> Program
     needed = {
         c: s
         for c, s in found.items()
-        if read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
+        if c in lines or read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
     }
     if needed == found:
         return apart
     return _Rewriting(program, {**needed, **forced}).run() if needed or forced else program
 
 
-def chain(program: Program, value: int) -> tuple[set[int], set[int]]:
-    """The equations that put a value together by moving elements, and the values that they move."""
+def chain(program: Program, value: int, wide: bool = False) -> tuple[set[int], set[int]]:
+    """The equations that put a value together by moving elements, and the values that they move.
+
+    ``wide``: also those that no state is taken apart for, as a slice, a pad or rows added to zeros.
+    """
     equations: set[int] = set()
     values: set[int] = set()
     todo = [value]
     while todo:
         v = todo.pop()
         i = program.producer.get(v)
-        if i is not None and i not in equations and _joins(program.equations[i]):
+        if i is not None and i not in equations and (
+            _moves(program, i) if wide else _joins(program.equations[i])
+        ):
             equations.add(i)
             values.update(program.equations[i].ins)
             todo.extend(program.equations[i].ins)
     return equations, values & program.producer.keys()
 
 
-def read_apart(program: Program, value: int) -> list[int]:
+def read_apart(program: Program, value: int, wide: bool = False) -> list[int]:
     """What a value is put together from by moving elements, and who reads it otherwise as well."""
-    equations, values = chain(program, value)
+    equations, values = chain(program, value, wide)
     results = {*program.outputs, *program.new_carry}
     return [
         v
@@ -106,14 +111,30 @@ def _joins(eqn: Equation) -> bool:
     return eqn.loop is None and not eqn.effects and eqn.primitive.name in JOINS
 
 
+def _moves(program: Program, i: int) -> bool:
+    eqn = program.equations[i]
+    if eqn.loop is not None or eqn.effects:
+        return False
+    if eqn.primitive.name != 'scatter-add':
+        return eqn.primitive.name in MOVED
+    before = program.producer.get(eqn.ins[0])
+    return eqn.ins[0] in program.constants or before is not None and _moves(program, before)
+
+
 def _acts_on_elements(eqn: Equation) -> bool:
     return eqn.loop is None and eqn.primitive.name in ELEMENTWISE - WHOLE
 
 
 def _cross_talk(apart: Program, leaf: int) -> bool:
-    """Whether one piece reads another otherwise than by an op that both read and are made by."""
+    """Whether one piece reads another otherwise than by an op that both read and are made by.
+
+    Only where the result of an op is as large as the pieces that it reaches: otherwise pieces are
+    positions of one layer, which a plain op like a roll lets read each other.
+    """
     at = apart.pieces(leaf)
     piece = {c: k for k, c in enumerate(at)}
+    if not _whole_results(apart, piece):
+        return False
     recurrent = reached_groups(apart, piece, apart.ops)
     old = flow.forward(
         apart,
@@ -129,6 +150,18 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     return any(
         (old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items()
     )
+
+
+def _whole_results(apart: Program, piece: Mapping[int, int]) -> bool:
+    """Whether the result of each op, where it reaches a piece before another op, is as large as that."""
+    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
+    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
+    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
+    for i in apart.ops:
+        y = apart.equations[i].outs[apart.equations[i].primitive.y_outvar_index]
+        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
+            return False
+    return True
 
 
 class _Makings:

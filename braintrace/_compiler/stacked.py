@@ -130,10 +130,10 @@ def _read_as_old(
                 for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[: eqn.loop.num_carry]
                 if reached[o]
             ]
-    parts = [(c, v, found) for c, v in ends if (found := read_apart(program, v))]
+    parts = [(c, v, found) for c, v in ends if (found := read_apart(program, v, wide=True))]
     places = set()
     for c, value, values in parts:
-        stop = recurrent.keys() | program.blocks | chain(program, value)[0]
+        stop = recurrent.keys() | program.blocks | chain(program, value, wide=True)[0]
 
         def passed(i: int, facts: int, stop=stop) -> int:
             return 0 if i in stop else facts

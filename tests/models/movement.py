@@ -66,13 +66,6 @@ def two_parts(ops, p, c, x):
     return ops.dot(h, p['out']), {'h': h}
 
 
-def two_stacked(ops, p, c, x):
-    """Two ops drive the two rows of a state."""
-    z = ops.concatenate([x, ops.cut(c['h']).reshape(B, 2 * N)])
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(ops.stack([ops.matmul(z, p['one']), ops.matmul(z, p['two'])], 1)))
-    return ops.dot(h.sum(1), p['out']), {'h': h}
-
-
 def unstacked(ops, p, c, x):
     """A state is taken apart and put together again, each part with a decay of its own."""
     y = drive(ops, p, c, x)
@@ -107,7 +100,6 @@ def reversed_decay(ops, p, c, x):
 SHAPES = [
     Model('move_transpose', transposed, GATE | {'out': READOUT}, {'h': (N, B)}, lanes=False),
     Model('move_parts', two_parts, {'one': (I + N, 1), 'two': (I + N, N - 1), 'out': READOUT}),
-    Model('move_stack_states', two_stacked, {'one': (I + 2 * N, N), 'two': (I + 2 * N, N), 'out': READOUT}, {'h': (B, 2, N)}),
     Model('move_unstack', unstacked, GATE | {'out': READOUT}),
     Model('broadcast', copies, GATE | {'out': READOUT}, {'h': (K, B, N)}, lanes=False),
     Model('broadcast_reversed', reversed_decay, GATE | {'decay': (N,), 'out': READOUT}),
