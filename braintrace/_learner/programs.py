@@ -16,6 +16,7 @@ from .._compiler import abstract, depends, describe_aval
 from .._errors import BraintraceError, OptionError, StepFunctionError
 from ..functional import _online as core_
 from ..functional import _sequence as seq
+from ..functional._compiled import first_order
 from ..functional._progress import show_progress
 from .states import discover, running, stacked, unstacked
 
@@ -278,7 +279,7 @@ class GradProgram:
         """
         etrace, inputs = self.learner.etrace.value, self._inputs()
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((etrace, inputs, given))):
-            return self.run_inside(etrace, *inputs, *given)
+            return self.run_inside(etrace, *first_order(inputs), *given)
         try:
             return self.run(etrace, *inputs, *given)
         except Exception as error:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, abstract, is_inexact, path_name
+from .._errors import NotSupportedError
 from .._executor import Executor, Factors, Signals, stopped, without_types
 from .._rules import Rule, same_step
 from ._state import counted, flatten_paths, put_back
 
-__all__ = ['Compiled', 'signature', 'zero_gradient']
+__all__ = ['Compiled', 'first_order', 'signature', 'zero_gradient']
 
 
 def signature(trees) -> tuple:
@@ -135,6 +136,7 @@ class Compiled:
         return self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
 
     def _forward(self, params, carry, trace, t, inputs):
+        params, carry, inputs = first_order((params, carry, inputs))
         weights = self.executor.op_weights(params)
         (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
         new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
@@ -163,6 +165,20 @@ class Compiled:
         """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
         leaves = [grads[i] if i in grads else zero_gradient(p) for i, p in enumerate(params)]
         return jax.tree.unflatten(self.program.trees['params'], leaves)
+
+
+@jax.custom_vjp
+def first_order(tree):
+    """What online gradients are made from: a derivative of these with respect to it is refused."""
+    return tree
+
+
+def _refuse_second(tree):
+    raise NotSupportedError('a derivative of an online gradient was asked for, but the trace holds first derivatives only: it would '
+                            'be wrong. For second derivatives differentiate the cell itself through time (verify.bptt_gradients).')
+
+
+first_order.defvjp(_refuse_second, lambda _, cotangents: (cotangents,))
 
 
 def zero_gradient(p):

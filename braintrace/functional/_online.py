@@ -31,7 +31,7 @@ from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._jax import surrounding_mesh
 from .._rules import Rule
 from . import _sequence as seq
-from ._compiled import Compiled, signature, zero_gradient
+from ._compiled import Compiled, first_order, signature, zero_gradient
 from ._findings import check_strict, tell_findings
 from ._progress import show_progress
 from ._state import OnlineState, flatten_paths, no_key
@@ -176,6 +176,7 @@ class OnlineLearner:
         loss = _checked_loss(self, loss_fn)
 
         def run(params, state, xs, ys, mask=None, reset=None):
+            params, state, xs = first_order((params, state, xs))
             return in_shards(body, params, state, xs, ys, mask, reset)
 
         def body(axes: Axes, params, state, xs, ys, mask, reset):
@@ -223,6 +224,7 @@ class OnlineLearner:
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
             of_args = varying((params, opt_state, state, xs, ys, mask, reset))
             learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
+            params, state, xs = first_order((params, state, xs))
             return in_shards(partial(body, learnt), params, opt_state, state, xs, ys, mask, reset)
 
         def body(learnt, axes: Axes, params, opt_state, state, xs, ys, mask, reset):
