@@ -112,13 +112,25 @@ def _joins(eqn: Equation) -> bool:
 
 
 def _moves(program: Program, i: int) -> bool:
+    """Whether an equation only moves elements; rows added to zeros, and sums of padded ones, do."""
     eqn = program.equations[i]
     if eqn.loop is not None or eqn.effects:
         return False
-    if eqn.primitive.name != 'scatter-add':
-        return eqn.primitive.name in MOVED
+    name = getattr(eqn.primitive, 'name', None)
+    if name in ('add', 'add_any'):
+        return all(_is_padded(program, v) for v in eqn.ins)
+    if name != 'scatter-add':
+        return name in MOVED
     before = program.producer.get(eqn.ins[0])
     return eqn.ins[0] in program.constants or before is not None and _moves(program, before)
+
+
+def _is_padded(program: Program, value: int) -> bool:
+    i = program.producer.get(value)
+    if i is None:
+        return False
+    name = program.equations[i].primitive.name
+    return name == 'pad' or name in ('add', 'add_any') and _moves(program, i)
 
 
 def _acts_on_elements(eqn: Equation) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 
 import brainstate
 import jax
@@ -503,3 +504,48 @@ def test_a_state_that_is_put_together_for_no_reader_is_one_state():
     learner.init(jnp.ones((N + 4, 4)), jnp.ones((B, 4)), jnp.ones((B, N)))
     (group,) = learner.graph.hidden_groups
     assert group.shape == (B, 4)
+
+
+TOGETHER = {  # ways to put two layers into one array that no state is taken apart for
+    'a slice of more': lambda a, b: jnp.concatenate([a[None], a[None], b[None]])[1:],
+    'other order': lambda a, b: jnp.stack([b, a])[np.array([1, 0])],
+    'a padded row': lambda a, b: jnp.pad(jnp.stack([a, b]), ((0, 1), (0, 0), (0, 0))),
+    'added to zeros': lambda a, b: jnp.zeros((2, *a.shape)).at[0].add(a).at[1].add(b),
+    'a sum of padded rows': (
+        lambda a, b: jnp.pad(a[None], ((0, 1), (0, 0), (0, 0)))
+        + jnp.pad(b[None], ((1, 0), (0, 0), (0, 0)))
+    ),
+}
+
+
+@pytest.mark.parametrize('way', TOGETHER)
+def test_what_is_put_together_otherwise_is_whole_or_named(way):
+    join = TOGETHER[way]
+
+    def cell(p, h, x):
+        a = 0.8 * h[0] + braintrace.matmul(x, p['one'])
+        b = 0.7 * h[1] + braintrace.matmul(jnp.tanh(a), p['two'])
+        return b, join(a, b)
+
+    rng = np.random.default_rng(3)
+    params = {'one': rng.normal(size=(3, N)), 'two': rng.normal(size=(N, N))}
+    xs = rng.normal(size=(5, B, 3))
+    first = join(np.zeros((B, N)), np.zeros((B, N)))
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter('always')
+        state = learner.init(params, first, xs[0])
+    run = quick(learner.sequence_grad(lambda y, _: (y**2).sum(), reduction='sum'))
+    got = run(params, state, xs, xs)[0]
+
+    def total(p):
+        def step(h, x):
+            y, h = cell(p, h, x)
+            return h, (y**2).sum()
+
+        return jax.lax.scan(step, first, xs)[1].sum()
+
+    named = any(d.kind == 'stacked-state' for d in learner.graph.diagnostics)
+    want = jax.grad(total)(params)
+    assert named == bool(told)
+    assert named or all(np.allclose(got[k], want[k], rtol=1e-10) for k in got)
