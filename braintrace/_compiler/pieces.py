@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _jax
 from . import flow
-from .copies import MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
+from .copies import INDEXED, MISSING, MOVES, RESHAPES, Elements, forward_copies, renamed
 from .flatten import extending
 from .lines import delay_line, moved_elements
 from .program import ELEMENTWISE, Equation, Program, alive
@@ -37,7 +37,7 @@ JOINS = {
     'scatter',
     'dynamic_update_slice',
 }
-MOVED = {*JOINS, 'slice', 'gather', 'dynamic_slice', 'pad', 'split', 'unstack'}
+MOVED = {*JOINS, 'slice', 'gather', 'pad', 'split', 'unstack'}
 WHOLE = {'sharding_constraint', 'device_put'}  # their parameters are about the whole array
 
 
@@ -90,9 +90,11 @@ def chain(program: Program, value: int, wide: bool = False) -> tuple[set[int], s
         if i is not None and i not in equations and (
             _moves(program, i) if wide else _joins(program.equations[i])
         ):
+            eqn = program.equations[i]
+            places = INDEXED.get(eqn.primitive.name, range(len(eqn.ins)))
             equations.add(i)
-            values.update(program.equations[i].ins)
-            todo.extend(program.equations[i].ins)
+            values.update(eqn.ins[k] for k in places)
+            todo.extend(eqn.ins[k] for k in places)
     return equations, values & program.producer.keys()
 
 

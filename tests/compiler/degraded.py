@@ -181,7 +181,9 @@ degraded(merging('reduce_sum, spread by'), mixing_tail(), no_relation(), **TAIL,
 degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_fourier_transform', fails=everywhere(
     'refused as "on the way to a complex hidden state", though all states are real'))(
     lambda p, h, x: .8 * h + jnp.fft.fft(mm(x, p['w'])).real)
-degraded(mixing('dynamic_update_slice'), mixing_tail(), no_relation(), **TAIL, name='written_at_an_input')(
+degraded(mixing('dynamic_update_slice'), mixing_tail(), no_relation(), Note(
+    'stacked-state', 'warning', ('carry', 'leaf of the carry (a HiddenState) of its own'), 'carry'), **TAIL,
+         name='written_at_an_input')(
     lambda p, h, x: lax.dynamic_update_slice(.8 * cut(h), mm(x, p['w'])[:, :1], (0, (x[0, 0] > 0).astype(int))))
 LOST = {'routes': {'w': 'lost_relation'}}
 
