@@ -21,10 +21,9 @@ LANES: Axis = ('lanes', 0)
 ALIKE = ELEMENTWISE | {'and', 'or', 'xor', 'not', 'eq', 'ne', 'lt', 'le', 'gt', 'ge', 'is_finite', 'population_count', 'clz',
                        'shift_left', 'shift_right_logical', 'shift_right_arithmetic', 'stop_gradient', 'zeros_like', 'mulhi'}
 PAIRED = {'sort', 'optimization_barrier'}               # operand k becomes result k
-SAME_AXES = {'rev', 'slice', 'pad', 'concatenate', 'split', 'cumsum', 'cumprod', 'cummax', 'cummin', 'cumlogsumexp',
-             'dynamic_slice', 'dynamic_update_slice', 'scatter', 'scatter-add', 'scatter-mul', 'scatter-min', 'scatter-max',
-             'scatter-sub', 'tile', 'top_k'}
-UPDATED = {'scatter', 'scatter-add', 'scatter-mul', 'scatter-min', 'scatter-max', 'scatter-sub'}
+UPDATED = {'scatter', 'scatter-add', 'scatter-mul', 'scatter-min', 'scatter-max', 'scatter-sub'}     # operand 0
+SAME_AXES = UPDATED | {'rev', 'slice', 'pad', 'concatenate', 'split', 'cumsum', 'cumprod', 'cummax', 'cummin',
+                       'cumlogsumexp', 'dynamic_slice', 'dynamic_update_slice', 'tile', 'top_k'}
 
 
 class _Sets:

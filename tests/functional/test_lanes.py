@@ -43,8 +43,8 @@ def loss(out, _):
     return jnp.sum(jnp.sin(out))
 
 
-def lane_by_lane(run):
-    """``run(xs, carry0)`` on each stretch of each lane between resets, from the start: outputs per (time, lane)."""
+def lane_by_lane():
+    """Each stretch of each lane between resets, from the start: outputs per (time, lane)."""
     found = np.zeros((T, B, N))
     for lane in range(B):
         edges = [0, *np.flatnonzero(FLAGS[:, lane]), T]
@@ -56,10 +56,6 @@ def lane_by_lane(run):
     return found
 
 
-def outputs(out, _):
-    return jnp.sum(jnp.sin(out))
-
-
 def states():
     learner = functional.online(refractory, rules.d_rtrl())
     carry = jax.tree.map(jnp.asarray, START)
@@ -67,7 +63,7 @@ def states():
 
 
 def want_losses():
-    return np.sin(lane_by_lane(None)).sum((1, 2))
+    return np.sin(lane_by_lane()).sum((1, 2))
 
 
 def by_single_steps(learner, carry, state):
