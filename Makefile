@@ -96,6 +96,7 @@ lint: ruff mypy
 
 ruff: $(VENV)/.with-all
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 
 mypy: $(VENV)/.with-all
 	$(VENV)/bin/mypy

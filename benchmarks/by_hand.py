@@ -1,9 +1,10 @@
 """Backpropagation through time as an expert writes it by hand, for the networks of ``models.py``.
 
-Whatever does not depend on the state before is one large product: the inputs' products, the
+Values that do not depend on the previous state are one large product: the inputs' products, the
 readout and the loss in the forward pass, every weight's gradient in the backward pass. The loops
 over time hold the products with the recurrent weights alone. Nothing of ``braintrace`` is used.
 """
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -15,14 +16,15 @@ from jax.nn import sigmoid
 
 
 class Kind(NamedTuple):
-    """A kind of layer, with ``u`` the recurrent weights of all its gates side by side.
+    """A kind of layer; ``u`` are the recurrent weights of all its gates side by side.
 
-    ``gates``: names of its weights. ``forward(u, h, p)``: the new states and what the backward
-    pass needs, of the old states and the products ``p`` of the input.
-    ``backward(u.T, h, kept, dh)``: gradients of the products and of the old states, of the
-    gradients of the new ones. ``sources(h, kept)``: what each gate's recurrent weights are
-    multiplied by.
+    ``gates`` are the names of its weights. ``forward(u, h, p) -> (new states, kept)`` takes the old
+    states and the products ``p`` of the input; the backward pass needs ``kept``.
+    ``backward(u.T, h, kept, dh)`` turns gradients of the new states into gradients of the products
+    and of the old states. ``sources(h, kept)`` are the arrays with which each gate's recurrent
+    weights are multiplied.
     """
+
     gates: str
     states: tuple
     forward: Any
@@ -66,25 +68,34 @@ def lstm_backward(ut, h, kept, dh):
     i, f, g, o, c = kept
     v = jnp.tanh(c)
     dc = dh[1] + dh[0] * o * (1 - v * v)
-    da = jnp.concatenate([dc * g * i * (1 - i), dc * h[1] * f * (1 - f), dc * i * (1 - g * g),
-                          dh[0] * v * o * (1 - o)], -1)
+    da = jnp.concatenate(
+        [
+            dc * g * i * (1 - i),
+            dc * h[1] * f * (1 - f),
+            dc * i * (1 - g * g),
+            dh[0] * v * o * (1 - o),
+        ],
+        -1,
+    )
     return da, (da @ ut, dc * f)
 
 
-KINDS = {'rnn': Kind('w', ('state',), rnn_forward, rnn_backward, lambda h, kept: (h[0],)),
-         'gru': Kind('zrh', ('state',), gru_forward, gru_backward,
-                     lambda h, kept: (h[0], h[0], kept[1] * h[0])),
-         'lstm': Kind('w', ('state', 'memory'), lstm_forward, lstm_backward,
-                      lambda h, kept: (h[0],))}
+KINDS = {
+    'rnn': Kind('w', ('state',), rnn_forward, rnn_backward, lambda h, kept: (h[0],)),
+    'gru': Kind(
+        'zrh', ('state',), gru_forward, gru_backward, lambda h, kept: (h[0], h[0], kept[1] * h[0])
+    ),
+    'lstm': Kind('w', ('state', 'memory'), lstm_forward, lstm_backward, lambda h, kept: (h[0],)),
+}
 
 
 def flat(x: Array) -> Array:
-    """Time and batch as one axis of rows."""
+    """Merge time and batch into one axis of rows."""
     return x.reshape(-1, x.shape[-1])
 
 
 def forward(kind: Kind, weights: Array, h: tuple, x: Array):
-    """The outputs of a layer at all steps, and what its backward pass needs."""
+    """The outputs of a layer at all steps, and the arrays that its backward pass needs."""
     width = x.shape[-1]
     w, u = weights[:width], weights[width:]
     products = (flat(x) @ w).reshape(*x.shape[:2], -1)
@@ -92,20 +103,22 @@ def forward(kind: Kind, weights: Array, h: tuple, x: Array):
     def step(h, p):
         new, kept = kind.forward(u, h, p)
         return new, (new, kept)
+
     _, (new, kept) = jax.lax.scan(step, h, products)
     old = jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), h, new)
     return new[0], (x, w, u, old, kept)
 
 
 def backward(kind: Kind, stored: tuple, dy: Array, lowest: bool):
-    """Each gate's gradient and the gradient of the layer's inputs, of that of its outputs."""
+    """The gradients of each gate and of the layer's inputs, from the gradient of its outputs."""
     x, w, u, old, kept = stored
-    ut = jax.lax.optimization_barrier(u.T)     # transposed once, not at every step
+    ut = jax.lax.optimization_barrier(u.T)  # transposed once, not at every step
 
     def step(dh, at):
         h, kept, from_above = at
         d, dh = kind.backward(ut, h, kept, (dh[0] + from_above, *dh[1:]))
         return dh, d
+
     last = jax.tree.map(lambda h: jnp.zeros_like(h[0]), old)
     _, d = jax.lax.scan(step, last, (old, kept, dy), reverse=True)
     of_inputs, share = flat(x).T @ flat(d), d.shape[-1] // len(kind.gates)

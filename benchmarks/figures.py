@@ -1,4 +1,4 @@
-"""What the results say: the figures in the text of README and ``docs/performance.md``."""
+"""The figures in the texts of README and ``docs/performance.md``, taken from the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ratio(row: dict, ours: tuple, theirs: tuple) -> float | None:
 
 
 def two(x: float) -> str:
-    """Two digits."""
+    """A number in two digits."""
     return f'{float(f"{x:.2g}"):g}' if x < 10 else f'{x:.0f}'
 
 
@@ -36,7 +36,7 @@ def span(values) -> str:
 
 
 def of(rows: list, ours: str, theirs, pair: str = PAIRS[0]) -> list:
-    """This ratio in every row of a pair of environments."""
+    """The ratio in every row of a pair of environments."""
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
     return [ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair]
 
@@ -59,7 +59,7 @@ def points(found: dict):
 
 
 def slower(found: dict, ours: str, theirs: str) -> str:
-    """Where ours takes longer, as 'N = 64, 2,048; B = 1'."""
+    """The points of the plots at which ours takes longer, as 'N = 64, 2,048; B = 1'."""
     places: dict = {}
     for letter, size, row in points(found):
         if (r := ratio(row, (ours,), (theirs,))) and r > 1:
@@ -93,14 +93,16 @@ def name_of(spec) -> str:
 def met(rows: list, ours: str, theirs, aim: float, pair: str = PAIRS[0]) -> str:
     """The networks in which this ratio is at most the aim."""
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ratios = {name_of(row['spec']): ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair}
+    ratios = {
+        name_of(row['spec']): ratio(row, (ours,), theirs) for row in rows if row['pair'] == pair
+    }
     if not ratios:
         return '(not measured)'
     return ', '.join(f'`{name}`' for name, r in ratios.items() if r and r <= aim) or 'none'
 
 
 def each(rows: list, ours: str, theirs: str) -> str:
-    """This ratio of every network by name."""
+    """This ratio for every network, by name."""
     return ', '.join(
         f'`{name_of(row["spec"])}` {span([ratio(row, (ours,), (theirs,))])}' for row in rows
     )
@@ -128,8 +130,16 @@ def lane(found: dict, pair: str) -> str:
 
 def figures(found: dict) -> dict:
     """Each figure of the two texts, by the name of its placeholder."""
-    rows, updates = found['sequences'], found['updates']
-    values = {}
+    values = beside_bptt(found)
+    for pair in PAIRS:
+        values |= beside_public(found, pair)
+    return values | of_this_package(found)
+
+
+def beside_bptt(found: dict) -> dict:
+    """Our methods over BPTT, by ``jax.grad`` of a scan and by hand."""
+    rows = found['sequences']
+    values = {'hand scan': span(of(found['sequences'], 'by hand', 'bptt'))}
     for key, reference in (('scan', 'bptt'), ('hand', 'by hand')):
         for mode in ('drop', 'trace'):
             ours = f'd_rtrl {mode}'
@@ -140,23 +150,32 @@ def figures(found: dict) -> dict:
                 f'count {mode} {key}': count(found, ours, reference),
                 f'lstm {mode} {key}': cell(found, 'lstm', ours, reference),
             }
-    for pair in PAIRS:
-        values |= {
-            f'{pair} version': version(found, pair),
-            f'{pair} lane': lane(found, pair),
-            f'{pair} drop peer': span(of(rows, 'd_rtrl drop', DROPPED, pair)),
-            f'{pair} trace peer': span(of(rows, 'd_rtrl trace', WINDOWS, pair)),
-            f'{pair} es peer': span(of(rows, 'es_d_rtrl trace', FACTORISED, pair)),
-            f'{pair} loop peer': span(of(updates, 'own loop', OWN_LOOPS, pair)),
-            f'{pair} train peer': span(of(updates, 'etrace_train', OWN_LOOPS, pair)),
-            f'{pair} loop met': met(updates, 'own loop', OWN_LOOPS, 0.12, pair),
-            f'{pair} train met': met(updates, 'etrace_train', OWN_LOOPS, 0.12, pair),
-        }
-    both = [r for r in rows if r['pair'] == PAIRS[0]]
-    learning = [r for r in updates if r['pair'] == PAIRS[0]]
-    whole = [ms(row, 'd_rtrl drop') for row in both]
-    return values | {
-        'hand scan': span(of(rows, 'by hand', 'bptt')),
+    return values
+
+
+def beside_public(found: dict, pair: str) -> dict:
+    """Our methods over the public package's methods, in a pair of environments."""
+    rows, updates = found['sequences'], found['updates']
+    return {
+        f'{pair} version': version(found, pair),
+        f'{pair} lane': lane(found, pair),
+        f'{pair} drop peer': span(of(rows, 'd_rtrl drop', DROPPED, pair)),
+        f'{pair} trace peer': span(of(rows, 'd_rtrl trace', WINDOWS, pair)),
+        f'{pair} es peer': span(of(rows, 'es_d_rtrl trace', FACTORISED, pair)),
+        f'{pair} loop peer': span(of(updates, 'own loop', OWN_LOOPS, pair)),
+        f'{pair} train peer': span(of(updates, 'etrace_train', OWN_LOOPS, pair)),
+        f'{pair} loop met': met(updates, 'own loop', OWN_LOOPS, 0.12, pair),
+        f'{pair} train met': met(updates, 'etrace_train', OWN_LOOPS, 0.12, pair),
+    }
+
+
+def of_this_package(found: dict) -> dict:
+    """Our calls beside each other and beside a read and write of the trace, and memory."""
+    rows, updates = found['sequences'], found['updates']
+    gradients = [row for row in rows if row['pair'] == PAIRS[0]]
+    learning = [row for row in updates if row['pair'] == PAIRS[0]]
+    whole = [ms(row, 'd_rtrl drop') for row in gradients]
+    return {
         'drop jit': span(of(rows, 'd_rtrl drop, in jit', 'd_rtrl drop')),
         'trace jit': span(of(rows, 'd_rtrl trace, in jit', 'd_rtrl trace')),
         'train read and write': span(of(updates, 'etrace_train', 'read and write of the trace')),

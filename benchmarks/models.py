@@ -1,7 +1,8 @@
-"""The networks of all benchmarks, written against what every ``braintrace`` package offers.
+"""The networks of all benchmarks, in names that every ``braintrace`` package has.
 
-``traced[0]`` counts how often ``cell`` ran in Python: a compiled call does not raise it.
+``traced[0]`` counts the runs of ``cell`` in Python; a compiled call does not raise it.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -19,8 +20,10 @@ traced = [0]
 
 
 class Spec(NamedTuple):
-    """A network and its data: ``kind`` 'rnn' (leaky, of one op), 'gru' (three ops) or 'lstm' (one op,
-    two hidden states), units, inputs, steps, batch, layers."""
+    """A network and its data. ``kind`` is 'rnn' (leaky, one op), 'gru' (three ops) or 'lstm' (one
+    op, two hidden states).
+    """
+
     kind: str
     units: int
     inputs: int
@@ -41,11 +44,14 @@ class Spec(NamedTuple):
     def trace_numbers(self) -> int:
         """Numbers in the D-RTRL trace of all layers of a cell of one state."""
         sizes = [self.inputs] + [self.units] * (self.layers - 1)
-        return self.batch * sum((i + self.units) * self.units for i in sizes) * (3 if self.kind == 'gru' else 1)
+        weights = sum((i + self.units) * self.units for i in sizes)
+        return self.batch * weights * (3 if self.kind == 'gru' else 1)
 
     @property
     def operations(self) -> int:
-        """Of the forward products and the weight gradient of the sequence: what no method can leave out."""
+        """The operations of the forward products and of the weight gradient, which every method
+        needs.
+        """
         return 4 * self.trace_numbers * self.steps
 
 
@@ -55,11 +61,12 @@ def initial(spec: Spec, seed: int = 0):
 
     def weights(rows, columns):
         return jnp.asarray(rng.normal(size=(rows, columns)) / np.sqrt(rows), jnp.float32)
+
     params = {}
     for k in range(spec.layers):
-        gates, width = GATES[spec.kind]
+        (gates, width), inputs = GATES[spec.kind], spec.units if k else spec.inputs
         for gate in gates:
-            params[f'{gate}{k}'] = weights((spec.units if k else spec.inputs) + spec.units, width * spec.units)
+            params[f'{gate}{k}'] = weights(inputs + spec.units, width * spec.units)
     params['out'] = weights(spec.units, OUTPUTS)
     return params, {name: jnp.zeros((spec.batch, spec.units), jnp.float32) for name in spec.states}
 
@@ -74,7 +81,8 @@ def cell(spec: Spec, params: dict, hidden: dict, x):
             xh = jnp.concatenate([x, h], -1)
             z = jax.nn.sigmoid(braintrace.matmul(xh, params[f'z{k}']))
             r = jax.nn.sigmoid(braintrace.matmul(xh, params[f'r{k}']))
-            x = (1 - z) * h + z * jnp.tanh(braintrace.matmul(jnp.concatenate([x, r * h], -1), params[f'h{k}']))
+            xrh = jnp.concatenate([x, r * h], -1)
+            x = (1 - z) * h + z * jnp.tanh(braintrace.matmul(xrh, params[f'h{k}']))
         elif spec.kind == 'lstm':
             products = braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}'])
             i, f, g, o = jnp.split(products, 4, -1)
@@ -87,7 +95,7 @@ def cell(spec: Spec, params: dict, hidden: dict, x):
 
 
 class Network(brainstate.nn.Module):
-    """The same as a module."""
+    """The same network as a module."""
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -99,7 +107,9 @@ class Network(brainstate.nn.Module):
                 setattr(self, name, kind(value))
 
     def update(self, x):
-        params, hidden = ({name: getattr(self, name).value for name in names} for names in self.names)
+        params, hidden = (
+            {name: getattr(self, name).value for name in names} for names in self.names
+        )
         y, new = cell(self.spec, params, hidden, x)
         for name, value in new.items():
             getattr(self, name).value = value
@@ -109,8 +119,10 @@ class Network(brainstate.nn.Module):
 def data(spec: Spec, seed: int = 1):
     """Inputs and targets, time in front."""
     rng = np.random.default_rng(seed)
-    return (jnp.asarray(rng.normal(size=(spec.steps, spec.batch, spec.inputs)), jnp.float32),
-            jnp.asarray(rng.normal(size=(spec.steps, spec.batch, OUTPUTS)), jnp.float32))
+    return (
+        jnp.asarray(rng.normal(size=(spec.steps, spec.batch, spec.inputs)), jnp.float32),
+        jnp.asarray(rng.normal(size=(spec.steps, spec.batch, OUTPUTS)), jnp.float32),
+    )
 
 
 def loss_of(y, target):

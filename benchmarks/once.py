@@ -1,10 +1,11 @@
 """One measurement in a fresh process, printed as JSON: the first call, importing, or peak memory.
 
-    python benchmarks/once.py first "d_rtrl trace" rnn 256 256 100       the column of columns.py
-    python benchmarks/once.py import
-    python benchmarks/once.py memory d_rtrl|bptt 40000
-    python benchmarks/once.py precision rnn 256 256 100
+python benchmarks/once.py first "d_rtrl trace" rnn 256 256 100       the column of columns.py
+python benchmarks/once.py import
+python benchmarks/once.py memory d_rtrl|bptt 40000
+python benchmarks/once.py precision rnn 256 256 100
 """
+
 from __future__ import annotations
 
 import json
@@ -18,6 +19,7 @@ def first(column, kind, *numbers):
     import jax
     from columns import named
     from worker import made
+
     column = named(column)
     jax.block_until_ready(jax.numpy.ones(3) + 1)
     start = time.perf_counter()
@@ -26,55 +28,87 @@ def first(column, kind, *numbers):
 
 
 def importing():
-    """Seconds that importing braintrace takes after brainstate."""
+    """Seconds of importing brainstate, and of importing braintrace after it."""
     start = time.perf_counter()
     import brainstate  # noqa: F401
+
     middle = time.perf_counter()
     import braintrace  # noqa: F401
+
     return {'brainstate': middle - start, 'braintrace': time.perf_counter() - middle}
 
 
 def memory(rule, steps):
-    """Peak bytes of a process over a sequence; inputs are made inside the step, so that only the method's memory grows."""
+    """Peak bytes of a process over a sequence, and its seconds. Inputs are made inside the step, so
+    that only the method's memory grows.
+    """
     import jax
-    import jax.numpy as jnp
-    from models import Network, Spec, cell, initial, loss_of
+    from models import Spec
 
-    import braintrace
-    spec, key = Spec('gru', 64, 16, int(steps)), jax.random.key(0)
+    spec = Spec('gru', 64, 16, int(steps))
+    run = through_time(spec) if rule == 'bptt' else online(spec, rule)
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    seconds = time.perf_counter() - start
+    return {'peak': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'seconds': seconds}
+
+
+def inputs_of(spec):
+    """A function that draws the input and the target of a step from its number."""
+    import jax
+    from models import OUTPUTS
+
+    key = jax.random.key(0)
 
     def inputs(i):
         one, two = jax.random.split(jax.random.fold_in(key, i))
-        return jax.random.normal(one, (spec.batch, spec.inputs)), jax.random.normal(two, (spec.batch, 10))
+        x = jax.random.normal(one, (spec.batch, spec.inputs))
+        return x, jax.random.normal(two, (spec.batch, OUTPUTS))
 
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if rule == 'bptt':
-        params, hidden = initial(spec)
+    return inputs
 
-        def loss(params):
-            def step(hidden, i):
-                x, y = inputs(i)
-                out, hidden = cell(spec, params, hidden, x)
-                return hidden, loss_of(out, y)
-            return jnp.mean(jax.lax.scan(step, hidden, jnp.arange(spec.steps))[1])
-        start = time.perf_counter()
-        jax.block_until_ready(jax.jit(jax.grad(loss))(params))
-    else:
-        make = braintrace.D_RTRL if rule == 'd_rtrl' else lambda model: braintrace.ES_D_RTRL(model, 0.9)
-        learner = make(Network(spec))
-        learner.compile_graph(jnp.zeros((spec.batch, spec.inputs)))
 
-        def step_fn(i):
+def through_time(spec):
+    """The gradient by reverse mode, as a function to call."""
+    import jax
+    import jax.numpy as jnp
+    from models import cell, initial, loss_of
+
+    (params, hidden), inputs = initial(spec), inputs_of(spec)
+
+    def loss(params):
+        def step(hidden, i):
             x, y = inputs(i)
-            return loss_of(learner(x), y)
-        start = time.perf_counter()
-        jax.block_until_ready(learner.etrace_grad(jnp.arange(spec.steps), step_fn=step_fn))
-    return {'peak': peak(), 'seconds': time.perf_counter() - start}
+            out, hidden = cell(spec, params, hidden, x)
+            return hidden, loss_of(out, y)
+
+        return jnp.mean(jax.lax.scan(step, hidden, jnp.arange(spec.steps))[1])
+
+    return lambda: jax.jit(jax.grad(loss))(params)
+
+
+def online(spec, rule):
+    """The gradient by a learner, as a function to call."""
+    import jax.numpy as jnp
+    from models import Network, loss_of
+
+    import braintrace
+
+    model, inputs = Network(spec), inputs_of(spec)
+    learner = braintrace.D_RTRL(model) if rule == 'd_rtrl' else braintrace.ES_D_RTRL(model, 0.9)
+    learner.compile_graph(jnp.zeros((spec.batch, spec.inputs)))
+
+    def step_fn(i):
+        x, y = inputs(i)
+        return loss_of(learner(x), y)
+
+    return lambda: learner.etrace_grad(jnp.arange(spec.steps), step_fn=step_fn)
 
 
 def precision(kind, *numbers):
-    """Relative error of each parameter's gradient with traces in bfloat16 against float32, the trace written at every step."""
+    """Relative error of each parameter's gradient with traces in bfloat16, against float32, where
+    the trace is written at every step.
+    """
     import jax.numpy as jnp
     from models import Spec
     from worker import learner_of, loss_of
@@ -82,10 +116,18 @@ def precision(kind, *numbers):
     def gradient(**options):
         learner, xs, ys = learner_of(Spec(kind, *map(int, numbers)), 'd_rtrl', **options)
         return learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss_of(learner(x), y), window=1)
-    exact, rounded = gradient(), gradient(trace_dtype=jnp.bfloat16)
-    return {'errors': {'/'.join(k): float(jnp.linalg.norm(rounded[k] - g) / jnp.linalg.norm(g)) for k, g in exact.items()}}
 
+    exact, rounded = gradient(), gradient(trace_dtype=jnp.bfloat16)
+    return {
+        'errors': {
+            '/'.join(k): float(jnp.linalg.norm(rounded[k] - g) / jnp.linalg.norm(g))
+            for k, g in exact.items()
+        }
+    }
+
+
+MEASUREMENTS = {'first': first, 'import': importing, 'memory': memory, 'precision': precision}
 
 if __name__ == '__main__':
     what, *rest = sys.argv[1:]
-    print(json.dumps({'first': first, 'import': importing, 'memory': memory, 'precision': precision}[what](*rest)))
+    print(json.dumps(MEASUREMENTS[what](*rest)))

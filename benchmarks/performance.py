@@ -3,10 +3,12 @@
     python benchmarks/performance.py --public P --latest L --public-latest Q      (make bench)
     python benchmarks/performance.py --parts sequences updates      some parts, ours and BPTT alone
 
-P, L and Q are interpreters: of an environment with a public version of braintrace beside the one
-that runs this, of our newest lane, and of one with a public version beside that. Writes
-``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md`` of it.
+P, L and Q are interpreters. P has a public version of braintrace, beside our package under the
+interpreter that runs this. L is our newest lane, and Q has a public version beside L. The results
+go to ``benchmarks/results/<machine>.json``; ``benchmarks/report.py`` makes ``docs/performance.md``
+from them.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,11 +24,11 @@ from pathlib import Path
 from columns import FIRST, MAIN, PAIRS, SCALING, SEQUENCES, UPDATES, Column, named
 
 HERE = Path(__file__).parent
-SLOW, TURNS = 0.5, 3        # a run above so many seconds takes part in so many turns alone
+SLOW, TURNS = 0.5, 3  # a run of more than SLOW seconds takes part in TURNS turns only
 
 
 def environment(ours: bool) -> dict:
-    """Ours is this checkout; a public package is found where it is installed."""
+    """The variables of a process: ours imports this checkout, the public package is installed."""
     env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
     return env | ({'PYTHONPATH': str(HERE.parent)} if ours else {})
 
@@ -37,8 +39,13 @@ class Worker:
     def __init__(self, python: str, ours: bool):
         self.python, self.ours = python, ours
         self.process = subprocess.Popen(
-            [python, str(HERE / 'worker.py')], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=environment(ours))
+            [python, str(HERE / 'worker.py')],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(ours),
+        )
 
     def ask(self, **message) -> dict:
         self.process.stdin.write(json.dumps(message) + '\n')
@@ -47,9 +54,13 @@ class Worker:
         return json.loads(line) if line else {'error': 'the process ended'}
 
     def once(self, *args) -> dict:
-        """One measurement of ``once.py`` in a process of its own."""
-        done = subprocess.run([self.python, str(HERE / 'once.py'), *map(str, args)],
-                              capture_output=True, text=True, env=environment(self.ours))
+        """One measurement of ``once.py`` in a fresh process."""
+        done = subprocess.run(
+            [self.python, str(HERE / 'once.py'), *map(str, args)],
+            capture_output=True,
+            text=True,
+            env=environment(self.ours),
+        )
         if done.returncode:
             return {'error': done.stderr[-300:]}
         return json.loads(done.stdout.splitlines()[-1])
@@ -60,7 +71,7 @@ class Worker:
 
 
 def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
-    """Seconds of each column, by name; in every turn each of them runs once."""
+    """Seconds of each column, by name. In every turn each column runs once."""
     times, errors = {}, {}
     of = {c.name: workers[c.package] for c in columns if c.package in workers}
     for c in columns:
@@ -78,8 +89,10 @@ def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
                 times[name].append(answer['seconds'])
     for worker in workers.values():
         worker.ask(forget=True)
-    found = {name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
-             for name, t in times.items()}
+    found = {
+        name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
+        for name, t in times.items()
+    }
     show(found, errors, spec)
     return found | {name: {'error': text} for name, text in errors.items()}
 
@@ -104,9 +117,11 @@ def everywhere(pairs: dict, columns, repeats: int) -> list:
 
 
 def measure_environments(pairs, repeats):
-    """What every process runs on."""
-    return {pair: {name: worker.ask(versions=True) for name, worker in workers.items()}
-            for pair, workers in pairs.items()}
+    """The versions on which every process runs."""
+    return {
+        pair: {name: worker.ask(versions=True) for name, worker in workers.items()}
+        for pair, workers in pairs.items()
+    }
 
 
 def measure_sequences(pairs, repeats):
@@ -125,27 +140,35 @@ def ours(pairs) -> Worker:
 
 def measure_progress(pairs, repeats):
     """``etrace_train`` with and without a line of progress, in turn."""
-    columns = [Column(name, 'ours', 'train', 'as it is', '', {'progress': on})
-               for name, on in (('off', False), ('on', True))]
-    return [{'spec': spec, 'times': in_turn({'ours': ours(pairs)}, columns, spec, repeats)}
-            for spec in (('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000))]
+    columns = [
+        Column(name, 'ours', 'train', 'as it is', '', {'progress': on})
+        for name, on in (('off', False), ('on', True))
+    ]
+    return [
+        {'spec': spec, 'times': in_turn({'ours': ours(pairs)}, columns, spec, repeats)}
+        for spec in (('rnn', 64, 64, 10_000), ('rnn', 256, 256, 1000))
+    ]
 
 
 def measure_scaling(pairs, repeats):
     """Time a step against units, steps, batch and layers, and of each kind of cell."""
     steps = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
-    specs = {'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
-             'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
-             'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
-             'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
-             'cells': [(kind, 128, 128, 100, 16, 1) for kind in ('rnn', 'gru', 'lstm')]}
+    specs = {
+        'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
+        'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
+        'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
+        'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
+        'cells': [(kind, 128, 128, 100, 16, 1) for kind in ('rnn', 'gru', 'lstm')],
+    }
     workers, turns = {'ours': ours(pairs)}, min(repeats, TURNS)
-    return {axis: [{'spec': spec, 'times': in_turn(workers, SCALING, spec, turns)} for spec in each]
-            for axis, each in specs.items()}
+    return {
+        axis: [{'spec': spec, 'times': in_turn(workers, SCALING, spec, turns)} for spec in each]
+        for axis, each in specs.items()
+    }
 
 
 def measure_precision(pairs, repeats):
-    """What traces in bfloat16 cost in accuracy."""
+    """The accuracy of traces in bfloat16."""
     return [{'spec': spec, **ours(pairs).once('precision', *spec)} for spec in MAIN]
 
 
@@ -184,9 +207,16 @@ def first_calls(workers: dict, names: tuple, spec, turns: int) -> dict:
     return {name: statistics.median(t) for name, t in times.items() if None not in t}
 
 
-PARTS = {'environments': measure_environments, 'sequences': measure_sequences,
-         'updates': measure_updates, 'progress': measure_progress, 'precision': measure_precision,
-         'once': measure_once, 'memory': measure_memory, 'scaling': measure_scaling}
+PARTS = {
+    'environments': measure_environments,
+    'sequences': measure_sequences,
+    'updates': measure_updates,
+    'progress': measure_progress,
+    'precision': measure_precision,
+    'once': measure_once,
+    'memory': measure_memory,
+    'scaling': measure_scaling,
+}
 
 
 def machine() -> str:
@@ -196,17 +226,25 @@ def machine() -> str:
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--public', help='the Python of an environment with a public braintrace')
     parser.add_argument('--latest', help='the Python of our newest lane')
-    parser.add_argument('--public-latest', help='the Python of one with a public version beside it')
+    parser.add_argument(
+        '--public-latest', help='the Python of an environment with a public version beside it'
+    )
     parser.add_argument('--parts', nargs='+', choices=list(PARTS), default=list(PARTS))
     parser.add_argument('--repeats', type=int, default=9)
     args = parser.parse_args()
-    pythons = {PAIRS[0]: {'ours': sys.executable, 'public': args.public},
-               PAIRS[1]: {'ours': args.latest, 'public': args.public_latest}}
-    pairs = {pair: {name: Worker(python, name == 'ours') for name, python in each.items() if python}
-             for pair, each in pythons.items() if each['ours']}
+    pythons = {
+        PAIRS[0]: {'ours': sys.executable, 'public': args.public},
+        PAIRS[1]: {'ours': args.latest, 'public': args.public_latest},
+    }
+    pairs = {
+        pair: {name: Worker(python, name == 'ours') for name, python in each.items() if python}
+        for pair, each in pythons.items()
+        if each['ours']
+    }
     path = HERE / 'results' / f'{machine()}.json'
     found = json.loads(path.read_text()) if path.exists() else {}
     for part in args.parts:

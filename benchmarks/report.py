@@ -1,7 +1,8 @@
-"""Make ``docs/performance.md``, its plots and README's "What it costs" of the results.
+"""Make ``docs/performance.md``, its plots and README's "What it costs" from the results.
 
-    python benchmarks/report.py [results.json]
+python benchmarks/report.py [results.json]
 """
+
 from __future__ import annotations
 
 import json
@@ -36,20 +37,29 @@ def trace_bytes(spec) -> int:
 
 
 def calls(columns, found) -> str:
-    """How each column is called, as a table."""
+    """A table of how each column is called."""
     versions = ', '.join(version(found, pair) for pair in found['environments'])
-    return table(['column', 'package', 'called as', 'inside'], [
-        [c.name.removeprefix('public '), 'ours' if c.package == 'ours' else versions, c.text,
-         'nothing more' if c.call == 'as it is' else f'`{c.call}`'] for c in columns])
+    return table(
+        ['column', 'package', 'called as', 'inside'],
+        [
+            [
+                c.name.removeprefix('public '),
+                'ours' if c.package == 'ours' else versions,
+                c.text,
+                'nothing more' if c.call == 'as it is' else f'`{c.call}`',
+            ]
+            for c in columns
+        ],
+    )
 
 
 def cell(*names):
-    """A column of the page: milliseconds a step of the fastest of these."""
+    """A column of the page: milliseconds a step of the fastest of these results."""
     return lambda row: ms(row, *names)
 
 
 def share(ours: str, theirs):
-    """A column of the page: the time of one over that of another, or of the fastest of several."""
+    """A column of the page: the time of ``ours`` over the fastest time of ``theirs``."""
     return lambda row: ratio(row, (ours,), theirs if isinstance(theirs, tuple) else (theirs,))
 
 
@@ -60,101 +70,169 @@ def listed(rows, columns: dict) -> str:
 
 def headed(first: str, found: dict) -> dict:
     """The columns with which a row of a pair of environments starts."""
-    return {first: lambda row: name_of(row['spec']),
-            'JAX': lambda row: found['environments'][row['pair']]['ours']['jax']}
+    return {
+        first: lambda row: name_of(row['spec']),
+        'JAX': lambda row: found['environments'][row['pair']]['ours']['jax'],
+    }
 
 
-CELLS = {'`jax.grad` of a scan': cell('bptt'), 'BPTT by hand': cell('by hand'),
-         'D_RTRL drop': cell('d_rtrl drop'), 'D_RTRL trace': cell('d_rtrl trace')}
-RATIOS = {'by hand / scan': share('by hand', 'bptt'),
-          'drop / scan': share('d_rtrl drop', 'bptt'), 'trace / scan': share('d_rtrl trace', 'bptt'),
-          'drop / by hand': share('d_rtrl drop', 'by hand'),
-          'trace / by hand': share('d_rtrl trace', 'by hand')}
+CELLS = {
+    '`jax.grad` of a scan': cell('bptt'),
+    'BPTT by hand': cell('by hand'),
+    'D_RTRL drop': cell('d_rtrl drop'),
+    'D_RTRL trace': cell('d_rtrl trace'),
+}
+RATIOS = {
+    'by hand / scan': share('by hand', 'bptt'),
+    'drop / scan': share('d_rtrl drop', 'bptt'),
+    'trace / scan': share('d_rtrl trace', 'bptt'),
+    'drop / by hand': share('d_rtrl drop', 'by hand'),
+    'trace / by hand': share('d_rtrl trace', 'by hand'),
+}
 
 
 def sequences(found) -> str:
-    times = headed('ms a step', found) | CELLS | {
-        'ES drop': cell('es_d_rtrl drop'), 'ES trace': cell('es_d_rtrl trace'),
-        'model alone': cell('bare model'), '`etrace_evolve`': cell('evaluation')}
-    ratios = headed('ratio', found) | RATIOS | {
-        'evolve / model': share('evaluation', 'bare model'),
-        'least operations / drop': share('least operations', 'd_rtrl drop'),
-        'least operations / trace': share('least operations', 'd_rtrl trace')}
-    return (listed(found['sequences'], times) + '\n\n' + listed(found['sequences'], ratios)
-            + '\n\nAims: drop / scan and trace / scan 1.0, evolve / model 1.05.')
+    times = (
+        headed('ms a step', found)
+        | CELLS
+        | {
+            'ES drop': cell('es_d_rtrl drop'),
+            'ES trace': cell('es_d_rtrl trace'),
+            'model alone': cell('bare model'),
+            '`etrace_evolve`': cell('evaluation'),
+        }
+    )
+    ratios = (
+        headed('ratio', found)
+        | RATIOS
+        | {
+            'evolve / model': share('evaluation', 'bare model'),
+            'least operations / drop': share('least operations', 'd_rtrl drop'),
+            'least operations / trace': share('least operations', 'd_rtrl trace'),
+        }
+    )
+    return (
+        listed(found['sequences'], times)
+        + '\n\n'
+        + listed(found['sequences'], ratios)
+        + '\n\nAims: drop / scan and trace / scan 1.0, evolve / model 1.05.'
+    )
 
 
 def cells(found) -> str:
-    return listed(found['scaling']['cells'], {
-        'ms a step': lambda row: name_of(row['spec']), **CELLS,
-        'ES trace': cell('es_d_rtrl trace'), '`etrace_train`': cell('etrace_train'), **RATIOS})
+    return listed(
+        found['scaling']['cells'],
+        {
+            'ms a step': lambda row: name_of(row['spec']),
+            **CELLS,
+            'ES trace': cell('es_d_rtrl trace'),
+            '`etrace_train`': cell('etrace_train'),
+            **RATIOS,
+        },
+    )
 
 
 def peers(found) -> str:
     names = (*DROPPED, *FACTORISED)
-    return listed([row for row in found['sequences'] if ms(row, *names)], {
-        **headed('ms a step', found), 'version': lambda row: version(found, row['pair']),
-        **{f'its {name.removeprefix("public ")}': cell(name) for name in names},
-        'our D_RTRL trace': cell('d_rtrl trace'), 'our D_RTRL drop': cell('d_rtrl drop'),
-        'our ES trace': cell('es_d_rtrl trace'),
-        'trace / its best that keeps the trace': share('d_rtrl trace', WINDOWS),
-        'drop / its best': share('d_rtrl drop', DROPPED),
-        'ES / its best pp_prop': share('es_d_rtrl trace', FACTORISED)})
+    return listed(
+        [row for row in found['sequences'] if ms(row, *names)],
+        {
+            **headed('ms a step', found),
+            'version': lambda row: version(found, row['pair']),
+            **{f'its {name.removeprefix("public ")}': cell(name) for name in names},
+            'our D_RTRL trace': cell('d_rtrl trace'),
+            'our D_RTRL drop': cell('d_rtrl drop'),
+            'our ES trace': cell('es_d_rtrl trace'),
+            'trace / its best that keeps the trace': share('d_rtrl trace', WINDOWS),
+            'drop / its best': share('d_rtrl drop', DROPPED),
+            'ES / its best pp_prop': share('es_d_rtrl trace', FACTORISED),
+        },
+    )
 
 
 def least_bytes(row) -> float | None:
-    """The share of a step that a read of the trace, and a write in every few steps, must take."""
-    between = 4 if trace_bytes(row['spec']) > 2 ** 24 else 2
+    """The least share of a step for one read of the trace, and one write every few steps."""
+    between = 4 if trace_bytes(row['spec']) > 2**24 else 2
     return (1 + 2 / between) / 2 / ratio(row, ('etrace_train',), ('read and write of the trace',))
 
 
 def updates(found) -> str:
-    ours = {'ms a step': lambda row: name_of(row['spec']),
-            'read + write of the trace': cell('read and write of the trace'),
-            '`etrace_train`': cell('etrace_train'), 'written every step': cell('written every 1'),
-            **{f'every {k}': cell(f'written every {k}') for k in (2, 4, 8)},
-            'bfloat16 trace': cell('bfloat16'),
-            'train / read + write': share('etrace_train', 'read and write of the trace'),
-            'least bytes / train': least_bytes}
-    both = {**headed('ms a step', found), '`etrace_train`': cell('etrace_train'),
-            'own loop': cell('own loop'), 'version': lambda row: version(found, row['pair']),
-            'its own loop': cell(OWN_LOOPS[0]), 'its own loop, `fast_solve=False`': cell(OWN_LOOPS[1]),
-            'train / its faster': share('etrace_train', OWN_LOOPS),
-            'own loop / its faster': share('own loop', OWN_LOOPS)}
+    ours = {
+        'ms a step': lambda row: name_of(row['spec']),
+        'read + write of the trace': cell('read and write of the trace'),
+        '`etrace_train`': cell('etrace_train'),
+        'written every step': cell('written every 1'),
+        **{f'every {k}': cell(f'written every {k}') for k in (2, 4, 8)},
+        'bfloat16 trace': cell('bfloat16'),
+        'train / read + write': share('etrace_train', 'read and write of the trace'),
+        'least bytes / train': least_bytes,
+    }
+    both = {
+        **headed('ms a step', found),
+        '`etrace_train`': cell('etrace_train'),
+        'own loop': cell('own loop'),
+        'version': lambda row: version(found, row['pair']),
+        'its own loop': cell(OWN_LOOPS[0]),
+        'its own loop, `fast_solve=False`': cell(OWN_LOOPS[1]),
+        'train / its faster': share('etrace_train', OWN_LOOPS),
+        'own loop / its faster': share('own loop', OWN_LOOPS),
+    }
     measured = [row for row in found['updates'] if ms(row, 'read and write of the trace')]
-    return listed(measured, ours) + '\n\n' + listed(found['updates'], both) + (
-        "\n\nAims: 3.0 (then 2.0) times one donated read and write of an array of the trace's size "
-        "(`e * a + b`), whole step included; 0.12 of the public package's own loop.")
+    return (
+        listed(measured, ours)
+        + '\n\n'
+        + listed(found['updates'], both)
+        + (
+            "\n\nAims: 3.0 (then 2.0) times one donated read and write of an array of the trace's "
+            "size (`e * a + b`), whole step included; 0.12 of the public package's own loop."
+        )
+    )
 
 
 def progress(found) -> str:
     return '; '.join(
         f'`{name_of(r["spec"])}` {r["times"]["on"]["low"] / r["times"]["off"]["low"] - 1:+.1%}'
-        for r in found['progress'])
+        for r in found['progress']
+    )
 
 
 def precision(found) -> str:
-    return listed(found['precision'], {
-        'error of the gradient': lambda row: name_of(row['spec']),
-        'worst parameter': lambda row: f'{max(row["errors"].values()):.2%}'})
+    return listed(
+        found['precision'],
+        {
+            'error of the gradient': lambda row: name_of(row['spec']),
+            'worst parameter': lambda row: f'{max(row["errors"].values()):.2%}',
+        },
+    )
 
 
 def once(found) -> str:
     def seconds(row, theirs):
-        return min((t for name, t in row['seconds'].items() if name.startswith('public') == theirs),
-                   default=None)
+        return min(
+            (t for name, t in row['seconds'].items() if name.startswith('public') == theirs),
+            default=None,
+        )
 
     def over(row):
         a, b = seconds(row, False), seconds(row, True)
         return a / b if a and b else None
+
     imports = sorted(r['braintrace'] for r in found['once']['import'])
     base = sorted(r['brainstate'] for r in found['once']['import'])
-    return listed(found['once']['first'], {
-        **headed('first call, seconds', found), 'rule': lambda row: row['rule'],
-        'ours': lambda row: seconds(row, False), 'version': lambda row: version(found, row['pair']),
-        'its faster': lambda row: seconds(row, True), 'ratio': over}) + (
+    return listed(
+        found['once']['first'],
+        {
+            **headed('first call, seconds', found),
+            'rule': lambda row: row['rule'],
+            'ours': lambda row: seconds(row, False),
+            'version': lambda row: version(found, row['pair']),
+            'its faster': lambda row: seconds(row, True),
+            'ratio': over,
+        },
+    ) + (
         f'\n\nAim: 1.2. Importing `braintrace` after `brainstate` ({base[len(base) // 2]:.2f} s) '
-        f'takes {imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).')
+        f'takes {imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).'
+    )
 
 
 def memory(found) -> str:
@@ -162,31 +240,46 @@ def memory(found) -> str:
     rules = {'d_rtrl': 'D_RTRL', 'es_d_rtrl': 'ES_D_RTRL', 'bptt': 'BPTT'}
 
     def peak(rule, steps):
-        return f'{by[rule, steps]["peak"] / 2 ** 20:.0f}' if (rule, steps) in by else None
+        return f'{by[rule, steps]["peak"] / 2**20:.0f}' if (rule, steps) in by else None
 
     def seconds(rule, steps):
         return by[rule, steps]['seconds'] if (rule, steps) in by else None
+
     grown = ', '.join(
         f'{name} {(by[rule, 40_000]["peak"] - by[rule, 2000]["peak"]) / 1e6:+.0f} MB'
-        for rule, name in rules.items() if {(rule, 40_000), (rule, 2000)} <= by.keys())
-    columns = {'steps': lambda t: f'{t:,}',
-               **{f'MiB {name}': lambda t, rule=rule: peak(rule, t) for rule, name in rules.items()},
-               **{f's {name}': lambda t, rule=rule: seconds(rule, t) for rule, name in rules.items()}}
+        for rule, name in rules.items()
+        if {(rule, 40_000), (rule, 2000)} <= by.keys()
+    )
+    columns = {
+        'steps': lambda t: f'{t:,}',
+        **{f'MiB {name}': lambda t, rule=rule: peak(rule, t) for rule, name in rules.items()},
+        **{f's {name}': lambda t, rule=rule: seconds(rule, t) for rule, name in rules.items()},
+    }
     return listed(sorted({steps for _, steps in by}), columns) + (
         f'\n\nFrom 2,000 to 40,000 steps: {grown} (aim: at most +40 MB). '
-        'Seconds hold the compilation.')
+        'Seconds hold the compilation.'
+    )
 
 
-LINES = {'bptt': ('jax.grad of a scan', 'k'), 'by hand': ('BPTT by hand', '0.6'),
-         'd_rtrl drop': ('D_RTRL, trace dropped', 'C0'), 'd_rtrl trace': ('D_RTRL, trace kept', 'C1'),
-         'es_d_rtrl trace': ('ES_D_RTRL', 'C2'),
-         'etrace_train': ('D_RTRL, update every step', 'C3')}
-AXES = (('units', 1, 'units N (inputs N, B = 16)'), ('batch', 4, 'batch B (N = 128)'),
-        ('layers', 5, 'layers (N = 128, B = 16)'), ('steps', 3, 'steps T (N = 128, B = 16)'))
+LINES = {
+    'bptt': ('jax.grad of a scan', 'k'),
+    'by hand': ('BPTT by hand', '0.6'),
+    'd_rtrl drop': ('D_RTRL, trace dropped', 'C0'),
+    'd_rtrl trace': ('D_RTRL, trace kept', 'C1'),
+    'es_d_rtrl trace': ('ES_D_RTRL', 'C2'),
+    'etrace_train': ('D_RTRL, update every step', 'C3'),
+}
+AXES = (
+    ('units', 1, 'units N (inputs N, B = 16)'),
+    ('batch', 4, 'batch B (N = 128)'),
+    ('layers', 5, 'layers (N = 128, B = 16)'),
+    ('steps', 3, 'steps T (N = 128, B = 16)'),
+)
 
 
 def plots(found) -> None:
     import matplotlib.pyplot as plt
+
     fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout='constrained')
     for ax, (axis, column, label) in zip(axes.flat, AXES):
         for name, (text, colour) in LINES.items():
@@ -194,25 +287,38 @@ def plots(found) -> None:
             ax.loglog(*zip(*points), 'o-', color=colour, label=text, base=2)
         ax.set(xlabel=label, ylabel='ms a step')
     axes[0, 0].legend(fontsize=8)
-    for rule, line in {'bptt': 'bptt', 'd_rtrl': 'd_rtrl drop', 'es_d_rtrl': 'es_d_rtrl trace'}.items():
-        for ax, what, unit in ((axes[1, 1], 'seconds', 1), (axes[1, 2], 'peak', 2 ** 20)):
-            points = [(r['steps'], r[what] / unit) for r in found['memory']
-                      if r['rule'] == rule and 'peak' in r]
+    for rule, line in {
+        'bptt': 'bptt',
+        'd_rtrl': 'd_rtrl drop',
+        'es_d_rtrl': 'es_d_rtrl trace',
+    }.items():
+        for ax, what, unit in ((axes[1, 1], 'seconds', 1), (axes[1, 2], 'peak', 2**20)):
+            points = [
+                (r['steps'], r[what] / unit)
+                for r in found['memory']
+                if r['rule'] == rule and 'peak' in r
+            ]
             ax.loglog(*zip(*points), 'o-', color=LINES[line][1])
     axes[1, 1].set(xlabel='steps T (gru 64, B = 16)', ylabel='seconds, compilation included')
     axes[1, 2].set(xlabel='steps T (gru 64, B = 16)', ylabel='peak memory of the process, MiB')
     fig.savefig(DOCS / 'performance.png', dpi=110)
 
 
-PARTS = {f.__name__: f for f in (sequences, peers, cells, updates, progress, precision, once, memory)}
-MEASURED = {'environments', 'sequences', 'updates', 'progress', 'precision', 'once', 'memory', 'scaling'}
+PARTS = {
+    f.__name__: f for f in (sequences, peers, cells, updates, progress, precision, once, memory)
+}
+MEASURED = {'environments', 'scaling', 'sequences', 'updates', 'progress', 'precision', 'once'}
+MEASURED |= {'memory'}
 
 
 def filled(text: str, found: dict, machine: str) -> str:
-    """A text with its placeholders replaced by what was measured."""
+    """Fill the placeholders of a text with the results."""
     values = figures(found) | {name: make(found) for name, make in PARTS.items()}
-    values |= {'calls of sequences': calls(SEQUENCES, found),
-               'calls of updates': calls(UPDATES, found), 'machine': machine}
+    values |= {
+        'calls of sequences': calls(SEQUENCES, found),
+        'calls of updates': calls(UPDATES, found),
+        'machine': machine,
+    }
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
 
 
@@ -221,7 +327,7 @@ def page(found: dict, machine: str) -> str:
 
 
 def readme(text: str, found: dict, machine: str) -> str:
-    """README with its section on costs made anew."""
+    """Replace README's section on costs."""
     costs = filled((HERE / 'costs.in.md').read_text(encoding='utf-8'), found, machine)
     return SECTION.sub(lambda m: costs, text)
 

@@ -1,11 +1,12 @@
-"""One process of a benchmark: it makes tasks and times a run of one when it is asked.
+"""One process of a benchmark: it makes tasks, and times a run of a task on request.
 
-So several packages take turns. It reads a JSON object a line from standard input and answers in
-kind: ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` answers when the task is
-compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` names what
-it runs on. A call that traces the model again is an error: it would be timed with its tracing.
-Only public names of ``braintrace`` are used.
+So several packages can take turns. Each line of standard input is a JSON object, and so is the
+answer. ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` is answered when the task
+is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` gives
+the versions of packages. A call that traces the model again is an error, since its time would
+include the tracing. Only public names of ``braintrace`` are used.
 """
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -26,14 +27,16 @@ STEP_SIZE = 1e-3
 
 
 def learner_of(spec: Spec, rule: str, **options):
-    learner = (braintrace.D_RTRL if rule == 'd_rtrl' else braintrace.pp_prop)(Network(spec), **options)
+    learner = (braintrace.D_RTRL if rule == 'd_rtrl' else braintrace.pp_prop)(
+        Network(spec), **options
+    )
     xs, ys = data(spec)
     learner.compile_graph(xs[0])
     return learner, xs, ys
 
 
 def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call):
-    """``etrace_grad`` over the sequence, of the public package in so many ``windows``."""
+    """``etrace_grad`` over the sequence; with ``windows``, the public package splits it so."""
     options = {**({'decay_or_rank': 0.9} if rule == 'es_d_rtrl' else {}), **dict(options)}
     if windows:
         options['vjp_method'], call['chunk_size'] = 'multi-step', spec.steps // windows
@@ -49,6 +52,7 @@ def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call
         if then_reset:
             learner.reset_state()
         return grads
+
     return run, (xs, ys)
 
 
@@ -61,17 +65,21 @@ def bptt(spec):
             def step(hidden, at):
                 y, hidden = cell(spec, params, hidden, at[0])
                 return hidden, loss_of(y, at[1])
+
             return jnp.mean(jax.lax.scan(step, hidden, (xs, ys))[1])
+
         return jax.grad(loss)(params)
+
     return gradient, (params, hidden, *data(spec))
 
 
 def by_hand(spec):
-    """The same gradient as an expert writes it."""
+    """The same gradient by the code of an expert."""
     params, hidden = initial(spec)
 
     def gradient(params, hidden, xs, ys):
         return expert.gradient(spec.kind, spec.layers, params, hidden, xs, ys)
+
     return gradient, (params, hidden, *data(spec))
 
 
@@ -83,7 +91,9 @@ def bare(spec):
         def step(hidden, x):
             y, hidden = cell(spec, params, hidden, x)
             return hidden, y
+
         return jax.lax.scan(step, hidden, xs)
+
     return run, (params, hidden, data(spec)[0])
 
 
@@ -96,17 +106,21 @@ def evolve(spec):
 def train(spec, options=(), **call):
     """``etrace_train``: a gradient and an update after each ``update_every`` steps."""
     import optax
+
     learner, xs, ys = learner_of(spec, 'd_rtrl', **dict(options))
 
     def step_fn(x, y):
         return loss_of(learner(x), y)
+
     kept = [None]
     optimizer = optax.sgd(STEP_SIZE)
 
     def run(xs, ys):
         losses, kept[0] = learner.etrace_train(
-            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call)
+            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call
+        )
         return losses
+
     return run, (xs, ys)
 
 
@@ -116,7 +130,9 @@ def own_loop(spec, options=()):
     weights = learner.states(brainstate.ParamState)
 
     def step(x, y):
-        grads, loss = brainstate.transform.grad(lambda: loss_of(learner(x), y), weights, return_value=True)()
+        grads, loss = brainstate.transform.grad(
+            lambda: loss_of(learner(x), y), weights, return_value=True
+        )()
         for key, g in grads.items():
             weights[key].value = weights[key].value - STEP_SIZE * g
         return loss
@@ -125,7 +141,7 @@ def own_loop(spec, options=()):
 
 
 def read_and_write(spec):
-    """One donated read and write of an array of the trace's size; the time is that of ``spec.steps`` of them."""
+    """``spec.steps`` donated reads and writes of an array of the trace's size."""
     bump = jax.jit(lambda e: e * 0.5 + 1.0, donate_argnums=0)
     kept = [jnp.zeros(spec.trace_numbers, jnp.float32)]
 
@@ -133,30 +149,39 @@ def read_and_write(spec):
         for _ in range(spec.steps):
             kept[0] = jax.block_until_ready(bump(kept[0]))
         return ()
+
     return run, ()
 
 
 def product(spec):
-    """One product of two square matrices; the time is that of as many operations as the gradient of the sequence needs at least."""
+    """One product of two square matrices, whose time is scaled to the least number of operations of
+    the sequence's gradient.
+    """
     size = 2048
     a = jnp.ones((size, size), jnp.float32)
     multiply = jax.jit(jnp.matmul)
-    share = spec.operations / (2 * size ** 3)
+    share = spec.operations / (2 * size**3)
 
     def run():
         jax.block_until_ready(multiply(a, a))
+
     run.share = share
     return run, ()
 
 
-TASKS = {f.__name__: f for f in (
-    grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)}
-CALLS = {'brainstate.transform.jit': brainstate.transform.jit, 'jax.jit': jax.jit,
-         'as it is': lambda run: run}
+TASKS = {
+    f.__name__: f
+    for f in (grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)
+}
+CALLS = {
+    'brainstate.transform.jit': brainstate.transform.jit,
+    'jax.jit': jax.jit,
+    'as it is': lambda run: run,
+}
 
 
 def made(task, call, spec, **arguments):
-    """A task as a function without arguments, called as its column says."""
+    """Make a task, called as its column says, into a function that returns its seconds."""
     run, given = TASKS[task](Spec(*spec), **arguments)
     called, share = CALLS[call](run), getattr(run, 'share', 1)
 
@@ -164,11 +189,12 @@ def made(task, call, spec, **arguments):
         start = time.perf_counter()
         jax.block_until_ready(called(*given))
         return (time.perf_counter() - start) * share
+
     return once
 
 
 def answer(ask: dict, runs: dict) -> dict:
-    """What is asked for by one line, as an object; ``runs`` keeps the tasks by name."""
+    """The answer to one line; ``runs`` keeps the tasks by name."""
     if 'make' in ask:
         name = ask['make']
         once = made(**{key: value for key, value in ask.items() if key != 'make'})
@@ -195,7 +221,7 @@ def main():
     for line in sys.stdin:
         try:
             answered = answer(json.loads(line), runs)
-        except Exception as error:
+        except Exception as error:  # a package may raise anything; the page shows it
             answered = {'error': f'{type(error).__name__}: {str(error)[:300]}'}
         print(json.dumps(answered), flush=True)
 

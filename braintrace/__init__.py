@@ -1,9 +1,10 @@
-"""Online learning of recurrent and spiking networks: eligibility traces beside the state, in JAX."""
+"""Online learning of recurrent and spiking networks by eligibility traces, in JAX."""
+
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from . import functional, rules
-from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Policy, Relation, Report, Route
+from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Policy, Relation, Route
 from ._errors import *  # noqa: F403
 from ._errors import __all__ as _errors
 from ._etrace_op import (
@@ -21,15 +22,13 @@ from ._etrace_op import (
     register_primitive_spec,
     sparse_matmul,
 )
+from ._report import Report, report
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 
-# isort: split
-from . import verify  # it reads the names above
-
-if TYPE_CHECKING:       # the same names as below, for those who do not run this module
+if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import kit as kit
-    from . import nn
+    from . import nn, verify
     from ._learner import (
         D_RTRL,
         ES_D_RTRL,
@@ -41,17 +40,58 @@ if TYPE_CHECKING:       # the same names as below, for those who do not run this
         pp_prop,
     )
 
-__all__ = [*_errors, 'D_RTRL', 'Diagnostic', 'ES_D_RTRL', 'ETPPrimitive', 'ETPPrimitiveSpec', 'ETraceGraph', 'ETraceLearner',
-           'HiddenGroup', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'Policy', 'Relation', 'Report', 'Route', 'compile',
-           'compile_etrace_graph', 'conv', 'einsum', 'element_wise', 'embedding', 'functional', 'get_primitive_spec', 'grouped_matmul',
-           'lora_matmul', 'matmul', 'nn', 'pp_prop', 'register_primitive', 'register_primitive_spec', 'rules', 'sparse_matmul', 'verify']
+__all__ = [
+    *_errors,
+    'D_RTRL',
+    'Diagnostic',
+    'ES_D_RTRL',
+    'ETPPrimitive',
+    'ETPPrimitiveSpec',
+    'ETraceGraph',
+    'ETraceLearner',
+    'HiddenGroup',
+    'IODimVjpAlgorithm',
+    'ParamDimVjpAlgorithm',
+    'Policy',
+    'Relation',
+    'Report',
+    'Route',
+    'compile',
+    'compile_etrace_graph',
+    'conv',
+    'einsum',
+    'element_wise',
+    'embedding',
+    'functional',
+    'get_primitive_spec',
+    'grouped_matmul',
+    'lora_matmul',
+    'matmul',
+    'nn',
+    'pp_prop',
+    'register_primitive',
+    'register_primitive_spec',
+    'report',
+    'rules',
+    'sparse_matmul',
+    'verify',
+]
 
-# Imported on first use: nn and the learners need brainstate, which nothing else here does, and
-# training needs nothing of the kit.
-_LAZY = {'kit': '.kit', 'nn': '.nn', 'D_RTRL': '._learner', 'ES_D_RTRL': '._learner',
-         'ETraceLearner': '._learner', 'IODimVjpAlgorithm': '._learner',
-         'ParamDimVjpAlgorithm': '._learner', 'compile': '._learner',
-         'compile_etrace_graph': '._learner', 'pp_prop': '._learner'}
+# Imported on first use: nn and the learners need brainstate, which nothing else here does; verify
+# and the kit read the names above, and training needs neither.
+_LAZY = {
+    'kit': '.kit',
+    'nn': '.nn',
+    'verify': '.verify',
+    'D_RTRL': '._learner',
+    'ES_D_RTRL': '._learner',
+    'ETraceLearner': '._learner',
+    'IODimVjpAlgorithm': '._learner',
+    'ParamDimVjpAlgorithm': '._learner',
+    'compile': '._learner',
+    'compile_etrace_graph': '._learner',
+    'pp_prop': '._learner',
+}
 
 
 def __getattr__(name: str):

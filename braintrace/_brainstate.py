@@ -3,6 +3,7 @@
 brainstate 0.5 turns ``jax_enable_x64`` off when it is imported, and draws the seed of its generator
 from NumPy's global one. A module that imports brainstate imports this one first.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -17,11 +18,11 @@ __all__ = ['bring_in']
 
 
 def bring_in() -> None:
-    """Import brainstate; nothing where it is there already.
+    """Import brainstate, unless it has been imported.
 
-    ``jax.config`` and NumPy's global generator stay as they are, and the precision of
-    ``brainstate.environ`` is that of ``jax_enable_x64``. Constants that the import makes are
-    values, also where a function is being traced.
+    ``jax.config`` and NumPy's global generator stay as they are, and ``brainstate.environ`` gets
+    the precision that ``jax_enable_x64`` says. Constants that the import makes are values, even
+    while a function is traced.
     """
     if 'brainstate' in sys.modules:
         return

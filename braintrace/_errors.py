@@ -2,12 +2,24 @@
 
 A message says what was found, where (parameter path, file and line), and what to do.
 """
+
 from __future__ import annotations
 
 __all__ = [
-    'BraintraceError', 'BraintraceWarning', 'CompileError', 'EtpDtypeError', 'EtpShapeError', 'EtpUnitError',
-    'MissingRuleError', 'NotCompiledError', 'NotSupportedError', 'OptionError', 'RuleContractError', 'StepFunctionError',
-    'StructureError', 'UntracedParameterError',
+    'BraintraceError',
+    'BraintraceWarning',
+    'CompileError',
+    'EtpDtypeError',
+    'EtpShapeError',
+    'EtpUnitError',
+    'MissingRuleError',
+    'NotCompiledError',
+    'NotSupportedError',
+    'OptionError',
+    'RuleContractError',
+    'StepFunctionError',
+    'StructureError',
+    'UntracedParameterError',
 ]
 
 
@@ -16,7 +28,7 @@ class BraintraceError(Exception):
 
 
 class BraintraceWarning(UserWarning):
-    """Something degrades the gradient and the user can do something about it."""
+    """The gradient degrades for a reason that the user can remove."""
 
 
 class EtpShapeError(BraintraceError, ValueError):
@@ -38,14 +50,16 @@ class RuleContractError(BraintraceError, ValueError):
 class MissingRuleError(BraintraceError, NotImplementedError):
     """A primitive lacks a rule that an algorithm needs.
 
-    Attributes: ``op`` (the primitive's name), ``rule`` (the missing slot), ``algorithm`` (who needs it).
+    Attributes: ``op`` (the primitive's name), ``rule`` (the missing slot), ``algorithm`` (who needs
+    it).
     """
 
     def __init__(self, op: str, rule: str, algorithm: str):
         self.op, self.rule, self.algorithm = op, rule, algorithm
         super().__init__(
             f'primitive {op!r} has no rule {rule!r}, which {algorithm} needs. Register it with '
-            f'`primitive.register_{rule}(fn)` or `primitive.register_etp_rules({rule}=fn)`.')
+            f'`primitive.register_{rule}(fn)` or `primitive.register_etp_rules({rule}=fn)`.'
+        )
 
 
 class CompileError(BraintraceError, ValueError):
@@ -65,7 +79,7 @@ class NotCompiledError(BraintraceError, RuntimeError):
 
 
 class StructureError(BraintraceError, ValueError):
-    """States, parameters or inputs differ in structure, shape or dtype from what was compiled."""
+    """States, parameters or inputs have another structure, shape or dtype than when compiled."""
 
 
 class StepFunctionError(BraintraceError, ValueError):

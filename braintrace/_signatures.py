@@ -1,4 +1,5 @@
 """The signatures that ``help`` and completion show."""
+
 from __future__ import annotations
 
 import inspect
@@ -7,7 +8,9 @@ __all__ = ['ShowsArguments']
 
 
 class ShowsArguments:
-    """Its subclasses show their constructor's arguments, which the metaclass of brainstate hides."""
+    """A base whose subclasses show their constructors' arguments, which brainstate's metaclass
+    hides.
+    """
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,4 +1,5 @@
-"""Warnings at the line of the user's code."""
+"""Warnings that point at the user's code."""
+
 from __future__ import annotations
 
 import contextlib
@@ -12,13 +13,22 @@ from ._errors import BraintraceWarning
 
 __all__ = ['tell']
 
-OTHERS = ('brainstate',)          # packages whose frames are skipped too, where they have been imported
+OTHERS = ('brainstate',)  # packages whose frames are skipped too, if they have been imported
 
 
 def tell(text: str) -> None:
-    """A :class:`braintrace.BraintraceWarning` at the first frame outside of this package, JAX and brainstate."""
-    files = [__file__, jax.__file__, *(sys.modules[name].__file__ for name in OTHERS if name in sys.modules)]
-    skipped = (*(os.path.dirname(os.path.abspath(f)) + os.sep for f in files if f), contextlib.__file__)
+    """Give a :class:`braintrace.BraintraceWarning` at the first frame outside of this package, JAX
+    and brainstate.
+    """
+    files = [
+        __file__,
+        jax.__file__,
+        *(sys.modules[name].__file__ for name in OTHERS if name in sys.modules),
+    ]
+    skipped = (
+        *(os.path.dirname(os.path.abspath(f)) + os.sep for f in files if f),
+        contextlib.__file__,
+    )
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(skipped):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,7 @@
-"""The online learning rules: values to hand to :func:`braintrace.functional.online` or :func:`braintrace.compile`."""
+"""The online learning rules, as values for :func:`braintrace.functional.online` and
+:func:`braintrace.compile`.
+"""
+
 from __future__ import annotations
 
 from numbers import Integral, Real
@@ -18,38 +21,51 @@ def __dir__() -> list[str]:
 def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
-    ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``< dL^t/dh^{t-1}, e^{t-1} >``.
-    Memory ``B * I * O * S`` numbers for a dense op.
+    ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``<
+    dL^t/dh^{t-1}, e^{t-1} >``. Memory ``B * I * O * S`` numbers for a dense op.
 
-    ``trace_dtype``: the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the memory; sums are made in the dtype of
-    the weights, and each write rounds. Default, and always for complex traces: the weights' own dtype. The state holds bfloat16 as its
-    bits in uint16 arrays, which XLA reads faster; ``get_etrace_of`` shows the numbers. ``write_every``: in how many single steps the
-    trace is written once, with the same numbers; between two writes the state holds the steps' factors. Default: chosen from the
-    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.OptionError` for what is no float dtype or no number of steps.
+    ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
+    memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
+    for complex traces, it is the weights' own dtype. The state holds bfloat16 as its bits in uint16
+    arrays, which XLA reads faster; ``get_etrace_of`` shows the numbers.
 
-    Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks" (D-RTRL); the split into
-    same-step and history part is derived in ``docs/design.md``.
+    ``write_every`` is the number of single steps after which the trace is written; until then the
+    state holds the steps' factors, and every gradient is the same. By default it is chosen from the
+    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.OptionError` for a dtype that is no
+    float and for a wrong number of steps.
+
+    Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks"
+    (D-RTRL); the split into same-step and history part is derived in ``docs/design.md``.
 
     >>> import braintrace
     >>> braintrace.rules.d_rtrl().name
     'D_RTRL'
     """
-    if write_every is not None and (isinstance(write_every, bool) or not isinstance(write_every, Integral)
-                                    or not 1 <= write_every <= MOST_PENDING):
-        raise OptionError(f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.')
+    if write_every is not None and (
+        isinstance(write_every, bool)
+        or not isinstance(write_every, Integral)
+        or not 1 <= write_every <= MOST_PENDING
+    ):
+        raise OptionError(
+            f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.'
+        )
     if trace_dtype is None:
         return DRTRL(None, write_every)
     try:
         dtype = jnp.dtype(trace_dtype)
     except TypeError as e:
-        raise OptionError(f'trace_dtype is {trace_dtype!r}; give a dtype such as jax.numpy.bfloat16.') from e
+        raise OptionError(
+            f'trace_dtype is {trace_dtype!r}; give a dtype such as jax.numpy.bfloat16.'
+        ) from e
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise OptionError(f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.')
+        raise OptionError(
+            f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.'
+        )
     return DRTRL(dtype, write_every)
 
 
 def es_d_rtrl(decay_or_rank: float | int) -> Rule:
-    """ES-D-RTRL (pp-prop): an input trace and an output trace instead of a parameter-sized one.
+    """ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
     ``ex^t = a ex^{t-1} + x^t``, ``ef^t = a D^t ef^{t-1} + (1 - a) D_f^t``; the gradient at t is
     ``xy_to_dw(ex^t, L^t . ef^t / (1 - a^(t+1)))`` plus the same-step part that does not pass the
@@ -59,20 +75,26 @@ def es_d_rtrl(decay_or_rank: float | int) -> Rule:
     ``h^{t-1}``, a spike read before the reset) is left out.
 
     ``decay_or_rank``: a float is the decay ``a`` in [0, 1); an int is a rank ``r >= 1`` and means
-    ``a = (r - 1) / (r + 1)``. With ``a = 0``, rank 1, nothing is remembered: each gradient is the
-    same-step gradient alone, without any history. Raises :class:`braintrace.OptionError` (a
-    ``ValueError``) for other values.
+    ``a = (r - 1) / (r + 1)``. With ``a = 0``, rank 1, each gradient is the same-step gradient
+    alone, without any history. Raises :class:`braintrace.OptionError` (a ``ValueError``) for other
+    values.
 
     >>> import braintrace
     >>> braintrace.rules.es_d_rtrl(19).decay
     0.9
     """
     if isinstance(decay_or_rank, bool) or not isinstance(decay_or_rank, Real):
-        raise OptionError(f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1) or an int rank >= 1.')
+        raise OptionError(
+            f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1) or an int rank >= 1.'
+        )
     if isinstance(decay_or_rank, Integral):
         if decay_or_rank < 1:
-            raise OptionError(f'rank is {decay_or_rank}; a rank is an int >= 1 (a decay is a float in [0, 1)).')
+            raise OptionError(
+                f'rank is {decay_or_rank}; a rank is an int >= 1 (a decay is a float in [0, 1)).'
+            )
         return ESDRTRL((int(decay_or_rank) - 1) / (int(decay_or_rank) + 1))
     if not 0 <= decay_or_rank < 1:
-        raise OptionError(f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).')
+        raise OptionError(
+            f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).'
+        )
     return ESDRTRL(float(decay_or_rank))

@@ -1,18 +1,23 @@
-"""Handwritten digits, read row by row: a GRU learned online with D_RTRL and ES_D_RTRL, beside backpropagation through time.
+"""Handwritten digits, read row by row: a GRU learned online with D_RTRL and ES_D_RTRL, beside
+backpropagation through time.
 
-The task: scikit-learn's 1,797 images of 8 x 8 pixels come as sequences of 8 rows, and the class is asked for after the last row
-only. That needs memory: a readout of the last row alone, which the table shows as well, gets about half of the digits right.
-(Single pixels, 64 steps of one number, would ask for a far longer training than a demonstration should take.)
+The task: scikit-learn's 1,797 images of 8 x 8 pixels come as sequences of 8 rows, and the class is
+asked for after the last row only. The task needs memory: a readout of the last row alone, which the
+table shows as well, gets about half of the digits right. (Sequences of 64 single pixels would need
+a far longer training than a demonstration should take.)
 
-The cell is a GRU because its units read each other, so that D_RTRL leaves something out that backpropagation has. (MiniGRU,
-whose units do not, would give the same numbers for both.)
+The cell is a GRU, whose units read each other, so D_RTRL leaves out a part of the gradient that
+backpropagation has. (The units of a MiniGRU do not read each other; both methods would give the
+same numbers.)
 
-All three methods start from the same weights and see the same batches in the same order, with one loss and one optimiser; they
-differ in how the gradient is made, and in nothing else. There is no validation set: the few settings below were tried on the
-test images, for all methods alike, so that the accuracies compare the methods and no more.
+All three methods start from the same weights and see the same batches in the same order, with one
+loss and one optimiser. They differ in the way to the gradient, and in nothing else. There is no
+validation set: the few settings below were tried on the test images, for all methods alike, so the
+accuracies compare the methods and no more.
 
 Run it with `make demo`, or see `python examples/digits.py --help`.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -39,9 +44,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 ROWS, PIXELS, CLASSES = 8, 8, 10
 HIDDEN, BATCH, LEARNING_RATE = 128, 36, 3e-3
-WINDOW = ROWS           # steps whose gradients are computed together; a longer sequence is walked window by window
-LONG = 100 * ROWS       # a length at which only memory is compared; nothing is trained at it
-DECAY = 0.5             # of ES_D_RTRL's filters: a sequence has 8 steps
+WINDOW = ROWS  # steps whose gradients are computed together
+LONG = 100 * ROWS  # a length at which only memory is compared; nothing is trained at it
+DECAY = 0.5  # the decay of ES_D_RTRL's filters, for sequences of 8 steps
 
 Gradients = Callable[[jax.Array, jax.Array], tuple[dict, jax.Array]]
 
@@ -63,21 +68,29 @@ def cross_entropy(logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-# Three ways to the gradient of the loss at the last row --------------------------------------------
+# Three ways to the gradient of the loss at the last row -------------------------------------------
 
 
 def bptt(model: Network) -> Gradients:
-    """Backpropagation through time: the whole sequence forward, then the whole sequence backward."""
+    """Backpropagation through time: the whole sequence forward, then the whole sequence
+    backward.
+    """
+
     def gradients(rows, labels):
         def loss():
             brainstate.nn.reset_all_states(model, batch_size=BATCH)
             return cross_entropy(brainstate.transform.for_loop(model, rows)[-1], labels)
-        return brainstate.transform.grad(loss, model.states(brainstate.ParamState), return_value=True)()
+
+        return brainstate.transform.grad(
+            loss, model.states(brainstate.ParamState), return_value=True
+        )()
+
     return gradients
 
 
 def online(rule: braintrace.rules.Rule) -> Callable[[Network], Gradients]:
-    """Forward in time with an eligibility trace."""
+    """Online learning: forward in time with an eligibility trace."""
+
     def method(model: Network) -> Gradients:
         learner = braintrace.compile(model, rule, jnp.zeros((BATCH, PIXELS)), batch_size=BATCH)
 
@@ -88,10 +101,19 @@ def online(rule: braintrace.rules.Rule) -> Callable[[Network], Gradients]:
             learner.reset_state()
             steps = len(rows)
             last = jnp.zeros(steps).at[-1].set(1)
-            grads, losses = learner.etrace_grad(rows, jnp.broadcast_to(labels, (steps, BATCH)), step_fn=step, mask=last,
-                                                window=WINDOW, carry='drop', return_value=True)
+            grads, losses = learner.etrace_grad(
+                rows,
+                jnp.broadcast_to(labels, (steps, BATCH)),
+                step_fn=step,
+                mask=last,
+                window=WINDOW,
+                carry='drop',
+                return_value=True,
+            )
             return grads, losses[-1]
+
         return gradients
+
     return method
 
 
@@ -102,12 +124,15 @@ METHODS = {
 }
 
 
-# Training, the same for all ------------------------------------------------------------------------
+# Training, the same for all -----------------------------------------------------------------------
 
 
 @dataclass
 class Data:
-    """Images as (samples, rows, pixels) and labels; ``memoryless`` is the test accuracy of a readout of the last row."""
+    """Images as (samples, rows, pixels) and labels; ``memoryless`` is the test accuracy of a
+    readout of the last row.
+    """
+
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
     memoryless: float
@@ -116,8 +141,9 @@ class Data:
     def load(cls) -> Data:
         images, labels = load_digits(return_X_y=True)
         images = images.reshape(-1, ROWS, PIXELS).astype(np.float32) / 16
-        train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=10 * BATCH, stratify=labels,
-                                                            random_state=0)
+        train_x, test_x, train_y, test_y = train_test_split(
+            images, labels, test_size=10 * BATCH, stratify=labels, random_state=0
+        )
         readout = LogisticRegression(max_iter=2000).fit(train_x[:, -1], train_y)
         return cls((train_x, train_y), (test_x, test_y), readout.score(test_x[:, -1], test_y))
 
@@ -125,13 +151,16 @@ class Data:
         """The training set once, shuffled: rows as (time, batch, pixels), and labels."""
         order = rng.permutation(len(self.train[1]))
         for start in range(0, len(order) - BATCH + 1, BATCH):
-            chosen = order[start:start + BATCH]
+            chosen = order[start : start + BATCH]
             yield self.train[0][chosen].swapaxes(0, 1), self.train[1][chosen]
 
 
 @dataclass
 class Result:
-    """What one method gave: test accuracy after each epoch (seeds, epochs), seconds per run, bytes at both lengths."""
+    """The results of one method: test accuracy after each epoch (seeds, epochs), seconds per run,
+    bytes at both lengths.
+    """
+
     accuracy: list[list[float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     memory: dict[int, int] = field(default_factory=dict)
@@ -158,7 +187,7 @@ class Trainer:
         return {path: state.value for path, state in self.params.items()}
 
     def start(self, seed: int) -> None:
-        """Weights drawn from the seed, and a fresh optimiser."""
+        """Draw the weights from the seed, and reset the optimiser."""
         brainstate.random.seed(seed)
         for path, state in Network().states(brainstate.ParamState).items():
             self.params[path].value = state.value
@@ -175,14 +204,24 @@ class Trainer:
         def batch(rows, labels):
             brainstate.nn.reset_all_states(self.model, batch_size=BATCH)
             return brainstate.transform.for_loop(self.model, rows)[-1].argmax(axis=-1) == labels
+
         rows = images.reshape(-1, BATCH, ROWS, PIXELS).swapaxes(1, 2)
         return brainstate.transform.for_loop(batch, rows, labels.reshape(-1, BATCH)).mean()
 
     def memory(self, steps: int) -> int:
-        """Bytes that the compiled training step holds at once: arguments, results and intermediate values."""
-        compiled = self.step.lower(jnp.zeros((steps, BATCH, PIXELS)), jnp.zeros(BATCH, int)).compile()
+        """The bytes that the compiled training step holds at once: arguments, results and
+        intermediate values.
+        """
+        compiled = self.step.lower(
+            jnp.zeros((steps, BATCH, PIXELS)), jnp.zeros(BATCH, int)
+        ).compile()
         sizes = compiled.memory_analysis()
-        return sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
+        return (
+            sizes.argument_size_in_bytes
+            + sizes.output_size_in_bytes
+            + sizes.temp_size_in_bytes
+            - sizes.alias_size_in_bytes
+        )
 
 
 def train(name: str, data: Data, seeds: int, epochs: int) -> Result:
@@ -192,7 +231,7 @@ def train(name: str, data: Data, seeds: int, epochs: int) -> Result:
     trainer.step(*next(data.batches(np.random.default_rng(0))))
     for seed in range(seeds):
         trainer.start(seed)
-        rng, curve, seconds = np.random.default_rng(seed), [], 0.
+        rng, curve, seconds = np.random.default_rng(seed), [], 0.0
         bar = tqdm(range(epochs), desc=f'{name:9s} seed {seed}', unit='epoch')
         for _ in bar:
             begin = time.perf_counter()
@@ -207,17 +246,21 @@ def train(name: str, data: Data, seeds: int, epochs: int) -> Result:
     return result
 
 
-# What comes out ------------------------------------------------------------------------------------
+# The table and the figure -------------------------------------------------------------------------
 
 
 def table(results: dict[str, Result], data: Data) -> str:
     """The results as a Markdown table."""
-    lines = [f'| method | test accuracy | seconds a run | memory, {ROWS} steps | memory, {LONG} steps |',
-             '|---|---|---|---|---|']
+    lines = [
+        f'| method | test accuracy | seconds a run | memory, {ROWS} steps | memory, {LONG} steps |',
+        '|---|---|---|---|---|',
+    ]
     for name, result in results.items():
-        short, long = (f'{result.memory[steps] / 2 ** 20:.1f} MiB' for steps in (ROWS, LONG))
-        lines.append(f'| {name} | {100 * result.final.mean():.1f} ± {100 * result.final.std():.1f} % | '
-                     f'{np.mean(result.seconds):.1f} | {short} | {long} |')
+        short, long = (f'{result.memory[steps] / 2**20:.1f} MiB' for steps in (ROWS, LONG))
+        lines.append(
+            f'| {name} | {100 * result.final.mean():.1f} ± {100 * result.final.std():.1f} % | '
+            f'{np.mean(result.seconds):.1f} | {short} | {long} |'
+        )
     lines.append(f'| a readout of the last row alone | {100 * data.memoryless:.1f} % | | | |')
     return '\n'.join(lines)
 
@@ -228,10 +271,18 @@ def draw(results: dict[str, Result], data: Data, path: Path) -> None:
     for name, result in results.items():
         curves = 100 * np.array(result.accuracy)
         epochs = np.arange(1, curves.shape[1] + 1)
-        line, = axes.plot(epochs, curves.mean(0), label=name)
-        axes.fill_between(epochs, curves.min(0), curves.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.axhline(100 * data.memoryless, color='grey', linestyle='--', linewidth=1, label='last row alone')
-    axes.set(xlabel='epoch', ylabel='test accuracy (%)', title=f'Digits read row by row: GRU, {HIDDEN} units')
+        (line,) = axes.plot(epochs, curves.mean(0), label=name)
+        axes.fill_between(
+            epochs, curves.min(0), curves.max(0), color=line.get_color(), alpha=0.2, linewidth=0
+        )
+    axes.axhline(
+        100 * data.memoryless, color='grey', linestyle='--', linewidth=1, label='last row alone'
+    )
+    axes.set(
+        xlabel='epoch',
+        ylabel='test accuracy (%)',
+        title=f'Digits read row by row: GRU, {HIDDEN} units',
+    )
     axes.legend(loc='lower right')
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -243,7 +294,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Result]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--epochs', type=int, default=60)
     parser.add_argument('--seeds', type=int, default=3)
-    parser.add_argument('--output', type=Path, default=Path(__file__).parent / 'output' / 'digits.png')
+    parser.add_argument(
+        '--output', type=Path, default=Path(__file__).parent / 'output' / 'digits.png'
+    )
     options = parser.parse_args(arguments)
     data = Data.load()
     results = {name: train(name, data, options.seeds, options.epochs) for name in METHODS}

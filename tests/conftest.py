@@ -1,4 +1,5 @@
 """Set before any test module is imported."""
+
 import gc
 
 import hypothesis
@@ -10,9 +11,11 @@ xla.compile_quickly()
 
 # The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
 hypothesis.settings.register_profile(
-    'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+    'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
 hypothesis.settings.register_profile(
-    'fresh', hypothesis.settings.get_profile('gate'), derandomize=False, database=None)
+    'fresh', hypothesis.settings.get_profile('gate'), derandomize=False, database=None
+)
 hypothesis.settings.load_profile('gate')
 
 pytest_addoption = costs.pytest_addoption

@@ -4,6 +4,7 @@ than minutes; and the tests that are slow since they were measured.
 `slow.txt` has a line for each of these: how many of its first rows are quick, and its name.
 `python -m tests.costs build/costs.json` prints such lines for what a run with `--costs` measured.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-FILES = 10                               # that the summary names
-QUICK = 0.8                              # CPU seconds of all quick rows of one test together
+FILES = 10  # that the summary names
+QUICK = 0.8  # CPU seconds of all quick rows of one test together
 SLOW = Path(__file__).with_name('slow.txt')
 
 
@@ -56,8 +57,12 @@ def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.args == config.getini('testpaths'):
         names = {test_of(item.nodeid) for item in items}
         files = {name.split('::')[0] for name in names}
-        gone = [name for name in quick if name not in names and (
-            (file := name.split('::')[0]) in files or not (config.rootpath / file).exists())]
+        gone = [
+            name
+            for name in quick
+            if name not in names
+            and ((file := name.split('::')[0]) in files or not (config.rootpath / file).exists())
+        ]
         if gone:
             raise pytest.UsageError(f'{SLOW} names what is no test; delete: {", ".join(gone)}')
 
@@ -92,15 +97,15 @@ class Costs:
     """Adds up the reports of all processes, and prints the dearest files."""
 
     def __init__(self, path: str | None):
-        self.path, self.tests, self.processes = path, Counter(), 0.
+        self.path, self.tests, self.processes = path, Counter(), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tests[report.nodeid] += getattr(report, 'cpu_seconds', 0.)
+        self.tests[report.nodeid] += getattr(report, 'cpu_seconds', 0.0)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node) -> None:
         """A process of pytest-xdist has ended."""
-        self.processes += getattr(node, 'workeroutput', {}).get('cpu_seconds', 0.)
+        self.processes += getattr(node, 'workeroutput', {}).get('cpu_seconds', 0.0)
 
     def pytest_terminal_summary(self, terminalreporter) -> None:
         if self.path:
@@ -117,11 +122,15 @@ def summary(tests: dict[str, float], whole: float) -> list[str]:
     for name, cost in tests.items():
         seconds[name.split('::')[0]] += cost
     spent = sum(tests.values())
-    beside = max(whole - spent, 0.)
-    return [f'CPU seconds: {spent:.0f} in {len(tests)} tests, {beside:.0f} beside them; '
-            'the dearest files:',
-            *(f'{cost:8.1f} s {number[file]:5} tests  {file}'
-              for file, cost in seconds.most_common(FILES))]
+    beside = max(whole - spent, 0.0)
+    return [
+        f'CPU seconds: {spent:.0f} in {len(tests)} tests, {beside:.0f} beside them; '
+        'the dearest files:',
+        *(
+            f'{cost:8.1f} s {number[file]:5} tests  {file}'
+            for file, cost in seconds.most_common(FILES)
+        ),
+    ]
 
 
 def slow_lines(tests: dict[str, float]) -> list[str]:

@@ -1,20 +1,23 @@
-"""What the gradients are, computed in ways that share no code with the library (DESIGN.md, section 10).
+"""Gradients computed in ways that share no code with the library.
 
-Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is a ``tests.models.Case``):
+Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is a
+``tests.models.Case``):
 
 * ``bptt(case)``       plain BPTT;
 * ``same_step(case)``  every step with its old states held constant: no history at all;
-* ``cut_bptt(case)``   BPTT with ``cut`` as ``stop_gradient``, once for each group with the other groups' old states constant;
-* ``two_pass(case)``   BPTT whose carry comes from the D pass and whose losses come from the two-sided pass.
+* ``cut_bptt(case)``   BPTT with ``cut`` as ``stop_gradient``, once for each group with the other
+                       groups' old states constant;
+* ``two_pass(case)``   BPTT with the carry of the D pass and the losses of the two-sided pass.
 
 Forward in time in NumPy, by complex steps (``per step`` gradients: a leading axis of time):
 
-* ``dense_recursion(case)``     D_RTRL, one dense trace for each group; asserts that D is position-wise;
+* ``dense_recursion(case)``      D_RTRL, a dense trace for each group; asserts a position-wise D;
 * ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
 
-and ``finite_differences(case)``. A per-step gradient is summed over time by ``total(steps, weights)``; ``restarted`` makes one
-where lanes start afresh.
+and ``finite_differences(case)``. ``total(steps, weights)`` sums a per-step gradient over time;
+``restarted`` makes one where lanes start afresh.
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,15 +28,17 @@ import numpy as np
 from tests.models.ops import JaxOps, NumpyOps
 
 STEP = 1e-30
-QUICK = {'xla_backend_optimization_level': 0}     # compile time is most of what these tests cost
+QUICK = {'xla_backend_optimization_level': 0}  # compile time is most of what these tests cost
 
 
-# -- reverse mode ------------------------------------------------------------------------------------------------------
+# -- reverse mode ----------------------------------------------------------------------------------
+
 
 def _reverse(case, weights, *readings):
     """Gradients of the weighted losses, one for each reading ``(ops, carry_ops, keep)``.
 
-    ``ops`` makes the outputs, ``carry_ops`` the carry, and ``keep`` names the states of the carry that stay live.
+    ``ops`` makes the outputs, ``carry_ops`` the carry, and ``keep`` names the states of the carry
+    that stay live.
     """
     weights = np.ones(len(case.xs)) if weights is None else weights
 
@@ -44,6 +49,7 @@ def _reverse(case, weights, *readings):
             new = new if carry_ops is ops else case.run(carry_ops, params, carry, x)[1]
             new = {k: v if k in keep else jax.lax.stop_gradient(v) for k, v in new.items()}
             return new, weight * case.loss(output, y)
+
         return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys, weights))[1].sum()
 
     def gradients(params):
@@ -66,18 +72,21 @@ def same_step(case):
 
 
 def cut_bptt(case, weights=None):
-    """Each parameter's gradient from the unrolled sequence in which only its owner's old states are live, and cut."""
+    """Each parameter's gradient, unrolled with only its owner's old states live, and cut."""
     ops = JaxOps('cut')
-    grads = _reverse(case, weights, (ops, ops, set()), *[(ops, ops, set(g)) for g in case.model.groups])
+    grads = _reverse(
+        case, weights, (ops, ops, set()), *[(ops, ops, set(g)) for g in case.model.groups]
+    )
     return jax.tree_util.tree_map_with_path(lambda path, *g: g[case.model.reading_of(path)], *grads)
 
 
 def two_pass(case):
-    """``dh/dw`` by the D pass, ``dL/dh'`` and the same-step part by the two-sided pass, multiplied by reverse mode."""
+    """``dh/dw`` by the D pass, ``dL/dh'`` and the same step by the two-sided one (reverse mode)."""
     return _reverse(case, None, (JaxOps('cut'), JaxOps('constant'), set(case.carry)))[0]
 
 
-# -- complex steps -----------------------------------------------------------------------------------------------------
+# -- complex steps ---------------------------------------------------------------------------------
+
 
 def nudged(tree):
     """``tree`` once for every number in it, with an imaginary ``STEP`` there."""
@@ -86,7 +95,7 @@ def nudged(tree):
         for j in range(np.size(leaf)):
             nudge = np.array(leaf, complex)
             nudge.flat[j] += 1j * STEP
-            yield jax.tree.unflatten(structure, [*leaves[:i], nudge, *leaves[i + 1:]])
+            yield jax.tree.unflatten(structure, [*leaves[:i], nudge, *leaves[i + 1 :]])
 
 
 def flat(tree):
@@ -102,7 +111,10 @@ def like(vector, tree):
     """``vector``, or rows of vectors, as a tree with the shapes of ``tree``."""
     leaves, structure = jax.tree.flatten(tree)
     parts = np.split(vector, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], -1)
-    shaped = [p.reshape((*vector.shape[:-1], *np.shape(leaf))) for p, leaf in zip(parts, leaves, strict=True)]
+    shaped = [
+        p.reshape((*vector.shape[:-1], *np.shape(leaf)))
+        for p, leaf in zip(parts, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, shaped)
 
 
@@ -116,22 +128,30 @@ def pick(carry, states):
 
 def total(steps, weights=None):
     """Per-step gradients summed over time."""
-    return jax.tree.map(lambda g: g.sum(0) if weights is None else np.tensordot(weights, g, 1), steps)
+    return jax.tree.map(
+        lambda g: g.sum(0) if weights is None else np.tensordot(weights, g, 1), steps
+    )
 
 
 def restarted(oracle, case, flags, carry0):
-    """Per-step gradients where lane b starts afresh from ``carry0`` before step t where ``flags[t, b]`` (lanes separate)."""
+    """Per-step gradients; with ``flags[t, b]`` lane b restarts from ``carry0`` before step t."""
+
     def lane(b):
         starts = sorted({0, *np.flatnonzero(flags[:, b])})
-        parts = [oracle(case.part(b, start, stop, carry0 if flags[start, b] else case.carry))
-                 for start, stop in zip(starts, [*starts[1:], len(flags)], strict=True)]
+        parts = [
+            oracle(case.part(b, start, stop, carry0 if flags[start, b] else case.carry))
+            for start, stop in zip(starts, [*starts[1:], len(flags)], strict=True)
+        ]
         return jax.tree.map(lambda *g: np.concatenate(g), *parts)
+
     return jax.tree.map(lambda *g: sum(g), *map(lane, range(flags.shape[1])))
 
 
 def transition(case, ops, params, carry, x, states):
     """``dh/dh'`` of one group, asserted to be position-wise: (S * positions, S * positions)."""
-    d = jacobian(lambda h: pick(case.run(ops, params, {**carry, **h}, x)[1], states), pick(carry, states))
+    d = jacobian(
+        lambda h: pick(case.run(ops, params, {**carry, **h}, x)[1], states), pick(carry, states)
+    )
     count = len(states)
     blocks = d.reshape(count, d.shape[0] // count, count, -1).swapaxes(1, 2)
     off = blocks * (1 - np.eye(blocks.shape[-1]))
@@ -141,11 +161,12 @@ def transition(case, ops, params, carry, x, states):
 
 @functools.cache
 def dense_recursion(case):
-    """D_RTRL: ``e = D e' + dh/dw`` in the D pass; ``dL/dw + sum_g dL/dh_g' e_g'`` in the two-sided pass."""
+    """D_RTRL: D pass ``e = D e' + dh/dw``, two-sided pass ``dL/dw + sum_g dL/dh_g' e_g'``."""
     cut, constant, groups = NumpyOps('cut'), NumpyOps('constant'), case.model.groups
     params, carry, steps = case.params, dict(case.carry), []
     traces = [np.zeros((flat(pick(carry, g)).size, flat(params).size)) for g in groups]
     for x, y in zip(case.xs, case.ys, strict=True):
+
         def loss(params, carry, x=x, y=y):
             return case.loss(case.run(cut, params, carry, x)[0], y)
 
@@ -154,8 +175,13 @@ def dense_recursion(case):
 
         grad = jacobian(lambda p: loss(p, carry), params)[0]
         for i, g in enumerate(groups):
-            grad = grad + jacobian(lambda h: loss(params, {**carry, **h}), pick(carry, g))[0] @ traces[i]
-            traces[i] = transition(case, constant, params, carry, x, g) @ traces[i] + jacobian(lambda p: states(p, g), params)
+            grad = (
+                grad
+                + jacobian(lambda h: loss(params, {**carry, **h}), pick(carry, g))[0] @ traces[i]
+            )
+            traces[i] = transition(case, constant, params, carry, x, g) @ traces[i] + jacobian(
+                lambda p: states(p, g), params
+            )
         steps.append(grad)
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
     return like(np.stack(steps), params)
@@ -163,8 +189,9 @@ def dense_recursion(case):
 
 def finite_differences(case, step=1e-5):
     """Central differences of the summed losses."""
+
     def run(vector):
-        params, carry, value = like(vector, case.params), dict(case.carry), 0.
+        params, carry, value = like(vector, case.params), dict(case.carry), 0.0
         for x, y in zip(case.xs, case.ys, strict=True):
             output, carry = case.run(NumpyOps(), params, carry, x)
             value += case.loss(output, y)
@@ -175,10 +202,11 @@ def finite_differences(case, step=1e-5):
     return like(np.array([(run(at + m) - run(at - m)) / (2 * step) for m in moves]), case.params)
 
 
-# -- ES_D_RTRL ---------------------------------------------------------------------------------------------------------
+# -- ES_D_RTRL -------------------------------------------------------------------------------------
+
 
 class Probe(NumpyOps):
-    """Records every op as ``(x, op)``; adds to results of ops, and to new states as not read ``within`` their group."""
+    """Records ops as ``(x, op)``; adds to their results, and to new states outside their group."""
 
     def __init__(self, reads='live', add_y=(), add_state=None):
         super().__init__(reads)
@@ -196,11 +224,12 @@ class Probe(NumpyOps):
     def within(self, name, value, without=None):
         if name not in self.add_state:
             return value
-        return np.real(value) + (0. if without is None else 1j * np.imag(without))
+        return np.real(value) + (0.0 if without is None else 1j * np.imag(without))
 
 
 def _factors(case, params, carry, x, y):
-    """``x`` of every op, ``dy`` (all ops in one row), and for each group its states, D, D_f (columns: all ops) and L."""
+    """``x`` and ``dy`` of every op in one row; each group's states, D, D_f (columns: ops), L."""
+
     def loss(ops):
         return case.loss(case.run(ops, params, carry, x)[0], y)
 
@@ -211,19 +240,27 @@ def _factors(case, params, carry, x, y):
     groups = []
     for g in case.model.groups:
         d = transition(case, NumpyOps('constant'), params, carry, x, g)
-        df = jacobian(lambda add: pick(case.run(Probe('constant', add_y=add), params, carry, x)[1], g), zeros)
-        signal = np.concatenate([jacobian(lambda add: loss(Probe(add_state=add)), {s: np.zeros_like(carry[s])})[0]
-                                 for s in sorted(g)])
+        df = jacobian(
+            lambda add: pick(case.run(Probe('constant', add_y=add), params, carry, x)[1], g), zeros
+        )
+        signal = np.concatenate(
+            [
+                jacobian(lambda add: loss(Probe(add_state=add)), {s: np.zeros_like(carry[s])})[0]
+                for s in sorted(g)
+            ]
+        )
         groups.append((d, df, signal))
     return [x for x, _ in seen.calls], dy, groups
 
 
 def _pull_back(case, params, carry, x, inputs, cotangent):
     """``xy_to_dw`` of every op at its given input, back to the parameters."""
+
     def results(params):
         probe = Probe()
         case.run(probe, params, carry, x)
         return [op(given) for (_, op), given in zip(probe.calls, inputs, strict=True)]
+
     return cotangent @ jacobian(results, params)
 
 
@@ -231,17 +268,21 @@ def _pull_back(case, params, carry, x, inputs, cotangent):
 def es_recursion(case, decay):
     """The three lines of DESIGN.md, section 3. What no op carries keeps its same-step gradient."""
     params, carry, steps = case.params, dict(case.carry), []
-    filtered, ef = None, [0.] * len(case.model.groups)
+    filtered, ef = None, [0.0] * len(case.model.groups)
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         inputs, dy, groups = _factors(case, params, carry, x, y)
-        filtered = inputs if filtered is None else [
-            None if new is None else decay * old + new for old, new in zip(filtered, inputs, strict=True)]
-        traced, rest = 0., dy
+        filtered = [
+            None if new is None else decay * old + new
+            for old, new in zip(filtered or [0.0] * len(inputs), inputs, strict=True)
+        ]
+        traced, rest = 0.0, dy
         for i, (d, df, signal) in enumerate(groups):
-            ef[i] = (decay * d @ ef[i] if t else 0.) + (1 - decay) * df
+            ef[i] = (decay * d @ ef[i] if t else 0.0) + (1 - decay) * df
             traced = traced + signal @ ef[i] / (1 - decay ** (t + 1))
             rest = rest - signal @ df
-        by_ops = _pull_back(case, params, carry, x, filtered, traced) + _pull_back(case, params, carry, x, inputs, rest)
+        by_ops = _pull_back(case, params, carry, x, filtered, traced) + _pull_back(
+            case, params, carry, x, inputs, rest
+        )
         grad = jacobian(lambda p: case.loss(case.run(NumpyOps(), p, carry, x)[0], y), params)[0]
         steps.append(by_ops + grad - _pull_back(case, params, carry, x, inputs, dy))
         carry = real(case.run(NumpyOps(), params, carry, x)[1])

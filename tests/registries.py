@@ -1,11 +1,18 @@
 """What an op registers, and how a test leaves no trace of it."""
+
 import copy
 
 import pytest
 
 from braintrace import _etrace_op as ops
 
-TABLES = [*ops.RULE_SLOTS.values(), ops.ETP_PRIMITIVES, ops.BATCHED_PRIMITIVES, ops.GRADIENT_ENABLED_PRIMITIVES, ops.ETP_PRIMITIVE_SPECS]
+TABLES = [
+    *ops.RULE_SLOTS.values(),
+    ops.ETP_PRIMITIVES,
+    ops.BATCHED_PRIMITIVES,
+    ops.GRADIENT_ENABLED_PRIMITIVES,
+    ops.ETP_PRIMITIVE_SPECS,
+]
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 """The examples run, and show what README says of them."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -62,8 +63,13 @@ def test_online_learning_comes_close_to_backpropagation(digits, tmp_path, capsys
     assert all(f'| {name} |' in printed for name in ('BPTT', 'D_RTRL', 'ES_D_RTRL'))
     mean = {name: result.final.mean() for name, result in results.items()}
     memoryless = digits.Data.load().memoryless
-    assert mean['BPTT'] >= 0.95 and memoryless <= 0.6, 'the task needs memory, and the network can do it'
+    assert mean['BPTT'] >= 0.95 and memoryless <= 0.6, (
+        'the task needs memory, and the network can do it'
+    )
     assert mean['D_RTRL'] >= 0.90 and mean['BPTT'] - mean['D_RTRL'] <= 0.03
     assert mean['ES_D_RTRL'] >= 0.85
-    memory = {name: result.memory[digits.LONG] / result.memory[digits.ROWS] for name, result in results.items()}
+    memory = {
+        name: result.memory[digits.LONG] / result.memory[digits.ROWS]
+        for name, result in results.items()
+    }
     assert memory['D_RTRL'] < 5 and memory['ES_D_RTRL'] < 5 < memory['BPTT']

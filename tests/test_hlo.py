@@ -1,4 +1,5 @@
-"""What XLA makes of the compiled calls: buffers of the trace's size, and arrays inside the loop over a window."""
+"""XLA's programs: buffers of the trace's size, and arrays inside the loop over a window."""
+
 import functools
 import re
 
@@ -13,7 +14,9 @@ from tests import xla
 
 B, N, I, T = 16, 96, 40, 12
 WEIGHT, TRACE = f'{I + N},{N}', f'{B},{I + N},{N}'
-pytestmark = pytest.mark.skipif(jax.default_backend() != 'cpu', reason='the text of another backend differs')
+pytestmark = pytest.mark.skipif(
+    jax.default_backend() != 'cpu', reason='the text of another backend differs'
+)
 
 
 def cell(params, h, x):
@@ -28,7 +31,10 @@ def loss(y, target):
 @functools.cache
 def setting():
     rng = np.random.default_rng(0)
-    params = {'w': jnp.asarray(rng.normal(size=(I + N, N)), jnp.float32), 'out': jnp.asarray(rng.normal(size=(N, 2)), jnp.float32)}
+    params = {
+        'w': jnp.asarray(rng.normal(size=(I + N, N)), jnp.float32),
+        'out': jnp.asarray(rng.normal(size=(N, 2)), jnp.float32),
+    }
     learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
     xs, ys = jnp.ones((T, B, I)), jnp.ones((T, B, 2))
     return learner, params, learner.init(params, jnp.zeros((B, N)), xs[0]), xs, ys
@@ -45,7 +51,10 @@ def train(write_every):
     optimizer = optax.sgd(0.1)
 
     def run(state, params, opt_state, xs, ys):
-        return learner.sequence_update(loss, optimizer, write_every=write_every)(params, opt_state, state, xs, ys)
+        return learner.sequence_update(loss, optimizer, write_every=write_every)(
+            params, opt_state, state, xs, ys
+        )
+
     return optimised(run).lower(state, params, optimizer.init(params), xs, ys).compile()
 
 
@@ -55,6 +64,7 @@ def gradient(window):
 
     def run(state, params, xs, ys):
         return learner.sequence_grad(loss, window=window)(params, state, xs, ys)
+
     return optimised(run).lower(state, params, xs, ys).compile()
 
 
@@ -70,7 +80,9 @@ def own_loop(write_every):
             state, params = kept
             _, grads, state = learner.grad(loss)(params, state, *at)
             return (state, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), None
+
         return jax.lax.scan(step, (state, params), (xs, ys))[0]
+
     return optimised(run).lower(state, params, xs, ys).compile()
 
 
@@ -89,15 +101,33 @@ def instructions(compiled):
             yield where, *found.groups()
 
 
-@pytest.mark.parametrize('make', [lambda: train(1), lambda: train(2), lambda: train(4), lambda: gradient(4), lambda: gradient(None),
-                                  lambda: own_loop(2), lambda: own_loop(4)],
-                         ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole', 'own_2', 'own_4'])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: train(1),
+        lambda: train(2),
+        lambda: train(4),
+        lambda: gradient(4),
+        lambda: gradient(None),
+        lambda: own_loop(2),
+        lambda: own_loop(4),
+    ],
+    ids=['train_1', 'train_2', 'train_4', 'window_4', 'whole', 'own_2', 'own_4'],
+)
 def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     compiled = make()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= trace_bytes()
-    made = [(where, opcode) for where, result, opcode in instructions(compiled) if result.startswith(f'f32[{TRACE}]')]
-    moved = [row for row in made if row[1] in ('copy', 'transpose', 'broadcast', 'concatenate', 'convert', 'dot')]
+    made = [
+        (where, opcode)
+        for where, result, opcode in instructions(compiled)
+        if result.startswith(f'f32[{TRACE}]')
+    ]
+    moved = [
+        row
+        for row in made
+        if row[1] in ('copy', 'transpose', 'broadcast', 'concatenate', 'convert', 'dot')
+    ]
     assert made and not moved
     assert any(opcode == 'fusion' for _, opcode in made)
 
@@ -107,16 +137,24 @@ def test_training_needs_less_memory_beside_the_trace_than_another_trace(write_ev
     assert train(write_every).memory_analysis().temp_size_in_bytes < trace_bytes()
 
 
+def gradient_of_a_window(learner, *args):
+    run = learner.sequence_grad(loss, window=None)
+    return optimised(lambda *args: run(*args)[0]).lower(*args).compile()
+
+
 def test_inside_a_window_nothing_of_the_weights_size_is_made():
-    """The trace itself is not asked for, so all loops are those over steps; a branch of the history stands beside them."""
+    """Nobody asks for the trace, so all loops are over steps, beside a branch of the history."""
     learner, params, state, xs, ys = setting()
-    compiled = optimised(lambda params, state, xs, ys: learner.sequence_grad(loss, window=None)(params, state, xs, ys)[0]).lower(
-        params, state, xs, ys).compile()
+    compiled = gradient_of_a_window(learner, params, state, xs, ys)
     loops = set(re.findall(r'body=(%[\w.-]+)', compiled.as_text()))
     rows = [row for row in instructions(compiled) if row[0] in loops]
     assert loops and any(opcode == 'fusion' for _, _, opcode in rows)
-    made = [(where, opcode) for where, result, opcode in rows
-            if result.startswith((f'f32[{WEIGHT}]', f'f32[{TRACE}]')) and opcode not in ('get-tuple-element', 'parameter')]
+    made = [
+        (where, opcode)
+        for where, result, opcode in rows
+        if result.startswith((f'f32[{WEIGHT}]', f'f32[{TRACE}]'))
+        and opcode not in ('get-tuple-element', 'parameter')
+    ]
     assert not made
 
 
@@ -127,21 +165,37 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
     layer = jax.jit(lambda x, w: jnp.tanh(x @ w)) if jitted else lambda x, w: jnp.tanh(x @ w)
 
     def feedforward(params, h, x):
-        z = layer(x, params['v']) + layer(x ** 2, -params['v'])
+        z = layer(x, params['v']) + layer(x**2, -params['v'])
         return cell(params, h, layer(z, params['v'].T))
 
     learner = braintrace.functional.online(feedforward, braintrace.rules.d_rtrl())
-    params, h, xs, ys = {**setting()[1], 'v': jnp.ones((I, 2 * I)) / I}, jnp.zeros((B, N)), jnp.ones((T, B, I)), jnp.ones((T, B, 2))
+    params, h, xs, ys = (
+        {**setting()[1], 'v': jnp.ones((I, 2 * I)) / I},
+        jnp.zeros((B, N)),
+        jnp.ones((T, B, I)),
+        jnp.ones((T, B, 2)),
+    )
     state = learner.init(params, h, xs[0])
-    run = optimised(lambda params, state, xs, ys: learner.sequence_grad(loss, window=None)(params, state, xs, ys)[0]).lower(
-        params, state, xs, ys).compile()
+    run = gradient_of_a_window(learner, params, state, xs, ys)
     loops = set(re.findall(r'body=(%[\w.-]+)', run.as_text()))
-    made = [(where in loops, opcode) for where, result, opcode in instructions(run)
-            if result.startswith((f'f32[{I},{2 * I}]', f'f32[{2 * I},{I}]'))]
-    assert not {opcode for inside, opcode in made if inside} & {'dot', 'fusion', 'add', 'transpose', 'copy'}
+    made = [
+        (where in loops, opcode)
+        for where, result, opcode in instructions(run)
+        if result.startswith((f'f32[{I},{2 * I}]', f'f32[{2 * I},{I}]'))
+    ]
+    assert not {opcode for inside, opcode in made if inside} & {
+        'dot',
+        'fusion',
+        'add',
+        'transpose',
+        'copy',
+    }
     assert {opcode for inside, opcode in made if not inside} & {'dot', 'fusion'}
 
 
 def test_what_the_checks_look_for_is_found_where_it_is():
     """The same text holds a weight-sized product once the weights change at every step."""
-    assert any(result.startswith(f'f32[{WEIGHT}]') and opcode in ('dot', 'fusion') for _, result, opcode in instructions(train(1)))
+    assert any(
+        result.startswith(f'f32[{WEIGHT}]') and opcode in ('dot', 'fusion')
+        for _, result, opcode in instructions(train(1))
+    )

@@ -1,4 +1,5 @@
 """What an import of the package does to the process; each process shows several things."""
+
 from __future__ import annotations
 
 import ast
@@ -39,14 +40,19 @@ found = {}
 def process(code: str, **environment: str) -> dict:
     """What a new process leaves in ``found``."""
     code = START + textwrap.dedent(code) + '\nprint(json.dumps(found))'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT,
-                          env={**os.environ, 'JAX_PLATFORMS': 'cpu', **environment})
+    done = subprocess.run(
+        [sys.executable, '-c', code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, 'JAX_PLATFORMS': 'cpu', **environment},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
-    found = process('''
+    found = process("""
         import numpy as np
         jax.config.update('jax_enable_x64', True)
         jax.config.update('jax_debug_nans', True)
@@ -76,7 +82,7 @@ def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
         found['nn'], found['weights'] = changed(), weights()
         import brainstate
         found['precision'] = brainstate.environ.get_precision()
-    ''')
+    """)
     assert found['import'] == found['nn'] == {} and found['numpy']
     assert found['brainstate'] == []
     assert 'learner is int; give a compiled learner' in found['diagnose']
@@ -84,7 +90,8 @@ def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
 
 
 def test_flags_stay_where_a_learner_is_the_first_name_used():
-    found = process('''
+    found = process(
+        """
         before = dict(jax.config.values)
         import braintrace
         found['kit'] = 'braintrace.kit' in sys.modules
@@ -100,20 +107,30 @@ def test_flags_stay_where_a_learner_is_the_first_name_used():
         exec('from braintrace import *', names)
         found['star'] = sorted(set(braintrace.__all__) - set(names))
         found['end'] = changed()
-    ''', JAX_ENABLE_X64='0')
-    assert found == {'kit': False, 'import': {}, 'learner': {}, 'weights': ['float32'],
-                     'pickled': True, 'help': [True] * 3, 'star': [], 'end': {}}
+    """,
+        JAX_ENABLE_X64='0',
+    )
+    assert found == {
+        'kit': False,
+        'import': {},
+        'learner': {},
+        'weights': ['float32'],
+        'pickled': True,
+        'help': [True] * 3,
+        'star': [],
+        'end': {},
+    }
 
 
 def test_a_brainstate_that_is_there_already_is_left_as_it_is():
-    found = process('''
+    found = process("""
         import brainstate
         brainstate.environ.set(precision=16)
         jax.config.update('jax_enable_x64', True)
         before = dict(jax.config.values)
         from braintrace import D_RTRL, nn
         found.update(changed=changed(), precision=brainstate.environ.get_precision())
-    ''')
+    """)
     assert found == {'changed': {}, 'precision': 16}
 
 

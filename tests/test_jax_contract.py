@@ -1,5 +1,8 @@
-"""What the package relies on in JAX's internals, one test each, so that a new release breaks a named test first."""
+"""The package's needs of JAX's internals, one test each: a new release breaks a named test."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import braintrace
 from braintrace import _jax
+from braintrace._jax.evaluation import is_custom_call
+from braintrace._jax.places import hidden_files
 
-X = jnp.arange(12.).reshape(3, 4)
+X = jnp.arange(12.0).reshape(3, 4)
 
 
 def equations(fn, *args):
@@ -18,7 +24,7 @@ def equations(fn, *args):
 
 
 def test_trace_splits_constants_from_the_jaxpr():
-    captured = jnp.arange(4.) * 2
+    captured = jnp.arange(4.0) * 2
     jaxpr, consts = _jax.trace(lambda x: x + captured, X)
     assert len(jaxpr.constvars) == len(consts) and len(jaxpr.invars) == 1
 
@@ -30,6 +36,7 @@ def test_tracing_does_not_see_an_outer_transformation():
         jaxpr, _ = _jax.trace(jnp.sin, jax.ShapeDtypeStruct(x.shape, x.dtype))
         shapes.append(jaxpr.invars[0].aval.shape)
         return x
+
     jax.vmap(jax.jit(outer))(X)
     assert shapes == [(4,)]
 
@@ -42,13 +49,23 @@ def test_flags_are_read_outside_of_with_blocks():
 
 
 def test_a_jitted_call_holds_its_body_where_inlining_looks_for_it():
-    eqn, = equations(jax.jit(lambda x: jnp.sin(x) * 2), X)
+    (eqn,) = equations(jax.jit(lambda x: jnp.sin(x) * 2), X)
     body, consts = _jax.closed_jaxpr(_jax.inlinable(eqn))
     assert [e.primitive.name for e in body.eqns] == ['sin', 'mul'] and consts == []
 
 
-@pytest.mark.parametrize('fn', [jnp.sin, jax.nn.relu, jax.nn.softmax, lambda x: jnp.roll(x, 1), lambda x: x[:2],
-                                jax.custom_vjp(lambda x: x * 2)], ids=['jit', 'custom_jvp', 'softmax', 'roll', 'slice', 'custom_vjp'])
+@pytest.mark.parametrize(
+    'fn',
+    [
+        jnp.sin,
+        jax.nn.relu,
+        jax.nn.softmax,
+        lambda x: jnp.roll(x, 1),
+        lambda x: x[:2],
+        jax.custom_vjp(lambda x: x * 2),
+    ],
+    ids=['jit', 'custom_jvp', 'softmax', 'roll', 'slice', 'custom_vjp'],
+)
 def test_an_equation_evaluates_to_what_jax_computes(fn):
     if isinstance(fn, jax.custom_vjp):
         fn.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
@@ -62,45 +79,78 @@ def test_an_equation_evaluates_to_what_jax_computes(fn):
 
 
 def test_the_place_of_an_equation_is_this_file():
-    eqn, = equations(lambda x: jnp.sin(x), X)
+    (eqn,) = equations(lambda x: jnp.sin(x), X)
     assert 'test_jax_contract.py:' in _jax.location(eqn.source_info)
 
 
-@pytest.mark.parametrize('fn, name, params', [
-    (lambda x: x[1:, ::2], 'slice', {'start_indices', 'limit_indices', 'strides'}),
-    (lambda x: x.T, 'transpose', {'permutation'}), (lambda x: x[::-1], 'rev', {'dimensions'}),
-    (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}), (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
-    (lambda x: jax.lax.pad(x, 0., [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
-    (lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)), 'broadcast_in_dim', {'shape', 'broadcast_dimensions'}),
-    (lambda x: jnp.concatenate([x, x]), 'concatenate', {'dimension'}), (lambda x: jnp.split(x, 2, 1)[0], 'split', {'sizes', 'axis'}),
-])
+def test_places_skip_every_file_of_the_package_but_the_cells():
+    package = Path(braintrace.__file__).absolute().parent
+    hidden = hidden_files()
+    assert all(path.exists() for path in hidden)
+    shown = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob('*.py')
+        if not any(str(path).startswith(str(entry)) for entry in hidden)
+    }
+    assert {name.split('/')[0] for name in shown} == {'nn'}
+    assert 'nn/_cells.py' in shown and 'nn/_linear.py' not in shown
+
+
+@pytest.mark.parametrize(
+    'fn, name, params',
+    [
+        (lambda x: x[1:, ::2], 'slice', {'start_indices', 'limit_indices', 'strides'}),
+        (lambda x: x.T, 'transpose', {'permutation'}),
+        (lambda x: x[::-1], 'rev', {'dimensions'}),
+        (lambda x: x.reshape(2, 6), 'reshape', {'new_sizes', 'dimensions'}),
+        (lambda x: x.sum(0), 'reduce_sum', {'axes'}),
+        (lambda x: jax.lax.pad(x, 0.0, [(1, 0, 0), (0, 1, 0)]), 'pad', {'padding_config'}),
+        (
+            lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
+            'broadcast_in_dim',
+            {'shape', 'broadcast_dimensions'},
+        ),
+        (lambda x: jnp.concatenate([x, x]), 'concatenate', {'dimension'}),
+        (lambda x: jnp.split(x, 2, 1)[0], 'split', {'sizes', 'axis'}),
+    ],
+)
 def test_data_movement_has_the_parameters_that_labels_read(fn, name, params):
     eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
     assert params <= set(eqn.params)
 
 
-@pytest.mark.parametrize('fn, name', [
-    (lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
-    (lambda x: jax.lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
-    (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'), (jax.checkpoint(jnp.sin), 'remat2')])
+@pytest.mark.parametrize(
+    'fn, name',
+    [
+        (lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0], 'scan'),
+        (lambda x: jax.lax.while_loop(lambda c: c.sum() < 0, jnp.sin, x), 'while'),
+        (lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), 'cond'),
+        (jax.checkpoint(jnp.sin), 'remat2'),
+    ],
+)
 def test_control_flow_holds_its_bodies_in_its_parameters(fn, name):
     eqn = next(e for e in equations(fn, X) if e.primitive.name == name)
-    inner = [e.primitive.name for j in _jax.sub_jaxprs(eqn.params) for e in _jax.closed_jaxpr(j)[0].eqns]
+    inner = [
+        e.primitive.name for j in _jax.sub_jaxprs(eqn.params) for e in _jax.closed_jaxpr(j)[0].eqns
+    ]
     assert 'sin' in inner
 
 
 def test_stop_gradient_and_select_are_primitives():
-    names = {e.primitive.name for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)}
+    names = {
+        e.primitive.name
+        for e in equations(lambda x: jax.lax.stop_gradient(jax.lax.select(x > 0, x, -x)), X)
+    }
     assert {'stop_gradient', 'select_n'} <= names
 
 
 def the(name, fn, *args):
-    found, = (e for e in equations(fn, *args) if e.primitive.name == name)
+    (found,) = (e for e in equations(fn, *args) if e.primitive.name == name)
     return found
 
 
 def closed_over(fn, *args):
-    """A call's body that holds constants: what custom rules and old transformations leave behind."""
+    """A call's body that holds constants, as custom rules and old transformations leave it."""
     closed = jax.make_jaxpr(fn)(*args)
     assert closed.consts
     return closed
@@ -113,9 +163,9 @@ def evaluate(body, consts, *args):
 def by_hand(parts, operands):
     """A scan as a loop over the body, in the order that ``ScanParts`` states."""
     k, n = parts.num_consts, parts.num_carry
-    consts, carry, xs = operands[:k], operands[k:k + n], operands[k + n:]
+    consts, carry, xs = operands[:k], operands[k : k + n], operands[k + n :]
     ys = []
-    for i in range(parts.length)[::-1 if parts.reverse else 1]:
+    for i in range(parts.length)[:: -1 if parts.reverse else 1]:
         out = evaluate(parts.body, parts.consts, *consts, *carry, *(x[i] for x in xs))
         carry, ys = out[:n], [*ys, out[n:]]
     stacked = [jnp.stack(y[::-1] if parts.reverse else y) for y in zip(*ys)]
@@ -124,8 +174,12 @@ def by_hand(parts, operands):
 
 def check(eqn, parts, run):
     """The equation on ramp operands equals ``run`` on its parts."""
-    operands = [a.val if isinstance(a, _jax.Literal) else (jnp.arange(1., a.aval.size + 1).reshape(a.aval.shape) / 7).astype(a.aval.dtype)
-                for a in eqn.invars]
+    operands = [
+        a.val
+        if isinstance(a, _jax.Literal)
+        else (jnp.arange(1.0, a.aval.size + 1).reshape(a.aval.shape) / 7).astype(a.aval.dtype)
+        for a in eqn.invars
+    ]
     expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
     got = run(parts, operands)
     assert len(got) == len(expected)
@@ -137,13 +191,18 @@ def scanned(reverse):
     def step(a, b, carry, x):
         first, second = carry
         return (first * a + x[0], second - b.sum()), (first * 3, x[1] + second)
-    return lambda a, b, first, second, xs: jax.lax.scan(lambda c, x: step(a, b, c, x), (first, second), xs, reverse=reverse, unroll=2)
+
+    return lambda a, b, first, second, xs: jax.lax.scan(
+        lambda c, x: step(a, b, c, x), (first, second), xs, reverse=reverse, unroll=2
+    )
 
 
 @pytest.mark.parametrize('reverse', [False, True])
 def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse):
-    a, b = jnp.arange(3.), jnp.arange(2.)
-    eqn = the('scan', scanned(reverse), a, b, a + 1, jnp.float32(2), (jnp.ones((5, 3)), jnp.ones((5,))))
+    a, b = jnp.arange(3.0), jnp.arange(2.0)
+    eqn = the(
+        'scan', scanned(reverse), a, b, a + 1, jnp.float32(2), (jnp.ones((5, 3)), jnp.ones((5,)))
+    )
     parts = _jax.scan_parts(eqn)
     assert parts[1:] == ([], 2, 2, 5, reverse, 2)
     assert [v.aval.shape for v in parts.body.invars] == [(3,), (2,), (3,), (), (3,), ()]
@@ -153,9 +212,12 @@ def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse)
 
 def test_a_differentiated_scan_keeps_that_order():
     def grad(a, x):
-        return jax.grad(lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum())(a)
-    a, x = jnp.arange(1., 4.), jnp.ones((4, 3)) / 2
-    call, = equations(jax.jit(grad), a, x)
+        return jax.grad(
+            lambda v: jax.lax.scan(lambda c, y: (jnp.sin(c * v * y), c), v, x)[0].sum()
+        )(a)
+
+    a, x = jnp.arange(1.0, 4.0), jnp.ones((4, 3)) / 2
+    (call,) = equations(jax.jit(grad), a, x)
     body, _ = _jax.closed_jaxpr(_jax.inlinable(call))
     scans = [e for e in body.eqns if e.primitive.name == 'scan']
     assert [_jax.scan_parts(e).reverse for e in scans] == [False, True]
@@ -164,19 +226,23 @@ def test_a_differentiated_scan_keeps_that_order():
 
 
 def test_the_constants_of_a_body_are_apart_from_its_operands():
-    captured = jnp.arange(4.) * 2
+    captured = jnp.arange(4.0) * 2
     body, consts = _jax.closed_jaxpr(closed_over(lambda x, y: x + captured * y, X, X))
     assert len(body.constvars) == len(consts) == 1 and len(body.invars) == 2
-    out, = evaluate(body, consts, X, X + 1)
+    (out,) = evaluate(body, consts, X, X + 1)
     assert (out == X + captured * (X + 1)).all()
 
 
 def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_carry():
     def loop(limit, by, one, two):
-        return jax.lax.while_loop(lambda c: c[0].sum() < limit[0], lambda c: (c[0] + by.sum(), c[1] * by[0]), (one, two))
+        return jax.lax.while_loop(
+            lambda c: c[0].sum() < limit[0], lambda c: (c[0] + by.sum(), c[1] * by[0]), (one, two)
+        )
+
     eqn = the('while', loop, jnp.ones(1), jnp.ones(2), jnp.ones(3), jnp.ones(4))
     parts = _jax.while_parts(eqn)
-    assert (parts.cond_nconsts, parts.body_nconsts, parts.cond_consts, parts.body_consts) == (1, 1, [], [])
+    assert (parts.cond_nconsts, parts.body_nconsts) == (1, 1)
+    assert (parts.cond_consts, parts.body_consts) == ([], [])
     assert [v.aval.shape for v in eqn.invars] == [(1,), (2,), (3,), (4,)]
     assert [v.aval.shape for v in parts.cond.invars] == [(1,), (3,), (4,)]
     assert [v.aval.shape for v in parts.body.invars] == [(2,), (3,), (4,)]
@@ -187,32 +253,48 @@ def test_a_while_has_the_constants_of_its_condition_then_of_its_body_then_the_ca
         while evaluate(parts.cond, parts.cond_consts, operands[0], *carry)[0]:
             carry = evaluate(parts.body, parts.body_consts, operands[1], *carry)
         return carry
+
     check(eqn, parts, run)
 
 
 @pytest.mark.parametrize('index', range(3))
 def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     def choose(i, x, y):
-        return jax.lax.switch(i, [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)], x)
+        return jax.lax.switch(
+            i, [lambda a: (a + y, a), lambda a: (a, a * y), lambda a: (y * 3, y)], x
+        )
+
     eqn = the('cond', choose, index, X, X)
-    parts = _jax.cond_parts(eqn)
-    assert eqn.invars[0].aval.dtype == jnp.int32 and eqn.invars[0].aval.shape == () and len(parts.branches) == 3
-    assert all(len(body.invars) == 2 and consts == [] for body, consts in parts.branches)
+    branches = _jax.cond_branches(eqn)
+    assert (
+        eqn.invars[0].aval.dtype == jnp.int32
+        and eqn.invars[0].aval.shape == ()
+        and len(branches) == 3
+    )
+    assert all(len(body.invars) == 2 and consts == [] for body, consts in branches)
     operands = [jnp.int32(index), X + 1, X + 2]
     expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
-    got = evaluate(*parts.branches[index], *operands[1:])
+    got = evaluate(*branches[index], *operands[1:])
     assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
 
 def test_a_cond_lists_its_false_branch_first():
     eqn = the('cond', lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X)
     assert eqn.invars[0].aval.dtype == jnp.int32
-    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_parts(eqn).branches] == [['cos'], ['sin']]
+    assert [[e.primitive.name for e in body.eqns] for body, _ in _jax.cond_branches(eqn)] == [
+        ['cos'],
+        ['sin'],
+    ]
 
 
 def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
     policy = jax.checkpoint_policies.dots_saveable
-    eqn = the('remat2', jax.checkpoint(lambda x, y: (x @ y, x), policy=policy, prevent_cse=False), X, X.T + 1)
+    eqn = the(
+        'remat2',
+        jax.checkpoint(lambda x, y: (x @ y, x), policy=policy, prevent_cse=False),
+        X,
+        X.T + 1,
+    )
     parts = _jax.remat_parts(eqn)
     assert parts.policy is policy and parts.prevent_cse is False and parts.consts == []
     check(eqn, parts, lambda p, operands: evaluate(p.body, p.consts, *operands))
@@ -221,27 +303,43 @@ def test_a_checkpoint_has_its_operands_in_the_order_of_its_body():
 @pytest.mark.parametrize('check_vma', [False, True])
 def test_a_shard_map_has_a_spec_for_each_operand_and_each_result(check_vma):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
-    captured = jnp.arange(4.)
-    fn = jax.shard_map(lambda x, y: (x['k'] + y + captured, jax.lax.psum(y, ('a', 'b'))), mesh=mesh, check_vma=check_vma,
-                       in_specs=(P('a'), P(('a', 'b'), None)), out_specs=(P(('a', 'b')), P()))
+    captured = jnp.arange(4.0)
+    fn = jax.shard_map(
+        lambda x, y: (x['k'] + y + captured, jax.lax.psum(y, ('a', 'b'))),
+        mesh=mesh,
+        check_vma=check_vma,
+        in_specs=(P('a'), P(('a', 'b'), None)),
+        out_specs=(P(('a', 'b')), P()),
+    )
     eqn = the('shard_map', lambda x, y: fn({'k': x}, y), X, X + 1)
     parts = _jax.shard_map_parts(eqn)
-    assert parts.consts == [] and parts.mesh.shape == {'a': 1, 'b': 1} and parts.check_vma is check_vma
-    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None)) and parts.out_specs == (P(('a', 'b')), P())
+    assert (
+        parts.consts == [] and parts.mesh.shape == {'a': 1, 'b': 1} and parts.check_vma is check_vma
+    )
+    assert parts.in_specs[-2:] == (P('a'), P(('a', 'b'), None)) and parts.out_specs == (
+        P(('a', 'b')),
+        P(),
+    )
     assert len(parts.in_specs) == len(parts.body.invars) == len(eqn.invars)
     assert parts.manual_axes == {'a', 'b'}
 
 
 def test_a_shard_map_names_the_axes_that_it_maps():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
-    eqn = the('shard_map', jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'}), X)
+    eqn = the(
+        'shard_map',
+        jax.shard_map(jnp.sin, mesh=mesh, in_specs=P('a'), out_specs=P('a'), axis_names={'a'}),
+        X,
+    )
     assert _jax.shard_map_parts(eqn).manual_axes == {'a'}
 
 
 def inside_a_shard_map(fn, *args):
-    """The parts of a ``shard_map`` along ``a`` of an abstract mesh of four, and the equations of its body."""
+    """Parts and body equations of a ``shard_map`` along ``a`` of an abstract mesh of four."""
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Auto,))
-    parts = _jax.shard_map_parts(the('shard_map', jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a')), *args))
+    parts = _jax.shard_map_parts(
+        the('shard_map', jax.shard_map(fn, mesh=mesh, in_specs=P('a'), out_specs=P('a')), *args)
+    )
     return parts, parts.body.eqns
 
 
@@ -256,20 +354,28 @@ def test_an_abstract_mesh_names_the_axes_and_the_sizes_of_a_shard_map():
 
 def test_the_types_of_a_shard_map_are_kept_by_these_primitives():
     def body(x):
-        return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + jax.lax.all_gather(x, 'a', to='invarying').sum(0)
+        whole = jax.lax.all_gather(x, 'a', to='invarying')
+        return jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying') + whole.sum(0)
+
     eqns = {e.primitive.name: e for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
     assert set(eqns) == {'psum_invariant', 'pvary', 'all_gather_invariant', 'reduce_sum', 'add'}
     assert eqns['psum_invariant'].params == {'axes': ('a',)}
-    assert {'all_gather_dimension', 'axis_name', 'tiled'} <= set(eqns['all_gather_invariant'].params)
+    read = {'all_gather_dimension', 'axis_name', 'tiled'}
+    assert read <= set(eqns['all_gather_invariant'].params)
 
 
 def test_collectives_have_the_parameters_that_are_read():
     def body(x):
-        x = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True) + jax.lax.all_gather(x, 'a').sum(0)
-        return jax.lax.ppermute(x, 'a', [(0, 1)])
+        scattered = jax.lax.psum_scatter(jnp.concatenate([x] * 4), 'a', tiled=True)
+        return jax.lax.ppermute(scattered + jax.lax.all_gather(x, 'a').sum(0), 'a', [(0, 1)])
+
     eqns = {e.primitive.name: e.params for e in inside_a_shard_map(body, jnp.ones((8, 3)))[1]}
-    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(eqns['reduce_scatter'])
-    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(eqns['all_gather'])
+    assert {'axis_name', 'axis_index_groups', 'scatter_dimension', 'tiled'} <= set(
+        eqns['reduce_scatter']
+    )
+    assert {'axis_name', 'axis_index_groups', 'all_gather_dimension', 'tiled'} <= set(
+        eqns['all_gather']
+    )
     assert {'axis_name', 'perm'} <= set(eqns['ppermute'])
 
 
@@ -279,10 +385,15 @@ def plainly(body, consts, args):
 
     def read(atom):
         return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
+
     for eqn in body.eqns:
         ins = [read(a) for a in eqn.invars]
         params = _jax.with_bodies(eqn, PARTS, plainly)
-        outs = ins if eqn.primitive.name == 'pvary' else _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), *ins)
+        outs = (
+            ins
+            if eqn.primitive.name == 'pvary'
+            else _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), *ins)
+        )
         env.update(zip(eqn.outvars, outs))
     return [read(a) for a in body.outvars]
 
@@ -294,10 +405,14 @@ def test_values_from_inside_a_shard_map_keep_neither_its_mesh_nor_its_types():
     def body(x):
         scanned = jax.lax.scan(lambda c, row: (c + row + jnp.zeros(3), None), x[0] * 2, x)[0]
         return jax.checkpoint(jnp.sin)(x) + scanned + jnp.zeros((2, 3))
+
     parts, _ = inside_a_shard_map(body, jnp.ones((8, 3)))
     jaxpr, _ = _jax.trace(lambda x: plainly(parts.body, [], [x]), jnp.ones((2, 3)))
     assert {e.primitive.name for e in jaxpr.eqns} >= {'scan', 'remat2', 'broadcast_in_dim'}
-    for eqn in [*jaxpr.eqns, *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns)]:
+    for eqn in [
+        *jaxpr.eqns,
+        *(e for q in jaxpr.eqns for j in _jax.sub_jaxprs(q.params) for e in j.eqns),
+    ]:
         assert eqn.ctx.cur_abstract_mesh.empty
         assert all(v.aval.sharding.mesh.empty and not v.aval.mat.varying for v in eqn.outvars)
 
@@ -309,35 +424,57 @@ def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
         own.defjvp(lambda p, t: (own(p[0]), 3 * t[0] + jnp.zeros((2, 3), p[0].dtype)))
     else:
         own = jax.custom_vjp(jnp.sin)
-        own.defvjp(lambda x: (jnp.sin(x), x + jnp.zeros((2, 3), x.dtype)), lambda x, g: (3 * g + 0 * x,))
+        own.defvjp(
+            lambda x: (jnp.sin(x), x + jnp.zeros((2, 3), x.dtype)), lambda x, g: (3 * g + 0 * x,)
+        )
     parts, (eqn,) = inside_a_shard_map(own, jnp.ones((8, 3)))
     params = _jax.with_bodies(eqn, parts, plainly)
     late = params['jvp_jaxpr_fun' if kind == 'jvp' else 'fwd_jaxpr_thunk']
     body, consts, *rest = late.call_wrapped(kind == 'vjp')
-    assert all(not v.aval.mat.varying for v in body.outvars) and len(body.outvars) == 2 and consts == []
+    assert (
+        all(not v.aval.mat.varying for v in body.outvars)
+        and len(body.outvars) == 2
+        and consts == []
+    )
     assert rest == ([[False]] if kind == 'jvp' else [])
-    x = jnp.ones((2, 3)) / 2
-    assert (jax.grad(lambda v: _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), v)[0].sum())(x) == 3).all()
+    bound = lambda v: _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), v)[0].sum()
+    assert (jax.grad(bound)(jnp.ones((2, 3)) / 2) == 3).all()
 
 
 def test_a_value_names_the_axes_that_it_is_mapped_along():
     seen = []
 
     def inner(x, y):
-        seen.extend(_jax.mapped_axes(v) for v in (x, y, x + y, jax.lax.psum(x, 'a'), jnp.ones(3), jax.lax.psum(x + y, ('a', 'b'))))
+        seen.extend(
+            _jax.mapped_axes(v)
+            for v in (
+                x,
+                y,
+                x + y,
+                jax.lax.psum(x, 'a'),
+                jnp.ones(3),
+                jax.lax.psum(x + y, ('a', 'b')),
+            )
+        )
         return x
-    jax.eval_shape(jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X)
+
+    jax.eval_shape(
+        jax.vmap(jax.vmap(inner, (None, 0), axis_name='b'), (0, None), axis_name='a'), X, X
+    )
     assert seen == [{'a'}, {'b'}, {'a', 'b'}, set(), set(), set()]
 
 
 def test_new_equations_can_name_the_place_of_an_old_one():
-    old, = equations(jnp.sin, X)
+    (old,) = equations(jnp.sin, X)
 
     def elsewhere(x):
         with _jax.at_location(old.source_info):
             return jnp.cos(x)
-    new, = equations(elsewhere, X)
-    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(old.source_info)
+
+    (new,) = equations(elsewhere, X)
+    assert new.primitive.name == 'cos' and _jax.location(new.source_info) == _jax.location(
+        old.source_info
+    )
 
 
 def test_functions_with_their_own_derivative_are_custom_calls():
@@ -346,16 +483,22 @@ def test_functions_with_their_own_derivative_are_custom_calls():
     own_jvp = jax.custom_jvp(lambda x: x * 2)
     own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
     for fn in (own_jvp, own_vjp):
-        eqn, = equations(fn, X)
-        assert _jax.is_custom_call(eqn)
+        (eqn,) = equations(fn, X)
+        assert is_custom_call(eqn)
         body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
         assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
-    assert not _jax.is_custom_call(equations(jnp.sin, X)[0])
+    assert not is_custom_call(equations(jnp.sin, X)[0])
 
 
 def test_other_equations_have_no_parts():
-    eqn, = equations(jnp.sin, X)
-    accessors = (_jax.scan_parts, _jax.while_parts, _jax.cond_parts, _jax.remat_parts, _jax.shard_map_parts)
+    (eqn,) = equations(jnp.sin, X)
+    accessors = (
+        _jax.scan_parts,
+        _jax.while_parts,
+        _jax.cond_branches,
+        _jax.remat_parts,
+        _jax.shard_map_parts,
+    )
     assert [accessor(eqn) for accessor in accessors] == [None] * 5
 
 
@@ -365,22 +508,26 @@ def test_varying_names_the_shards_along_which_a_value_differs():
     def body(x, y):
         seen.extend(map(_jax.varying, (x, y, x + y, jax.lax.psum(x, 'i'))))
         return x
+
     mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
-    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(jnp.ones(2), jnp.ones(2))
+    jax.shard_map(body, mesh=mesh, in_specs=(spec('i'), spec()), out_specs=spec('i'))(
+        jnp.ones(2), jnp.ones(2)
+    )
     assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
 
 
 def test_opened_has_no_calls_and_with_results_other_outputs():
-    w = jnp.arange(6.).reshape(2, 3)
+    w = jnp.arange(6.0).reshape(2, 3)
 
     def fn(x):
         return [jax.jit(lambda x: jax.jit(jnp.sin)(x @ w) + 1)(x)]
+
     x = jnp.ones((4, 2))
     jaxpr, consts = _jax.opened(fn, [x])
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ['dot_general', 'sin', 'add']
     np.testing.assert_allclose(_jax.evaluate(jaxpr, consts, [x])[0], fn(x)[0])
-    product, = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')
+    (product,) = (eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general')
     inner = _jax.with_results(jaxpr, [product, jaxpr.invars[0], product])
     for got, want in zip(_jax.evaluate(inner, consts, [x]), (x @ w, x, x @ w), strict=True):
         np.testing.assert_allclose(got, want)

@@ -1,4 +1,5 @@
-"""What README and docs promise: their code blocks run, one after the other, and the commands exist."""
+"""README's and docs' promises: their code blocks run in order, and the commands exist."""
+
 from __future__ import annotations
 
 import functools
@@ -8,8 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
+from tests.compare import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -18,6 +18,10 @@ PRIMITIVES = (ROOT / 'docs' / 'primitives.md').read_text(encoding='utf-8')
 
 def blocks(language, text=README):
     return re.findall(rf'```{language}\n(.*?)```', text, flags=re.DOTALL)
+
+
+def python(arguments):
+    return [sys.executable, *arguments.split()]
 
 
 def test_the_code_blocks_run():
@@ -40,16 +44,27 @@ def test_the_code_blocks_of_the_guide_to_primitives_run():
 
 def test_the_test_suite_of_the_guide_to_primitives_runs(tmp_path):
     found = blocks('python', PRIMITIVES)
-    imports, by_hand = found[0].split('\n\nlow_rank_gain')[0], next(block for block in found if block.startswith('gain = '))
+    imports = found[0].split('\n\nlow_rank_gain')[0]
+    by_hand, tests = (
+        next(block for block in found if block.startswith(start))
+        for start in ('gain = ', '# test_my_ops.py')
+    )
     (tmp_path / 'my_ops.py').write_text(f'{imports}\n{by_hand}')
-    (tmp_path / 'test_my_ops.py').write_text(next(block for block in found if block.startswith('# test_my_ops.py')))
-    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {
-        'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])})
-    tested = run([sys.executable, '-m', 'pytest', '-q', '-p', 'braintrace.kit.pytest_plugin', '--etp-results', 'results.json', '-c',
-                  '/dev/null', '--rootdir', '.', 'test_my_ops.py'])
+    (tmp_path / 'test_my_ops.py').write_text(tests)
+    run = functools.partial(
+        subprocess.run,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {'PYTHONPATH': os.pathsep.join([str(tmp_path), str(ROOT)])},
+    )
+    plugin = '-p braintrace.kit.pytest_plugin --etp-results results.json'
+    tested = run(python(f'-m pytest -q {plugin} -c /dev/null --rootdir . test_my_ops.py'))
     assert '2 passed' in tested.stdout, tested.stdout + tested.stderr
-    shown = run([sys.executable, '-m', 'braintrace.kit', 'check', 'etp_gain', '--import', 'my_ops', '--results', 'results.json'])
-    assert shown.returncode == 0 and shown.stdout == 'etp_gain: 17 pass, 3 not_applicable\n', shown.stdout + shown.stderr
+    kit = '-m braintrace.kit check etp_gain --import my_ops --results results.json'
+    shown = run(python(kit))
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout == 'etp_gain: 17 pass, 3 not_applicable\n', shown.stderr
 
 
 def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
@@ -65,18 +80,47 @@ def test_the_code_blocks_of_the_guide_to_gradients_run(capsys):
     for block in blocks('python', (ROOT / 'docs' / 'verify.md').read_text(encoding='utf-8')):
         exec(compile(block, 'verify.md', 'exec'), namespace)
         if 'grads' in namespace:
-            for got, want in zip(*(jax.tree.leaves(namespace.pop(k)) for k in ('grads', 'cut')), strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+            assert_close(namespace.pop('grads'), namespace.pop('cut'), 1e-4)
     shown = capsys.readouterr().out
-    assert 'The temporal path of lower/h through the state of upper/h is lost at etp_mm (upper/' in shown
+    assert (
+        'The temporal path of lower/h through the state of upper/h is lost at etp_mm (upper/'
+        in shown
+    )
 
 
 def test_the_commands_are_targets_of_the_makefile():
-    targets = set(re.findall(r'^([a-z-]+):', (ROOT / 'Makefile').read_text(encoding='utf-8'), flags=re.MULTILINE))
-    named = set(re.findall(r'make ([a-z-]+)', ''.join(blocks('bash')) + (ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')))
+    makefile, guide = (
+        (ROOT / name).read_text(encoding='utf-8') for name in ('Makefile', 'CONTRIBUTING.md')
+    )
+    targets = set(re.findall(r'^([a-z-]+):', makefile, flags=re.MULTILINE))
+    named = set(re.findall(r'make ([a-z-]+)', ''.join(blocks('bash')) + guide))
     assert {'demo', 'test'} <= named <= targets
 
 
 def test_the_links_lead_to_files():
-    links = re.findall(r'\]\((?!https?:)([^)#]+)', README)
-    assert links and not [link for link in links if not (ROOT / link).exists()]
+    pages = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+    lost = {
+        f'{page.name}: {link}'
+        for page in pages
+        for link in re.findall(r'\]\((?!https?:)([^)#]+)', page.read_text(encoding='utf-8'))
+        if not (page.parent / link).exists()
+    }
+    assert not lost
+
+
+def test_the_files_that_documents_name_are_there():
+    pages = [ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r'`([\w/]+(?:/|\.py))`', page.read_text(encoding='utf-8'))
+    }
+    made_by_users = {('primitives.md', 'my_ops.py'), ('primitives.md', 'test_my_ops.py')}
+    places = ROOT, ROOT / 'braintrace', ROOT / 'braintrace' / '_compiler'
+    assert len(named) > 20
+    lost = {
+        (page, name)
+        for page, name in named - made_by_users
+        if not any((place / name).exists() for place in places)
+    }
+    assert not lost

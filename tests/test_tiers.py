@@ -1,4 +1,5 @@
 """What runs when: the choices of ``tests.tiers``, the marks and the summary of ``tests.costs``."""
+
 import itertools
 import types
 
@@ -59,7 +60,7 @@ def test_the_first_rows_of_a_listed_test_stay_quick(monkeypatch, tmp_path):
 
 
 def test_a_listed_name_that_is_no_test_is_refused_in_a_whole_run(monkeypatch, tmp_path):
-    (tmp_path / 'b.py').touch()             # left out of this run by --ignore, say
+    (tmp_path / 'b.py').touch()  # left out of this run by --ignore, say
     for name in ('a.py::gone', 'c.py::gone'):
         text = f'0 b.py::f\n0 {name}\n'
         with pytest.raises(pytest.UsageError, match=f'names what is no test; delete: {name}$'):
@@ -69,15 +70,17 @@ def test_a_listed_name_that_is_no_test_is_refused_in_a_whole_run(monkeypatch, tm
 
 def test_the_summary_names_the_dearest_files():
     tests = {f'{k}.py::f[{row}]': k / 4 for k in range(15) for row in (1, 2)}
-    first, *rest = costs.summary(tests, 60.)
+    first, *rest = costs.summary(tests, 60.0)
     assert first == 'CPU seconds: 52 in 30 tests, 8 beside them; the dearest files:'
     assert [line.split() for line in rest[:2]] == [
-        ['7.0', 's', '2', 'tests', '14.py'], ['6.5', 's', '2', 'tests', '13.py']]
-    assert len(rest) == 10 and not costs.summary({}, 1.)
+        ['7.0', 's', '2', 'tests', '14.py'],
+        ['6.5', 's', '2', 'tests', '13.py'],
+    ]
+    assert len(rest) == 10 and not costs.summary({}, 1.0)
 
 
 def test_what_a_run_measured_gives_the_lines_of_the_list():
-    tests = {'a.py::f[x]': 0.5, 'a.py::g': 0.1, 'a.py::f[y]': 0.5, 'a.py::h': 2.}
+    tests = {'a.py::f[x]': 0.5, 'a.py::g': 0.1, 'a.py::f[y]': 0.5, 'a.py::h': 2.0}
     assert costs.slow_lines(tests) == ['1 a.py::f', '0 a.py::h']
 
 

@@ -1,10 +1,10 @@
-"""Which combinations of a table run when: quick ones always, slow ones in `make test`, the rest in
-`make test-nightly`.
+"""When a combination of a table runs: always, in `make test`, or in `make test-nightly`.
 
 A product of tables grows with each of them, and a fault mostly needs two of its values to meet. So
 the gate asks for each pair of values of two tables (:func:`pairwise`), or for each value of each
 table (:func:`in_turn`), and the night for the whole product.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -74,8 +74,10 @@ def _turns(sizes: Sequence[int]) -> set[tuple[int, ...]]:
 
 def _pairs_first(sizes: Sequence[int]) -> set[tuple[int, ...]]:
     """Combinations that hold every pair, chosen one by one, each with the most new pairs."""
+
     def pairs(at):
         return {(i, j, at[i], at[j]) for i, j in itertools.combinations(range(len(at)), 2)}
+
     rest = {at: pairs(at) for at in itertools.product(*map(range, sizes))}
     missing, found = set().union(*rest.values()), set()
     while missing:

@@ -1,12 +1,15 @@
-"""How XLA compiles the tests: quickly instead of well, since compiling is most of their cost, but for a few as users have it."""
+"""How XLA compiles the tests: quickly instead of well, since compiling is most of their cost."""
+
 import os
 
 import jax
 
-# Half of a compilation in JAX 0.10; later ones do without a choice, and abort at a flag that they do not know.
+# Fusion emitters are half of a compilation in JAX 0.10. Later versions abort at an unknown flag.
 HAS_FUSION_EMITTERS = jax.__version_info__[:2] == (0, 10)
-FLAGS = ['--xla_cpu_parallel_codegen_split_count=1',            # the test processes are parallel already
-         *(['--xla_cpu_use_fusion_emitters=false'] if HAS_FUSION_EMITTERS else [])]
+FLAGS = [
+    '--xla_cpu_parallel_codegen_split_count=1',  # the test processes are parallel already
+    *(['--xla_cpu_use_fusion_emitters=false'] if HAS_FUSION_EMITTERS else []),
+]
 AS_USERS_HAVE_IT = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
 if HAS_FUSION_EMITTERS:
     AS_USERS_HAVE_IT['xla_cpu_use_fusion_emitters'] = True

@@ -1,28 +1,64 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
-from . import flow
+
 from .analyse import analyse, check_learnable
-from .graph import Coordinates, Diagnostic, ETraceGraph, HiddenGroup, OpUse, Relation, Route
-from .losses import USE, untraced_uses
+from .analysis.left_out import readers
+from .equations.equation import Loop, Remat, is_inexact
+from .graph import (
+    Coordinates,
+    CutRead,
+    Diagnostic,
+    ETraceGraph,
+    Groups,
+    HiddenGroup,
+    OpUse,
+    Relation,
+    Route,
+    Use,
+)
 from .policy import DEFAULT, Policy
-from .program import (
-    Loop,
-    Program,
-    Remat,
+from .primitives import of as properties_of
+from .program.dataflow import forward, members, old_ancestors, reach
+from .program.leaves import (
     abstract,
     check_arrays,
-    depends,
     describe_aval,
-    is_inexact,
     param_name,
     path_key,
     path_name,
 )
-from .reasons import REASONS
-from .recurrence import Groups, old_ancestors
-from .render import summary
-from .report import Report
+from .program.program import Program
+from .program.tracing import depends
 
-__all__ = ['Coordinates', 'DEFAULT', 'Diagnostic', 'ETraceGraph', 'Groups', 'HiddenGroup', 'Loop', 'OpUse', 'Policy', 'Program',
-           'REASONS', 'Relation', 'Remat', 'Report', 'Route', 'USE', 'abstract', 'analyse', 'check_arrays', 'check_learnable', 'depends',
-           'describe_aval', 'flow', 'is_inexact', 'old_ancestors', 'param_name', 'path_key', 'path_name',
-           'summary', 'untraced_uses']
+__all__ = [
+    'Coordinates',
+    'CutRead',
+    'DEFAULT',
+    'Diagnostic',
+    'ETraceGraph',
+    'Groups',
+    'HiddenGroup',
+    'Loop',
+    'OpUse',
+    'Policy',
+    'Program',
+    'Relation',
+    'Remat',
+    'Route',
+    'Use',
+    'abstract',
+    'analyse',
+    'check_arrays',
+    'check_learnable',
+    'depends',
+    'describe_aval',
+    'forward',
+    'is_inexact',
+    'members',
+    'old_ancestors',
+    'param_name',
+    'path_key',
+    'path_name',
+    'properties_of',
+    'reach',
+    'readers',
+]

@@ -1,24 +1,37 @@
-"""What the compiler found: hidden groups, relations, routes and diagnostics, as frozen records."""
+"""The compiler's findings as records of plain data; ``_report`` makes sentences of them."""
+
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 
-from .explain import explain
-from .mermaid import to_mermaid
-from .program import Program
-from .recurrence import Groups
-from .report import Report, make_report
+from .program.dataflow import Groups
+from .program.program import Program
 
-__all__ = ['Coordinates', 'Diagnostic', 'ETraceGraph', 'HiddenGroup', 'OpUse', 'Relation', 'Route']
+__all__ = [
+    'Coordinates',
+    'CutRead',
+    'Diagnostic',
+    'ETraceGraph',
+    'Groups',
+    'HiddenGroup',
+    'OpUse',
+    'Relation',
+    'Route',
+    'Use',
+]
 
 
 @dataclass(frozen=True)
 class HiddenGroup:
-    """``num_state`` hidden states of one shape, coupled position by position; ``states`` are positions in the carry."""
+    """Hidden states of one shape, coupled position by position; ``states`` are positions in the
+    carry.
+    """
+
     name: str
     paths: tuple[str, ...]
     states: tuple[int, ...]
@@ -34,16 +47,19 @@ class HiddenGroup:
 class OpUse:
     """One application ``y = op(x, w...)`` of an ETP primitive in the step.
 
-    ``trainable`` maps trainable names to value numbers, ``parameters`` the same names to positions of the parameters that
-    each is a function of. ``owned``: the op's weights come from parameters alone, so its weight gradient is ``xy_to_dw``.
-    ``repeats``: the lengths of the loops around it, leading axes of its x and y; ``conditional``: it stands in a branch.
+    Each trainable has its place among the operands in ``slots``, its value number in ``trainable``,
+    and in ``parameters`` the positions of the parameters that it is a function of. ``owned``: the
+    weights come from parameters alone, so their gradient is ``xy_to_dw``. ``repeats``: the lengths
+    of the loops around the op, leading axes of its x and y.
     """
+
     key: str
     equation: int
     primitive: Any
     params: dict
     x: int | None
     y: int
+    slots: dict[str, int]
     trainable: dict[str, int]
     parameters: dict[str, tuple[int, ...]]
     owned: bool
@@ -56,14 +72,14 @@ class OpUse:
 
     @property
     def pointwise(self) -> bool:
-        """Whether y is the one weight, element by element, so that the rules hold for weights of any shape."""
-        return self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
+        """Whether y is the one weight, element by element: its rules then hold for any shape."""
+        return (
+            self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
+        )
 
     def impl(self, x, weights: dict):
-        """y as a function of x and the weights."""
-        slots = self.primitive.trainable_invars_fn(self.params)
-        args: list = [None] * (len(slots) + (self.x is not None))
-        for name, k in slots.items():
+        args: list = [None] * (len(self.slots) + (self.x is not None))
+        for name, k in self.slots.items():
             args[k] = weights[name]
         if self.x is not None:
             args[self.primitive.x_invar_index] = x
@@ -75,16 +91,17 @@ class OpUse:
 class Coordinates:
     """Where a relation's trace entries sit.
 
-    ``shape`` is y's shape, or the group's where y lacks axes of the hidden state (``expanded``). ``positions`` gives each
-    entry's flat position in the group, or None where entry and position are the same.
+    ``shape`` is y's shape, or the group's where y lacks axes of the hidden state (``expanded``).
+    ``positions``: each entry's flat position in the group; None where every entry sits at its own.
     """
+
     shape: tuple[int, ...]
     group_shape: tuple[int, ...]
     positions: np.ndarray | None
     expanded: bool = False
 
     def has_lanes(self, lanes: int | None) -> bool:
-        """Whether axis 0 of the entries is that of the hidden group, ``lanes`` long (see :meth:`ETraceGraph.lanes_of`)."""
+        """Whether axis 0 of the entries is a batch of ``lanes`` samples."""
         if lanes is None or self.shape[:1] != (lanes,) or self.group_shape[:1] != (lanes,):
             return False
         if self.positions is None or not lanes:
@@ -97,8 +114,10 @@ class Coordinates:
 class Relation:
     """One op and the hidden groups that its y reaches along position-wise paths within the step.
 
-    ``only_through_groups``: y reaches nothing but by new states of these groups, so ``dL/dy = sum_s L_s D_f,s``.
+    ``only_through_groups``: every path from y leads through new states of these groups, so ``dL/dy
+    = sum_s L_s D_f,s``.
     """
+
     op: OpUse
     groups: tuple[HiddenGroup, ...]
     coordinates: tuple[Coordinates, ...]
@@ -122,20 +141,24 @@ class Relation:
 class Route:
     """Where a parameter's gradient comes from, and why.
 
-    ``trace`` (reason: the primitive): history and same step. ``same-step``: this step only, for one of the reasons
+    ``trace`` (reason: the primitive): history and same step. ``same-step``: this step only, because
 
     - ``no_hidden_state``: it reaches no hidden state, as a readout does; nothing is missing;
     - ``not_etp_op``: it reaches a hidden state by a plain operation; use a braintrace op;
-    - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation, as GRU's reset gate does;
-    - ``mixing_tail``: its op's result reaches the state only through equations that mix its positions, such as a cumulative sum;
+    - ``weight_then_weight``: its op reaches the state only through another op or a mixing equation,
+      as GRU's reset gate does;
+    - ``mixing_tail``: its op reaches the state only through equations that mix positions, such as a
+      cumulative sum;
     - ``lost_relation``: its op's result is repeated, or broadcast inside, over a state's positions;
     - ``input_dependent_weight``: its op's weight changes from step to step;
-    - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its own, which is kept;
+    - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its
+      own;
     - ``not_hidden``: it reaches later steps through a part of the carry that is no hidden state;
     - ``unused``: it reaches nothing.
 
-    ``frozen``: ``not_trainable`` or ``not_inexact``; its gradient is zero.
+    ``frozen`` (``not_trainable`` or ``not_inexact``): its gradient is zero.
     """
+
     kind: str
     reason: str
     location: str = ''
@@ -143,24 +166,84 @@ class Route:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """Something the compiler did that changes or limits a gradient."""
-    kind: str
-    level: str
-    message: str
+    """Something the compiler did that changes or limits a gradient; ``report.diagnostics`` has it
+    in words.
+
+    ``path``: the parameter, op, group or state; ``location``: the line in the user's code.
+    ``equations``: positions in ``graph.program.equations``, a reduction before the broadcast that
+    spreads it. ``reason`` tells apart the sentences of one kind. Some kinds name the ``group`` that
+    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry, ``axes`` of a
+    hidden state.
+    """
+
+    kind: Literal[
+        'mixing',
+        'lost-relation',
+        'input-dependent-weight',
+        'cross-group',
+        'constant-weight',
+        'not-etp-op',
+        'mixing-tail',
+        'opaque-call',
+        'unused',
+        'no-relation',
+        'stacked-state',
+        'partial-trace',
+    ]
     path: str = ''
     location: str = ''
+    equations: tuple[int, ...] = ()
+    reason: str = ''
+    group: str = ''
+    slot: str = ''
+    states: tuple[str, ...] = ()
+    axes: tuple[int, ...] = ()
+
+    @property
+    def level(self) -> Literal['info', 'warning']:
+        """``info`` where the user need not mend anything."""
+        return 'info' if self.kind == 'mixing' else 'warning'
+
+
+@dataclass(frozen=True)
+class CutRead:
+    """A read of a group's past that leads to a hidden state without the group's trace.
+
+    ``equation``: by a cut equation; ``other-shape``: by plain paths to states of another shape;
+    ``not-hidden``: by ``state``, a part of the carry that is no hidden state.
+    """
+
+    kind: Literal['equation', 'other-shape', 'not-hidden']
+    equation: int | None = None
+    state: str = ''
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of a parameter that reaches a hidden state without a trace.
+
+    ``op``: as a weight of an op without a relation; ``plain``: in another equation; ``lost``: as a
+    weight of an op that has a trace to only some of the groups that it reaches.
+    """
+
+    kind: Literal['op', 'plain', 'lost']
+    equation: int
 
 
 @dataclass(frozen=True, eq=False)
 class ETraceGraph:
-    """The compiled structure of one step of a model.
+    """The compiled structure of one step; :func:`braintrace.report` shows it in words.
 
-    ``hidden_groups``, ``hidden_param_op_relations``, ``routes`` (path -> :class:`Route`), ``diagnostics``; ``report()`` shows
-    them, ``explain(path)`` tells of one parameter, ``to_mermaid()`` draws them. ``rule``: the one that it was compiled for, or
-    None. ``mixing`` maps equations that read another position to the reason, ``recurrent`` every cut equation to the groups that
-    it leads to, ``laned`` the positions in the carry whose axis 0 is the batch, ``cut_reads`` each group to what reads it and
-    leads to a hidden state without carrying its trace on: where that is empty, D_RTRL is exact for the group's traced weights.
+    - ``mixing``: the reason for each cut of an equation in which one position reads another
+    - ``recurrent``: the groups that each cut equation leads to
+    - ``cut_reads``: reads of each group that do not carry its trace on; where there are none,
+      D_RTRL is exact for the group's traced weights
+    - ``untraced``: the uses of each trainable parameter without a trace
+    - ``direct``: parameters that reach a result otherwise than as the weight of an owned op
+    - ``colours``: for each state index, sets of groups that one VJP serves
+    - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     """
+
     program: Program
     hidden_groups: tuple[HiddenGroup, ...]
     ops: tuple[OpUse, ...]
@@ -169,62 +252,24 @@ class ETraceGraph:
     diagnostics: tuple[Diagnostic, ...]
     mixing: dict[int, str]
     recurrent: dict[int, Groups]
-    cut_reads: dict[str, tuple[str, ...]]
+    cut_reads: dict[str, tuple[CutRead, ...]]
+    untraced: dict[str, tuple[Use, ...]]
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
     laned: frozenset[int]
 
-    rule: Any = field(default=None, kw_only=True)
+    @cached_property
+    def op_at(self) -> dict[int, OpUse]:
+        return {op.equation: op for op in self.ops}
 
     def lanes_of(self, group: HiddenGroup) -> int | None:
-        """The batch size, if axis 0 of the group's states is known to be the batch, else None."""
+        """The batch size, if axis 0 of the group's states is known to be the batch."""
         return self.lanes if self.laned.issuperset(group.states) else None
 
     def __repr__(self) -> str:
-        return (f'ETraceGraph({len(self.hidden_groups)} hidden groups, {len(self.hidden_param_op_relations)} relations, '
-                f'{len(self.routes)} parameters; graph.report() shows them)')
-
-    def report(self, rule: Any = None, batch_size: int | None = None) -> Report:
-        """Groups, relations, routes, cuts, diagnostics, exactness, and the memory of the trace, which is not allocated for it.
-
-        ``rule``: a value of :mod:`braintrace.rules`; default the one that the graph was compiled for (D_RTRL for
-        ``compile_etrace_graph``). ``batch_size``: default the one that was compiled. Raises :class:`braintrace.OptionError`
-        for another batch size where the step has no batch axis.
-
-        >>> import brainstate, braintrace, jax.numpy as jnp
-        >>> model = braintrace.nn.MiniGRU(2, 4)
-        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
-        >>> report = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2))).report(batch_size=64)
-        >>> print(str(report).splitlines()[1])
-        trace memory: 6.0 KiB at batch size 64, 96 B for each further sample
-        """
-        return make_report(self, self.rule if rule is None else rule, batch_size)
-
-    def explain(self, path: str | tuple) -> str:
-        """One parameter in a few sentences: its route and why, its op and place, its trace, what is left out, what to change.
-
-        ``path``: as printed in the report, the end of that where only one parameter or module has
-        it, or a tuple of keys; one that leads to several parameters explains each. Raises
-        :class:`braintrace.OptionError` with the nearest paths for an unknown one.
-
-        >>> import brainstate, braintrace, jax.numpy as jnp
-        >>> model = braintrace.nn.GRUCell(2, 4)
-        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
-        >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
-        >>> print(graph.explain('Wr/weight/bias'))
-        Wr/weight/bias float32[4] has route same-step (weight_then_weight): ...
-        """
-        return explain(self, self.report(), path)
-
-    def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart: parameters, ops, mixing equations, hidden groups; dashed where history is cut.
-
-        >>> import brainstate, braintrace, jax.numpy as jnp
-        >>> model = braintrace.nn.MiniGRU(2, 4)
-        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
-        >>> print(braintrace.compile_etrace_graph(model, jnp.zeros((3, 2))).to_mermaid())
-        flowchart LR
-          ...
-        """
-        return to_mermaid(self)
+        return (
+            f'ETraceGraph({len(self.hidden_groups)} hidden groups, '
+            f'{len(self.hidden_param_op_relations)} relations, '
+            f'{len(self.routes)} parameters; braintrace.report(graph) shows them)'
+        )

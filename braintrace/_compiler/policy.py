@@ -1,4 +1,5 @@
-"""What the compiler does with each construct of a step."""
+"""How the compiler treats each construct of a step."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -8,25 +9,35 @@ from .._errors import OptionError
 
 __all__ = ['DEFAULT', 'Policy']
 
-CHOICES = {'cond': ('select', 'refuse'), 'scan': ('follow', 'refuse'), 'while_loop': ('forward', 'refuse'),
-           'checkpoint': ('keep', 'inline'), 'custom_rule': ('opaque', 'refuse'), 'shard_map': ('vmap', 'refuse')}
+CHOICES = {
+    'cond': ('select', 'refuse'),
+    'scan': ('follow', 'refuse'),
+    'while_loop': ('forward', 'refuse'),
+    'checkpoint': ('keep', 'inline'),
+    'custom_rule': ('opaque', 'refuse'),
+    'shard_map': ('vmap', 'refuse'),
+}
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a step is compiled; each entry concerns constructs that hold an op or lie between hidden states.
+    """How a step is compiled, where a construct holds an op or lies between hidden states.
 
-    - ``strict``: every lost or approximated path, and every unused parameter, is an error; not so what the rule leaves out by its
-      nature (an op that reads a hidden state).
-    - ``unroll``: loops up to this length are unrolled, longer ones are descended: one trace, folded over the inner steps.
-    - ``cond``: ``'select'`` evaluates every branch and selects; what a branch not taken computes never reaches a gradient.
-    - ``scan``: ``'follow'`` unrolls or descends.
-    - ``while_loop``: ``'forward'`` replaces a loop that works position by position by its forward derivative.
-    - ``checkpoint``: ``'keep'`` recomputes in the backward pass as the model asks, ``'inline'`` stores instead.
-    - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step gradient by the user's rule.
+    - ``strict``: every lost or approximated path, and every unused parameter, is an error. An op
+      that reads a hidden state is none: the rules leave that out by their nature.
+    - ``unroll``: loops up to this length are unrolled; longer ones have one trace for all
+      iterations.
+    - ``cond``: ``'select'`` evaluates every branch and selects; no gradient meets the values of a
+      branch not taken.
+    - ``scan``: ``'follow'`` unrolls, or keeps the loop.
+    - ``while_loop``: ``'forward'`` replaces a loop that works position by position by its forward
+      derivative.
+    - ``checkpoint``: ``'keep'`` recomputes in the backward pass, ``'inline'`` stores instead.
+    - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
+      gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
-    - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it: resets of single lanes put
-      back such states alone whose axis 0 is known to be the batch.
+    - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
+      A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
     ``'refuse'`` makes a construct a :class:`braintrace.NotSupportedError` that names its place.
 
@@ -37,6 +48,7 @@ class Policy:
     Traceback (most recent call last):
     braintrace._errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
     """
+
     strict: bool = False
     unroll: int = 8
     cond: str = 'select'
@@ -54,10 +66,22 @@ class Policy:
                 raise OptionError(f'{field.name} is {value!r}; choose one of {choices}.')
         if not isinstance(self.strict, bool):
             raise OptionError(f'strict is {self.strict!r}; give True or False.')
-        if isinstance(self.unroll, bool) or not isinstance(self.unroll, Integral) or self.unroll < 0:
-            raise OptionError(f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are unrolled.')
-        if not isinstance(self.lanes, tuple) or not all(isinstance(path, str) for path in self.lanes):
-            raise OptionError(f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as (\'count\',).')
+        if (
+            isinstance(self.unroll, bool)
+            or not isinstance(self.unroll, Integral)
+            or self.unroll < 0
+        ):
+            raise OptionError(
+                f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are '
+                'unrolled.'
+            )
+        if not isinstance(self.lanes, tuple) or not all(
+            isinstance(path, str) for path in self.lanes
+        ):
+            raise OptionError(
+                f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as '
+                "('count',)."
+            )
 
 
 DEFAULT = Policy()

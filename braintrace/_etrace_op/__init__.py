@@ -1,20 +1,51 @@
-"""ETP primitives, their rules, and the user functions that bind them."""
+"""ETP primitives, their rules, the functions that bind them, and the factories of new ones."""
+
+from ._op import EtpOp
 from ._primitive import *
 from ._primitive import __all__ as _primitive
+from ._reverse import rule_reverse
+from ._sparsity import SparseStructure
 from ._spec import *
 from ._spec import __all__ as _spec
-from ._structure import SparseStructure
 from .conv import conv, etp_conv_p
 from .dense import etp_mm_p, etp_mv_p, matmul
 from .einsums import FORMS as EINSUM_FORMS
 from .einsums import einsum, grouped_matmul
 from .elemwise import element_wise, etp_elemwise_p
 from .embedding import embedding, etp_embed_mm_p, etp_embed_mv_p
+from .factories import make_conv_op, make_einsum_op, make_elementwise_op, new_etp_primitive
+from .linear_factory import make_linear_op
 from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
 from .sparse import etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
 
 __all__ = [
-    *_primitive, *_spec, 'EINSUM_FORMS', 'SparseStructure', 'conv', 'einsum', 'element_wise', 'embedding', 'etp_conv_p',
-    'etp_elemwise_p', 'etp_embed_mm_p', 'etp_embed_mv_p', 'etp_lora_mm_p',
-    'etp_lora_mv_p', 'etp_mm_p', 'etp_mv_p', 'etp_sp_mm_p', 'etp_sp_mv_p', 'grouped_matmul', 'lora_matmul', 'matmul', 'sparse_matmul',
+    *_primitive,
+    *_spec,
+    'EINSUM_FORMS',
+    'EtpOp',
+    'SparseStructure',
+    'conv',
+    'einsum',
+    'element_wise',
+    'embedding',
+    'etp_conv_p',
+    'etp_elemwise_p',
+    'etp_embed_mm_p',
+    'etp_embed_mv_p',
+    'etp_lora_mm_p',
+    'etp_lora_mv_p',
+    'etp_mm_p',
+    'etp_mv_p',
+    'etp_sp_mm_p',
+    'etp_sp_mv_p',
+    'grouped_matmul',
+    'lora_matmul',
+    'make_conv_op',
+    'make_einsum_op',
+    'make_elementwise_op',
+    'make_linear_op',
+    'matmul',
+    'new_etp_primitive',
+    'rule_reverse',
+    'sparse_matmul',
 ]

@@ -1,4 +1,5 @@
 """Every JAX rule of an ETP primitive, derived from its ``impl``."""
+
 from __future__ import annotations
 
 from functools import partial
@@ -13,27 +14,39 @@ __all__ = ['derive_jax_rules', 'lower_on']
 
 
 def derive_jax_rules(primitive) -> None:
-    """Give ``primitive`` abstract evaluation, eager evaluation, lowering, JVP, transpose and batching."""
+    """Give ``primitive`` abstract evaluation, eager evaluation, lowering, JVP, transpose and
+    batching.
+    """
     primitive.def_abstract_eval(partial(_abstract_eval, primitive))
     primitive.def_impl(partial(apply_primitive, primitive))
-    mlir.register_lowering(primitive, mlir.lower_fun(partial(_call_flat, primitive), multiple_results=True))
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(partial(_call_flat, primitive), multiple_results=True)
+    )
     ad.primitive_jvps[primitive] = partial(_jvp, primitive)
     ad.primitive_transposes[primitive] = partial(_transpose, primitive)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
 
 
 def lower_on(primitive, platform: str, fn) -> None:
-    """Lower ``primitive`` on a platform as ``fn``, whose results must be like those of ``impl``."""
+    """Lower ``primitive`` on a platform by ``fn``, which must return the shapes and dtypes of
+    ``impl``.
+    """
+
     def call(*args, **params) -> tuple:
         out = fn(*args, **params)
         out = tuple(out) if _is_several(out) else (out,)
         want = jax.eval_shape(partial(_call_flat, primitive, **params), *args)
         found = [(jnp.shape(a), jnp.result_type(a)) for a in out]
         if found != [(a.shape, a.dtype) for a in want]:
-            raise RuleContractError(f'the lowering of {primitive.name!r} on {platform!r} returned {found}; its implementation returns '
-                                    f'{[(a.shape, str(a.dtype)) for a in want]}.')
+            raise RuleContractError(
+                f'the lowering of {primitive.name!r} on {platform!r} returned {found}; its '
+                f'implementation returns {[(a.shape, str(a.dtype)) for a in want]}.'
+            )
         return out
-    mlir.register_lowering(primitive, mlir.lower_fun(call, multiple_results=True), platform=platform)
+
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(call, multiple_results=True), platform=platform
+    )
 
 
 def _is_several(out) -> bool:
@@ -46,7 +59,7 @@ def _call_flat(primitive, *args, **params) -> tuple:
 
 
 def _with(args, where, values) -> list:
-    """``args`` with ``values`` put at the indices ``where``."""
+    """Copy ``args`` and put ``values`` at the indices ``where``."""
     merged = list(args)
     for index, value in zip(where, values):
         merged[index] = value
@@ -58,22 +71,32 @@ def _abstract_eval(primitive, *avals, **params):
     several = _is_several(shape)
     if not all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in (shape if several else [shape])):
         raise RuleContractError(
-            f'the implementation of {primitive.name!r} returned {shape}; expected an array or a flat tuple of arrays.')
+            f'the implementation of {primitive.name!r} returned {shape}; expected an array or a '
+            'flat tuple of arrays.'
+        )
     forms = [primitive, *primitive.originals()]
     if any(form._several not in (None, several) for form in forms):
         raise RuleContractError(
-            f'the implementation of {primitive.name!r} returned one array in one call and a tuple in another.')
-    # Known from the first abstract evaluation on, which comes before any use of it; an original may have none of its own.
+            f'the implementation of {primitive.name!r} returned one array in one call and a tuple '
+            'in another.'
+        )
+    # The first abstract evaluation comes before any use of the answer. An original whose mapped
+    # form alone is called has no evaluation of its own, so it is told here too.
     for form in forms:
         form._several = form.multiple_results = several
     return list(jaxpr.out_avals) if several else jaxpr.out_avals[0]
 
 
 def _jvp(primitive, primals, tangents, **params):
-    """The primal output binds the primitive, so differentiation leaves it in sight; the tangent is that of ``impl``."""
+    """Bind the primitive for the primal output, so that differentiation leaves it in the jaxpr, and
+    take the tangent from ``impl``.
+    """
     out = primitive.bind(*primals, **params)
-    live = [i for i, tangent in enumerate(tangents)
-            if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0]
+    live = [
+        i
+        for i, tangent in enumerate(tangents)
+        if type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
+    ]
 
     def of_live(*values):
         return _call_flat(primitive, *_with(primals, live, values), **params)
@@ -100,6 +123,8 @@ def _transpose(primitive, cotangents, *args, **params):
 
 
 def _batch(primitive, args, dims, **params):
+    # Over x alone the primitive keeps its identity, where it declares how: by a form for batches,
+    # or by folding the mapped axis into the batch axis. Any other mapping binds a mapped form.
     x = primitive.x_invar_index
     if [i for i, dim in enumerate(dims) if dim is not None] == [x]:
         if primitive.batched_form is not None:
@@ -114,12 +139,16 @@ def _batch(primitive, args, dims, **params):
 
 
 def _fold(primitive, args, dim, axes, params):
-    """Merge x's mapped axis into its batch axis, bind, and split y's again; an explicitly sharded axis stays outermost."""
+    """Merge x's mapped axis into its batch axis, bind, and split y's axis again.
+
+    The mapped axis goes in front of the batch axis, or behind it where the batch is sharded, since
+    an explicitly sharded axis stays outermost.
+    """
     where, (x_axis, y_axis) = primitive.x_invar_index, axes
     batch_axis = x_axis if dim > x_axis else x_axis + 1
     inside = int(jax.typeof(args[where]).sharding.spec[batch_axis] is not None)
     x = jnp.moveaxis(args[where], dim, x_axis + inside)
-    sizes = x.shape[x_axis:x_axis + 2]
-    merged = x.reshape(*x.shape[:x_axis], sizes[0] * sizes[1], *x.shape[x_axis + 2:])
+    sizes = x.shape[x_axis : x_axis + 2]
+    merged = x.reshape(*x.shape[:x_axis], sizes[0] * sizes[1], *x.shape[x_axis + 2 :])
     y = primitive.bind(*_with(args, [where], [merged]), **params)
-    return y.reshape(*y.shape[:y_axis], *sizes, *y.shape[y_axis + 1:]), y_axis + inside
+    return y.reshape(*y.shape[:y_axis], *sizes, *y.shape[y_axis + 1 :]), y_axis + inside

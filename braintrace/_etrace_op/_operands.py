@@ -1,4 +1,5 @@
-"""Operands of the user functions: checked, split into mantissa and unit, and put together again."""
+"""Checks on the operands of user functions, and the units of operands and results."""
+
 from __future__ import annotations
 
 import functools
@@ -15,8 +16,19 @@ import saiunit as u
 from .._errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
 
-__all__ = ['bias_operands', 'check_rank', 'check_shape', 'drawn', 'input_operand', 'proportional_product', 'shape_of', 'split',
-           'trainable_operand', 'unit_product', 'with_unit']
+__all__ = [
+    'bias_operands',
+    'check_rank',
+    'check_shape',
+    'drawn',
+    'input_operand',
+    'proportional_product',
+    'shape_of',
+    'split',
+    'trainable_operand',
+    'unit_product',
+    'with_unit',
+]
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
@@ -29,25 +41,35 @@ def split(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:
     if not isinstance(value, jax.Array) and callable(getattr(value, '__jax_array__', None)):
         value = value.__jax_array__()
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        hint = f'pass `{name}.value`' if hasattr(value, 'value') else f'convert it with `jax.numpy.asarray({name})`'
-        raise EtpDtypeError(f'{op}: {name} is a {type(value).__name__}, expected an array or a saiunit.Quantity; {hint}.')
+        hint = (
+            f'pass `{name}.value`'
+            if hasattr(value, 'value')
+            else f'convert it with `jax.numpy.asarray({name})`'
+        )
+        raise EtpDtypeError(
+            f'{op}: {name} is a {type(value).__name__}, expected an array or a saiunit.Quantity; '
+            f'{hint}.'
+        )
     if not (jnp.issubdtype(value.dtype, jnp.number) or value.dtype == bool):
         raise EtpDtypeError(f'{op}: {name} has dtype {value.dtype}, expected numbers.')
     return jnp.asarray(value), u.UNITLESS
 
 
 def trainable_operand(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:
-    """Mantissa and unit of an operand that is trained: of a floating or complex dtype."""
+    """Mantissa and unit of a trained operand, which needs a floating or complex dtype."""
     mantissa, unit = split(op, name, value)
     if not jnp.issubdtype(mantissa.dtype, jnp.inexact):
         raise EtpDtypeError(
-            f'{op}: {name} has dtype {mantissa.dtype}, which can not be trained; expected a floating dtype. '
-            f'Convert it with `{name}.astype(jax.numpy.float32)`.')
+            f'{op}: {name} has dtype {mantissa.dtype}, which can not be trained; expected a '
+            f'floating dtype. Convert it with `{name}.astype(jax.numpy.float32)`.'
+        )
     return mantissa, unit
 
 
 def input_operand(op: str, name: str, value: Any, dtype) -> tuple[jax.Array, u.Unit]:
-    """Mantissa and unit of an operand that is not trained; booleans and integers (spikes) are cast to ``dtype``."""
+    """Mantissa and unit of an untrained operand; booleans and integers (spikes) are cast to
+    ``dtype``.
+    """
     mantissa, unit = split(op, name, value)
     if not jnp.issubdtype(mantissa.dtype, jnp.inexact):
         mantissa = mantissa.astype(dtype)
@@ -55,15 +77,19 @@ def input_operand(op: str, name: str, value: Any, dtype) -> tuple[jax.Array, u.U
 
 
 def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> list[jax.Array]:
-    """The bias as a list of no or one operand, its mantissa in ``unit``, the unit of the product."""
+    """The bias as a list of one operand in ``unit``, the product's unit, or an empty list."""
     if bias is None:
         return []
     mantissa, own = trainable_operand(op, 'bias', bias)
     check_shape(op, 'bias', mantissa.shape, shape, 'one number for each output')
     if not own.has_same_dim(unit):
-        raise EtpUnitError(f'{op}: bias has unit {own}, expected a unit like {unit}, the unit of the product '
-                           'that it is added to.')
-    return [mantissa if own == unit else jnp.asarray(u.Quantity(mantissa, unit=own).to_decimal(unit))]
+        raise EtpUnitError(
+            f'{op}: bias has unit {own}, expected a unit like {unit}, the unit of the product '
+            'that it is added to.'
+        )
+    return [
+        mantissa if own == unit else jnp.asarray(u.Quantity(mantissa, unit=own).to_decimal(unit))
+    ]
 
 
 def unit_product(*units: u.Unit) -> Any:
@@ -72,59 +98,88 @@ def unit_product(*units: u.Unit) -> Any:
 
 
 def shape_of(op: str, fn: Callable, *operands) -> Any:
-    """The shape and dtype of ``fn(*operands)``; where it does not take them, an ``EtpShapeError`` names the op and their shapes."""
+    """The shape and dtype of ``fn(*operands)``.
+
+    Raises ``EtpShapeError`` with the op and the shapes where ``fn`` refuses them.
+    """
     try:
         return jax.eval_shape(fn, *operands)
     except (TypeError, ValueError) as error:
         if isinstance(error, BraintraceError):
             raise
-        shapes = ', '.join(f'{a.dtype}{list(a.shape)}' if hasattr(a, 'dtype') else type(a).__name__ for a in operands)
-        raise EtpShapeError(f'{op}: its function does not take operands {shapes}: {str(error).splitlines()[0]}') from error
+        shapes = ', '.join(
+            f'{a.dtype}{list(a.shape)}' if hasattr(a, 'dtype') else type(a).__name__
+            for a in operands
+        )
+        raise EtpShapeError(
+            f'{op}: its function does not take operands {shapes}: {str(error).splitlines()[0]}'
+        ) from error
 
 
-def proportional_product(op: str, fn: Callable, values: Sequence, units: Sequence[u.Unit], params: dict, bias: int | None = None) -> Any:
-    """The product of the operands' units, that of the bias left out, which is y's if ``fn(*values, **params)`` is proportional to each.
+def proportional_product(
+    op: str,
+    fn: Callable,
+    values: Sequence,
+    units: Sequence[u.Unit],
+    params: dict,
+    bias: int | None = None,
+) -> Any:
+    """The product of the units of all operands but the bias. It is y's unit if ``fn(*values,
+    **params)`` is proportional to each operand.
 
-    Raises ``EtpUnitError`` for an operand with a unit to which ``fn`` is not proportional: doubled, it does not double y.
+    Raises ``EtpUnitError`` if ``fn`` is not proportional to an operand with a unit: y does not
+    double where the operand does.
     """
     avals = tuple(jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values)
+    static = tuple(sorted(params.items()))
     for i, unit in enumerate(units):
-        if i != bias and not unit.is_unitless and not _doubles(fn, avals, tuple(sorted(params.items())), i, bias):
-            raise EtpUnitError(f'{op}: operand {i} has unit {unit}, and the op is not proportional to it, so its result has no unit that '
-                               f'follows. Give it without one, such as `x.to_decimal({unit})`, or an operand that has none.')
+        if i != bias and not (unit.is_unitless or _doubles(fn, avals, static, i, bias)):
+            raise EtpUnitError(
+                f'{op}: operand {i} has unit {unit}, and the op is not proportional to it, so its '
+                'result has no unit that follows. Give it without one, such as '
+                f'`x.to_decimal({unit})`, or an operand that has none.'
+            )
     return unit_product(u.UNITLESS, *(unit for i, unit in enumerate(units) if i != bias))
 
 
 @functools.lru_cache(maxsize=256)
 def _doubles(fn: Callable, avals: tuple, params: tuple, operand: int, bias: int | None) -> bool:
-    """Whether y doubles where an operand does, and the bias with it."""
+    """Whether y doubles where an operand and the bias double."""
     rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         values = [drawn(rng, aval) for aval in avals]
         twice = [2 * value if i in (operand, bias) else value for i, value in enumerate(values)]
         y, doubled = (jax.tree.leaves(fn(*each, **dict(params))) for each in (values, twice))
-        return all(np.allclose(2 * a, b, rtol=1e-6, atol=1e-9) for a, b in zip(y, doubled, strict=True))
+        return all(
+            np.allclose(2 * a, b, rtol=1e-6, atol=1e-9) for a, b in zip(y, doubled, strict=True)
+        )
 
 
 def drawn(rng: np.random.Generator, aval) -> jax.Array:
-    """Numbers between 0.5 and 1.5, of double precision, for an operand."""
-    wide = jnp.promote_types(aval.dtype, jnp.float64) if jnp.issubdtype(aval.dtype, jnp.inexact) else aval.dtype
-    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), wide)
+    """Draw numbers between 0.5 and 1.5 for an operand, in double precision."""
+    dtype = aval.dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        dtype = jnp.promote_types(dtype, jnp.float64)
+    return jnp.asarray(rng.uniform(0.5, 1.5, aval.shape), dtype)
 
 
 def with_unit(y: jax.Array, unit: u.Unit) -> Any:
-    """``y`` as a quantity, or as a plain array where the unit has no dimension."""
+    """Give ``y`` its unit; without a dimension it stays a plain array."""
     return y if unit == u.UNITLESS else u.maybe_decimal(u.Quantity(y, unit=unit))
 
 
 def check_shape(op: str, name: str, found, expected, why: str) -> None:
     """Refuse an operand of another shape than expected."""
     if tuple(found) != tuple(expected):
-        raise EtpShapeError(f'{op}: {name} has shape {tuple(found)}, expected {tuple(expected)}: {why}.')
+        raise EtpShapeError(
+            f'{op}: {name} has shape {tuple(found)}, expected {tuple(expected)}: {why}.'
+        )
 
 
 def check_rank(op: str, name: str, found, layouts: dict[int, str], hint: str) -> None:
     """Refuse an operand whose rank is not among ``layouts``, rank -> axes."""
     if len(found) not in layouts:
-        raise EtpShapeError(f'{op}: {name} has shape {tuple(found)} of rank {len(found)}, expected '
-                            f'{" or ".join(layouts.values())}. {hint}')
+        raise EtpShapeError(
+            f'{op}: {name} has shape {tuple(found)} of rank {len(found)}, expected '
+            f'{" or ".join(layouts.values())}. {hint}'
+        )

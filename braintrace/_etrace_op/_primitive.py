@@ -1,4 +1,5 @@
-"""ETP primitives: JAX primitives that carry, beside their implementation, the rules of trace propagation."""
+"""ETP primitives: JAX primitives with the rules of eligibility trace propagation."""
+
 from __future__ import annotations
 
 from collections import UserDict
@@ -12,13 +13,26 @@ from .._errors import MissingRuleError, RuleContractError
 from .._jax import Primitive
 from ._contract import bind_rule, checked_invars
 from ._jax_rules import derive_jax_rules, lower_on
-from ._mapped import by_lane, derived_rule
+from ._vmap_rules import by_lane, derived_rule
 
 __all__ = [
-    'BATCHED_PRIMITIVES', 'ETPPrimitive', 'ETP_PRIMITIVES', 'ETP_RULES_INIT_DRTRL', 'ETP_RULES_INIT_PP',
-    'ETP_RULES_INSTANT_DRTRL', 'ETP_RULES_SOLVE_DRTRL', 'ETP_RULES_XY_TO_DW', 'ETP_RULES_YW_TO_W',
-    'GRADIENT_ENABLED_PRIMITIVES', 'REQUIRED_SLOTS', 'RULE_SLOTS', 'check_callable', 'is_batched_primitive', 'is_etp_primitive',
-    'is_gradient_enabled_primitive', 'register_primitive',
+    'BATCHED_PRIMITIVES',
+    'ETPPrimitive',
+    'ETP_PRIMITIVES',
+    'ETP_RULES_INIT_DRTRL',
+    'ETP_RULES_INIT_PP',
+    'ETP_RULES_INSTANT_DRTRL',
+    'ETP_RULES_SOLVE_DRTRL',
+    'ETP_RULES_XY_TO_DW',
+    'ETP_RULES_YW_TO_W',
+    'GRADIENT_ENABLED_PRIMITIVES',
+    'REQUIRED_SLOTS',
+    'RULE_SLOTS',
+    'check_callable',
+    'is_batched_primitive',
+    'is_etp_primitive',
+    'is_gradient_enabled_primitive',
+    'register_primitive',
 ]
 
 ETP_RULES_YW_TO_W: dict[ETPPrimitive, Callable] = {}
@@ -44,7 +58,7 @@ REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 
 class PlatformTable(UserDict):
-    """Platform -> function; an entry may be set once a platform's own form of an op is at hand."""
+    """Platform -> function, filled in by ``table[platform] = fn``; 'gpu' sets each kind of GPU."""
 
     PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
     GPU = ('cuda', 'rocm')
@@ -55,8 +69,10 @@ class PlatformTable(UserDict):
 
     def __setitem__(self, platform: str, fn: Callable) -> None:
         if platform not in (*self.PLATFORMS, 'gpu'):
-            raise RuleContractError(f'{self._what}: there is no platform {platform!r}; choose one of {", ".join(self.PLATFORMS)}, or gpu '
-                                    f'for {" and ".join(self.GPU)}.')
+            raise RuleContractError(
+                f'{self._what}: there is no platform {platform!r}; choose one of '
+                f'{", ".join(self.PLATFORMS)}, or gpu for {" and ".join(self.GPU)}.'
+            )
         check_callable(f'{self._what}[{platform!r}]', fn)
         for name in self.GPU if platform == 'gpu' else (platform,):
             self._on_set(name, fn)
@@ -74,24 +90,35 @@ def _no_fold(params: dict) -> None:
 class ETPPrimitive(Primitive):
     """A JAX primitive ``y = impl(x, *trainables)`` whose trainables can carry an eligibility trace.
 
-    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. The trace rules live in the
-    registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else; those of a mapped primitive are made from its
-    original's when they are asked for.
+    Abstract evaluation, lowering, JVP, transpose and batching derive from ``impl``. The trace rules
+    live in the registries ``ETP_RULES_*``, keyed by the primitive, and nowhere else. A mapped
+    primitive derives its rules from its original's on demand.
 
-    Two declarations keep its identity under ``jax.vmap`` over x alone: ``batched_form``, the primitive that does the
-    same for a leading batch axis, and ``fold_axes(params)``, the batch axes ``(in x, in y)`` of independent samples or
-    None. Any other mapping binds ``mapped(axes)``, a primitive that holds its ``original`` and the mapped ``axes``; it is
-    ``batched`` where x alone is mapped. ``represent(x, weights)``, where there is one, gives the numbers that an input of integers
-    stands for in a factor. ``op``: the ``EtpOp`` that it is a form of, or None.
+    Two declarations keep a primitive's identity under ``jax.vmap`` over x alone: ``batched_form``,
+    the primitive that does the same for a leading batch axis, and ``fold_axes(params)``, the batch
+    axes ``(in x, in y)`` of independent samples or None. Any other mapping binds ``mapped(axes)``,
+    a primitive that holds its ``original`` and the mapped ``axes``; it is ``batched`` where x alone
+    is mapped. ``represent(x, weights)`` may give the numbers for which an input of integers stands
+    in a factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
 
-    ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform; ``trace_kernel[platform] = fn(D, trace, D_f, x,
-    weights, **params) -> trace`` the update of D_RTRL's trace by a single step, with D ``(*y, S, S)``, D_f ``(*y, S)``, and in the trace, a
-    dict by trainable, the states in a last axis. Setting one forgets what JAX has compiled.
+    ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform.
+    ``trace_kernel[platform] = fn(D, trace, D_f, x, weights, **params) -> trace`` replaces the
+    update of D_RTRL's trace by a single step; D is ``(*y, S, S)``, D_f ``(*y, S)``, and each array
+    of the trace, a dict by trainable, has the states in its last axis. Setting either clears JAX's
+    caches.
     """
 
-    def __init__(self, name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
-                 trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
-                 x_invar_index: int | None = 0, y_outvar_index: int = 0):
+    def __init__(
+        self,
+        name: str,
+        impl: Callable,
+        *,
+        batched: bool = False,
+        gradient_enabled: bool = False,
+        trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
+        x_invar_index: int | None = 0,
+        y_outvar_index: int = 0,
+    ):
         super().__init__(name)
         self.impl_fn = impl
         self.batched = batched
@@ -137,18 +164,22 @@ class ETPPrimitive(Primitive):
         self._forget()
 
     def _forget(self) -> None:
-        """What JAX has compiled with this primitive, as far as it can be told apart: all."""
+        """Clear JAX's caches, once the primitive was used; they can not be cleared for it alone."""
         if self._several is not None:
             jax.clear_caches()
 
     def _check_kernel(self, platform: str, fn: Callable) -> None:
         if self.original is not None:
-            raise RuleContractError(f'{self.name!r} is {self.root.name!r} under jax.vmap, where the default update of the trace runs. Give '
-                                    f'{self.root.name!r} the kernel.')
+            raise RuleContractError(
+                f'{self.name!r} is {self.root.name!r} under jax.vmap, where the default update of '
+                f'the trace runs. Give {self.root.name!r} the kernel.'
+            )
         self._forget()
 
     def originals(self) -> list[ETPPrimitive]:
-        """The primitive that this one is a mapped form of, the one that that one is a mapped form of, and so on."""
+        """The primitive of which this one is a mapped form, then that primitive's original, and so
+        on.
+        """
         return [] if self.original is None else [self.original, *self.original.originals()]
 
     @property
@@ -161,14 +192,21 @@ class ETPPrimitive(Primitive):
         return checked_invars(self.name, self.trainable_invars_fn(params))
 
     def mapped(self, axes: Iterable[int | None]) -> ETPPrimitive:
-        """This primitive under ``vmap`` over axis 0 of the operands where ``axes`` is 0; one per ``axes``."""
+        """This primitive under ``vmap`` over axis 0 of the operands whose ``axes`` is 0; the same
+        object for the same ``axes``.
+        """
         axes = tuple(axes)
         if axes not in self._mapped:
+            over = [i for i, axis in enumerate(axes) if axis is not None]
             form = ETPPrimitive(
-                f'{self.name}_vmap', _mapped_over(self.impl_fn, axes),
-                batched=[i for i, axis in enumerate(axes) if axis is not None] == [self.x_invar_index],
-                gradient_enabled=self.gradient_enabled, trainable_invars_fn=self.trainable_invars_fn,
-                x_invar_index=self.x_invar_index, y_outvar_index=self.y_outvar_index)
+                f'{self.name}_vmap',
+                _mapped_over(self.impl_fn, axes),
+                batched=over == [self.x_invar_index],
+                gradient_enabled=self.gradient_enabled,
+                trainable_invars_fn=self.trainable_invars_fn,
+                x_invar_index=self.x_invar_index,
+                y_outvar_index=self.y_outvar_index,
+            )
             form.original, form.axes = self, axes
             form.fold_axes = _no_fold
             for platform, fn in self.lowering.items():
@@ -177,57 +215,77 @@ class ETPPrimitive(Primitive):
         return self._mapped[axes]
 
     def rule(self, slot: str, algorithm: str = 'the caller') -> Callable:
-        """The rule in ``slot``; without one, ``MissingRuleError`` names the primitive, the slot and ``algorithm``."""
+        """The rule in ``slot``. Raises ``MissingRuleError``, which names the primitive, the slot
+        and ``algorithm``, where there is none.
+        """
         found = self.optional_rule(slot)
         if found is None:
             raise MissingRuleError(self.root.name, slot, algorithm)
         return found
 
     def optional_rule(self, slot: str) -> Callable | None:
-        """The rule in ``slot``, or None; that of a mapped primitive is derived from its original's."""
+        """The rule in ``slot``, or None; a mapped primitive derives it from its original's."""
         _check_slots(self.name, [slot])
         return RULE_SLOTS[slot].get(self) if self.original is None else derived_rule(self, slot)
 
     def by_lane(self, fn: Callable, params: dict, axis: int = 0) -> Callable:
-        """``fn(x, d, weights)`` of the root, mapped over what an entry keeps apart: mapped axes, and samples as batches of one.
+        """Map ``fn(x, d, weights)`` of the root over the axes that a trace keeps apart: mapped
+        axes, and samples as batches of one.
 
         These axes begin at ``axis`` of x and d, and lead in the result.
         """
         return by_lane(self, fn, params, axis)
 
     def bound_rule(self, slot: str, params: dict, algorithm: str = 'the caller') -> Callable:
-        """The rule in ``slot`` with an equation's static parameters bound and its result's keys checked.
+        """Bind an equation's static parameters to the rule in ``slot``; the keys of its results are
+        checked.
 
         An ``init_*`` rule gets the parameters that it declares: by name, or all by ``**params``.
         """
-        return bind_rule(self.name, slot, self.rule(slot, algorithm), params, self.trainable_invars(params))
+        return bind_rule(
+            self.name, slot, self.rule(slot, algorithm), params, self.trainable_invars(params)
+        )
 
     def register_yw_to_w(self, rule: Callable) -> Callable:
-        """Register ``(hidden_dim, trace, **params) -> dict``: the trace scaled by a factor at each element of y."""
+        """Register ``(hidden_dim, trace, **params) -> dict``: the trace scaled by a factor at each
+        element of y.
+        """
         return self._register('yw_to_w', rule)
 
     def register_xy_to_dw(self, rule: Callable) -> Callable:
-        """Register ``(x, hidden_dim, weights, **params) -> dict``: the VJP of ``impl`` over its trainables."""
+        """Register ``(x, hidden_dim, weights, **params) -> dict``: the VJP of ``impl`` over its
+        trainables.
+        """
         return self._register('xy_to_dw', rule)
 
     def register_init_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> dict`` of zeros: D_RTRL's trace."""
+        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> dict`` of zeros: D_RTRL's
+        trace.
+        """
         return self._register('init_drtrl', rule)
 
     def register_init_pp(self, rule: Callable) -> Callable:
-        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> zeros``: ES_D_RTRL's output factor."""
+        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> zeros``: ES_D_RTRL's output
+        factor.
+        """
         return self._register('init_pp', rule)
 
     def register_instant_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(x, hidden_dim, weights, **params) -> dict``: one step's entry of a trace of another layout."""
+        """Register ``(x, hidden_dim, weights, **params) -> dict``: one step's entry of a trace of
+        another layout.
+        """
         return self._register('instant_drtrl', rule)
 
     def register_solve_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(signal, trace, weights, **params) -> dict``: the gradient from a trace of another layout."""
+        """Register ``(signal, trace, weights, **params) -> dict``: the gradient from a trace of
+        another layout.
+        """
         return self._register('solve_drtrl', rule)
 
     def register_etp_rules(self, **rules: Callable | None) -> None:
-        """Register several rules by slot name at once, or none at all if one is refused; None leaves a slot alone."""
+        """Register several rules by slot name, or none of them if one is refused; None leaves a
+        slot alone.
+        """
         given = {slot: rule for slot, rule in rules.items() if rule is not None}
         _check_slots(self.name, rules)
         for slot, rule in given.items():
@@ -244,13 +302,15 @@ class ETPPrimitive(Primitive):
         check_callable(f'the rule {slot!r} of {self.name!r}', rule)
         if self.original is not None:
             raise RuleContractError(
-                f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from those of {self.root.name!r}. '
-                f'Register {slot!r} there.')
+                f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from '
+                f'those of {self.root.name!r}. Register {slot!r} there.'
+            )
 
 
 def _mapped_over(fn: Callable, axes: tuple[int | None, ...]) -> Callable:
     def mapped(*args, **params):
         return jax.vmap(partial(fn, **params), in_axes=axes)(*args)
+
     return mapped
 
 
@@ -258,41 +318,63 @@ def _check_slots(name: str, slots: Iterable[str]) -> None:
     unknown = [slot for slot in slots if slot not in RULE_SLOTS]
     if unknown:
         raise RuleContractError(
-            f'{name!r}: no rule slot is called {", ".join(map(repr, unknown))}. The slots are {", ".join(RULE_SLOTS)}.')
+            f'{name!r}: no rule slot is called {", ".join(map(repr, unknown))}. The slots are '
+            f'{", ".join(RULE_SLOTS)}.'
+        )
 
 
 def check_callable(what: str, value: Any) -> None:
-    """Refuse what is no function."""
+    """Refuse a value that can not be called."""
     if not callable(value):
         raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')
 
 
-def _check_description(name: str, impl: Callable, trainable_invars_fn, x_invar_index, y_outvar_index) -> None:
-    """Refuse a primitive's description before anything of it is registered."""
+def _check_description(
+    name: str, impl: Callable, trainable_invars_fn, x_invar_index, y_outvar_index
+) -> None:
+    """Refuse a malformed description before anything is registered."""
     if not isinstance(name, str) or not name:
-        raise RuleContractError(f'a primitive needs a name, found {name!r}; expected a non-empty string.')
+        raise RuleContractError(
+            f'a primitive needs a name, found {name!r}; expected a non-empty string.'
+        )
     if any(primitive.name == name for primitive in ETP_PRIMITIVES):
         raise RuleContractError(
-            f'a primitive called {name!r} is registered already. Choose another name, or keep the primitive that the '
-            f'first registration returned and give it rules with `primitive.register_etp_rules(...)`.')
+            f'a primitive called {name!r} is registered already. Choose another name, or keep the '
+            'primitive that the first registration returned and give it rules with '
+            '`primitive.register_etp_rules(...)`.'
+        )
     check_callable(f'the implementation of {name!r}', impl)
     if trainable_invars_fn is not None:
         check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
-    for what, index, allowed in (('x_invar_index', x_invar_index, ' or None'), ('y_outvar_index', y_outvar_index, '')):
+    for what, index, allowed in (
+        ('x_invar_index', x_invar_index, ' or None'),
+        ('y_outvar_index', y_outvar_index, ''),
+    ):
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
             if not (allowed and index is None):
-                raise RuleContractError(f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.')
+                raise RuleContractError(
+                    f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.'
+                )
 
 
-def register_primitive(name: str, impl: Callable, *, batched: bool = False, gradient_enabled: bool = False,
-                       trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
-                       x_invar_index: int | None = 0, y_outvar_index: int = 0) -> ETPPrimitive:
-    """Make and register an ETP primitive from a plain JAX function; every JAX rule derives from it.
+def register_primitive(
+    name: str,
+    impl: Callable,
+    *,
+    batched: bool = False,
+    gradient_enabled: bool = False,
+    trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
+    x_invar_index: int | None = 0,
+    y_outvar_index: int = 0,
+) -> ETPPrimitive:
+    """Make an ETP primitive from a plain JAX function, which gives it every JAX rule, and register
+    it.
 
-    ``trainable_invars_fn(params)`` maps the static parameters of an equation to ``{trainable name: operand index}``
-    (default ``{'weight': 1}``). ``x_invar_index`` is the operand that is not trained, None where there is none.
-    ``batched`` says that axis 0 of x and y counts independent samples. ``gradient_enabled`` is for identity-like ops.
-    Give the primitive its trace rules with ``register_etp_rules``; a missing one is reported when a learner needs it.
+    ``trainable_invars_fn(params)`` maps the static parameters of an equation to ``{trainable name:
+    operand index}`` (default ``{'weight': 1}``). ``x_invar_index`` is the index of the untrained
+    operand, or None without such an operand. ``batched`` says that axis 0 of x and y counts
+    independent samples. ``gradient_enabled`` marks identity-like ops. Give the primitive its trace
+    rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
 
     Raises ``RuleContractError`` for a name that is taken or a malformed description::
 
@@ -302,12 +384,18 @@ def register_primitive(name: str, impl: Callable, *, batched: bool = False, grad
     >>> import braintrace
     >>> braintrace.register_primitive('etp_mm', lambda x, w: x @ w)
     Traceback (most recent call last):
-    braintrace._errors.RuleContractError: a primitive called 'etp_mm' is registered already. Choose another name, ...
+    braintrace._errors.RuleContractError: a primitive called 'etp_mm' is registered already. ...
     """
     _check_description(name, impl, trainable_invars_fn, x_invar_index, y_outvar_index)
-    primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled,
-                             trainable_invars_fn=trainable_invars_fn, x_invar_index=x_invar_index,
-                             y_outvar_index=y_outvar_index)
+    primitive = ETPPrimitive(
+        name,
+        impl,
+        batched=batched,
+        gradient_enabled=gradient_enabled,
+        trainable_invars_fn=trainable_invars_fn,
+        x_invar_index=x_invar_index,
+        y_outvar_index=y_outvar_index,
+    )
     ETP_PRIMITIVES.add(primitive)
     if batched:
         BATCHED_PRIMITIVES.add(primitive)
@@ -318,16 +406,19 @@ def register_primitive(name: str, impl: Callable, *, batched: bool = False, grad
 
 def is_etp_primitive(primitive) -> bool:
     """Whether this is a registered ETP primitive or the mapped form of one."""
-    return primitive in ETP_PRIMITIVES or (isinstance(primitive, ETPPrimitive) and primitive.original is not None)
+    return primitive in ETP_PRIMITIVES or _is_mapped(primitive)
+
+
+def _is_mapped(primitive) -> bool:
+    return isinstance(primitive, ETPPrimitive) and primitive.original is not None
 
 
 def is_batched_primitive(primitive) -> bool:
     """Whether axis 0 of the primitive's x and y counts independent samples."""
-    return primitive in BATCHED_PRIMITIVES or (
-        isinstance(primitive, ETPPrimitive) and primitive.original is not None and primitive.batched)
+    return primitive in BATCHED_PRIMITIVES or _is_mapped(primitive) and primitive.batched
 
 
 def is_gradient_enabled_primitive(primitive) -> bool:
     """Whether the primitive is identity-like, so that the compiler walks through it."""
-    return primitive in GRADIENT_ENABLED_PRIMITIVES or (
-        isinstance(primitive, ETPPrimitive) and primitive.original is not None and primitive.gradient_enabled)
+    registered = primitive in GRADIENT_ENABLED_PRIMITIVES
+    return registered or _is_mapped(primitive) and primitive.gradient_enabled

@@ -1,4 +1,5 @@
 """A whole primitive in one record: implementation, layout and trace rules."""
+
 from __future__ import annotations
 
 import contextlib
@@ -20,18 +21,29 @@ from ._primitive import (
 )
 from ._reverse import Reverse, with_reverse
 
-__all__ = ['ETPPrimitiveSpec', 'ETP_PRIMITIVE_SPECS', 'all_or_none', 'get_primitive_spec', 'register_primitive_spec', 'whole_impl']
+__all__ = [
+    'ETPPrimitiveSpec',
+    'ETP_PRIMITIVE_SPECS',
+    'all_or_none',
+    'get_primitive_spec',
+    'register_both_forms',
+    'register_primitive_spec',
+    'whole_impl',
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class ETPPrimitiveSpec:
-    """Description of an ETP primitive: its function, where its operands stand, and its trace rules.
+    """The description of an ETP primitive: its function, the places of its operands, its trace
+    rules.
 
-    The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a spec without them.
-    ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout is not the parameter's. ``cases``: pairs ``(operands, params)``,
-    operands anything with shape and dtype, on which ``braintrace.kit.check`` tries the laws. ``reverse``: a ``braintrace.kit.rule_reverse``
-    in the place of the reverse rule of ``impl``. ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees them;
-    ``static``: the names of the parameters, which must be hashable.
+    The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a
+    spec without them. ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout differs
+    from the parameter's. ``cases`` are pairs ``(operands, params)`` on which
+    ``braintrace.kit.check`` tries the laws; an operand is anything with shape and dtype.
+    ``reverse``, made by ``braintrace.kit.rule_reverse``, replaces the reverse rule of ``impl``.
+    ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees them.
+    ``static`` are the names of the parameters, whose values must be hashable.
     """
 
     name: str
@@ -58,7 +70,9 @@ class ETPPrimitiveSpec:
         unknown = [name for name in fields if name not in known]
         if unknown:
             raise RuleContractError(
-                f'ETPPrimitiveSpec has no field {", ".join(map(repr, unknown))}. Its fields are {", ".join(known)}.')
+                f'ETPPrimitiveSpec has no field {", ".join(map(repr, unknown))}. Its fields are '
+                f'{", ".join(known)}.'
+            )
         return super().__new__(cls)
 
     def resolve_trainable_invars(self, params: dict) -> dict[str, int]:
@@ -72,64 +86,108 @@ ETP_PRIMITIVE_SPECS: dict[ETPPrimitive, ETPPrimitiveSpec] = {}
 
 
 def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
-    """Register everything that ``spec`` describes and return its primitive; nothing is registered if it is refused.
+    """Register everything that ``spec`` describes and return its primitive; nothing is registered
+    if it is refused.
 
-    Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function, a taken name.
+    Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function,
+    a taken name.
     """
+    _check_spec(spec)
+    primitive = register_primitive(
+        spec.name,
+        whole_impl(spec),
+        batched=spec.batched,
+        gradient_enabled=spec.gradient_enabled,
+        trainable_invars_fn=spec.trainable_invars_fn,
+        x_invar_index=spec.x_invar_index,
+        y_outvar_index=spec.y_outvar_index,
+    )
+    primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
+    ETP_PRIMITIVE_SPECS[primitive] = spec
+    return primitive
+
+
+def _check_spec(spec: ETPPrimitiveSpec) -> None:
+    """Refuse a spec that lacks rules, or that holds something other than functions and lists."""
     if not isinstance(spec, ETPPrimitiveSpec):
         raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
     required = (*REQUIRED_SLOTS, 'trainable_invars_fn')
     missing = [name for name in required if getattr(spec, name) is None]
     if missing:
         raise RuleContractError(
-            f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs {", ".join(required)}; to register a '
-            'primitive before its rules are written, use `register_primitive` and `primitive.register_etp_rules(...)`.')
-    rules = {slot: getattr(spec, slot) for slot in RULE_SLOTS if getattr(spec, slot) is not None}
-    functions = rules | ({} if spec.check is None else {'check': spec.check})
-    wrong = [f'{slot} is a {type(rule).__name__}' for slot, rule in functions.items() if not callable(rule)]
-    lists = {name: value for name, value in (('static', spec.static), ('cases', spec.cases)) if value is not None}
-    unlisted = [f'{name} is {value!r}' for name, value in lists.items() if isinstance(value, str) or not isinstance(value, Sequence)]
+            f'the spec of {spec.name!r} lacks {", ".join(missing)}. A spec needs '
+            f'{", ".join(required)}; to register a primitive before its rules are written, use '
+            '`register_primitive` and `primitive.register_etp_rules(...)`.'
+        )
+    given = lambda *names: {n: v for n in names if (v := getattr(spec, n)) is not None}
+    unlisted = [
+        f'{name} is {value!r}'
+        for name, value in given('static', 'cases').items()
+        if isinstance(value, str) or not isinstance(value, Sequence)
+    ]
     if unlisted:
-        raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(unlisted)}, expected a list.')
+        raise RuleContractError(
+            f'the spec of {spec.name!r}: {", ".join(unlisted)}, expected a list.'
+        )
+    wrong = [
+        f'{name} is a {type(value).__name__}'
+        for name, value in given(*RULE_SLOTS, 'check').items()
+        if not callable(value)
+    ]
     if wrong:
-        raise RuleContractError(f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.')
-    primitive = register_primitive(
-        spec.name, whole_impl(spec), batched=spec.batched, gradient_enabled=spec.gradient_enabled,
-        trainable_invars_fn=spec.trainable_invars_fn, x_invar_index=spec.x_invar_index, y_outvar_index=spec.y_outvar_index)
-    primitive.register_etp_rules(**rules)
-    ETP_PRIMITIVE_SPECS[primitive] = spec
-    return primitive
+        raise RuleContractError(
+            f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.'
+        )
 
 
 @contextlib.contextmanager
 def all_or_none() -> Iterator[None]:
-    """What is registered inside stays only if nothing raises."""
+    """Undo every registration made inside if anything raises."""
     before = set(ETP_PRIMITIVES)
     try:
         yield
-    except BaseException:
+    except BaseException:  # also an interrupt; it is raised again below
         for primitive in ETP_PRIMITIVES - before:
             for group in (ETP_PRIMITIVES, BATCHED_PRIMITIVES, GRADIENT_ENABLED_PRIMITIVES):
                 group.discard(primitive)
-            for table in (*RULE_SLOTS.values(), ETP_PRIMITIVE_SPECS):
-                table.pop(primitive, None)  # type: ignore[attr-defined]
+            for rules in RULE_SLOTS.values():
+                rules.pop(primitive, None)
+            ETP_PRIMITIVE_SPECS.pop(primitive, None)
         raise
+
+
+def register_both_forms(
+    register: Callable[[bool], ETPPrimitive],
+) -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Register the form of a batch and the form of one sample, and tell each of the other."""
+    with all_or_none():
+        batched, single = register(True), register(False)
+    batched.fold_axes = lambda params: (0, 0)
+    single.batched_form = batched
+    return batched, single
 
 
 def whole_impl(spec: ETPPrimitiveSpec) -> Callable:
     """The implementation with the spec's checks and its reverse rule."""
     if spec.reverse is not None and not isinstance(spec.reverse, Reverse):
-        raise RuleContractError(f'the spec of {spec.name!r}: reverse is a {type(spec.reverse).__name__}; make it with `rule_reverse`.')
+        raise RuleContractError(
+            f'the spec of {spec.name!r}: reverse is a {type(spec.reverse).__name__}; make it with '
+            '`rule_reverse`.'
+        )
     impl = spec.impl if spec.reverse is None else with_reverse(spec.name, spec.impl, spec.reverse)
     if spec.check is None and spec.static is None:
         return impl
 
     def checked(*operands, **params):
         if spec.static is not None and set(params) != set(spec.static):
-            raise RuleContractError(f'{spec.name}: static parameters {sorted(params)} given, expected {sorted(spec.static)}.')
+            raise RuleContractError(
+                f'{spec.name}: static parameters {sorted(params)} given, expected '
+                f'{sorted(spec.static)}.'
+            )
         if spec.check is not None:
             spec.check([jax.typeof(x) for x in operands], params)
         return impl(*operands, **params)
+
     return checked
 
 
@@ -140,6 +198,12 @@ def get_primitive_spec(primitive) -> ETPPrimitiveSpec:
     """
     if primitive in ETP_PRIMITIVE_SPECS:
         return ETP_PRIMITIVE_SPECS[primitive]
-    what = 'was registered without a spec' if isinstance(primitive, ETPPrimitive) else 'is not an ETP primitive'
+    what = (
+        'was registered without a spec'
+        if isinstance(primitive, ETPPrimitive)
+        else 'is not an ETP primitive'
+    )
     raise RuleContractError(
-        f'{str(primitive)!r} {what}; `register_primitive_spec(ETPPrimitiveSpec(...))` registers one with its spec.')
+        f'{str(primitive)!r} {what}; `register_primitive_spec(ETPPrimitiveSpec(...))` registers '
+        'one with its spec.'
+    )

@@ -1,8 +1,9 @@
 """Convolution: ``y = conv(x, kernel) (+ b)``.
 
-One kernel entry feeds many positions of y, so the trace keeps a kernel for each element of y, over its own receptive
-field: ``(batch, *y_sample, *patch)``. The gradient sums it over the positions.
+One kernel entry feeds many positions of y. So the trace holds, for each element of y, an entry for
+each kernel entry that it reads: ``(batch, *y_sample, *patch)``. The gradient sums over positions.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,22 +14,47 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import EtpShapeError, NotSupportedError, OptionError
-from ._derive import bias_at, output_trace, vjp_of, zeros_trace
-from ._operands import bias_operands, check_shape, input_operand, trainable_operand, unit_product, with_unit
-from ._patches import conv_layout, spread
+from ._operands import (
+    bias_operands,
+    check_shape,
+    input_operand,
+    trainable_operand,
+    unit_product,
+    with_unit,
+)
 from ._primitive import ETPPrimitive
+from ._receptive_fields import conv_layout, spread
+from ._rule_parts import bias_at, output_trace, vjp_of, zeros_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
 __all__ = ['bind_conv', 'conv', 'etp_conv_p', 'register_conv']
 
 
-def _impl(x, kernel, *bias, has_bias: bool = False, strides, padding, lhs_dilation=None, rhs_dilation=None,
-          feature_group_count: int = 1, batch_group_count: int = 1, dimension_numbers=None):
+def _impl(
+    x,
+    kernel,
+    *bias,
+    has_bias: bool = False,
+    strides,
+    padding,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    dimension_numbers=None,
+):
     dtype = jnp.result_type(x, kernel)
     y = jax.lax.conv_general_dilated(
-        x.astype(dtype), kernel.astype(dtype), window_strides=strides, padding=padding, lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation, feature_group_count=feature_group_count, batch_group_count=batch_group_count,
-        dimension_numbers=dimension_numbers)
+        x.astype(dtype),
+        kernel.astype(dtype),
+        window_strides=strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        dimension_numbers=dimension_numbers,
+    )
     return y + _along_channel(bias[0], y.ndim, dimension_numbers) if has_bias else y
 
 
@@ -39,17 +65,41 @@ def _along_channel(bias, rank: int, dimension_numbers):
 
 def _yw_to_w(hidden_dim, trace, *, strides, **_):
     patch = range(-1 - len(strides), 0)
-    return {name: value * (hidden_dim if name == 'bias' else jnp.expand_dims(hidden_dim, patch))
-            for name, value in trace.items()}
+    return {
+        name: value * (hidden_dim if name == 'bias' else jnp.expand_dims(hidden_dim, patch))
+        for name, value in trace.items()
+    }
 
 
-def _instant(x, hidden_dim, weights, *, has_bias: bool = False, strides, padding, lhs_dilation=None, rhs_dilation=None,
-             feature_group_count: int = 1, batch_group_count: int = 1, dimension_numbers=None):
+def _instant(
+    x,
+    hidden_dim,
+    weights,
+    *,
+    has_bias: bool = False,
+    strides,
+    padding,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    dimension_numbers=None,
+):
     _refuse_batch_groups(batch_group_count)
     layout, kernel = conv_layout(dimension_numbers, x.ndim), weights['weight']
-    entry = {'weight': spread(
-        x, kernel.shape, hidden_dim, layout, feature_group_count=feature_group_count, strides=strides, padding=padding,
-        lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)}
+    entry = {
+        'weight': spread(
+            x,
+            kernel.shape,
+            hidden_dim,
+            layout,
+            feature_group_count=feature_group_count,
+            strides=strides,
+            padding=padding,
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
+        )
+    }
     entry |= {'bias': hidden_dim.sum(layout.out_spec[0])} if has_bias else {}
     return {name: value.astype(weights[name].dtype) for name, value in entry.items()}
 
@@ -61,22 +111,38 @@ def _solve(signal, trace, weights, *, dimension_numbers=None, **params):
     return {**summed, 'weight': jnp.moveaxis(summed['weight'], 0, layout.rhs_spec[0])}
 
 
-def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, batch_group_count: int = 1, dimension_numbers=None, **_):
+def _init_drtrl(
+    x_var,
+    y_var,
+    weight_vars,
+    num_hidden_state,
+    *,
+    batch_group_count: int = 1,
+    dimension_numbers=None,
+    **_,
+):
     _refuse_batch_groups(batch_group_count)
     y, rank = y_var.aval.shape, len(x_var.aval.shape)
     kernel, layout = weight_vars['weight'].aval.shape[-rank:], conv_layout(dimension_numbers, rank)
     if layout.lhs_spec[0] or layout.out_spec[0]:
-        raise NotSupportedError(f'etp_conv: dimension_numbers {dimension_numbers} put the batch behind another axis, '
-                                'where a trace can not follow; `braintrace.conv` moves it to the front.')
+        raise NotSupportedError(
+            f'etp_conv: dimension_numbers {dimension_numbers} put the batch behind another axis, '
+            'where a trace can not follow; `braintrace.conv` moves it to the front.'
+        )
     patch = tuple(size for axis, size in enumerate(kernel) if axis != layout.rhs_spec[0])
-    return {name: zeros_trace(y if name == 'bias' else y + patch, var, num_hidden_state)
-            for name, var in weight_vars.items()}
+    return {
+        name: zeros_trace(y if name == 'bias' else y + patch, var, num_hidden_state)
+        for name, var in weight_vars.items()
+    }
 
 
 def _refuse_batch_groups(batch_group_count: int) -> None:
     if batch_group_count != 1:
-        raise NotSupportedError(f'etp_conv: batch_group_count={batch_group_count} mixes samples, so there is no trace for '
-                                'each sample; use feature_group_count, or exclude this op by calling jax.lax directly.')
+        raise NotSupportedError(
+            f'etp_conv: batch_group_count={batch_group_count} mixes samples, so there is no trace '
+            'for each sample; use feature_group_count, or exclude this op by calling jax.lax '
+            'directly.'
+        )
 
 
 def _fold_axes(params: dict) -> tuple[int, int] | None:
@@ -88,9 +154,21 @@ def _fold_axes(params: dict) -> tuple[int, int] | None:
 
 def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
     trainable_invars = bias_at(2, weight=1)
-    primitive = register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl, _yw_to_w, vjp_of(_impl, trainable_invars), _init_drtrl, output_trace, trainable_invars, batched=True,
-        instant_drtrl=_instant, solve_drtrl=_solve, cases=tuple(cases)))
+    primitive = register_primitive_spec(
+        ETPPrimitiveSpec(
+            name,
+            _impl,
+            _yw_to_w,
+            vjp_of(_impl, trainable_invars),
+            _init_drtrl,
+            output_trace,
+            trainable_invars,
+            batched=True,
+            instant_drtrl=_instant,
+            solve_drtrl=_solve,
+            cases=tuple(cases),
+        )
+    )
     primitive.fold_axes = _fold_axes
     return primitive
 
@@ -98,31 +176,68 @@ def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
 etp_conv_p = register_conv('etp_conv')
 
 
-def conv(x, kernel, bias=None, *, strides: int | Sequence[int] | None = None,
-         padding: str | Sequence[tuple[int, int]] = 'SAME', lhs_dilation: int | Sequence[int] | None = None,
-         rhs_dilation: int | Sequence[int] | None = None, feature_group_count: int = 1, batch_group_count: int = 1,
-         dimension_numbers: Any = None):
-    """Convolve with a traced kernel: ``y = conv(x, kernel) (+ bias)``, as ``jax.lax.conv_general_dilated``.
+def conv(
+    x,
+    kernel,
+    bias=None,
+    *,
+    strides: int | Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = 'SAME',
+    lhs_dilation: int | Sequence[int] | None = None,
+    rhs_dilation: int | Sequence[int] | None = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    dimension_numbers: Any = None,
+):
+    """Convolve with a traced kernel: ``y = conv(x, kernel) (+ bias)``, as
+    ``jax.lax.conv_general_dilated``.
 
-    ``x`` has a batch axis, a channel axis and as many spatial axes as the kernel; ``dimension_numbers`` say where they
-    stand (default: ``'NCHW', 'OIHW', 'NCHW'`` and its kin). ``bias`` is ``(out,)``. ``strides`` and dilations default to
-    one, an integer counts for every spatial axis. y has the unit of x times that of the kernel.
+    ``x`` has a batch axis, a channel axis and as many spatial axes as the kernel;
+    ``dimension_numbers`` say where they stand (default: ``'NCHW', 'OIHW', 'NCHW'`` and its kin).
+    ``bias`` is ``(out,)``. ``strides`` and dilations default to one; an integer holds for every
+    spatial axis. y has the unit of x times the unit of the kernel.
 
-    Raises ``EtpShapeError``, ``EtpDtypeError``, ``EtpUnitError`` or ``OptionError`` for what does not fit.
+    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
+    fit, ``OptionError`` for such an option.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
     >>> x, kernel = jnp.ones((2, 16, 3)), jnp.ones((4, 3, 8))
-    >>> braintrace.conv(x, kernel, strides=2, padding='VALID', dimension_numbers=('NWC', 'WIO', 'NWC')).shape
+    >>> layout = 'NWC', 'WIO', 'NWC'
+    >>> braintrace.conv(x, kernel, strides=2, padding='VALID', dimension_numbers=layout).shape
     (2, 7, 8)
     """
-    return bind_conv(etp_conv_p, 'conv', x, kernel, bias, strides=strides, padding=padding, lhs_dilation=lhs_dilation,
-                     rhs_dilation=rhs_dilation, feature_group_count=feature_group_count, batch_group_count=batch_group_count,
-                     dimension_numbers=dimension_numbers)
+    return bind_conv(
+        etp_conv_p,
+        'conv',
+        x,
+        kernel,
+        bias,
+        strides=strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        dimension_numbers=dimension_numbers,
+    )
 
 
-def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, *, strides=None, padding='SAME', lhs_dilation=None,
-              rhs_dilation=None, feature_group_count: int = 1, batch_group_count: int = 1, dimension_numbers=None):
+def bind_conv(
+    primitive: ETPPrimitive,
+    op: str,
+    x,
+    kernel,
+    bias=None,
+    *,
+    strides=None,
+    padding='SAME',
+    lhs_dilation=None,
+    rhs_dilation=None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    dimension_numbers=None,
+):
     """Check and bind the operands of a convolution."""
     kernel, kernel_unit = trainable_operand(op, 'kernel', kernel)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
@@ -130,41 +245,78 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, *, strides
     rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
     batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
+    if batch_first:
+        dimension_numbers = _hashable(dimension_numbers)
+    else:
+        x = jnp.moveaxis(x, layout.lhs_spec[0], 0)
+        dimension_numbers = jax.lax.ConvDimensionNumbers(
+            _batch_first(layout.lhs_spec), layout.rhs_spec, _batch_first(layout.out_spec)
+        )
     y = primitive.bind(
-        x if batch_first else jnp.moveaxis(x, layout.lhs_spec[0], 0), kernel, *bias, has_bias=bool(bias),
-        strides=_each_axis('strides', strides, rank) or (1,) * rank, padding=_checked_padding(padding, rank),
+        x,
+        kernel,
+        *bias,
+        has_bias=bool(bias),
+        strides=_each_axis('strides', strides, rank) or (1,) * rank,
+        padding=_checked_padding(padding, rank),
         lhs_dilation=_each_axis('lhs_dilation', lhs_dilation, rank),
-        rhs_dilation=_each_axis('rhs_dilation', rhs_dilation, rank), feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count, dimension_numbers=_hashable(dimension_numbers) if batch_first else
-        jax.lax.ConvDimensionNumbers(_batch_first(layout.lhs_spec), layout.rhs_spec, _batch_first(layout.out_spec)))
+        rhs_dilation=_each_axis('rhs_dilation', rhs_dilation, rank),
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        dimension_numbers=dimension_numbers,
+    )
     return with_unit(y if batch_first else jnp.moveaxis(y, 0, layout.out_spec[0]), unit)
 
 
-def _checked_layout(x, kernel, dimension_numbers, feature_groups, batch_groups) -> jax.lax.ConvDimensionNumbers:
-    op = 'conv'
+def _checked_layout(
+    x, kernel, dimension_numbers, feature_groups, batch_groups
+) -> jax.lax.ConvDimensionNumbers:
+    """The axes of x, kernel and y, after the operands are checked."""
     if kernel.ndim < 3 or x.ndim != kernel.ndim:
-        hint = 'Add the batch axis: `x[None]`.' if x.ndim == kernel.ndim - 1 else 'The kernel tells how many axes.'
-        raise EtpShapeError(f'{op}: x has shape {x.shape} and kernel {kernel.shape}, expected (batch, channel, *spatial) and '
-                            f'(out, in, *spatial) of one rank >= 3, in the order of dimension_numbers. {hint}')
+        hint = (
+            'Add the batch axis: `x[None]`.'
+            if x.ndim == kernel.ndim - 1
+            else 'The kernel tells how many axes.'
+        )
+        raise EtpShapeError(
+            f'conv: x has shape {x.shape} and kernel {kernel.shape}, expected (batch, channel, '
+            '*spatial) and (out, in, *spatial) of one rank >= 3, in the order of '
+            f'dimension_numbers. {hint}'
+        )
     try:
         layout = conv_layout(dimension_numbers, x.ndim)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"{op}: dimension_numbers {dimension_numbers!r} do not fit operands of rank {x.ndim}; expected "
-                          f"three strings like ('NHWC', 'HWIO', 'NHWC'). {error}") from error
-    for name, groups in (('feature_group_count', feature_groups), ('batch_group_count', batch_groups)):
-        if not _is_count(groups):
-            raise OptionError(f'{op}: {name} is {groups!r}, expected an integer >= 1.')
-    batch, channels = (x.shape[axis] for axis in layout.lhs_spec[:2])
-    out, window = kernel.shape[layout.rhs_spec[0]], list(kernel.shape)
-    window[layout.rhs_spec[1]] = channels // feature_groups
-    if channels % feature_groups or tuple(window) != kernel.shape:
-        check_shape(op, 'kernel', kernel.shape, window, f'x of shape {x.shape} has {channels} channels in {feature_groups} '
-                    'group(s), in the order of dimension_numbers')
-    for name, size, groups in (('output channels', out, feature_groups), ('output channels', out, batch_groups),
-                               ('channels', channels, feature_groups), ('samples', batch, batch_groups)):
-        if size % groups:
-            raise EtpShapeError(f'{op}: {size} {name} do not divide into {groups} groups.')
+        raise OptionError(
+            f'conv: dimension_numbers {dimension_numbers!r} do not fit operands of rank {x.ndim}; '
+            f"expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
+        ) from error
+    _check_groups(x.shape, kernel.shape, layout, feature_groups, batch_groups)
     return layout
+
+
+def _check_groups(x, kernel, layout, feature_groups, batch_groups) -> None:
+    """Refuse shapes of x and kernel that do not divide into these groups."""
+    counts = {'feature_group_count': feature_groups, 'batch_group_count': batch_groups}
+    for name, groups in counts.items():
+        if not _is_count(groups):
+            raise OptionError(f'conv: {name} is {groups!r}, expected an integer >= 1.')
+    batch, channels = (x[axis] for axis in layout.lhs_spec[:2])
+    expected = list(kernel)
+    expected[layout.rhs_spec[1]] = channels // feature_groups
+    why = (
+        f'x of shape {x} has {channels} channels in {feature_groups} group(s), in the order of '
+        'dimension_numbers'
+    )
+    check_shape('conv', 'kernel', kernel, expected, why)
+    out = kernel[layout.rhs_spec[0]]
+    for name, size, groups in (
+        ('output channels', out, feature_groups),
+        ('output channels', out, batch_groups),
+        ('channels', channels, feature_groups),
+        ('samples', batch, batch_groups),
+    ):
+        if size % groups:
+            raise EtpShapeError(f'conv: {size} {name} do not divide into {groups} groups.')
 
 
 def _is_count(value) -> bool:
@@ -176,7 +328,10 @@ def _each_axis(name: str, value, rank: int) -> tuple[int, ...] | None:
         return None
     sizes = (value,) * rank if np.ndim(value) == 0 else tuple(value)
     if len(sizes) != rank or not all(_is_count(size) for size in sizes):
-        raise OptionError(f'conv: {name} is {value!r}, expected an integer >= 1, or {rank} of them, one for a spatial axis.')
+        raise OptionError(
+            f'conv: {name} is {value!r}, expected an integer >= 1, or {rank} of them, one for a '
+            'spatial axis.'
+        )
     return tuple(int(size) for size in sizes)
 
 
@@ -188,7 +343,10 @@ def _checked_padding(padding, rank: int) -> str | tuple[tuple[int, int], ...]:
     except (TypeError, ValueError):
         pairs = ()
     if isinstance(padding, str) or len(pairs) != rank:
-        raise OptionError(f"conv: padding is {padding!r}, expected 'SAME', 'SAME_LOWER', 'VALID' or {rank} pair(s) of ints.")
+        raise OptionError(
+            f"conv: padding is {padding!r}, expected 'SAME', 'SAME_LOWER', 'VALID' or {rank} "
+            'pair(s) of ints.'
+        )
     return pairs
 
 
@@ -197,5 +355,5 @@ def _hashable(dimension_numbers):
 
 
 def _batch_first(spec) -> tuple[int, ...]:
-    """The layout after its batch axis is moved to the front."""
+    """The axes of a layout once its batch axis is moved to the front."""
     return (0, *(axis + (axis < spec[0]) for axis in spec[1:]))

@@ -1,14 +1,21 @@
 """Dense products: ``y = x @ W (+ b)``."""
+
 from __future__ import annotations
 
-from ._derive import add_bias, bias_at, output_trace, over_columns, parameter_trace, vjp_of
-from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
+from ._operands import (
+    bias_operands,
+    check_rank,
+    check_shape,
+    input_operand,
+    trainable_operand,
+    unit_product,
+    with_unit,
+)
+from ._primitive import ETPPrimitive
+from ._rule_parts import add_bias, bias_at, output_trace, over_columns, parameter_trace, vjp_of
+from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 
-__all__ = ['etp_mm_p', 'etp_mv_p', 'matmul', 'VECTOR_OR_BATCH', 'VMAP_HINT']
-
-VECTOR_OR_BATCH = {1: '(in,)', 2: '(batch, in)'}
-VMAP_HINT = 'Map the leading axes with `jax.vmap`, or reshape x to two axes: `x.reshape(-1, x.shape[-1])`.'
+__all__ = ['check_features', 'etp_mm_p', 'etp_mv_p', 'matmul']
 
 
 def _impl(x, weight, *bias, has_bias: bool = False):
@@ -20,27 +27,45 @@ def _yw_to_w(hidden_dim, trace, *, has_bias: bool = False):
     return over_columns(hidden_dim, trace)
 
 
-def _register(name: str, batched: bool):
+def _register(batched: bool) -> ETPPrimitive:
     trainable_invars = bias_at(2, weight=1)
-    return register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl, _yw_to_w, vjp_of(_impl, trainable_invars), parameter_trace(batched), output_trace,
-        trainable_invars, batched=batched))
+    return register_primitive_spec(
+        ETPPrimitiveSpec(
+            'etp_mm' if batched else 'etp_mv',
+            _impl,
+            _yw_to_w,
+            vjp_of(_impl, trainable_invars),
+            parameter_trace(batched),
+            output_trace,
+            trainable_invars,
+            batched=batched,
+        )
+    )
 
 
-etp_mm_p = _register('etp_mm', batched=True)
-etp_mv_p = _register('etp_mv', batched=False)
-etp_mm_p.fold_axes = lambda params: (0, 0)
-etp_mv_p.batched_form = etp_mm_p
+etp_mm_p, etp_mv_p = register_both_forms(_register)
+
+
+def check_features(op: str, x) -> None:
+    """Refuse an x that is neither ``(in,)`` nor ``(batch, in)``."""
+    hint = 'Give x a feature axis.'
+    if x.ndim > 2:
+        hint = (
+            'Map the leading axes with `jax.vmap`, or reshape x to two axes: '
+            '`x.reshape(-1, x.shape[-1])`.'
+        )
+    check_rank(op, 'x', x.shape, {1: '(in,)', 2: '(batch, in)'}, hint)
 
 
 def matmul(x, weight, bias=None):
     """Multiply by a traced matrix: ``y = x @ weight (+ bias)``.
 
-    ``x`` is ``(in,)`` or ``(batch, in)``, ``weight`` ``(in, out)`` and ``bias`` ``(out,)``; y is ``(out,)`` or
-    ``(batch, out)`` with the unit of x times that of the weight, into which a bias of the same dimension is rescaled.
-    An x of booleans or integers is cast to the weight's dtype.
+    ``x`` is ``(in,)`` or ``(batch, in)``, ``weight`` ``(in, out)`` and ``bias`` ``(out,)``; y is
+    ``(out,)`` or ``(batch, out)`` with the unit of x times the unit of the weight. A bias of that
+    dimension is rescaled to it. An x of booleans or integers is cast to the weight's dtype.
 
-    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not fit.
+    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
+    fit.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -51,9 +76,10 @@ def matmul(x, weight, bias=None):
     op = 'matmul'
     weight, weight_unit = trainable_operand(op, 'weight', weight)
     x, x_unit = input_operand(op, 'x', x, weight.dtype)
-    check_rank(op, 'x', x.shape, VECTOR_OR_BATCH, VMAP_HINT if x.ndim > 2 else 'Give x a feature axis.')
+    check_features(op, x)
     check_rank(op, 'weight', weight.shape, {2: '(in, out)'}, 'Reshape it to a matrix.')
-    check_shape(op, 'weight', weight.shape, (x.shape[-1], weight.shape[1]), f'x of shape {x.shape} has {x.shape[-1]} features')
+    why = f'x of shape {x.shape} has {x.shape[-1]} features'
+    check_shape(op, 'weight', weight.shape, (x.shape[-1], weight.shape[1]), why)
     unit = unit_product(x_unit, weight_unit)
     bias = bias_operands(op, bias, weight.shape[1:], unit)
     primitive = etp_mm_p if x.ndim == 2 else etp_mv_p

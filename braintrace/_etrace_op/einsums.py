@@ -1,8 +1,10 @@
-"""Products of an input and a weight by an equation of letters: ``y = einsum(equation, x, weight) (+ b)``.
+"""Products by an equation of letters: ``y = einsum(equation, x, weight) (+ b)``.
 
-An entry of the weight feeds one element of y for each value of the letters that y has and the weight has not. The trace keeps these
-apart: ``(batch, *others of y, *weight)``. Without such letters, as in a dense or a grouped product, it has the weight's shape.
+An entry of the weight feeds one element of y for each value of the letters that y has and the
+weight lacks. The trace keeps these elements apart: ``(batch, *others of y, *weight)``. Without such
+letters, as in a dense or a grouped product, it has the weight's shape.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,9 +15,17 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from .._errors import EtpShapeError, OptionError
-from ._derive import bias_at, output_trace, zeros_trace
-from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
+from ._operands import (
+    bias_operands,
+    check_rank,
+    check_shape,
+    input_operand,
+    trainable_operand,
+    unit_product,
+    with_unit,
+)
 from ._primitive import ETPPrimitive
+from ._rule_parts import bias_at, output_trace, zeros_trace
 from ._spec import ETPPrimitiveSpec, all_or_none, register_primitive_spec
 
 __all__ = ['bound', 'einsum', 'grouped_matmul', 'register_forms']
@@ -24,6 +34,7 @@ __all__ = ['bound', 'einsum', 'grouped_matmul', 'register_forms']
 @dataclasses.dataclass(frozen=True)
 class Letters:
     """The equation of one sample: the axes of x, of the weight and of y."""
+
     x: str
     weight: str
     y: str
@@ -44,7 +55,7 @@ class Letters:
 
     @property
     def summed(self) -> str:
-        """Axes of the weight alone: along these the derivative is constant."""
+        """Axes that the weight alone has; the derivative is constant along them."""
         return ''.join(a for a in self.weight if a not in self.x + self.y)
 
     @property
@@ -64,11 +75,14 @@ def _impl(batched: bool):
         b = e.batch if batched else ''
         y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight)
         return y + _spread(bias[0], e.bias, e.y) if has_bias else y
+
     return impl
 
 
 def _spread(array, letters: str, target: str):
-    """The trailing axes ``letters`` of an array, put in the order of ``target``, with axes of size 1 for what it lacks."""
+    """Put the trailing axes ``letters`` of an array in the order of ``target``, with axes of size 1
+    for the letters that it lacks.
+    """
     lead = array.ndim - len(letters)
     kept = [a for a in target if a in letters]
     array = jnp.transpose(array, (*range(lead), *(lead + letters.index(a) for a in kept)))
@@ -76,14 +90,23 @@ def _spread(array, letters: str, target: str):
 
 
 def _derivative(batched: bool, apart: bool):
-    """The reverse rule for the weights: ``apart`` keeps what an entry feeds apart, else everything is summed."""
+    """Make the reverse rule for the weights. ``apart`` keeps the elements of y apart that an entry
+    feeds; otherwise the rule sums over them.
+    """
+
     def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False):
         e = letters_of(equation)
-        b, target = e.batch if batched else '', e.entry if apart else {'weight': e.weight, 'bias': e.bias}
+        b = e.batch if batched else ''
+        target = e.entry if apart else {'weight': e.weight, 'bias': e.bias}
         ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
-        found = {'weight': jnp.einsum(f'{b}{e.x},{b}{e.y},{e.summed}->{target["weight"]}', x, hidden_dim, ones)}
+        found = {
+            'weight': jnp.einsum(
+                f'{b}{e.x},{b}{e.y},{e.summed}->{target["weight"]}', x, hidden_dim, ones
+            )
+        }
         found |= {'bias': jnp.einsum(f'{b}{e.y}->{target["bias"]}', hidden_dim)} if has_bias else {}
         return {name: value.astype(weights[name].dtype) for name, value in found.items()}
+
     return rule
 
 
@@ -95,27 +118,52 @@ def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False):
 def _solve(batched: bool):
     def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False):
         scaled = _yw_to_w(signal, trace, equation=equation)
-        return {name: value.sum(tuple(range(batched + len(letters_of(equation).others)))) for name, value in scaled.items()}
+        return {
+            name: value.sum(tuple(range(batched + len(letters_of(equation).others))))
+            for name, value in scaled.items()
+        }
+
     return solve_drtrl
 
 
 def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
     e, y = letters_of(equation), y_var.aval.shape
-    lead = y[:len(y) - len(e.y)]
-    sizes = dict(zip(e.y, y[len(lead):], strict=True))
+    lead = y[: len(y) - len(e.y)]
+    sizes = dict(zip(e.y, y[len(lead) :], strict=True))
 
     def zeros(var, letters):
         own = var.aval.shape
-        return zeros_trace((*lead, *(sizes[a] for a in e.others), *own[len(own) - len(letters):]), var, num_hidden_state)
-    return {name: zeros(var, e.weight if name == 'weight' else e.bias) for name, var in weight_vars.items()}
+        return zeros_trace(
+            (*lead, *(sizes[a] for a in e.others), *own[len(own) - len(letters) :]),
+            var,
+            num_hidden_state,
+        )
+
+    return {
+        name: zeros(var, e.weight if name == 'weight' else e.bias)
+        for name, var in weight_vars.items()
+    }
 
 
 def register(name: str, batched: bool, shared: bool, cases: Sequence[tuple]):
-    """A primitive with static parameter ``equation``, that of one sample; ``shared``: an entry of the weight feeds several of y."""
-    own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)} if shared else {}
-    primitive = register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl(batched), _yw_to_w, _derivative(batched, False), _init_drtrl, output_trace, bias_at(2, weight=1),
-        batched=batched, cases=tuple(cases), **own))
+    """Register a primitive whose static parameter ``equation`` describes one sample. ``shared``: an
+    entry of the weight feeds several elements of y.
+    """
+    own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)}
+    primitive = register_primitive_spec(
+        ETPPrimitiveSpec(
+            name,
+            _impl(batched),
+            _yw_to_w,
+            _derivative(batched, False),
+            _init_drtrl,
+            output_trace,
+            bias_at(2, weight=1),
+            batched=batched,
+            cases=tuple(cases),
+            **(own if shared else {}),
+        )
+    )
     if batched:
         primitive.fold_axes = lambda params: (0, 0)
     return primitive
@@ -124,11 +172,20 @@ def register(name: str, batched: bool, shared: bool, cases: Sequence[tuple]):
 EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in (False, True))
 
 
-def register_forms(name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM) -> dict[tuple[bool, bool], ETPPrimitive]:
+def register_forms(
+    name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM
+) -> dict[tuple[bool, bool], ETPPrimitive]:
     """The primitives of an einsum by (batched, shared)."""
     with all_or_none():
-        forms = {(batched, shared): register(f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}', batched, shared, cases)
-                 for batched, shared in wanted}
+        forms = {
+            (batched, shared): register(
+                f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
+                batched,
+                shared,
+                cases,
+            )
+            for batched, shared in wanted
+        }
     for (batched, shared), form in forms.items():
         form.batched_form = None if batched else forms[True, shared]
     return forms
@@ -142,47 +199,64 @@ def parsed(op: str, equation: str) -> tuple[Letters, bool]:
     text = equation.replace(' ', '') if isinstance(equation, str) else ''
     parts = text.replace('->', ',').split(',')
     letters = set(''.join(parts))
-    if text.count('->') != 1 or text.count(',') != 1 or len(parts) != 3 or not letters <= set(string.ascii_letters):
+    if (
+        text.count('->') != 1
+        or text.count(',') != 1
+        or len(parts) != 3
+        or not letters <= set(string.ascii_letters)
+    ):
         shown = repr(equation) if isinstance(equation, str) else f'a {type(equation).__name__}'
-        raise OptionError(f'{op}: the equation is {shown}; expected letters for the axes of x, of the weight and of y, like '
-                          "'bi,io->bo'.")
+        raise OptionError(
+            f'{op}: the equation is {shown}; expected letters for the axes of x, of the weight and '
+            "of y, like 'bi,io->bo'."
+        )
     x, weight, y = parts
     twice = [part for part in parts if len(set(part)) < len(part)]
-    if twice or not set(y) <= set(x + weight):
-        raise OptionError(f'{op}: the equation {equation!r} ' + (f'has a letter twice in {twice[0]!r}.' if twice else
-                          f'has the letters {sorted(set(y) - set(x + weight))} in y that no operand has.'))
+    if twice:
+        raise OptionError(f'{op}: the equation {equation!r} has a letter twice in {twice[0]!r}.')
+    if unknown := sorted(set(y) - set(x + weight)):
+        raise OptionError(
+            f'{op}: the equation {equation!r} has the letters {unknown} in y that no operand has.'
+        )
     batched = bool(x and y and x[0] == y[0] and x[0] not in weight)
     return Letters(x[batched:], weight, y[batched:]), batched
 
 
 def bound(op: str, forms: dict, equation: str, x, weight, bias=None):
-    """Bind the form of an einsum that fits the equation; operands are arrays or quantities."""
+    """Bind the form that fits the equation; operands are arrays or quantities."""
     letters, batched = parsed(op, equation)
     weight, weight_unit = trainable_operand(op, 'weight', weight)
     x, x_unit = input_operand(op, 'x', x, weight.dtype)
     sizes: dict[str, int] = {}
-    for name, array, axes in (('x', x, equation.replace(' ', '').split(',')[0]), ('weight', weight, letters.weight)):
-        check_rank(op, name, array.shape, {len(axes): f'({", ".join(axes)})'}, f'The equation is {equation!r}.')
+    x_axes = equation.replace(' ', '').split(',')[0]
+    for name, array, axes in (('x', x, x_axes), ('weight', weight, letters.weight)):
+        layouts = {len(axes): f'({", ".join(axes)})'}
+        check_rank(op, name, array.shape, layouts, f'The equation is {equation!r}.')
         for axis, size in zip(axes, array.shape, strict=True):
             if sizes.setdefault(axis, size) != size:
-                raise EtpShapeError(f'{op}: {name} has shape {array.shape}, so axis {axis!r} of {equation!r} has {size} entries, but '
-                                    f'{sizes[axis]} in x. Give axes of one letter one size.')
+                raise EtpShapeError(
+                    f'{op}: {name} has shape {array.shape}, so axis {axis!r} of {equation!r} has '
+                    f'{size} entries, but {sizes[axis]} in x. Give axes of one letter one size.'
+                )
     unit = unit_product(x_unit, weight_unit)
     bias = bias_operands(op, bias, tuple(sizes[a] for a in letters.bias), unit)
+    form = forms[batched, bool(letters.others)]
     text = f'{letters.x},{letters.weight}->{letters.y}'
-    return with_unit(forms[batched, bool(letters.others)].bind(x, weight, *bias, equation=text, has_bias=bool(bias)), unit)
+    return with_unit(form.bind(x, weight, *bias, equation=text, has_bias=bool(bias)), unit)
 
 
 def einsum(equation: str, x, weight, bias=None):
-    """Multiply by a traced weight along named axes: ``y = einsum(equation, x, weight) (+ bias)``, as ``jax.numpy.einsum``.
+    """Multiply by a traced weight along named axes: ``y = einsum(equation, x, weight) (+ bias)``,
+    as ``jax.numpy.einsum``.
 
-    ``equation`` names the axes of x, of the weight and of y by letters, each once in an operand: ``'bi,io->bo'`` is
-    :func:`matmul`, ``'bhi,hio->bho'`` a product for each head. A first letter that x and y share and the weight has not is the batch.
-    ``bias`` has the axes of y that the weight has. Along other axes of y (``t`` in ``'bti,io->bto'``) the weight is used again, and the
-    trace holds it once for each. y has the unit of x times that of the weight.
+    ``equation`` names the axes of x, of the weight and of y by letters, each once in an operand:
+    ``'bi,io->bo'`` is :func:`matmul`, ``'bhi,hio->bho'`` a product for each head. If x and y share
+    their first letter and the weight lacks it, it is the batch. ``bias`` has the axes of y that the
+    weight has. Along other axes of y (``t`` in ``'bti,io->bto'``) the weight is used again, and the
+    trace holds an entry for each use. y has the unit of x times the unit of the weight.
 
-    Raises ``OptionError`` for an equation of another form, ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand
-    that does not fit.
+    Raises ``OptionError`` for an equation of another form, ``EtpShapeError``, ``EtpDtypeError`` or
+    ``EtpUnitError`` for an operand that does not fit.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -193,20 +267,28 @@ def einsum(equation: str, x, weight, bias=None):
 
 
 def grouped_matmul(x, weight, bias=None):
-    """Multiply each group of features by a traced matrix of its own: ``y[g] = x[g] @ weight[g] (+ bias[g])``.
+    """Multiply each group of features by its own traced matrix: ``y[g] = x[g] @ weight[g]
+    (+ bias[g])``.
 
-    ``x`` is ``(groups, in)`` or ``(batch, groups, in)``, ``weight`` ``(groups, in, out)``, ``bias`` ``(groups, out)``; y is
-    ``(groups, out)`` or ``(batch, groups, out)``. A block-diagonal product is this on ``x.reshape(batch, groups, -1)``.
+    ``x`` is ``(groups, in)`` or ``(batch, groups, in)``, ``weight`` ``(groups, in, out)``, ``bias``
+    ``(groups, out)``; y is ``(groups, out)`` or ``(batch, groups, out)``. A block-diagonal product
+    is this on ``x.reshape(batch, groups, -1)``.
 
-    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not fit.
+    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
+    fit.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
-    >>> braintrace.grouped_matmul(jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), bias=jnp.ones((4, 5)))[0, 0]
+    >>> x, weight, bias = jnp.ones((2, 4, 3)), jnp.ones((4, 3, 5)), jnp.ones((4, 5))
+    >>> braintrace.grouped_matmul(x, weight, bias)[0, 0]
     Array([4., 4., 4., 4., 4.], dtype=float32)
     """
-    batch, own = 'b' if len(getattr(x, 'shape', ())) == 3 else '', tuple(getattr(weight, 'shape', ()))
+    batch = 'b' if len(getattr(x, 'shape', ())) == 3 else ''
+    own = tuple(getattr(weight, 'shape', ()))
     if len(own) == 3 and hasattr(x, 'shape'):
-        check_shape('grouped_matmul', 'x', x.shape[len(batch):], own[:2], f'the weight of shape {own} has {own[0]} groups of {own[1]} '
-                    f'inputs. Split features by `x.reshape(batch, {own[0]}, {own[1]})`')
+        why = (
+            f'the weight of shape {own} has {own[0]} groups of {own[1]} inputs. Split features by '
+            f'`x.reshape(batch, {own[0]}, {own[1]})`'
+        )
+        check_shape('grouped_matmul', 'x', x.shape[len(batch) :], own[:2], why)
     return bound('grouped_matmul', FORMS, f'{batch}gi,gio->{batch}go', x, weight, bias)

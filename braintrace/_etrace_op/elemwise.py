@@ -1,12 +1,13 @@
-"""The element-wise marker: ``y = fn(w)``."""
+"""A parameter used element by element: ``y = fn(w)``."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
 from .._errors import OptionError
-from ._derive import output_trace, parameter_trace
 from ._operands import trainable_operand, with_unit
+from ._rule_parts import output_trace, parameter_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
 __all__ = ['element_wise', 'etp_elemwise_p']
@@ -24,9 +25,19 @@ def _xy_to_dw(x, hidden_dim, weights):
     return {'weight': hidden_dim}
 
 
-etp_elemwise_p = register_primitive_spec(ETPPrimitiveSpec(
-    'etp_elemwise', _impl, _yw_to_w, _xy_to_dw, parameter_trace(batched=False), output_trace,
-    lambda params: {'weight': 0}, x_invar_index=None, gradient_enabled=True))
+etp_elemwise_p = register_primitive_spec(
+    ETPPrimitiveSpec(
+        'etp_elemwise',
+        _impl,
+        _yw_to_w,
+        _xy_to_dw,
+        parameter_trace(batched=False),
+        output_trace,
+        lambda params: {'weight': 0},
+        x_invar_index=None,
+        gradient_enabled=True,
+    )
+)
 
 
 def _identity(weight):
@@ -34,13 +45,13 @@ def _identity(weight):
 
 
 def element_wise(weight, fn: Callable[[Any], Any] = _identity):
-    """Use a parameter element by element, traced: ``y = fn(weight)``.
+    """Use a traced parameter element by element: ``y = fn(weight)``.
 
-    ``fn`` is any differentiable function of the weight, which may be a ``Quantity``; its derivative counts. y has the
-    shape and the unit of ``fn(weight)``.
+    ``fn`` is any differentiable function of the weight, which may be a ``Quantity``; the gradient
+    passes through ``fn``. y has the shape and the unit of ``fn(weight)``.
 
-    Raises ``EtpDtypeError`` for a weight, or a result of ``fn``, that is no array of a floating dtype, and
-    ``OptionError`` for an ``fn`` that is no function.
+    Raises ``EtpDtypeError`` if the weight or ``fn(weight)`` is no array of a floating dtype, and
+    ``OptionError`` if ``fn`` is no function.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -48,7 +59,9 @@ def element_wise(weight, fn: Callable[[Any], Any] = _identity):
     Array([1., 2.], dtype=float32)
     """
     if not callable(fn):
-        raise OptionError(f'element_wise: fn is a {type(fn).__name__}, expected a function of the weight.')
+        raise OptionError(
+            f'element_wise: fn is a {type(fn).__name__}, expected a function of the weight.'
+        )
     trainable_operand('element_wise', 'weight', weight)
     y, unit = trainable_operand('element_wise', 'fn(weight)', fn(weight))
     return with_unit(etp_elemwise_p.bind(y), unit)

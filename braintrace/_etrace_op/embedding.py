@@ -1,7 +1,9 @@
 """Rows of a table by index: ``y = weight[indices]``.
 
-In a factor of the input (ES_D_RTRL) an index stands for its one-hot vector, of which y is the dense product; the rules take both.
+In ES_D_RTRL's factor of the input an index stands for its one-hot vector, whose dense product with
+the table is y. The rules take both.
 """
+
 from __future__ import annotations
 
 import jax
@@ -9,9 +11,10 @@ import jax.numpy as jnp
 
 from .._errors import EtpDtypeError, EtpShapeError
 from .._jax import Tracer
-from ._derive import output_trace, over_columns, parameter_trace
 from ._operands import check_rank, split, trainable_operand, with_unit
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
+from ._primitive import ETPPrimitive
+from ._rule_parts import output_trace, over_columns, parameter_trace
+from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 
 __all__ = ['embedding', 'etp_embed_mm_p', 'etp_embed_mv_p']
 
@@ -26,7 +29,9 @@ def _is_index(x) -> bool:
 
 
 def _impl(x, weight):
-    return jnp.take(weight, jnp.where(x < 0, len(weight), x), axis=0, mode='fill') if _is_index(x) else x @ weight
+    if not _is_index(x):
+        return x @ weight
+    return jnp.take(weight, jnp.where(x < 0, len(weight), x), axis=0, mode='fill')
 
 
 def _xy_to_dw(x, hidden_dim, weights):
@@ -41,28 +46,38 @@ def _yw_to_w(hidden_dim, trace):
     return over_columns(hidden_dim, trace)
 
 
-def _register(name: str, batched: bool):
-    primitive = register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl, _yw_to_w, _xy_to_dw, parameter_trace(batched), output_trace, lambda params: {'weight': 1}, batched=batched))
+def _register(batched: bool) -> ETPPrimitive:
+    primitive = register_primitive_spec(
+        ETPPrimitiveSpec(
+            'etp_embed_mm' if batched else 'etp_embed_mv',
+            _impl,
+            _yw_to_w,
+            _xy_to_dw,
+            parameter_trace(batched),
+            output_trace,
+            lambda params: {'weight': 1},
+            batched=batched,
+        )
+    )
     primitive.represent = _one_hot
     return primitive
 
 
-etp_embed_mm_p = _register('etp_embed_mm', batched=True)
-etp_embed_mv_p = _register('etp_embed_mv', batched=False)
-etp_embed_mm_p.fold_axes = lambda params: (0, 0)
-etp_embed_mv_p.batched_form = etp_embed_mm_p
+etp_embed_mm_p, etp_embed_mv_p = register_both_forms(_register)
 
 
 def embedding(indices, weight):
-    """Look rows of a traced table up: ``y = weight[indices]``.
+    """Look up rows of a traced table: ``y = weight[indices]``.
 
-    ``indices`` are integers, ``()`` or ``(batch,)``, ``weight`` is ``(rows, features)``; y is ``(features,)`` or ``(batch, features)``
-    with the unit of the weight. The same as :func:`matmul` of one-hot vectors, which are not made. An index out of range gives a
-    row of NaN where it is known only at run time. As with every op, the table has a trace where its rows are added to what a hidden
-    state is made of, ``h = tanh(embedding(i, E) + matmul(h, R))``; read through another weight it has the current step's gradient only.
+    ``indices`` are integers, ``()`` or ``(batch,)``, ``weight`` is ``(rows, features)``; y is
+    ``(features,)`` or ``(batch, features)`` with the unit of the weight. The result equals
+    :func:`matmul` of one-hot vectors, which are not made. An index that is known only at run time
+    gives a row of NaN if it is out of range. As with every op, the table has a trace where y
+    reaches a hidden state position by position, as in ``h = tanh(embedding(i, E) + matmul(h, R))``;
+    read through another weight, the table has the current step's gradient only.
 
-    Raises ``EtpDtypeError`` for indices that are no integers, ``EtpShapeError`` for a wrong rank or a known index out of range.
+    Raises ``EtpDtypeError`` for indices that are no integers, ``EtpShapeError`` for a wrong rank or
+    a known index out of range.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -72,16 +87,25 @@ def embedding(indices, weight):
     """
     op = 'embedding'
     if jnp.issubdtype(getattr(weight, 'dtype', float), jnp.integer):
-        raise EtpDtypeError(f'{op}: weight has dtype {weight.dtype}, which can not be trained; the order is embedding(indices, weight).')
+        raise EtpDtypeError(
+            f'{op}: weight has dtype {weight.dtype}, which can not be trained; the order is '
+            'embedding(indices, weight).'
+        )
     table, unit = trainable_operand(op, 'weight', weight)
     x, x_unit = split(op, 'indices', indices)
     if not _is_index(x) or not x_unit.is_unitless:
-        raise EtpDtypeError(f'{op}: indices have dtype {x.dtype} and unit {x_unit}, expected plain integers. Multiply vectors with '
-                            '`braintrace.matmul`.')
-    x = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x              # the number of rows need not fit into a byte
-    check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.')
+        raise EtpDtypeError(
+            f'{op}: indices have dtype {x.dtype} and unit {x_unit}, expected plain integers. '
+            'Multiply vectors with `braintrace.matmul`.'
+        )
+    if x.dtype.itemsize < 4:  # the number of rows need not fit into a byte
+        x = x.astype(jnp.int32)
+    hint = 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.'
+    check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, hint)
     check_rank(op, 'weight', table.shape, {2: '(rows, features)'}, 'Reshape it to a matrix.')
     if not isinstance(x, Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():
-        raise EtpShapeError(f'{op}: indices go from {x.min()} to {x.max()}, but the weight of shape {table.shape} has rows 0 to '
-                            f'{len(table) - 1}.')
+        raise EtpShapeError(
+            f'{op}: indices go from {x.min()} to {x.max()}, but the weight of shape {table.shape} '
+            f'has rows 0 to {len(table) - 1}.'
+        )
     return with_unit((etp_embed_mm_p if x.ndim else etp_embed_mv_p).bind(x, table), unit)

@@ -1,8 +1,9 @@
 """Low-rank products: ``y = alpha x @ B @ A (+ b)``.
 
-B reaches every output through A, so its trace is that of the effective weight ``alpha B A``: an entry of that feeds one
-output. The gradient is pulled back through A when it is asked for.
+B reaches every output through A, so its slot holds the trace of the effective weight ``alpha B A``,
+whose entries feed one output each. The gradient of B is pulled back through A on demand.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -12,10 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import EtpDtypeError
-from ._derive import add_bias, bias_at, output_trace, over_columns, vjp_of, zeros_trace
-from ._operands import bias_operands, check_rank, check_shape, input_operand, trainable_operand, unit_product, with_unit
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
-from .dense import VECTOR_OR_BATCH, VMAP_HINT
+from ._operands import (
+    bias_operands,
+    check_rank,
+    check_shape,
+    input_operand,
+    trainable_operand,
+    unit_product,
+    with_unit,
+)
+from ._primitive import ETPPrimitive
+from ._rule_parts import add_bias, bias_at, output_trace, over_columns, vjp_of, zeros_trace
+from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
+from .dense import check_features
 
 __all__ = ['etp_lora_mm_p', 'etp_lora_mv_p', 'lora_matmul']
 
@@ -35,6 +45,7 @@ def _instant(batched: bool):
         entry = {'lora_b': alpha * (x.T @ d), 'lora_a': alpha * ((x @ weights['lora_b']).T @ d)}
         entry |= {'bias': d.sum(0)} if has_bias else {}
         return {name: value.astype(weights[name].dtype) for name, value in entry.items()}
+
     return instant_drtrl
 
 
@@ -43,6 +54,7 @@ def _solve(batched: bool):
         scaled = over_columns(signal, trace)
         summed = {name: value.sum(0) if batched else value for name, value in scaled.items()}
         return {**summed, 'lora_b': summed['lora_b'] @ weights['lora_a'].T}
+
     return solve_drtrl
 
 
@@ -51,21 +63,33 @@ def _init_drtrl(batched: bool):
         batch = x_var.aval.shape[:1] if batched else ()
         shapes = {name: var.aval.shape for name, var in weight_vars.items()}
         shapes['lora_b'] = (*shapes['lora_b'][:-1], shapes['lora_a'][-1])
-        return {name: zeros_trace((*batch, *shapes[name]), var, num_hidden_state) for name, var in weight_vars.items()}
+        return {
+            name: zeros_trace((*batch, *shapes[name]), var, num_hidden_state)
+            for name, var in weight_vars.items()
+        }
+
     return init_drtrl
 
 
-def _register(name: str, batched: bool):
+def _register(batched: bool) -> ETPPrimitive:
     trainable_invars = bias_at(3, lora_b=1, lora_a=2)
-    return register_primitive_spec(ETPPrimitiveSpec(
-        name, _impl, _yw_to_w, vjp_of(_impl, trainable_invars), _init_drtrl(batched), output_trace, trainable_invars,
-        batched=batched, instant_drtrl=_instant(batched), solve_drtrl=_solve(batched)))
+    return register_primitive_spec(
+        ETPPrimitiveSpec(
+            'etp_lora_mm' if batched else 'etp_lora_mv',
+            _impl,
+            _yw_to_w,
+            vjp_of(_impl, trainable_invars),
+            _init_drtrl(batched),
+            output_trace,
+            trainable_invars,
+            batched=batched,
+            instant_drtrl=_instant(batched),
+            solve_drtrl=_solve(batched),
+        )
+    )
 
 
-etp_lora_mm_p = _register('etp_lora_mm', batched=True)
-etp_lora_mv_p = _register('etp_lora_mv', batched=False)
-etp_lora_mm_p.fold_axes = lambda params: (0, 0)
-etp_lora_mv_p.batched_form = etp_lora_mm_p
+etp_lora_mm_p, etp_lora_mv_p = register_both_forms(_register)
 
 
 def _static_number(alpha) -> float | complex:
@@ -73,18 +97,22 @@ def _static_number(alpha) -> float | complex:
         with contextlib.suppress(jax.errors.ConcretizationTypeError):
             alpha = alpha.item()
     if isinstance(alpha, bool) or not isinstance(alpha, int | float | complex):
-        raise EtpDtypeError(f'lora_matmul: alpha is a {type(alpha).__name__}, expected a Python number, fixed when the '
-                            'function is traced. Multiply x by a scale that varies or has a unit.')
+        raise EtpDtypeError(
+            f'lora_matmul: alpha is a {type(alpha).__name__}, expected a Python number, fixed when '
+            'the function is traced. Multiply x by a scale that varies or has a unit.'
+        )
     return complex(alpha) if isinstance(alpha, complex) else float(alpha)
 
 
 def lora_matmul(x, B, A, *, alpha=1.0, bias=None):
     """Multiply by a traced matrix of low rank: ``y = alpha * x @ B @ A (+ bias)``.
 
-    ``x`` is ``(in,)`` or ``(batch, in)``, ``B`` ``(in, rank)``, ``A`` ``(rank, out)``, ``bias`` ``(out,)`` and ``alpha``
-    a Python number; y is ``(out,)`` or ``(batch, out)`` with the unit of x times those of B and A.
+    ``x`` is ``(in,)`` or ``(batch, in)``, ``B`` ``(in, rank)``, ``A`` ``(rank, out)``, ``bias``
+    ``(out,)`` and ``alpha`` a Python number; y is ``(out,)`` or ``(batch, out)`` with the product
+    of the units of x, B and A.
 
-    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not fit.
+    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
+    fit.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -95,13 +123,15 @@ def lora_matmul(x, B, A, *, alpha=1.0, bias=None):
     lora_b, b_unit = trainable_operand(op, 'B', B)
     lora_a, a_unit = trainable_operand(op, 'A', A)
     x, x_unit = input_operand(op, 'x', x, jnp.result_type(lora_b, lora_a))
-    check_rank(op, 'x', x.shape, VECTOR_OR_BATCH, VMAP_HINT if x.ndim > 2 else 'Give x a feature axis.')
+    check_features(op, x)
     check_rank(op, 'B', lora_b.shape, {2: '(in, rank)'}, 'Reshape it to a matrix.')
     check_rank(op, 'A', lora_a.shape, {2: '(rank, out)'}, 'Reshape it to a matrix.')
-    check_shape(op, 'B', lora_b.shape, (x.shape[-1], lora_b.shape[1]), f'x of shape {x.shape} has {x.shape[-1]} features')
-    check_shape(op, 'A', lora_a.shape, (lora_b.shape[1], lora_a.shape[1]), f'B has rank {lora_b.shape[1]}')
+    rank, why = lora_b.shape[1], f'x of shape {x.shape} has {x.shape[-1]} features'
+    check_shape(op, 'B', lora_b.shape, (x.shape[-1], rank), why)
+    check_shape(op, 'A', lora_a.shape, (rank, lora_a.shape[1]), f'B has rank {rank}')
     unit = unit_product(x_unit, b_unit, a_unit)
     bias = bias_operands(op, bias, lora_a.shape[1:], unit)
     primitive = etp_lora_mm_p if x.ndim == 2 else etp_lora_mv_p
-    return with_unit(
-        primitive.bind(x, lora_b, lora_a, *bias, alpha=_static_number(alpha), has_bias=bool(bias)), unit)
+    alpha = _static_number(alpha)
+    y = primitive.bind(x, lora_b, lora_a, *bias, alpha=alpha, has_bias=bool(bias))
+    return with_unit(y, unit)

@@ -1,7 +1,21 @@
 """The executor: one compiled step as pure functions."""
-from .executor import Executor, Factors, Probes, Signals, stopped
-from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
-from .steps import TracedStep
 
-__all__ = ['Axes', 'Executor', 'Factors', 'Probes', 'Signals', 'TracedStep', 'axes_of', 'each',
-           'in_shards', 'share', 'spread', 'stopped', 'varying', 'without_types']
+from .executor import Executor, Factors, Signals, stopped
+from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
+from .traced_step import TracedStep
+
+__all__ = [
+    'Axes',
+    'Executor',
+    'Factors',
+    'Signals',
+    'TracedStep',
+    'axes_of',
+    'each',
+    'in_shards',
+    'share',
+    'spread',
+    'stopped',
+    'varying',
+    'without_types',
+]

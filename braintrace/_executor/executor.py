@@ -1,7 +1,10 @@
-"""From an :class:`ETraceGraph` to pure functions: the step with its signals' inputs, and the factors D and D_f."""
+"""From an :class:`ETraceGraph` to pure functions: the step with its signals' inputs, and the
+factors D and D_f.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -9,40 +12,61 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, is_inexact
-from .plan import EMPTY, make_d_plan, make_plan
+from .plan import EMPTY, probe_key
+from .planner import make_d_plan, make_plan
+from .pull_backs import PullBack
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
+__all__ = ['Executor', 'Factors', 'Signals', 'stopped']
+
+
+Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
 
 
 class Factors(NamedTuple):
-    """What a trace is made of at one step.
+    """The values of one step that make a trace.
 
-    ``x`` (op -> input), ``d`` (group -> ``(*shape, S, S)``, ``dh_s/dh'_r``), ``df`` (relation -> group -> ``(*coords, S)``).
+    ``x`` (op -> input), ``d`` (group -> S rows of S arrays ``(*shape,)``: ``dh_s/dh'_r``), ``df``
+    (relation -> group -> S arrays ``(*coords,)``: ``dh_s/dy``). None is a zero by structure.
     """
+
     x: dict[str, Any]
-    d: dict[str, jax.Array]
-    df: dict[str, dict[str, jax.Array]]
+    d: dict[str, tuple[Vector, ...]]
+    df: dict[str, dict[str, Vector]]
 
 
 class Signals(NamedTuple):
-    """What the loss of one step sends back.
+    """Derivatives of the loss of one step.
 
-    ``dy`` (op -> ``dL/dy`` with the old states held constant), ``c`` (group -> ``dL/dh'`` along position-wise paths,
-    ``(*shape, S)``), ``l`` (group -> ``dL/dh``, ``(*shape, S)``).
+    ``dy`` (op -> ``dL/dy`` with the old states held constant), ``c`` (group -> S arrays
+    ``(*shape,)``: ``dL/dh'`` along position-wise paths; None is a zero by structure), ``l`` (group
+    -> ``(*shape, S)``: ``dL/dh``).
     """
+
     dy: dict[str, jax.Array]
-    c: dict[str, jax.Array]
+    c: dict[str, Vector]
     l: dict[str, jax.Array]  # noqa: E741
 
 
+class Row(NamedTuple):
+    """Derivatives of one new state, by the old states of its group and by each related y."""
+
+    to_old: Vector
+    to_y: dict[str, jax.Array | None]
+
+
 class Probes(NamedTuple):
-    """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops around it), one on each new state."""
+    """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops
+    around it), one on each new state.
+    """
+
     y: dict[str, jax.Array]
     h: dict[int, jax.Array]
 
 
 def stopped(tree):
-    """Every leaf as a constant; what several ops read stays one array, which a window keeps once."""
+    """Every leaf as a constant; an array that several ops read stays one, so a window keeps it
+    once.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     once = {id(x): jax.lax.stop_gradient(x) for x in leaves}
     return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
@@ -86,15 +110,23 @@ class Executor:
             env.update(zip(eqn.outs, eqn.evaluate([env[v] for v in eqn.ins]), strict=True))
         return {op.key: {n: env[v] for n, v in op.trainable.items()} for op in self.owned.values()}
 
-    def pull_back(self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]) -> dict[int, jax.Array]:
-        """Gradients of the ops' weights pulled back to the trainable parameters that they are functions of.
+    def pull_back(
+        self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]
+    ) -> dict[int, jax.Array]:
+        """Gradients of the ops' weights, pulled back to the trainable parameters behind them.
 
-        Where an op in a branch has no gradient, its branch was not taken, and the function of its weights may have no derivative.
+        Where an op in a branch has no gradient, its branch was not taken, and the function of its
+        weights may have no derivative.
         """
-        needed = sorted({i for op in self.owned.values() for ps in op.parameters.values() for i in ps})
+        needed = sorted(
+            {i for op in self.owned.values() for ps in op.parameters.values() for i in ps}
+        )
 
-        used = {op.key: jnp.any(jnp.stack([jnp.any(g != 0) for g in op_grads[op.key].values()]))
-                for op in self.owned.values() if op.conditional}
+        used = {
+            op.key: jnp.any(jnp.stack([jnp.any(g != 0) for g in op_grads[op.key].values()]))
+            for op in self.owned.values()
+            if op.conditional
+        }
 
         def of(chosen):
             full = list(params)
@@ -102,34 +134,48 @@ class Executor:
                 full[i] = p
             weights = self.op_weights(full)
             for key, flag in used.items():
-                gated = [jax.lax.select_n(flag, jax.lax.stop_gradient(p), p) if is_inexact(p) else p for p in full]
+                gated = [
+                    jax.lax.select_n(flag, jax.lax.stop_gradient(p), p) if is_inexact(p) else p
+                    for p in full
+                ]
                 weights[key] = self.op_weights(gated)[key]
             return weights
 
         weights, pull = jax.vjp(of, [params[i] for i in needed])
-        cotangents = {k: {n: op_grads[k][n].astype(w.dtype) for n, w in ws.items()} for k, ws in weights.items()}
+        cotangents = {
+            k: {n: op_grads[k][n].astype(w.dtype) for n, w in ws.items()}
+            for k, ws in weights.items()
+        }
         return dict(zip(needed, pull(cotangents)[0], strict=True))
 
     # the two-sided pass --------------------------------------------------------------------------
 
     def zero_probes(self) -> Probes:
-        avals = self.program.avals
-        y = {op.key: jnp.zeros((*op.repeats, *avals[op.y].shape), avals[op.y].dtype) for op in self.owned.values()}
-        h = {c: jnp.zeros(avals[self.program.carry[c]].shape, avals[self.program.carry[c]].dtype)
-             for c in self.program.hidden} if self.probes else {}
-        return Probes(y, h)
+        def zeros(value: int, front=()):
+            aval = self.program.avals[value]
+            return jnp.zeros((*front, *aval.shape), aval.dtype)
+
+        hidden = self.program.hidden if self.probes else ()
+        return Probes(
+            {op.key: zeros(op.y, op.repeats) for op in self.owned.values()},
+            {c: zeros(self.program.carry[c]) for c in hidden},
+        )
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
-        values = [*zip(self.program.params, params, strict=True),
-                  *zip(self.program.carry, self.program.apart(carry), strict=True),
-                  *zip(self.program.inputs, inputs, strict=True)]
-        return {(v, EMPTY): x for v, x in values} | {('y', i): probes[op.key] for i, op in self.owned.items()}
+        values = [
+            *zip(self.program.params, params, strict=True),
+            *zip(self.program.carry, self.program.apart(carry), strict=True),
+            *zip(self.program.inputs, inputs, strict=True),
+        ]
+        return {(v, EMPTY): x for v, x in values} | {
+            probe_key(i): probes[op.key] for i, op in self.owned.items()
+        }
 
     def _evaluate_op(self, i: int, args: list, probe, weights) -> list:
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
             return eqn.evaluate(args)
-        for name, k in op.primitive.trainable_invars_fn(op.params).items():
+        for name, k in op.slots.items():
             args[k] = jax.lax.stop_gradient(weights[op.key][name])
         outs = eqn.evaluate(args)
         k = op.primitive.y_outvar_index
@@ -137,32 +183,57 @@ class Executor:
         return outs
 
     def forward(self, params: Sequence, weights, carry: Sequence, inputs: Sequence, probes: Probes):
-        """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from ``weights`` as constants."""
-        outputs, new_carry, xs = self.plan.run(self.program, self._env(params, carry, inputs, probes.y), partial(
-            self._evaluate_op, weights=weights), probes.h)
+        """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from
+        ``weights`` as constants.
+        """
+        outputs, new_carry, xs = self.plan.run(
+            self.program,
+            self._env(params, carry, inputs, probes.y),
+            partial(self._evaluate_op, weights=weights),
+            probes.h,
+        )
         new_carry = self.program.together(new_carry)
         return outputs, new_carry, stopped({self.owned[i].key: x for i, x in xs.items()})
 
-    def signals(self, probe_cotangents: Probes, hidden_cotangents: dict[int, jax.Array]) -> Signals:
-        """Cotangents of probes and of old hidden states, sorted by op and group."""
-        def stack(by_state, group):
-            return jnp.stack([by_state[c] for c in group.states], axis=-1)
+    def signals(self, pull: Callable, cotangent) -> tuple:
+        """``(..., Signals)``: the results of a pull-back; its last two, cotangents of old hidden
+        states and of probes, are sorted by group and op.
+
+        An old state that the differentiated program does not read along a kept path has no signal
+        (None). The program is asked, not the graph, since a loss may read an old state itself.
+        """
+        traced = PullBack(pull, cotangent)
+        *others, hidden, probes = traced(cotangent)
+        read = [bool(cotangents) for cotangents in traced.reads[-2]]
+        of_state = {
+            c: h if there else None
+            for c, h, there in zip(self.program.hidden, hidden, read, strict=True)
+        }
         groups = self.graph.hidden_groups
-        return Signals(probe_cotangents.y, {g.name: stack(hidden_cotangents, g) for g in groups},
-                       {g.name: stack(probe_cotangents.h, g) for g in groups} if self.probes else {})
+        c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
+        l = {}  # noqa: E741
+        if self.probes:
+            l = {g.name: jnp.stack([probes.h[s] for s in g.states], -1) for g in groups}  # noqa: E741
+        return *others, Signals(probes.y, c, l)
 
     # the D pass ----------------------------------------------------------------------------------
 
     def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
         """New hidden states as a function of old ones and of the free y's."""
         carry = self.program.with_states(carry, hidden)
-        return self.d_plan.run(self.program, self._env(params, carry, inputs, probes), partial(self._evaluate_op, weights=weights), {})[1]
+        return self.d_plan.run(
+            self.program,
+            self._env(params, carry, inputs, probes),
+            partial(self._evaluate_op, weights=weights),
+            {},
+        )[1]
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
-        """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent groups."""
-        graph, program = self.graph, self.program
+        """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent
+        groups.
+        """
+        graph, program, zeros = self.graph, self.program, self.zero_probes().y
         related = {r.key for r in graph.hidden_param_op_relations}
-        zeros = self.zero_probes().y
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
         hidden = program.old_states(carry)
@@ -171,36 +242,45 @@ class Executor:
             return self._new_states(params, weights, carry, inputs, hidden, {**free, **fixed})
 
         new, pull = jax.vjp(new_states, hidden, free)
-        slot = {c: k for k, c in enumerate(program.hidden)}
-        d: dict[str, list] = {g.name: [] for g in graph.hidden_groups}
-        df: dict[str, dict[str, list]] = {r.key: {g.name: [] for g in r.groups} for r in graph.hidden_param_op_relations}
+        rows = self._rows(PullBack(pull, new), new)
+        d = {g.name: tuple(rows[s].to_old for s in g.states) for g in graph.hidden_groups}
+        df: dict[str, dict[str, Vector]] = {r.key: {} for r in graph.hidden_param_op_relations}
+        for rel in graph.hidden_param_op_relations:
+            wide = [g for g, c in zip(rel.groups, rel.coordinates, strict=True) if c.expanded]
+            if wide:
+                along = self._along_ones(
+                    lambda y, key=rel.key: new_states(hidden, free | {key: y}), free[rel.key]
+                )
+            for g in rel.groups:
+                of_group = along if g in wide else {s: rows[s].to_y[rel.key] for s in g.states}
+                df[rel.key][g.name] = tuple(of_group[s] for s in g.states)
+        return d, df
+
+    def _rows(self, pull: PullBack, new: list) -> dict[int, Row]:
+        """The rows of D and D_f of every hidden state, from ones on the new states of one index in
+        a set of independent groups.
+        """
+        graph, slot = self.graph, {c: k for k, c in enumerate(self.program.hidden)}
+        old_reads, y_reads = pull.reads
+        rows = {}
         for index, sets in enumerate(graph.colours):
             for members in sets:
-                chosen = {slot[graph.hidden_groups[g].states[index]] for g in members}
-                to_old, to_y = pull([jnp.ones_like(h) if k in chosen else jnp.zeros_like(h) for k, h in enumerate(new)])
-                for g in members:
-                    group = graph.hidden_groups[g]
-                    d[group.name].append(jnp.stack([to_old[slot[c]] for c in group.states], -1))
-                    for rel in graph.hidden_param_op_relations:
-                        for k, other in enumerate(rel.groups):
-                            if other is group and not rel.coordinates[k].expanded:
-                                df[rel.key][group.name].append(to_y[rel.key])
-        factors_df = {k: {g: jnp.stack(v, -1) for g, v in by.items() if v} for k, by in df.items()}
-        self._expanded_factors(lambda free: new_states(hidden, free), free, slot, factors_df)
-        return {k: jnp.stack(v, -2) for k, v in d.items()}, factors_df
+                groups = [graph.hidden_groups[g] for g in members]
+                chosen = {slot[g.states[index]] for g in groups}
+                to_old, to_y = pull([jnp.full_like(h, k in chosen) for k, h in enumerate(new)])
+                for group in groups:
+                    here = slot[group.states[index]]
+                    olds = [slot[c] for c in group.states]
+                    rows[group.states[index]] = Row(
+                        tuple(to_old[k] if here in old_reads[k] else None for k in olds),
+                        {k: y if here in y_reads[k] else None for k, y in to_y.items()},
+                    )
+        return rows
 
-    def _expanded_factors(self, new_states, free, slot, df) -> None:
-        """D_f at the group's positions, where y lacks axes of the state: a derivative along ones in y, by two transpositions."""
-        for rel in self.graph.hidden_param_op_relations:
-            wide = [g for g, c in zip(rel.groups, rel.coordinates, strict=True) if c.expanded]
-            if not wide:
-                continue
-
-            def of_y(y, rel=rel):
-                return new_states({**free, rel.key: y})
-
-            new, pull = jax.vjp(of_y, free[rel.key])
-            _, push = jax.vjp(lambda u, pull=pull: pull(u)[0], [jnp.zeros_like(h) for h in new])
-            along, = push(jnp.ones_like(free[rel.key]))
-            for g in wide:
-                df[rel.key][g.name] = jnp.stack([along[slot[c]] for c in g.states], -1)
+    def _along_ones(self, new_states: Callable, y: jax.Array) -> dict[int, jax.Array]:
+        """D_f of every hidden state at the group's positions, where y lacks axes of the state: a
+        derivative along ones in y, by two transpositions.
+        """
+        new, pull = jax.vjp(new_states, y)
+        _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
+        return dict(zip(self.program.hidden, push(jnp.ones_like(y))[0], strict=True))

@@ -1,30 +1,70 @@
-"""Which equations to evaluate, how often, and with what held constant.
+"""A plan: which equations a pass evaluates, in which variants, and what it holds constant.
 
-A *variant* of a value is ``(stopped, silent)``: old states of the groups in ``stopped`` are held constant on the way to it;
-``silent``: it is read position by position by a new hidden state, so new states are read without their probe (that path is inside
-the reader's D_f already). Every cut equation reads its inputs in a variant of its own. A loop carries each variant that is asked
-for as a value of its own.
+A *variant* of a value is ``(stopped, silent)``.
+
+- ``stopped``: old states of these groups are held constant on the way to it.
+- ``silent``: computed without probes on new states. It is used for operands of a new state's own
+  equation: D_f already counts that path, a probe would count it twice.
+
+Every cut equation reads its inputs in a variant of their own. A loop carries each variant that is
+asked for as a value of its own.
 """
+
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
-from .._compiler import ETraceGraph, Groups, Loop, Program, Remat, flow, old_ancestors
+from .._compiler import Groups, Loop, Program, Remat
 
-__all__ = ['Plan', 'Read', 'make_d_plan', 'make_plan']
+__all__ = [
+    'EMPTY',
+    'Evaluation',
+    'Key',
+    'One',
+    'Plan',
+    'Read',
+    'Recomputed',
+    'Repeated',
+    'Slice',
+    'Slot',
+    'Stack',
+    'Step',
+    'Variant',
+    'input_key',
+    'probe_key',
+]
 
-Variant = tuple[Groups, bool]
-Key = tuple[Any, Any]       # (value, variant), ('y', op): the probe on its y, ('x', op): its input
-EMPTY: Variant = (0, False)
+
+class Variant(NamedTuple):
+    """How a value is computed (see the head of this file)."""
+
+    stopped: Groups = 0
+    silent: bool = False
+
+
+EMPTY = Variant()
+Key = tuple[Any, Any]  # (value, variant), or one of the two below
+
+
+def probe_key(op: int) -> Key:
+    """The key of the probe on an op's y; ops by equation number."""
+    return 'y', op
+
+
+def input_key(op: int) -> Key:
+    """The key of an op's x."""
+    return 'x', op
 
 
 class Read(NamedTuple):
-    """How one input is read: a value in a variant, perhaps with its gradient stopped or a new state's probe added."""
+    """How one input is read: a value in a variant, perhaps with its gradient stopped, perhaps with
+    a new state's probe added.
+    """
+
     value: int
     variant: Variant = EMPTY
     stop: bool = False
@@ -36,9 +76,11 @@ class Read(NamedTuple):
 
 
 class Evaluation:
-    """One run of a plan: values by key, how ops are evaluated, and which new states carry a probe."""
+    """One run of a plan: values by key, the evaluation of ops, and the probes on new states."""
 
-    def __init__(self, program: Program, env: dict[Key, Any], on_op: Callable, probes: dict[int, Any]):
+    def __init__(
+        self, program: Program, env: dict[Key, Any], on_op: Callable, probes: dict[int, Any]
+    ):
         self.program, self.env, self.on_op, self.probes = program, env, on_op, probes
 
     def read(self, r: Read):
@@ -51,12 +93,14 @@ class Evaluation:
 
     def inside(self, keys: Iterable[Key], values) -> Evaluation:
         """The same run with some values replaced, for a region that is a function of them."""
-        return Evaluation(self.program, {**self.env, **dict(zip(keys, values, strict=True))}, self.on_op, self.probes)
+        env = {**self.env, **dict(zip(keys, values, strict=True))}
+        return Evaluation(self.program, env, self.on_op, self.probes)
 
 
 @dataclass(frozen=True)
 class One:
-    """One equation in one variant."""
+    """One equation in one variant; ``records``: whether its op's x is kept."""
+
     number: int
     variant: Variant
     reads: tuple[Read, ...]
@@ -68,27 +112,28 @@ class One:
         if self.number not in at.program.op_set:
             outs = eqn.evaluate(args)
         else:
-            outs = at.on_op(self.number, args, at.env.get(('y', self.number)))
+            outs = at.on_op(self.number, args, at.env.get(probe_key(self.number)))
             if self.records:
-                at.env['x', self.number] = args[eqn.primitive.x_invar_index]
+                at.env[input_key(self.number)] = args[eqn.primitive.x_invar_index]
         at.env.update(((v, self.variant), x) for v, x in zip(eqn.outs, outs, strict=True))
 
     def needs(self, program: Program) -> Iterator[Key]:
-        yield from (r.key for r in self.reads if r.value not in program.constants)
+        yield from _keys(self.reads, program)
         if self.number in program.op_set:
-            yield 'y', self.number
+            yield probe_key(self.number)
 
     def makes(self, program: Program) -> Iterator[Key]:
         yield from ((v, self.variant) for v in program.equations[self.number].outs)
         if self.records:
-            yield 'x', self.number
+            yield input_key(self.number)
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """Steps of a region that is recomputed in the backward pass."""
+
     region: Remat
-    steps: tuple
+    steps: tuple[Step, ...]
     reads: tuple[Key, ...]
     results: tuple[Key, ...]
     scope: tuple
@@ -102,8 +147,8 @@ class Recomputed:
                 step.run(inner)
             return [inner.env[k] for k in self.results]
 
-        outs = jax.checkpoint(body, policy=self.region.policy, prevent_cse=self.region.prevent_cse)([at.env[k] for k in reads])
-        at.env.update(zip(self.results, outs, strict=True))
+        again = jax.checkpoint(body, policy=self.region.policy, prevent_cse=self.region.prevent_cse)
+        at.env.update(zip(self.results, again([at.env[k] for k in reads]), strict=True))
 
     def needs(self, program: Program) -> Iterator[Key]:
         yield from self.reads
@@ -112,253 +157,114 @@ class Recomputed:
         yield from self.results
 
 
+class Slot(NamedTuple):
+    """One value that a loop carries: its key ``inside``, how it is read ``first`` and at each
+    ``turn``, and the key of its ``last`` value (None: nobody reads it).
+    """
+
+    inside: Key
+    first: Read
+    turn: Read
+    last: Key | None
+
+
+class Slice(NamedTuple):
+    """A sequence that a loop reads: its key inside, and how it is read outside."""
+
+    inside: Key
+    outside: Read
+
+
+class Stack(NamedTuple):
+    """A sequence that a loop makes: how it is read inside, and its key outside."""
+
+    inside: Read
+    outside: Key
+
+
 @dataclass(frozen=True)
 class Repeated:
-    """A loop: ``carry`` holds (key inside, initial read, read at the turn, key of the last value), ``xs`` (key inside, read outside),
-    ``ys`` (read inside, key outside); ``ops`` are those inside, and ``recorded`` those of which x is kept."""
+    """A loop. ``ops`` are the ops inside, and ``recorded`` those whose x is kept."""
+
     loop: Loop
-    steps: tuple
-    carry: tuple[tuple[Key, Read, Read, Key | None], ...]
-    xs: tuple[tuple[Key, Read], ...]
-    ys: tuple[tuple[Read, Key], ...]
+    steps: tuple[Step, ...]
+    carry: tuple[Slot, ...]
+    xs: tuple[Slice, ...]
+    ys: tuple[Stack, ...]
     ops: tuple[int, ...]
     recorded: tuple[int, ...]
     scope: tuple
 
     def run(self, at: Evaluation) -> None:
-        probed = [('y', i) for i in self.ops if ('y', i) in at.env]
-        kept = [('x', i) for i in self.recorded]
+        # probes and recorded inputs of ops inside have the turns as their first axis
+        probed = [probe_key(i) for i in self.ops if probe_key(i) in at.env]
+        kept = [input_key(i) for i in self.recorded]
+        keys = [*(s.inside for s in self.carry), *(x.inside for x in self.xs), *probed]
 
         def body(carry, row):
-            keys = [k for k, *_ in self.carry] + [k for k, _ in self.xs] + probed
             inner = at.inside(keys, [*carry, *row])
             for step in self.steps:
                 step.run(inner)
-            return [inner.read(turn) for _, _, turn, _ in self.carry], [inner.read(r) for r, _ in self.ys] + [inner.env[k] for k in kept]
+            made = [*(inner.read(y.inside) for y in self.ys), *(inner.env[k] for k in kept)]
+            return [inner.read(s.turn) for s in self.carry], made
 
-        init = [at.read(r) for _, r, _, _ in self.carry]
-        rows = [at.read(r) for _, r in self.xs] + [at.env[k] for k in probed]
-        last, stacked = jax.lax.scan(body, init, rows, self.loop.length, self.loop.reverse, self.loop.unroll)
-        at.env.update((out, x) for (_, _, _, out), x in zip(self.carry, last, strict=True) if out is not None)
-        at.env.update(zip([*(k for _, k in self.ys), *kept], stacked, strict=True))
+        init = [at.read(s.first) for s in self.carry]
+        rows = [*(at.read(x.outside) for x in self.xs), *(at.env[k] for k in probed)]
+        loop = self.loop
+        last, made = jax.lax.scan(body, init, rows, loop.length, loop.reverse, loop.unroll)
+        for slot, x in zip(self.carry, last, strict=True):
+            if slot.last is not None:
+                at.env[slot.last] = x
+        at.env.update(zip([*(y.outside for y in self.ys), *kept], made, strict=True))
 
     def needs(self, program: Program) -> Iterator[Key]:
-        inside = {k for k, *_ in self.carry} | {k for k, _ in self.xs} | {k for s in self.steps for k in s.makes(program)}
-        outer = [r for _, r, _, _ in self.carry] + [r for _, r in self.xs]
-        inner = [r for _, _, r, _ in self.carry] + [r for r, _ in self.ys]
-        yield from (r.key for r in outer if r.value not in program.constants)
-        yield from (r.key for r in inner if r.value not in program.constants and r.key not in inside)
-        yield from (k for s in self.steps for k in s.needs(program) if k not in inside)
+        made = {k for step in self.steps for k in step.makes(program)}
+        inside = made.union((s.inside for s in self.carry), (x.inside for x in self.xs))
+        yield from _keys([s.first for s in self.carry], program)
+        yield from _keys([x.outside for x in self.xs], program)
+        of_body = [*_keys(self.read_inside, program)]
+        of_body += [k for step in self.steps for k in step.needs(program)]
+        yield from (k for k in of_body if k not in inside)
+
+    @property
+    def read_inside(self) -> list[Read]:
+        """The reads of a turn's results."""
+        return [*(s.turn for s in self.carry), *(y.inside for y in self.ys)]
 
     def makes(self, program: Program) -> Iterator[Key]:
-        yield from (out for *_, out in self.carry if out is not None)
-        yield from (k for _, k in self.ys)
-        yield from (('x', i) for i in self.recorded)
+        yield from (s.last for s in self.carry if s.last is not None)
+        yield from (y.outside for y in self.ys)
+        yield from map(input_key, self.recorded)
 
 
 Step = One | Recomputed | Repeated
 
 
+def _keys(reads: Iterable[Read], program: Program) -> Iterator[Key]:
+    """Keys of the reads, without constants of the program."""
+    yield from (r.key for r in reads if r.value not in program.constants)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Steps in order, then the reads of the results."""
+
     steps: tuple[Step, ...]
     outputs: tuple[Read, ...]
     new_carry: tuple[Read, ...]
 
-    def run(self, program: Program, env: dict, on_op: Callable, probes: dict) -> tuple[list, list, dict[int, Any]]:
-        """``(outputs, new carry, x of recorded ops)``; ``env`` maps keys to arrays and is filled on the way.
+    def run(
+        self, program: Program, env: dict, on_op: Callable, probes: dict
+    ) -> tuple[list, list, dict[int, Any]]:
+        """``(outputs, new carry, x of recorded ops)``; ``env`` maps keys to arrays and is filled on
+        the way.
 
-        ``on_op(i, args, probe)`` evaluates the op at equation ``i``; ``probes[s]`` is added to reads of new hidden state ``s``.
+        ``on_op(i, args, probe)`` evaluates the op at equation ``i``; ``probes[s]`` is added to
+        reads of new hidden state ``s``.
         """
         at = Evaluation(program, env, on_op, probes)
         for step in self.steps:
             step.run(at)
-        xs = {k[1]: x for k, x in at.env.items() if k[0] == 'x'}
+        kind, _ = input_key(0)
+        xs = {k[1]: x for k, x in at.env.items() if k[0] == kind}
         return [at.read(r) for r in self.outputs], [at.read(r) for r in self.new_carry], xs
-
-
-class _Planner:
-    """Works out, from the results backwards, which variants of which equations are needed."""
-
-    def __init__(self, graph: ETraceGraph):
-        self.graph, self.program = graph, graph.program
-        self.wanted: dict[int, set[tuple[int, Variant]]] = {}
-        self.recorded = {op.equation for op in graph.ops if op.owned and op.x is not None}
-
-    def read(self, value: int, variant: Variant) -> Read:
-        """How a consumer that runs in ``variant`` reads ``value``."""
-        raise NotImplementedError
-
-    def operands(self, i: int, variant: Variant) -> tuple[Read, ...]:
-        """How equation ``i`` reads its operands to make its results in ``variant``."""
-        raise NotImplementedError
-
-    def runs_anyway(self, i: int) -> bool:
-        """Whether an equation is evaluated even if nothing wants it."""
-        return False
-
-    def want(self, *reads: Read) -> None:
-        for r in reads:
-            if r.value in self.program.producer:
-                self.wanted.setdefault(self.program.producer[r.value], set()).add((r.value, r.variant))
-
-    def plan(self, outputs: tuple[Read, ...], new_carry: tuple[Read, ...]) -> Plan:
-        self.want(*outputs, *new_carry)
-        steps = self.block(0, len(self.program.equations))
-        uses = Counter(k for s in steps for k in s.needs(self.program))
-        uses.update(r.key for r in (*outputs, *new_carry))
-        return Plan(tuple(self.nest(steps, 0, uses)), outputs, new_carry)
-
-    def block(self, start: int, stop: int) -> list[Step]:
-        steps: list[Step] = []
-        i = stop - 1
-        while i >= start:
-            eqn = self.program.equations[i]
-            if eqn.loop is not None:
-                begin = self.program.begin_of[i]
-                loop = self.repeated(begin, i)
-                steps += [loop] if loop is not None else []
-                i = begin - 1
-                continue
-            for variant in sorted({v for _, v in self.wanted.get(i, ())} | ({EMPTY} if self.runs_anyway(i) else set())):
-                reads = self.operands(i, variant)
-                steps.append(One(i, variant, reads, i in self.recorded, eqn.scope))
-                self.want(*reads)
-            i -= 1
-        return steps[::-1]
-
-    def repeated(self, begin: int, end: int) -> Repeated | None:
-        first, last = self.program.equations[begin], self.program.equations[end]
-        n, slots = first.loop.num_carry, {v: k for k, v in enumerate(first.outs)}
-        results = sorted(self.wanted.get(end, ()))
-        place = {v: k for k, v in enumerate(last.outs)}
-        asked = {(place[v], variant) for v, variant in results if place[v] < n}
-        ys = [(self.read(last.ins[place[v]], variant), (v, variant)) for v, variant in results if place[v] >= n]
-        self.want(*(r for r, _ in ys))
-        while True:
-            self.want(*(self.read(last.ins[k], variant) for k, variant in asked))
-            body = self.block(begin + 1, end)
-            inside = {(slots[v], variant) for v, variant in self.wanted.get(begin, ())}
-            more = asked | {(k, variant) for k, variant in inside if k < n}
-            if more == asked:
-                break
-            asked = more
-        if not body and not results:
-            return None
-        carry = tuple(((first.outs[k], variant), self.read(first.ins[k], variant), self.read(last.ins[k], variant),
-                       (last.outs[k], variant) if (last.outs[k], variant) in results else None) for k, variant in sorted(asked))
-        xs = tuple(((first.outs[k], variant), self.read(first.ins[k], variant)) for k, variant in sorted(inside) if k >= n)
-        self.want(*(r for _, r, _, _ in carry), *(r for _, r in xs))
-        ops = tuple(i for i in self.program.ops if begin < i < end)
-        made = {k for s in body for k in s.makes(self.program)}
-        return Repeated(first.loop, tuple(body), carry, xs, tuple(ys), ops, tuple(i for i in ops if ('x', i) in made), first.scope)
-
-    def nest(self, steps: Iterable[Step], depth: int, uses: Counter) -> list[Step]:
-        """Put steps of one recomputed region together."""
-        found: list[Step] = []
-        group: list[Step] = []
-
-        def close() -> None:
-            if group:
-                found.append(self.recomputed(list(group), depth, uses))
-                group.clear()
-
-        for step in steps:
-            region = step.scope[depth] if len(step.scope) > depth else None
-            if group and group[0].scope[depth] is not region:
-                close()
-            if isinstance(region, Remat):
-                group.append(step)
-            elif isinstance(step, Repeated):
-                inner = Counter(k for s in step.steps for k in s.needs(self.program))
-                inner.update(r.key for r in (*(t for _, _, t, _ in step.carry), *(r for r, _ in step.ys)))
-                inner.update(('x', i) for i in step.recorded)
-                body = tuple(self.nest(step.steps, depth + 1, inner))
-                found.append(Repeated(step.loop, body, step.carry, step.xs, step.ys, step.ops, step.recorded, step.scope))
-            else:
-                found.append(step)
-        close()
-        return found
-
-    def recomputed(self, steps: list[Step], depth: int, uses: Counter) -> Recomputed:
-        needs = Counter(k for s in steps for k in s.needs(self.program))
-        makes = [k for s in steps for k in s.makes(self.program)]
-        results = tuple(k for k in makes if uses[k] > needs[k] or k[0] == 'x')
-        reads = tuple(k for k in needs if k not in set(makes))
-        region = steps[0].scope[depth]
-        inner = Counter(needs)
-        inner.update(results)
-        return Recomputed(region, tuple(self.nest(steps, depth + 1, inner)), reads, results, steps[0].scope[:depth])
-
-
-class _TwoSided(_Planner):
-    """Every cut equation reads constant the old states of the groups that it is recurrent for."""
-
-    def __init__(self, graph: ETraceGraph, probes: bool):
-        super().__init__(graph)
-        program, self.probes = graph.program, probes
-        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
-        self.old = {program.carry[c]: self.group_of[c] for c in program.hidden}
-        self.new: dict[int, int] = {}
-        for c in program.hidden:
-            if program.new_carry[c] in program.producer:
-                self.new.setdefault(program.new_carry[c], c)
-        self.cuts = {*program.ops, *graph.mixing}
-        self.anc_old = old_ancestors(program, self.group_of, graph.recurrent)
-        self.reads_new = self._readers_of_new_states() if probes else [0] * len(program.avals)
-
-    def _readers_of_new_states(self) -> list[int]:
-        """Whether a value reads a new state without passing a cut."""
-        direct = (o for v in self.new for i in self.program.consumers.get(v, ()) if i not in self.cuts for o in self.program.results(i, v))
-        return flow.forward(self.program, dict.fromkeys(direct, 1), lambda i, found: 0 if i in self.cuts else found)
-
-    def read(self, value: int, variant: Variant) -> Read:
-        stopped, silent = variant
-        if value in self.new:
-            return Read(value, (0, bool(self.reads_new[value])), probe=self.new[value] if self.probes and not silent else None)
-        if value in self.old:
-            return Read(value, EMPTY, stop=bool(stopped >> self.old[value] & 1))
-        if value not in self.program.producer:
-            return Read(value)
-        return Read(value, (stopped & self.anc_old[value], silent and bool(self.reads_new[value])))
-
-    def operands(self, i: int, variant: Variant) -> tuple[Read, ...]:
-        inner = (variant[0] | self.graph.recurrent[i], False) if i in self.cuts else variant
-        return tuple(self.read(v, inner) for v in self.program.equations[i].ins)
-
-    def runs_anyway(self, i: int) -> bool:
-        return self.program.equations[i].effects
-
-    def result(self, value: int, slot: int | None) -> Read:
-        """How a result is read; a new state that no equation makes carries its probe there."""
-        read = self.read(value, EMPTY)
-        if self.probes and slot in self.group_of and read.probe is None:
-            return read._replace(probe=slot)
-        return read
-
-
-class _DPass(_Planner):
-    """Every cut equation reads constants; only what leads to new hidden states is evaluated."""
-
-    def __init__(self, graph: ETraceGraph):
-        super().__init__(graph)
-        self.cuts, self.recorded = {*graph.program.ops, *graph.mixing}, set()
-
-    def read(self, value: int, variant: Variant) -> Read:
-        return Read(value)
-
-    def operands(self, i: int, variant: Variant) -> tuple[Read, ...]:
-        return tuple(Read(v, stop=i in self.cuts) for v in self.program.equations[i].ins)
-
-
-def make_plan(graph: ETraceGraph, probes: bool) -> Plan:
-    """The two-sided pass."""
-    planner, program = _TwoSided(graph, probes), graph.program
-    return planner.plan(tuple(planner.result(v, None) for v in program.outputs),
-                        tuple(planner.result(v, c) for c, v in enumerate(program.new_carry)))
-
-
-def make_d_plan(graph: ETraceGraph) -> Plan:
-    """The D pass."""
-    return _DPass(graph).plan((), tuple(Read(graph.program.new_carry[c]) for c in graph.program.hidden))

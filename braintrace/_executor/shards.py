@@ -4,6 +4,7 @@ With JAX's default ``check_vma=True`` the type of a value names the axes of the 
 may differ. A learner's equations were traced without such types, and its zeros have none, so a call
 of a learner is one equation of its own there: typed as a whole, evaluated without types.
 """
+
 from __future__ import annotations
 
 import math
@@ -31,9 +32,11 @@ def each(tree):
 
 def spread(tree, axes: Axes):
     """A tree with a type that says that every leaf may differ along these axes."""
+
     def leaf(x):
         missing = axes - _of_leaf(x) if _is_array(x) else None
         return jax.lax.pcast(x, tuple(sorted(missing)), to='varying') if missing else x
+
     return jax.tree.map(leaf, tree)
 
 
@@ -60,19 +63,22 @@ def share(axes: Axes, of_loss: Axes) -> float:
 
 # one equation without types --------------------------------------------------------------
 
+
 def without_types(fn: Callable) -> Callable:
     """``fn``, whose results may differ along all axes of a ``shard_map`` that an argument does."""
+
     def run(*args):
         axes = varying(args)
         return _call(lambda *args: ((fn(*args), axes),), axes, *args)[0] if axes else fn(*args)
+
     return run
 
 
 def in_shards(body: Callable, *args) -> tuple:
     """The results of ``body(axes, *args)``, which returns pairs of a result and its axes.
 
-    ``axes`` are those along which an argument may differ; the axes of a result are those of all of
-    it, or a tree like it.
+    Along ``axes`` an argument may differ. The axes of a result are a set for all of it, or a tree
+    like it.
     """
     axes = varying(args)
     if not axes:
@@ -81,7 +87,9 @@ def in_shards(body: Callable, *args) -> tuple:
 
 
 def _call(body: Callable, axes: Axes, *args) -> tuple:
-    """The results of ``body(*args)``, pairs as for :func:`in_shards`, as those of one equation."""
+    """The results of ``body(*args)``, which returns pairs as for :func:`in_shards`, as one
+    equation.
+    """
     leaves, treedef = jax.tree.flatten(args)
     where = [k for k, x in enumerate(leaves) if _is_array(x)]
     found: list = []
@@ -92,8 +100,9 @@ def _call(body: Callable, axes: Axes, *args) -> tuple:
             full[k] = x
         pairs = body(*jax.tree.unflatten(treedef, full))
         results = tuple(result for result, _ in pairs)
-        own = [jax.tree.map(lambda _, a=a: a, r) if isinstance(a, frozenset) else a
-               for r, a in pairs]
+        own = [
+            jax.tree.map(lambda _, a=a: a, r) if isinstance(a, frozenset) else a for r, a in pairs
+        ]
         found[:] = jax.tree.structure(results), tuple(jax.tree.leaves(own))
         return jax.tree.leaves(results)
 
@@ -135,6 +144,7 @@ def _batch(args, dims, *, jaxpr, axes):
     def body(*args):
         results = jax.vmap(partial(_evaluate, jaxpr=jaxpr), in_axes=tuple(dims))(*args)
         return tuple(zip(results, axes, strict=True))
+
     return _call(body, every, *args), [0] * len(axes)
 
 

@@ -1,4 +1,5 @@
 """The stateful shell: learners for brainstate models."""
+
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
@@ -13,5 +14,13 @@ from .learners import (
     pp_prop,
 )
 
-__all__ = ['D_RTRL', 'ES_D_RTRL', 'ETraceLearner', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'compile', 'compile_etrace_graph',
-           'pp_prop']
+__all__ = [
+    'D_RTRL',
+    'ES_D_RTRL',
+    'ETraceLearner',
+    'IODimVjpAlgorithm',
+    'ParamDimVjpAlgorithm',
+    'compile',
+    'compile_etrace_graph',
+    'pp_prop',
+]

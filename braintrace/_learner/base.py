@@ -1,24 +1,37 @@
 """The learner: a brainstate module around a model, with the trace as a state beside the model's."""
+
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import DEFAULT, ETraceGraph, Policy, Report, path_name, summary
-from .._errors import NotCompiledError, OptionError, StepFunctionError
-from .._rules import Rule, read
+from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
+from .._errors import NotCompiledError, OptionError
+from .._report import Report, summary
+from .._rules import Rule
 from .._signatures import ShowsArguments
+from .._windows import (
+    GradientOptions,
+    UpdateOptions,
+    check_choice,
+    check_optimizer,
+    check_window,
+    choose_delay,
+)
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from . import saving
+from . import saving, traces
+from .bound import Bound
+from .calls import substitute
+from .compiled_calls import CallOptions
 from .notices import Notices
-from .sequences import SequenceMixin
-from .states import ModelStates, as_path
+from .sequences import Arguments, evolve, gradient, train
+from .states import ModelStates
+from .world import CARRY, Role
 
 __all__ = ['ETraceLearner', 'ETraceState']
 
@@ -27,18 +40,12 @@ class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""
 
 
-class Recording(NamedTuple):
-    """One step function under observation: probes go in, what the learner's call saw comes out in ``seen``."""
-    weights: dict
-    probes: Any
-    seen: list
-
-
-class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
+class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
-    ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
-    (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that step.
+    ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse
+    mode around a call (``brainstate.transform.grad(loss, learner.param_states)``) gives the online
+    gradient of that step.
     """
 
     def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
@@ -48,59 +55,77 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
         if not isinstance(policy, Policy):
             raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
         self.model, self.rule, self.policy = model, rule, policy
-        self._core: OnlineLearner | None = None
-        self._states: ModelStates | None = None
-        self._recording: Recording | None = None
-        self._forward_only = False
+        self._bound: Bound | None = None
         self._notices = Notices()
-        self._jitted: OrderedDict = OrderedDict()
 
     def __repr__(self) -> str:
         """Three lines, and where to find more."""
         model = type(self.model).__name__
-        if self._core is None:
-            return (f'{type(self).__name__} learner of {model}\nnot compiled\n'
-                    'call `learner.compile_graph(x)` with inputs like those of one step')
+        if self._own() is None:
+            return (
+                f'{type(self).__name__} learner of {model}\nnot compiled\n'
+                'call `learner.compile_graph(x)` with inputs like those of one step'
+            )
         report = self.report
         head, memory = summary(report)[:2]
         verdict = 'hold the whole past' if report.exact else 'leave out a part of the past'
-        more = f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'
+        more = (
+            f'gradients {verdict}; `print(learner.report)` shows all, `learner.model` is the model'
+        )
         return '\n'.join([head.replace(':', f' learner of {model}:', 1), memory, more])
 
     # compiling ------------------------------------------------------------------------------------
 
     def compile_graph(self, *inputs) -> ETraceGraph:
-        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states and values are untouched.
+        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states
+        and values are untouched.
 
-        What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now, until compiled again.
+        What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
+        until compiled again.
         """
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
         core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy)
         state = core.init(params, carry, *inputs)
-        self._states, self._core, self._jitted = states, core, OrderedDict()
+        self._bound = Bound(self, core, states)
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self._remember_start()
         return core.graph
 
-    def _compiled(self) -> tuple[OnlineLearner, ModelStates]:
-        if self._core is None or self._states is None:
-            raise NotCompiledError(f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with inputs like '
-                                   'those of one step (after initialising the model), or use `braintrace.compile`.')
-        return self._core, self._states
+    def _own(self) -> Bound | None:
+        """What this learner is compiled to; None for a deep copy, whose model is another one.
+
+        A copy that shares the model shares what it was compiled to.
+        """
+        bound = self._bound
+        if bound is not None and bound.owner is not self:
+            shared = bound.states.model is self.model
+            bound = self._bound = Bound(self, bound.core, bound.states) if shared else None
+        return bound
+
+    def _compiled(self) -> Bound:
+        if (bound := self._own()) is None:
+            raise NotCompiledError(
+                f'this {type(self).__name__} is not compiled. Call `learner.compile_graph(x)` with '
+                'inputs like those of one step (after initialising the model), or use '
+                '`braintrace.compile`.'
+            )
+        return bound
 
     @property
     def graph(self) -> ETraceGraph:
         """The compiled :class:`braintrace.ETraceGraph`."""
-        return self._compiled()[0].graph
+        return self._compiled().core.graph
 
     @property
     def report(self) -> Report:
-        """Groups, relations, routes, cuts, exactness and trace memory (see :meth:`braintrace.ETraceGraph.report`).
+        """Groups, relations, routes, cuts, exactness and trace memory (see
+        :func:`braintrace.report`).
 
-        ``print(learner.report)``; ``learner.report.at(batch_size)`` for the memory at another batch size.
+        ``print(learner.report)``; ``learner.report.at(batch_size)`` for the memory at another batch
+        size.
         """
-        return self.graph.report()
+        return self._compiled().core.report
 
     @property
     def param_states(self):
@@ -108,20 +133,23 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
         return self.model.states(brainstate.ParamState)
 
     def pure(self) -> tuple[OnlineLearner, dict, dict]:
-        """This learner as pure functions, ``(online, params, carry)``, with the values that the model's states have now.
+        """This learner as pure functions, ``(online, params, carry)``, with the values that the
+        model's states have now.
 
-        ``online`` is that of :func:`braintrace.functional.online` for ``online.cell(params, carry, *inputs) -> (outputs, carry)``, one
-        step of the model; params and carry are dicts by path. No state is read or written through them.
+        ``online`` is made by :func:`braintrace.functional.online` of ``online.cell(params, carry,
+        *inputs) -> (outputs, carry)``, one step of the model; params and carry are dicts by path.
+        No state is read or written through them.
 
         >>> import braintrace, jax.numpy as jnp
-        >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3)
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
         >>> online, params, carry = learner.pure()
         >>> outputs, carry = online.cell(params, carry, jnp.ones((3, 2)))
         >>> outputs.shape, list(carry)
         ((3, 4), [('h',)])
         """
-        core, states = self._compiled()
-        return core, *states.values()
+        bound = self._compiled()
+        return bound.core, *bound.states.values()
 
     # saving ---------------------------------------------------------------------------------------
 
@@ -130,17 +158,18 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
 
         The arrays are copies: parameters, hidden and other states of the model, random keys that it
         draws from, the trace and its step count, the states that a reset puts back, and the rule.
-        Units and kinds of random keys stand in the names. It does not hold the state of an optimiser,
-        nor states that a step function touches beside the learner. Call it outside of a mapping
-        transformation: every lane is saved then. See :meth:`restore`.
+        Units and kinds of random keys stand in the names. It does not hold the state of an
+        optimiser, nor states that a step function touches beside the learner. Call it outside of a
+        mapping transformation: every lane is saved then. See :meth:`restore`.
         """
         return saving.save(self._saved(), self.rule)
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
-        The arrays are copied, so one tree serves many times. Raises :class:`braintrace.StructureError`,
-        and changes nothing, where a name, a shape, a dtype or the rule differs.
+        The arrays are copied, so one tree serves many times. Raises
+        :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype or
+        the rule differs.
 
         >>> import braintrace, jax.numpy as jnp
         >>> model = braintrace.nn.GRUCell(2, 4)
@@ -155,121 +184,208 @@ class ETraceLearner(SequenceMixin, ShowsArguments, brainstate.nn.Module):
 
     def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
         """Every state that :meth:`save` reads, by path."""
-        params, carry = self._compiled()[1].split()
-        return {**{('parameters', *p): s for p, s in params.items()},
-                **{('states', *p): s for p, s in carry.items()},
-                ('etrace',): self.etrace, ('initial',): self.initial}
+        world = self._compiled().states.now()
+        return {
+            **{('parameters', *p): world.states[p] for p in world.of(Role.WEIGHT)},
+            **{('states', *p): world.states[p] for p in world.of(*CARRY)},
+            ('etrace',): self.etrace,
+            ('initial',): self.initial,
+        }
 
     # running --------------------------------------------------------------------------------------
 
     def update(self, *inputs):
         """One step of the model: outputs; states and trace advance."""
-        core, states = self._compiled()
-        if self._forward_only:
-            return self.model(*inputs)
-        if self._recording is not None:
-            return self._observe(self._recording, *states.values(), inputs)
-        told = self._notices.of_call(states)
-        params, carry = states.values()
-        etrace = self.etrace.value
-        outputs, new = core.step(params, OnlineState(carry, etrace['trace'], etrace['t']), *inputs)
+        bound = self._compiled()
+        if (call := substitute(self)) is not None:
+            return call(*inputs)
+        told, world = self._notices.of_call(bound.states), bound.states.now()
+        state = OnlineState(world.read(*CARRY), **self.etrace.value)
+        outputs, new = bound.core.step(world.read(Role.WEIGHT), state, *inputs)
         outputs, carry = told((outputs, new.carry))
-        states.write(carry)
+        world.write(carry)
         self.etrace.value = {'trace': new.trace, 't': new.t}
         return outputs
 
-    def _observe(self, recording: Recording, params, carry, inputs):
-        """The call inside an observed step function: the two-sided pass with the recording's probes."""
-        if recording.seen:
-            raise StepFunctionError('step_fn called the learner twice in one step. Call it once, and use its output as often as '
-                                    'you like.')
-        core, states = self._compiled()
-        compiled = core.compiled(params, carry, inputs)
-        flat = jax.tree.leaves(params), jax.tree.leaves(carry), jax.tree.leaves(inputs)
-        outputs, new, xs = compiled.executor.forward(flat[0], recording.weights, *flat[1:], recording.probes)
-        recording.seen.append((flat[2], xs))
-        states.write(jax.tree.unflatten(compiled.program.trees['carry'], new))
-        return jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
-
-    @brainstate.nn.call_order(9)                # after the model's own: what it made anew is what a reset goes back to
+    # After the model's own: a reset goes back to the states that the model made anew.
+    @brainstate.nn.call_order(9)
     def init_state(self, *args, **kwargs) -> None:
-        """A new, empty trace, and the present hidden states as those that a reset goes back to.
+        """Empty the trace, and let a reset go back to the present hidden states.
 
-        ``brainstate.nn.init_all_states(learner)`` calls it after it made the model's states anew; under a mapping transformation
-        each lane has a trace and initial states of its own.
+        ``brainstate.nn.init_all_states(learner)`` calls it after it made the model's states anew;
+        under a mapping transformation each lane has a trace and initial states of its own.
         """
-        if self._core is not None:
-            self._empty_trace()
+        if (bound := self._own()) is not None:
+            self.etrace = ETraceState(bound.empty_trace())
             self._remember_start()
-
-    def _empty_trace(self) -> None:
-        trace, t = self._compiled()[0].first.init()
-        self.etrace = ETraceState({'trace': trace, 't': t})
 
     def _remember_start(self) -> None:
         """Copies of the hidden states: calls over a sequence may give buffers away."""
-        _, states = self._compiled()
-        _, carry = states.values()
-        self.initial = brainstate.ShortTermState({path_name(p): jax.tree.map(jnp.copy, carry[p]) for p in states.hidden})
+        hidden = self._compiled().states.now().read(Role.HIDDEN)
+        self.initial = brainstate.ShortTermState(
+            {path_name(p): jax.tree.map(jnp.copy, value) for p, value in hidden.items()}
+        )
 
     def reset_state(self, batch_size: int | None = None, *, lanes=None) -> None:
-        """Trace and step count to zero, hidden states of every dtype back to their values when the graph was compiled.
+        """Trace and step count to zero, hidden states of every dtype back to their values when the
+        graph was compiled.
 
-        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. ``lanes``: bool ``(B,)``, only
-        the samples of the batch that are flagged. Raises :class:`braintrace.StructureError` for flags of another shape, and
-        where it is not known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``lanes``).
+        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those.
+        ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged. Raises
+        :class:`braintrace.StructureError` for flags of another shape, and where it is not known
+        that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``lanes``).
         """
-        core, states = self._compiled()
+        bound, etrace = self._compiled(), self.etrace.value
+        world, initial = bound.states.now(), bound.initial()
         if lanes is not None:
-            return self._reset_lanes(core, states, lanes)
-        lanes = core.graph.lanes
-        if batch_size is not None and lanes is not None and batch_size != lanes:
-            raise OptionError(f'batch_size is {batch_size}, but the graph is compiled for {lanes}. Compile again for another batch.')
-        self.etrace.value = jax.tree.map(jnp.zeros_like, self.etrace.value)
-        initial = self.initial.value
-        states.write({p: initial[path_name(p)] for p in states.hidden})
-
-    def _reset_lanes(self, core: OnlineLearner, states: ModelStates, lanes) -> None:
-        etrace, (_, carry) = self.etrace.value, states.values()
-        state = OnlineState(carry, etrace['trace'], etrace['t'], core.first.laned,
-                            core.first.lane_axes)
-        new = functional_reset(state, lanes, {**carry, **{p: self.initial.value[path_name(p)] for p in states.hidden}}, states.is_hidden)
-        states.write(new.carry)
-        self.etrace.value = {'trace': new.trace, 't': new.t}
+            carry, compiled = world.read(*CARRY), bound.core.first
+            state = OnlineState(carry, **etrace, laned=compiled.laned, lane_axes=compiled.lane_axes)
+            new = functional_reset(state, lanes, {**carry, **initial}, bound.core.hidden)
+            world.write(new.carry)
+            self.etrace.value = {'trace': new.trace, 't': new.t}
+            return
+        batch = bound.core.graph.lanes
+        if batch_size is not None and batch is not None and batch_size != batch:
+            raise OptionError(
+                f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
+                'for another batch.'
+            )
+        self.etrace.value = jax.tree.map(jnp.zeros_like, etrace)
+        world.write(initial)
 
     def get_etrace_of(self, param) -> dict:
-        """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was traced since the last reset.
+        """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was
+        traced since the last reset. A slot of D_RTRL has every state of the group in its last axis,
+        also a state that no loss reads.
 
         ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
-        core, _ = self._compiled()
-        names = {as_path(k): s for k, s in self.param_states.items()}
-        paths = [p for p, s in names.items() if s is param or param in (path_name(p), '/'.join(p)) or as_path(param) == p]
-        if not paths:
-            raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(self.param_states)}.')
-        wanted = path_name(paths[0])
-        state, compiled = self.etrace.value, core.first
-        weights = {op.key: op.weight_avals for op in core.graph.ops}
+        graph, etrace = self.graph, self.etrace.value
+        path = traces.parameter_path(self.param_states, param)
+        trace = self._compiled().core.first.written(etrace['trace'], etrace['t'])
+        return traces.of_parameter(graph, trace, etrace['t'], path)
 
-        def written(trace, t):
-            values = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), weights)
-            return self.rule.written(core.graph, trace, values, t)
-        for _ in range(state['t'].ndim - len(compiled.t_shape)):         # under a map
-            written = jax.vmap(written)
-        trace = written(state['trace'], state['t'])
-        found = {}
-        for rel in core.graph.hidden_param_op_relations:
-            if any(p == wanted or p.startswith(wanted + '/') for ps in rel.paths.values() for p in ps):
-                for group, slots in trace[rel.key].items():
-                    found[rel.key, group] = _alive(slots, state['t'])
-        return found
+    # whole sequences ------------------------------------------------------------------------------
 
+    def etrace_grad(
+        self,
+        *sequences,
+        step_fn: Callable,
+        mask=None,
+        reset=None,
+        window='auto',
+        memory_budget: int | None = None,
+        carry: str = 'trace',
+        weights: dict | None = None,
+        reduction: str = 'mean',
+        has_aux: bool = False,
+        return_value: bool = False,
+        progress: bool = False,
+    ):
+        """Online gradient of a sequence of losses, from the present state on; weights are constant
+        during the call.
 
-def _alive(slots: dict, t: jax.Array) -> dict:
-    """Slots as they count, zero where a lane has no past; states, where they are apart, in a last axis."""
-    def leaf(e):
-        flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
-        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), read(e), 0)
-    def slot(e):
-        return jnp.stack([leaf(state) for state in e], -1) if isinstance(e, tuple) else leaf(e)
-    return {n: slot(e) for n, e in slots.items()}
+        ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and
+        returns a scalar loss, or ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the
+        losses; where it is 0, a loss need not be a number. ``reset``, bool ``(T,)`` or ``(T, B)``,
+        puts flagged lanes back to the initial states before a step (see :meth:`reset_state`).
+        ``window``: ``'auto'``, an int >= 1, or None for the whole sequence; all give the same
+        numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted;
+        where samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on
+        stderr (not inside transformations). Define ``step_fn`` once: a new function compiles anew.
+        A loss may read old hidden states too; single calls leave their history out, with a warning.
+        ``carry='trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace; the
+        trace's buffer is reused, arrays taken from ``learner.etrace.value`` before do not outlive
+        the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``,
+        ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a dict like ``weights``.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> xs, ys = jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4))
+        >>> grads, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True)
+        >>> losses.shape
+        (5,)
+        """
+        check_choice('carry', carry, ('trace', 'drop'))
+        check_choice('return_value', return_value, (True, False))
+        check_window(window, memory_budget)
+        along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
+        given = Arguments(sequences, step_fn, mask, reset, weights)
+        result = gradient(self._compiled(), given, CallOptions(along, has_aux, progress))
+        extra = ([result.losses] if return_value else []) + ([result.aux] if has_aux else [])
+        return (result.learnt, *extra) if extra else result.learnt
+
+    def etrace_train(
+        self,
+        *sequences,
+        step_fn: Callable,
+        optimizer,
+        opt_state=None,
+        update_every: int = 1,
+        write_every: int | None = None,
+        mask=None,
+        reset=None,
+        weights: dict | None = None,
+        reduction: str = 'mean',
+        has_aux: bool = False,
+        progress: bool = False,
+    ):
+        """Learn along a sequence, from the present state on: the parameters change after each
+        ``update_every`` steps.
+
+        ``optimizer``: an ``optax.GradientTransformation``; ``opt_state``: what an earlier call
+        returned, to continue a stream, default ``optimizer.init`` of the weights' values. Each
+        update uses the ``reduction`` of its own steps' gradients; steps left at the end get an
+        update of their own. Between two writes of the trace steps are kept as they are, with the
+        same numbers; ``write_every`` fixes their number. Other arguments as for
+        :meth:`etrace_grad`; define the optimizer once too, another object compiles anew. Returns
+        ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call
+        over a sequence the trace's buffer is reused: arrays taken from ``learner.etrace.value``
+        before do not outlive it; copy them.
+
+        >>> import braintrace, jax.numpy as jnp, optax
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> xs, ys = jnp.ones((50, 3, 2)), jnp.ones((50, 3, 4))
+        >>> losses, opt_state = learner.etrace_train(
+        ...     xs, ys, step_fn=step_fn, optimizer=optax.adam(1e-2)
+        ... )
+        >>> bool(losses[-1] < losses[0])
+        True
+        """
+        check_optimizer(optimizer)
+        bound = self._compiled()
+        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.rule)
+        along = UpdateOptions(optimizer, update_every, delay, reduction)
+        given = Arguments(sequences, step_fn, mask, reset, weights)
+        result = train(bound, given, CallOptions(along, has_aux, progress), opt_state)
+        extra = [result.aux] if has_aux else []
+        return (result.losses, *extra, result.learnt[1])
+
+    def etrace_evolve(
+        self,
+        *sequences,
+        step_fn: Callable | None = None,
+        return_outputs: bool = True,
+        trace: bool = True,
+    ):
+        """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner
+        itself.
+
+        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns
+        the results of ``step_fn``, stacked over time; ``return_outputs=False`` keeps none of them,
+        for a long run where only the states matter, and returns None.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
+        (5, 3, 4)
+        """
+        return evolve(self._compiled(), sequences, step_fn, return_outputs, trace)

@@ -1,4 +1,5 @@
 """The learners by name, and ``compile``."""
+
 from __future__ import annotations
 
 import inspect
@@ -11,16 +12,24 @@ from .._rules import Rule
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
 
-__all__ = ['D_RTRL', 'ES_D_RTRL', 'IODimVjpAlgorithm', 'ParamDimVjpAlgorithm', 'compile', 'compile_etrace_graph',
-           'pp_prop']
+__all__ = [
+    'D_RTRL',
+    'ES_D_RTRL',
+    'IODimVjpAlgorithm',
+    'ParamDimVjpAlgorithm',
+    'compile',
+    'compile_etrace_graph',
+    'pp_prop',
+]
 
 
 class D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with D-RTRL (see :func:`braintrace.rules.d_rtrl`).
 
-    ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and keeps its recurrent state in
-    ``brainstate.HiddenState``. ``policy``, a :class:`braintrace.Policy`, says what to do with control flow
-    and how strict to be; ``trace_dtype`` and ``write_every`` are those of :func:`braintrace.rules.d_rtrl`.
+    ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and
+    keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
+    :class:`braintrace.Policy`, says what to do with control flow and how strict to be;
+    ``trace_dtype`` and ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -33,50 +42,76 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
-    def __init__(self, model: brainstate.nn.Module, *, trace_dtype=None, write_every: int | None = None, policy: Policy = DEFAULT):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        trace_dtype=None,
+        write_every: int | None = None,
+        policy: Policy = DEFAULT,
+    ):
         super().__init__(model, d_rtrl(trace_dtype, write_every), policy=policy)
 
 
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
-    """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see :func:`braintrace.rules.es_d_rtrl`).
+    """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see
+    :func:`braintrace.rules.es_d_rtrl`).
 
     ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1; decay 0 and rank 1 remember no
     earlier step. Other arguments as for :class:`D_RTRL`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
-    >>> learner = braintrace.compile(model, braintrace.ES_D_RTRL, jnp.zeros((3, 2)), batch_size=3, decay_or_rank=0.9)
-    >>> learner(jnp.ones((3, 2))).shape
+    >>> x, rule = jnp.ones((3, 2)), braintrace.ES_D_RTRL
+    >>> learner = braintrace.compile(model, rule, x, batch_size=3, decay_or_rank=0.9)
+    >>> learner(x).shape
     (3, 4)
     """
 
-    def __init__(self, model: brainstate.nn.Module, decay_or_rank: float | int, *, policy: Policy = DEFAULT):
+    def __init__(
+        self, model: brainstate.nn.Module, decay_or_rank: float | int, *, policy: Policy = DEFAULT
+    ):
         super().__init__(model, es_d_rtrl(decay_or_rank), policy=policy)
 
 
 ParamDimVjpAlgorithm = D_RTRL
 IODimVjpAlgorithm = ES_D_RTRL
 pp_prop = ES_D_RTRL
-NAMES = {'D_RTRL': D_RTRL, 'ES_D_RTRL': ES_D_RTRL, 'pp_prop': ES_D_RTRL, 'ParamDimVjpAlgorithm': D_RTRL,
-         'IODimVjpAlgorithm': ES_D_RTRL}
+NAMES = {
+    'D_RTRL': D_RTRL,
+    'ES_D_RTRL': ES_D_RTRL,
+    'pp_prop': ES_D_RTRL,
+    'ParamDimVjpAlgorithm': D_RTRL,
+    'IODimVjpAlgorithm': ES_D_RTRL,
+}
 
 
-def compile(model: brainstate.nn.Module, rule, *inputs, batch_size: int | None = None, seed: int | None = None,  # noqa: A001
-            **options) -> ETraceLearner:
+def compile(
+    model: brainstate.nn.Module,
+    rule,
+    *inputs,
+    batch_size: int | None = None,
+    seed: int | None = None,  # noqa: A001
+    **options,
+) -> ETraceLearner:
     """Initialise a model's states, compile its graph for inputs like these, and return the learner.
 
-    ``rule``: a learner class, its name, or a value of :mod:`braintrace.rules`; ``options`` go to the class. ``batch_size`` goes
-    to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's generator first.
+    ``rule``: a learner class, its name, or a value of :mod:`braintrace.rules`; ``options`` go to
+    the class. ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds
+    brainstate's generator first.
 
     >>> import braintrace, jax.numpy as jnp
-    >>> learner = braintrace.compile(braintrace.nn.GRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+    >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)
     >>> learner.graph.hidden_groups[0].shape
     (3, 4)
     """
     learner = _make(model, rule, options)
     if seed is not None:
         brainstate.random.seed(seed)
-    brainstate.nn.init_all_states(model, **({} if batch_size is None else {'batch_size': batch_size}))
+    brainstate.nn.init_all_states(
+        model, **({} if batch_size is None else {'batch_size': batch_size})
+    )
     learner.compile_graph(*inputs)
     return learner
 
@@ -92,17 +127,25 @@ def _make(model, rule, options: dict) -> ETraceLearner:
         try:
             inspect.signature(cls).bind(*args, **options)
         except TypeError as e:
-            raise OptionError(f'options {options} do not fit {cls.__name__}{inspect.signature(cls)}: {e}.') from e
+            raise OptionError(
+                f'options {options} do not fit {cls.__name__}{inspect.signature(cls)}: {e}.'
+            ) from e
         return cls(*args, **options)
-    raise OptionError(f'rule is {described(rule)}; give a learner class, one of the names {sorted(NAMES)}, or a value of '
-                      'braintrace.rules. The order is `compile(model, rule, *inputs)`.')
+    raise OptionError(
+        f'rule is {_described(rule)}; give a learner class, one of the names {sorted(NAMES)}, or a '
+        'value of braintrace.rules. The order is `compile(model, rule, *inputs)`.'
+    )
 
 
-def described(rule) -> str:
-    """What was given for a rule, in a few words."""
+def _described(rule) -> str:
+    """An argument that is no rule, in a few words."""
     if hasattr(rule, 'dtype'):
         return f'an array of shape {list(rule.shape)}'
-    return f'the function {rule.__name__} (call it: `{rule.__name__}(...)`)' if inspect.isfunction(rule) else repr(rule)
+    return (
+        f'the function {rule.__name__} (call it: `{rule.__name__}(...)`)'
+        if inspect.isfunction(rule)
+        else repr(rule)
+    )
 
 
 def compile_etrace_graph(model: brainstate.nn.Module, *inputs):

@@ -1,7 +1,19 @@
 """Online learning rules as pure functions over factors."""
-from .d_rtrl import DRTRL, same_step
-from .es_d_rtrl import ESDRTRL
-from .kernels import read
-from .rule import MOST_PENDING, Rule, Trace
 
-__all__ = ['DRTRL', 'ESDRTRL', 'MOST_PENDING', 'Rule', 'Trace', 'read', 'same_step']
+from .contraction import same_step
+from .d_rtrl import DRTRL
+from .es_d_rtrl import ESDRTRL
+from .rule import MOST_PENDING, Network, Rule, Trace, Window
+from .storage import read
+
+__all__ = [
+    'DRTRL',
+    'ESDRTRL',
+    'MOST_PENDING',
+    'Network',
+    'Rule',
+    'Trace',
+    'Window',
+    'read',
+    'same_step',
+]

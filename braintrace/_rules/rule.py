@@ -1,40 +1,78 @@
 """The protocol of an online learning rule, as pure functions over factors."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 
 from .._compiler import ETraceGraph
 from .._executor import Factors, Signals
 
-__all__ = ['MOST_PENDING', 'OpGradients', 'Rule', 'Trace', 'Weights']
+__all__ = ['MOST_PENDING', 'Network', 'OpGradients', 'Rule', 'Trace', 'Weights', 'Window']
 
-MOST_PENDING = 64                 # updates between two writes of the trace: each is compiled by itself
+MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
 Trace = dict[str, dict[str, dict[str, Any]]]
 
 
-class Rule(ABC):
-    """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for several at once.
+class Network(NamedTuple):
+    """A compiled graph, and the weights of its owned ops."""
 
-    A trace is a dict relation -> group -> slot; a slot holds an array, or a tuple of one for each state of the group. ``t`` counts a
-    lane's trace steps since its last reset, before the step at hand; where it is 0 the stored trace counts as zero, whatever it holds,
-    so that a reset never touches the trace.
+    graph: ETraceGraph
+    weights: Weights
 
-    ``approximation``: what the rule leaves out in every model, as one phrase for the report; empty:
-    nothing. ``remembers``: whether anything of an earlier step is in a gradient.
+
+class Window(NamedTuple):
+    """Several steps with constant weights, time as the first axis.
+
+    ``t`` (step counts) and ``resets`` (flags, or None) stand before each step.
     """
-    name: ClassVar[str]
-    approximation: str
-    remembers: bool = True
-    required: ClassVar[tuple[str, ...]]
-    probes: ClassVar[bool]
 
+    factors: Factors
+    signals: Signals
+    t: jax.Array
+    resets: jax.Array | None = None
+
+    @classmethod
+    def of_step(cls, factors: Factors, signals: Signals, t: jax.Array) -> Window:
+        """One step as a window."""
+        return cls(*jax.tree.map(lambda a: a[None], (factors, signals, t)))
+
+
+class Rule(ABC):
+    """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
+    several at once.
+
+    A *trace* is a dict relation -> group -> slot; a slot holds an array, or a tuple of one for each
+    state of the group. What a learner *carries* from one single step to the next is the trace, and
+    perhaps steps that are not yet written into it (*pending*).
+
+    ``t`` counts a lane's trace steps since its last reset, before the step at hand. Where it is 0
+    the stored trace counts as zero, whatever it holds, so a reset never touches the trace.
+    """
+
+    name: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
+    probes: ClassVar[bool]  # whether it needs dL/dh of the new states
+
+    @property
+    @abstractmethod
+    def approximation(self) -> str:
+        """A phrase for the report: what the rule leaves out in every model. Empty: nothing."""
+
+    @property
+    @abstractmethod
+    def remembers(self) -> bool:
+        """Whether anything of an earlier step is in a gradient."""
+
+    @final
     def check(self, graph: ETraceGraph) -> None:
-        """Raise :class:`braintrace.MissingRuleError` where a traced primitive lacks a rule that this algorithm needs."""
+        """Raise :class:`braintrace.MissingRuleError` where a traced primitive lacks a rule that
+        this algorithm needs.
+        """
         for relation in graph.hidden_param_op_relations:
             for slot in self.required:
                 relation.primitive.rule(slot, self.name)
@@ -43,37 +81,44 @@ class Rule(ABC):
     def init(self, graph: ETraceGraph) -> Trace:
         """The trace before the first step: zeros."""
 
+    @abstractmethod
     def carried(self, graph: ETraceGraph, trace: Trace, t: jax.Array) -> Any:
-        """What a learner carries from one single step to the next: the trace, perhaps with room for steps not yet written into it."""
-        return trace
-
-    def written(self, graph: ETraceGraph, carried: Any, weights: Weights, t: jax.Array) -> Trace:
-        """The trace of what a learner carries."""
-        return carried
+        """The carried form of this trace, with nothing pending."""
 
     @abstractmethod
-    def update(self, graph: ETraceGraph, carried: Any, factors: Factors, weights: Weights, t: jax.Array) -> Any:
-        """What is carried after one step."""
-
-    @abstractmethod
-    def gradient(self, graph: ETraceGraph, before: Any, after: Any, factors: Factors, signals: Signals, weights: Weights,
-                 t: jax.Array) -> OpGradients:
-        """The gradient of one step's loss for the weights of every owned op; ``before`` and ``after``: what is carried."""
-
-    @abstractmethod
-    def window(self, graph: ETraceGraph, trace: Trace, pending: Any, factors: Factors, signals: Signals, weights: Weights, t: jax.Array,
-               resets: jax.Array | None, keep: bool) -> tuple[OpGradients, Any]:
-        """The sum of the gradients of several steps with constant weights, and what is pending after them.
-
-        ``factors``, ``signals``, ``t`` and ``resets`` (flags: reset before the step) have a leading time axis. ``pending`` holds the
-        steps since the trace was written; None: there are none. Without ``keep`` what is returned as
-        pending is of no use.
+    def written(self, graph: ETraceGraph, carried: Any, t: jax.Array) -> Trace:
+        """The trace with all pending steps of ``carried`` written into it. No weights are needed:
+        where an entry is made with them, nothing stays pending between single steps.
         """
 
     @abstractmethod
-    def close(self, graph: ETraceGraph, trace: Trace, pending: Any, weights: Weights, t: jax.Array, read: Any) -> Trace:
-        """The trace with all that is pending written into it, after ``read`` was made of it (see ``kernels.after``)."""
+    def update(self, network: Network, carried: Any, factors: Factors, t: jax.Array) -> Any:
+        """``carried`` after one step."""
 
+    @abstractmethod
+    def gradient(self, network: Network, before: Any, after: Any, step: Window) -> OpGradients:
+        """The gradient of one step's loss for the weights of every owned op. ``before`` and
+        ``after`` are carried around the step, a window of length 1.
+        """
+
+    @abstractmethod
+    def window(
+        self, network: Network, trace: Trace, pending: Any, window: Window, keep: bool
+    ) -> tuple[OpGradients, Any]:
+        """The sum of the gradients of a window's losses, and the steps that are pending after it.
+
+        ``pending``: the steps since the trace was written, or None. Without ``keep`` nothing can be
+        written afterwards.
+        """
+
+    @abstractmethod
+    def close(self, network: Network, trace: Trace, pending: Any, t: jax.Array, read: Any) -> Trace:
+        """The trace with all pending steps written into it. ``read``, results that were made of the
+        old trace, are computed first, so that the write needs no copy.
+        """
+
+    @abstractmethod
     def delay(self, graph: ETraceGraph, every: int, asked: int | None) -> int:
-        """In how many updates of ``every`` steps the trace is written once: as asked, or what is best; 1 where it is small."""
-        return 1 if asked is None else asked
+        """The number of updates, ``every`` steps apart, that share one write of the trace: as
+        asked, or the best one for its size.
+        """

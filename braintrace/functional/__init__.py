@@ -1,6 +1,17 @@
 """The pure core: online learning as functions over pytrees, for any cell written in JAX."""
+
 from ._online import Memory, OnlineLearner, online, split
 from ._state import OnlineState, flatten_paths, fold_lane, merge, reset, unflatten_paths
 
-__all__ = ['Memory', 'OnlineLearner', 'OnlineState', 'flatten_paths', 'fold_lane', 'merge', 'online', 'reset', 'split',
-           'unflatten_paths']
+__all__ = [
+    'Memory',
+    'OnlineLearner',
+    'OnlineState',
+    'flatten_paths',
+    'fold_lane',
+    'merge',
+    'online',
+    'reset',
+    'split',
+    'unflatten_paths',
+]

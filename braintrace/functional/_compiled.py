@@ -1,27 +1,41 @@
-"""One shape signature of a cell: its graph, its executor and the differentiable step on flat leaves."""
+"""A cell compiled for one shape signature: its step on flat leaves, differentiable or observed."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._compiler import ETraceGraph, abstract, is_inexact, path_name
-from .._errors import NotSupportedError
-from .._executor import Executor, Factors, Signals, stopped, without_types
-from .._rules import Rule, same_step
-from ._state import counted, flatten_paths, put_back
+from .._compiler import ETraceGraph, is_inexact, param_name, path_name
+from .._executor import Executor, Factors, stopped, without_types
+from .._rules import Network, Rule, Window, same_step
+from .._windows import (
+    Gradients,
+    Observation,
+    counted,
+    first_order,
+    signature,
+    zero_gradient,
+)
+from ._state import flatten_paths, put_back
 
-__all__ = ['Compiled', 'first_order', 'signature', 'zero_gradient']
+__all__ = ['Compiled']
 
 
-def signature(trees) -> tuple:
-    leaves, treedef = jax.tree.flatten(trees)
-    avals = [abstract(x) for x in leaves]
-    return treedef, tuple((a.shape, a.dtype) for a in avals)
+class Seen(NamedTuple):
+    """A step after :meth:`Compiled.observe`: ``pull`` takes the result's cotangent back to
+    ``given``, to old hidden states and to probes.
+    """
+
+    result: Any
+    aux: Any
+    factors: Factors
+    weights: dict
+    pull: Callable
 
 
 class Compiled:
@@ -43,12 +57,19 @@ class Compiled:
         return jax.jit(self._init)()
 
     def _init(self):
-        t = jnp.zeros(self.t_shape, jnp.int32)
-        return {} if self.rule is None else self.rule.carried(self.graph, self.rule.init(self.graph), t), t
+        t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
+        return {} if rule is None else rule.carried(self.graph, rule.init(self.graph), t), t
+
+    def written(self, carried, t: jax.Array):
+        """The trace with the pending steps that a learner carries, also under ``vmap``."""
+        written = partial(self.rule.written, self.graph)
+        for _ in range(t.ndim - len(self.t_shape)):
+            written = jax.vmap(written)
+        return written(carried, t)
 
     @cached_property
     def _lane_axes(self) -> dict[str, int]:
-        """The axis of each leaf of the carry that is the lanes."""
+        """Path -> axis of the lanes, for the leaves of the carry that have one."""
         program, found = self.program, {}
         for leaf, key in enumerate(program.leaf_keys):
             split = program.splits[leaf] if program.splits else None
@@ -59,7 +80,7 @@ class Compiled:
 
     @property
     def lane_axes(self) -> tuple[tuple[str, int], ...]:
-        """Paths of the leaves of the carry of which an axis after 0 is the lanes, and that axis."""
+        """Path and axis of each leaf of the carry whose lanes are an axis after 0."""
         return tuple((path, axis) for path, axis in self._lane_axes.items() if axis)
 
     @cached_property
@@ -71,8 +92,11 @@ class Compiled:
             for group, coords in zip(rel.groups, rel.coordinates, strict=True):
                 slots = trace.get(rel.key, {}).get(group.name, {})
                 if coords.has_lanes(self.graph.lanes_of(group)) and not rel.op.repeats:
-                    found |= {path_name(('trace', rel.key, group.name, *key)) for key, e in flatten_paths(slots).items()
-                              if e.shape[:1] == (self.graph.lanes,)}
+                    found |= {
+                        path_name(('trace', rel.key, group.name, *key))
+                        for key, e in flatten_paths(slots).items()
+                        if e.shape[:1] == (self.graph.lanes,)
+                    }
         return frozenset(found)
 
     @cached_property
@@ -81,7 +105,7 @@ class Compiled:
         return signature(jax.eval_shape(self.init))
 
     def restarted(self, fresh: list, hidden: Callable, carry: list, flags: jax.Array) -> list:
-        """The leaves of the carry with the hidden ones, of whatever dtype, put back in flagged lanes."""
+        """The leaves of the carry, the hidden leaves of any dtype put back in flagged lanes."""
         program, laned = self.program, self.graph.laned
         leaves = enumerate(zip(program.leaf_keys, carry, strict=True))
         chosen = [c for leaf, (key, x) in leaves if hidden(key, x) for c in program.pieces(leaf)]
@@ -90,98 +114,199 @@ class Compiled:
             new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
         return program.together(new)
 
-    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def _run(self, params, carry, inputs):
+        weights, probes = self.executor.op_weights(params), self.executor.zero_probes()
+        return weights, *self.executor.forward(params, weights, carry, inputs, probes)
+
+    def run(self, params: list, carry: list, inputs: list) -> tuple[list, list]:
+        """One step without rule and observation: ``(outputs, carry)``."""
+        _, outputs, new_carry, _ = self._run(params, carry, inputs)
+        return outputs, new_carry
+
+    def _factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
-        return stopped(Factors(xs, *self.executor.d_factors(params, weights, carry, inputs)))
+        if self.rule is None:
+            return Factors(xs, {}, {})
+        d_factors = self.executor.d_factors(params, weights, carry, inputs)
+        return stopped(Factors(xs, *d_factors))
 
     def _primal(self, params, carry, trace, t, inputs):
-        executor = self.executor
-        weights = executor.op_weights(params)
-        outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, executor.zero_probes())
+        weights, outputs, new_carry, xs = self._run(params, carry, inputs)
         if self.rule is not None:
-            factors = self.factors(params, weights, carry, inputs, xs)
-            trace = self.rule.update(self.graph, trace, factors, weights, t)
+            factors = self._factors(params, weights, carry, inputs, xs)
+            trace = self.rule.update(Network(self.graph, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
-    def observe(self, params, weights, carry, inputs, of_outputs: Callable):
-        """One step with everything that a gradient needs.
+    def observe(self, step: Callable, given, carry: list) -> Seen:
+        """One step around one call of the cell.
 
-        ``of_outputs(outputs, new_carry)`` is the differentiated result. Returns it with ``new_carry``, the factors and its
-        pull-back to direct parameters, inexact inputs, old hidden states and probes.
+        ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
+        (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated.
         """
-        program, executor, inexact = self.program, self.executor, self._inexact_inputs
+        program, executor = self.program, self.executor
 
-        def run(direct, some_inputs, hidden, probes):
-            full, ins, old = list(params), list(inputs), program.with_states(carry, hidden)
-            given = (full, self.graph.direct, direct), (ins, inexact, some_inputs)
-            for where, slots, values in given:
-                for i, x in zip(slots, values, strict=True):
-                    where[i] = x
-            outputs, new_carry, xs = executor.forward(full, weights, old, ins, probes)
-            return of_outputs(outputs, new_carry), (new_carry, xs)
+        def run(given, hidden, probes):
+            calls = []
 
-        args = ([params[i] for i in self.graph.direct], [inputs[i] for i in inexact],
-                program.old_states(carry),
-                executor.zero_probes())
-        result, pull, (new_carry, xs) = jax.vjp(run, *args, has_aux=True)
-        factors = self.factors(params, weights, carry, inputs, xs) if self.rule is not None else Factors(xs, {}, {})
-        return result, new_carry, factors, pull
+            def cell(params, carry, inputs):
+                # Factors and signals give the gradient of an op's weight, not this pull-back.
+                weights = executor.op_weights(stopped(params))
+                outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, probes)
+                calls.append((params, weights, inputs, xs))
+                return outputs, new_carry
+
+            result, aux = step(cell, given, program.with_states(carry, hidden))
+            return result, (aux, *calls)
+
+        result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
+            run, given, program.old_states(carry), executor.zero_probes(), has_aux=True
+        )
+        factors = self._factors(params, weights, carry, inputs, xs)
+        return Seen(result, aux, factors, weights, pull)
 
     @property
     def _inexact_inputs(self) -> list[int]:
         return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
 
-    def signals(self, to_hidden, to_probes) -> Signals:
-        """Cotangents of old hidden states and probes, sorted by op and group."""
-        return self.executor.signals(to_probes, dict(zip(self.program.hidden, to_hidden, strict=True)))
-
     def _forward(self, params, carry, trace, t, inputs):
         params, carry, inputs = first_order((params, carry, inputs))
-        weights = self.executor.op_weights(params)
-        (outputs, new_carry), _, factors, pull = self.observe(params, weights, carry, inputs, lambda *results: results)
-        new = trace if self.rule is None else self.rule.update(self.graph, trace, factors, weights, t)
-        return (outputs, new_carry, new, counted(t)), (pull, params, weights, factors, trace, new, t)
+        direct, inexact = self.graph.direct, self._inexact_inputs
+
+        def step(cell, given, carry):
+            now = _replaced(params, direct, given[0]), carry, _replaced(inputs, inexact, given[1])
+            return cell(*now), None
+
+        given = [params[i] for i in direct], [inputs[i] for i in inexact]
+        seen = self.observe(step, given, carry)
+        (outputs, new_carry), factors = seen.result, seen.factors
+        new = trace
+        if self.rule is not None:
+            new = self.rule.update(Network(self.graph, seen.weights), trace, factors, t)
+        rest = seen.pull, params, seen.weights, factors, trace, new, t
+        return (outputs, new_carry, new, counted(t)), rest
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals
-        direct, to_inputs, *rest = pull(tuple(cotangents[:2]))
-        signals, to_inputs = self.signals(*rest), dict(zip(self._inexact_inputs, to_inputs, strict=True))
+        (to_direct, to_inputs), signals = self.executor.signals(pull, tuple(cotangents[:2]))
         if self.rule is None:
-            ops = same_step(self.graph, *jax.tree.map(lambda a: a[None], (factors.x, signals.dy)), weights)
+            one = jax.tree.map(lambda a: a[None], (factors.x, signals.dy))
+            ops = same_step(self.graph, *one, weights)
         else:
-            ops = self.rule.gradient(self.graph, trace, new, factors, signals, weights, t)
-        grads = self.total(params, ops, direct)
-        return ([grads.get(i) for i in range(len(params))], None, None, None,
-                [to_inputs.get(i) for i in range(len(self.program.inputs))])
+            step = Window.of_step(factors, signals, t)
+            ops = self.rule.gradient(Network(self.graph, weights), trace, new, step)
+        direct = dict(zip(self.graph.direct, to_direct, strict=True))
+        grads = self.total(params, Gradients(ops, direct))
+        of_inputs = dict(zip(self._inexact_inputs, to_inputs, strict=True))
+        return (
+            [grads.get(i) for i in range(len(params))],
+            None,
+            None,
+            None,
+            [of_inputs.get(i) for i in range(len(self.program.inputs))],
+        )
 
-    def total(self, params, ops, direct) -> dict[int, Any]:
-        """Gradient of each trainable parameter, by position: what passes ops, pulled back once, plus what does not."""
-        grads = self.executor.pull_back(params, ops)
-        for i, g in zip(self.graph.direct, direct, strict=True):
-            grads[i] = g + grads[i] if i in grads else g
+    def around(self, step: Callable, **where) -> ObservedStep:
+        """A step around this cell (see :class:`ObservedStep`)."""
+        return ObservedStep(self, step, **where)
+
+    def total(self, params: list, gradients: Gradients) -> dict[int, Any]:
+        """Gradient of each weight by its place: the part of the ops, pulled back once, plus the
+        direct part.
+        """
+        grads: dict[int, Any] = self.executor.pull_back(params, gradients.ops)
+        for place, g in gradients.direct.items():
+            grads[place] = g + grads[place] if place in grads else g
         return grads
 
-    def gradient_tree(self, params, grads: dict[int, Any]):
-        """Gradients by position as a tree like the parameters; zeros (float0 for integers) for frozen ones."""
-        leaves = [grads[i] if i in grads else zero_gradient(p) for i, p in enumerate(params)]
-        return jax.tree.unflatten(self.program.trees['params'], leaves)
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Places of the parameters that stay as they are."""
+        places = jax.tree.unflatten(self.program.trees['params'], range(len(self.program.params)))
+        return frozenset(
+            place
+            for path, place in jax.tree_util.tree_leaves_with_path(places)
+            if self.graph.routes[param_name(path)].kind == 'frozen'
+        )
 
 
-@jax.custom_vjp
-def first_order(tree):
-    """What online gradients are made from: a derivative of these with respect to it is refused."""
-    return tree
+def _replaced(values: list, places, new) -> list:
+    """A copy of a list with other values at some places."""
+    values = list(values)
+    for place, x in zip(places, new, strict=True):
+        values[place] = x
+    return values
 
 
-def _refuse_second(tree):
-    raise NotSupportedError('a derivative of an online gradient was asked for, but the trace holds first derivatives only: it would '
-                            'be wrong. For second derivatives differentiate the cell itself through time (verify.bptt_gradients).')
+@dataclass(frozen=True)
+class ObservedStep:
+    """A step around one call of a compiled cell: the observer of a run along a sequence.
 
+    ``step(cell, weights, world, *slices) -> ((loss, aux), world)`` calls ``cell(params, carry,
+    inputs) -> (outputs, carry)`` once, on lists of leaves. A world is a pair: the leaves of the
+    cell's carry, and whatever else the step changes.
 
-first_order.defvjp(_refuse_second, lambda _, cotangents: (cotangents,))
+    ``params``: the leaves of the cell's parameters. ``places``: for each leaf of the weights the
+    parameter that it replaces; places from ``len(params)`` on belong to weights of the step alone.
+    ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
+    ``restart(carry, flags)``: the carry with flagged lanes put back. ``share``: the part of the
+    loss that belongs to this shard.
+    """
 
+    compiled: Compiled
+    step: Callable
+    params: list
+    places: tuple[int, ...]
+    direct: frozenset[int]
+    restart: Callable
+    share: float = 1.0
 
-def zero_gradient(p):
-    """Zeros like an inexact parameter, float0 zeros for another."""
-    dtype = jnp.result_type(p)
-    return jnp.zeros(jnp.shape(p), dtype) if jnp.issubdtype(dtype, jnp.inexact) else np.zeros(jnp.shape(p), jax.dtypes.float0)
+    @property
+    def graph(self) -> ETraceGraph:
+        return self.compiled.graph
+
+    @property
+    def rule(self) -> Rule:
+        return self.compiled.rule
+
+    def _params(self, weights) -> list:
+        """The cell's parameters; weights stand in their places."""
+        full = [*self.params, *[None] * len(self.places)]
+        return _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
+
+    def op_weights(self, weights) -> dict[str, dict[str, jax.Array]]:
+        return self.compiled.executor.op_weights(self._params(weights))
+
+    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
+        (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
+        chosen = [i for i, place in enumerate(self.places) if place in self.direct]
+
+        def step(cell, given, carry):
+            full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
+            (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
+            return loss, (aux, new)
+
+        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry)
+        loss, (aux, new) = seen.result, seen.aux
+        weight = (self.share * mask).astype(loss.dtype)
+        to_given, signals = self.compiled.executor.signals(seen.pull, weight)
+        direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
+        return Observation(new, seen.factors, signals, direct, loss, aux)
+
+    def reset(self, world, flags: jax.Array):
+        carry, rest = world
+        return self.restart(carry, flags), rest
+
+    def total(self, weights, gradients: Gradients):
+        """Gradients as a tree like the weights; zeros (float0 for integers) where there is none."""
+        found = self.compiled.total(self._params(weights), gradients)
+        leaves, treedef = jax.tree.flatten(weights)
+        grads = [
+            found[place] if place in found else zero_gradient(leaf)
+            for place, leaf in zip(self.places, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, grads)
+
+    def moves(self, weights):
+        """Whether each leaf of the weights may change: all but the cell's frozen parameters."""
+        moves = [place not in self.compiled.frozen for place in self.places]
+        return jax.tree.unflatten(jax.tree.structure(weights), moves)

@@ -1,32 +1,93 @@
-"""What the compiler found, as warnings and, under a strict policy, as an error."""
+"""Findings about a cell that is compiled, as warnings and errors: lost history, other shapes."""
+
 from __future__ import annotations
 
-from .._compiler import USE, ETraceGraph, untraced_uses
-from .._errors import UntracedParameterError
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph, Program, abstract, describe_aval, path_name
+from .._errors import StructureError, UntracedParameterError
+from .._report import make_report, message, placed
 from .._warnings import tell
+from ._state import flatten_paths
 
-__all__ = ['check_strict', 'tell_findings']
+__all__ = ['check_strict', 'refuse_shapes', 'tell_findings']
 
-LOST = {'mixing', 'lost-relation', 'cross-group', 'input-dependent-weight', 'stacked-state', 'constant-weight'}
+LOST = {
+    'mixing',
+    'lost-relation',
+    'cross-group',
+    'input-dependent-weight',
+    'stacked-state',
+    'constant-weight',
+}
 
 
 def tell_findings(graph: ETraceGraph, warned: set) -> None:
-    """One warning for each thing that the user can mend and has not been told, at the line that compiles."""
-    for note in graph.diagnostics:
-        key = (note.kind, note.path, note.location)
-        if note.level == 'warning' and key not in warned:
-            place = f' [{note.location}]' if note.location else ''
-            tell(f'{note.message}{place}.')
+    """One warning for each thing that the user can mend and has not been told, at the line that
+    compiles.
+    """
+    for found in graph.diagnostics:
+        key = (found.kind, found.path, found.location)
+        if found.level == 'warning' and key not in warned:
+            tell(f'{placed(message(graph, found), found.location)}.')
             warned.add(key)
 
 
 def check_strict(graph: ETraceGraph) -> None:
-    """Refuse every lost or approximated path, but those that the rule itself leaves out: what an op reads of a hidden state."""
-    lost = [f'  {row.path} is {row.reason} [{row.location}]: {row.meaning}. {row.advice}' for row in graph.report().parameters
-            if row.route == 'same-step' and row.reason != 'no_hidden_state']
-    lost += [f'  {p} has a trace, but not for {text}.' for p, texts in untraced_uses(graph).items() if graph.routes[p].kind == 'trace'
-             for text in texts if text.startswith(USE)]
-    lost += [f'  {d.message} [{d.location}].' for d in graph.diagnostics if d.kind in LOST]
+    """Refuse every lost or approximated path, but not what a rule leaves out by its nature: ops
+    that read a hidden state.
+    """
+    report = make_report(graph, None)
+    # parameters without a trace that reach later steps
+    lost = [
+        f'  {placed(f"{row.path} is {row.reason}", row.location)}: {row.meaning}. {row.advice}'
+        for row in report.parameters
+        if row.route == 'same-step' and row.reason != 'no_hidden_state'
+    ]
+    # uses without a trace of parameters that have one
+    lost += [
+        f'  {row.path} has a trace, but not for {left}.'
+        for row in report.parameters
+        if row.route == 'trace'
+        for left in row.left_out
+        if left.kind == 'use'
+    ]
+    # paths between states, and of ops to states
+    lost += [f'  {placed(d.message, d.location)}.' for d in report.diagnostics if d.kind in LOST]
     if lost:
-        raise UntracedParameterError('the policy is strict, and the history of these is lost or incomplete:\n' + '\n'.join(lost)
-                                     + '\nChange the model, or compile with policy=braintrace.Policy(strict=False).')
+        raise UntracedParameterError(
+            'the policy is strict, and the history of these is lost or incomplete:\n'
+            + '\n'.join(lost)
+            + '\nChange the model, or compile with policy=braintrace.Policy(strict=False).'
+        )
+
+
+def refuse_shapes(program: Program, params, carry, inputs) -> None:
+    """Refuse arguments of other shapes than were compiled: say which, and what to do."""
+    lines = []
+    known = {
+        'params': [program.avals[v] for v in program.params],
+        'carry': program.leaf_avals,
+        'inputs': [program.avals[v] for v in program.inputs],
+    }
+    for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
+        was = jax.tree.unflatten(program.trees[what], known[what])
+        old, new = (
+            {k: describe_aval(abstract(x)) for k, x in flatten_paths(t).items()}
+            for t in (was, tree)
+        )
+        places = {k: f'{what} {path_name(k, "")}'.strip() for k in {**old, **new}}
+        lines += [
+            f'  {place}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
+            for k, place in places.items()
+            if old.get(k) != new.get(k)
+        ]
+    batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
+    raise StructureError(
+        'these arguments are not those that were compiled:\n'
+        + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
+        + '\nPass what was compiled, or compile for these too: `learner.init(params, '
+        'carry, *inputs)`; a brainstate model by `brainstate.nn.init_all_states(model, '
+        f'batch_size={batch})` and `learner.compile_graph(x)`.'
+    )

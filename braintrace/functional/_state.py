@@ -1,4 +1,5 @@
-"""The state of an online learner, and what can be done with it without the learner."""
+"""The state of an online learner, and functions of it that need no learner."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,18 @@ import jax.numpy as jnp
 
 from .._compiler import describe_aval, path_key, path_name
 from .._errors import StructureError
+from .._windows import is_key
 
-__all__ = ['OnlineState', 'counted', 'flatten_paths', 'fold_lane', 'is_key', 'merge', 'no_key', 'put_back', 'reset', 'unflatten_paths']
+__all__ = [
+    'OnlineState',
+    'flatten_paths',
+    'fold_lane',
+    'merge',
+    'no_key',
+    'put_back',
+    'reset',
+    'unflatten_paths',
+]
 
 
 @jax.tree_util.register_dataclass
@@ -18,12 +29,14 @@ __all__ = ['OnlineState', 'counted', 'flatten_paths', 'fold_lane', 'is_key', 'me
 class OnlineState:
     """All that an online learner carries from step to step, but parameters.
 
-    ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the int32 count of trace steps since
-    the last reset, ``(B,)`` where an op is batched, else ``()``; it stays at the largest int32 once it is there. Where ``t`` is 0 the
-    trace counts as zero. ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the
-    arrays whose axis 0 is the lanes; ``lane_axes`` (static): those in the carry of which it is
-    another axis, with that axis.
+    ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the
+    int32 count of trace steps since the last reset, ``(B,)`` where an op is batched, else ``()``;
+    it stays at the largest int32 once it is there. Where ``t`` is 0 the trace counts as zero.
+    ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is
+    the lanes; ``lane_axes`` (static): path and axis of each array of the carry whose lanes are
+    another axis.
     """
+
     carry: Any
     trace: dict
     t: jax.Array
@@ -42,19 +55,21 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
     """
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
     if flags.ndim and not laned:
-        remedy = ('If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, or one flag a step), or let it go '
-                  'on: keep it in a brainstate.ShortTermState, or leave it out of `hidden` of functional.online and functional.reset.')
+        remedy = (
+            'If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, '
+            'or one flag a step), or let it go on: keep it in a brainstate.ShortTermState, or '
+            'leave it out of `hidden` of functional.online and functional.reset.'
+        )
         if x.shape[:1] == flags.shape:
-            remedy = f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
-        raise StructureError(f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step does not show that '
-                             f'its axis 0 is the batch. {remedy}')
+            remedy = (
+                f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
+            )
+        raise StructureError(
+            f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step '
+            f'does not show that its axis 0 is the batch. {remedy}'
+        )
     inner = (1,) * (x.ndim - axis - 1) if flags.ndim else (1,) * x.ndim
     return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
-
-
-def is_key(x) -> bool:
-    """Whether a leaf holds typed PRNG keys."""
-    return hasattr(x, 'dtype') and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def no_key(path, leaf) -> bool:
@@ -62,34 +77,37 @@ def no_key(path, leaf) -> bool:
     return not is_key(leaf)
 
 
-def counted(t: jax.Array) -> jax.Array:
-    """The step count one step on; the largest number stays, since a count that wraps to 0 would empty the trace."""
-    return t + (t < jnp.iinfo(t.dtype).max)
-
-
-def check_flags(flags, t) -> jax.Array:
-    """Flags as a bool array of shape () or that of ``t``."""
+def _as_flags(flags, t) -> jax.Array:
+    """Flags as a bool array, of shape () or like ``t``."""
     flags = jnp.asarray(flags)
     if flags.dtype != bool or flags.shape not in ((), t.shape):
         shapes = ' or '.join(dict.fromkeys(str(list(shape)) for shape in ((), t.shape)))
-        indices = f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
-        raise StructureError(f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape {shapes}.{indices}')
+        indices = (
+            f' For indices: jnp.zeros({t.shape[0]}, bool).at[indices].set(True).' if t.ndim else ''
+        )
+        raise StructureError(
+            f'reset flags are {flags.dtype}{list(flags.shape)}; give bool of shape '
+            f'{shapes}.{indices}'
+        )
     return flags
 
 
 def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
-    """Start flagged lanes anew: their hidden carry, of any dtype, from ``carry0``, trace zero, ``t`` zero.
+    """Start flagged lanes anew: their hidden carry, of any dtype, from ``carry0``, trace zero,
+    ``t`` zero.
 
-    ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all leaves but PRNG keys, which go on.
-    Raises :class:`braintrace.StructureError` where flags of single lanes meet a hidden leaf whose axis 0 is not known to be the lanes.
+    ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all
+    leaves but PRNG keys, which go on. Raises :class:`braintrace.StructureError` where flags of
+    single lanes meet a hidden leaf whose axis 0 is not known to be the lanes.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, reset
-    >>> state = OnlineState({'h': jnp.ones((2, 3))}, {}, jnp.array([4, 4]), laned=frozenset({'carry/h'}))
+    >>> h, t, laned = jnp.ones((2, 3)), jnp.array([4, 4]), frozenset({'carry/h'})
+    >>> state = OnlineState({'h': h}, {}, t, laned=laned)
     >>> reset(state, jnp.array([True, False]), {'h': jnp.zeros((2, 3))}).t.tolist()
     [0, 4]
     """
-    flags, axes = check_flags(flags, state.t), dict(state.lane_axes)
+    flags, axes = _as_flags(flags, state.t), dict(state.lane_axes)
 
     def leaf(path, x, fresh):
         key = path_key(path)
@@ -103,8 +121,11 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
         return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
 
-    return state.replace(carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),
-                         trace=jax.tree_util.tree_map_with_path(entry, state.trace), t=jnp.where(flags, 0, state.t))
+    return state.replace(
+        carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),
+        trace=jax.tree_util.tree_map_with_path(entry, state.trace),
+        t=jnp.where(flags, 0, state.t),
+    )
 
 
 def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
@@ -117,7 +138,10 @@ def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     flat = {path_key(p): leaf for p, leaf in leaves}
     if len(flat) != len(leaves):
-        raise StructureError('two leaves have the same path once keys are written as strings. Give them different keys.')
+        raise StructureError(
+            'two leaves have the same path once keys are written as strings. Give them different '
+            'keys.'
+        )
     return flat
 
 
@@ -130,24 +154,31 @@ def unflatten_paths(paths: dict, like):
     """
     expected = flatten_paths(like)
     if set(expected) != set(paths):
-        raise StructureError(f'paths differ: missing {sorted(set(expected) - set(paths))}, added {sorted(set(paths) - set(expected))}.')
+        raise StructureError(
+            f'paths differ: missing {sorted(set(expected) - set(paths))}, added '
+            f'{sorted(set(paths) - set(expected))}.'
+        )
     return jax.tree_util.tree_map_with_path(lambda p, _: paths[path_key(p)], like)
 
 
 def merge(*parts):
-    """One tree from parts of the same structure that hold None where a leaf is in another part (see ``split``).
+    """One tree from parts of the same structure that hold None where a leaf is in another part (see
+    ``split``).
 
     >>> from braintrace.functional import merge
     >>> merge({'a': 1, 'b': None}, {'a': None, 'b': 2})
     {'a': 1, 'b': 2}
     """
+
     def first(*leaves):
         return next((leaf for leaf in leaves if leaf is not None), None)
+
     return jax.tree.map(first, *parts, is_leaf=lambda x: x is None)
 
 
 def fold_lane(state: OnlineState, axis_name: str) -> OnlineState:
-    """Fold the index along a mapped axis into every PRNG key of the carry, so that lanes draw different numbers.
+    """Fold the index along a mapped axis into every PRNG key of the carry, so that lanes draw
+    different numbers.
 
     >>> import jax, jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, fold_lane
@@ -156,6 +187,8 @@ def fold_lane(state: OnlineState, axis_name: str) -> OnlineState:
     >>> bool((jax.random.key_data(keys)[0] != jax.random.key_data(keys)[1]).any())
     True
     """
+
     def fold(leaf):
         return jax.random.fold_in(leaf, jax.lax.axis_index(axis_name)) if is_key(leaf) else leaf
+
     return state.replace(carry=jax.tree.map(fold, state.carry))

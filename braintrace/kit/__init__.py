@@ -1,17 +1,34 @@
-"""Writing an ETP primitive that can be trusted: factories, and a checker of the laws that trace rules obey."""
-from .._etrace_op import ETPPrimitiveSpec
-from .._etrace_op._reverse import rule_reverse
-from .._etrace_op.factories import (
+"""Factories of ETP primitives, and a checker of the laws that trace rules obey."""
+
+from .._etrace_op import (
     EtpOp,
+    ETPPrimitiveSpec,
     make_conv_op,
     make_einsum_op,
     make_elementwise_op,
     make_linear_op,
     new_etp_primitive,
+    rule_reverse,
 )
 from ._check import assert_conformant, check, describe, single_key
 from ._registry import registry_report
 from ._report import LAWS, ConformanceReport, Row
 
-__all__ = ['ConformanceReport', 'ETPPrimitiveSpec', 'EtpOp', 'LAWS', 'Row', 'assert_conformant', 'check', 'describe', 'make_conv_op',
-           'make_einsum_op', 'make_elementwise_op', 'make_linear_op', 'new_etp_primitive', 'registry_report', 'rule_reverse', 'single_key']
+__all__ = [
+    'ConformanceReport',
+    'ETPPrimitiveSpec',
+    'EtpOp',
+    'LAWS',
+    'Row',
+    'assert_conformant',
+    'check',
+    'describe',
+    'make_conv_op',
+    'make_einsum_op',
+    'make_elementwise_op',
+    'make_linear_op',
+    'new_etp_primitive',
+    'registry_report',
+    'rule_reverse',
+    'single_key',
+]

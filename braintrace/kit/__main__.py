@@ -1,4 +1,7 @@
-"""``python -m braintrace.kit check | describe``: exit code 0 where all is well, 1 a law fails, 2 something is missing, 3 usage."""
+"""``python -m braintrace.kit check | describe``: exit code 0 if all is well, 1 if a law fails, 2 if
+something is missing, 3 for wrong usage.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -27,18 +30,35 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """The commands and their options."""
-    root = Parser(prog='python -m braintrace.kit', description='Check ETP primitives against the laws of their rules, or list them.')
+    root = Parser(
+        prog='python -m braintrace.kit',
+        description='Check ETP primitives against the laws of their rules, or list them.',
+    )
     commands = root.add_subparsers(dest='command', required=True, parser_class=Parser)
     checking = commands.add_parser('check', help='try every law')
     checking.add_argument('names', nargs='*', metavar='NAME', help='registered primitives')
     checking.add_argument('--all', action='store_true', help='every registered primitive')
-    checking.add_argument('--platform', action='append', help='where, such as gpu; may be given again (default: cpu)')
-    checking.add_argument('--results', metavar='FILE', help='what the tests of a run have shown (pytest --etp-results), instead of a check')
+    checking.add_argument(
+        '--platform', action='append', help='where, such as gpu; may be given again (default: cpu)'
+    )
+    checking.add_argument(
+        '--results',
+        metavar='FILE',
+        help='what the tests of a run have shown (pytest --etp-results), instead of a check',
+    )
     listing = commands.add_parser('describe', help='list primitives and their rules')
-    listing.add_argument('name', nargs='?', metavar='NAME', help='a registered primitive (default: all)')
+    listing.add_argument(
+        'name', nargs='?', metavar='NAME', help='a registered primitive (default: all)'
+    )
     for command in (checking, listing):
-        command.add_argument('--import', action='append', default=[], dest='modules', metavar='MODULE',
-                             help='a module that registers primitives; may be given again')
+        command.add_argument(
+            '--import',
+            action='append',
+            default=[],
+            dest='modules',
+            metavar='MODULE',
+            help='a module that registers primitives; may be given again',
+        )
         command.add_argument('--json', action='store_true', help='JSON instead of text')
     return root
 
@@ -51,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser().error('check takes NAMES or --all')
         files = [module for module in options.modules if module.endswith('.py')]
         if files:
-            parser().error(f'--import takes the name of a module: {files[0].removesuffix(".py")}, with its folder on PYTHONPATH')
+            parser().error(
+                f'--import takes the name of a module: {files[0].removesuffix(".py")}, with its '
+                'folder on PYTHONPATH'
+            )
         for module in options.modules:
             _import(module)
         return _check(options) if options.command == 'check' else _describe(options)
@@ -65,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _import(module: str) -> None:
     try:
         importlib.import_module(module)
-    except Exception as error:  # of any kind: it is the module's, and no law has failed
+    except Exception as error:  # the module may raise anything, which is no failure of a law
         raise OptionError(f'--import {module}: {type(error).__name__}: {error}') from error
 
 
@@ -74,7 +97,9 @@ def _check(options: argparse.Namespace) -> int:
     if options.results is None:
         reports = [check(name, platforms=options.platform or ('cpu',)) for name in names]
     else:
-        reports = [registry_report(options.results, name) for name in ([None] if options.all else names)]
+        reports = [
+            registry_report(options.results, name) for name in ([None] if options.all else names)
+        ]
     report = ConformanceReport(tuple(row for one in reports for row in one.rows))
     _show(report.to_json() if options.json else str(report))
     return FAIL if report.of('fail') else MISSING if report.of('missing') else PASS
@@ -88,7 +113,7 @@ def _describe(options: argparse.Namespace) -> int:
 def _show(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:     # a reader such as `head` has seen enough
+    except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,5 @@
 """An ETP primitive applied to operands of given shapes, and its rules as an executor calls them."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,14 +15,25 @@ import numpy as np
 from .. import RuleContractError
 from .._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
 
-__all__ = ['Application', 'Draw', 'STEPS', 'cast', 'compiled', 'equations', 'is_inexact', 'plain', 'stack', 'values']
+__all__ = [
+    'Application',
+    'Draw',
+    'STEPS',
+    'cast',
+    'compiled',
+    'equations',
+    'is_inexact',
+    'plain',
+    'stack',
+    'values',
+]
 
 STEPS = 5
 CHEAP = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 
 
 def compiled(fn: Callable) -> Callable:
-    """``jax.jit`` for small programs that run once: little time is spent on making them fast."""
+    """``jax.jit`` without expensive optimisation, for small programs that run once."""
     return jax.jit(fn, compiler_options=CHEAP)
 
 
@@ -31,26 +43,30 @@ def is_inexact(a) -> bool:
 
 
 def cast(aval, dtype) -> jax.ShapeDtypeStruct:
-    """The description with another dtype, where it is a floating one."""
-    return jax.ShapeDtypeStruct(aval.shape, dtype if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype)
+    """Replace the dtype of a description if it is a floating one."""
+    return jax.ShapeDtypeStruct(
+        aval.shape, dtype if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+    )
 
 
 def stack(trees: Sequence) -> Any:
-    """Trees of one structure along a new first axis."""
+    """Stack trees of one structure along a new first axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def values(rng: np.random.Generator, aval, below: int) -> jax.Array:
-    """Normal numbers; integers from 0 to ``below`` (excluded)."""
+    """Draw normal numbers, or integers from 0 to ``below`` (excluded)."""
     if not is_inexact(aval):
         return jnp.asarray(rng.integers(0, max(below, 1), aval.shape), aval.dtype)
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
-        return jnp.asarray(rng.normal(size=aval.shape) + 1j * rng.normal(size=aval.shape), aval.dtype)
+        return jnp.asarray(
+            rng.normal(size=aval.shape) + 1j * rng.normal(size=aval.shape), aval.dtype
+        )
     return jnp.asarray(rng.normal(size=aval.shape), aval.dtype)
 
 
 def equations(jaxpr) -> Iterator:
-    """The equations of ETP primitives in a jaxpr and in those inside it."""
+    """The equations of ETP primitives in a jaxpr and in the jaxprs inside it."""
     for eqn in getattr(jaxpr, 'jaxpr', jaxpr).eqns:
         if is_etp_primitive(eqn.primitive):
             yield eqn
@@ -61,34 +77,45 @@ def equations(jaxpr) -> Iterator:
 
 
 class Draw(NamedTuple):
-    """Values for one application: of its operands, of another x, and of what has y's shape."""
+    """Random values for one application: its operands, another x, and arrays of y's shape."""
+
     operands: tuple
     other_x: Any
     tangents: tuple
-    many: tuple                 # operands with an axis of three in front
+    many: tuple  # operands with an axis of three in front
     d: jax.Array
     e: jax.Array
-    signals: jax.Array          # two states
+    signals: jax.Array  # two states
     h: jax.Array
-    xs: Any                     # x at each step
+    xs: Any  # x at each step
     targets: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Application:
     """A primitive, static parameters, and the shapes and dtypes of its operands."""
+
     primitive: ETPPrimitive
     params: dict[str, Any]
     avals: tuple[jax.ShapeDtypeStruct, ...]
 
     @functools.cached_property
     def invars(self) -> dict[str, int]:
-        """Trainable name -> operand index; ``RuleContractError`` where that is x, or none of the operands."""
+        """Trainable name -> operand index. Raises ``RuleContractError`` for an index that is x's or
+        beyond the operands.
+        """
         found, x = self.primitive.trainable_invars(self.params), self.primitive.x_invar_index
-        wrong = [f'{name!r} at {i}' for name, i in {**found, 'x': x}.items() if i is not None and i >= len(self.avals)]
+        wrong = [
+            f'{name!r} at {i}'
+            for name, i in {**found, 'x': x}.items()
+            if i is not None and i >= len(self.avals)
+        ]
         wrong += [f'{name!r} at {i}, where x is' for name, i in found.items() if i == x]
         if wrong:
-            raise RuleContractError(f'{self.primitive.name!r} has {len(self.avals)} operands, and its layout says {", ".join(wrong)}.')
+            raise RuleContractError(
+                f'{self.primitive.name!r} has {len(self.avals)} operands, and its layout says '
+                f'{", ".join(wrong)}.'
+            )
         return found
 
     @property
@@ -105,18 +132,18 @@ class Application:
 
     @functools.cached_property
     def single(self) -> Application | None:
-        """One sample of a batched application, where its primitive has a form for that."""
+        """One sample of a batched application, if its primitive has a form for one sample."""
         form = next((p for p in ETP_PRIMITIVES if p.batched_form is self.primitive), None)
         return None if form is None else self._like(form, self.x_aval.shape[1:])
 
     @functools.cached_property
     def several(self) -> Application | None:
-        """Three samples of this one, where its primitive has a form for a batch."""
+        """Three samples of this application, if its primitive has a form for a batch."""
         form = self.primitive.batched_form
         return None if form is None else self._like(form, (3, *self.x_aval.shape))
 
     def with_batch(self, size: int) -> Application:
-        """With another number of samples."""
+        """The same application with another number of samples."""
         return self._like(self.primitive, (size, *self.x_aval.shape[1:]))
 
     def _like(self, primitive, shape) -> Application:
@@ -124,7 +151,7 @@ class Application:
         return Application(primitive, self.params, tuple(self.place(self.avals, x=x)))
 
     def cast(self, dtype) -> Application:
-        """With operands of another floating dtype."""
+        """The same application with operands of another floating dtype."""
         return dataclasses.replace(self, avals=tuple(cast(a, dtype) for a in self.avals))
 
     # operands -------------------------------------------------------------------------------------
@@ -137,7 +164,7 @@ class Application:
         return {name: operands[index] for name, index in self.invars.items()}
 
     def place(self, operands: Sequence, x: Any = None, weights: dict | None = None) -> list:
-        """The operands with another x or other weights."""
+        """Replace x or some weights among the operands."""
         placed = list(operands)
         if x is not None and self.primitive.x_invar_index is not None:
             placed[self.primitive.x_invar_index] = x
@@ -152,9 +179,18 @@ class Application:
         operands = lambda: tuple(map(new, self.avals))
         x = lambda: None if self.x_aval is None else new(self.x_aval)
         ys = lambda *more: values(rng, jax.ShapeDtypeStruct((*more, *y.shape), y.dtype), below=2)
-        return Draw(operands(), x(), operands(), stack([operands() for _ in range(3)]), ys(), ys(),
-                    jnp.stack([ys(), ys()], -1), ys(),
-                    jnp.zeros(STEPS) if self.x_aval is None else stack([x() for _ in range(STEPS)]), ys(STEPS))
+        return Draw(
+            operands(),
+            x(),
+            operands(),
+            stack([operands() for _ in range(3)]),
+            ys(),
+            ys(),
+            jnp.stack([ys(), ys()], -1),
+            ys(),
+            jnp.zeros(STEPS) if self.x_aval is None else stack([x() for _ in range(STEPS)]),
+            ys(STEPS),
+        )
 
     # the function ---------------------------------------------------------------------------------
 
@@ -183,7 +219,9 @@ class Application:
         return self.primitive.bound_rule(slot, self.params, 'kit.check')
 
     def gradient(self, operands: Sequence, d: jax.Array, x: Any = None) -> dict[str, jax.Array]:
-        return self.rule('xy_to_dw')(self.x(operands) if x is None else x, d, self.weights(operands))
+        return self.rule('xy_to_dw')(
+            self.x(operands) if x is None else x, d, self.weights(operands)
+        )
 
     def entry(self, operands: Sequence, d: jax.Array) -> dict[str, jax.Array]:
         """One step's trace entry, sample by sample."""
@@ -195,26 +233,33 @@ class Application:
     def carried(self, d: jax.Array, trace: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return self.rule('yw_to_w')(d, trace)
 
-    def solved(self, signal: jax.Array, trace: dict[str, jax.Array], operands: Sequence) -> dict[str, jax.Array]:
+    def solved(
+        self, signal: jax.Array, trace: dict[str, jax.Array], operands: Sequence
+    ) -> dict[str, jax.Array]:
         if self.primitive.optional_rule('solve_drtrl') is not None:
             return self.rule('solve_drtrl')(signal, trace, self.weights(operands))
-        return {name: e.sum(0) if self.batched else e for name, e in self.carried(signal, trace).items()}
+        return {
+            name: e.sum(0) if self.batched else e for name, e in self.carried(signal, trace).items()
+        }
 
     def empty(self, slot: str, states: int) -> Any:
-        """What ``init_drtrl`` or ``init_pp`` returns."""
+        """The zeros of ``init_drtrl`` or ``init_pp``."""
         x = None if self.x_aval is None else variable(self.x_aval)
         weights = {name: variable(aval) for name, aval in self.weights(self.avals).items()}
         return self.rule(slot)(x, variable(self.y_aval), weights, states)
 
 
 def plain(primitive: ETPPrimitive) -> Callable:
-    """The implementation as it was given, without a reverse rule of its own or a lowering for a platform."""
+    """The implementation as the user gave it, without its reverse rule or a platform's lowering."""
     if primitive.original is not None:
         one = plain(primitive.original)
-        return lambda *operands, **params: jax.vmap(functools.partial(one, **params), in_axes=primitive.axes)(*operands)
-    return ETP_PRIMITIVE_SPECS[primitive].impl if primitive in ETP_PRIMITIVE_SPECS else primitive.impl_fn
+        return lambda *operands, **params: jax.vmap(
+            functools.partial(one, **params), in_axes=primitive.axes
+        )(*operands)
+    spec = ETP_PRIMITIVE_SPECS.get(primitive)
+    return primitive.impl_fn if spec is None else spec.impl
 
 
 def variable(aval) -> SimpleNamespace:
-    """What ``init_*`` rules are given for an array."""
+    """The form in which ``init_*`` rules get an array: an object with ``aval``."""
     return SimpleNamespace(aval=jax.ShapeDtypeStruct(aval.shape, aval.dtype))

@@ -1,4 +1,5 @@
-"""Calls of an op on operands of given shapes: those that come with the library, and the equations that a call binds."""
+"""Cases of ops: calls on operands of given shapes, and the table of cases for the library's ops."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,6 +15,7 @@ from .. import OptionError
 from .._etrace_op import (
     ETP_PRIMITIVE_SPECS,
     ETP_PRIMITIVES,
+    EtpOp,
     ETPPrimitive,
     SparseStructure,
     conv,
@@ -25,7 +27,6 @@ from .._etrace_op import (
     matmul,
     sparse_matmul,
 )
-from .._etrace_op.factories import EtpOp
 from ._application import Application, equations, is_inexact, values
 
 __all__ = ['Case', 'cases_of', 'registered', 'subject']
@@ -33,7 +34,10 @@ __all__ = ['Case', 'cases_of', 'registered', 'subject']
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A call of an op: shapes and dtypes of its arrays by position (``'0'``, ``'1'``, ...) or keyword, and its static arguments."""
+    """A call of an op: the shapes and dtypes of its arrays, by position (``'0'``, ``'1'``, ...) or
+    keyword, and its static arguments.
+    """
+
     op: Callable
     arrays: dict[str, jax.ShapeDtypeStruct]
     static: dict[str, Any]
@@ -44,7 +48,10 @@ class Case:
         return isinstance(self.op, ETPPrimitive)
 
     def __str__(self) -> str:
-        shapes = [f'{"" if key.isdigit() else f"{key}="}{a.dtype.name}{list(a.shape)}' for key, a in self.arrays.items()]
+        shapes = [
+            f'{"" if key.isdigit() else f"{key}="}{a.dtype.name}{list(a.shape)}'
+            for key, a in self.arrays.items()
+        ]
         return ', '.join([*shapes, *(f'{name}={value!r}' for name, value in self.static.items())])
 
     def call(self, arrays: dict) -> Any:
@@ -59,38 +66,64 @@ class Case:
         return {key: values(rng, aval, below=1) for key, aval in self.arrays.items()}
 
     def role(self, key: str, invars: dict[str, int]) -> str:
-        """The keyword of an array, or the name of the trainable that stands at its position in the equation."""
+        """The keyword of an array, or the name of the trainable that stands at its position in the
+        equation.
+        """
         return {str(index): name for name, index in invars.items()}.get(key, key)
 
     def wide(self, x64: bool) -> Case:
         """With operands of float64, or at least float32."""
         least = jnp.float64 if x64 else jnp.float32
-        return dataclasses.replace(self, arrays={
-            key: jax.ShapeDtypeStruct(a.shape, jnp.promote_types(a.dtype, least) if is_inexact(a) else a.dtype)
-            for key, a in self.arrays.items()})
+        return dataclasses.replace(
+            self,
+            arrays={
+                key: jax.ShapeDtypeStruct(
+                    a.shape, jnp.promote_types(a.dtype, least) if is_inexact(a) else a.dtype
+                )
+                for key, a in self.arrays.items()
+            },
+        )
 
     def applications(self) -> list[Application]:
         """The ETP equations that the call binds."""
         if isinstance(self.op, ETPPrimitive):
             return [Application(self.op, self.static, tuple(self.arrays.values()))]
-        return [Application(eqn.primitive, dict(eqn.params), tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
-                for eqn in equations(jax.make_jaxpr(self.call)(self.arrays))]
+        return [
+            Application(
+                eqn.primitive,
+                dict(eqn.params),
+                tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars),
+            )
+            for eqn in equations(jax.make_jaxpr(self.call)(self.arrays))
+        ]
 
 
 def made(op: Callable, case: Any) -> Case:
     """A pair ``(operands, params)`` as a case of ``op``; arrays may stand in ``params`` too."""
     try:
         operands, params = case
-        arrays = {str(i): jax.ShapeDtypeStruct(tuple(a.shape), jnp.dtype(a.dtype)) for i, a in enumerate(operands)}
+        arrays = {
+            str(i): jax.ShapeDtypeStruct(tuple(a.shape), jnp.dtype(a.dtype))
+            for i, a in enumerate(operands)
+        }
         is_array = lambda value: isinstance(value, jax.ShapeDtypeStruct | jax.Array | np.ndarray)
-        arrays |= {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in params.items() if is_array(a)}
-        return Case(op, arrays, {name: value for name, value in params.items() if not is_array(value)})
+        arrays |= {
+            name: jax.ShapeDtypeStruct(a.shape, a.dtype)
+            for name, a in params.items()
+            if is_array(a)
+        }
+        return Case(
+            op, arrays, {name: value for name, value in params.items() if not is_array(value)}
+        )
     except (TypeError, ValueError, AttributeError) as error:
-        raise OptionError(f'check: a case is {case!r}; expected a pair (operands, params): operands with shape and dtype, and a dict of '
-                          'keyword arguments.') from error
+        raise OptionError(
+            f'check: a case is {case!r}; expected a pair (operands, params): operands with shape '
+            'and dtype, and a dict of keyword arguments.'
+        ) from error
 
 
-# what comes with the library ----------------------------------------------------------------------------------------------
+# the cases of the library's ops -------------------------------------------------------------------
+
 
 def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)
@@ -116,7 +149,10 @@ BUILT_IN: dict[Callable, list[tuple]] = {
     element_wise: [([shape(3, 2)], {}), ([shape()], {})],
     sparse_matmul: [
         ([shape(2, 6), shape(7)], {'sparse_mat': _pattern(6, 5, 7)}),
-        ([shape(3, 4), shape(20)], {'sparse_mat': _pattern(4, 3, 20, repeated=True), 'bias': shape(3)}),
+        (
+            [shape(3, 4), shape(20)],
+            {'sparse_mat': _pattern(4, 3, 20, repeated=True), 'bias': shape(3)},
+        ),
         ([shape(6), shape(7)], {'sparse_mat': _pattern(6, 5, 7), 'bias': shape(5)}),
     ],
     lora_matmul: [
@@ -126,9 +162,20 @@ BUILT_IN: dict[Callable, list[tuple]] = {
     ],
     conv: [
         ([shape(2, 3, 9), shape(4, 3, 3), shape(4)], {}),
-        ([shape(1, 9, 3), shape(4, 3, 5)], {'padding': 'VALID', 'dimension_numbers': ('NWC', 'WIO', 'NWC')}),
-        ([shape(2, 4, 6, 5), shape(6, 2, 3, 2), shape(6)], {
-            'strides': (2, 1), 'padding': ((1, 2), (0, 3)), 'lhs_dilation': (1, 2), 'rhs_dilation': (2, 1), 'feature_group_count': 2}),
+        (
+            [shape(1, 9, 3), shape(4, 3, 5)],
+            {'padding': 'VALID', 'dimension_numbers': ('NWC', 'WIO', 'NWC')},
+        ),
+        (
+            [shape(2, 4, 6, 5), shape(6, 2, 3, 2), shape(6)],
+            {
+                'strides': (2, 1),
+                'padding': ((1, 2), (0, 3)),
+                'lhs_dilation': (1, 2),
+                'rhs_dilation': (2, 1),
+                'feature_group_count': 2,
+            },
+        ),
     ],
     einsum: [
         _einsum('bhi,hio->boh', (2, 3, 4), (3, 4, 2)),
@@ -154,7 +201,7 @@ def _built_in(primitive: ETPPrimitive) -> list[Case]:
 
 
 def registered() -> dict[str, Callable]:
-    """Every registered op by its name: an ``EtpOp`` once, and the primitives that belong to none."""
+    """Every registered op by its name: each ``EtpOp``, and each primitive that belongs to none."""
     owners = [(getattr(primitive, 'op', None) or primitive) for primitive in ETP_PRIMITIVES]
     return {op.name: op for op in sorted(owners, key=lambda op: op.name)}
 
@@ -164,23 +211,36 @@ def subject(op: Any) -> tuple[str, Any]:
     if isinstance(op, str):
         every = {primitive.name: primitive for primitive in ETP_PRIMITIVES} | registered()
         if op not in every:
-            raise OptionError(f'no ETP primitive is called {op!r}. Registered: {", ".join(registered())}.')
+            raise OptionError(
+                f'no ETP primitive is called {op!r}. Registered: {", ".join(registered())}.'
+            )
         return op, every[op]
     if not callable(op):
-        raise OptionError(f'op is a {type(op).__name__}; give an EtpOp, an ETPPrimitive, a function that binds one, or a registered name.')
+        raise OptionError(
+            f'op is a {type(op).__name__}; give an EtpOp, an ETPPrimitive, a function that binds '
+            'one, or a registered name.'
+        )
     return getattr(op, 'name', None) or getattr(op, '__name__', None) or type(op).__name__, op
 
 
 def cases_of(op: Callable, given: Sequence | None) -> list[Case]:
-    """The cases given, or those that the op brings."""
+    """The given cases, or the cases that come with the op."""
     if given is not None:
         return [made(op, case) for case in given]
     if isinstance(op, EtpOp):
         return [made(op, case) for case in op.spec.cases]
     if not isinstance(op, ETPPrimitive):
-        return [made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows]
+        return [
+            made(op, case) for function, rows in BUILT_IN.items() if function is op for case in rows
+        ]
     owner = getattr(op, 'op', None)
     if owner is not None:
-        return [case for case in cases_of(owner, None) if op in [app.primitive for app in case.applications()]]
+        return [
+            case
+            for case in cases_of(owner, None)
+            if op in [app.primitive for app in case.applications()]
+        ]
     spec = ETP_PRIMITIVE_SPECS.get(op)
-    return [made(op, case) for case in spec.cases] if spec is not None and spec.cases else _built_in(op)
+    if spec is None or not spec.cases:
+        return _built_in(op)
+    return [made(op, case) for case in spec.cases]

@@ -1,8 +1,12 @@
-"""The laws about keys, shapes, dtypes, units and static parameters: faults in words, for one application of an op."""
+"""The laws about keys, shapes, dtypes, units and static parameters. Each yields the faults of one
+application of an op as sentences.
+"""
+
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -17,7 +21,7 @@ from .. import BraintraceError, EtpUnitError, MissingRuleError
 from .._etrace_op import REQUIRED_SLOTS
 from ._application import Application, Draw, cast, compiled, equations, is_inexact
 from ._cases import Case
-from ._laws import Finding, deviation
+from ._evaluate import Finding, deviation
 
 __all__ = ['contract_findings']
 
@@ -26,13 +30,17 @@ STATIC = (type(None), type(...), bool, int, float, complex, str, bytes, type, np
 
 
 class NotApplicable(Exception):
-    """The law does not speak about this application."""
+    """The law does not concern this application."""
 
 
 def contract_findings(app: Application, draw: Draw, case: Case, x64: bool) -> list[Finding]:
     """A finding for each of these laws."""
-    missing = [Finding('L0', 'missing', f'no rule {", ".join(slots)}')] if (slots := missing_rules(app)) else []
-    return missing + [_finding(law, functools.partial(faults, app, draw, case, x64)) for law, faults in CONTRACT]
+    found = [
+        _finding(law, functools.partial(faults, app, draw, case, x64)) for law, faults in CONTRACT
+    ]
+    if slots := missing_rules(app):
+        found.append(Finding('L0', 'missing', f'no rule {", ".join(slots)}'))
+    return found
 
 
 def _finding(law: str, faults: Callable[[], Iterator[str]]) -> Finding:
@@ -42,12 +50,13 @@ def _finding(law: str, faults: Callable[[], Iterator[str]]) -> Finding:
         return Finding(law, 'not_applicable', str(reason))
     except MissingRuleError as error:
         return Finding(law, 'not_tested', str(error))
-    except Exception as error:  # of any kind: it is the op's, and becomes a row
+    except Exception as error:  # the op's code may raise anything; every failure becomes a row
         found = [f'{type(error).__name__}: {error}']
     return Finding(law, 'fail' if found else 'pass', '; '.join(dict.fromkeys(found)))
 
 
-# L0, L5: keys, shapes, dtypes ---------------------------------------------------------------------------------------------
+# L0, L5: keys, shapes, dtypes ---------------------------------------------------------------------
+
 
 def missing_rules(app: Application) -> list[str]:
     """The required slots that are empty."""
@@ -73,7 +82,7 @@ def _raised(slot: str, rule: Callable, *args) -> Iterator[str]:
         return
     except BraintraceError as error:
         yield str(error)
-    except Exception as error:  # of any kind: it is the op's
+    except Exception as error:  # the rule may raise anything; every failure becomes a sentence
         yield f'{slot}: {type(error).__name__}: {error}'
 
 
@@ -84,12 +93,16 @@ def _empty_traces(app: Application, draw: Draw, case: Case, x64: bool) -> Iterat
         traces = {f'init_drtrl of {n!r}': (e, entry[n]) for n, e in found.items()}
         for name, (zeros, one) in {**traces, 'init_pp': (output, app.y_aval)}.items():
             if (zeros.shape, zeros.dtype) != ((*one.shape, states), one.dtype):
-                yield f'{name} is {zeros.dtype}{list(zeros.shape)}, expected {one.dtype}{[*one.shape, states]}'
+                yield (
+                    f'{name} is {zeros.dtype}{list(zeros.shape)}, expected '
+                    f'{one.dtype}{[*one.shape, states]}'
+                )
             if np.any(np.asarray(zeros)):
                 yield f'{name} is not zero'
 
 
-# L1, L8: what the numerical parts can not ask -----------------------------------------------------------------------------
+# L1, L8: the primitive in the jaxpr, integer inputs -----------------------------------------------
+
 
 def _in_sight(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     eager, jitted = app.bind(draw.operands), compiled(app.bind)(draw.operands)
@@ -105,10 +118,14 @@ def _integers(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[s
     if app.x_aval is None:
         raise NotApplicable('no x')
     if not is_inexact(app.x_aval) and app.primitive.root.represent is None:
-        yield f'x has dtype {app.x_aval.dtype} and the primitive no `represent` that says which numbers it stands for'
+        yield (
+            f'x has dtype {app.x_aval.dtype} and the primitive no `represent` that says which '
+            'numbers it stands for'
+        )
 
 
-# L11: dtypes and units ----------------------------------------------------------------------------------------------------
+# L11: dtypes and units ----------------------------------------------------------------------------
+
 
 def _dtypes(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     if not all(jnp.issubdtype(a.dtype, jnp.floating) for a in app.avals if is_inexact(a)):
@@ -119,10 +136,15 @@ def _dtypes(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str
         narrow = app.cast(dtype)
         d = cast(app.y_aval, dtype)
         trace = jax.eval_shape(narrow.entry, narrow.avals, d)
-        found = {'y': jax.eval_shape(narrow.bind, narrow.avals), 'xy_to_dw': jax.eval_shape(narrow.gradient, narrow.avals, d),
-                 'a trace entry': trace, 'yw_to_w': jax.eval_shape(narrow.carried, d, trace),
-                 'the gradient from a trace': jax.eval_shape(narrow.solved, d, trace, narrow.avals),
-                 'init_drtrl': narrow.empty('init_drtrl', 1), 'init_pp': narrow.empty('init_pp', 1)}
+        found = {
+            'y': jax.eval_shape(narrow.bind, narrow.avals),
+            'xy_to_dw': jax.eval_shape(narrow.gradient, narrow.avals, d),
+            'a trace entry': trace,
+            'yw_to_w': jax.eval_shape(narrow.carried, d, trace),
+            'the gradient from a trace': jax.eval_shape(narrow.solved, d, trace, narrow.avals),
+            'init_drtrl': narrow.empty('init_drtrl', 1),
+            'init_pp': narrow.empty('init_pp', 1),
+        }
         for name, result in found.items():
             other = {str(leaf.dtype) for leaf in jax.tree.leaves(result)} - {str(jnp.dtype(dtype))}
             if other:
@@ -132,49 +154,68 @@ def _dtypes(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str
 def _units(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     if case.is_bare:
         raise NotApplicable('a bare primitive knows no units')
-    arrays = case.values(seed=0)
-    names = {key: case.role(key, app.invars) for key in arrays}
-
-    def run(units, arrays, bias_unit=None):
-        own = units | {key: bias_unit for key, a in arrays.items() if bias_unit is not None and names[key] == 'bias'}
-        return case.call({key: u.Quantity(a, unit=own[key]) if key in own else a for key, a in arrays.items()})
-
-    def accepts(units):
-        try:
-            jax.eval_shape(functools.partial(run, units, bias_unit=_product(units)), arrays)
-        except EtpUnitError:
-            return False
-        return True
-    factors = [key for key, a in arrays.items() if is_inexact(a) and names[key] != 'bias']
-    units = {key: unit for key, unit in zip(factors, (UNITS * len(factors))[:len(factors)], strict=True)}
-    try:
-        if not accepts(units):
-            units = {key: unit for key, unit in units.items() if accepts({key: unit})}
-    except TypeError as error:
-        if isinstance(error, BraintraceError):
-            raise
-        raise NotApplicable('the op takes no quantities') from error
+    call = _CallWithUnits(case, app.invars)
+    units = _accepted_units(call)
     if not units:
         raise NotApplicable('the op takes no units')
-    product = _product(units)
-    got, plain = compiled(lambda arrays: (run(units, arrays, product), case.call(arrays)))(arrays)
+    product, arrays = _product(units), call.arrays
+    got, plain = compiled(lambda a: (call(a, units, product), case.call(a)))(arrays)
     if not u.get_unit(got).has_same_dim(product):
         yield f'y has unit {u.get_unit(got)}, expected {product}'
     elif not deviation(u.Quantity(got).to_decimal(product), plain)[0] <= (1e-12 if x64 else 1e-4):
         yield 'the numbers of y depend on the units'
-    if 'bias' in names.values():
+    if call.bias:
+        wrong = product * u.mole
         try:
-            jax.eval_shape(functools.partial(run, units, bias_unit=product * u.mole), arrays)
+            jax.eval_shape(lambda a: call(a, units, wrong), arrays)
         except (BraintraceError, TypeError, ValueError, u.UnitMismatchError):
             return
-        yield f'a bias of unit {product * u.mole} is let through where y has {product}'
+        yield f'a bias of unit {wrong} is let through where y has {product}'
+
+
+class _CallWithUnits:
+    """A case whose arrays get units: ``factors`` are its inexact arrays but the bias, by key."""
+
+    def __init__(self, case: Case, invars: dict[str, int]):
+        self.case, self.arrays = case, case.values(seed=0)
+        self.bias = [key for key in self.arrays if case.role(key, invars) == 'bias']
+        self.factors = [
+            key for key, a in self.arrays.items() if is_inexact(a) and key not in self.bias
+        ]
+
+    def __call__(self, arrays: dict, units: dict, bias_unit: Any) -> Any:
+        units = units | dict.fromkeys(self.bias, bias_unit)
+        return self.case.call(
+            {k: u.Quantity(a, unit=units[k]) if k in units else a for k, a in arrays.items()}
+        )
+
+    def accepts(self, units: dict) -> bool:
+        try:
+            jax.eval_shape(lambda arrays: self(arrays, units, _product(units)), self.arrays)
+        except EtpUnitError:
+            return False
+        return True
+
+
+def _accepted_units(call: _CallWithUnits) -> dict:
+    """Units for all factors, or for those to which the op is proportional."""
+    units = dict(zip(call.factors, itertools.cycle(UNITS)))
+    try:
+        if call.accepts(units):
+            return units
+        return {key: unit for key, unit in units.items() if call.accepts({key: unit})}
+    except TypeError as error:
+        if isinstance(error, BraintraceError):
+            raise
+        raise NotApplicable('the op takes no quantities') from error
 
 
 def _product(units: dict) -> Any:
     return functools.reduce(operator.mul, units.values(), u.UNITLESS)
 
 
-# L12: static parameters ---------------------------------------------------------------------------------------------------
+# L12: static parameters ---------------------------------------------------------------------------
+
 
 def _static(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     for name, value in app.params.items():
@@ -184,6 +225,7 @@ def _static(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str
     def call(params, *operands):
         traces.append(params)
         return app.primitive.bind(*operands, **dict(params))
+
     jitted, items = jax.jit(call, static_argnums=0), tuple(sorted(app.params.items()))
     for same in (items, copy.deepcopy(items)):
         jitted.trace(same, *app.avals)
@@ -192,18 +234,22 @@ def _static(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str
 
 
 def _identity(value: Any) -> Iterator[str]:
-    """What in a static parameter is equal to itself alone."""
+    """The faults of the parts of a static parameter that equal themselves alone."""
     if isinstance(value, tuple):
         for inner in value:
             yield from _identity(inner)
     elif callable(value) and hasattr(value, '__qualname__'):
         if '<' in value.__qualname__:
-            yield f'{value!r} is equal to itself alone, so each one made is traced anew; give it a place at the top of a module'
+            yield (
+                f'{value!r} is equal to itself alone, so each one made is traced anew; give it a '
+                'place at the top of a module'
+            )
     elif not isinstance(value, STATIC) and type(value).__hash__ in (None, object.__hash__):
         yield f'a {type(value).__name__} is not hashable by value'
 
 
-# L15: numbers that are not finite -----------------------------------------------------------------------------------------
+# L15: numbers that are not finite -----------------------------------------------------------------
+
 
 def _not_finite(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator[str]:
     for bad in (math.nan, math.inf):
@@ -215,10 +261,19 @@ def _not_finite(app: Application, draw: Draw, case: Case, x64: bool) -> Iterator
         zero = app.with_batch(0)
         for slot in ('init_drtrl', 'init_pp'):
             zeros, whole = zero.empty(slot, 1), app.empty(slot, 1)
-            if jax.tree.map(lambda a: (0, *a.shape[1:]), whole) != jax.tree.map(lambda a: a.shape, zeros):
+            if jax.tree.map(lambda a: (0, *a.shape[1:]), whole) != jax.tree.map(
+                lambda a: a.shape, zeros
+            ):
                 yield f'{slot} has other shapes for an empty batch'
 
 
 CONTRACT: list[tuple[str, Callable[..., Iterator[str]]]] = [
-    ('L0', _description), ('L1', _in_sight), ('L5', _empty_traces), ('L8', _integers), ('L11', _dtypes), ('L11', _units),
-    ('L12', _static), ('L15', _not_finite)]
+    ('L0', _description),
+    ('L1', _in_sight),
+    ('L5', _empty_traces),
+    ('L8', _integers),
+    ('L11', _dtypes),
+    ('L11', _units),
+    ('L12', _static),
+    ('L15', _not_finite),
+]

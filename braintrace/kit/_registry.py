@@ -1,4 +1,5 @@
-"""Registered ops x (rules, laws): what is there, and what the tests of a run have shown."""
+"""The rules of every registered op, and the laws that the tests of a run have shown for it."""
+
 from __future__ import annotations
 
 import json
@@ -14,19 +15,27 @@ from ._report import LAWS, STATUSES, ConformanceReport, Row
 
 __all__ = ['registry_report']
 
-ABOUT = {'yw_to_w': ('L3', 'L4'), 'xy_to_dw': ('L2',), 'init_drtrl': ('L5',), 'init_pp': ('L5',), 'instant_drtrl': ('L3',),
-         'solve_drtrl': ('L6',)}
+ABOUT = {
+    'yw_to_w': ('L3', 'L4'),
+    'xy_to_dw': ('L2',),
+    'init_drtrl': ('L5',),
+    'init_pp': ('L5',),
+    'instant_drtrl': ('L3',),
+    'solve_drtrl': ('L6',),
+}
 
 
 def registry_report(results: str | PathLike | None = None, op: Any = None) -> ConformanceReport:
-    """A row for every registered op (or one) and each of its rules and laws, by the tests that ran.
+    """Report a row for each rule and law of every registered op (or of one), from a run's tests.
 
-    ``results``: what ``pytest -p braintrace.kit.pytest_plugin --etp-results FILE`` wrote. A rule is shown by tests marked
-    ``@pytest.mark.etp(op, rule=...)`` and by the laws about it; a law by ``etp_conformance`` and by tests marked with ``law=...``.
-    ``pass``: some test of it passed and none failed; ``not_tested``: its tests were skipped; ``missing``: no test, or no such rule. Without
-    ``results``, rules that are there are ``not_tested``, and laws have no rows.
+    ``results``: the file of ``pytest -p braintrace.kit.pytest_plugin --etp-results FILE``. Tests
+    marked ``@pytest.mark.etp(op, rule=...)`` and the laws about a rule show the rule;
+    ``etp_conformance`` and tests marked with ``law=...`` show a law. ``pass``: some test of it
+    passed and none failed; ``not_tested``: its tests were skipped; ``missing``: there is no test,
+    or no such rule. Without ``results``, registered rules are ``not_tested``, and laws have no
+    rows.
 
-    Raises ``OptionError`` for a file that is no such record.
+    Raises ``OptionError`` for a file of another kind.
 
     >>> from braintrace import kit
     >>> print(kit.registry_report(op='etp_mv'))
@@ -38,16 +47,27 @@ def registry_report(results: str | PathLike | None = None, op: Any = None) -> Co
     """
     entries = None if results is None else _read(Path(results))
     ops = registered() if op is None else dict([subject(op)])
-    rows = [row for name, one in ops.items() for row in _rows(name, list(getattr(one, 'forms', [one])), entries)]
+    rows = [
+        row
+        for name, one in ops.items()
+        for row in _rows(name, list(getattr(one, 'forms', [one])), entries)
+    ]
     return ConformanceReport((*rows, *(_unknown(entries or []) if op is None else [])))
 
 
 def _unknown(entries: list[dict]) -> Iterable[Row]:
-    """Marks of rules of primitives that are not registered, where all are asked for."""
+    """A row for each test whose mark names a primitive that is not registered."""
     known = {primitive.name for primitive in ETP_PRIMITIVES} | set(registered())
     for entry in entries:
         if entry['rule'] is not None and entry['op'] not in known:
-            yield Row(entry['op'], entry['rule'], 'missing', None, None, f'{entry["test"]} is marked for it, and it is not registered')
+            yield Row(
+                entry['op'],
+                entry['rule'],
+                'missing',
+                None,
+                None,
+                f'{entry["test"]} is marked for it, and it is not registered',
+            )
 
 
 def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> Iterable[Row]:
@@ -58,7 +78,12 @@ def _rows(name: str, forms: list[ETPPrimitive], entries: list[dict] | None) -> I
         if not present and slot in REQUIRED_SLOTS:
             yield Row(name, slot, 'missing', None, None, 'no such rule is registered')
         elif present:
-            yield _shown(name, slot, own, lambda entry, slot=slot: entry['rule'] == slot or entry['law'] in ABOUT[slot])
+            yield _shown(
+                name,
+                slot,
+                own,
+                lambda entry, slot=slot: entry['rule'] == slot or entry['law'] in ABOUT[slot],
+            )
     if own is not None:
         for law in LAWS:
             yield _shown(name, law, own, lambda entry, law=law: entry['law'] == law)
@@ -78,10 +103,20 @@ def _shown(name: str, what: str, entries: list[dict] | None, about) -> Row:
 def _read(path: Path) -> list[dict]:
     try:
         entries = json.loads(path.read_text())['tests']
-        wrong = [entry for entry in entries if not {'test', 'op', 'rule', 'law', 'status'} <= set(entry) or entry['status'] not in STATUSES]
+        wrong = [
+            entry
+            for entry in entries
+            if not {'test', 'op', 'rule', 'law', 'status'} <= set(entry)
+            or entry['status'] not in STATUSES
+        ]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise OptionError(f'registry_report: {path} is no record of a run ({type(error).__name__}: {error}); write one by '
-                          '`pytest -p braintrace.kit.pytest_plugin --etp-results FILE`.') from error
+        raise OptionError(
+            f'registry_report: {path} is no record of a run ({type(error).__name__}: {error}); '
+            'write one by `pytest -p braintrace.kit.pytest_plugin --etp-results FILE`.'
+        ) from error
     if wrong:
-        raise OptionError(f'registry_report: {path} has an entry {wrong[0]!r}; expected test, op, rule, law and a status.')
+        raise OptionError(
+            f'registry_report: {path} has an entry {wrong[0]!r}; expected test, op, rule, law and '
+            'a status.'
+        )
     return entries

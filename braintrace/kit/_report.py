@@ -1,4 +1,5 @@
-"""What a check found: rows of op, law, status and size of the deviation."""
+"""The report of a check: rows of op, law, status and size of the deviation."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,14 +9,17 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ['ConformanceReport', 'LAWS', 'Row', 'STATUSES']
 
-STATUSES = ('fail', 'missing', 'not_tested', 'pass', 'not_applicable')     # the gravest first
+STATUSES = ('fail', 'missing', 'not_tested', 'pass', 'not_applicable')  # the gravest first
 LAWS = {
-    'L0': 'the description and four rules are there, and every dict has exactly the keys of the trainables',
-    'L1': 'eager == jit == vmap == scan; jvp agrees with finite differences; the jaxpr shows the primitive',
+    'L0': 'the description and four rules are there, and every dict has exactly the keys of the '
+    'trainables',
+    'L1': 'eager == jit == vmap == scan; jvp agrees with finite differences; the jaxpr shows the '
+    'primitive',
     'L2': 'xy_to_dw == VJP of impl',
     'L3': 'yw_to_w(d, inst(x, e)) == inst(x, d * e)',
     'L4': 'yw_to_w is linear in the trace and in d',
-    'L5': 'init_drtrl is zero with shape and dtype of inst and states, init_pp those of y and states',
+    'L5': 'init_drtrl is zero with shape and dtype of inst and states, init_pp those of y and '
+    'states',
     'L6': 'solve(s, inst(x, e)) == VJP of impl at s * e, summed over the batch once',
     'L7': 'the batched form == the stack of unbatched ones',
     'L8': 'each entry of xy_to_dw is linear in x, or independent of it',
@@ -24,14 +28,16 @@ LAWS = {
     'L11': 'dtypes go in and come out; units multiply; a bias of a wrong unit is an error',
     'L12': 'static parameters are hashable by value; a second call does not trace again',
     'L13': "a platform's lowering and trace kernel == the default",
-    'L14': 'a reverse rule of its own gives the primals and gradients of impl, whatever is required',
+    'L14': 'a reverse rule of its own gives the primals and gradients of impl, whatever is '
+    'required',
     'L15': 'batches of size zero, NaN and infinity neither crash nor change shapes',
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One law on one case; ``worst`` is the largest deviation, None where there is no number."""
+    """One law on one case; ``worst`` is the largest deviation, None if the law compares none."""
+
     op: str
     law: str
     status: str
@@ -40,8 +46,11 @@ class Row:
     case: str
 
     def __str__(self) -> str:
-        size = '' if self.worst is None else f' {self.worst:.2g}' + ('' if self.tolerance is None else f' > {self.tolerance:g}')
-        return f'{self.op} {self.law} {self.status}{size if self.status == "fail" else ""}: {self.case}'
+        size = ''
+        if self.status == 'fail' and self.worst is not None:
+            bound = '' if self.tolerance is None else f' > {self.tolerance:g}'
+            size = f' {self.worst:.2g}{bound}'
+        return f'{self.op} {self.law} {self.status}{size}: {self.case}'
 
     def as_json(self) -> dict:
         """Plain numbers and strings; a deviation without bound is the string ``'inf'``."""
@@ -61,6 +70,7 @@ class ConformanceReport:
     (True, 'pass', 'not_applicable')
     >>> report.require('L3', 'L9')
     """
+
     rows: tuple[Row, ...]
 
     def of(self, status: str) -> list[Row]:
@@ -68,8 +78,11 @@ class ConformanceReport:
         return [row for row in self.rows if row.status == status]
 
     def status(self, law: str) -> str:
-        """The gravest status of a law over all cases, ``not_tested`` where it has no row."""
-        return next((s for s in STATUSES if any(row.law == law and row.status == s for row in self.rows)), 'not_tested')
+        """The gravest status of a law over all cases, ``not_tested`` if it has no row."""
+        return next(
+            (s for s in STATUSES if any(row.law == law and row.status == s for row in self.rows)),
+            'not_tested',
+        )
 
     @property
     def ok(self) -> bool:
@@ -77,30 +90,50 @@ class ConformanceReport:
         return not self.of('fail') and not self.of('missing')
 
     def require(self, *laws: str) -> None:
-        """Raise ``AssertionError`` with the rows of these laws (default: all) that fail or lack something.
+        """Raise ``AssertionError`` with the rows of these laws (default: all) that are ``fail`` or
+        ``missing``.
 
-        In a test suite: ``@pytest.mark.parametrize('law', kit.LAWS)``, and a fixture with the report.
+        In a test suite, use ``@pytest.mark.parametrize('law', kit.LAWS)`` and a fixture that holds
+        the report.
         """
-        bad = [row for row in self.rows if row.status in ('fail', 'missing') and (not laws or row.law in laws)]
+        bad = [
+            row
+            for row in self.rows
+            if row.status in ('fail', 'missing') and (not laws or row.law in laws)
+        ]
         if bad:
             raise AssertionError('\n'.join([f'{len(bad)} rows do not conform:', *map(str, bad)]))
 
     def __str__(self) -> str:
-        return '\n'.join([*_table(self.rows), *(str(row) for s in STATUSES[:3] for row in self.of(s))])
+        return '\n'.join(
+            [*_table(self.rows), *(str(row) for s in STATUSES[:3] for row in self.of(s))]
+        )
 
     def to_json(self) -> str:
-        """The report as JSON: ``ops`` (their number), ``rows``, and the rows of ``fail``, ``missing`` and ``not_tested`` as text."""
-        return json.dumps({'ops': len({row.op for row in self.rows}), 'rows': [row.as_json() for row in self.rows],
-                           **{s: list(map(str, self.of(s))) for s in STATUSES[:3]}})
+        """The report as JSON: the number of ``ops``, the ``rows``, and as text the rows that are
+        ``fail``, ``missing`` or ``not_tested``.
+        """
+        return json.dumps(
+            {
+                'ops': len({row.op for row in self.rows}),
+                'rows': [row.as_json() for row in self.rows],
+                **{s: list(map(str, self.of(s))) for s in STATUSES[:3]},
+            }
+        )
 
 
 def _table(rows: Iterable[Row]) -> list[str]:
-    """One line for each op: how many laws have which status, each law counted by its gravest row."""
+    """One line for each op: the number of laws with each status. A law has the status of its
+    gravest row.
+    """
     ops: dict[str, list[Row]] = {}
     for row in rows:
         ops.setdefault(row.op, []).append(row)
     order = (*STATUSES[3:], *STATUSES[:3])
-    return [f'{op}: ' + ', '.join(f'{n} {s}' for s in order if (n := _laws_with(found, s))) for op, found in ops.items()]
+    return [
+        f'{op}: ' + ', '.join(f'{n} {s}' for s in order if (n := _laws_with(found, s)))
+        for op, found in ops.items()
+    ]
 
 
 def _laws_with(rows: Sequence[Row], status: str) -> int:

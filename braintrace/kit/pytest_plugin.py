@@ -1,4 +1,7 @@
-"""A pytest plugin for suites that test ETP primitives: ``pytest -p braintrace.kit.pytest_plugin [--etp-results FILE]``."""
+"""A pytest plugin for suites that test ETP primitives: ``pytest -p braintrace.kit.pytest_plugin
+[--etp-results FILE]``.
+"""
+
 from __future__ import annotations
 
 import json
@@ -16,54 +19,74 @@ STATUS = {'passed': 'pass', 'failed': 'fail', 'skipped': 'not_tested'}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--etp-results FILE``."""
+    """Add the option ``--etp-results FILE``."""
     parser.getgroup('braintrace').addoption(
-        '--etp-results', metavar='FILE', help='write which rules and laws of ETP primitives the tests of this run have shown')
+        '--etp-results',
+        metavar='FILE',
+        help='write which rules and laws of ETP primitives the tests of this run have shown',
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, and the recorder in the process that hears of every test."""
-    config.addinivalue_line('markers', 'etp(op, rule=None, law=None): the test shows a rule or a law of the primitive of this name')
+    """Add the marker, and the recorder in the process that hears of every test."""
+    config.addinivalue_line(
+        'markers',
+        'etp(op, rule=None, law=None): the test shows a rule or a law of the primitive of this '
+        'name',
+    )
     path = config.getoption('--etp-results')
     if path and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Recorder(Path(path)), 'etp-results')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The marks of a test travel with its reports."""
+    """Let the marks of a test travel with its reports."""
     for item in items:
-        item.user_properties += [('etp', _entry(item, *mark.args, **mark.kwargs)) for mark in item.iter_markers('etp')]
+        item.user_properties += [
+            ('etp', _entry(item, *mark.args, **mark.kwargs)) for mark in item.iter_markers('etp')
+        ]
 
 
-def _entry(item: pytest.Item, op: str | None = None, rule: str | None = None, law: str | None = None) -> dict[str, str | None]:
+def _entry(
+    item: pytest.Item, op: str | None = None, rule: str | None = None, law: str | None = None
+) -> dict[str, str | None]:
     if not isinstance(op, str) or rule not in (None, *RULE_SLOTS) or law not in (None, *LAWS):
-        raise pytest.UsageError(f'{item.nodeid}: pytest.mark.etp({op!r}, rule={rule!r}, law={law!r}); expected the name of a primitive, a '
-                                f'rule among {", ".join(RULE_SLOTS)}, a law among L0 to L{len(LAWS) - 1}.')
+        raise pytest.UsageError(
+            f'{item.nodeid}: pytest.mark.etp({op!r}, rule={rule!r}, law={law!r}); expected the '
+            f'name of a primitive, a rule among {", ".join(RULE_SLOTS)}, a law among L0 to '
+            f'L{len(LAWS) - 1}.'
+        )
     return {'op': op, 'rule': rule, 'law': law}
 
 
 @pytest.fixture
 def etp_conformance(request: pytest.FixtureRequest) -> Callable[..., ConformanceReport]:
-    """``etp_conformance(op, cases=None, **options)``: ``kit.check``, recorded with the test, which fails where a law does.
+    """``etp_conformance(op, cases=None, **options)`` runs ``kit.check`` and records the result with
+    the test, which fails if a law does.
 
     In a test suite::
 
         def test_gain(etp_conformance):
             etp_conformance(gain)
     """
+
     def conformance(op: Any, cases: Any = None, **options: Any) -> ConformanceReport:
         report = check(op, cases, **options)
         names = {row.op for row in report.rows}
-        request.node.user_properties += [
-            ('etp', {'op': name, 'rule': None, 'law': law, 'status': ConformanceReport(rows).status(law)})
-            for name in names for rows in [tuple(row for row in report.rows if row.op == name)] for law in LAWS]
+        for name in names:
+            rows = ConformanceReport(tuple(row for row in report.rows if row.op == name))
+            request.node.user_properties += [
+                ('etp', {'op': name, 'rule': None, 'law': law, 'status': rows.status(law)})
+                for law in LAWS
+            ]
         report.require()
         return report
+
     return conformance
 
 
 class Recorder:
-    """Hears of every test, also of those that other processes run, and writes what they showed."""
+    """Records which rules and laws the tests showed, also the tests of other processes."""
 
     def __init__(self, path: Path):
         if not path.parent.is_dir():
@@ -72,15 +95,17 @@ class Recorder:
         self.path.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test counts by its call; before and after it, by what goes wrong there."""
+        """Record the call of a test, and its setup and teardown if they go wrong."""
         if report.when != 'call' and report.passed:
             return
         outcome = 'not_tested' if hasattr(report, 'wasxfail') else STATUS[report.outcome]
         for key, entry in report.user_properties:
             if key == 'etp' and isinstance(entry, dict):
-                self.entries.append({**entry, 'test': report.nodeid, 'status': entry.get('status', outcome)})
+                self.entries.append(
+                    {**entry, 'test': report.nodeid, 'status': entry.get('status', outcome)}
+                )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Write the file, if the tests ran."""
+        """Write the file if the tests ran."""
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             self.path.write_text(json.dumps({'tests': self.entries}, indent=1))

@@ -1,4 +1,7 @@
-"""Layers, cells and readouts on brainstate whose weights are applied by ETP ops, so that a learner can trace them."""
+"""Layers, cells and readouts on brainstate that apply their weights by ETP ops, so that a learner
+can trace them.
+"""
+
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split

@@ -1,4 +1,5 @@
-"""What constructors and updates of all layers accept, checked in one place."""
+"""Checks on the arguments of all layers, and the defaults of their constructors."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ Init: TypeAlias = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | flo
 @dataclass(frozen=True, repr=False)
 class Default:
     """An initialiser of ``brainstate.nn.init`` with its own defaults, short in a signature."""
+
     name: str
 
     def __call__(self, shape: Sequence[int], **kwargs: Any) -> Any:
@@ -36,38 +38,58 @@ ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
 
 def is_count(value: Any, least: int) -> bool:
     """Whether ``value`` is an int, not a bool, and at least ``least``."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+    return (
+        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+    )
 
 
 def features(size: Size, what: str) -> int:
     """The number of features that ``size``, an int or a sequence of one int, stands for."""
     found = list(size) if isinstance(size, Sequence) else [size]
     if len(found) != 1 or not is_count(found[0], 1):
-        raise OptionError(f'{what} is {size!r}; give the number of features, one int of at least 1 (reshape other axes away).')
+        raise OptionError(
+            f'{what} is {size!r}; give the number of features, one int of at least 1 (reshape '
+            'other axes away).'
+        )
     return int(found[0])
 
 
 def check_input(owner: str, x: Any, num_in: int) -> None:
     """Refuse an input that is not an array of shape ``(num_in,)`` or ``(batch, num_in)``."""
     if not isinstance(x, jax.Array | np.ndarray | u.Quantity):
-        raise EtpDtypeError(f'{owner}: the input is a {type(x).__name__}; give an array (jax.numpy.asarray makes one).')
+        raise EtpDtypeError(
+            f'{owner}: the input is a {type(x).__name__}; give an array (jax.numpy.asarray makes '
+            'one).'
+        )
     if x.ndim not in (1, 2) or x.shape[-1] != num_in:
-        raise EtpShapeError(f'{owner}: the input has shape {x.shape}; expected ({num_in},) or (batch, {num_in}). '
-                            'Reshape further axes into the batch, or map the layer over them with jax.vmap.')
+        raise EtpShapeError(
+            f'{owner}: the input has shape {x.shape}; expected ({num_in},) or (batch, {num_in}). '
+            'Reshape further axes into the batch, or map the layer over them with jax.vmap.'
+        )
 
 
 def activation_of(activation: str | Callable, owner: str) -> Callable:
-    """The function itself, or the one of that name in ``brainstate.nn``."""
+    """The function itself, or the function of that name in ``brainstate.nn``."""
     found = getattr(brainstate.nn, activation, None) if isinstance(activation, str) else activation
     if not callable(found):
-        raise OptionError(f"{owner}: activation is {activation!r}; give a function, or the name of one in brainstate.nn.")
+        raise OptionError(
+            f'{owner}: activation is {activation!r}; give a function, or the name of one in '
+            'brainstate.nn.'
+        )
     return found
 
 
 def initial_value(state_init: Init, num_out: int, batch_size: int | None, owner: str) -> Any:
-    """A state's first value, of shape ``(num_out,)`` or ``(batch_size, num_out)``; a scalar fills it."""
+    """A state's first value, of shape ``(num_out,)`` or ``(batch_size, num_out)``; a scalar fills
+    it.
+    """
     if batch_size is not None and not is_count(batch_size, 0):
-        raise OptionError(f'{owner}: batch_size is {batch_size!r}; give None for one unbatched sample, or an int from 0 up.')
+        raise OptionError(
+            f'{owner}: batch_size is {batch_size!r}; give None for one unbatched sample, or an int '
+            'from 0 up.'
+        )
     value = init.param(state_init, (num_out,), batch_size, allow_none=False)
+    if not isinstance(value, u.Quantity):
+        value = jnp.asarray(value)
     shape = (num_out,) if batch_size is None else (int(batch_size), num_out)
-    return u.math.broadcast_to(value if isinstance(value, u.Quantity) else jnp.asarray(value), shape)
+    return u.math.broadcast_to(value, shape)

@@ -1,4 +1,5 @@
-"""What every layer with hidden states shares. A subclass says which states it has and how they move on; nothing else."""
+"""The bases of layers with hidden states. A subclass names its states and says how they move on."""
+
 from __future__ import annotations
 
 import abc
@@ -23,6 +24,7 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     output and their new values. A state has N = O numbers and the first value ``state_init`` unless
     the constructor writes another pair into ``first_values``.
     """
+
     state_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
@@ -62,8 +64,11 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     def _states(self) -> list:
         missing = [name for name in self.first_values if not hasattr(self, name)]
         if missing:
-            raise StructureError(f'{type(self).__name__} has no state {", ".join(missing)} yet. Call `init_state(batch_size)`, '
-                                 'or `brainstate.nn.init_all_states(model, batch_size=...)` for a whole model.')
+            raise StructureError(
+                f'{type(self).__name__} has no state {", ".join(missing)} yet. Call '
+                '`init_state(batch_size)`, or `brainstate.nn.init_all_states(model, '
+                'batch_size=...)` for a whole model.'
+            )
         return [getattr(self, name) for name in self.first_values]
 
     def _check_step(self, x: Any, states: list) -> None:
@@ -73,30 +78,44 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
             if state.value.shape != (*x.shape[:-1], size):
                 batch_size = x.shape[0] if x.ndim == 2 else None
                 raise StructureError(
-                    f'{owner}: an input of shape {x.shape} meets state {name} of shape {state.value.shape}. '
-                    f'Call `brainstate.nn.init_all_states(model, batch_size={batch_size})` (of this layer '
-                    f'alone: `init_state(batch_size={batch_size})`; with `braintrace.compile`, pass it '
-                    f'`batch_size={batch_size}`), or give inputs of the states\' batch size.')
+                    f'{owner}: an input of shape {x.shape} meets state {name} of shape '
+                    f'{state.value.shape}. Call `brainstate.nn.init_all_states(model, '
+                    f'batch_size={batch_size})` (of this layer alone: '
+                    f'`init_state(batch_size={batch_size})`; with `braintrace.compile`, pass it '
+                    f"`batch_size={batch_size}`), or give inputs of the states' batch size."
+                )
 
 
 class GatedCell(RecurrentLayer):
     """A recurrent cell with an activation and gates, each gate one :class:`Linear` map."""
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init, b_init: Init | None, state_init: Init,
-                 activation: str | Callable, name: str | None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init,
+        b_init: Init | None,
+        state_init: Init,
+        activation: str | Callable,
+        name: str | None,
+    ):
         super().__init__(in_size, out_size, state_init, name)
         self.activation = activation_of(activation, type(self).__name__)
         self._w_init, self._b_init = w_init, b_init
 
     def _gate(self, *, reads_state: bool, blocks: int = 1) -> Linear:
-        """A map to ``blocks`` gates side by side, from x, or from x and a state; each block is initialised by itself."""
+        """A map to ``blocks`` gates side by side, from x, or from x and a state; each block is
+        initialised by itself.
+        """
         num_in = self.num_in + (self.num_out if reads_state else 0)
         w_init, b_init = side_by_side(self._w_init, blocks), side_by_side(self._b_init, blocks)
         return Linear(num_in, blocks * self.num_out, w_init=w_init, b_init=b_init)
 
 
 def side_by_side(initializer: Any, blocks: int) -> Any:
-    """An initializer that draws the last axis in equal blocks; values other than functions are left as they are."""
+    """Draw the last axis in equal blocks, each by the initializer; values other than functions stay
+    as they are.
+    """
     if blocks == 1 or not callable(initializer):
         return initializer
 

@@ -1,4 +1,7 @@
-"""Recurrent cells. One step reads x of shape (I,) or (B, I) and returns the new h of shape (O,) or (B, O)."""
+"""Recurrent cells. One step reads x of shape (I,) or (B, I) and returns the new h of shape (O,) or
+(B, O).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -49,10 +52,19 @@ class VanillaRNNCell(GatedCell):
     >>> cell(jnp.ones((2, 3))).shape
     (2, 8)
     """
+
     state_names = ('h',)
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init = XAVIER, b_init: Init | None = ZERO,
-                 state_init: Init = ZERO, activation: str | Callable = 'relu', name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'relu',
+        name: str | None = None,
+    ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=True)
 
@@ -69,9 +81,10 @@ class GRUCell(GatedCell):
         z_t &= \sigma([x_t, h_{t-1}]\,W_z + b_z) \qquad r_t = \sigma([x_t, h_{t-1}]\,W_r + b_r) \\
         h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot \phi([x_t, r_t \odot h_{t-1}]\,W_h + b_h)
 
-    The reset gate :math:`r_t` reaches :math:`h_t` only through the matrix product of the candidate, which mixes positions. So
-    ``Wr`` carries no trace and learns from its same-step gradient, while ``Wz`` and ``Wh`` are traced. The three maps are
-    separate for that reason: one map for both gates would keep a trace of zeros for the reset gate.
+    The reset gate :math:`r_t` reaches :math:`h_t` only through the matrix product of the candidate,
+    which mixes positions. So ``Wr`` carries no trace and learns from its same-step gradient, while
+    ``Wz`` and ``Wh`` are traced. The three maps are separate for that reason: one map for both
+    gates would keep a trace of zeros for the reset gate.
 
     Parameters
     ----------
@@ -95,10 +108,19 @@ class GRUCell(GatedCell):
     >>> cell(jnp.ones(3)).shape
     (8,)
     """
+
     state_names = ('h',)
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init = ORTHOGONAL, b_init: Init | None = ZERO,
-                 state_init: Init = ZERO, activation: str | Callable = 'tanh', name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'tanh',
+        name: str | None = None,
+    ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.Wz = self._gate(reads_state=True)
         self.Wr = self._gate(reads_state=True)
@@ -106,29 +128,31 @@ class GRUCell(GatedCell):
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        h, = states
+        (h,) = states
         z, r = sigmoid(self.Wz(join(x, h))), sigmoid(self.Wr(join(x, h)))
         h = (1 - z) * h + z * self.activation(self.Wh(join(x, r * h)))
         return h, (h,)
 
 
 class LSTMCell(GatedCell):
-    r"""Long short-term memory with a forget gate (Hochreiter & Schmidhuber, 1997; Gers et al., 2000).
+    r"""Long short-term memory with a forget gate (Hochreiter & Schmidhuber, 1997; Gers et al.,
+    2000).
 
     .. math::
         [i_t, g_t, f_t, o_t] &= [x_t, h_{t-1}]\,W + b \\
         c_t &= \sigma(f_t + 1) \odot c_{t-1} + \sigma(i_t) \odot \phi(g_t) \\
         h_t &= \sigma(o_t) \odot \phi(c_t)
 
-    The 1 added to the forget gate keeps the memory open at first (Jozefowicz et al., 2015). ``h`` and ``c`` are one hidden
-    group of two states; the four gates are one matrix product.
+    The 1 added to the forget gate keeps the memory open at first (Jozefowicz et al., 2015). ``h``
+    and ``c`` are one hidden group of two states; the four gates are one matrix product.
 
     Parameters
     ----------
     in_size, out_size : int
         Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
-        Weight of shape (I + O, 4 O) and bias of shape (4 O,); an initializer is called for each gate's (I + O, O) by itself.
+        Weight of shape (I + O, 4 O) and bias of shape (4 O,); an initializer is called for each
+        gate's (I + O, O) by itself.
     state_init : initializer, array or float
         First value of the states ``h`` and ``c``.
     activation : function or name in ``brainstate.nn``
@@ -145,10 +169,19 @@ class LSTMCell(GatedCell):
     >>> cell(jnp.ones((2, 3))).shape, cell.c.value.shape
     ((2, 8), (2, 8))
     """
+
     state_names = ('h', 'c')
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init = XAVIER, b_init: Init | None = ZERO,
-                 state_init: Init = ZERO, activation: str | Callable = 'tanh', name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'tanh',
+        name: str | None = None,
+    ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=True, blocks=4)
 
@@ -162,21 +195,23 @@ class LSTMCell(GatedCell):
 
 
 class MiniGRU(GatedCell):
-    r"""The minimal gated unit whose gates read x alone (minGRU; Feng et al., 2024, arXiv:2410.01201).
+    r"""The minimal gated unit whose gates read x alone (minGRU; Feng et al., 2024,
+    arXiv:2410.01201).
 
     .. math::
         [z_t, g_t] = x_t\,W + b \qquad
         h_t = (1 - \sigma(z_t)) \odot h_{t-1} + \sigma(z_t) \odot \phi(g_t)
 
-    No position of ``h`` reads another one, so the recurrence is diagonal and D_RTRL gives the gradient of backpropagation
-    through time exactly.
+    No position of ``h`` reads another one, so the recurrence is diagonal and D_RTRL gives the
+    gradient of backpropagation through time exactly.
 
     Parameters
     ----------
     in_size, out_size : int
         Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
-        Weight of shape (I, 2 O) and bias of shape (2 O,); an initializer is called for the gate and the candidate by itself.
+        Weight of shape (I, 2 O) and bias of shape (2 O,); an initializer is called for the gate and
+        the candidate by itself.
     state_init : initializer, array or float
         First value of the state ``h``.
     activation : function or name in ``brainstate.nn``
@@ -193,16 +228,25 @@ class MiniGRU(GatedCell):
     >>> cell(jnp.ones((2, 3))).shape
     (2, 8)
     """
+
     state_names = ('h',)
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init = XAVIER, b_init: Init | None = ZERO,
-                 state_init: Init = ZERO, activation: str | Callable = identity, name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = XAVIER,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = identity,
+        name: str | None = None,
+    ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
         self.W = self._gate(reads_state=False, blocks=2)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        h, = states
+        (h,) = states
         z, g = jnp.split(self.W(x), 2, axis=-1)
         h = (1 - sigmoid(z)) * h + sigmoid(z) * self.activation(g)
         return h, (h,)

@@ -1,4 +1,5 @@
 """The dense layer."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -54,13 +55,22 @@ class Linear(ShowsArguments, brainstate.nn.Module):
     ['bias', 'weight']
     """
 
-    def __init__(self, in_size: Size, out_size: Size, w_init: Init = KAIMING,
-                 b_init: Init | None = ZERO, w_mask: Init | None = None, name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        w_init: Init = KAIMING,
+        b_init: Init | None = ZERO,
+        w_mask: Init | None = None,
+        name: str | None = None,
+    ):
         super().__init__(name=name)
-        self.num_in, self.num_out = features(in_size, 'Linear: in_size'), features(out_size, 'Linear: out_size')
+        self.num_in = features(in_size, 'Linear: in_size')
+        self.num_out = features(out_size, 'Linear: out_size')
         self.in_size, self.out_size = (self.num_in,), (self.num_out,)
-        self.w_mask = init.param(w_mask, (self.num_in, self.num_out))
-        parameters = {'weight': init.param(w_init, (self.num_in, self.num_out), allow_none=False, allow_scalar=False)}
+        shape = self.num_in, self.num_out
+        self.w_mask = init.param(w_mask, shape)
+        parameters = {'weight': init.param(w_init, shape, allow_none=False, allow_scalar=False)}
         if b_init is not None:
             parameters['bias'] = init.param(b_init, (self.num_out,), allow_scalar=False)
         self.weight = brainstate.ParamState(parameters)
@@ -69,4 +79,5 @@ class Linear(ShowsArguments, brainstate.nn.Module):
         """Map ``x`` of shape (I,) or (B, I) to (O,) or (B, O)."""
         check_input('Linear', x, self.num_in)
         weight = self.weight.value['weight']
-        return matmul(x, weight if self.w_mask is None else weight * self.w_mask, self.weight.value.get('bias'))
+        masked = weight if self.w_mask is None else weight * self.w_mask
+        return matmul(x, masked, self.weight.value.get('bias'))

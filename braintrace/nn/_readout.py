@@ -1,4 +1,5 @@
-"""Readouts with a memory of their own."""
+"""Readouts with states of their own."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +18,8 @@ __all__ = ['LeakyRateReadout']
 
 
 class LeakyRateReadout(RecurrentLayer):
-    r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications 11:3625).
+    r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications
+    11:3625).
 
     .. math:: r_t = \lambda\, r_{t-1} + x_t\,W + b \qquad \lambda = e^{-\Delta t / \tau}
 
@@ -27,19 +29,19 @@ class LeakyRateReadout(RecurrentLayer):
         r_t = f_t\,W + g_t\,b \qquad f_t = \lambda\, f_{t-1} + x_t \qquad
         g_t = \lambda\, g_{t-1} + 1
 
-    So :math:`f_t` reads each unit in front of it at that unit's own position. Where x is the state
-    of a recurrent layer, or its spikes, f is one more state of that layer's group, and what a loss
-    reads through the filter has a trace: the recurrent weights keep their history through r, at the
-    price of a trace with one more state. W and b need no trace, since they reach no state. A filter
-    behind the weights would be cut off from the layer in front of it.
+    So :math:`f_t` reads each unit in front of it at that unit's own position. If x is the state of
+    a recurrent layer, or its spikes, then f is one more state of that layer's group: the recurrent
+    weights keep their history through r, and their trace has one more state. W and b need no trace,
+    since they reach no state. A filter behind the weights would be cut off from the layer in front
+    of it.
 
     Parameters
     ----------
     in_size, out_size : int
         Number of input features I and of outputs O.
     tau : float or Quantity
-        Time constant. A plain number counts steps (:math:`\Delta t = 1`); a time, such as ``5 * saiunit.ms``, is measured
-        against ``brainstate.environ.get_dt()`` at each update.
+        Time constant. A plain number counts steps (:math:`\Delta t = 1`); a time, such as ``5 *
+        saiunit.ms``, is measured against ``brainstate.environ.get_dt()`` at each update.
     w_init : initializer or array
         Weight of shape (I, O).
     b_init : initializer, array or None
@@ -55,7 +57,8 @@ class LeakyRateReadout(RecurrentLayer):
     OptionError
         ``tau`` is not positive.
     EtpUnitError
-        ``tau`` has the unit of something other than time, or the environment's ``dt`` has none or is not set.
+        ``tau`` has the unit of something other than time, or the environment's ``dt`` has none or
+        is not set.
 
     Examples
     --------
@@ -67,13 +70,25 @@ class LeakyRateReadout(RecurrentLayer):
     ...     readout(jnp.ones((2, 8))).shape
     (2, 3)
     """
+
     state_names = ('f',)
 
-    def __init__(self, in_size: Size, out_size: Size, tau: Any = 5., w_init: Init = KAIMING,
-                 b_init: Init | None = None, state_init: Init = ZERO, name: str | None = None):
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Any = 5.0,
+        w_init: Init = KAIMING,
+        b_init: Init | None = None,
+        state_init: Init = ZERO,
+        name: str | None = None,
+    ):
         super().__init__(in_size, out_size, state_init, name)
         if not u.get_unit(tau).dim.is_dimensionless and u.get_unit(tau).dim != u.second.dim:
-            raise EtpUnitError(f'LeakyRateReadout: tau is {tau}; give a time (5 * saiunit.ms) or a plain number of steps.')
+            raise EtpUnitError(
+                f'LeakyRateReadout: tau is {tau}; give a time (5 * saiunit.ms) or a plain number '
+                'of steps.'
+            )
         if not np.all(u.get_magnitude(tau) > 0):
             raise OptionError(f'LeakyRateReadout: tau is {tau}; a time constant is larger than 0.')
         self.tau = tau
@@ -93,7 +108,10 @@ class LeakyRateReadout(RecurrentLayer):
         if u.get_unit(self.tau).dim.is_dimensionless:
             return u.math.exp(-1 / self.tau)
         dt = brainstate.environ.get('dt', default=None)
-        if u.get_unit(dt if dt is not None else 1.).dim != u.second.dim:
-            raise EtpUnitError(f'LeakyRateReadout: tau is {self.tau}, but the environment\'s dt is {dt}. Set it with '
-                               '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give tau as a number of steps.')
+        if u.get_unit(dt if dt is not None else 1.0).dim != u.second.dim:
+            raise EtpUnitError(
+                f"LeakyRateReadout: tau is {self.tau}, but the environment's dt is {dt}. Set it "
+                'with `brainstate.environ.set(dt=1 * saiunit.ms)`, or give tau as a number of '
+                'steps.'
+            )
         return u.math.exp(-dt / self.tau)

@@ -1,8 +1,10 @@
-"""What the doctor measures over a window: what the loss reads of the past, norms of the trace."""
+"""Measurements of the doctor over a window: the history that the losses read, norms of traces."""
+
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,68 +18,95 @@ __all__ = ['Mass', 'history_mass', 'trace_norms']
 
 
 class Mass(NamedTuple):
-    """Squared norms of the gradient's history; groups in rows, parameters in columns."""
+    """Squared norms of the gradient's history, groups in rows and parameters in columns."""
+
     kept: np.ndarray
     dropped: np.ndarray
 
 
 def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Callable) -> Mass:
-    """What the losses read of the past, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the
+    """The history that the losses read, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the
     part that D_RTRL keeps, and the rest.
 
-    Both factors are taken along every path and along the paths that are kept; in each product no
-    state's unit is left.
+    Both factors are taken along every path for the whole, and along the kept paths for the kept
+    part. A state's unit cancels in each product.
     """
-    weights, groups = split_floats(params), cut.graph.hidden_groups
-    of_group = [g for g, group in enumerate(groups) for _ in group.states]
-
-    def carries(step, values):
-        """The carry in front of every step."""
-        w = weights.rebuild(values)
-        return jax.lax.scan(lambda c, x: (step(w, c, x), c), carry, xs)[1]
-
-    def states(step, values):
-        """The hidden states in front of every step."""
-        return jax.vmap(cut.hidden)(carries(step, values))
-
-    def signals(outputs, before):
-        def one(at):
-            c, x, y = at
-            read = jax.grad(lambda c: scalar(loss(outputs(params, c, x), y)), allow_int=True)
-            return cut.hidden(read(c))
-        return jax.lax.map(one, (before, xs, ys))
-
-    def history(step, outputs):
-        """The gradients through the old states of each group, stacked."""
-        before, back = jax.vjp(lambda values: states(step, values), weights.values)
-        read = signals(outputs, jax.lax.stop_gradient(carries(step, weights.values)))
-
-        def through(group):
-            return back([jnp.where(group == g, s, 0).astype(h.dtype)
-                         for g, s, h in zip(of_group, read, before)])[0]
-        return jax.lax.map(through, jnp.arange(len(groups)))
-
-    def squares(grads):
-        return jnp.stack([jnp.sum(jnp.abs(g) ** 2, range(1, g.ndim)) for g in grads], -1)
+    window = _Window(cut, params, carry, xs, ys, loss)
 
     def measure():
-        whole = history(lambda w, c, x: one_step(cell, w, c, x)[1],
-                        lambda w, c, x: one_step(cell, w, c, x)[0])
-        kept = history(cut.state_step, cut.loss_step)
-        return squares(kept), squares(jax.tree.map(jnp.subtract, whole, kept))
+        whole = window.history(
+            lambda w, c, x: one_step(cell, w, c, x)[1], lambda w, c, x: one_step(cell, w, c, x)[0]
+        )
+        kept = window.history(cut.state_step, cut.loss_step)
+        return _squares(kept), _squares(jax.tree.map(jnp.subtract, whole, kept))
+
     return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))
 
 
-def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, state, xs):
-    """For each relation the norm and the largest entry of its trace after every step, the largest number that fits; and the new states.
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """The numbers of a window of steps, for any two functions that give its carries and outputs."""
 
-    A dict relation -> (norms, largest entries, limit), and a dict of the hidden states over time, by position in the carry.
+    cut: CutStep
+    params: Any
+    carry: Any
+    xs: Any
+    ys: Any
+    loss: Callable
+
+    def history(self, step: Callable, outputs: Callable) -> list:
+        """The gradient of each parameter through the old states of each group, groups in axis 0."""
+        groups, weights = self.cut.graph.hidden_groups, split_floats(self.params)
+        of_group = [g for g, group in enumerate(groups) for _ in group.states]
+
+        def carries(values):
+            """The carry in front of every step."""
+            w = weights.rebuild(values)
+            return jax.lax.scan(lambda c, x: (step(w, c, x), c), self.carry, self.xs)[1]
+
+        # dh/dw over the whole window as one pullback, and dL/dh step by step at the same carries.
+        states, back = jax.vjp(lambda w: jax.vmap(self.cut.hidden)(carries(w)), weights.values)
+        read = self._signals(outputs, jax.lax.stop_gradient(carries(weights.values)))
+
+        def through(group):
+            """The pullback with the signals of one group alone."""
+            signals = [
+                jnp.where(group == g, s, 0).astype(h.dtype)
+                for g, s, h in zip(of_group, read, states)
+            ]
+            return back(signals)[0]
+
+        return jax.lax.map(through, jnp.arange(len(groups)))
+
+    def _signals(self, outputs: Callable, carries) -> list:
+        """The derivative of each step's loss with respect to the hidden states in front of it."""
+
+        def one(at):
+            c, x, y = at
+            to_loss = lambda c: scalar(self.loss(outputs(self.params, c, x), y))
+            return self.cut.hidden(jax.grad(to_loss, allow_int=True)(c))
+
+        return jax.lax.map(one, (carries, self.xs, self.ys))
+
+
+def _squares(grads: list) -> jax.Array:
+    """Squared norms, groups in rows and parameters in columns."""
+    return jnp.stack([jnp.sum(jnp.abs(g) ** 2, range(1, g.ndim)) for g in grads], -1)
+
+
+def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, state, xs):
+    """The size of every trace and the hidden states, after each step of a window.
+
+    Returns a dict relation -> (norms, largest entries, largest number of the dtype), and a dict of
+    the hidden states over time by position in the carry.
     """
-    weights = {op.key: {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()} for op in graph.ops}
 
     def entries(state) -> dict:
-        trace = learner.rule.written(graph, state.trace, weights, state.t)
-        return {rel.key: list(map(_numbers, jax.tree.leaves(trace[rel.key]))) for rel in graph.hidden_param_op_relations}
+        trace = learner.rule.written(graph, state.trace, state.t)
+        return {
+            rel.key: list(map(_numbers, jax.tree.leaves(trace[rel.key])))
+            for rel in graph.hidden_param_op_relations
+        }
 
     def step(state, x):
         state = learner.step(params, state, *as_inputs(x))[1]
@@ -86,17 +115,26 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
         return state, (norms, {c: states[c] for c in graph.program.hidden})
 
     norms, hidden = jax.jit(lambda state, xs: jax.lax.scan(step, state, xs)[1])(state, xs)
-    limits = {k: min(float(jnp.finfo(a.dtype).max) for a in es) for k, es in jax.eval_shape(entries, state).items()}
-    return {k: (*np.asarray(n, float).T, limits[k]) for k, n in norms.items()}, {c: np.asarray(h) for c, h in hidden.items()}
+    limits = {
+        k: min(float(jnp.finfo(a.dtype).max) for a in es)
+        for k, es in jax.eval_shape(entries, state).items()
+    }
+    return {k: (*np.asarray(n, float).T, limits[k]) for k, n in norms.items()}, {
+        c: np.asarray(h) for c, h in hidden.items()
+    }
 
 
 def _numbers(stored):
-    """A stored array as numbers: bfloat16 is kept as its bits."""
-    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
+    """The numbers of a stored array; a trace in bfloat16 is stored as its bits."""
+    return (
+        jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
+    )
 
 
 def _norm(entries: list):
-    """The norm and the largest entry of some arrays; the norm is scaled, so that it fits where the entries do."""
+    """The norm and the largest entry of some arrays; the squares are scaled, so that they overflow
+    no sooner than the entries.
+    """
     wide = [jnp.abs(a).astype(jnp.promote_types(jnp.abs(a).dtype, jnp.float32)) for a in entries]
     largest = jnp.stack([a.max(initial=0) for a in wide]).max()
     by = jnp.where(largest > 0, largest, 1)

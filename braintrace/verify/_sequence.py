@@ -1,4 +1,5 @@
-"""What every oracle asks of a cell, a sequence and a loss."""
+"""Checks on the cell, the sequence and the loss of every oracle, and one step of the cell."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,10 @@ __all__ = ['Leaves', 'as_inputs', 'checked', 'is_float', 'one_step', 'scalar', '
 
 
 class Leaves(NamedTuple):
-    """The leaves of inexact dtype of a tree, and how the tree is made of them again, the others as they are or as given."""
+    """The leaves of inexact dtype of a tree; ``rebuild(values, others)`` makes the tree again, with
+    its own other leaves or the given ones.
+    """
+
     values: list
     rebuild: Callable[..., Any]
 
@@ -31,6 +35,7 @@ def split_floats(tree) -> Leaves:
         for i, value in zip(chosen, values, strict=True):
             full[i] = value
         return jax.tree.unflatten(structure, full)
+
     return Leaves([leaves[i] for i in chosen], rebuild)
 
 
@@ -40,7 +45,9 @@ def as_inputs(x) -> tuple:
 
 
 def checked(cell, params, carry, xs, ys, loss) -> tuple:
-    """``(params, carry, xs, ys)`` as arrays; an error for what is no function, no array or no sequence."""
+    """``(params, carry, xs, ys)`` as arrays. Raises for a cell or loss that is no function, a leaf
+    that is no array, and sequences of different lengths.
+    """
     for name, value in (('cell', cell), ('loss', loss)):
         if not callable(value):
             raise OptionError(f'{name} is {value!r}; give a function.')
@@ -48,11 +55,17 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             if not hasattr(leaf, 'dtype') and not isinstance(leaf, bool | int | float | complex):
-                raise StructureError(f'{name}{jax.tree_util.keystr(path)} is {type(leaf).__name__}; every leaf is an array.')
+                raise StructureError(
+                    f'{name}{jax.tree_util.keystr(path)} is {type(leaf).__name__}; every leaf is '
+                    'an array.'
+                )
     lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((xs, ys))}
     if len(lengths) != 1 or () in lengths or (0,) in lengths:
         found = [jnp.shape(leaf) for leaf in jax.tree.leaves((xs, ys))]
-        raise StructureError(f'xs and ys have leaves of shapes {found}; stack the steps on axis 0, one at least, as many in each.')
+        raise StructureError(
+            f'xs and ys have leaves of shapes {found}; stack the steps on axis 0, one at least, as '
+            'many in each.'
+        )
     return tuple(jax.tree.map(jnp.asarray, tree) for tree in trees.values())
 
 
@@ -60,17 +73,30 @@ def one_step(cell, params, carry, x):
     """``(outputs, carry)`` of the cell."""
     result = cell(params, carry, *as_inputs(x))
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise StructureError(f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).')
+        raise StructureError(
+            f'the cell returned {type(result).__name__}; return a pair (outputs, new_carry).'
+        )
     old, new = (jax.tree.flatten(c) for c in (carry, result[1]))
-    if old[1] != new[1] or any(jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b) for a, b in zip(old[0], new[0])):
-        before, after = ([f'{jnp.result_type(a)}{list(jnp.shape(a))}' for a in leaves] for leaves, _ in (old, new))
-        raise StructureError(f'the cell returned a carry of another structure, shape or dtype: {old[1]} of {before} before the step, '
-                             f'{new[1]} of {after} after it.')
+    if old[1] != new[1] or any(
+        jnp.shape(a) != jnp.shape(b) or jnp.result_type(a) != jnp.result_type(b)
+        for a, b in zip(old[0], new[0])
+    ):
+        before, after = (
+            [f'{jnp.result_type(a)}{list(jnp.shape(a))}' for a in leaves]
+            for leaves, _ in (old, new)
+        )
+        raise StructureError(
+            f'the cell returned a carry of another structure, shape or dtype: {old[1]} of {before} '
+            f'before the step, {new[1]} of {after} after it.'
+        )
     return result
 
 
 def scalar(loss):
-    """The loss of a step, if it is a real scalar."""
+    """The loss of a step, which must be a real scalar."""
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-        raise StepFunctionError(f'loss returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real scalar, such as a mean.')
+        raise StepFunctionError(
+            f'loss returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '
+            'scalar, such as a mean.'
+        )
     return loss

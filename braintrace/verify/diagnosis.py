@@ -1,4 +1,7 @@
-"""What the gradient doctor found: rows of plain data that print as tables, make a dict for JSON, and draw a figure."""
+"""The findings of the gradient doctor as plain data, which prints as tables, makes a dict for JSON
+and draws a figure.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,16 +16,19 @@ __all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """The online gradient of one parameter beside that of BPTT over the window.
+    """The online gradient of one parameter beside its gradient by BPTT over the window.
 
-    ``cosine`` is that of the angle between both, ``norm_ratio`` the norm of the online one over
-    that of BPTT (1 where both are zero). ``dropped`` is about what the losses read of the past,
-    ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, summed for each hidden group of h: with J that sum along
-    every path and C its part along the paths that D_RTRL keeps, the sum of ``|J - C|^2`` over the
-    groups divided by that of ``|C|^2 + |J - C|^2``; ``dropped_by_group`` splits it by the group.
-    None where the step has a loop or states whose paths can not be told apart. ``left_out`` names
-    the ways that carry no history.
+    ``cosine`` is the cosine of the angle between both, ``norm_ratio`` the norm of the online
+    gradient over the norm of BPTT's (1 where both are zero). ``left_out``: the paths that
+    carry no history, each with ``kind`` and ``text``, as in ``learner.report``.
+
+    ``dropped`` is the lost share of the history that the losses read. For each hidden group of h
+    let J be the sum ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw`` along every path, and C its part along the
+    paths that D_RTRL keeps; the share is ``|J - C|^2``, summed over the groups, divided by the sum
+    of ``|C|^2 + |J - C|^2``. ``dropped_by_group`` splits it by group. It is None where the step has
+    a loop, or states whose paths can not be told apart.
     """
+
     path: str
     shape: tuple[int, ...]
     route: str
@@ -32,7 +38,7 @@ class ParameterRow:
     norm_ratio: float
     dropped: float | None
     dropped_by_group: dict[str, float]
-    left_out: tuple[str, ...]
+    left_out: tuple
     trace_bytes: int
 
 
@@ -40,10 +46,12 @@ class ParameterRow:
 class TraceGrowth:
     """The norm of a relation's trace after each step of the window.
 
-    ``growth``: the last norm over that of half a window earlier (two times a quarter, rounded down). ``largest`` is the largest entry,
-    ``limit`` the largest number that its dtype holds; ``steps_left``: the limit is reached after so many more steps if the growth goes on;
-    infinity where it is less than tenfold, or slower in the last quarter than in the one before.
+    ``growth`` is the last norm over the norm half a window earlier (two times a quarter, rounded
+    down). ``largest`` is the largest entry, ``limit`` the largest number that its dtype holds. If
+    the growth goes on, the limit is reached in ``steps_left`` steps; infinity where the growth is
+    less than tenfold, or slower in the last quarter than in the quarter before.
     """
+
     relation: str
     norms: tuple[float, ...]
     growth: float
@@ -56,11 +64,13 @@ class TraceGrowth:
 class Activity:
     """The share of silent and saturated units of a hidden group.
 
-    ``shown_by``: ``spikes``, where a step function of the group's states, or of one kept as a state, makes zeros and ones: a unit is silent
-    where it never spikes, saturated where it spikes at more than half of all steps. Else ``states``: silent where all states of the unit
-    stay within 1e-6 of zero in units of their root mean square over the window, saturated where a state of a kind that stays
-    between -1 and 1 is beyond 0.99 at more than half of all steps.
+    ``shown_by`` is ``spikes`` where a step function of the group's states makes zeros and ones, or
+    a state holds its result: a unit is silent if it never spikes, and saturated if it spikes at
+    more than half of all steps. Otherwise it is ``states``: a unit is silent if all its states stay
+    within 1e-6 of zero, in units of their root mean square over the window, and saturated if a
+    state that stays between -1 and 1 in every unit is beyond 0.99 at more than half of all steps.
     """
+
     group: str
     shown_by: str
     units: int
@@ -70,12 +80,15 @@ class Activity:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What :func:`braintrace.verify.diagnose` returns; prints as text, shows as tables in a notebook.
+    """The result of :func:`braintrace.verify.diagnose`; it prints as text and shows as tables in a
+    notebook.
 
-    ``rows`` (parameters), ``trace_growth`` (relations), ``activity`` (hidden groups); ``findings`` are sentences that say what is lost,
-    where, and what to do. ``ms_per_step`` is the time of the online gradient over the window divided by its steps, best of three;
-    ``bptt_ms_per_step`` that of BPTT.
+    ``rows`` (parameters), ``trace_growth`` (relations), ``activity`` (hidden groups); ``findings``
+    are sentences that say what is lost, where, and what to do. ``ms_per_step`` is the time of the
+    online gradient over the window divided by its steps, best of three; ``bptt_ms_per_step`` is the
+    same for BPTT.
     """
+
     rule: str
     steps: int
     rows: tuple[ParameterRow, ...]
@@ -96,22 +109,49 @@ class Diagnosis:
         return {a.group: a.saturated for a in self.activity}
 
     def as_dict(self) -> dict:
-        """Everything as dicts, lists, strings, numbers and None (also for numbers that are not finite), as for JSON."""
+        """Everything as dicts, lists, strings, numbers and None, as JSON has them; a number that is
+        not finite becomes None.
+        """
         return _plain(self)
 
     def _lines(self) -> list[str]:
-        return [f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT {self.bptt_ms_per_step:.3g} ms',
-                *(f'- {text}' for text in self.findings)]
+        return [
+            f'{self.rule} over {self.steps} step(s): {self.ms_per_step:.3g} ms a step, BPTT '
+            f'{self.bptt_ms_per_step:.3g} ms',
+            *(f'- {text}' for text in self.findings),
+        ]
 
     def _tables(self) -> list[Table]:
-        return [
-            Table('gradients', ('parameter', 'route', 'reason', 'history', 'cosine', 'norm ratio', 'dropped', 'trace'), [
-                (r.path, r.route, r.reason, r.history, f'{r.cosine:.4f}', f'{r.norm_ratio:.4g}', _share(r.dropped), f'{r.trace_bytes} B')
-                for r in self.rows]),
-            Table('traces', ('trace of', 'norm', 'growth', 'largest', 'steps to overflow'), [
-                (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left))) for t in self.trace_growth]),
-            Table('activity', ('hidden group', 'units', 'shown by', 'silent', 'saturated'), [
-                (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated)) for a in self.activity])]
+        return [self._gradients(), self._traces(), self._activity()]
+
+    def _gradients(self) -> Table:
+        columns = ('parameter', 'route', 'reason', 'history')
+        numbers = ('cosine', 'norm ratio', 'dropped', 'trace')
+        rows = [
+            (
+                *(r.path, r.route, r.reason, r.history),
+                *(f'{r.cosine:.4f}', f'{r.norm_ratio:.4g}'),
+                *(_share(r.dropped), f'{r.trace_bytes} B'),
+            )
+            for r in self.rows
+        ]
+        return Table('gradients', (*columns, *numbers), rows)
+
+    def _traces(self) -> Table:
+        columns = ('trace of', 'norm', 'growth', 'largest', 'steps to overflow')
+        rows = [
+            (t.relation, *(f'{v:.3g}' for v in (t.norms[-1], t.growth, t.largest, t.steps_left)))
+            for t in self.trace_growth
+        ]
+        return Table('traces', columns, rows)
+
+    def _activity(self) -> Table:
+        columns = ('hidden group', 'units', 'shown by', 'silent', 'saturated')
+        rows = [
+            (a.group, str(a.units), a.shown_by, _share(a.silent), _share(a.saturated))
+            for a in self.activity
+        ]
+        return Table('activity', columns, rows)
 
     def __str__(self) -> str:
         return as_text(self._lines(), self._tables())
@@ -122,21 +162,33 @@ class Diagnosis:
         return as_html(self._lines(), self._tables())
 
     def figure(self):
-        """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the trace's norm along the window.
+        """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the
+        trace's norm along the window.
 
         Raises :class:`braintrace.OptionError` without matplotlib.
         """
         try:
             from matplotlib.figure import Figure
         except ImportError as e:
-            raise OptionError('a figure needs matplotlib. Install it: pip install matplotlib; or print the diagnosis.') from e
+            raise OptionError(
+                'a figure needs matplotlib. Install it: pip install matplotlib; or print the '
+                'diagnosis.'
+            ) from e
         fig = Figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
         titles = 'cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'
-        for ax, title, values in zip(bars, titles, (
-                [r.cosine for r in self.rows], [r.norm_ratio for r in self.rows], [r.dropped or 0. for r in self.rows]), strict=True):
-            ax.barh(names, [v if math.isfinite(v) else 0. for v in values[::-1]], color='tab:blue')
+        for ax, title, values in zip(
+            bars,
+            titles,
+            (
+                [r.cosine for r in self.rows],
+                [r.norm_ratio for r in self.rows],
+                [r.dropped or 0.0 for r in self.rows],
+            ),
+            strict=True,
+        ):
+            ax.barh(names, [v if math.isfinite(v) else 0.0 for v in values[::-1]], color='tab:blue')
             ax.axvline(1, color='gray', linewidth=0.6)
             ax.set_title(title, fontsize=9)
             ax.tick_params(labelsize=8, labelleft=ax is bars[0])

@@ -1,17 +1,19 @@
 """The gradient doctor: an online learner beside backpropagation through time, on a short window."""
+
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, NotSupportedError, OptionError, Report, StepFunctionError, functional
+from .. import report as report_of
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
@@ -20,36 +22,56 @@ from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .findings import findings
 from .oracles import total_loss
 
-if TYPE_CHECKING:
-    from .. import ETraceLearner
-
 __all__ = ['diagnose']
 
-FAST = 10                # a trace that grows more over half a window may grow without bound
-STEADY = 0.95            # the least ratio of two growth factors in a row that counts as exponential growth
+FAST = 10  # the least growth over half a window that may go on without bound
+STEADY = 0.95  # the least ratio of two successive growth factors that counts as exponential growth
 
 
-def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets, loss: Callable, *, params=None, carry=None,
-             steps: int | None = None) -> Diagnosis:
-    """Compare the online gradient of a learner with BPTT on a short window, and say what is lost, where, and what to do.
+@runtime_checkable
+class ModelLearner(Protocol):
+    """A learner that holds a model, as :class:`braintrace.ETraceLearner` does."""
 
-    Both gradients are those of the summed losses, from the present hidden states and an empty trace; no state of the learner or of its
-    model changes. ``inputs`` and ``targets``: trees with time in axis 0 (a plain tuple ``inputs`` holds several inputs);
-    ``loss(outputs, target)`` returns a real scalar. ``params`` and ``carry``: for a learner of :func:`braintrace.functional.online` only.
-    ``steps``: the first steps that are used, default all; BPTT keeps every one of them in memory.
+    def pure(self) -> tuple[functional.OnlineLearner, Any, Any]:
+        """The learner as pure functions, and the model's parameters and carry."""
+        ...
+
+
+def diagnose(
+    learner: ModelLearner | functional.OnlineLearner,
+    inputs,
+    targets,
+    loss: Callable,
+    *,
+    params=None,
+    carry=None,
+    steps: int | None = None,
+) -> Diagnosis:
+    """Compare the online gradient of a learner with BPTT on a short window, and say what is lost,
+    where, and what to do.
+
+    Both are gradients of the summed losses, from the present hidden states and an empty trace; no
+    state of the learner or of its model changes. ``inputs`` and ``targets`` are trees with time in
+    axis 0 (a plain tuple ``inputs`` holds several inputs); ``loss(outputs, target)`` returns a real
+    scalar. A learner that :func:`braintrace.functional.online` made needs ``params`` and ``carry``,
+    another learner has its own. ``steps`` is the number of first steps to use, by default all; BPTT
+    keeps every one of them in memory.
 
     Raises :class:`braintrace.OptionError` for another kind of learner or a wrong number of steps,
-    :class:`braintrace.NotCompiledError` for a learner that is not compiled, :class:`braintrace.StructureError` for inputs of other shapes
-    than were compiled, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
+    :class:`braintrace.NotCompiledError` for a learner that is not compiled,
+    :class:`braintrace.StructureError` for inputs of other shapes than were compiled,
+    :class:`braintrace.StepFunctionError` for a loss that is no scalar.
 
-    Source: the decomposition of the gradient in ``docs/design.md``; what an approximation keeps of
-    the Jacobian as in Menick et al. (2021), "Practical real time recurrent learning with a sparse
-    approximation", here as the loss reads it.
+    Source: the decomposition of the gradient in ``docs/design.md``; the share of the Jacobian that
+    an approximation keeps, weighted here by the loss, is due to Menick et al. (2021), "Practical
+    real time recurrent learning with a sparse approximation".
 
     >>> import braintrace, jax, jax.numpy as jnp
-    >>> learner = braintrace.compile(braintrace.nn.MiniGRU(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> model = braintrace.nn.MiniGRU(2, 4)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
     >>> xs, ys = jax.random.normal(jax.random.key(0), (6, 3, 2)), jnp.ones((6, 3, 4))
-    >>> diagnosis = braintrace.verify.diagnose(learner, xs, ys, lambda output, target: jnp.mean((output - target) ** 2))
+    >>> loss = lambda output, target: jnp.mean((output - target) ** 2)
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, ys, loss)
     >>> diagnosis.findings
     ('Every gradient is that of BPTT: no path is left out.',)
     >>> [(row.path, round(row.cosine, 4), row.dropped) for row in diagnosis.rows]
@@ -63,57 +85,87 @@ def diagnose(learner: ETraceLearner | functional.OnlineLearner, inputs, targets,
         online.compiled(params, carry, first)
     state = online.init(params, carry, *first)
     graph = online.compiled(params, carry, first).graph
-    report = graph.report()
+    report = report_of(graph, online.rule)
 
-    gradient = online.sequence_grad(lambda output, target: scalar(loss(output, target)), reduction='sum')
+    gradient = online.sequence_grad(
+        lambda output, target: scalar(loss(output, target)), reduction='sum'
+    )
     (got, _, losses), online_ms = _timed(gradient, params, state, xs, ys)
     _check_losses(losses)
-    wanted, bptt_ms = _timed(jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params)
+    wanted, bptt_ms = _timed(
+        jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params
+    )
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
     mass, not_measured = _mass(online.cell, graph, params, carry, xs, ys, loss)
     rows = _rows(report, graph, params, got, wanted, mass)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
-    active = tuple(Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean())) for name, (shown, silent, saturated)
-                   in activity(graph, params, carry, xs, hidden).items())
-    return Diagnosis(report.rule, count, rows, growth, active, online_ms / count, bptt_ms / count,
-                     findings(report, rows, growth, active, not_measured))
+    active = tuple(
+        Activity(name, shown, silent.size, float(silent.mean()), float(saturated.mean()))
+        for name, (shown, silent, saturated) in activity(graph, params, carry, xs, hidden).items()
+    )
+    return Diagnosis(
+        report.rule,
+        count,
+        rows,
+        growth,
+        active,
+        online_ms / count,
+        bptt_ms / count,
+        findings(report, rows, growth, active, not_measured),
+    )
 
 
 def _check_losses(losses: jax.Array) -> None:
     if missing := np.flatnonzero(~np.isfinite(losses)).tolist():
-        raise StepFunctionError(f'the loss is not a finite number at the steps {missing[:10]}{"..." if len(missing) > 10 else ""}, so no '
-                                'gradients can be compared. Leave these steps out, or let the loss count what is there: '
-                                '`ok = ~jnp.isnan(target)`, `jnp.where(ok, output - jnp.where(ok, target, 0), 0)`.')
+        raise StepFunctionError(
+            'the loss is not a finite number at the steps '
+            f'{missing[:10]}{"..." if len(missing) > 10 else ""}, so no gradients can be compared. '
+            'Leave these steps out, or let the loss count what is there: `ok = '
+            '~jnp.isnan(target)`, `jnp.where(ok, output - jnp.where(ok, target, 0), 0)`.'
+        )
 
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
-    """A learner as ``(online, params, carry)``."""
-    pure = getattr(learner, 'pure', None)    # by name: its class would import brainstate
-    if callable(pure) and not isinstance(learner, type):
+    """A learner of either kind as ``(online, params, carry)``."""
+    if isinstance(learner, ModelLearner) and not isinstance(learner, type):
         if params is not None or carry is not None:
-            raise OptionError('params and carry were given, but this learner has those of its model. Leave them out.')
-        return pure()
+            raise OptionError(
+                'params and carry were given, but this learner has those of its model. Leave them '
+                'out.'
+            )
+        return learner.pure()
     if not isinstance(learner, functional.OnlineLearner):
-        raise OptionError(f'learner is {type(learner).__name__}; give a compiled learner, such as braintrace.D_RTRL(model), or what '
-                          'braintrace.functional.online returned.')
+        raise OptionError(
+            f'learner is {type(learner).__name__}; give a compiled learner, such as '
+            'braintrace.D_RTRL(model), or what braintrace.functional.online returned.'
+        )
     if params is None or carry is None:
-        raise OptionError('a learner of pure functions holds no numbers: pass params=... and carry=... too.')
+        raise OptionError(
+            'a learner of pure functions holds no numbers: pass params=... and carry=... too.'
+        )
     if learner.rule is None:
-        raise OptionError('this learner was made with rule=None, so it has no trace to look at. Give it a value of braintrace.rules.')
+        raise OptionError(
+            'this learner was made with rule=None, so it has no trace to look at. Give it a value '
+            'of braintrace.rules.'
+        )
     return learner, params, carry
 
 
 def _window(xs, ys, steps):
     """The first steps of a sequence, and how many there are."""
     length = len(jax.tree.leaves((xs, ys))[0])
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= steps <= length):
-        raise OptionError(f'steps is {steps!r}; give an int from 1 to {length}, the length of the sequence.')
+    if steps is not None and (
+        isinstance(steps, bool) or not isinstance(steps, Integral) or not 1 <= steps <= length
+    ):
+        raise OptionError(
+            f'steps is {steps!r}; give an int from 1 to {length}, the length of the sequence.'
+        )
     count = length if steps is None else int(steps)
     return *jax.tree.map(lambda a: a[:count], (xs, ys)), count
 
 
 def _timed(fn: Callable, *args):
-    """The result of a function, and its time in ms once compiled, best of three."""
+    """The result of a function, and the time of its compiled program in ms, best of three."""
     run = jax.jit(fn)
     result, times = jax.block_until_ready(run(*args)), []
     for _ in range(3):
@@ -124,7 +176,7 @@ def _timed(fn: Callable, *args):
 
 
 def _mass(cell, graph: ETraceGraph, params, carry, xs, ys, loss) -> tuple[measure.Mass | None, str]:
-    """What the losses read of the past, or None and the reason why the cut can not be evaluated."""
+    """The history that the losses read, or None and the reason why the cut can not be evaluated."""
     try:
         cut = CutStep(graph)
     except NotSupportedError as e:
@@ -134,10 +186,14 @@ def _mass(cell, graph: ETraceGraph, params, carry, xs, ys, loss) -> tuple[measur
     return measure.history_mass(cell, cut, params, carry, xs, ys, loss), ''
 
 
-def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tuple[ParameterRow, ...]:
+def _rows(
+    report: Report, graph: ETraceGraph, params, got, wanted, mass
+) -> tuple[ParameterRow, ...]:
     """One row for each leaf of the parameters; the report has them in the same order."""
     rows, column = [], 0
-    for row, p, g, w in zip(report.parameters, *map(jax.tree.leaves, (params, got, wanted)), strict=True):
+    for row, p, g, w in zip(
+        report.parameters, *map(jax.tree.leaves, (params, got, wanted)), strict=True
+    ):
         dropped, by_group = None, {}
         if jnp.issubdtype(p.dtype, jnp.inexact):
             cosine, ratio = _compare(np.ravel(g), np.ravel(w))
@@ -145,28 +201,49 @@ def _rows(report: Report, graph: ETraceGraph, params, got, wanted, mass) -> tupl
                 dropped, by_group = _dropped(graph, mass.kept[:, column], mass.dropped[:, column])
             column += 1
         else:
-            cosine, ratio = 1., 1.
-        rows.append(ParameterRow(row.path, row.shape, row.route, row.reason, row.history, cosine, ratio, dropped, by_group, row.left_out,
-                                 _trace_bytes(report, row.path)))
+            cosine, ratio = 1.0, 1.0
+        rows.append(
+            ParameterRow(
+                row.path,
+                row.shape,
+                row.route,
+                row.reason,
+                row.history,
+                cosine,
+                ratio,
+                dropped,
+                by_group,
+                row.left_out,
+                _trace_bytes(report, row.path),
+            )
+        )
     return tuple(rows)
 
 
 def _compare(g: np.ndarray, w: np.ndarray) -> tuple[float, float]:
-    """Cosine and ratio of norms; both 1 where both gradients are zero, the cosine 0 where one is."""
+    """Cosine and ratio of norms. If both gradients are zero, both are 1; if one is zero, the cosine
+    is 0.
+    """
     g, w = (np.asarray(a, np.result_type(a, np.float64)) for a in (g, w))
     a, b = np.linalg.norm(g), np.linalg.norm(w)
     if a == 0 or b == 0:
-        return (1., 1.) if a == b else (0., math.inf if b == 0 else 0.)
+        return (1.0, 1.0) if a == b else (0.0, math.inf if b == 0 else 0.0)
     return float(np.vdot(w / b, g / a).real), float(a / b)
 
 
-def _dropped(graph: ETraceGraph, kept: np.ndarray, dropped: np.ndarray) -> tuple[float, dict[str, float]]:
-    total = float(kept.sum() + dropped.sum()) or 1.
-    return float(dropped.sum()) / total, {g.name: float(d) / total for g, d in zip(graph.hidden_groups, dropped, strict=True)}
+def _dropped(
+    graph: ETraceGraph, kept: np.ndarray, dropped: np.ndarray
+) -> tuple[float, dict[str, float]]:
+    total = float(kept.sum() + dropped.sum()) or 1.0
+    return float(dropped.sum()) / total, {
+        g.name: float(d) / total for g, d in zip(graph.hidden_groups, dropped, strict=True)
+    }
 
 
 def _trace_bytes(report: Report, path: str) -> int:
-    """Bytes of the arrays that serve a parameter: those named after its place in the op, else all of the relation's."""
+    """The bytes of a parameter's trace: the arrays named after its slot in the op, or else all
+    arrays of the relation.
+    """
     total = 0
     for rel in report.relations:
         slots = {name for name, paths in rel.parameters.items() if path in paths}
@@ -176,13 +253,17 @@ def _trace_bytes(report: Report, path: str) -> int:
 
 
 def _growth(relation: str, norms: np.ndarray, largest: np.ndarray, limit: float) -> TraceGrowth:
-    """Growth over the last half of the window; where it is fast and does not slow down, it is carried on to the limit."""
+    """The growth over the last half of the window. If it is fast and does not slow down, it is
+    extrapolated to the limit.
+    """
     quarter = len(norms) // 4
-    early, middle, late, top = (float(a) for a in (norms[-1 - 2 * quarter], norms[-1 - quarter], norms[-1], largest[-1]))
-    growth = late / early if early else 1. if late == 0 else math.inf
+    early, middle, late, top = (
+        float(a) for a in (norms[-1 - 2 * quarter], norms[-1 - quarter], norms[-1], largest[-1])
+    )
+    growth = late / early if early else 1.0 if late == 0 else math.inf
     left = math.inf
     if not math.isfinite(late):
-        left = 0.
-    elif FAST < growth < math.inf and late * early > STEADY * middle ** 2:
+        left = 0.0
+    elif FAST < growth < math.inf and late * early > STEADY * middle**2:
         left = 2 * quarter * (math.log(limit) - math.log(top)) / math.log(growth)
     return TraceGrowth(relation, tuple(map(float, norms)), growth, top, limit, left)

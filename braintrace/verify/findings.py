@@ -1,4 +1,5 @@
-"""What a diagnosis says in sentences: what is lost, where, and what to do."""
+"""The sentences of a diagnosis: what is lost, where, and what to do."""
+
 from __future__ import annotations
 
 import math
@@ -9,28 +10,49 @@ from .diagnosis import Activity, ParameterRow, TraceGrowth
 
 __all__ = ['findings']
 
-NOTICED = 0.01           # a share of the history, or 1 - cosine, that is worth a sentence
-SOON = 10_000            # steps to overflow
-IDLE = 0.2               # share of silent or saturated units
-ALIGNED, FACTOR = 0.9, 2                # a gradient with a smaller cosine, or longer or shorter by more, is far from that of BPTT
-HISTORY = 'history of the gradient'     # what the losses read of the past
-LISTED = 4               # parameters that one sentence gives numbers for
+NOTICED = 0.01  # a share of the history, or 1 - cosine, that is worth a sentence
+SOON = 10_000  # steps to overflow
+IDLE = 0.2  # share of silent or saturated units
+ALIGNED, FACTOR = 0.9, 2  # a smaller cosine, or a larger ratio of norms, is far from BPTT
+HISTORY = 'history of the gradient'  # the part that the losses read from the past
+LISTED = 4  # parameters that one sentence gives numbers for
 
 SHOWN = {
     ('spikes', 'silent'): ('they never spike', 'give them more input, or a lower threshold'),
-    ('spikes', 'saturated'): ('they spike at more than half of all steps', 'give them less input, or a higher threshold'),
-    ('states', 'silent'): ('their states stay at zero', 'nothing reaches them; look at the weights in front of them, and at the units '
-                           'that these read'),
-    ('states', 'saturated'): ('their states are at a bound', 'give them less input, or smaller weights'),
+    ('spikes', 'saturated'): (
+        'they spike at more than half of all steps',
+        'give them less input, or a higher threshold',
+    ),
+    ('states', 'silent'): (
+        'their states stay at zero',
+        'nothing reaches them; look at the weights in front of them, and at the units '
+        'that these read',
+    ),
+    ('states', 'saturated'): (
+        'their states are at a bound',
+        'give them less input, or smaller weights',
+    ),
 }
 
 
-def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[TraceGrowth, ...], activity: tuple[Activity, ...],
-             not_measured: str) -> tuple[str, ...]:
-    """The sentences, those on gradients first; ``not_measured``: why there are no dropped shares, if so."""
+def findings(
+    report: Report,
+    rows: tuple[ParameterRow, ...],
+    growth: tuple[TraceGrowth, ...],
+    activity: tuple[Activity, ...],
+    not_measured: str,
+) -> tuple[str, ...]:
+    """The sentences on gradients, then the others; ``not_measured``: why no dropped share is known,
+    or empty.
+    """
     by_path = {row.path: row for row in rows}
     spiking = {a.group for a in activity if a.shown_by == 'spikes'}
-    found = [*_far(rows), *_cuts(report, by_path, spiking), *_without_trace(report, by_path), *_rest(report, rows)]
+    found = [
+        *_far(rows),
+        *_cuts(report, by_path, spiking),
+        *_without_trace(report, by_path),
+        *_rest(report, rows),
+    ]
     if not found and not any(map(_differs, rows)):
         found = ['Every gradient is that of BPTT: no path is left out.']
     if not_measured:
@@ -39,21 +61,32 @@ def findings(report: Report, rows: tuple[ParameterRow, ...], growth: tuple[Trace
 
 
 def _far(rows: tuple[ParameterRow, ...]) -> Iterator[str]:
-    """Traced parameters that learn in another direction, or at another rate, than BPTT has it."""
-    far = [row for row in rows if row.history == 'part' and not (row.cosine > ALIGNED and 1 / FACTOR < row.norm_ratio < FACTOR)]
+    """Traced parameters that learn in another direction, or at another rate, than with BPTT."""
+    far = [
+        row
+        for row in rows
+        if row.history == 'part'
+        and not (row.cosine > ALIGNED and 1 / FACTOR < row.norm_ratio < FACTOR)
+    ]
     texts = []
     for row in sorted(far, key=lambda row: row.cosine):
-        lost = sorted(((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED), reverse=True)
+        lost = sorted(
+            ((share, group) for group, share in row.dropped_by_group.items() if share > NOTICED),
+            reverse=True,
+        )
         where = ', '.join(f'{100 * share:.0f} % in {group}' for share, group in lost)
         dropped = f'; dropped of the {HISTORY}: {where}' if where else ''
         texts.append(f'{row.path} ({_quality(row)}{dropped})')
     if texts:
         more = f', and {len(texts) - LISTED} more' if len(texts) > LISTED else ''
-        yield f'Far from the gradient of BPTT, though with a trace: {", ".join(texts[:LISTED])}{more}.'
+        listed = ', '.join(texts[:LISTED])
+        yield f'Far from the gradient of BPTT, though with a trace: {listed}{more}.'
 
 
 def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> Iterator[str]:
-    """What is cut of each group's past: within the group, and on its way through other groups' states."""
+    """Where each group's past is cut: within the group, and on its way through other groups'
+    states.
+    """
     places: dict[tuple[str, tuple[str, ...]], list] = {}
     for cut in report.cuts:
         for group in cut.reads:
@@ -61,74 +94,114 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             places.setdefault((group, ways), []).append(cut)
     members = {g.name: g.members for g in report.groups}
     for (group, ways), cuts in places.items():
-        mine = [rows[p] for rel in report.relations if group in rel.groups for paths in rel.parameters.values() for p in paths]
+        mine = [
+            rows[p]
+            for rel in report.relations
+            if group in rel.groups
+            for paths in rel.parameters.values()
+            for p in paths
+        ]
         at, others = _places(cuts), ' and '.join(ways)
         if not mine:
             continue
         if ways == (group,):
-            yield (f'Units of {group} read each other at {at}; a trace holds what each unit remembers by itself only.{_shares(mine, ways)} '
-                   'To lose nothing there, let each unit read only itself from step to step'
-                   f'{"" if group in spiking else ", as in MiniGRU"}.')
+            yield (
+                f'Units of {group} read each other at {at}; a trace holds what each unit remembers '
+                f'by itself only.{_shares(mine, ways)} To lose nothing there, let each unit read '
+                f'only itself from step to step{"" if group in spiking else ", as in MiniGRU"}.'
+            )
         elif ways:
             state = 'state' if sum(len(members[g]) for g in ways) == 1 else 'states'
-            yield (f'The temporal path of {group} through the {state} of {others} is lost at {at}.{_shares(mine, ways)} '
-                   f'To lose less, let {others} forget sooner, or let the loss see {group} directly.')
+            yield (
+                f'The temporal path of {group} through the {state} of {others} is lost at '
+                f'{at}.{_shares(mine, ways)} '
+                f'To lose less, let {others} forget sooner, or let the loss see {group} directly.'
+            )
         else:
-            yield f'What {group} sends to later steps through {at} is in no trace. Make what carries it a hidden state of its shape.'
+            yield (
+                f'What {group} sends to later steps through {at} is in no trace. Make what carries '
+                'it a hidden state of its shape.'
+            )
 
 
 def _places(cuts: list) -> str:
     """The cuts, ops of one kind at one place together."""
     found: dict[tuple[str, str], list[str]] = {}
     for cut in cuts:
-        kind, _, key = cut.what.partition(' (')
-        found.setdefault((kind if key else cut.what, cut.location), []).extend([key.removesuffix(')')] if key else [])
-    return ', '.join(f'{kind}{f" ({_folded(keys)})" if keys else ""}{f" [{place}]" if place else ""}'
-                     for (kind, place), keys in found.items())
+        ops = found.setdefault((cut.primitive or cut.what, cut.location), [])
+        ops += [cut.op] if cut.op else []
+    return ', '.join(
+        f'{what}{f" ({_folded(ops)})" if ops else ""}{f" [{place}]" if place else ""}'
+        for (what, place), ops in found.items()
+    )
 
 
 def _folded(paths: list[str]) -> str:
-    """Paths that differ in one part only as one, ``cell/{Wz,Wr}/weight``; others one after another."""
+    """Paths that differ in one part only as one, ``cell/{Wz,Wr}/weight``; others one after
+    another.
+    """
     parts = list(zip(*(p.split('/') for p in paths), strict=False))
     differ = [k for k, part in enumerate(parts) if len(set(part)) > 1]
     if len(differ) != 1 or any(p.count('/') + 1 != len(parts) for p in paths):
         return ', '.join(dict.fromkeys(paths))
-    return '/'.join('{' + ','.join(part) + '}' if k in differ else part[0] for k, part in enumerate(parts))
+    return '/'.join(
+        '{' + ','.join(part) + '}' if k in differ else part[0] for k, part in enumerate(parts)
+    )
 
 
 def _without_trace(report: Report, rows: dict[str, ParameterRow]) -> Iterator[str]:
     """Uses of a parameter, and whole parameters, that have no trace."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for row in report.parameters:
-        uses = [text for text in row.left_out if not text.startswith('through ') and text != report.approximation]
+        uses = [left for left in row.left_out if left.kind in ('use', 'lost')]
         if row.history == 'part' and uses:
-            yield (f'{row.path} has a trace, but not for {"; ".join(uses)}: {_quality(rows[row.path])}. Apply every use of it with a '
-                   'braintrace op whose result reaches the state directly.')
+            yield (
+                f'{row.path} has a trace, but not for {"; ".join(map(str, uses))}: '
+                f'{_quality(rows[row.path])}. Apply every use of it with a '
+                'braintrace op whose result reaches the state directly.'
+            )
         if row.history == 'none':
-            alike.setdefault((row.meaning, row.advice, row.location), []).append(f'{row.path} ({_quality(rows[row.path])})')
+            alike.setdefault((row.meaning, row.advice, row.location), []).append(
+                f'{row.path} ({_quality(rows[row.path])})'
+            )
     for (meaning, advice, location), paths in alike.items():
         place = f' [{location}]' if location else ''
-        yield f'Only the current step is in the gradient of {", ".join(paths)}{place}: {meaning}. {advice}'.strip()
+        of = ', '.join(paths)
+        yield (
+            f'Only the current step is in the gradient of {of}{place}: {meaning}. {advice}'.strip()
+        )
 
 
 def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
     """The rule's own approximation, and gradients that differ with nothing known to be left out."""
     if report.approximation:
         worst = min((row for row in rows if row.route != 'frozen'), key=lambda row: row.cosine)
-        yield f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is {worst.cosine:.3f}, of {worst.path}.'
+        yield (
+            f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is '
+            f'{worst.cosine:.3f}, of {worst.path}.'
+        )
     for row in rows:
-        if row.history in ('whole', 'not needed') and _differs(row):
-            yield (f'{row.path} should have the whole gradient, but differs from BPTT: {_quality(row)}. If the gradients are above the '
-                   'level of rounding, compare in float64, and report this.')
+        if not row.left_out and _differs(row):
+            yield (
+                f'{row.path} should have the whole gradient, but differs from BPTT: '
+                f'{_quality(row)}. If the gradients are above the '
+                'level of rounding, compare in float64, and report this.'
+            )
 
 
 def _growth(growth: tuple[TraceGrowth, ...]) -> Iterator[str]:
     for t in growth:
         if not math.isfinite(t.norms[-1]):
-            yield f'The trace of {t.relation} is not finite: find the first such step in trace_growth, and look at that step of the model.'
+            yield (
+                f'The trace of {t.relation} is not finite: find the first such step in '
+                'trace_growth, and look at that step of the model.'
+            )
         elif t.steps_left < SOON:
-            yield (f'The trace of {t.relation} grew {t.growth:.3g}-fold over the last half of the window: at this pace it overflows in '
-                   f'about {t.steps_left:.0f} steps. Keep the derivative of each state by itself below 1, as a leak does.')
+            yield (
+                f'The trace of {t.relation} grew {t.growth:.3g}-fold over the last half of the '
+                f'window: at this pace it overflows in about {t.steps_left:.0f} steps. Keep the '
+                'derivative of each state by itself below 1, as a leak does.'
+            )
 
 
 def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
@@ -136,25 +209,34 @@ def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
         for kind, share in (('silent', a.silent), ('saturated', a.saturated)):
             if share > IDLE:
                 shown, advice = SHOWN[a.shown_by, kind]
-                yield f'{100 * share:.0f} % of the units of {a.group} are {kind} ({shown}): {advice}.'
+                units = f'{100 * share:.0f} % of the units of {a.group}'
+                yield f'{units} are {kind} ({shown}): {advice}.'
 
 
 def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
     """What the parameters lose in the states of some groups."""
-    shares = {row.path: 100 * sum(row.dropped_by_group[g] for g in groups) for row in rows if row.dropped is not None}
+    shares = {
+        row.path: 100 * sum(row.dropped_by_group[g] for g in groups)
+        for row in rows
+        if row.dropped is not None
+    }
     if not shares:
         return ''
     most, *_, least = sorted(shares, key=lambda p: -shares[p]) * 2
     if len(shares) > 2:
-        return (f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the {HISTORY}, '
-                f'most for {most}.')
+        return (
+            f' Dropped there: {shares[least]:.0f} to {shares[most]:.0f} % of the {HISTORY}, '
+            f'most for {most}.'
+        )
     each = ', '.join(f'{share:.0f} % for {path}' for path, share in shares.items())
     return f' Dropped there of the {HISTORY}: {each}.'
 
 
 def _differs(row: ParameterRow) -> bool:
-    """Whether a parameter that learns has another gradient than that of BPTT."""
-    return row.route != 'frozen' and not (row.cosine > 1 - NOTICED and abs(row.norm_ratio - 1) < NOTICED)
+    """Whether a parameter learns with another gradient than BPTT's."""
+    return row.route != 'frozen' and not (
+        row.cosine > 1 - NOTICED and abs(row.norm_ratio - 1) < NOTICED
+    )
 
 
 def _quality(row: ParameterRow) -> str:

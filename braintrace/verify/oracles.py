@@ -1,4 +1,7 @@
-"""The gradient of a sequence by reverse mode, by the full forward recursion and by differences of the loss."""
+"""The gradient of a sequence by reverse mode, by the full forward recursion and by differences of
+the loss.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,15 +15,22 @@ from jax.flatten_util import ravel_pytree
 from .. import NotSupportedError, OptionError, StructureError
 from ._sequence import checked, is_float, one_step, scalar, split_floats
 
-__all__ = ['bptt_gradients', 'dense_recursion_gradients', 'finite_difference_gradients', 'total_loss']
+__all__ = [
+    'bptt_gradients',
+    'dense_recursion_gradients',
+    'finite_difference_gradients',
+    'total_loss',
+]
 
 
 def total_loss(cell: Callable, loss: Callable, params, carry, xs, ys):
     """The sum of the losses of a sequence."""
+
     def step(carry, at):
         x, y = at
         outputs, carry = one_step(cell, params, carry, x)
         return carry, scalar(loss(outputs, y))
+
     return jax.lax.scan(step, carry, (xs, ys))[1].sum()
 
 
@@ -29,38 +39,47 @@ def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
 
     ``d/dw sum_t loss(outputs^t, y^t)`` with ``outputs^t, carry^t = cell(w, carry^{t-1}, *x^t)``.
 
-    ``cell(params, carry, *inputs) -> (outputs, carry)``; ``xs`` and ``ys`` are trees with time in axis 0, a plain tuple ``xs`` holds
-    several inputs; ``loss(outputs, target)`` returns a real scalar. Returns a tree like ``params`` (float0 for integers). Memory grows
-    with the length of the sequence. Raises :class:`braintrace.StructureError` for sequences of different lengths and for a carry that a
-    step changes in structure, :class:`braintrace.StepFunctionError` for a loss that is no scalar.
+    ``cell(params, carry, *inputs) -> (outputs, carry)``; ``xs`` and ``ys`` are trees with time in
+    axis 0, a plain tuple ``xs`` holds several inputs; ``loss(outputs, target)`` returns a real
+    scalar. Returns a tree like ``params`` (float0 for integers). Memory grows with the length of
+    the sequence. Raises :class:`braintrace.StructureError` for sequences of different lengths and
+    for a carry that a step changes in structure, :class:`braintrace.StepFunctionError` for a loss
+    that is no scalar.
 
     Source: Werbos (1990), "Backpropagation through time: what it does and how to do it".
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda params, h, x: (h, params['a'] * h + x)
     >>> loss = lambda output, target: output - target
-    >>> grads = braintrace.verify.bptt_gradients(cell, {'a': 0.5}, jnp.array(1.), jnp.zeros(3), jnp.zeros(3), loss)
+    >>> args = {'a': 0.5}, jnp.array(1.), jnp.zeros(3), jnp.zeros(3)
+    >>> grads = braintrace.verify.bptt_gradients(cell, *args, loss)
     >>> float(grads['a'])                                       # losses 1, a, a^2
     2.0
     """
     params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
-    return jax.jit(jax.grad(lambda p: total_loss(cell, loss, p, carry, xs, ys), allow_int=True))(params)
+    return jax.jit(jax.grad(lambda p: total_loss(cell, loss, p, carry, xs, ys), allow_int=True))(
+        params
+    )
 
 
 def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
-    """The same gradient forward in time, with the Jacobian of the whole carry: real-time recurrent learning.
+    """The same gradient by real-time recurrent learning: forward in time, with the Jacobian of the
+    whole carry.
 
-    ``M^t = dc^t/dw + dc^t/dc^{t-1} M^{t-1}``, gradient ``sum_t dL^t/dw + dL^t/dc^{t-1} M^{t-1}``, M of shape (numbers in the carry,
-    numbers in the parameters): for small cells. The derivatives of one step are taken row by row in reverse mode, so surrogate
-    gradients of either kind are followed. Arguments and errors as for :func:`bptt_gradients`, which it equals;
+    ``M^t = dc^t/dw + dc^t/dc^{t-1} M^{t-1}``, gradient ``sum_t dL^t/dw + dL^t/dc^{t-1} M^{t-1}``, M
+    of shape (numbers in the carry, numbers in the parameters): for small cells. The derivatives of
+    one step are taken row by row in reverse mode, so surrogate gradients of either kind are
+    followed. Arguments and errors as for :func:`bptt_gradients`, which it equals;
     :class:`braintrace.NotSupportedError` for complex numbers.
 
-    Source: Williams & Zipser (1989), "A learning algorithm for continually running fully recurrent neural networks".
+    Source: Williams & Zipser (1989), "A learning algorithm for continually running fully recurrent
+    neural networks".
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda params, h, x: (h, params['a'] * h + x)
     >>> loss = lambda output, target: output - target
-    >>> grads = braintrace.verify.dense_recursion_gradients(cell, {'a': 0.5}, jnp.array(1.), jnp.zeros(3), jnp.zeros(3), loss)
+    >>> args = {'a': 0.5}, jnp.array(1.), jnp.zeros(3), jnp.zeros(3)
+    >>> grads = braintrace.verify.dense_recursion_gradients(cell, *args, loss)
     >>> float(grads['a'])
     2.0
     """
@@ -72,7 +91,9 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Calla
     c, unravel_c = ravel_pytree(states.values)
 
     def step(w, c, others, x):
-        outputs, new = one_step(cell, weights.rebuild(unravel_w(w)), states.rebuild(unravel_c(c), others), x)
+        outputs, new = one_step(
+            cell, weights.rebuild(unravel_w(w)), states.rebuild(unravel_c(c), others), x
+        )
         return outputs, ravel_pytree(split_floats(new).values)[0], jax.tree.leaves(new)
 
     def advance(run, at):
@@ -82,19 +103,36 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Calla
         _, new, others = step(w, c, others, x)
         return (total + to_w + to_c @ m, new, dw + dc @ m, others), None
 
-    start = (jnp.zeros_like(w), c, jnp.zeros((c.size, w.size), jnp.result_type(c, w)), jax.tree.leaves(carry))
+    start = (
+        jnp.zeros_like(w),
+        c,
+        jnp.zeros((c.size, w.size), jnp.result_type(c, w)),
+        jax.tree.leaves(carry),
+    )
     total = jax.jit(lambda start: jax.lax.scan(advance, start, (xs, ys))[0][0])(start)
     return _like(params, weights, unravel_w(total))
 
 
-def finite_difference_gradients(cell: Callable, params, carry, xs, ys, loss: Callable, *, eps: float = 1e-5,
-                                entries: int | None = None):
-    """The same gradient by central differences: ``(L(w + eps e_i) - L(w - eps e_i)) / (2 eps)`` for every entry i.
+def finite_difference_gradients(
+    cell: Callable,
+    params,
+    carry,
+    xs,
+    ys,
+    loss: Callable,
+    *,
+    eps: float = 1e-5,
+    entries: int | None = None,
+):
+    """The same gradient by central differences: ``(L(w + eps e_i) - L(w - eps e_i)) / (2 eps)`` for
+    every entry i.
 
-    ``entries``: how many entries, drawn at random (always the same ones), are measured; the others are NaN. Default: all, two runs of the
-    sequence for each. It measures the loss itself: where a cell has surrogate gradients, it gives another number. Other arguments and
-    errors as for :func:`bptt_gradients`; :class:`braintrace.OptionError` unless ``jax_enable_x64`` is on,
-    :class:`braintrace.StructureError` for parameters or a carry that are not float64.
+    ``entries`` is the number of entries to measure, by default all; they are drawn at random,
+    always the same ones, and the others are NaN. Each takes two runs of the sequence. The loss
+    itself is measured, so a cell with surrogate gradients gets another result. Other arguments and
+    errors as for :func:`bptt_gradients`; :class:`braintrace.OptionError` unless
+    ``jax_enable_x64`` is on, :class:`braintrace.StructureError` for parameters or a carry that are
+    not float64.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> cell = lambda params, h, x: (h, params['a'] * h + x)
@@ -123,26 +161,38 @@ def finite_difference_gradients(cell: Callable, params, carry, xs, ys, loss: Cal
 
 
 def _like(params, weights, grads: list):
-    """Gradients of the float leaves in a tree like ``params``, float0 for the others."""
-    none = [None if is_float(p) else np.zeros(jnp.shape(p), jax.dtypes.float0) for p in jax.tree.leaves(params)]
+    """Put the gradients of the float leaves in a tree like ``params``, float0 for the others."""
+    none = [
+        None if is_float(p) else np.zeros(jnp.shape(p), jax.dtypes.float0)
+        for p in jax.tree.leaves(params)
+    ]
     return weights.rebuild(grads, none)
 
 
 def _refuse_complex(params, carry) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path({'params': params, 'carry': carry}):
         if jnp.iscomplexobj(leaf):
-            raise NotSupportedError(f'{jax.tree_util.keystr(path)} is complex, and the dense recursion is one of real numbers. Use '
-                                    'bptt_gradients, or keep real and imaginary part apart.')
+            raise NotSupportedError(
+                f'{jax.tree_util.keystr(path)} is complex, and the dense recursion is one of real '
+                'numbers. Use bptt_gradients, or keep real and imaginary part apart.'
+            )
 
 
 def _check_differences(params, carry, eps, entries) -> None:
     if jnp.result_type(float) != jnp.float64:
-        raise OptionError("differences of losses need float64: call jax.config.update('jax_enable_x64', True) first, and make the "
-                          'parameters and the carry in float64.')
+        raise OptionError(
+            "differences of losses need float64: call jax.config.update('jax_enable_x64', True) "
+            'first, and make the parameters and the carry in float64.'
+        )
     for path, leaf in jax.tree_util.tree_leaves_with_path({'params': params, 'carry': carry}):
         if is_float(leaf) and jnp.result_type(leaf) != jnp.float64:
-            raise StructureError(f'{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; differences of losses need float64.')
+            raise StructureError(
+                f'{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}; differences of losses '
+                'need float64.'
+            )
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not eps > 0:
         raise OptionError(f'eps is {eps!r}; give a step > 0, such as 1e-5.')
-    if entries is not None and (isinstance(entries, bool) or not isinstance(entries, Integral) or entries < 1):
+    if entries is not None and (
+        isinstance(entries, bool) or not isinstance(entries, Integral) or entries < 1
+    ):
         raise OptionError(f'entries is {entries!r}; give an int >= 1, or None for all.')

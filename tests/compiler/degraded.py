@@ -1,7 +1,10 @@
-"""Models whose gradients leave out something of the past, a row each with all that is said of them; and a few of which nothing is said.
+"""Models whose gradients leave out something of the past, a row each with all that is said of them;
+and a few of which nothing is said.
 
-A cell wraps in ``cut`` what its traces leave out: with ``cut.on`` plain backpropagation has the history that D_RTRL should have.
+A cell wraps in ``cut`` what its traces leave out: with ``cut.on`` plain backpropagation has the
+history that D_RTRL should have.
 """
+
 from __future__ import annotations
 
 import jax
@@ -27,6 +30,7 @@ from tests.compiler.refused import (
 
 class Cut:
     """The identity, or where ``on`` is set a constant."""
+
     on = False
 
     def __call__(self, value):
@@ -40,9 +44,11 @@ KEY = np.array([3, 7], np.uint32)
 
 def degraded(*notes: Note, **options):
     """Add a cell to the table of degraded models."""
+
     def register(source):
         DEGRADED.append(make_row(source, notes=notes, **options))
         return source
+
     return register
 
 
@@ -59,15 +65,29 @@ def merging(what: str, at: str = 'here') -> Note:
 
 
 def mixing_tail(path: str = 'w', at: str = 'here') -> Note:
-    return Note('mixing-tail', 'warning', (f'parameter {path}', 'mix its positions', 'current step only'), path, at)
+    return Note(
+        'mixing-tail',
+        'warning',
+        (f'parameter {path}', 'mix its positions', 'current step only'),
+        path,
+        at,
+    )
 
 
 def not_etp_op(path: str, at: str = 'here') -> Note:
-    return Note('not-etp-op', 'warning', (f'parameter {path}', 'plain operation', 'braintrace op'), path, at)
+    return Note(
+        'not-etp-op', 'warning', (f'parameter {path}', 'plain operation', 'braintrace op'), path, at
+    )
 
 
 def dependent(path: str = 'w', at: str = 'here') -> Note:
-    return Note('input-dependent-weight', 'warning', (path, 'changes from step to step', 'no trace'), path, at)
+    return Note(
+        'input-dependent-weight',
+        'warning',
+        (path, 'changes from step to step', 'no trace'),
+        path,
+        at,
+    )
 
 
 def lost(words: str, path: str = 'w', at: str = 'here') -> Note:
@@ -75,19 +95,39 @@ def lost(words: str, path: str = 'w', at: str = 'here') -> Note:
 
 
 def opaque_call(path: str = 'u', at: str = 'here') -> Note:
-    return Note('opaque-call', 'warning', (f'parameter {path}', 'derivative rule of its own', 'Apply the op outside'), path, at)
+    return Note(
+        'opaque-call',
+        'warning',
+        (f'parameter {path}', 'derivative rule of its own', 'Apply the op outside'),
+        path,
+        at,
+    )
 
 
 def cross(reads: str, read: str, at: str = 'here') -> Note:
-    return Note('cross-group', 'warning', (f'{reads} reads the old {read}', 'different shapes', 'Give both states one shape'), read, at)
+    return Note(
+        'cross-group',
+        'warning',
+        (f'{reads} reads the old {read}', 'different shapes', 'Give both states one shape'),
+        read,
+        at,
+    )
 
 
 def unused(path: str) -> Note:
-    return Note('unused', 'warning', (f'parameter {path}', 'neither an output nor a state', 'zero'), path, None)
+    return Note(
+        'unused',
+        'warning',
+        (f'parameter {path}', 'neither an output nor a state', 'zero'),
+        path,
+        None,
+    )
 
 
 def no_relation(at: str = 'here') -> Note:
-    return Note('no-relation', 'warning', ('no weight of an ETP op', 'position by position'), '', at)
+    return Note(
+        'no-relation', 'warning', ('no weight of an ETP op', 'position by position'), '', at
+    )
 
 
 def fixed(what: str = 'a constant', slot: str = 'weight', path: str = '', at: str = 'here') -> Note:
@@ -105,215 +145,371 @@ def clipped(h):
     return h
 
 
-clipped.defvjp(lambda h: (h, None), lambda _, g: (g / (1. + jnp.linalg.norm(g)),))
+clipped.defvjp(lambda h: (h, None), lambda _, g: (g / (1.0 + jnp.linalg.norm(g)),))
 
-# -- mixing on the way from a state ---------------------------------------------------------------------------------------
+# -- mixing on the way from a state ----------------------------------------------------------------
 
 degraded(mixing('dot_general'), name='dot')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + jnp.tanh(cut(h) @ R))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + jnp.tanh(cut(h) @ R)
+)
 degraded(mixing('conv_general_dilated'), name='convolution')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + lax.conv(cut(h)[:, None], jnp.ones((1, 1, 3)), (1,), 'SAME')[:, 0])
+    lambda p, h, x: (
+        0.8 * h
+        + mm(x, p['w'])
+        + lax.conv(cut(h)[:, None], jnp.ones((1, 1, 3)), (1,), 'SAME')[:, 0]  # here
+    )
+)
 degraded(mixing('cumsum'), name='cumulative_sum')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + .3 * jnp.cumsum(cut(h), -1))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * jnp.cumsum(cut(h), -1)
+)
 degraded(moving('slice'), name='roll')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + .3 * jnp.roll(cut(h), 1, -1))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * jnp.roll(cut(h), 1, -1)
+)
 degraded(moving('rev'), name='flip')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + .3 * cut(h)[:, ::-1])
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + 0.3 * cut(h)[:, ::-1]
+)
 degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='mean_over_features')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) - .3 * cut(h).mean(-1, keepdims=True))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).mean(-1, keepdims=True)
+)
 degraded(mixing('reduce_max, spread by broadcast_in_dim'), name='max_over_features')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) - .3 * cut(h).max(-1, keepdims=True))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).max(-1, keepdims=True)
+)
 degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='mean_over_the_batch')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) - .3 * cut(h).mean(0))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.3 * cut(h).mean(0)
+)
 degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='division_by_the_norm')(
-    lambda p, h, x: h / (1 + jnp.linalg.norm(cut(h), axis=-1, keepdims=True)) + mm(x, p['w']))
+    lambda p, h, x: h / (1 + jnp.linalg.norm(cut(h), axis=-1, keepdims=True)) + mm(x, p['w'])
+)
 degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='softmax', history=False)(
-    lambda p, h, x: 2 * jax.nn.softmax(h) + mm(x, p['w']))
+    lambda p, h, x: 2 * jax.nn.softmax(h) + mm(x, p['w'])
+)
 degraded(mixing('reduce_sum, spread by broadcast_in_dim'), name='softmax_by_hand')(
-    lambda p, h, x: 2 * jnp.exp(h) / jnp.exp(cut(h)).sum(-1, keepdims=True) + mm(x, p['w']))
-degraded(mixing('sort'), name='sort')(
-    lambda p, h, x: .8 * jnp.sort(cut(h)) + mm(x, p['w']))
+    lambda p, h, x: 2 * jnp.exp(h) / jnp.exp(cut(h)).sum(-1, keepdims=True) + mm(x, p['w'])
+)
+degraded(mixing('sort'), name='sort')(lambda p, h, x: 0.8 * jnp.sort(cut(h)) + mm(x, p['w']))
 degraded(mixing('gather'), name='gather_by_an_input')(
-    lambda p, h, x: .8 * cut(h)[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]] + mm(x, p['w']))
+    lambda p, h, x: 0.8 * cut(h)[:, (x[0] > 0).astype(int)[jnp.array([0, 1, 2, 0])]] + mm(x, p['w'])
+)
 degraded(mixing('dynamic_slice, spread by'), name='slice_at_an_input')(
-    lambda p, h, x: .8 * h + lax.dynamic_slice(cut(h), (0, (x[0, 0] > 0).astype(int)), (B, 1)) + mm(x, p['w']))
+    lambda p, h, x: (
+        0.8 * h
+        + lax.dynamic_slice(cut(h), (0, (x[0, 0] > 0).astype(int)), (B, 1))  # here
+        + mm(x, p['w'])
+    )
+)
 degraded(mixing('top_k, spread by'), name='top_k')(
-    lambda p, h, x: .8 * h + lax.top_k(cut(h), 1)[0] + mm(x, p['w']))
+    lambda p, h, x: 0.8 * h + lax.top_k(cut(h), 1)[0] + mm(x, p['w'])
+)
 degraded(mixing('custom_linear_solve'), name='linear_solve')(
-    lambda p, h, x: .8 * jnp.linalg.solve(2 * jnp.eye(N) + R, cut(h).T).T + mm(x, p['w']))
+    lambda p, h, x: 0.8 * jnp.linalg.solve(2 * jnp.eye(N) + R, cut(h).T).T + mm(x, p['w'])
+)
 degraded(mixing('cumsum'), name='branch_that_mixes_beside_one_with_an_op')(
-    lambda p, h, x: lax.cond(x.sum() > 0, lambda h: .8 * h + mm(x, p['w']), lambda h: .5 * jnp.cumsum(cut(h), -1), h))
+    lambda p, h, x: lax.cond(
+        x.sum() > 0,
+        lambda h: 0.8 * h + mm(x, p['w']),
+        lambda h: 0.5 * jnp.cumsum(cut(h), -1),  # here
+        h,
+    )
+)
 degraded(mixing('cumsum'), name='branch_with_an_op_that_mixes')(
-    lambda p, h, x: lax.cond(x.sum() > -9, lambda h: .8 * h + mm(x, p['w']) + .1 * jnp.cumsum(cut(h), -1), lambda h: .5 * h, h))
+    lambda p, h, x: lax.cond(
+        x.sum() > -9,
+        lambda h: 0.8 * h + mm(x, p['w']) + 0.1 * jnp.cumsum(cut(h), -1),  # here
+        lambda h: 0.5 * h,
+        h,
+    )
+)
 degraded(moving('rev'), name='descended_scan_that_turns_its_carry')(
-    lambda p, h, x: lax.scan(lambda h, _: (.5 * h + .1 * cut(h)[:, ::-1] + mm(x, p['w']), None), h, None, length=40)[0])
+    lambda p, h, x: lax.scan(
+        lambda h, _: (0.5 * h + 0.1 * cut(h)[:, ::-1] + mm(x, p['w']), None),  # here
+        h,
+        None,
+        length=40,
+    )[0]
+)
 degraded(mixing('cumsum'), name='unrolled_scan_that_mixes')(
-    lambda p, h, x: lax.scan(lambda h, _: (.5 * h + .1 * jnp.cumsum(cut(h), -1) + mm(x, p['w']), None), h, None, length=2)[0])
+    lambda p, h, x: lax.scan(
+        lambda h, _: (0.5 * h + 0.1 * jnp.cumsum(cut(h), -1) + mm(x, p['w']), None),  # here
+        h,
+        None,
+        length=2,
+    )[0]
+)
 
 
-@degraded(mixing('reduce_sum, spread by', at='mean'), mixing('reduce_sum, spread by', at='scale'), strict=('mean', 'scale'))
+@degraded(
+    mixing('reduce_sum, spread by', at='mean'),
+    mixing('reduce_sum, spread by', at='scale'),
+    strict=('mean', 'scale'),
+)
 def layer_norm(p, h, x):
     centred = h - cut(h).mean(-1, keepdims=True)  # mean
-    h = centred / (.1 + jnp.sqrt((cut(centred) ** 2).mean(-1, keepdims=True))) + mm(x, p['w'])  # scale
+    h = centred / (0.1 + jnp.sqrt((cut(centred) ** 2).mean(-1, keepdims=True))) + mm(  # scale
+        x, p['w']
+    )
     return h, h
 
 
-@degraded(mixing('custom_vjp_call', 'not linear in its cotangent'), mixing_tail(at='op'), no_relation('op'), strict=('op', 'here'),
-          routes={'w': 'mixing_tail'}, fails={'record': 'says "merges positions", not that the backward rule is not linear'})
+@degraded(
+    mixing('custom_vjp_call', 'not linear in its cotangent'),
+    mixing_tail(at='op'),
+    no_relation('op'),
+    strict=('op', 'here'),
+    routes={'w': 'mixing_tail'},
+    fails={'record': 'says "merges positions", not that the backward rule is not linear'},
+)
 def backward_that_is_not_linear(p, h, x):
     y = mm(x, p['w'])  # op
-    h = clipped(cut(.8 * h) + y)  # here
+    h = clipped(cut(0.8 * h) + y)  # here
     return h, h
 
 
-# -- mixing of the result of an op ----------------------------------------------------------------------------------------
+# -- mixing of the result of an op -----------------------------------------------------------------
 
 TAIL = {'routes': {'w': 'mixing_tail'}}
 
 degraded(merging('cumsum'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_cumulative_sum')(
-    lambda p, h, x: .8 * h + jnp.cumsum(mm(x, p['w']), -1))
+    lambda p, h, x: 0.8 * h + jnp.cumsum(mm(x, p['w']), -1)
+)
 degraded(merging('dot_general'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_plain_dot')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) @ R)
-degraded(merging('reduce_sum, spread by'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_the_batch')(
-    lambda p, h, x: .8 * h + mm(x, p['w']).sum(0))
-degraded(merging('reduce_sum, spread by'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_sum_over_features')(
-    lambda p, h, x: .8 * h + mm(x, p['w']).sum(-1, keepdims=True))
-degraded(merging('fft'), mixing_tail(), no_relation(), **TAIL, name='tail_of_a_fourier_transform', fails=everywhere(
-    'refused as "on the way to a complex hidden state", though all states are real'))(
-    lambda p, h, x: .8 * h + jnp.fft.fft(mm(x, p['w'])).real)
-degraded(mixing('dynamic_update_slice'), mixing_tail(), no_relation(), Note(
-    'stacked-state', 'warning', ('carry', 'leaf of the carry (a HiddenState) of its own'), 'carry'), **TAIL,
-         name='written_at_an_input')(
-    lambda p, h, x: lax.dynamic_update_slice(.8 * cut(h), mm(x, p['w'])[:, :1], (0, (x[0, 0] > 0).astype(int))))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) @ R
+)
+degraded(
+    merging('reduce_sum, spread by'),
+    mixing_tail(),
+    no_relation(),
+    **TAIL,
+    name='tail_of_a_sum_over_the_batch',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(0))
+degraded(
+    merging('reduce_sum, spread by'),
+    mixing_tail(),
+    no_relation(),
+    **TAIL,
+    name='tail_of_a_sum_over_features',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(-1, keepdims=True))
+degraded(
+    merging('fft'),
+    mixing_tail(),
+    no_relation(),
+    **TAIL,
+    name='tail_of_a_fourier_transform',
+    fails=everywhere(
+        'refused as "on the way to a complex hidden state", though all states are real'
+    ),
+)(lambda p, h, x: 0.8 * h + jnp.fft.fft(mm(x, p['w'])).real)
+degraded(
+    mixing('dynamic_update_slice'),
+    mixing_tail(at='op'),
+    no_relation(at='op'),
+    Note(
+        'stacked-state',
+        'warning',
+        ('carry', 'leaf of the carry (a HiddenState) of its own'),
+        'carry',
+    ),
+    **TAIL,
+    strict=('here', 'op'),
+    name='written_at_an_input',
+)(
+    lambda p, h, x: lax.dynamic_update_slice(  # here
+        0.8 * cut(h),
+        mm(x, p['w'])[:, :1],  # op
+        (0, (x[0, 0] > 0).astype(int)),
+    )
+)
 LOST = {'routes': {'w': 'lost_relation'}}
 
-degraded(lost('is repeated', 'half'), no_relation(), params='half',
-         routes={'half': 'lost_relation'}, name='repeated_result')(
-    lambda p, h, x: .8 * h + jnp.repeat(mm(x, p['half']), 2, -1))
-degraded(lost('is broadcast inside to [2, 4], along axis 1', 'thin'), no_relation(), params='thin',
-         routes={'thin': 'lost_relation'}, name='result_spread_over_its_axis')(
-    lambda p, h, x: .8 * h + mm(x, p['thin']))
-degraded(lost('is broadcast inside to [2, 4, 2], along axis 2'), no_relation(),
-         carry=np.ones((B, N, 2)), **LOST, name='result_spread_over_a_new_axis')(
-    lambda p, h, x: .8 * h + mm(x, p['w'])[..., None])
-degraded(lost('is broadcast inside to [2, 3, 4], along axis 1', 'u'), params='w u',
-         carry=np.ones((B, 3, N)), routes={'u': 'lost_relation'}, name='gate_spread_over_rows')(
-    lambda p, h, x: (jax.nn.sigmoid(mm(x, p['u']))[:, None] * h
-                     + mm(x, jnp.tile(p['w'], 3)).reshape(B, 3, N)))
+degraded(
+    lost('is repeated', 'half'),
+    no_relation(),
+    params='half',
+    routes={'half': 'lost_relation'},
+    name='repeated_result',
+)(lambda p, h, x: 0.8 * h + jnp.repeat(mm(x, p['half']), 2, -1))
+degraded(
+    lost('is broadcast inside to [2, 4], along axis 1', 'thin'),
+    no_relation(),
+    params='thin',
+    routes={'thin': 'lost_relation'},
+    name='result_spread_over_its_axis',
+)(lambda p, h, x: 0.8 * h + mm(x, p['thin']))
+degraded(
+    lost('is broadcast inside to [2, 4, 2], along axis 2'),
+    no_relation(),
+    carry=np.ones((B, N, 2)),
+    **LOST,
+    name='result_spread_over_a_new_axis',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w'])[..., None])
+degraded(
+    lost('is broadcast inside to [2, 3, 4], along axis 1', 'u'),
+    params='w u',
+    carry=np.ones((B, 3, N)),
+    routes={'u': 'lost_relation'},
+    name='gate_spread_over_rows',
+)(
+    lambda p, h, x: (
+        jax.nn.sigmoid(mm(x, p['u']))[:, None] * h  # here
+        + mm(x, jnp.tile(p['w'], 3)).reshape(B, 3, N)
+    )
+)
 
 
-@degraded(merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'), **TAIL)
+@degraded(
+    merging('sort', at='there'), mixing_tail(), params='w u', strict=('here', 'there'), **TAIL
+)
 def tail_of_a_sort_beside_a_traced_op(p, h, x):
     y = mm(x, p['w'])  # here
-    h = .8 * h + mm(x, p['u']) + jnp.sort(y)  # there
+    h = 0.8 * h + mm(x, p['u']) + jnp.sort(y)  # there
     return h, h
 
 
 @degraded(merging('reduce_sum, spread by', at='sum'), strict=('sum',))
 def tail_of_a_softmax(p, h, x):
     y = mm(x, p['w'])
-    h = .8 * h + jnp.exp(y) / jnp.exp(cut(y)).sum(-1, keepdims=True)  # sum
+    h = 0.8 * h + jnp.exp(y) / jnp.exp(cut(y)).sum(-1, keepdims=True)  # sum
     return h, h
 
 
-@degraded(lost('different positions in different states'), no_relation(),
-          carry={'h': H, 'g': H}, **LOST)
+@degraded(
+    lost('different positions in different states'), no_relation(), carry={'h': H, 'g': H}, **LOST
+)
 def result_at_two_positions_of_a_group(p, c, x):
     y = mm(x, p['w'])  # here
-    h, g = .8 * c['h'] + .1 * c['g'] + y, .7 * c['g'] + .1 * c['h'] + y[:, ::-1]
+    h, g = 0.8 * c['h'] + 0.1 * c['g'] + y, 0.7 * c['g'] + 0.1 * c['h'] + y[:, ::-1]
     return (h, g), {'h': h, 'g': g}
 
 
-# -- weights --------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 DEPENDENT = {'routes': {'w': 'input_dependent_weight'}}
 
 degraded(dependent(), no_relation(), **DEPENDENT, name='weight_times_an_input')(
-    lambda p, h, x: .8 * h + mm(x, p['w'] * x.sum()))
+    lambda p, h, x: 0.8 * h + mm(x, p['w'] * x.sum())
+)
 degraded(dependent(), params='w u', **DEPENDENT, name='weight_times_a_state')(
-    lambda p, h, x: .8 * h + mm(x, p['w'] * jnp.tanh(cut(h).mean())) + mm(x, p['u']))
+    lambda p, h, x: 0.8 * h + mm(x, p['w'] * jnp.tanh(cut(h).mean())) + mm(x, p['u'])
+)
 degraded(dependent(), no_relation(), **DEPENDENT, name='weight_of_each_lane')(
-    lambda p, h, x: .8 * h + jax.vmap(lambda x: mm(x, x[:, None] * p['w']))(x))
-degraded(dependent('a'), dependent('w'), no_relation(), params='w a', routes={'a': 'input_dependent_weight', **DEPENDENT['routes']},
-         name='weight_of_two_parameters_and_an_input', fails={'record': 'one record for both parameters names the first only'})(
-    lambda p, h, x: .8 * h + mm(x, p['w'] * p['a'] * x.sum()))
+    lambda p, h, x: 0.8 * h + jax.vmap(lambda x: mm(x, x[:, None] * p['w']))(x)
+)
+degraded(
+    dependent('a'),
+    dependent('w'),
+    no_relation(),
+    params='w a',
+    routes={'a': 'input_dependent_weight', **DEPENDENT['routes']},
+    name='weight_of_two_parameters_and_an_input',
+    fails={'record': 'one record for both parameters names the first only'},
+)(lambda p, h, x: 0.8 * h + mm(x, p['w'] * p['a'] * x.sum()))
 degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'}, name='plain_dot_into_a_state')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + x @ p['u'])
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) + x @ p['u']
+)
 degraded(not_etp_op('a'), params='w a', routes={'a': 'not_etp_op'}, name='plain_decay')(
-    lambda p, h, x: jax.nn.sigmoid(p['a']) * h + mm(x, p['w']))
-degraded(not_etp_op('v'), mixing('dot_general'), params='w v', routes={'v': 'not_etp_op'}, name='plain_recurrence')(
-    lambda p, h, x: jnp.tanh(cut(h) @ p['v'] + mm(x, p['w'])))
+    lambda p, h, x: jax.nn.sigmoid(p['a']) * h + mm(x, p['w'])
+)
+degraded(
+    not_etp_op('v'),
+    mixing('dot_general'),
+    params='w v',
+    routes={'v': 'not_etp_op'},
+    name='plain_recurrence',
+)(lambda p, h, x: jnp.tanh(cut(h) @ p['v'] + mm(x, p['w'])))
 degraded(not_etp_op('a'), params='w a', routes={'a': 'not_etp_op'}, name='plain_gain_before_an_op')(
-    lambda p, h, x: .8 * h + mm(p['a'][:I] * x, p['w']))
-degraded(opaque_call(), params='w u', routes={'u': 'opaque_call:custom_vjp_call'}, name='op_in_a_custom_vjp')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + opaque(x, p['u']))
-degraded(opaque_call(), params='w u', routes={'u': 'opaque_call:custom_jvp_call'}, name='op_in_a_custom_jvp')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
+    lambda p, h, x: 0.8 * h + mm(p['a'][:I] * x, p['w'])
+)
+degraded(
+    opaque_call(),
+    params='w u',
+    routes={'u': 'opaque_call:custom_vjp_call'},
+    name='op_in_a_custom_vjp',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque(x, p['u']))
+degraded(
+    opaque_call(),
+    params='w u',
+    routes={'u': 'opaque_call:custom_jvp_call'},
+    name='op_in_a_custom_jvp',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
 degraded(unused('a'), params='w a', routes={'a': 'unused'}, strict=(), name='unused_parameter')(
-    lambda p, h, x: .8 * h + mm(x, p['w']))
+    lambda p, h, x: 0.8 * h + mm(x, p['w'])
+)
 
 
 @degraded(dependent(), no_relation(), carry={'h': H, 'key': KEY}, **DEPENDENT)
 def weight_under_dropout(p, c, x):
     key, now = jax.random.split(jax.random.wrap_key_data(c['key']))
-    h = .8 * c['h'] + mm(x, p['w'] * jax.random.bernoulli(now, .5, (I, N)))  # here
+    h = 0.8 * c['h'] + mm(x, p['w'] * jax.random.bernoulli(now, 0.5, (I, N)))  # here
     return h, {'h': h, 'key': jax.random.key_data(key)}
 
 
-@degraded(dependent(), merging('cumsum', at='tail'), params='w u', strict=('here', 'tail'), **DEPENDENT,
-          fails={'record': 'no record of the weight, though its route says input_dependent_weight and strict refuses it'})
+@degraded(
+    dependent(),
+    merging('cumsum', at='tail'),
+    params='w u',
+    strict=('here', 'tail'),
+    **DEPENDENT,
+    fails={'record': 'none of the weight, whose route says input_dependent_weight'},
+)
 def weight_times_an_input_with_a_mixing_tail(p, h, x):
     y = mm(x, p['w'] * x.sum())  # here
-    h = .8 * h + mm(x, p['u']) + jnp.cumsum(y, -1)  # tail
+    h = 0.8 * h + mm(x, p['u']) + jnp.cumsum(y, -1)  # tail
     return h, h
 
 
 @degraded(params='w v', routes={'w': 'weight_then_weight'})
 def two_ops_in_a_row(p, h, x):
     y = jnp.tanh(mm(x, p['w']))  # here
-    h = .8 * h + mm(y, p['v'])
+    h = 0.8 * h + mm(y, p['v'])
     return h, h
 
 
 @degraded(params='w u v', routes={'u': 'weight_then_weight'})
 def reset_gate(p, h, x):
     r = jax.nn.sigmoid(mm(x, p['u']))  # here
-    h = .8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
+    h = 0.8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
     return h, h
 
 
 @degraded(params='w u v', routes={'u': 'weight_then_weight'})
 def reset_gate_of_a_function_of_its_weight(p, h, x):
     r = jax.nn.sigmoid(mm(x, 2 * jnp.tanh(p['u'])))  # here
-    h = .8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
+    h = 0.8 * h + jnp.tanh(mm(x, p['w']) + mm(r * cut(h), p['v']))
     return h, h
 
 
 @degraded(not_etp_op('u'), params='w u v', routes={'u': 'not_etp_op'})
 def reset_gate_of_a_function_that_is_used_plainly_too(p, h, x):
     u = 2 * p['u']  # here
-    h = .8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
+    h = 0.8 * h + mm(x, p['w']) + mm(jax.nn.sigmoid(mm(x, u)) * cut(h), p['v']) + x @ u
     return h, h
 
 
 @degraded(params='w v', history=False)
 def traced_weight_used_before_another_op(p, h, x):
     y = mm(2 * x, p['w'])  # here
-    h = .8 * h + mm(x, p['w']) + mm(jnp.tanh(y), p['v'])
+    h = 0.8 * h + mm(x, p['w']) + mm(jnp.tanh(y), p['v'])
     return h, h
 
 
 @degraded(dependent(), history=False)
 def traced_weight_used_once_more_times_an_input(p, h, x):
-    h = .8 * h + mm(x, p['w'])
+    h = 0.8 * h + mm(x, p['w'])
     h = h + mm(x, p['w'] * x.sum())  # here
     return h, h
 
 
-@degraded(Note('partial-trace', 'warning', ('parameter w has a trace', 'its use in dot_general', 'current step only'), 'w', 'op'),
-          history=False)
+@degraded(
+    Note(
+        'partial-trace',
+        'warning',
+        ('parameter w has a trace', 'its use in dot_general', 'current step only'),
+        'w',
+        'op',
+    ),
+    history=False,
+)
 def traced_weight_used_plainly(p, h, x):
-    h = .8 * h + mm(x, p['w'])  # op
+    h = 0.8 * h + mm(x, p['w'])  # op
     h = h + x @ p['w']  # here
     return h, h
 
@@ -321,112 +517,144 @@ def traced_weight_used_plainly(p, h, x):
 @degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'})
 def plain_use_behind_a_plain_readout(p, h, x):
     o = x @ p['u']
-    h = .8 * h + mm(x, p['w']) + jnp.tanh(x @ p['u'])  # here
+    h = 0.8 * h + mm(x, p['w']) + jnp.tanh(x @ p['u'])  # here
     return h + o, h
 
 
 @degraded(not_etp_op('u'), params='w u', routes={'u': 'not_etp_op'})
 def plain_use_behind_an_op_of_a_readout(p, h, x):
     o = mm(x, p['u'])
-    h = .8 * h + mm(x, p['w']) + x @ p['u']  # here
+    h = 0.8 * h + mm(x, p['w']) + x @ p['u']  # here
     return h + o, h
 
 
-@degraded(merging('cumsum', at='tail'), mixing_tail('u'), params='w u', routes={'u': 'mixing_tail'}, strict=('here', 'tail'))
+@degraded(
+    merging('cumsum', at='tail'),
+    mixing_tail('u'),
+    params='w u',
+    routes={'u': 'mixing_tail'},
+    strict=('here', 'tail'),
+)
 def mixing_tail_behind_an_op_of_a_readout(p, h, x):
     o = mm(x, p['u'])
     y = mm(2 * x, p['u'])  # here
-    h = .8 * h + mm(x, p['w']) + jnp.cumsum(y, -1)  # tail
+    h = 0.8 * h + mm(x, p['w']) + jnp.cumsum(y, -1)  # tail
     return h + o, h
 
 
 # -- weights that nothing trains ---------------------------------------------------------------
 
-degraded(fixed(), params={}, name='constant_weight')(
-    lambda p, h, x: .8 * h + mm(x, PARAMS['w']))
+degraded(fixed(), params={}, name='constant_weight')(lambda p, h, x: 0.8 * h + mm(x, PARAMS['w']))
 degraded(fixed(), name='constant_weight_beside_a_parameter', whole=True)(
-    lambda p, h, x: .8 * h + mm(x, PARAMS['u']) + jnp.tanh(mm(2 * x, p['w'])))
+    lambda p, h, x: 0.8 * h + mm(x, PARAMS['u']) + jnp.tanh(mm(2 * x, p['w']))
+)
 degraded(fixed(), params={}, name='weight_made_of_constants')(
-    lambda p, h, x: .8 * h + mm(x, jnp.cos(PARAMS['w']) @ R))
+    lambda p, h, x: 0.8 * h + mm(x, jnp.cos(PARAMS['w']) @ R)
+)
 degraded(fixed(slot='bias'), name='constant_bias', whole=True)(
-    lambda p, h, x: .8 * h + mm(x, p['w'], jnp.ones(N)))
+    lambda p, h, x: 0.8 * h + mm(x, p['w'], jnp.ones(N))
+)
 degraded(no_relation(), params={}, strict=None, name='weight_that_is_an_input')(
-    lambda p, h, x: .8 * h + mm(x, x.T @ jnp.ones((B, N))))
+    lambda p, h, x: 0.8 * h + mm(x, x.T @ jnp.ones((B, N)))
+)
 
 
 @degraded(fixed(), params='o', routes={'o': 'no_hidden_state'})
 def constant_weight_before_a_plain_readout(p, h, x):
-    h = .8 * h + mm(x, PARAMS['w'])  # here
+    h = 0.8 * h + mm(x, PARAMS['w'])  # here
     return h @ p['o'], h
 
 
-@degraded(fixed('state m', path='m'), carry={'h': H, 'm': PARAMS['w']}, params={},
-          hidden=lambda path, leaf: path == ('h',))
+@degraded(
+    fixed('state m', path='m'),
+    carry={'h': H, 'm': PARAMS['w']},
+    params={},
+    hidden=lambda path, leaf: path == ('h',),
+)
 def weight_in_a_carry_that_no_step_changes(p, c, x):
-    h = .8 * c['h'] + mm(x, c['m'])  # here
+    h = 0.8 * c['h'] + mm(x, c['m'])  # here
     return h, {'h': h, 'm': c['m']}
 
 
-# -- several states, and none ---------------------------------------------------------------------------------------------
+# -- several states, and none ----------------------------------------------------------------------
+
 
 @degraded(cross('g', 'h'), carry={'h': H, 'g': H[:, :2]}, history=False)
 def slice_of_a_state_into_a_smaller_one(p, c, x):
-    h = .8 * c['h'] + mm(x, p['w'])
-    g = .7 * c['g'] + h[:, :2]  # here
+    h = 0.8 * c['h'] + mm(x, p['w'])
+    g = 0.7 * c['g'] + h[:, :2]  # here
     return (h, g), {'h': h, 'g': g}
 
 
-@degraded(cross('g', 'h'), carry={'h': H, 'g': H[:, :2]}, history=False, fails=dict.fromkeys(
-    ('record', 'strict'), 'names the last line that makes the new state, and not the one that reads the other state'))
+@degraded(
+    cross('g', 'h'),
+    carry={'h': H, 'g': H[:, :2]},
+    history=False,
+    fails=dict.fromkeys(
+        ('record', 'strict'),
+        'names the last line that makes the new state, and not the one that reads the other state',
+    ),
+)
 def slice_of_a_state_and_more(p, c, x):
-    h = .8 * c['h'] + mm(x, p['w'])
-    g = .7 * c['g'] + h[:, :2]  # here
+    h = 0.8 * c['h'] + mm(x, p['w'])
+    g = 0.7 * c['g'] + h[:, :2]  # here
     g = jnp.tanh(g)
     return (h, g), {'h': h, 'g': g}
 
 
-@degraded(Note('lost-relation', 'warning', ('parameter w', 'd', 'is no hidden state'), 'w'), no_relation(), carry={'h': H, 'd': H},
-          hidden=lambda path, leaf: path == ('h',), routes={'w': 'not_hidden'})
+@degraded(
+    Note('lost-relation', 'warning', ('parameter w', 'd', 'is no hidden state'), 'w'),
+    no_relation(),
+    carry={'h': H, 'd': H},
+    hidden=lambda path, leaf: path == ('h',),
+    routes={'w': 'not_hidden'},
+)
 def delay_that_is_no_hidden_state(p, c, x):
-    h = .8 * c['h'] + c['d']
+    h = 0.8 * c['h'] + c['d']
     d = mm(x, p['w'])  # here
     return (h, d), {'h': h, 'd': d}
 
 
 @degraded(cross('g', 'h'), carry={'h': H, 'g': H[:, :1]})
 def mean_of_an_old_state_into_a_smaller_one(p, c, x):
-    h = .8 * c['h'] + mm(x, p['w'])
-    g = .7 * cut(c['g']) + c['h'].mean(-1, keepdims=True)  # here
+    h = 0.8 * c['h'] + mm(x, p['w'])
+    g = 0.7 * cut(c['g']) + c['h'].mean(-1, keepdims=True)  # here
     return (h, g), {'h': h, 'g': g}
 
 
 @degraded(no_relation(), routes={'w': 'no_hidden_state'}, strict=None)
 def op_that_reaches_no_state(p, h, x):
-    h = .8 * h + x[:, :1]
+    h = 0.8 * h + x[:, :1]
     return mm(x, p['w']) * h, h  # here
 
 
-# -- nothing is lost, and nothing is said ---------------------------------------------------------------------------------
+# -- nothing is lost, and nothing is said ----------------------------------------------------------
 
-degraded(strict=None, name='whole')(
-    lambda p, h, x: .8 * h + jnp.tanh(mm(x, p['w'])))
+degraded(strict=None, name='whole')(lambda p, h, x: 0.8 * h + jnp.tanh(mm(x, p['w'])))
 degraded(strict=None, name='whole_with_a_constant_mask')(
-    lambda p, h, x: .8 * h + mm(x, p['w'] * jax.random.bernoulli(jax.random.key(0), .5, (I, N))))
+    lambda p, h, x: 0.8 * h + mm(x, p['w'] * jax.random.bernoulli(jax.random.key(0), 0.5, (I, N)))
+)
 degraded(strict=None, name='whole_with_a_static_write')(
-    lambda p, h, x: (.8 * h + mm(x, p['w'])).at[:, 1].set(0.))
+    lambda p, h, x: (0.8 * h + mm(x, p['w'])).at[:, 1].set(0.0)
+)
 degraded(strict=None, params='half', name='whole_with_a_stack')(
-    lambda p, h, x: .8 * h + jnp.stack([mm(x, p['half']), x[:, :2]], -1).reshape(B, N))
+    lambda p, h, x: 0.8 * h + jnp.stack([mm(x, p['half']), x[:, :2]], -1).reshape(B, N)
+)
 degraded(params='w u', strict=None, routes={'w': 'no_hidden_state'}, name='stopped_result')(
-    lambda p, h, x: .8 * h + mm(x, p['u']) + lax.stop_gradient(mm(x, p['w'])))
+    lambda p, h, x: 0.8 * h + mm(x, p['u']) + lax.stop_gradient(mm(x, p['w']))
+)
 degraded(strict=None, name='mean_of_spikes_without_gradient')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) - .1 * (h > 0).mean(-1, keepdims=True))
+    lambda p, h, x: 0.8 * h + mm(x, p['w']) - 0.1 * (h > 0).mean(-1, keepdims=True)
+)
 degraded(params='w v', strict=None, name='weight_made_by_another_op')(
-    lambda p, h, x: .8 * h + mm(x, mm(p['w'], p['v'])))
+    lambda p, h, x: 0.8 * h + mm(x, mm(p['w'], p['v']))
+)
 degraded(strict=None, name='branch_chosen_by_a_state')(
-    lambda p, h, x: lax.cond(h.sum() > 0, lambda h: .8 * h + mm(x, p['w']), lambda h: .5 * h, h))
+    lambda p, h, x: lax.cond(h.sum() > 0, lambda h: 0.8 * h + mm(x, p['w']), lambda h: 0.5 * h, h)
+)
 
 
 @degraded(params='w o', routes={'o': 'no_hidden_state'}, strict=None)
 def whole_with_a_mixing_readout(p, h, x):
-    h = .8 * h + mm(x, p['w'])
+    h = 0.8 * h + mm(x, p['w'])
     return jax.nn.softmax(jnp.cumsum(h, -1)) @ p['o'], h

@@ -1,4 +1,5 @@
 """Modules of brainstate that are refused or degraded, a row each as in ``degraded.py``."""
+
 from __future__ import annotations
 
 import brainstate
@@ -15,9 +16,11 @@ MODULES: list[Row] = []
 
 def module(*notes: Note, **options):
     """Add a module to the table; ``error`` and ``words`` where it is refused."""
+
     def register(cls):
         MODULES.append(Row(cls.__name__, cls, {}, cls, notes=notes, **options))
         return cls
+
     return register
 
 
@@ -37,19 +40,26 @@ class Leaky(brainstate.nn.Module):
         return braintrace.matmul(x, self.w.value)
 
 
-@module(not_etp_op('part/weight/weight'), not_etp_op('part/weight/bias'),
-        routes={f'part/weight/{name}': 'not_etp_op' for name in ('weight', 'bias')})
+@module(
+    not_etp_op('part/weight/weight'),
+    not_etp_op('part/weight/bias'),
+    routes={f'part/weight/{name}': 'not_etp_op' for name in ('weight', 'bias')},
+)
 class PlainLayer(Leaky):
     def make_part(self):
         return brainstate.nn.Linear(I, N)
 
     def update(self, x):
-        self.h.value = .8 * self.h.value + self.drive(x) + self.part(x)  # here
+        self.h.value = 0.8 * self.h.value + self.drive(x) + self.part(x)  # here
         return self.h.value
 
 
-@module(mixing('reduce_sum, spread by'), not_etp_op('part/weight/scale'), not_etp_op('part/weight/bias'),
-        routes={f'part/weight/{name}': 'not_etp_op' for name in ('scale', 'bias')})
+@module(
+    mixing('reduce_sum, spread by'),
+    not_etp_op('part/weight/scale'),
+    not_etp_op('part/weight/bias'),
+    routes={f'part/weight/{name}': 'not_etp_op' for name in ('scale', 'bias')},
+)
 class LayerNorm(Leaky):
     def make_part(self):
         return brainstate.nn.LayerNorm((N,))
@@ -62,19 +72,30 @@ class LayerNorm(Leaky):
 @module(mixing('reduce_sum, spread by'))
 class MeanOfUnits(Leaky):
     def update(self, x):
-        self.h.value = .8 * self.h.value - saiunit.math.mean(self.h.value, axis=-1, keepdims=True) + self.drive(x)  # here
+        self.h.value = (
+            0.8 * self.h.value
+            - saiunit.math.mean(self.h.value, axis=-1, keepdims=True)  # here
+            + self.drive(x)
+        )
         return self.h.value
 
 
-@module(Note('lost-relation', 'warning', ('parameter w', 'd', 'ShortTermState'), 'w'), no_relation(), routes={'w': 'not_hidden'},
-        fails=dict.fromkeys(('record', 'strict'), 'the gradient is zero, without a record of the state that is not hidden'))
+@module(
+    Note('lost-relation', 'warning', ('parameter w', 'd', 'ShortTermState'), 'w'),
+    no_relation(),
+    routes={'w': 'not_hidden'},
+    fails=dict.fromkeys(
+        ('record', 'strict'),
+        'the gradient is zero, without a record of the state that is not hidden',
+    ),
+)
 class DelayLine(Leaky):
     def init_state(self, batch_size=None, **_):
         super().init_state()
         self.d = brainstate.ShortTermState(jnp.asarray(H))
 
     def update(self, x):
-        self.h.value = .8 * self.h.value + self.d.value
+        self.h.value = 0.8 * self.h.value + self.d.value
         self.d.value = self.drive(x)  # here
         return self.h.value
 
@@ -82,12 +103,18 @@ class DelayLine(Leaky):
 @module(dependent(), no_relation(), routes={'w': 'input_dependent_weight'})
 class WeightDropout(Leaky):
     def update(self, x):
-        kept = brainstate.random.bernoulli(.5, (I, N))
-        self.h.value = .8 * self.h.value + braintrace.matmul(x, self.w.value * kept)  # here
+        kept = brainstate.random.bernoulli(0.5, (I, N))
+        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value * kept)  # here
         return self.h.value
 
 
-@module(routes={'part/Wr/weight/weight': 'weight_then_weight', 'part/Wr/weight/bias': 'weight_then_weight', 'w': 'no_hidden_state'})
+@module(
+    routes={
+        'part/Wr/weight/weight': 'weight_then_weight',
+        'part/Wr/weight/bias': 'weight_then_weight',
+        'w': 'no_hidden_state',
+    }
+)
 class ResetGate(Leaky):
     def make_part(self):
         return braintrace.nn.GRUCell(I, N)
@@ -103,7 +130,7 @@ class WeightsThatAreNoParameters(Leaky):
 
     def update(self, x):
         drives = [braintrace.matmul(x, w) for w in (PARAMS['u'], self.part.value)]  # here
-        self.h.value = .8 * self.h.value + self.drive(x) + sum(drives)
+        self.h.value = 0.8 * self.h.value + self.drive(x) + sum(drives)
         return self.h.value
 
 
@@ -111,7 +138,8 @@ class WeightsThatAreNoParameters(Leaky):
 class ForLoop(Leaky):
     def update(self, x):
         def turn(_):
-            self.h.value = .8 * self.h.value + self.drive(x)
+            self.h.value = 0.8 * self.h.value + self.drive(x)
+
         brainstate.transform.for_loop(turn, jnp.arange(3))  # here
         return self.h.value
 
@@ -120,8 +148,9 @@ class ForLoop(Leaky):
 class WhileLoop(Leaky):
     def update(self, x):
         def turn(i):
-            self.h.value = .8 * self.h.value + self.drive(x)
+            self.h.value = 0.8 * self.h.value + self.drive(x)
             return i + 1
+
         brainstate.transform.while_loop(lambda i: i < 3, turn, 0)  # here
         return self.h.value
 
@@ -129,6 +158,6 @@ class WhileLoop(Leaky):
 @module(error=COMPILE, words=("writes the parameters ['w']", 'brainstate.ShortTermState'), at=None)
 class WritingParameters(Leaky):
     def update(self, x):
-        self.h.value = .8 * self.h.value + self.drive(x)
-        self.w.value = .9 * self.w.value
+        self.h.value = 0.8 * self.h.value + self.drive(x)
+        self.w.value = 0.9 * self.w.value
         return self.h.value

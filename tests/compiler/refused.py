@@ -1,12 +1,15 @@
-"""Models that are refused, a row each with the error that is expected; and what a row of a table of models holds.
+"""Models that are refused, each with its expected error; and the rows of all tables of models.
 
-A row's place is the line of its cell with a mark, as ``# here``, or the line of its lambda. ``degraded.py`` has the models that compile.
+A row's place is the line of its cell with a mark, as ``# here``, or the first line of its lambda.
+``degraded.py`` has the models that compile.
 """
+
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,17 +25,35 @@ from braintrace import Policy
 
 B, I, N, T = 2, 3, 4, 3  # noqa: E741
 RNG = np.random.default_rng(5)
-SHAPES = {'w': (I, N), 'u': (I, N), 'v': (N, N), 'a': (N,), 'o': (N, 2), 'half': (I, 2), 'thin': (I, 1), 'z': (I, N), 'long': (1100, I, N)}
-PARAMS = {name: 0.5 * RNG.normal(size=shape) * (1 + 0.5j if name == 'z' else 1) for name, shape in SHAPES.items()}
+SHAPES = {
+    'w': (I, N),
+    'u': (I, N),
+    'v': (N, N),
+    'a': (N,),
+    'o': (N, 2),
+    'half': (I, 2),
+    'thin': (I, 1),
+    'z': (I, N),
+    'long': (1100, I, N),
+}
+PARAMS = {
+    name: 0.5 * RNG.normal(size=shape) * (1 + 0.5j if name == 'z' else 1)
+    for name, shape in SHAPES.items()
+}
 X, H, R = RNG.normal(size=(T, B, I)), RNG.normal(size=(B, N)), 0.4 * RNG.normal(size=(N, N))
 MESH = Mesh(np.array(jax.devices()[:1]), ('a',))
-NOT_SUPPORTED, COMPILE, STRUCTURE = braintrace.NotSupportedError, braintrace.CompileError, braintrace.StructureError
+NOT_SUPPORTED, COMPILE, STRUCTURE = (
+    braintrace.NotSupportedError,
+    braintrace.CompileError,
+    braintrace.StructureError,
+)
 mm = braintrace.matmul
 
 
 @dataclasses.dataclass(frozen=True)
 class Note:
-    """A diagnostic that is expected; ``words`` stand in its message, ``at`` is the mark of its line, None where it has no place."""
+    """An expected diagnostic: ``words`` of its message; ``at``: the mark of its line, or None."""
+
     kind: str
     level: str
     words: tuple[str, ...]
@@ -44,13 +65,15 @@ class Note:
 class Row:
     """A cell with its arguments, and what is expected of it.
 
-    ``error`` and ``words``: how it is refused. Otherwise ``notes`` are all its diagnostics, ``routes`` the reasons of all parameters
-    without a trace, and ``strict`` the marks of the lines that a strict policy names; None: it accepts the model.
+    ``error`` and ``words``: how it is refused. Otherwise ``notes`` are all its diagnostics,
+    ``routes`` the reasons of all parameters without a trace, and ``strict`` the marks of the lines
+    that a strict policy names; None: it accepts the model.
     """
+
     name: str
     cell: Callable
     params: Mapping[Any, Any]
-    source: Callable                                                  # the function with the marks
+    source: Callable  # the function with the marks
     carry: Any = dataclasses.field(default_factory=lambda: H)
     xs: np.ndarray = dataclasses.field(default_factory=lambda: X)
     policy: Policy = Policy()
@@ -61,25 +84,32 @@ class Row:
     notes: tuple[Note, ...] = ()
     routes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     strict: tuple[str, ...] | None = ('here',)
-    fails: Mapping[str, str] = dataclasses.field(default_factory=dict)      # test -> what is wrong: a strict xfail
-    history: bool = True                                              # what its traces leave out is wrapped in `cut`
-    whole: bool = False                 # its gradients are whole, though a strict policy refuses it
+    # test -> what is wrong: a strict xfail
+    fails: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    history: bool = True  # what its traces leave out is wrapped in `cut`
+    whole: bool = False  # its gradients are whole, though a strict policy refuses it
 
     def place(self, mark: str) -> str:
         """``file:line`` of the one line with this mark."""
         lines, first = inspect.getsourcelines(self.source)
+        if is_lambda := self.source.__name__ == '<lambda>':
+            whole, _ = inspect.findsource(self.source)
+            first = self.source.__code__.co_firstlineno
+            lines = list(itertools.takewhile(lambda line: line[:1] != ')', whole[first - 1 :]))
         marked = [first + k for k, line in enumerate(lines) if line.rstrip().endswith(f'# {mark}')]
-        if self.source.__name__ == '<lambda>' and mark == 'here':
-            marked = [self.source.__code__.co_firstlineno]
-        number, = marked
+        if is_lambda and mark == 'here' and not marked:
+            marked = [first]
+        (number,) = marked
         return f'{inspect.getsourcefile(self.source)}:{number}'
 
 
 def make_row(source, *, params='w', name='', **options) -> Row:
-    """A row of a cell, or with a name of an update ``(p, h, x) -> h``; ``params`` may be names of ``PARAMS``."""
+    """A row of a cell or, with a name, of an update ``(p, h, x) -> h``; ``params``: also names."""
+
     def cell(p, h, x):
         h = source(p, h, x)
         return h, h
+
     chosen = {key: PARAMS[key] for key in params.split()} if isinstance(params, str) else params
     return Row(name or source.__name__, cell if name else source, chosen, source, **options)
 
@@ -89,15 +119,24 @@ REFUSED: list[Row] = []
 
 def refused(error, *words: str, **options):
     """Add a cell to the table of refused models."""
+
     def register(source):
         REFUSED.append(make_row(source, error=error, words=words, **options))
         return source
+
     return register
 
 
 def by_policy(construct: str, option: str, *words: str, **options):
     """Refused because the policy says so."""
-    return refused(NOT_SUPPORTED, construct, f"{option}='refuse'", *words, policy=Policy(**{option: 'refuse'}), **options)
+    return refused(
+        NOT_SUPPORTED,
+        construct,
+        f"{option}='refuse'",
+        *words,
+        policy=Policy(**{option: 'refuse'}),
+        **options,
+    )
 
 
 @jax.custom_vjp
@@ -105,7 +144,10 @@ def opaque(x, w):
     return jnp.tanh(mm(x, w))
 
 
-opaque.defvjp(lambda x, w: (jnp.tanh(mm(x, w)), (x, w)), lambda r, g: jax.vjp(lambda x, w: jnp.tanh(x @ w), *r)[1](g))
+opaque.defvjp(
+    lambda x, w: (jnp.tanh(mm(x, w)), (x, w)),
+    lambda r, g: jax.vjp(lambda x, w: jnp.tanh(x @ w), *r)[1](g),
+)
 
 
 @jax.custom_jvp
@@ -116,28 +158,54 @@ def opaque_jvp(x, w):
 opaque_jvp.defjvp(lambda p, t: jax.jvp(lambda x, w: jnp.tanh(x @ w), p, t))
 
 
-# -- by the policy -------------------------------------------------------------------------------------------------------
+# -- by the policy ---------------------------------------------------------------------------------
 
 by_policy('cond', 'cond', 'jnp.where', name='cond_around_an_op')(
-    lambda p, h, x: .8 * h + lax.cond(x.sum() > 0, lambda x: mm(x, p['w']), lambda x: jnp.ones((B, N)), x))
+    lambda p, h, x: (
+        0.8 * h
+        + lax.cond(x.sum() > 0, lambda x: mm(x, p['w']), lambda x: jnp.ones((B, N)), x)  # here
+    )
+)
 by_policy('cond', 'cond', 'compute both branches', name='cond_between_states')(
-    lambda p, h, x: lax.cond(x.sum() > 0, lambda h: .8 * h, lambda h: .2 * h, h) + mm(x, p['w']))
+    lambda p, h, x: lax.cond(x.sum() > 0, lambda h: 0.8 * h, lambda h: 0.2 * h, h) + mm(x, p['w'])
+)
 by_policy('cond', 'cond', 'jnp.where', name='switch_around_an_op')(
-    lambda p, h, x: lax.switch(x.sum().astype(int), [lambda h: .8 * h + mm(x, p['w']), jnp.sin, jnp.cos], h))
+    lambda p, h, x: lax.switch(
+        x.sum().astype(int), [lambda h: 0.8 * h + mm(x, p['w']), jnp.sin, jnp.cos], h
+    )
+)
 by_policy('scan', 'scan', 'a Python loop', name='scan_around_an_op')(
-    lambda p, h, x: lax.scan(lambda h, _: (.8 * h + mm(x, p['w']), None), h, None, length=3)[0])
+    lambda p, h, x: lax.scan(lambda h, _: (0.8 * h + mm(x, p['w']), None), h, None, length=3)[0]
+)
 by_policy('scan', 'scan', 'a Python loop', name='fori_loop_around_an_op')(
-    lambda p, h, x: lax.fori_loop(0, 3, lambda i, h: .8 * h + mm(x, p['w']), h))
+    lambda p, h, x: lax.fori_loop(0, 3, lambda i, h: 0.8 * h + mm(x, p['w']), h)
+)
 by_policy('scan', 'scan', 'a Python loop', name='map_around_an_op')(
-    lambda p, h, x: .8 * h + lax.map(lambda x: mm(x, p['w']), x))
+    lambda p, h, x: 0.8 * h + lax.map(lambda x: mm(x, p['w']), x)
+)
 by_policy('while', 'while_loop', 'lax.fori_loop', name='while_between_states')(
-    lambda p, h, x: lax.while_loop(lambda h: (h ** 2).sum() > 3, lambda h: .5 * h, h) + mm(x, p['w']))
-by_policy('custom_jvp_call', 'custom_rule', 'outside of the function', params='w u', name='custom_jvp_around_an_op')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
-by_policy('custom_vjp_call', 'custom_rule', 'outside of the function', params='w u', name='custom_vjp_around_an_op')(
-    lambda p, h, x: .8 * h + mm(x, p['w']) + opaque(x, p['u']))
+    lambda p, h, x: lax.while_loop(lambda h: (h**2).sum() > 3, lambda h: 0.5 * h, h) + mm(x, p['w'])
+)
+by_policy(
+    'custom_jvp_call',
+    'custom_rule',
+    'outside of the function',
+    params='w u',
+    name='custom_jvp_around_an_op',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque_jvp(x, p['u']))
+by_policy(
+    'custom_vjp_call',
+    'custom_rule',
+    'outside of the function',
+    params='w u',
+    name='custom_vjp_around_an_op',
+)(lambda p, h, x: 0.8 * h + mm(x, p['w']) + opaque(x, p['u']))
 by_policy('shard_map', 'shard_map', 'for one shard', name='shard_map_around_an_op')(
-    lambda p, h, x: .8 * h + jax.shard_map(mm, mesh=MESH, in_specs=(P('a'), P()), out_specs=P('a'))(x, p['w']))
+    lambda p, h, x: (
+        0.8 * h
+        + jax.shard_map(mm, mesh=MESH, in_specs=(P('a'), P()), out_specs=P('a'))(x, p['w'])  # here
+    )
+)
 
 
 @by_policy('scan', 'scan', 'a Python loop')
@@ -145,46 +213,85 @@ def scan_in_jit_in_checkpoint(p, h, x):
     @jax.checkpoint
     @jax.jit
     def turns(h):
-        return lax.scan(lambda h, _: (.8 * h, None), h, None, length=3)[0]  # here
+        return lax.scan(lambda h, _: (0.8 * h, None), h, None, length=3)[0]  # here
+
     h = turns(h) + mm(x, p['w'])
     return h, h
 
 
-refused(NOT_SUPPORTED, 'while', 'between an input', "while_loop='refuse'", policy=Policy(while_loop='refuse'), name='while_over_an_input',
-        fails={'record': 'says that it "holds an ETP op or lies between hidden states", and it does neither'})(
-    lambda p, h, x: .8 * h + mm(lax.while_loop(lambda x: (x ** 2).sum() > 3, lambda x: .5 * x, x), p['w']))
+refused(
+    NOT_SUPPORTED,
+    'while',
+    'between an input',
+    "while_loop='refuse'",
+    policy=Policy(while_loop='refuse'),
+    name='while_over_an_input',
+    fails={'record': 'says that it "holds an ETP op or lies between hidden states"; neither is so'},
+)(
+    lambda p, h, x: (
+        0.8 * h + mm(lax.while_loop(lambda x: (x**2).sum() > 3, lambda x: 0.5 * x, x), p['w'])
+    )
+)
 
 
-# -- by every policy: loops ----------------------------------------------------------------------------------------------
+# -- by every policy: loops ------------------------------------------------------------------------
 
-small = lambda h: (h ** 2).sum() < 3
-op_in_while = functools.partial(refused, NOT_SUPPORTED, 'while loop holds an ETP op', 'lax.fori_loop with a static number', 'lax.scan')
-while_mixes = functools.partial(refused, NOT_SUPPORTED, 'while loop', 'positions meet', 'no derivative in reverse mode', 'lax.fori_loop')
+small = lambda h: (h**2).sum() < 3
+op_in_while = functools.partial(
+    refused,
+    NOT_SUPPORTED,
+    'while loop holds an ETP op',
+    'lax.fori_loop with a static number',
+    'lax.scan',
+)
+while_mixes = functools.partial(
+    refused,
+    NOT_SUPPORTED,
+    'while loop',
+    'positions meet',
+    'no derivative in reverse mode',
+    'lax.fori_loop',
+)
 
 op_in_while(name='op_in_while')(
-    lambda p, h, x: lax.while_loop(small, lambda h: .8 * h + mm(x, p['w']), h))
+    lambda p, h, x: lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)
+)
 op_in_while(name='op_in_a_condition_of_while')(
-    lambda p, h, x: .8 * h + mm(lax.while_loop(lambda x: mm(x, p['w']).sum() < 3, lambda x: 2. * x, x), p['w']))
+    lambda p, h, x: (
+        0.8 * h
+        + mm(
+            lax.while_loop(lambda x: mm(x, p['w']).sum() < 3, lambda x: 2.0 * x, x),  # here
+            p['w'],
+        )
+    )
+)
 op_in_while(name='op_in_while_of_a_fori_loop_with_a_traced_length')(
-    lambda p, h, x: lax.fori_loop(0, (x[0, 0] > 0).astype(int), lambda i, h: .8 * h + mm(x, p['w']), h))
+    lambda p, h, x: lax.fori_loop(
+        0, (x[0, 0] > 0).astype(int), lambda i, h: 0.8 * h + mm(x, p['w']), h
+    )
+)
 while_mixes(name='while_that_mixes_a_state')(
-    lambda p, h, x: lax.while_loop(small, lambda h: h + jnp.roll(h, 1, -1), h) + mm(x, p['w']))
+    lambda p, h, x: lax.while_loop(small, lambda h: h + jnp.roll(h, 1, -1), h) + mm(x, p['w'])
+)
 while_mixes(name='while_that_mixes_behind_an_op')(
-    lambda p, h, x: .8 * h + lax.while_loop(small, lambda y: y + y.mean(), mm(x, p['w'])))
+    lambda p, h, x: 0.8 * h + lax.while_loop(small, lambda y: y + y.mean(), mm(x, p['w']))
+)
 while_mixes(name='while_that_mixes_a_parameter')(
-    lambda p, h, x: .8 * h + mm(x, lax.while_loop(small, lambda w: w + .1 * w.mean(), p['w'])))
+    lambda p, h, x: 0.8 * h + mm(x, lax.while_loop(small, lambda w: w + 0.1 * w.mean(), p['w']))
+)
 
 
 @op_in_while()
 def op_in_while_behind_the_state(p, h, x):
-    h = .8 * h + mm(x, p['w'])
+    h = 0.8 * h + mm(x, p['w'])
     return lax.while_loop(small, lambda o: o + mm(x, p['w']), h), h  # here
 
 
 @op_in_while()
 def op_in_while_in_scan(p, h, x):
     def body(h, _):
-        return lax.while_loop(small, lambda h: .8 * h + mm(x, p['w']), h), None  # here
+        return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h), None  # here
+
     h, _ = lax.scan(body, h, None, length=2)
     return h, h
 
@@ -192,7 +299,8 @@ def op_in_while_in_scan(p, h, x):
 @op_in_while()
 def op_in_while_in_cond_in_jit_in_checkpoint(p, h, x):
     def body(h):
-        return lax.while_loop(small, lambda h: .8 * h + mm(x, p['w']), h)  # here
+        return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)  # here
+
     h = jax.checkpoint(jax.jit(lambda h: lax.cond(x.sum() > 0, body, jnp.tanh, h)))(h)
     return h, h
 
@@ -200,7 +308,8 @@ def op_in_while_in_cond_in_jit_in_checkpoint(p, h, x):
 @op_in_while()
 def op_in_while_in_while(p, h, x):
     def body(h):
-        return lax.while_loop(small, lambda h: .8 * h + mm(x, p['w']), h)
+        return lax.while_loop(small, lambda h: 0.8 * h + mm(x, p['w']), h)
+
     h = lax.while_loop(small, body, h)  # here
     return h, h
 
@@ -209,68 +318,128 @@ def op_in_while_in_while(p, h, x):
 def effect_in_a_branch_with_an_op(p, h, x):
     def yes(h):
         jax.debug.print('{}', h.sum())  # here
-        return .8 * h + mm(x, p['w'])
+        return 0.8 * h + mm(x, p['w'])
+
     h = lax.cond(x.sum() > 0, yes, jnp.tanh, h)
     return h, h
 
 
-@refused(NOT_SUPPORTED, 'scan of 1100 steps', 'weights of its own in every step', 'up to 1024 steps', 'Shorten it', params='long')
+@refused(
+    NOT_SUPPORTED,
+    'scan of 1100 steps',
+    'weights of its own in every step',
+    'up to 1024 steps',
+    'Shorten it',
+    params='long',
+)
 def long_scan_over_weights(p, h, x):
-    h, _ = lax.scan(lambda h, w: (.8 * h + mm(x, w), None), h, p['long'])  # here
+    h, _ = lax.scan(lambda h, w: (0.8 * h + mm(x, w), None), h, p['long'])  # here
     return h, h
 
 
-@refused(NOT_SUPPORTED, 'scan of 1100 steps', 'hidden states', 'Shorten it', carry=np.ones((1100, B, N)))
+@refused(
+    NOT_SUPPORTED, 'scan of 1100 steps', 'hidden states', 'Shorten it', carry=np.ones((1100, B, N))
+)
 def long_scan_over_states(p, h, x):
-    _, h = lax.scan(lambda z, h: (.8 * z, .8 * h + z + mm(x, p['w'])), jnp.ones((B, N)), h)  # here
+    _, h = lax.scan(  # here
+        lambda z, h: (0.8 * z, 0.8 * h + z + mm(x, p['w'])), jnp.ones((B, N)), h
+    )
     return h[-1], h
 
 
-# -- by every policy: complex states and others ---------------------------------------------------------------------------
+# -- by every policy: complex states and others ----------------------------------------------------
 
 HOLOMORPHIC = 'not holomorphic', 'two real hidden states'
-refused(NOT_SUPPORTED, 'conj', *HOLOMORPHIC, params='z', carry=H + 0j, name='conjugate_of_a_complex_state')(
-    lambda p, h, x: .5 * jnp.conj(h) + mm(x + 0j, p['z']))
+refused(
+    NOT_SUPPORTED,
+    'conj',
+    *HOLOMORPHIC,
+    params='z',
+    carry=H + 0j,
+    name='conjugate_of_a_complex_state',
+)(lambda p, h, x: 0.5 * jnp.conj(h) + mm(x + 0j, p['z']))
 refused(NOT_SUPPORTED, *HOLOMORPHIC, carry=H + 0j, name='absolute_value_of_a_complex_state')(
-    lambda p, h, x: h / (1 + jnp.abs(h)) + mm(x, p['w']))
-refused(NOT_SUPPORTED, 'convert_element_type', *HOLOMORPHIC, carry=H + 0j, name='real_op_into_a_complex_state')(
-    lambda p, h, x: .5j * h + mm(x, p['w']))
+    lambda p, h, x: h / (1 + jnp.abs(h)) + mm(x, p['w'])
+)
+refused(
+    NOT_SUPPORTED,
+    'convert_element_type',
+    *HOLOMORPHIC,
+    carry=H + 0j,
+    name='real_op_into_a_complex_state',
+)(lambda p, h, x: 0.5j * h + mm(x, p['w']))
 
 
-@refused(NOT_SUPPORTED, 'holomorphic', 'from a complex hidden state', params='z', carry={'z': H + 0j, 'v': H},
-         fails={'record': 'says "on the way to a complex hidden state" of a real state that reads a complex one'})
+@refused(
+    NOT_SUPPORTED,
+    'holomorphic',
+    'from a complex hidden state',
+    params='z',
+    carry={'z': H + 0j, 'v': H},
+    fails={'record': 'says "on the way to a complex hidden state"; this state is real'},
+)
 def real_state_reads_a_complex_one(p, c, x):
-    z = .5j * c['z'] + mm(x + 0j, p['z'])
-    v = .5 * c['v'] + z.real  # here
+    z = 0.5j * c['z'] + mm(x + 0j, p['z'])
+    v = 0.5 * c['v'] + z.real  # here
     return (z.real, v), {'z': z, 'v': v}
 
 
 @refused(NOT_SUPPORTED, 'shard_map', "maps ['a'] and leaves ['b']", 'Map every axis')
 def shard_map_over_a_part_of_the_mesh(p, h, x):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('a', 'b'))
-    h = .8 * h + jax.shard_map(mm, mesh=mesh, in_specs=(P('a'), P()), out_specs=P('a'), axis_names={'a'})(x, p['w'])  # here
+    h = 0.8 * h + jax.shard_map(  # here
+        mm, mesh=mesh, in_specs=(P('a'), P()), out_specs=P('a'), axis_names={'a'}
+    )(x, p['w'])
     return h, h
 
 
-refused(NOT_SUPPORTED, 'batch_group_count=2', 'mixes samples', 'feature_group_count', params={'k': RNG.normal(size=(2, 2, 3))},
-        carry=np.zeros((1, 2, 5)), xs=RNG.normal(size=(T, 2, 2, 5)), fails={'record': 'names no line'}, name='conv_that_mixes_samples')(
-    lambda p, h, x: .8 * h + braintrace.conv(x, p['k'], padding='SAME', batch_group_count=2))
+refused(
+    NOT_SUPPORTED,
+    'batch_group_count=2',
+    'mixes samples',
+    'feature_group_count',
+    params={'k': RNG.normal(size=(2, 2, 3))},
+    carry=np.zeros((1, 2, 5)),
+    xs=RNG.normal(size=(T, 2, 2, 5)),
+    fails={'record': 'names no line'},
+    name='conv_that_mixes_samples',
+)(lambda p, h, x: 0.8 * h + braintrace.conv(x, p['k'], padding='SAME', batch_group_count=2))
 
-# -- what is no model, or no step ----------------------------------------------------------------------------------------
+# -- what is no model, or no step ------------------------------------------------------------------
 
-refused(COMPILE, 'no ETP op', 'braintrace.matmul(x, W) instead of x @ W', at=None, name='without_ops')(
-    lambda p, h, x: .8 * h + x @ p['w'])
-refused(COMPILE, 'outside of that function', params='u', name='without_ops_but_an_opaque_one',
-        fails={'record': 'says that the step applies no ETP op, though it does, and names no line'})(
-    lambda p, h, x: .8 * h + opaque(x, p['u']))
-refused(STRUCTURE, 'float64[2, 4] before the step, float64[2, 8] after', 'Cast or reshape', at=None, name='growing')(
-    lambda p, h, x: jnp.concatenate([h, mm(x, p['w'])], -1))
-refused(STRUCTURE, "params leaf 'f' is function", 'close over them', at=None, params={'w': PARAMS['w'], 'f': lambda a: a},
-        name='with_a_function_among_the_parameters')(
-    lambda p, h, x: h + p['f'](mm(x, p['w'])))
-refused(STRUCTURE, "two leaves of params have the same path: ['a/b']", 'different keys', at=None,
-        params={('a', 'b'): PARAMS['w'], ('a',): {'b': PARAMS['u']}}, name='with_two_parameters_of_one_path')(
-    lambda p, h, x: h + mm(x, p['a', 'b']) + mm(x, p['a',]['b']))
+refused(
+    COMPILE, 'no ETP op', 'braintrace.matmul(x, W) instead of x @ W', at=None, name='without_ops'
+)(lambda p, h, x: 0.8 * h + x @ p['w'])
+refused(
+    COMPILE,
+    'outside of that function',
+    params='u',
+    name='without_ops_but_an_opaque_one',
+    fails={'record': 'says that the step applies no ETP op, though it does, and names no line'},
+)(lambda p, h, x: 0.8 * h + opaque(x, p['u']))
+refused(
+    STRUCTURE,
+    'float64[2, 4] before the step, float64[2, 8] after',
+    'Cast or reshape',
+    at=None,
+    name='growing',
+)(lambda p, h, x: jnp.concatenate([h, mm(x, p['w'])], -1))
+refused(
+    STRUCTURE,
+    "params leaf 'f' is function",
+    'close over them',
+    at=None,
+    params={'w': PARAMS['w'], 'f': lambda a: a},
+    name='with_a_function_among_the_parameters',
+)(lambda p, h, x: h + p['f'](mm(x, p['w'])))
+refused(
+    STRUCTURE,
+    "two leaves of params have the same path: ['a/b']",
+    'different keys',
+    at=None,
+    params={('a', 'b'): PARAMS['w'], ('a',): {'b': PARAMS['u']}},
+    name='with_two_parameters_of_one_path',
+)(lambda p, h, x: h + mm(x, p['a', 'b']) + mm(x, p['a',]['b']))
 
 
 def no_step(*args, **options):
@@ -279,18 +448,33 @@ def no_step(*args, **options):
 
 
 no_step(COMPILE, 'no hidden state', 'HiddenState', carry={}, name='without_states')(
-    lambda p, c, x: {})
-no_step(COMPILE, 'no hidden state of a floating-point dtype', carry={'n': np.arange(N)}, name='with_integer_states_only')(
-    lambda p, c, x: {'n': c['n'] + mm(x, p['w']).sum().astype(int)})
-no_step(STRUCTURE, 'h: float64[2, 4] before the step, float32[2, 4] after', 'Cast or reshape', name='narrowing')(
-    lambda p, c, x: {'h': (c['h'] + mm(x, p['w'])).astype(jnp.float32)})
+    lambda p, c, x: {}
+)
+no_step(
+    COMPILE,
+    'no hidden state of a floating-point dtype',
+    carry={'n': np.arange(N)},
+    name='with_integer_states_only',
+)(lambda p, c, x: {'n': c['n'] + mm(x, p['w']).sum().astype(int)})
+no_step(
+    STRUCTURE,
+    'h: float64[2, 4] before the step, float32[2, 4] after',
+    'Cast or reshape',
+    name='narrowing',
+)(lambda p, c, x: {'h': (c['h'] + mm(x, p['w'])).astype(jnp.float32)})
 no_step(STRUCTURE, 'h: missing in the new carry', 'g: added in the new carry', name='renaming')(
-    lambda p, c, x: {'g': c['h'] + mm(x, p['w'])})
+    lambda p, c, x: {'g': c['h'] + mm(x, p['w'])}
+)
 no_step(STRUCTURE, 'same paths, but the tree', carry=(H, H), name='from_tuple_to_list')(
-    lambda p, c, x: [c[1] + mm(x, p['w']), c[0]])
-no_step(STRUCTURE, "carry leaf 'name' is str, not an array", 'Keep Python objects out of carry', carry={'h': H, 'name': 'cell'},
-        name='with_a_python_object_in_the_carry')(
-    lambda p, c, x: {'h': c['h'] + mm(x, p['w']), 'name': c['name']})
+    lambda p, c, x: [c[1] + mm(x, p['w']), c[0]]
+)
+no_step(
+    STRUCTURE,
+    "carry leaf 'name' is str, not an array",
+    'Keep Python objects out of carry',
+    carry={'h': H, 'name': 'cell'},
+    name='with_a_python_object_in_the_carry',
+)(lambda p, c, x: {'h': c['h'] + mm(x, p['w']), 'name': c['name']})
 
 
 @no_step(STRUCTURE, "new carry leaf 'name' is str", 'close over them')

@@ -1,4 +1,5 @@
 """What the compiler finds: groups, relations, routes, cuts and their places."""
+
 from __future__ import annotations
 
 import jax
@@ -29,9 +30,13 @@ def test_states_that_read_each_other_position_by_position_form_one_group():
         current = 0.5 * c['i'] + drive(w, x, c['v'])
         voltage = 0.9 * c['v'] + jnp.tanh(current)
         return voltage, {'i': current, 'v': voltage, 'apart': 0.1 * c['apart'] + x.sum()}
+
     graph = graph_of(cell, W, {'i': H, 'v': H, 'apart': H}, X)
-    assert [(g.paths, g.shape) for g in graph.hidden_groups] == [(('apart',), (B, N)), (('i', 'v'), (B, N))]
-    relation, = graph.hidden_param_op_relations
+    assert [(g.paths, g.shape) for g in graph.hidden_groups] == [
+        (('apart',), (B, N)),
+        (('i', 'v'), (B, N)),
+    ]
+    (relation,) = graph.hidden_param_op_relations
     assert [g.name for g in relation.groups] == ['i,v'] and relation.only_through_groups
 
 
@@ -40,8 +45,12 @@ def test_layers_coupled_by_ops_are_groups_of_their_own():
         one = jnp.tanh(drive(p['one'], x, c['one']))
         two = jnp.tanh(braintrace.matmul(jnp.concatenate([one, c['two']], -1), p['two']))
         return two, {'one': one, 'two': two}
+
     graph = graph_of(cell, {'one': W, 'two': jnp.ones((2 * N, N))}, {'one': H, 'two': H}, X)
-    assert {r.key: [g.name for g in r.groups] for r in graph.hidden_param_op_relations} == {'one': ['one'], 'two': ['two']}
+    assert {r.key: [g.name for g in r.groups] for r in graph.hidden_param_op_relations} == {
+        'one': ['one'],
+        'two': ['two'],
+    }
 
 
 def test_every_route_has_its_reason_and_place():
@@ -50,24 +59,49 @@ def test_every_route_has_its_reason_and_place():
         y = drive(p['w'] * p['mask'], jnp.tanh(first @ jnp.ones((N, I))), h)
         h = jnp.tanh(y + x @ p['plain'])
         return h @ p['out'], h
-    params = {'before': U, 'w': W, 'mask': jnp.ones((I + N, N), bool), 'plain': U, 'out': jnp.ones((N, 2)), 'fixed': U}
+
+    params = {
+        'before': U,
+        'w': W,
+        'mask': jnp.ones((I + N, N), bool),
+        'plain': U,
+        'out': jnp.ones((N, 2)),
+        'fixed': U,
+    }
     graph = graph_of(cell, params, H, X, trainable=lambda path, leaf: path != ('fixed',))
     assert {p: (r.kind, r.reason) for p, r in graph.routes.items()} == {
-        'before': ('same-step', 'weight_then_weight'), 'w': ('trace', 'etp_mm'), 'mask': ('frozen', 'not_inexact'),
-        'plain': ('same-step', 'not_etp_op'), 'out': ('same-step', 'no_hidden_state'), 'fixed': ('frozen', 'not_trainable')}
-    assert 'test_graph.py' in graph.routes['w'].location and 'test_graph.py' in graph.routes['plain'].location
+        'before': ('same-step', 'weight_then_weight'),
+        'w': ('trace', 'etp_mm'),
+        'mask': ('frozen', 'not_inexact'),
+        'plain': ('same-step', 'not_etp_op'),
+        'out': ('same-step', 'no_hidden_state'),
+        'fixed': ('frozen', 'not_trainable'),
+    }
+    assert (
+        'test_graph.py' in graph.routes['w'].location
+        and 'test_graph.py' in graph.routes['plain'].location
+    )
 
 
-@pytest.mark.parametrize('mixing, name', [
-    (lambda h: jnp.roll(h, 1, -1), 'slice'), (lambda h: h.mean(-1, keepdims=True), 'broadcast_in_dim'),
-    (lambda h: h @ jnp.ones((N, N)), 'dot_general'), (lambda h: jax.nn.softmax(h), ''), (lambda h: jnp.cumsum(h, -1), 'cumsum'),
-    (lambda h: jnp.sort(h, -1), 'sort')], ids=['roll', 'mean', 'dot', 'softmax', 'cumsum', 'sort'])
+@pytest.mark.parametrize(
+    'mixing, name',
+    [
+        (lambda h: jnp.roll(h, 1, -1), 'slice'),
+        (lambda h: h.mean(-1, keepdims=True), 'broadcast_in_dim'),
+        (lambda h: h @ jnp.ones((N, N)), 'dot_general'),
+        (lambda h: jax.nn.softmax(h), ''),
+        (lambda h: jnp.cumsum(h, -1), 'cumsum'),
+        (lambda h: jnp.sort(h, -1), 'sort'),
+    ],
+    ids=['roll', 'mean', 'dot', 'softmax', 'cumsum', 'sort'],
+)
 def test_recurrence_that_mixes_positions_is_cut_and_named(mixing, name):
     def cell(w, h, x):
         h = 0.5 * h + 0.1 * mixing(h) + jnp.tanh(drive(w, x, h))
         return h, h
+
     graph = graph_of(cell, W, H, X)
-    notes = [d for d in graph.diagnostics if d.kind == 'mixing']
+    notes = [d for d in braintrace.report(graph).diagnostics if d.kind == 'mixing']
     assert notes and all('test_graph.py' in d.location for d in notes)
     assert any(name in d.message for d in notes)
     assert len(graph.hidden_param_op_relations) == 1
@@ -78,6 +112,7 @@ def test_moving_there_and_back_is_not_mixing():
         z = jnp.roll(jnp.tanh(jnp.roll(h, 1, -1)), -1, -1)
         h = 0.5 * z[:, ::-1][:, ::-1] + drive(w, x, h).reshape(N, B).reshape(B, N)
         return h, h
+
     assert not graph_of(cell, W, H, X).diagnostics
 
 
@@ -85,6 +120,7 @@ def test_a_weight_that_depends_on_the_input_has_no_trace_and_says_so():
     def cell(w, h, x):
         h = jnp.tanh(0.5 * h + drive(w * x.mean(), x, h))
         return h, h
+
     graph = graph_of(cell, W, H, X)
     assert not graph.hidden_param_op_relations
     assert graph.routes['params'].reason == 'input_dependent_weight'
@@ -95,9 +131,10 @@ def test_a_tail_that_mixes_everything_loses_the_relation_and_says_where():
     def cell(w, h, x):
         h = 0.5 * h + jnp.tanh(jnp.cumsum(drive(w, x, h), -1))
         return h, h
+
     graph = graph_of(cell, W, H, X)
     assert not graph.hidden_param_op_relations and graph.routes['params'].kind == 'same-step'
-    assert any('cumsum' in d.message for d in graph.diagnostics)
+    assert any('cumsum' in d.message for d in braintrace.report(graph).diagnostics)
 
 
 def test_fused_gates_are_followed_to_their_positions():
@@ -106,16 +143,20 @@ def test_fused_gates_are_followed_to_their_positions():
         new = jax.nn.sigmoid(f) * c['c'] + jax.nn.sigmoid(i) * jnp.tanh(g)
         h = jax.nn.sigmoid(o) * jnp.tanh(new)
         return h, {'c': new, 'h': h}
-    relation, = graph_of(cell, jnp.ones((I + N, 4 * N)), {'c': H, 'h': H}, X).hidden_param_op_relations
-    coordinates, = relation.coordinates
+
+    (relation,) = graph_of(
+        cell, jnp.ones((I + N, 4 * N)), {'c': H, 'h': H}, X
+    ).hidden_param_op_relations
+    (coordinates,) = relation.coordinates
     assert coordinates.positions.shape == (B, 4 * N)
-    assert (coordinates.positions[:, :N] == coordinates.positions[:, N:2 * N]).all()
+    assert (coordinates.positions[:, :N] == coordinates.positions[:, N : 2 * N]).all()
 
 
 def test_a_vector_weight_beside_a_batched_state_is_expanded():
     def cell(p, h, x):
         h = braintrace.element_wise(p['leak'], jax.nn.sigmoid) * h + jnp.tanh(drive(p['w'], x, h))
         return h, h
+
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init({'w': W, 'leak': jnp.ones(N)}, H, X)
     assert state.trace['leak']['carry']['weight'][0].shape == (B, N)
@@ -126,6 +167,7 @@ def test_side_effects_of_the_step_are_kept(capfd):
         jax.debug.print('seen {s}', s=x.sum())
         h = jnp.tanh(drive(w, x, h))
         return h, h
+
     learner = functional.online(cell, rules.d_rtrl())
     learner.step(W, learner.init(W, H, X), X)
     jax.effects_barrier()
@@ -135,8 +177,14 @@ def test_side_effects_of_the_step_are_kept(capfd):
 def test_two_leaves_of_one_path_and_python_objects_are_refused():
     def cell(p, h, x):
         return h, jnp.tanh(drive(p['w'], x, h))
+
     with pytest.raises(braintrace.StructureError, match='same path'):
-        graph_of(lambda p, h, x: cell({'w': p['a', 'b', 'c']}, h, x), {('a', 'b'): {'c': W}, ('a', 'b', 'c'): W}, H, X)
+        graph_of(
+            lambda p, h, x: cell({'w': p['a', 'b', 'c']}, h, x),
+            {('a', 'b'): {'c': W}, ('a', 'b', 'c'): W},
+            H,
+            X,
+        )
     with pytest.raises(braintrace.StructureError, match="leaf 'name' is str"):
         functional.online(cell, rules.d_rtrl()).init({'w': W, 'name': 'cell'}, H, X)
 

@@ -1,4 +1,5 @@
-"""Labels of positions against what derivatives really do: the pattern of non-zero entries of Jacobians."""
+"""Labels of positions against real derivatives: the non-zero entries of Jacobians."""
+
 from __future__ import annotations
 
 import jax
@@ -6,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._compiler import labels as lb
-from braintrace._compiler.flatten import Decisions, flatten
+from braintrace._compiler.equations import labels as lb
+from braintrace._compiler.equations.backward import backward
 from braintrace._compiler.policy import Policy
-from braintrace._compiler.program import trace_step
+from braintrace._compiler.program.flatten import Decisions, flatten
+from braintrace._compiler.program.tracing import trace_step
+from tests.precision import float64 as float64
 
 X = np.random.default_rng(0).uniform(0.3, 0.9, (3, 4))
 
@@ -48,40 +51,60 @@ def scaled_backward(v):
 scaled_backward.defvjp(lambda v: (v * 2, v), lambda v, g: (g * v,))
 
 FUNCTIONS = {
-    'tanh': jnp.tanh, 'sum of products': lambda x: x * x + 3 * x, 'reshape': lambda x: x.reshape(2, 6), 'transpose': lambda x: x.T,
-    'reverse': lambda x: x[::-1, ::-1], 'slice': lambda x: x[1:, ::2], 'one column': lambda x: x[:, 1], 'last': lambda x: x[..., -1:],
-    'split and join': lambda x: jnp.concatenate([x[:, 2:], x[:, :2]], -1), 'roll': lambda x: jnp.roll(x, 1, 0),
+    'tanh': jnp.tanh,
+    'sum of products': lambda x: x * x + 3 * x,
+    'reshape': lambda x: x.reshape(2, 6),
+    'transpose': lambda x: x.T,
+    'reverse': lambda x: x[::-1, ::-1],
+    'slice': lambda x: x[1:, ::2],
+    'one column': lambda x: x[:, 1],
+    'last': lambda x: x[..., -1:],
+    'split and join': lambda x: jnp.concatenate([x[:, 2:], x[:, :2]], -1),
+    'roll': lambda x: jnp.roll(x, 1, 0),
     'pad': lambda x: jnp.pad(x, ((1, 0), (0, 2))),
     'interior pad': lambda x: jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 1, 2), (-1, 0, 0)]),
-    'gather': lambda x: x[:, jnp.array([2, 0, 2])], 'broadcast': lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
-    'tile': lambda x: jnp.tile(x, (1, 2)), 'sum': lambda x: x.sum(-1), 'mean subtracted': lambda x: x - x.mean(-1, keepdims=True),
-    'where': lambda x: jnp.where(x > 0.5, x, x * x), 'predicate only': lambda x: jnp.where(x.mean() > 0, jnp.ones(4), 0 * x[0]),
-    'spike': spike, 'silu': jax.nn.silu, 'relu': jax.nn.relu, 'scaled backward': scaled_backward, 'rolled backward': rolled_backward,
-    'stopped norm': lambda x: x / jax.lax.stop_gradient(jnp.linalg.norm(x)), 'squeeze': lambda x: x[:, None, :1].squeeze(1),
-    'stack': lambda x: jnp.stack([x, x[::-1]]), 'clip': lambda x: jnp.clip(x, 0.1, 0.8), 'softmax': lambda x: jax.nn.softmax(x),
-    'cumsum': lambda x: jnp.cumsum(x, -1), 'dot': lambda x: x @ jnp.ones((4, 2)), 'max': lambda x: x.max(-1), 'sorted': jnp.sort,
+    'gather': lambda x: x[:, jnp.array([2, 0, 2])],
+    'broadcast': lambda x: jnp.broadcast_to(x[:, None], (3, 2, 4)),
+    'tile': lambda x: jnp.tile(x, (1, 2)),
+    'sum': lambda x: x.sum(-1),
+    'mean subtracted': lambda x: x - x.mean(-1, keepdims=True),
+    'where': lambda x: jnp.where(x > 0.5, x, x * x),
+    'predicate only': lambda x: jnp.where(x.mean() > 0, jnp.ones(4), 0 * x[0]),
+    'spike': spike,
+    'silu': jax.nn.silu,
+    'relu': jax.nn.relu,
+    'scaled backward': scaled_backward,
+    'rolled backward': rolled_backward,
+    'stopped norm': lambda x: x / jax.lax.stop_gradient(jnp.linalg.norm(x)),
+    'squeeze': lambda x: x[:, None, :1].squeeze(1),
+    'stack': lambda x: jnp.stack([x, x[::-1]]),
+    'clip': lambda x: jnp.clip(x, 0.1, 0.8),
+    'softmax': lambda x: jax.nn.softmax(x),
+    'cumsum': lambda x: jnp.cumsum(x, -1),
+    'dot': lambda x: x @ jnp.ones((4, 2)),
+    'max': lambda x: x.max(-1),
+    'sorted': jnp.sort,
 }
 
 
 def followed(fn, x):
-    """Labels of the input's cotangent after following every equation of ``fn`` backwards from its own positions."""
+    """Labels of the input's cotangent, followed backwards through ``fn`` from its own positions."""
     step = trace_step(lambda p, c, x: (fn(x), c), {}, {}, (x,))
     program = flatten(step, Policy(), Decisions(), lambda *_: True, lambda *_: True)
     known = program.constants
     labels = {program.outputs[0]: lb.identity(program.avals[program.outputs[0]].shape)}
     for eqn in reversed(program.equations):
-        got = lb.backward(eqn, program.avals, [labels.get(o) for o in eqn.outs], [known.get(i) for i in eqn.ins],
-                          [i not in known for i in eqn.ins])
+        got = backward(
+            eqn,
+            program.avals,
+            [labels.get(o) for o in eqn.outs],
+            [known.get(i) for i in eqn.ins],
+            [i not in known for i in eqn.ins],
+        )
         for i, lab in zip(eqn.ins, got):
             if lab is not None:
                 labels[i] = lb.merge(labels.get(i), lab)
     return labels.get(program.inputs[0], lb.nothing(x.shape))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize('name', FUNCTIONS)
@@ -91,16 +114,39 @@ def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
     jacobian = np.asarray(jax.jacrev(fn)(jnp.asarray(X))).reshape(-1, X.size)
     for element, label in enumerate(labels):
         reached = set(np.nonzero(jacobian[:, element])[0])
-        assert label == lb.MANY or reached <= ({label} if label != lb.NONE else set()), (element, label, reached)
+        assert label == lb.MANY or reached <= ({label} if label != lb.NONE else set()), (
+            element,
+            label,
+            reached,
+        )
 
 
-@pytest.mark.parametrize('name', sorted(set(FUNCTIONS) - {'softmax', 'cumsum', 'dot', 'max', 'sorted', 'sum', 'mean subtracted', 'stack',
-                                                          'broadcast', 'tile', 'gather'}))
+@pytest.mark.parametrize(
+    'name',
+    sorted(
+        set(FUNCTIONS)
+        - {
+            'softmax',
+            'cumsum',
+            'dot',
+            'max',
+            'sorted',
+            'sum',
+            'mean subtracted',
+            'stack',
+            'broadcast',
+            'tile',
+            'gather',
+        }
+    ),
+)
 def test_what_moves_or_transforms_elements_alone_is_never_called_mixing(name):
     assert not (followed(FUNCTIONS[name], X) == lb.MANY).any()
 
 
-@pytest.mark.parametrize('name', ['softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted', 'broadcast', 'tile', 'stack'])
+@pytest.mark.parametrize(
+    'name', ['softmax', 'cumsum', 'dot', 'sorted', 'mean subtracted', 'broadcast', 'tile', 'stack']
+)
 def test_what_sends_an_element_to_several_places_is_called_mixing(name):
     assert (followed(FUNCTIONS[name], X) == lb.MANY).any()
 

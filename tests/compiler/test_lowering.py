@@ -1,4 +1,5 @@
-"""How control flow is lowered: what is unrolled, descended, recomputed, moved out of a loop, and what that costs."""
+"""How control flow is lowered: unrolled, descended, recomputed, moved out of a loop; its cost."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +9,9 @@ import braintrace
 from braintrace import Policy, functional, rules
 
 B, N, T = 2, 4, 3
-X = jnp.linspace(-1., 1., T * B * N).reshape(T, B, N)
-W = {'w': jnp.linspace(-.5, .5, N * N).reshape(N, N), 'a': jnp.linspace(.1, .9, N)}
-H = jnp.linspace(.2, .4, B * N).reshape(B, N)
+X = jnp.linspace(-1.0, 1.0, T * B * N).reshape(T, B, N)
+W = {'w': jnp.linspace(-0.5, 0.5, N * N).reshape(N, N), 'a': jnp.linspace(0.1, 0.9, N)}
+H = jnp.linspace(0.2, 0.4, B * N).reshape(B, N)
 mm = braintrace.matmul
 
 
@@ -19,12 +20,14 @@ def compiled(cell, rule=None, **policy):
     return learner, learner.init(W, H, X[0])
 
 
-def scanned(length, decay=lambda p: .9):
+def scanned(length, decay=lambda p: 0.9):
     def cell(p, h, x):
         def body(h, k):
-            return decay(p) * h + .1 * jnp.tanh(mm(x * k, p['w'])), None
-        h = jax.lax.scan(body, h, jnp.arange(1., length + 1.))[0]
+            return decay(p) * h + 0.1 * jnp.tanh(mm(x * k, p['w'])), None
+
+        h = jax.lax.scan(body, h, jnp.arange(1.0, length + 1.0))[0]
         return h, h
+
     return cell
 
 
@@ -46,11 +49,15 @@ def test_the_trace_of_a_descended_loop_does_not_grow_with_its_length():
 
 
 def test_the_program_of_a_descended_loop_does_not_grow_with_its_length():
-    assert len(names(compiled(scanned(9), unroll=8)[0])) == len(names(compiled(scanned(900), unroll=8)[0]))
+    assert len(names(compiled(scanned(9), unroll=8)[0])) == len(
+        names(compiled(scanned(900), unroll=8)[0])
+    )
 
 
 def test_what_no_iteration_changes_is_evaluated_before_the_loop():
-    learner, _ = compiled(scanned(9, decay=lambda p: jax.nn.sigmoid(braintrace.element_wise(p['a']))))
+    learner, _ = compiled(
+        scanned(9, decay=lambda p: jax.nn.sigmoid(braintrace.element_wise(p['a'])))
+    )
     where = {e.primitive.name: e.repeats for e in learner.graph.program.equations}
     assert where['etp_elemwise'] == () and where['etp_mm'] == (9,)
     assert learner.routes['a'].kind == 'trace'
@@ -58,16 +65,23 @@ def test_what_no_iteration_changes_is_evaluated_before_the_loop():
 
 def test_a_scan_over_weights_of_its_own_is_unrolled_whatever_the_limit():
     def cell(p, h, x):
-        h = .5 * h + jax.lax.scan(lambda y, w: (jnp.tanh(mm(y, w)), None), x, jnp.stack([p['w'], 2 * p['w']]))[0]
+        h = (
+            0.5 * h
+            + jax.lax.scan(
+                lambda y, w: (jnp.tanh(mm(y, w)), None), x, jnp.stack([p['w'], 2 * p['w']])
+            )[0]
+        )
         return h, h
+
     learner, _ = compiled(cell, unroll=0)
     assert [op.repeats for op in learner.graph.ops] == [(), ()]
 
 
 def test_a_branch_with_a_constant_predicate_is_taken_alone():
     def cell(p, h, x):
-        h = .5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
+        h = 0.5 * h + jax.lax.cond(jnp.array(True), lambda: mm(x, p['w']), lambda: jnp.exp(x))
         return h, h
+
     learner, _ = compiled(cell)
     assert 'exp' not in names(learner) and 'select_n' not in names(learner)
 
@@ -75,8 +89,9 @@ def test_a_branch_with_a_constant_predicate_is_taken_alone():
 def test_control_flow_off_the_path_is_left_as_it_is():
     def cell(p, h, x):
         x = jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=20)[0]
-        h = .5 * h + mm(x, p['w'])
+        h = 0.5 * h + mm(x, p['w'])
         return jax.lax.cond(h.sum() > 0, jnp.sin, jnp.cos, h), h
+
     learner, _ = compiled(cell, scan='refuse', cond='refuse')
     assert {'scan', 'cond'} <= set(names(learner))
 
@@ -85,7 +100,10 @@ def residuals(learner, state):
     """Arrays that the backward pass of one step keeps."""
     step, params, carry = learner.first, jax.tree.leaves(W), jax.tree.leaves(state.carry)
     weights = step.executor.op_weights(params)
-    _, pull = jax.vjp(lambda probes: step.executor.forward(params, weights, carry, [X[0]], probes)[:2], step.executor.zero_probes())
+    _, pull = jax.vjp(
+        lambda probes: step.executor.forward(params, weights, carry, [X[0]], probes)[:2],
+        step.executor.zero_probes(),
+    )
     return len(jax.tree.leaves(pull))
 
 
@@ -94,35 +112,47 @@ def deep(wrap):
         def body(h, y):
             for _ in range(20):
                 y = jnp.sin(y) * jnp.cos(y)
-            return .8 * h + y
+            return 0.8 * h + y
+
         h = wrap(body)(h, mm(x, p['w']))
         return h, h
+
     return cell
 
 
 def test_a_checkpoint_still_recomputes_and_its_policy_is_kept():
     everything = jax.checkpoint_policies.everything_saveable
-    plain, kept, saved, inline = (residuals(*compiled(deep(wrap), **policy)) for wrap, policy in [
-        (lambda f: f, {}), (jax.checkpoint, {}), (lambda f: jax.checkpoint(f, policy=everything), {}),
-        (jax.checkpoint, {'checkpoint': 'inline'})])
+    plain, kept, saved, inline = (
+        residuals(*compiled(deep(wrap), **policy))
+        for wrap, policy in [
+            (lambda f: f, {}),
+            (jax.checkpoint, {}),
+            (lambda f: jax.checkpoint(f, policy=everything), {}),
+            (jax.checkpoint, {'checkpoint': 'inline'}),
+        ]
+    )
     assert kept < 5 and plain == inline > 30 and saved > 30
 
 
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 def test_a_branch_that_is_not_taken_reaches_neither_gradient_nor_trace(rule):
     def cell(p, h, x):
         def bad(x):
-            return mm(jnp.log(-x * x), jnp.sqrt(0. * p['w'])) + jnp.sqrt(0. * p['a'])
-        h = .5 * h + jax.lax.cond(x.sum() < 1e9, lambda x: mm(x, p['w']), bad, x)
+            return mm(jnp.log(-x * x), jnp.sqrt(0.0 * p['w'])) + jnp.sqrt(0.0 * p['a'])
+
+        h = 0.5 * h + jax.lax.cond(x.sum() < 1e9, lambda x: mm(x, p['w']), bad, x)
         return h, h
 
     def clean(p, h, x):
-        h = .5 * h + mm(x, p['w'])
+        h = 0.5 * h + mm(x, p['w'])
         return h, h
+
     got, want = ([], [])
     for kept, fn in ((got, cell), (want, clean)):
         learner, state = compiled(fn, rule)
-        grads, state, _ = jax.jit(learner.sequence_grad(lambda o, y: (o * y).sum(), window=2))(W, state, X, X)
+        grads, state, _ = jax.jit(learner.sequence_grad(lambda o, y: (o * y).sum(), window=2))(
+            W, state, X, X
+        )
         kept += [grads['w'], grads['a'], *jax.tree.leaves(state.trace['w'])]
     assert np.isfinite(np.concatenate([np.ravel(a) for a in got])).all()
     np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
@@ -135,64 +165,89 @@ def test_a_strict_policy_refuses_mixing_and_plain_weights_but_not_recurrence_thr
         return h, h
 
     def mixing(p, h, x):
-        h = .5 * jnp.roll(h, 1, -1) + mm(x, p['w'])
+        h = 0.5 * jnp.roll(h, 1, -1) + mm(x, p['w'])
         return h, h
 
     def plain(p, h, x):
-        h = .5 * h + mm(x, p['w']) + p['a']
+        h = 0.5 * h + mm(x, p['w']) + p['a']
         return h, h
+
     learner = functional.online(recurrent, rules.d_rtrl(), strict=True)
     params = {'w': W['w']}
     assert learner.init(params, H, X[0]).t.shape == (B,)
     for cell, text in ((mixing, 'moves values'), (plain, 'a is not_etp_op')):
-        with pytest.raises(braintrace.UntracedParameterError, match=f'(?s){text}.*test_lowering.py'):
-            functional.online(cell, rules.d_rtrl(), strict=True).init(W if cell is plain else params, H, X[0])
+        with pytest.raises(
+            braintrace.UntracedParameterError, match=f'(?s){text}.*test_lowering.py'
+        ):
+            functional.online(cell, rules.d_rtrl(), strict=True).init(
+                W if cell is plain else params, H, X[0]
+            )
 
 
 def test_compiling_and_running_leaks_no_tracer():
     def cell(p, h, x):
-        h = jax.lax.scan(jax.checkpoint(lambda h, k: (jax.lax.cond(k > 1, lambda h: h + mm(x, p['w']), lambda h: .5 * h, h), k)), h,
-                         jnp.arange(9.))[0]
+        h = jax.lax.scan(
+            jax.checkpoint(
+                lambda h, k: (
+                    jax.lax.cond(k > 1, lambda h: h + mm(x, p['w']), lambda h: 0.5 * h, h),
+                    k,
+                )
+            ),
+            h,
+            jnp.arange(9.0),
+        )[0]
         return h, h
+
     with jax.checking_leaks():
-        learner, state = compiled(cell, rules.es_d_rtrl(.5))
+        learner, state = compiled(cell, rules.es_d_rtrl(0.5))
         jax.grad(lambda p: learner.step(p, state, X[0])[0].sum())(W)
 
 
 def gradients(cell, rule, params=W, steps=T, **policy):
     learner = functional.online(cell, rule, policy=Policy(**policy))
-    run = jax.jit(learner.sequence_grad(lambda o, y: (o ** 2).sum(), window=2, reduction='sum'))
+    run = jax.jit(learner.sequence_grad(lambda o, y: (o**2).sum(), window=2, reduction='sum'))
     return run(params, learner.init(params, H, X[0]), X[:steps], X[:steps])[0]
 
 
 def test_a_while_loop_in_a_branch_that_is_not_taken_does_not_run():
     def cell(p, h, x):
-        h = .9 * h + mm(x, p['w'])
-        endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1., h)     # noqa: E731
+        h = 0.9 * h + mm(x, p['w'])
+        endless = lambda h: jax.lax.while_loop(lambda v: jnp.any(v < 1e9), lambda v: v * 1.0, h)  # noqa: E731
         h = jax.lax.cond(h.sum() > 1e9, endless, lambda h: h, h)
         return h, h
 
     def clean(p, h, x):
-        h = .9 * h + mm(x, p['w'])
+        h = 0.9 * h + mm(x, p['w'])
         return h, h
-    np.testing.assert_allclose(gradients(cell, rules.d_rtrl())['w'], gradients(clean, rules.d_rtrl())['w'], rtol=1e-6)
+
+    np.testing.assert_allclose(
+        gradients(cell, rules.d_rtrl())['w'], gradients(clean, rules.d_rtrl())['w'], rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 def test_weights_that_are_no_numbers_in_a_branch_that_is_not_taken_reach_no_gradient(rule):
     def cell(p, h, x):
-        h = jax.lax.cond(x.sum() > 1e9, lambda h: h + braintrace.lora_matmul(x, jnp.log(p['B']), p['A']),
-                         lambda h: .9 * h + mm(x, p['w']), h)
+        h = jax.lax.cond(
+            x.sum() > 1e9,
+            lambda h: h + braintrace.lora_matmul(x, jnp.log(p['B']), p['A']),
+            lambda h: 0.9 * h + mm(x, p['w']),
+            h,
+        )
         return h, h
+
     got = gradients(cell, rule, {'w': W['w'], 'B': -jnp.ones((N, 2)), 'A': jnp.ones((2, N))})
     assert (got['A'] == 0).all() and (got['B'] == 0).all() and np.abs(got['w']).max() > 0
 
 
 def test_what_a_branch_that_is_not_taken_returns_of_parameters_alone_reaches_no_gradient():
     def cell(p, h, x):
-        h, scale = jax.lax.cond(x.sum() > 1e9, lambda h: (h, jnp.sqrt(0. * p['a'])), lambda h: (.9 * h, p['a'] + 1), h)
+        h, scale = jax.lax.cond(
+            x.sum() > 1e9, lambda h: (h, jnp.sqrt(0.0 * p['a'])), lambda h: (0.9 * h, p['a'] + 1), h
+        )
         h = h + mm(x, p['w']) * scale
         return h, h
+
     want = jax.grad(lambda p: (cell(p, H, X[0])[0] ** 2).sum())(W)
     got = gradients(cell, rules.d_rtrl(), steps=1)
     np.testing.assert_allclose(got['a'], want['a'], rtol=1e-5)
@@ -201,48 +256,66 @@ def test_what_a_branch_that_is_not_taken_returns_of_parameters_alone_reaches_no_
 def test_two_uses_of_one_while_loop_are_judged_by_the_one_that_learns():
     @jax.jit
     def normal(v):
-        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] / (1 + jnp.sum(c[1] ** 2))), (0, v))[1]
+        return jax.lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] / (1 + jnp.sum(c[1] ** 2))), (0, v)
+        )[1]
 
     def cell(p, h, x):
-        h = normal(.9 * h + mm(x, p['w'])) + normal(x)
+        h = normal(0.9 * h + mm(x, p['w'])) + normal(x)
         return h, h
+
     with pytest.raises(braintrace.NotSupportedError, match='test_lowering.py.*positions meet'):
         compiled(cell)
 
 
 def read_inside(p, h, x):
     def body(h, k):
-        h = .9 * h + .1 * mm(x * k, p['w'])
+        h = 0.9 * h + 0.1 * mm(x * k, p['w'])
         return h, jnp.tanh(h)
-    h, spikes = jax.lax.scan(body, h, jnp.arange(1., 4.))
+
+    h, spikes = jax.lax.scan(body, h, jnp.arange(1.0, 4.0))
     return spikes[-1], h
 
 
 def read_inside_two_loops(p, h, x):
     def outer(h, k):
-        h, spikes = jax.lax.scan(lambda h, j: ((.9 * h + .1 * jnp.tanh(mm(x * k * j, p['w'])),) * 2), h, jnp.arange(1., 4.))
+        h, spikes = jax.lax.scan(
+            lambda h, j: (0.9 * h + 0.1 * jnp.tanh(mm(x * k * j, p['w'])),) * 2,
+            h,
+            jnp.arange(1.0, 4.0),
+        )
         return h, jnp.sin(spikes[-1])
-    h, out = jax.lax.scan(outer, h, jnp.arange(1., 3.))
+
+    h, out = jax.lax.scan(outer, h, jnp.arange(1.0, 3.0))
     return out[-1], h
 
 
 def recurrent_reversed(p, h, x):
     def body(h, k):
-        h = .8 * h + .2 * jnp.tanh(mm(x * k, p['w']) + mm(h, p['w']))
+        h = 0.8 * h + 0.2 * jnp.tanh(mm(x * k, p['w']) + mm(h, p['w']))
         return h, h
-    new, states = jax.lax.scan(body, h, jnp.arange(1., 4.), reverse=True)
+
+    new, states = jax.lax.scan(body, h, jnp.arange(1.0, 4.0), reverse=True)
     return new + states.sum(0) * jnp.sin(h), new
 
 
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 @pytest.mark.parametrize('cell', [read_inside, read_inside_two_loops, recurrent_reversed])
 def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(cell, rule):
-    np.testing.assert_allclose(gradients(cell, rule, unroll=0)['w'], gradients(cell, rule, unroll=9)['w'], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        gradients(cell, rule, unroll=0)['w'],
+        gradients(cell, rule, unroll=9)['w'],
+        rtol=2e-5,
+        atol=1e-6,
+    )
 
 
 def test_movement_that_cancels_over_a_loop_is_no_mixing():
     def cell(p, h, x):
-        (a, b), _ = jax.lax.scan(lambda c, _: ((c[1], .9 * c[0]), None), (h[:, :2], h[:, 2:]), None, length=2)
+        (a, b), _ = jax.lax.scan(
+            lambda c, _: ((c[1], 0.9 * c[0]), None), (h[:, :2], h[:, 2:]), None, length=2
+        )
         h = jnp.concatenate([a, b], 1) + mm(x, p['w'])
         return h, h
+
     assert not compiled(cell, unroll=0)[0].graph.mixing

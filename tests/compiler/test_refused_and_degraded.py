@@ -1,7 +1,9 @@
-"""Every refused or degraded model of the table: what is said of it, at which line, and that its gradient is no silent zero."""
+"""Each refused or degraded model: its records, their lines, and no silent zero gradient."""
+
 from __future__ import annotations
 
 import re
+import typing
 import warnings
 
 import brainstate
@@ -12,15 +14,27 @@ import pytest
 
 import braintrace
 from braintrace import Policy, functional, rules
+from tests.compare import assert_close
 from tests.compiler.degraded import DEGRADED, cut
 from tests.compiler.degraded_modules import MODULES
 from tests.compiler.refused import REFUSED, B, I, T
 from tests.tiers import nightly, slow
 
 D_RTRL = rules.d_rtrl()
-QUICK = {'dot', 'tail_of_a_cumulative_sum', 'weight_times_an_input', 'two_ops_in_a_row', 'op_in_a_custom_vjp',
-         'slice_of_a_state_into_a_smaller_one'}
-LOOSE = [Policy(while_loop='refuse'), Policy(scan='refuse', cond='refuse'), Policy(unroll=0, checkpoint='inline'), Policy(strict=True)]
+QUICK = {
+    'dot',
+    'tail_of_a_cumulative_sum',
+    'weight_times_an_input',
+    'two_ops_in_a_row',
+    'op_in_a_custom_vjp',
+    'slice_of_a_state_into_a_smaller_one',
+}
+LOOSE = [
+    Policy(while_loop='refuse'),
+    Policy(scan='refuse', cond='refuse'),
+    Policy(unroll=0, checkpoint='inline'),
+    Policy(strict=True),
+]
 PLACE = re.compile(r'\[([^][]*:\d+) \(|\[\]')
 
 
@@ -37,20 +51,27 @@ def over(rows, test, quick=()):
     One outside of ``quick`` is slow, and nightly where its history is compared elsewhere, since
     that comparison holds this one.
     """
+
     def marks(row):
-        found = [pytest.mark.xfail(reason=row.fails[test], strict=True)] if test in row.fails else []
+        found = (
+            [pytest.mark.xfail(reason=row.fails[test], strict=True)] if test in row.fails else []
+        )
         return found + (
             [nightly if row.history else slow] if quick and row.name not in quick else []
         )
 
-    return pytest.mark.parametrize('row', [pytest.param(row, marks=marks(row), id=row.name) for row in rows])
+    return pytest.mark.parametrize(
+        'row', [pytest.param(row, marks=marks(row), id=row.name) for row in rows]
+    )
 
 
 def compiled(row, policy=None):
     """The learner, compiled on shapes alone."""
     policy = policy or row.policy
     if row in MODULES:
-        learner = braintrace.D_RTRL(brainstate.nn.init_all_states(row.cell(), batch_size=B), policy=policy)
+        learner = braintrace.D_RTRL(
+            brainstate.nn.init_all_states(row.cell(), batch_size=B), policy=policy
+        )
         learner.compile_graph(jax.ShapeDtypeStruct((B, I), float))
         return learner
     learner = functional.online(row.cell, D_RTRL, policy=policy, hidden=row.hidden)
@@ -62,14 +83,17 @@ def all_in(words, text):
     assert all(word in text for word in words), f'{words} expected in: {text}'
 
 
-# -- refused -------------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
+
 
 @over([*REFUSED, *(row for row in MODULES if row.error)], 'record')
 def test_a_refused_model_is_told_what_where_and_what_to_do(row):
     with pytest.raises(row.error) as caught:
         if row in MODULES:
             compiled(row)
-        functional.online(row.cell, D_RTRL, policy=row.policy, hidden=row.hidden).init(row.params, row.carry, row.xs[0])
+        functional.online(row.cell, D_RTRL, policy=row.policy, hidden=row.hidden).init(
+            row.params, row.carry, row.xs[0]
+        )
     assert type(caught.value) is row.error
     all_in(row.words, str(caught.value))
     if row.at:
@@ -89,17 +113,20 @@ def test_an_op_in_a_while_loop_is_refused_in_every_policy(row, policy):
     all_in([row.place('here') + ' ('], str(caught.value))
 
 
-# -- degraded ------------------------------------------------------------------------------------------------------------
+# -- degraded --------------------------------------------------------------------------------------
 
 WITH_MODULES = [*DEGRADED, *(row for row in MODULES if row.error is None)]
 
 
 @over(WITH_MODULES, 'record')
 def test_a_degraded_model_has_these_records_and_no_others(row):
-    graph = compiled(row).graph
-    found = {(d.kind, d.level, d.path, re.sub(r' \(.*', '', d.location)): d.message for d in graph.diagnostics}
-    wanted = {(n.kind, n.level, n.path, row.place(n.at) if n.at else ''): n.words for n in row.notes}
-    assert sorted(found) == sorted(wanted) and len(graph.diagnostics) == len(row.notes), graph.diagnostics
+    learner = compiled(row)
+    graph, told = learner.graph, learner.report.diagnostics
+    found = {(d.kind, d.level, d.path, re.sub(r' \(.*', '', d.location)): d.message for d in told}
+    wanted = {
+        (n.kind, n.level, n.path, row.place(n.at) if n.at else ''): n.words for n in row.notes
+    }
+    assert sorted(found) == sorted(wanted) and len(told) == len(row.notes), told
     for key, words in wanted.items():
         all_in(words, found[key])
     assert {path: r.reason for path, r in graph.routes.items() if r.kind != 'trace'} == row.routes
@@ -113,8 +140,10 @@ def test_each_warning_is_given_once_with_its_place(row):
         for _ in range(2):
             jax.eval_shape(learner.init, row.params, row.carry, row.xs[0])
     said = [str(w.message) for w in seen if w.category is braintrace.BraintraceWarning]
-    notes = [d for d in learner.graph.diagnostics if d.level == 'warning']
-    assert sorted(said) == sorted(f'{d.message} [{d.location}].' if d.location else f'{d.message}.' for d in notes)
+    notes = [d for d in learner.report.diagnostics if d.level == 'warning']
+    assert sorted(said) == sorted(
+        f'{d.message} [{d.location}].' if d.location else f'{d.message}.' for d in notes
+    )
 
 
 @over(WITH_MODULES, 'strict')
@@ -126,13 +155,16 @@ def test_a_strict_policy_refuses_it_at_the_same_lines(row):
     with pytest.raises(braintrace.UntracedParameterError, match='strict=False') as caught:
         compiled(row, policy)
     all_in(row.routes, str(caught.value))
-    assert {place for place in PLACE.findall(str(caught.value)) if place} == {row.place(mark) for mark in row.strict}
+    assert {place for place in PLACE.findall(str(caught.value)) if place} == {
+        row.place(mark) for mark in row.strict
+    }
 
 
-# -- gradients -----------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
+
 
 def loss(output):
-    return sum(jnp.sin(leaf * (1. + k)).sum() for k, leaf in enumerate(jax.tree.leaves(output)))
+    return sum(jnp.sin(leaf * (1.0 + k)).sum() for k, leaf in enumerate(jax.tree.leaves(output)))
 
 
 def online(row, steps):
@@ -140,33 +172,34 @@ def online(row, steps):
     state, total = learner.init(row.params, row.carry, row.xs[0]), None
     grad = jax.jit(learner.grad(lambda output, _: loss(output)))
     for x in row.xs[:steps]:
-        _, grads, state = grad(row.params, state, x, 0.)
+        _, grads, state = grad(row.params, state, x, 0.0)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return learner, total
 
 
 def plain(row, steps, forgetful=False):
-    """Reverse mode through the steps written out; ``forgetful``: each step's carry is a constant of the next one."""
+    """Reverse mode through all steps; ``forgetful``: each step reads its carry as a constant."""
+
     def total(params):
-        carry, result = jax.tree.map(jnp.asarray, row.carry), 0.
+        carry, result = jax.tree.map(jnp.asarray, row.carry), 0.0
         for x in jnp.asarray(row.xs[:steps]):
             output, carry = row.cell(params, carry, x)
             carry = jax.tree.map(jax.lax.stop_gradient, carry) if forgetful else carry
             result += loss(output)
         return result
+
     return jax.jit(jax.grad(total))(row.params)
-
-
-def close(got, wanted):
-    for path in wanted:
-        np.testing.assert_allclose(got[path], wanted[path], rtol=1e-10, atol=1e-10, err_msg=path)
 
 
 @over(DEGRADED, 'gradient', QUICK)
 def test_its_gradient_of_one_step_is_exact(row):
     wanted = plain(row, 1)
-    close(online(row, 1)[1], wanted)
-    assert all(jnp.abs(g).max() > 1e-3 for path, g in wanted.items() if row.routes.get(path) not in ('unused', 'no_hidden_state'))
+    assert_close(online(row, 1)[1], wanted)
+    assert all(
+        jnp.abs(g).max() > 1e-3
+        for path, g in wanted.items()
+        if row.routes.get(path) not in ('unused', 'no_hidden_state')
+    )
 
 
 @pytest.mark.slow
@@ -176,7 +209,13 @@ def test_its_gradient_lacks_what_the_records_name_and_nothing_else(row, monkeypa
     wanted = plain(row, T, forgetful=True)
     monkeypatch.setattr(cut, 'on', True)
     history = jax.tree.map(jnp.subtract, plain(row, T), plain(row, T, forgetful=True))
-    close(got, {path: g + history[path] if learner.routes[path].kind == 'trace' else g for path, g in wanted.items()})
+    assert_close(
+        got,
+        {
+            path: g + history[path] if learner.routes[path].kind == 'trace' else g
+            for path, g in wanted.items()
+        },
+    )
 
 
 @pytest.mark.slow
@@ -197,6 +236,11 @@ def test_the_gradient_of_one_step_of_a_module_is_exact(row):
 @over(DEGRADED, 'exact')
 def test_the_report_calls_a_model_exact_where_strict_has_nothing_to_say(row):
     assert compiled(row).report().exact == (row.whole or row.strict in (None, ()))
+
+
+def test_every_kind_of_diagnostic_stands_in_the_table():
+    kinds = typing.get_args(typing.get_type_hints(braintrace.Diagnostic)['kind'])
+    assert {note.kind for row in WITH_MODULES for note in row.notes} == set(kinds)
 
 
 def test_the_table_is_long_enough():

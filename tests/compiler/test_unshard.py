@@ -1,4 +1,5 @@
-"""A ``shard_map`` without ``shard_map`` against the real one, which four devices run in a process of their own."""
+"""The rewritten ``shard_map`` against the real one, which runs on four devices in a process."""
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
-from braintrace._compiler.unshard import unsharded
+from braintrace._compiler.program.unshard import unsharded
 from braintrace._errors import NotSupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,10 @@ AB, BA = ('a', 'b'), ('b', 'a')
 
 
 class Case(NamedTuple):
-    """A body with its specs, on a mesh: shapes of its arguments, values of ``check_vma``, whether (and without jit) to differentiate."""
+    """A body with its specs, on a mesh: shapes of its arguments, values of ``check_vma``, whether
+    (and without jit) to differentiate.
+    """
+
     fn: Any
     ins: Any = P('a')
     outs: Any = P('a')
@@ -49,8 +53,10 @@ def summed(x, w):
     return jnp.sin(x) * w
 
 
-summed.defvjp(lambda x, w: (jnp.sin(x) * w, (x, w)),
-              lambda r, g: (3 * g * jnp.cos(r[0]) * r[1], jax.lax.psum((g * jnp.sin(r[0])).sum(), 'a')))
+summed.defvjp(
+    lambda x, w: (jnp.sin(x) * w, (x, w)),
+    lambda r, g: (3 * g * jnp.cos(r[0]) * r[1], jax.lax.psum((g * jnp.sin(r[0])).sum(), 'a')),
+)
 
 
 @jax.custom_jvp
@@ -66,9 +72,11 @@ def _doubled_jvp(primals, tangents):
 
 def running(x, y):
     """A scan whose body holds a collective, a custom rule and a conditional."""
+
     def step(carry, row):
         new = jax.nn.silu(carry * 0.5 + jax.lax.psum(row, 'a') * x)
         return jax.lax.cond(y.sum() > 0, lambda v: v * y[0], jnp.sin, new), carry.sum()
+
     last, sums = jax.lax.scan(step, x * 0, x)
     return last + sums.sum()
 
@@ -90,59 +98,153 @@ def gathered_rows(x):
 def scattered(x):
     whole = jnp.concatenate([x * i for i in range(4)])
     first = jax.lax.psum_scatter(whole, AB, tiled=True)
-    return first + jax.lax.psum_scatter(whole.reshape(3, 4, -1), BA, scatter_dimension=1).reshape(x.shape)
+    return first + jax.lax.psum_scatter(whole.reshape(3, 4, -1), BA, scatter_dimension=1).reshape(
+        x.shape
+    )
 
 
 CASES = {
     'elementwise': Case(jnp.sin),
-    'custom derivatives': Case(lambda x: jax.nn.silu(x) + jax.nn.relu(x - 1) + jax.nn.logsumexp(x, -1, keepdims=True) + tripled(x),
-                               eager=True),
-    'custom derivatives with collectives': Case(lambda x, y: doubled(x, y) + summed(x, jnp.asarray(2., x.dtype)), (P('a'), P('a')),
-                                                args=((8, 3), (8, 3)), eager=True),
-    'jaxprs of their own': Case(lambda x: x.at[1].add(x[0], unique_indices=True).at[0].mul(2.)
-                                + jax.lax.reduce(x, jnp.asarray(1., x.dtype), lambda a, b: a * jnp.tanh(b), (1,))[:, None], gradient=False),
-    'scatter': Case(lambda x: x.at[1].add(x[0]).at[jnp.array([0, 1])].multiply(2.)),
-    'jit': Case(jax.jit(lambda x: tripled(x) @ jnp.ones((3, 3)) + jnp.where(x > 1, x, jnp.zeros_like(x)))),
+    'custom derivatives': Case(
+        lambda x: (
+            jax.nn.silu(x)
+            + jax.nn.relu(x - 1)
+            + jax.nn.logsumexp(x, -1, keepdims=True)
+            + tripled(x)
+        ),
+        eager=True,
+    ),
+    'custom derivatives with collectives': Case(
+        lambda x, y: doubled(x, y) + summed(x, jnp.asarray(2.0, x.dtype)),
+        (P('a'), P('a')),
+        args=((8, 3), (8, 3)),
+        eager=True,
+    ),
+    'jaxprs of their own': Case(
+        lambda x: (
+            x.at[1].add(x[0], unique_indices=True).at[0].mul(2.0)
+            + jax.lax.reduce(x, jnp.asarray(1.0, x.dtype), lambda a, b: a * jnp.tanh(b), (1,))[
+                :, None
+            ]
+        ),
+        gradient=False,
+    ),
+    'scatter': Case(lambda x: x.at[1].add(x[0]).at[jnp.array([0, 1])].multiply(2.0)),
+    'jit': Case(
+        jax.jit(lambda x: tripled(x) @ jnp.ones((3, 3)) + jnp.where(x > 1, x, jnp.zeros_like(x)))
+    ),
     'control flow': Case(running, (P('a'), P('a')), args=((8, 3), (4, 3)), eager=True),
-    'while': Case(lambda x: jax.lax.while_loop(lambda v: v.sum() < 100, lambda v: v * 2, x), gradient=False),
-    'checkpoint': Case(lambda x: jax.checkpoint(lambda v: jnp.tanh(jax.nn.relu(v)) - jax.lax.pmean(v, 'a'))(x), eager=True),
-    'a gradient within': Case(lambda x: jax.grad(lambda v: jax.lax.psum((v ** 3).sum(), 'a'))(x)),
-    'index': Case(lambda x: x * jnp.arange(3.) + jax.lax.axis_index('a') + jax.lax.axis_size('a')),
-    'random': Case(lambda x: x + jax.random.normal(jax.random.fold_in(jax.random.key(0), jax.lax.axis_index('a')), x.shape)),
-    'pmean and pmax': Case(lambda x: x * jax.lax.pmax(jax.lax.stop_gradient(x), 'a') - jax.lax.pmean(x, 'a')),
+    'while': Case(
+        lambda x: jax.lax.while_loop(lambda v: v.sum() < 100, lambda v: v * 2, x), gradient=False
+    ),
+    'checkpoint': Case(
+        lambda x: jax.checkpoint(lambda v: jnp.tanh(jax.nn.relu(v)) - jax.lax.pmean(v, 'a'))(x),
+        eager=True,
+    ),
+    'a gradient within': Case(lambda x: jax.grad(lambda v: jax.lax.psum((v**3).sum(), 'a'))(x)),
+    'index': Case(lambda x: x * jnp.arange(3.0) + jax.lax.axis_index('a') + jax.lax.axis_size('a')),
+    'random': Case(
+        lambda x: (
+            x
+            + jax.random.normal(
+                jax.random.fold_in(jax.random.key(0), jax.lax.axis_index('a')), x.shape
+            )
+        )
+    ),
+    'pmean and pmax': Case(
+        lambda x: x * jax.lax.pmax(jax.lax.stop_gradient(x), 'a') - jax.lax.pmean(x, 'a')
+    ),
     'cast': Case(lambda x: jax.lax.pcast(jax.lax.psum(x, 'a'), 'a', to='varying')),
-    'cast of a weight': Case(lambda x, w: x * jax.lax.pcast(jax.lax.pcast(w, 'a', to='reduced'), 'a', to='varying'), (P('a'), P()),
-                             args=((8, 3), (3,)), checks=(True,)),
-    'where it lies': Case(lambda x: jax.lax.with_sharding_constraint(jax.sharding.reshard(x, P()) * 2, P()) + 1),
+    'cast of a weight': Case(
+        lambda x, w: x * jax.lax.pcast(jax.lax.pcast(w, 'a', to='reduced'), 'a', to='varying'),
+        (P('a'), P()),
+        args=((8, 3), (3,)),
+        checks=(True,),
+    ),
+    'where it lies': Case(
+        lambda x: jax.lax.with_sharding_constraint(jax.sharding.reshard(x, P()) * 2, P()) + 1
+    ),
     'a map within': Case(lambda x: jax.vmap(lambda row: jax.lax.psum(row, 'a') * row)(x)),
-    'all_gather': Case(lambda x: jax.lax.all_gather(x, 'a', tiled=True)[:2] + jax.lax.all_gather(x, 'a', axis=1).sum(1)),
+    'all_gather': Case(
+        lambda x: (
+            jax.lax.all_gather(x, 'a', tiled=True)[:2] + jax.lax.all_gather(x, 'a', axis=1).sum(1)
+        )
+    ),
     # JAX 0.10 differentiates it wrongly without check_vma.
-    'all_gather to all alike': Case(lambda x: jax.lax.all_gather(x, 'a', tiled=True, to='invarying'), outs=P(), checks=(True,)),
-    'psum_scatter': Case(lambda x: jax.lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a', tiled=True)),
-    'psum_scatter of rows': Case(lambda x: jax.lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a')[None]),
+    'all_gather to all alike': Case(
+        lambda x: jax.lax.all_gather(x, 'a', tiled=True, to='invarying'), outs=P(), checks=(True,)
+    ),
+    'psum_scatter': Case(
+        lambda x: jax.lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a', tiled=True)
+    ),
+    'psum_scatter of rows': Case(
+        lambda x: jax.lax.psum_scatter(jnp.concatenate([x, 2 * x]), 'a')[None]
+    ),
     'ppermute': Case(lambda x: jax.lax.ppermute(x, 'a', [(i, (i + 1) % 4) for i in range(4)])),
-    'ppermute of some': Case(lambda x: jax.lax.ppermute(x, 'a', [(0, 1), (3, 0)]) + jax.lax.ppermute(x, 'a', [])),
-    'all_to_all': Case(lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1, tiled=True)),
-    'all_to_all of rows': Case(lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1), gradient=False),
-    'replicated results': Case(lambda x: (jax.lax.psum(x, 'a'), jnp.zeros(3), jax.lax.pmean(x.sum(), 'a')), outs=P()),
-    'results that no type shows to be replicated': Case(lambda x: jax.lax.all_gather(x, 'a', tiled=True), outs=P(), checks=(False,)),
+    'ppermute of some': Case(
+        lambda x: jax.lax.ppermute(x, 'a', [(0, 1), (3, 0)]) + jax.lax.ppermute(x, 'a', [])
+    ),
+    'all_to_all': Case(
+        lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1, tiled=True)
+    ),
+    'all_to_all of rows': Case(
+        lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), 'a', 0, 1), gradient=False
+    ),
+    'replicated results': Case(
+        lambda x: (jax.lax.psum(x, 'a'), jnp.zeros(3), jax.lax.pmean(x.sum(), 'a')), outs=P()
+    ),
+    'results that no type shows to be replicated': Case(
+        lambda x: jax.lax.all_gather(x, 'a', tiled=True), outs=P(), checks=(False,)
+    ),
     'only an index': Case(lambda x: x[:1] + jax.lax.axis_index('a'), P()),
-    'replicated weights': Case(cell, (P('a'), P('a'), P(), P()), args=((8, 3), (8, 2), (5, 3), (3,))),
-    'sharded weights': Case(lambda x, w, b: jax.lax.psum(braintrace.matmul(x, w), 'a') + b, (P(None, 'a'), P('a'), P()), P(),
-                            args=((2, 8), (8, 3), (3,))),
-    'a shared loss': Case(lambda x, w: jax.lax.pmean((braintrace.matmul(x, w) ** 2).sum(), 'a'), (P('a'), P()), P(),
-                          args=((8, 3), (3, 2))),
-    'two axes of one dimension': Case(lambda x: x - jax.lax.pmean(x, AB), P(AB), P(BA), mesh='square'),
-    'two axes in two dimensions': Case(lambda x: (x - jax.lax.pmean(x, 'b'), jax.lax.psum(x, 'a')), P('a', None, 'b'),
-                                       (P('b', None, 'a'), P(None, 'b')), args=((4, 3, 6),), mesh='square'),
+    'replicated weights': Case(
+        cell, (P('a'), P('a'), P(), P()), args=((8, 3), (8, 2), (5, 3), (3,))
+    ),
+    'sharded weights': Case(
+        lambda x, w, b: jax.lax.psum(braintrace.matmul(x, w), 'a') + b,
+        (P(None, 'a'), P('a'), P()),
+        P(),
+        args=((2, 8), (8, 3), (3,)),
+    ),
+    'a shared loss': Case(
+        lambda x, w: jax.lax.pmean((braintrace.matmul(x, w) ** 2).sum(), 'a'),
+        (P('a'), P()),
+        P(),
+        args=((8, 3), (3, 2)),
+    ),
+    'two axes of one dimension': Case(
+        lambda x: x - jax.lax.pmean(x, AB), P(AB), P(BA), mesh='square'
+    ),
+    'two axes in two dimensions': Case(
+        lambda x: (x - jax.lax.pmean(x, 'b'), jax.lax.psum(x, 'a')),
+        P('a', None, 'b'),
+        (P('b', None, 'a'), P(None, 'b')),
+        args=((4, 3, 6),),
+        mesh='square',
+    ),
     'collectives over two axes': Case(gathered_rows, P(AB), P(AB), mesh='square'),
     'scatter over two axes': Case(scattered, P(AB), P(AB), args=((8, 6),), mesh='square'),
-    'all_to_all over two axes': Case(lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), AB, 0, 0, tiled=True), P(AB), P(AB),
-                                     mesh='square'),
-    'two indices': Case(lambda x: x * jax.lax.axis_index(BA) + jax.lax.axis_index('b'), P(AB), P(AB), mesh='square'),
+    'all_to_all over two axes': Case(
+        lambda x: jax.lax.all_to_all(jnp.concatenate([x, 2 * x]), AB, 0, 0, tiled=True),
+        P(AB),
+        P(AB),
+        mesh='square',
+    ),
+    'two indices': Case(
+        lambda x: x * jax.lax.axis_index(BA) + jax.lax.axis_index('b'), P(AB), P(AB), mesh='square'
+    ),
     'one axis is unused': Case(lambda x: jnp.cumsum(x, -1), P('b'), P('b'), mesh='square'),
-    'model parallel': Case(model_parallel, (P('a'), P(None, 'b')), P('a'), args=((4, 3), (3, 4)), mesh='square', checks=(False,)),
-    'a cell on two axes': Case(cell, (P(AB), P(AB), P(), P()), P(AB), args=((8, 3), (8, 2), (5, 3), (3,)), mesh='square'),
+    'model parallel': Case(
+        model_parallel,
+        (P('a'), P(None, 'b')),
+        P('a'),
+        args=((4, 3), (3, 4)),
+        mesh='square',
+        checks=(False,),
+    ),
+    'a cell on two axes': Case(
+        cell, (P(AB), P(AB), P(), P()), P(AB), args=((8, 3), (8, 2), (5, 3), (3,)), mesh='square'
+    ),
 }
 
 
@@ -152,18 +254,21 @@ def values(case: Case) -> list:
 
 
 def sharded(case: Case, mesh, check: bool):
-    return jax.shard_map(case.fn, mesh=mesh, in_specs=case.ins, out_specs=case.outs, check_vma=check)
+    return jax.shard_map(
+        case.fn, mesh=mesh, in_specs=case.ins, out_specs=case.outs, check_vma=check
+    )
 
 
 def plain(fn, *args):
-    """``fn`` with its one ``shard_map`` replaced: a function of the same arguments that returns the flat results."""
+    """``fn`` with its one ``shard_map`` replaced: same arguments, flat results."""
     jaxpr, consts = _jax.trace(fn, *args)
-    eqn, = (e for e in jaxpr.eqns if e.primitive.name == 'shard_map')
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == 'shard_map')
     run = unsharded(eqn)
 
     def call(*values):
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values]))
         return run(*(a.val if isinstance(a, _jax.Literal) else env[a] for a in eqn.invars))
+
     return call
 
 
@@ -172,7 +277,7 @@ def loss(fn):
 
 
 def differences(case: Case, mesh, check: bool) -> float:
-    """The largest difference between the plain and the real function and, where asked for, between their gradients."""
+    """The largest difference between plain and real function, and between their gradients."""
     args, real = values(case), sharded(case, mesh, check)
     fn = plain(real, *args)
     pairs = [(fn(*args), jax.jit(real)(*args))]
@@ -181,7 +286,7 @@ def differences(case: Case, mesh, check: bool) -> float:
         got, expected = (jax.grad(loss(f), every) for f in (fn, real))
         pairs += [(jax.jit(got)(*args), jax.jit(expected)(*args))]
         pairs += [(got(*args), pairs[-1][1])] if case.eager else []
-    worst = 0.
+    worst = 0.0
     for got, expected in pairs:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             assert a.shape == b.shape and a.dtype == b.dtype, (a, b)
@@ -192,13 +297,17 @@ def differences(case: Case, mesh, check: bool) -> float:
 def main(name: str) -> None:
     """Print what differs on the devices of this process, as JSON."""
     jax.config.update('jax_enable_x64', True)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(*MESHES[name].values()), tuple(MESHES[name]))
+    mesh = jax.sharding.Mesh(
+        np.array(jax.devices()).reshape(*MESHES[name].values()), tuple(MESHES[name])
+    )
     found = {}
     for label, case in CASES.items():
         for check in case.checks if case.mesh == name else ():
             try:
                 worst = differences(case, mesh, check)
-                found[f'{label}, check_vma={check}'] = '' if worst < 1e-10 else f'differs by {worst}'
+                found[f'{label}, check_vma={check}'] = (
+                    '' if worst < 1e-10 else f'differs by {worst}'
+                )
             except Exception as error:
                 found[f'{label}, check_vma={check}'] = f'{type(error).__name__}: {error}'
     print(json.dumps(found))
@@ -209,7 +318,9 @@ def main(name: str) -> None:
 def test_values_and_gradients_are_those_of_shard_map_on_four_devices(name):
     flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=4'
     env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, __file__, name], env=env, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, __file__, name], env=env, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == sum(len(case.checks) for case in CASES.values() if case.mesh == name)
@@ -218,9 +329,12 @@ def test_values_and_gradients_are_those_of_shard_map_on_four_devices(name):
 
 # ---- what needs no devices: the mesh is abstract ----
 
+
 def abstract_mesh(name: str):
     sizes = MESHES[name]
-    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
+    return jax.sharding.AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes)
+    )
 
 
 def equations(jaxpr):
@@ -242,11 +356,15 @@ def test_an_op_with_replicated_weights_is_one_op_on_the_whole_batch(label, check
     ops = [e for e in equations(traced(CASES[label], check)) if e.primitive.name.startswith('etp')]
     assert [e.primitive.name for e in ops] == ['etp_mm']
     assert [v.aval.shape for v in ops[0].invars] == [(8, 5), (5, 3), (3,)]
-    assert 'test_unshard.py' in _jax.location(ops[0].source_info) and '(cell)' in _jax.location(ops[0].source_info)
+    assert 'test_unshard.py' in _jax.location(ops[0].source_info) and '(cell)' in _jax.location(
+        ops[0].source_info
+    )
 
 
 def test_an_op_with_its_own_weights_in_every_block_is_one_mapped_op():
-    ops = [e for e in equations(traced(CASES['sharded weights'])) if e.primitive.name.startswith('etp')]
+    ops = [
+        e for e in equations(traced(CASES['sharded weights'])) if e.primitive.name.startswith('etp')
+    ]
     assert [e.primitive.original.name for e in ops] == ['etp_mm']
 
 
@@ -255,53 +373,69 @@ def test_nothing_of_the_mesh_is_left(label):
     case = CASES[label]
     jaxpr = traced(case, case.checks[0])
     for eqn in equations(jaxpr):
-        assert eqn.primitive.name not in {'shard_map', 'pvary', 'psum_invariant', 'all_gather', 'reduce_scatter', 'ppermute'}
-        assert not {axis for key in ('axes', 'axis_name') for axis in np.atleast_1d(eqn.params.get(key, ()))} & {'a', 'b'}
-        assert eqn.ctx.cur_abstract_mesh.empty and all(v.aval.sharding.mesh.empty for v in eqn.outvars)
+        assert eqn.primitive.name not in {
+            'shard_map',
+            'pvary',
+            'psum_invariant',
+            'all_gather',
+            'reduce_scatter',
+            'ppermute',
+        }
+        assert not {
+            axis for key in ('axes', 'axis_name') for axis in np.atleast_1d(eqn.params.get(key, ()))
+        } & {'a', 'b'}
+        assert eqn.ctx.cur_abstract_mesh.empty and all(
+            v.aval.sharding.mesh.empty for v in eqn.outvars
+        )
     assert all(isinstance(v, _jax.Literal) or v.aval.sharding.mesh.empty for v in jaxpr.outvars)
 
 
 def test_what_is_alike_in_all_blocks_is_computed_once():
     shapes = [v.aval.shape for e in traced(CASES['replicated results']).eqns for v in e.outvars]
-    assert (4, 2, 3) in shapes and all(shape in {(4, 2, 3), (4,), (2, 3), (3,), ()} for shape in shapes)
+    assert (4, 2, 3) in shapes and all(
+        shape in {(4, 2, 3), (4,), (2, 3), (3,), ()} for shape in shapes
+    )
 
 
 def test_a_result_that_differs_between_blocks_is_that_of_the_first():
     case = Case(lambda x: x, outs=P())
-    got, = plain(sharded(case, abstract_mesh('four'), False), *values(case))(*values(case))
+    (got,) = plain(sharded(case, abstract_mesh('four'), False), *values(case))(*values(case))
     assert (got == values(case)[0][:2]).all()
 
 
 def test_blocks_are_joined_in_the_order_of_the_spec():
-    x = np.arange(8.)
-    got, = plain(sharded(Case(lambda v: v, P(AB), P(BA)), abstract_mesh('square'), True), x)(x)
+    x = np.arange(8.0)
+    (got,) = plain(sharded(Case(lambda v: v, P(AB), P(BA)), abstract_mesh('square'), True), x)(x)
     assert got.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
-class Record(NamedTuple):
-    """What the compiler keeps of an equation."""
-    primitive: Any
-    params: dict
-    where: str
-
-
-def record(fn, *args) -> Record:
-    eqn, = _jax.trace(fn, *args)[0].eqns
-    return Record(eqn.primitive, eqn.params, 'model.py:7 (step)')
+def placed(fn, *args) -> tuple[Any, str]:
+    """The equation of a function, and its place."""
+    (eqn,) = _jax.trace(fn, *args)[0].eqns
+    return eqn, 'model.py:7 (step)'
 
 
 def test_axes_that_are_left_to_the_compiler_are_refused():
-    fn = jax.shard_map(jnp.sin, mesh=abstract_mesh('square'), in_specs=P('a'), out_specs=P('a'), axis_names={'a'})
-    with pytest.raises(NotSupportedError, match=r"shard_map at model.py:7 \(step\) maps \['a'\] and leaves \['b'\].*axis_names"):
-        unsharded(record(fn, jnp.ones((4, 3))))
+    fn = jax.shard_map(
+        jnp.sin, mesh=abstract_mesh('square'), in_specs=P('a'), out_specs=P('a'), axis_names={'a'}
+    )
+    with pytest.raises(
+        NotSupportedError,
+        match=r"shard_map at model.py:7 \(step\) maps \['a'\] and leaves \['b'\].*axis_names",
+    ):
+        unsharded(*placed(fn, jnp.ones((4, 3))))
 
 
 def test_sums_that_are_still_to_be_taken_are_refused():
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=(jax.sharding.AxisType.Explicit,))
-    fn = jax.shard_map(lambda x: jax.lax.pcast(x * jax.lax.axis_index('a'), 'a', to='unreduced'), mesh=mesh, in_specs=P(),
-                       out_specs=P(unreduced={'a'}))
+    fn = jax.shard_map(
+        lambda x: jax.lax.pcast(x * jax.lax.axis_index('a'), 'a', to='unreduced'),
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=P(unreduced={'a'}),
+    )
     with pytest.raises(NotSupportedError, match='model.py:7.*still to be taken.*psum'):
-        unsharded(record(fn, jnp.ones((4, 3))))
+        unsharded(*placed(fn, jnp.ones((4, 3))))
 
 
 GROUPS = [[0, 1], [2, 3]]
@@ -310,32 +444,44 @@ REFUSED = {
     'all_gather': lambda x: jax.lax.all_gather(x, 'a', axis_index_groups=GROUPS)[0],
     'reduce_scatter': lambda x: jax.lax.psum_scatter(x, 'a', axis_index_groups=GROUPS, tiled=True),
     'pbroadcast': lambda x: jax.lax.pbroadcast(x, 'a', 1),
-    'all_to_all': lambda x: jax.lax.scan(lambda c, _: (jax.lax.all_to_all(c, 'a', 0, 0, axis_index_groups=GROUPS), None), x, None, 2)[0],
+    'all_to_all': lambda x: jax.lax.scan(
+        lambda c, _: (jax.lax.all_to_all(c, 'a', 0, 0, axis_index_groups=GROUPS), None), x, None, 2
+    )[0],
 }
 
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_a_collective_without_a_form_under_vmap_is_named(name):
     x = jnp.ones((8, 3))
-    eqn = record(sharded(Case(REFUSED[name]), abstract_mesh('four'), False), x)
-    with pytest.raises(NotSupportedError, match=rf'shard_map at model.py:7 \(step\) holds {name} at .*test_unshard.py:.*psum'):
-        unsharded(eqn)(x)
+    eqn, where = placed(sharded(Case(REFUSED[name]), abstract_mesh('four'), False), x)
+    with pytest.raises(
+        NotSupportedError,
+        match=rf'shard_map at model.py:7 \(step\) holds {name} at .*test_unshard.py:.*psum',
+    ):
+        unsharded(eqn, where)(x)
 
 
 def test_a_permutation_over_two_axes_is_refused():
     x = jnp.ones((8, 3))
-    eqn = record(sharded(Case(lambda v: jax.lax.ppermute(v, AB, [(0, 1)]), P(AB), P(AB)), abstract_mesh('square'), False), x)
+    eqn, where = placed(
+        sharded(
+            Case(lambda v: jax.lax.ppermute(v, AB, [(0, 1)]), P(AB), P(AB)),
+            abstract_mesh('square'),
+            False,
+        ),
+        x,
+    )
     with pytest.raises(NotSupportedError, match='holds ppermute at'):
-        unsharded(eqn)(x)
+        unsharded(eqn, where)(x)
 
 
 def test_an_error_that_no_collective_causes_stays_what_it_is():
     stubborn = _jax.Primitive('stubborn')
     stubborn.def_abstract_eval(lambda x: x)
     x = jnp.ones((8, 3))
-    eqn = record(sharded(Case(stubborn.bind), abstract_mesh('four'), False), x)
+    eqn, where = placed(sharded(Case(stubborn.bind), abstract_mesh('four'), False), x)
     with pytest.raises(NotImplementedError, match="Batching rule for 'stubborn'"):
-        unsharded(eqn)(x)
+        unsharded(eqn, where)(x)
 
 
 if __name__ == '__main__':

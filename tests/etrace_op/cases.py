@@ -1,4 +1,7 @@
-"""One table of op applications, and the rules called as an executor calls them. Every suite takes the product."""
+"""One table of op applications, and the rules called as an executor calls them. Every suite takes
+the product.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,6 +19,7 @@ from braintrace import _etrace_op as ops
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """An op with the shapes of its operands; values are drawn from a seed."""
+
     name: str
     primitive: Any
     x: tuple[int, ...] | None
@@ -29,7 +33,9 @@ class Case:
         """x (or None) and the weights by name."""
         rng = np.random.default_rng(seed)
         array = lambda shape: jnp.asarray(rng.normal(size=shape), dtype)
-        return None if self.x is None else array(self.x), {n: array(shape) for n, shape in self.weights.items()}
+        return None if self.x is None else array(self.x), {
+            n: array(shape) for n, shape in self.weights.items()
+        }
 
     def draw_y(self, seed: int, dtype=None):
         return jnp.asarray(np.random.default_rng(seed).normal(size=self.y.shape), dtype)
@@ -50,7 +56,9 @@ class Case:
         return self.primitive.impl_fn(*self.operands(x, weights), **self.params)
 
 
-def pattern(rows: int, columns: int, entries: int, seed: int = 0, repeated: bool = False) -> ops.SparseStructure:
+def pattern(
+    rows: int, columns: int, entries: int, seed: int = 0, repeated: bool = False
+) -> ops.SparseStructure:
     rng = np.random.default_rng(seed)
     at = rng.choice(rows * columns, entries, replace=repeated)
     return ops.SparseStructure(*np.divmod(at, columns), (rows, columns))
@@ -62,14 +70,21 @@ def dense(name, primitive, lead, inputs, outputs, bias):
 
 
 def lora(name, primitive, lead, inputs, rank, outputs, bias, alpha=1.5):
-    weights = {'lora_b': (inputs, rank), 'lora_a': (rank, outputs)} | ({'bias': (outputs,)} if bias else {})
+    weights = {'lora_b': (inputs, rank), 'lora_a': (rank, outputs)} | (
+        {'bias': (outputs,)} if bias else {}
+    )
     return Case(name, primitive, (*lead, inputs), weights, {'alpha': alpha, 'has_bias': bias})
 
 
 def sparse(name, primitive, lead, inputs, outputs, entries, bias, **options):
     weights = {'weight': (entries,)} | ({'bias': (outputs,)} if bias else {})
-    return Case(name, primitive, (*lead, inputs), weights,
-                {'sparse_mat': pattern(inputs, outputs, entries, **options), 'has_bias': bias})
+    return Case(
+        name,
+        primitive,
+        (*lead, inputs),
+        weights,
+        {'sparse_mat': pattern(inputs, outputs, entries, **options), 'has_bias': bias},
+    )
 
 
 def conv(name, x, kernel, outputs, bias=False, **params):
@@ -81,23 +96,71 @@ def conv(name, x, kernel, outputs, bias=False, **params):
 CONVS = [
     conv('conv 1-D', (2, 3, 9), (4, 3, 3), 4, bias=True),
     conv('conv 1-D batch of one', (1, 3, 5), (4, 3, 2), 4),
-    conv('conv 1-D channels last', (2, 9, 3), (4, 3, 5), 5, bias=True, dimension_numbers=('NWC', 'WIO', 'NWC')),
-    conv('conv 2-D strided', (2, 8, 7, 3), (3, 2, 3, 4), 4, bias=True, strides=(2, 3),
-         dimension_numbers=('NHWC', 'HWIO', 'NHWC')),
-    conv('conv 2-D grouped, dilated, padded by hand', (2, 4, 6, 5), (6, 2, 3, 2), 6, bias=True, strides=(2, 1),
-         padding=((1, 2), (0, 3)), lhs_dilation=(1, 2), rhs_dilation=(2, 1), feature_group_count=2),
-    conv('conv 2-D odd layouts, cropped', (2, 7, 8, 4), (3, 6, 2, 2), 6, bias=True, padding=((-1, 1), (2, -2)),
-         feature_group_count=2, dimension_numbers=('NHWC', 'HOWI', 'NHCW')),
-    conv('conv 2-D depthwise', (2, 3, 5, 5), (3, 1, 2, 2), 3, padding='VALID', feature_group_count=3),
-    conv('conv 3-D', (2, 4, 3, 4, 2), (2, 2, 2, 2, 3), 3, padding='SAME_LOWER',
-         dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC')),
+    conv(
+        'conv 1-D channels last',
+        (2, 9, 3),
+        (4, 3, 5),
+        5,
+        bias=True,
+        dimension_numbers=('NWC', 'WIO', 'NWC'),
+    ),
+    conv(
+        'conv 2-D strided',
+        (2, 8, 7, 3),
+        (3, 2, 3, 4),
+        4,
+        bias=True,
+        strides=(2, 3),
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    ),
+    conv(
+        'conv 2-D grouped, dilated, padded by hand',
+        (2, 4, 6, 5),
+        (6, 2, 3, 2),
+        6,
+        bias=True,
+        strides=(2, 1),
+        padding=((1, 2), (0, 3)),
+        lhs_dilation=(1, 2),
+        rhs_dilation=(2, 1),
+        feature_group_count=2,
+    ),
+    conv(
+        'conv 2-D odd layouts, cropped',
+        (2, 7, 8, 4),
+        (3, 6, 2, 2),
+        6,
+        bias=True,
+        padding=((-1, 1), (2, -2)),
+        feature_group_count=2,
+        dimension_numbers=('NHWC', 'HOWI', 'NHCW'),
+    ),
+    conv(
+        'conv 2-D depthwise', (2, 3, 5, 5), (3, 1, 2, 2), 3, padding='VALID', feature_group_count=3
+    ),
+    conv(
+        'conv 3-D',
+        (2, 4, 3, 4, 2),
+        (2, 2, 2, 2, 3),
+        3,
+        padding='SAME_LOWER',
+        dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC'),
+    ),
 ]
+
+
 def einsum(name, equation, x, weight, bias=None):
     """An einsum of one sample; x has a batch axis where it has more axes than the equation says."""
     letters = equation.replace('->', ',').split(',')
     shared = bool(set(letters[2]) - set(letters[1]))
     weights = {'weight': weight} | ({'bias': bias} if bias else {})
-    return Case(name, ops.EINSUM_FORMS[len(x) > len(letters[0]), shared], x, weights, {'equation': equation, 'has_bias': bias is not None})
+    return Case(
+        name,
+        ops.EINSUM_FORMS[len(x) > len(letters[0]), shared],
+        x,
+        weights,
+        {'equation': equation, 'has_bias': bias is not None},
+    )
 
 
 EINSUMS = [
@@ -146,12 +209,20 @@ FILLED = [
     *EINSUMS,
 ]
 ALL = FILLED + EMPTY
-UNBATCHED = {ops.etp_mm_p: ops.etp_mv_p, ops.etp_sp_mm_p: ops.etp_sp_mv_p, ops.etp_lora_mm_p: ops.etp_lora_mv_p,
-             **{ops.EINSUM_FORMS[True, shared]: ops.EINSUM_FORMS[False, shared] for shared in (False, True)}}
+UNBATCHED = {
+    ops.etp_mm_p: ops.etp_mv_p,
+    ops.etp_sp_mm_p: ops.etp_sp_mv_p,
+    ops.etp_lora_mm_p: ops.etp_lora_mv_p,
+    **{ops.EINSUM_FORMS[True, shared]: ops.EINSUM_FORMS[False, shared] for shared in (False, True)},
+}
 
 
 def variable(array):
-    return None if array is None else SimpleNamespace(aval=jax.ShapeDtypeStruct(array.shape, array.dtype))
+    return (
+        None
+        if array is None
+        else SimpleNamespace(aval=jax.ShapeDtypeStruct(array.shape, array.dtype))
+    )
 
 
 def rule(case: Case, slot: str):
@@ -179,28 +250,28 @@ def solve(case: Case, signal, trace, weights):
     own = case.primitive.optional_rule('solve_drtrl')
     if own is not None:
         return own(signal, trace, weights, **case.params)
-    return {n: e.sum(0) if case.primitive.batched else e for n, e in transport(case, signal, trace).items()}
+    return {
+        n: e.sum(0) if case.primitive.batched else e
+        for n, e in transport(case, signal, trace).items()
+    }
 
 
 def init(case: Case, x, weights, num_state: int):
     bound = case.primitive.bound_rule('init_drtrl', case.params)
-    return bound(variable(x), variable(case.y), {n: variable(w) for n, w in weights.items()}, num_state)
-
-
-def assert_close(got, expected, tolerance=1e-12):
-    """Leaf by leaf: equal structure, shape and, relative to the largest number, values."""
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected)):
-        a, b = np.asarray(a), np.asarray(b)
-        assert a.shape == b.shape
-        if a.size:
-            scale = max(1.0, float(np.max(np.abs(b))))
-            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+    return bound(
+        variable(x), variable(case.y), {n: variable(w) for n, w in weights.items()}, num_state
+    )
 
 
 def compiled(fn):
     """``jax.jit`` for small programs that run once: little time is spent on making them fast."""
-    return jax.jit(fn, compiler_options={'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True})
+    return jax.jit(
+        fn,
+        compiler_options={
+            'xla_backend_optimization_level': 0,
+            'xla_llvm_disable_expensive_passes': True,
+        },
+    )
 
 
 def primitives_in(jaxpr) -> list[str]:

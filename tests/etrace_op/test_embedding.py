@@ -1,4 +1,7 @@
-"""``embedding`` against the product of one-hot vectors, in values, gradients, both rules, windows and maps; and its errors."""
+"""``embedding`` against the product of one-hot vectors, in values, gradients, both rules, windows
+and maps; and its errors.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,44 +18,58 @@ INDICES = RNG.integers(0, ROWS, (STEPS, BATCH))
 TABLE = RNG.normal(size=(ROWS, FEATURES))
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def hot(indices):
     return (jnp.arange(ROWS) == indices[..., None]).astype(float)
 
 
 LOOKUPS = {
     'batch': (lambda i, w: braintrace.embedding(i, w), lambda i, w: braintrace.matmul(hot(i), w)),
-    'vmap over indices': (lambda i, w: jax.vmap(lambda j: braintrace.embedding(j, w))(i), lambda i, w: braintrace.matmul(hot(i), w)),
+    'vmap over indices': (
+        lambda i, w: jax.vmap(lambda j: braintrace.embedding(j, w))(i),
+        lambda i, w: braintrace.matmul(hot(i), w),
+    ),
     'a table for each lane': (
-        lambda i, w: jax.vmap(braintrace.embedding)(i, w * jnp.arange(1., 1 + BATCH)[:, None, None]),
-        lambda i, w: jax.vmap(braintrace.matmul)(hot(i), w * jnp.arange(1., 1 + BATCH)[:, None, None])),
+        lambda i, w: jax.vmap(braintrace.embedding)(
+            i, w * jnp.arange(1.0, 1 + BATCH)[:, None, None]
+        ),
+        lambda i, w: jax.vmap(braintrace.matmul)(
+            hot(i), w * jnp.arange(1.0, 1 + BATCH)[:, None, None]
+        ),
+    ),
     'a table shared by groups': (
-        lambda i, w: jax.vmap(braintrace.embedding, in_axes=(None, 0))(i, jnp.stack([w, 2 * w])).sum(0),
-        lambda i, w: jax.vmap(braintrace.matmul, in_axes=(None, 0))(hot(i), jnp.stack([w, 2 * w])).sum(0)),
+        lambda i, w: jax.vmap(braintrace.embedding, in_axes=(None, 0))(
+            i, jnp.stack([w, 2 * w])
+        ).sum(0),
+        lambda i, w: jax.vmap(braintrace.matmul, in_axes=(None, 0))(
+            hot(i), jnp.stack([w, 2 * w])
+        ).sum(0),
+    ),
 }
-RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'pending': braintrace.rules.d_rtrl(write_every=2), 'es': braintrace.rules.es_d_rtrl(0.7)}
+RULES = {
+    'd_rtrl': braintrace.rules.d_rtrl(),
+    'pending': braintrace.rules.d_rtrl(write_every=2),
+    'es': braintrace.rules.es_d_rtrl(0.7),
+}
 
 
 def run(look_up, rule, window):
     def cell(w, h, i):
         h = jnp.tanh(0.9 * h + look_up(i, w))
         return h, h
+
     learner = braintrace.functional.online(cell, rule)
     xs, table = jnp.asarray(INDICES), jnp.asarray(TABLE)
     state = learner.init(table, jnp.zeros((BATCH, FEATURES)), xs[0])
-    loss = lambda out, _: jnp.sum(out ** 3)
+    loss = lambda out, _: jnp.sum(out**3)
     if window == 'steps':
-        step, total = jax.jit(learner.grad(loss)), 0.
+        step, total = jax.jit(learner.grad(loss)), 0.0
         for x in xs:
             _, grads, state = step(table, state, x, x)
             total += grads
         return total
-    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(table, state, xs, xs)[0]
+    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(
+        table, state, xs, xs
+    )[0]
 
 
 @pairwise(first('batch'), kind=LOOKUPS, rule=RULES, window=['steps', 2, None])
@@ -64,20 +81,29 @@ def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
 
 def test_its_gradient_is_that_of_backpropagation_through_time():
     def whole(w):
-        h, total = jnp.zeros((BATCH, FEATURES)), 0.
+        h, total = jnp.zeros((BATCH, FEATURES)), 0.0
         for i in INDICES:
             h = jnp.tanh(0.9 * h + w[i])
-            total += jnp.sum(h ** 3)
+            total += jnp.sum(h**3)
         return total
-    np.testing.assert_allclose(run(LOOKUPS['batch'][0], RULES['d_rtrl'], 2), jax.grad(whole)(jnp.asarray(TABLE)), rtol=1e-12)
+
+    np.testing.assert_allclose(
+        run(LOOKUPS['batch'][0], RULES['d_rtrl'], 2),
+        jax.grad(whole)(jnp.asarray(TABLE)),
+        rtol=1e-12,
+    )
 
 
 @pytest.mark.parametrize('dtype', [np.int8, np.uint16, np.int32, np.int64])
 def test_values_gradients_and_units(dtype):
     i = jnp.asarray(INDICES[0], dtype)
     table = TABLE * u.mV
-    np.testing.assert_array_equal(braintrace.embedding(i, table).to_decimal(u.mV), TABLE[INDICES[0]])
-    np.testing.assert_array_equal(braintrace.embedding(i[0], jnp.asarray(TABLE)), TABLE[INDICES[0, 0]])
+    np.testing.assert_array_equal(
+        braintrace.embedding(i, table).to_decimal(u.mV), TABLE[INDICES[0]]
+    )
+    np.testing.assert_array_equal(
+        braintrace.embedding(i[0], jnp.asarray(TABLE)), TABLE[INDICES[0, 0]]
+    )
     d = jnp.asarray(RNG.normal(size=(BATCH, FEATURES)))
     got = jax.grad(lambda w: jnp.sum(braintrace.embedding(i, w) * d))(jnp.asarray(TABLE))
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
@@ -89,29 +115,59 @@ def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, l
     table, h0 = jnp.asarray(RNG.normal(size=(rows, FEATURES))), jnp.zeros((*lanes, FEATURES))
 
     def gradient(xs):
-        learner = braintrace.functional.online(lambda w, h, i: (jnp.tanh(0.9 * h + braintrace.embedding(i, w)),) * 2,
-                                               braintrace.rules.d_rtrl())
-        run = learner.sequence_grad(lambda out, _: jnp.sum(out ** 3), window=1)
+        learner = braintrace.functional.online(
+            lambda w, h, i: (jnp.tanh(0.9 * h + braintrace.embedding(i, w)),) * 2,
+            braintrace.rules.d_rtrl(),
+        )
+        run = learner.sequence_grad(lambda out, _: jnp.sum(out**3), window=1)
         return run(table, learner.init(table, h0, xs[0]), xs, xs)[0]
-    np.testing.assert_allclose(gradient(jnp.asarray(xs, dtype)), gradient(jnp.asarray(xs, np.int32)), rtol=1e-12)
-    np.testing.assert_array_equal(braintrace.embedding(jnp.asarray(xs[0], dtype), table), table[xs[0]])
+
+    np.testing.assert_allclose(
+        gradient(jnp.asarray(xs, dtype)), gradient(jnp.asarray(xs, np.int32)), rtol=1e-12
+    )
+    np.testing.assert_array_equal(
+        braintrace.embedding(jnp.asarray(xs[0], dtype), table), table[xs[0]]
+    )
 
 
 def test_a_table_is_not_multiplied_with_one_hot_vectors():
-    text = str(jax.make_jaxpr(jax.grad(lambda w, i: braintrace.embedding(i, w).sum()))(jnp.asarray(TABLE), jnp.arange(3)))
+    text = str(
+        jax.make_jaxpr(jax.grad(lambda w, i: braintrace.embedding(i, w).sum()))(
+            jnp.asarray(TABLE), jnp.arange(3)
+        )
+    )
     assert 'scatter' in text and 'dot_general' not in text
 
 
-@pytest.mark.parametrize(('indices', 'weight', 'error', 'found'), [
-    (np.array([0, 7]), TABLE, EtpShapeError, r'indices go from 0 to 7, but the weight of shape \(7, 4\) has rows 0 to 6'),
-    (np.array([-1, 2]), TABLE, EtpShapeError, 'indices go from -1 to 2'),
-    (np.array([0., 1.]), TABLE, EtpDtypeError, 'indices have dtype float64 and unit 1, expected plain integers'),
-    (np.array([True]), TABLE, EtpDtypeError, 'indices have dtype bool'),
-    (np.zeros((2, 2), int), TABLE, EtpShapeError, r'indices has shape \(2, 2\) of rank 2'),
-    (np.array([0]), TABLE[0], EtpShapeError, r'weight has shape \(4,\) of rank 1'),
-    (np.array([0]), TABLE.astype(int), EtpDtypeError, 'weight has dtype int64, which can not be trained'),
-    ([0], TABLE, EtpDtypeError, 'indices is a list'),
-], ids=str)
+@pytest.mark.parametrize(
+    ('indices', 'weight', 'error', 'found'),
+    [
+        (
+            np.array([0, 7]),
+            TABLE,
+            EtpShapeError,
+            r'indices go from 0 to 7, but the weight of shape \(7, 4\) has rows 0 to 6',
+        ),
+        (np.array([-1, 2]), TABLE, EtpShapeError, 'indices go from -1 to 2'),
+        (
+            np.array([0.0, 1.0]),
+            TABLE,
+            EtpDtypeError,
+            'indices have dtype float64 and unit 1, expected plain integers',
+        ),
+        (np.array([True]), TABLE, EtpDtypeError, 'indices have dtype bool'),
+        (np.zeros((2, 2), int), TABLE, EtpShapeError, r'indices has shape \(2, 2\) of rank 2'),
+        (np.array([0]), TABLE[0], EtpShapeError, r'weight has shape \(4,\) of rank 1'),
+        (
+            np.array([0]),
+            TABLE.astype(int),
+            EtpDtypeError,
+            'weight has dtype int64, which can not be trained',
+        ),
+        ([0], TABLE, EtpDtypeError, 'indices is a list'),
+    ],
+    ids=str,
+)
 def test_operands_that_do_not_fit_are_refused(indices, weight, error, found):
     with pytest.raises(error, match=found):
         braintrace.embedding(indices, weight)

@@ -1,4 +1,7 @@
-"""Trace rules of primitives under ``jax.vmap``, over weights too: the laws, the layouts, and what a loop over the lanes gives."""
+"""Trace rules of primitives under ``jax.vmap``, over weights too: the laws, the layouts, and what a
+loop over the lanes gives.
+"""
+
 import dataclasses
 import functools
 import itertools
@@ -11,11 +14,12 @@ import pytest
 from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
 from braintrace._errors import MissingRuleError, RuleContractError
-from braintrace._rules import kernels
+from braintrace._rules import contraction, entries, reading, storage
+from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
 
 from . import cases
-from .cases import ALL, FILLED, assert_close, primitives_in
+from .cases import ALL, FILLED, primitives_in
 
 LANES = 2
 
@@ -25,7 +29,9 @@ class Placed(cases.Case):
 
     def operands(self, x, weights) -> list:
         places = {self.primitive.x_invar_index: x} | {
-            index: weights[name] for name, index in self.primitive.trainable_invars(self.params).items()}
+            index: weights[name]
+            for name, index in self.primitive.trainable_invars(self.params).items()
+        }
         return [places[index] for index in sorted(index for index in places if index is not None)]
 
     def chosen(self, out):
@@ -41,6 +47,7 @@ class Placed(cases.Case):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mapped(Placed):
     """A case under one more ``vmap``, and the case of one lane of it."""
+
     lane: cases.Case = None
 
     def has_axis(self, name: str) -> bool:
@@ -49,21 +56,31 @@ class Mapped(Placed):
     def lanes(self, x, weights) -> list:
         """x and weights of each lane."""
         has_x = x is not None and self.primitive.axes[self.primitive.x_invar_index] == 0
-        return [(x[i] if has_x else x, {n: w[i] if self.has_axis(n) else w for n, w in weights.items()}) for i in range(LANES)]
+        return [
+            (x[i] if has_x else x, {n: w[i] if self.has_axis(n) else w for n, w in weights.items()})
+            for i in range(LANES)
+        ]
 
 
 def mapped(case, axes) -> Mapped:
     primitive, invars = case.primitive.mapped(axes), case.primitive.trainable_invars(case.params)
     wide = lambda shape, index: (LANES, *shape) if axes[index] == 0 else shape
-    return Mapped(f'{case.name} {"".join("-" if axis is None else "m" for axis in axes)}', primitive,
-                  None if case.x is None else wide(case.x, primitive.x_invar_index),
-                  {n: wide(shape, invars[n]) for n, shape in case.weights.items()}, case.params, case)
+    return Mapped(
+        f'{case.name} {"".join("-" if axis is None else "m" for axis in axes)}',
+        primitive,
+        None if case.x is None else wide(case.x, primitive.x_invar_index),
+        {n: wide(shape, invars[n]) for n, shape in case.weights.items()},
+        case.params,
+        case,
+    )
 
 
 def combinations(case) -> list[Mapped]:
     """The case under every vmap that maps something."""
     operands = len(case.weights) + (case.x is not None)
-    return [mapped(case, axes) for axes in itertools.product((0, None), repeat=operands) if 0 in axes]
+    return [
+        mapped(case, axes) for axes in itertools.product((0, None), repeat=operands) if 0 in axes
+    ]
 
 
 def some(case) -> list[Mapped]:
@@ -73,31 +90,71 @@ def some(case) -> list[Mapped]:
 
 
 several = ops.register_primitive(
-    'mapped_test_several', lambda a, x, b, *, power: (a * x + b, (a * x) ** power + b), x_invar_index=1, y_outvar_index=1,
-    trainable_invars_fn=lambda params: {'a': 0, 'b': 2})
-pair = ops.register_primitive('mapped_test_pair', lambda gain, offset: gain * gain + offset, x_invar_index=None,
-                              trainable_invars_fn=lambda params: {'gain': 0, 'offset': 1})
+    'mapped_test_several',
+    lambda a, x, b, *, power: (a * x + b, (a * x) ** power + b),
+    x_invar_index=1,
+    y_outvar_index=1,
+    trainable_invars_fn=lambda params: {'a': 0, 'b': 2},
+)
+pair = ops.register_primitive(
+    'mapped_test_pair',
+    lambda gain, offset: gain * gain + offset,
+    x_invar_index=None,
+    trainable_invars_fn=lambda params: {'gain': 0, 'offset': 1},
+)
 for own in (several, pair):
     own.register_etp_rules(
         yw_to_w=lambda d, trace, **params: {n: d * e for n, e in trace.items()},
-        init_drtrl=lambda x, y, weights, states: {n: jnp.zeros((*w.aval.shape, states), w.aval.dtype) for n, w in weights.items()},
-        init_pp=lambda x, y, weights, states, *, power=None: jnp.zeros((*y.aval.shape, states), y.aval.dtype))
-several.register_xy_to_dw(lambda x, d, weights, *, power: {'a': power * (weights['a'] * x) ** (power - 1) * x * d, 'b': d})
+        init_drtrl=lambda x, y, weights, states: {
+            n: jnp.zeros((*w.aval.shape, states), w.aval.dtype) for n, w in weights.items()
+        },
+        init_pp=lambda x, y, weights, states, *, power=None: jnp.zeros(
+            (*y.aval.shape, states), y.aval.dtype
+        ),
+    )
+several.register_xy_to_dw(
+    lambda x, d, weights, *, power: {'a': power * (weights['a'] * x) ** (power - 1) * x * d, 'b': d}
+)
 pair.register_xy_to_dw(lambda x, d, weights: {'gain': 2 * weights['gain'] * d, 'offset': d})
 SEVERAL = Placed('several outputs', several, (3,), {'a': (3,), 'b': (3,)}, {'power': 2})
 PAIR = Placed('two weights, no x', pair, None, {'gain': (3,), 'offset': (3,)})
 
 NAMED = {case.name: case for case in ALL}
-EVERY_PRIMITIVE = [NAMED[name] for name in (
-    'mm with bias', 'mv with bias', 'elemwise', 'sp_mm by a dense product, with bias', 'sp_mv with bias',
-    'lora_mm batch of one, with bias', 'lora_mv with bias', 'conv 1-D channels last')] + [SEVERAL, PAIR]
-mm, mv, conv, lora = (NAMED[name] for name in ('mm with bias', 'mv with bias', 'conv 1-D channels last', 'lora_mv with bias'))
+EVERY_PRIMITIVE = [
+    NAMED[name]
+    for name in (
+        'mm with bias',
+        'mv with bias',
+        'elemwise',
+        'sp_mm by a dense product, with bias',
+        'sp_mv with bias',
+        'lora_mm batch of one, with bias',
+        'lora_mv with bias',
+        'conv 1-D channels last',
+    )
+] + [SEVERAL, PAIR]
+mm, mv, conv, lora = (
+    NAMED[name]
+    for name in ('mm with bias', 'mv with bias', 'conv 1-D channels last', 'lora_mv with bias')
+)
 ONCE = [c for case in EVERY_PRIMITIVE for c in combinations(case)]
-TWICE = [mapped(mapped(case, inner), outer) for case, inner, outer in [
-    (mm, (None, 0, 0), (None, 0, 0)), (mm, (0, 0, None), (None, 0, 0)), (mm, (None, 0, 0), (0, None, None)),
-    (mv, (None, 0, 0), (0, None, None)), (mv, (None, 0, None), (0, None, None)), (mv, (0, None, None), (None, 0, None)),
-    (mv, (0, None, None), (0, None, None)), (conv, (0, 0, None), (None, 0, None)), (conv, (None, 0, 0), (0, None, None)),
-    (lora, (None, 0, None, 0), (None, None, 0, 0)), (PAIR, (0, None), (None, 0)), (SEVERAL, (0, None, 0), (None, 0, 0))]]
+TWICE = [
+    mapped(mapped(case, inner), outer)
+    for case, inner, outer in [
+        (mm, (None, 0, 0), (None, 0, 0)),
+        (mm, (0, 0, None), (None, 0, 0)),
+        (mm, (None, 0, 0), (0, None, None)),
+        (mv, (None, 0, 0), (0, None, None)),
+        (mv, (None, 0, None), (0, None, None)),
+        (mv, (0, None, None), (None, 0, None)),
+        (mv, (0, None, None), (0, None, None)),
+        (conv, (0, 0, None), (None, 0, None)),
+        (conv, (None, 0, 0), (0, None, None)),
+        (lora, (None, 0, None, 0), (None, None, 0, 0)),
+        (PAIR, (0, None), (None, 0)),
+        (SEVERAL, (0, None, 0), (None, 0, 0)),
+    ]
+]
 THRICE = [mapped(TWICE[i], (0, None, None)) for i in (0, 3)]
 REST = [c for case in ALL if case not in EVERY_PRIMITIVE for c in some(case)]
 
@@ -124,7 +181,7 @@ def representative(half):
     """Of those that are not quick, this half is in the gate."""
     found, quick = [*SOME, *TWICE, *THRICE], [*ALONE[half::2], *TWICE[half:4:2]]
     rest = [c for c in found if c not in quick]
-    return table(found, quick, rest[1 - half::2])
+    return table(found, quick, rest[1 - half :: 2])
 
 
 def stack(trees):
@@ -132,10 +189,18 @@ def stack(trees):
 
 
 def by_loop(case, x, d, weights):
-    """y, gradient and entry from the unmapped implementation and rules, lane by lane; d is an array or a list of lanes."""
+    """y, gradient and entry from the unmapped implementation and rules, lane by lane; d is an array
+    or a list of lanes.
+    """
     if not isinstance(case, Mapped):
-        return case.impl(x, weights), jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0], cases.instant(case, x, d, weights)
-    found = [by_loop(case.lane, x, d, weights) for (x, weights), d in zip(case.lanes(x, weights), d)]
+        return (
+            case.impl(x, weights),
+            jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0],
+            cases.instant(case, x, d, weights),
+        )
+    found = [
+        by_loop(case.lane, x, d, weights) for (x, weights), d in zip(case.lanes(x, weights), d)
+    ]
     y, gradient, entry = (stack(part) for part in zip(*found))
     return y, {n: g if case.has_axis(n) else g.sum(0) for n, g in gradient.items()}, entry
 
@@ -147,14 +212,26 @@ def pairs(case, x, weights, d, e):
     found = {
         'the primitive is its lanes': (case.call(x, weights), y),
         'a gradient is the sum of the lanes': (cases.gradient(case, x, e, weights), gradient),
-        'a gradient is the vjp': (cases.gradient(case, x, e, weights), jax.vjp(lambda w: case.impl(x, w), weights)[1](e)[0]),
+        'a gradient is the vjp': (
+            cases.gradient(case, x, e, weights),
+            jax.vjp(lambda w: case.impl(x, w), weights)[1](e)[0],
+        ),
         'an entry is the stack of the lanes': (entry, expected),
-        'carrying commutes with making': (cases.transport(case, d, entry), cases.instant(case, x, product, weights)),
-        'solving gives the vjp': (cases.solve(case, d, entry, weights), cases.gradient(case, x, product, weights)),
+        'carrying commutes with making': (
+            cases.transport(case, d, entry),
+            cases.instant(case, x, product, weights),
+        ),
+        'solving gives the vjp': (
+            cases.solve(case, d, entry, weights),
+            cases.gradient(case, x, product, weights),
+        ),
     }
     if case.primitive.batched:
         one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
-        found['a whole batch is summed'] = one(x, e, weights, **case.params), {n: t.sum(0) for n, t in entry.items()}
+        found['a whole batch is summed'] = (
+            one(x, e, weights, **case.params),
+            {n: t.sum(0) for n, t in entry.items()},
+        )
     return found
 
 
@@ -172,9 +249,18 @@ def results(case, num_state, dtype=None):
     x, weights, d, e = arguments(case, dtype)
     entry, (x_var, y_var) = cases.instant(case, x, e, weights), map(cases.variable, (x, case.y))
     init_pp = case.primitive.bound_rule('init_pp', case.params)
-    return {'gradient': cases.gradient(case, x, e, weights), 'entry': entry, 'carried': cases.transport(case, d, entry),
-            'solved': cases.solve(case, d, entry, weights), 'empty': cases.init(case, x, weights, num_state),
-            'output': {'y': init_pp(x_var, y_var, {n: cases.variable(w) for n, w in weights.items()}, num_state)}}
+    return {
+        'gradient': cases.gradient(case, x, e, weights),
+        'entry': entry,
+        'carried': cases.transport(case, d, entry),
+        'solved': cases.solve(case, d, entry, weights),
+        'empty': cases.init(case, x, weights, num_state),
+        'output': {
+            'y': init_pp(
+                x_var, y_var, {n: cases.variable(w) for n, w in weights.items()}, num_state
+            )
+        },
+    }
 
 
 @every_case
@@ -197,32 +283,61 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
 def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
     x, weights = case.draw(dtype=dtype)
     y = {'y': cases.variable(case.draw_y(0, dtype))}
-    found = jax.eval_shape(lambda: {n: r for n, r in results(case, 1, dtype).items() if n != 'output'})
+    found = jax.eval_shape(
+        lambda: {n: r for n, r in results(case, 1, dtype).items() if n != 'output'}
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
     zeros = case.primitive.bound_rule('init_pp', case.params)(
-        cases.variable(x), *y.values(), {n: cases.variable(w) for n, w in weights.items()}, 1)
-    assert zeros.dtype == dtype and not zeros.any() and not any(e.any() for e in cases.init(case, x, weights, 1).values())
+        cases.variable(x), *y.values(), {n: cases.variable(w) for n, w in weights.items()}, 1
+    )
+    assert (
+        zeros.dtype == dtype
+        and not zeros.any()
+        and not any(e.any() for e in cases.init(case, x, weights, 1).values())
+    )
 
 
-@pytest.mark.parametrize(('primitive', 'axes', 'own'), [
-    (ops.etp_mv_p, (0, 0, 0), False), (ops.etp_mv_p, (None, 0, 0), False), (ops.etp_elemwise_p, (0,), False),
-    (ops.etp_mv_p, (None, 0, None), True), (ops.etp_mv_p, (0, None, None), False), (ops.etp_mm_p, (0, 0, 0), True),
-    (ops.etp_mm_p, (0, None, None), True), (ops.etp_lora_mv_p, (0, 0, 0), True), (ops.etp_conv_p, (0, 0), True)])
+@pytest.mark.parametrize(
+    ('primitive', 'axes', 'own'),
+    [
+        (ops.etp_mv_p, (0, 0, 0), False),
+        (ops.etp_mv_p, (None, 0, 0), False),
+        (ops.etp_elemwise_p, (0,), False),
+        (ops.etp_mv_p, (None, 0, None), True),
+        (ops.etp_mv_p, (0, None, None), False),
+        (ops.etp_mm_p, (0, 0, 0), True),
+        (ops.etp_mm_p, (0, None, None), True),
+        (ops.etp_lora_mv_p, (0, 0, 0), True),
+        (ops.etp_conv_p, (0, 0), True),
+    ],
+)
 def test_a_mapped_primitive_has_an_own_layout_only_where_it_needs_one(primitive, axes, own):
     form = primitive.mapped(axes)
-    assert all((form.optional_rule(slot) is not None) == own for slot in ('instant_drtrl', 'solve_drtrl'))
+    assert all(
+        (form.optional_rule(slot) is not None) == own for slot in ('instant_drtrl', 'solve_drtrl')
+    )
     assert all(form.optional_rule(slot) is not None for slot in ops.REQUIRED_SLOTS)
-    assert form.batched == ops.is_batched_primitive(form) == (axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None)
+    assert (
+        form.batched
+        == ops.is_batched_primitive(form)
+        == (axes[0] == 0 and 0 not in axes[1:] and primitive.x_invar_index is not None)
+    )
 
 
 def test_mapping_a_mapped_primitive_over_x_alone_makes_a_batched_one():
     xs, weights = jnp.ones((4, 3)), jnp.ones((2, 3, 5))
     heads = jax.vmap(ops.matmul, (None, 0))
     jaxpr = jax.make_jaxpr(jax.vmap(heads, (0, None)))(xs, weights)
-    form, = [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
-    assert form.batched and form.originals() == [ops.etp_mv_p.mapped((None, 0)), ops.etp_mv_p] and form.root is ops.etp_mv_p
+    (form,) = [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
+    assert (
+        form.batched
+        and form.originals() == [ops.etp_mv_p.mapped((None, 0)), ops.etp_mv_p]
+        and form.root is ops.etp_mv_p
+    )
     more = jax.make_jaxpr(jax.vmap(jax.vmap(heads, (0, None)), (0, None)))(xs[None], weights)
-    assert [eqn.primitive.original for eqn in more.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)] == [form]
+    assert [
+        eqn.primitive.original for eqn in more.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)
+    ] == [form]
 
 
 def loss(call, x, weights):
@@ -238,8 +353,12 @@ def test_transformations_of_a_mapped_primitive_are_those_of_its_lanes(case):
     def run(x, weights):
         gradient = jax.grad(functools.partial(loss, case.call), 1)
         tangent = jax.tree.map(jnp.cos, weights)
-        return gradient(x, weights), jax.grad(jax.checkpoint(functools.partial(loss, case.call)), 1)(x, weights), [
-            jax.jvp(lambda w: fn(x, w), (weights,), (tangent,)) for fn in (case.call, case.impl)]
+        return (
+            gradient(x, weights),
+            jax.grad(jax.checkpoint(functools.partial(loss, case.call)), 1)(x, weights),
+            [jax.jvp(lambda w: fn(x, w), (weights,), (tangent,)) for fn in (case.call, case.impl)],
+        )
+
     gradient, remat, (tangents, of_impl) = run(x, weights)
     assert_close(gradient, expected)
     assert_close(remat, expected)
@@ -254,7 +373,10 @@ def test_vmap_binds_the_primitive_whose_rules_these_are(case):
     assert_close(over(x, weights), lanes.call(x, weights))
     for fn in (over, jax.jit(over), jax.grad(functools.partial(loss, over), 1)):
         closed = jax.make_jaxpr(fn)(x, weights)
-        assert primitives_in(getattr(closed, 'jaxpr', closed)).count(f'{case.primitive.name}_vmap') == 1
+        assert (
+            primitives_in(getattr(closed, 'jaxpr', closed)).count(f'{case.primitive.name}_vmap')
+            == 1
+        )
 
 
 def gain():
@@ -267,7 +389,9 @@ def test_rules_registered_after_mapping_are_found():
     assert all(form.optional_rule(slot) is None for slot in ops.RULE_SLOTS)
     try:
         primitive.register_xy_to_dw(lambda x, d, weights: {'weight': x * d})
-        got = form.bound_rule('xy_to_dw', {})(jnp.full((2, 3), 2.0), jnp.ones((4, 2, 3)), {'weight': jnp.ones((4, 2, 3))})
+        got = form.bound_rule('xy_to_dw', {})(
+            jnp.full((2, 3), 2.0), jnp.ones((4, 2, 3)), {'weight': jnp.ones((4, 2, 3))}
+        )
         assert_close(got, {'weight': jnp.full((4, 2, 3), 2.0)})
     finally:
         ops.ETP_RULES_XY_TO_DW.pop(primitive, None)
@@ -275,15 +399,25 @@ def test_rules_registered_after_mapping_are_found():
 
 @pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
 def test_a_missing_rule_of_a_mapped_primitive_names_the_primitive_to_register_it_for(slot):
-    with pytest.raises(MissingRuleError, match=f"'etp_test' has no rule '{slot}', which D_RTRL needs.*register_{slot}") as caught:
+    with pytest.raises(
+        MissingRuleError,
+        match=f"'etp_test' has no rule '{slot}', which D_RTRL needs.*register_{slot}",
+    ) as caught:
         gain().mapped((0, 0)).mapped((None, 0)).bound_rule(slot, {}, 'D_RTRL')
-    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == ('etp_test', slot, 'D_RTRL')
+    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == (
+        'etp_test',
+        slot,
+        'D_RTRL',
+    )
 
 
 def test_a_rule_is_registered_for_the_original_only():
     form = ops.etp_mm_p.mapped((0, 0))
     for register in (form.register_yw_to_w, lambda rule: form.register_etp_rules(yw_to_w=rule)):
-        with pytest.raises(RuleContractError, match="'etp_mm_vmap' is 'etp_mm' under jax.vmap.*Register 'yw_to_w' there"):
+        with pytest.raises(
+            RuleContractError,
+            match="'etp_mm_vmap' is 'etp_mm' under jax.vmap.*Register 'yw_to_w' there",
+        ):
             register(lambda d, trace: trace)
     assert form not in ops.ETP_RULES_YW_TO_W
 
@@ -292,14 +426,20 @@ def test_a_broken_rule_behind_a_mapped_primitive_is_named():
     primitive = gain()
     try:
         primitive.register_yw_to_w(lambda d, trace: {'bias': d})
-        with pytest.raises(RuleContractError, match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\]"):
-            primitive.mapped((0, 0)).bound_rule('yw_to_w', {})(jnp.ones((2, 3)), {'weight': jnp.ones((2, 3))})
+        with pytest.raises(
+            RuleContractError, match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\]"
+        ):
+            primitive.mapped((0, 0)).bound_rule('yw_to_w', {})(
+                jnp.ones((2, 3)), {'weight': jnp.ones((2, 3))}
+            )
     finally:
         ops.ETP_RULES_YW_TO_W.pop(primitive, None)
 
 
 def test_the_number_of_outputs_of_an_original_is_known_from_its_mapped_form():
-    primitive = ops.ETPPrimitive('etp_test', lambda x, w, *, several=True: (x * w, x) if several else x * w)
+    primitive = ops.ETPPrimitive(
+        'etp_test', lambda x, w, *, several=True: (x * w, x) if several else x * w
+    )
     jax.eval_shape(jax.vmap(primitive.bind), jnp.ones(2), jnp.ones(2))
     assert primitive.multiple_results and primitive.mapped((0, 0)).multiple_results
     with pytest.raises(RuleContractError, match='one array in one call and a tuple in another'):
@@ -311,61 +451,107 @@ def use(case) -> OpUse:
     shape = lambda a: None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype)
     x, weights = case.draw()
     slots = case.primitive.trainable_invars(case.params)
-    return OpUse('w', 0, case.primitive, case.params, None if x is None else 100, 101, slots, {n: (i,) for n, i in slots.items()},
-                 True, 'here', shape(x), case.y, {n: shape(w) for n, w in weights.items()})
+    return OpUse(
+        'w',
+        0,
+        case.primitive,
+        case.params,
+        None if x is None else 100,
+        101,
+        slots,
+        slots,
+        {n: (i,) for n, i in slots.items()},
+        True,
+        'here',
+        shape(x),
+        case.y,
+        {n: shape(w) for n, w in weights.items()},
+    )
 
 
 def over_time(case, coords, steps: int = 3):
-    """x, weights, and factors with two states at the coordinates, for a few steps."""
+    """x, weights, and the factors of two states at the coordinates, for a few steps."""
     rng = np.random.default_rng(7)
     x, weights = case.draw()
     xs = None if x is None else jnp.asarray(rng.normal(size=(steps, *x.shape)))
-    return xs, weights, jnp.asarray(rng.normal(size=(steps, *coords.shape, 2)))
+    ds = tuple(jnp.asarray(rng.normal(size=(steps, *coords.shape))) for _ in range(2))
+    return xs, weights, ds
+
+
+def at(tree, t: int):
+    """One step of what has time in front."""
+    return jax.tree.map(lambda a: a[t], tree)
 
 
 def stored(entry):
     """An entry of which all lanes count."""
-    return kernels.Old(entry, jnp.array(True), jnp.result_type(float))
+    arrays = storage.by_name(entry, entry[0])
+    return storage.Stored(arrays, jnp.array(True), jnp.result_type(float))
+
+
+def zeros(op, coords):
+    """The empty entry of two states."""
+    return storage.by_state(entries.apart(entries.zeros(op, coords, 2)))
 
 
 @representative(1)
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
-    """Zeros, one step's entries, their sum over time as one contraction, and the gradient from it."""
+    """Zeros, one step's entries, their sum over time as one contraction, and the gradient from
+    it.
+    """
     op, coords = use(case), Coordinates(case.y.shape, case.y.shape, None)
     xs, weights, ds = over_time(case, coords)
-    at = lambda t: None if xs is None else xs[t]
+    steps = range(3)
 
     @cases.compiled
     def run(xs, weights, ds, signal):
-        steps = [kernels.instant(op, coords, at(t), ds[t], weights) for t in range(len(ds))]
-        entry = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), steps)
-        exact = [cases.gradient(case, at(t), (signal * ds[t]).sum(-1), weights) for t in range(len(ds))]
-        return {'accumulate': (kernels.accumulate(op, coords, xs, ds, weights), entry),
-                'solve': (kernels.solve(op, coords, signal, stored(entry), weights),
-                          functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), exact)),
-                'op_gradient': (kernels.op_gradient(op, xs, (signal * ds).sum(-1), weights),
-                                functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), exact))}
-    for got, expected in run(xs, weights, ds, ds[0] + 1).values():
+        made = [entries.instant(op, coords, at(xs, t), at(ds, t), weights) for t in steps]
+        entry = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), made)
+        delta = signal[0] * ds[0] + signal[1] * ds[1]
+        each = [cases.gradient(case, at(xs, t), delta[t], weights) for t in steps]
+        exact = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), each)
+        return {
+            'accumulate': (entries.accumulate(op, coords, xs, ds, weights), entry),
+            'solve': (reading.solve(op, coords, signal, stored(entry), weights), exact),
+            'op_gradient': (contraction.op_gradient(op, xs, delta, weights), exact),
+        }
+
+    signal = jax.tree.map(lambda d: d + 1, at(ds, 0))
+    for got, expected in run(xs, weights, ds, signal).values():
         assert_close(got, expected)
-    zeros = kernels.apart(kernels.zeros(op, coords, 2))
-    assert jax.tree.map(jnp.shape, zeros) == jax.tree.map(jnp.shape, kernels.instant(op, coords, at(0), ds[0], weights))
+    assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(
+        jnp.shape, entries.instant(op, coords, at(xs, 0), at(ds, 0), weights)
+    )
 
 
-@pytest.mark.parametrize('case', [mapped(mv, (None, 0, None)), mapped(lora, (0, 0, 0, None)), mapped(mv, (0, None, None)),
-                                  mapped(cases.Case('elemwise', ops.etp_elemwise_p, None, {'weight': (3,)}), (0,)),
-                                  mapped(PAIR, (0, 0)), mapped(PAIR, (0, None))], ids=str)
+@pytest.mark.parametrize(
+    'case',
+    [
+        mapped(mv, (None, 0, None)),
+        mapped(lora, (0, 0, 0, None)),
+        mapped(mv, (0, None, None)),
+        mapped(cases.Case('elemwise', ops.etp_elemwise_p, None, {'weight': (3,)}), (0,)),
+        mapped(PAIR, (0, 0)),
+        mapped(PAIR, (0, None)),
+    ],
+    ids=str,
+)
 def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_position(case):
     """The state has an axis of four in front of y; the gradient sums over it."""
     op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, expanded=True)
     xs, weights, ds = over_time(case, coords)
-    x, d, signal = None if xs is None else xs[0], ds[0], ds[1]
-    entry = kernels.instant(op, coords, x, d, weights)
-    assert jax.tree.map(jnp.shape, kernels.apart(kernels.zeros(op, coords, 2))) == jax.tree.map(jnp.shape, entry)
-    assert all(e.shape[0] == 4 for es in entry.values() for e in es)
-    expected = cases.gradient(case, x, (signal * d).sum((0, -1)), weights)
-    assert_close(kernels.solve(op, coords, signal, stored(entry), weights), expected)
-    mixed = jnp.stack([ds[2], -ds[2]], -1)
-    carried = kernels.carry(op, coords, mixed, entry)
-    assert_close(kernels.solve(op, coords, signal, stored(carried), weights),
-                 cases.gradient(case, x, (signal * (mixed * d[..., None, :]).sum(-1)).sum((0, -1)), weights))
-    assert kernels.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)
+    x, d, signal = at(xs, 0), at(ds, 0), at(ds, 1)
+    entry = entries.instant(op, coords, x, d, weights)
+    assert jax.tree.map(jnp.shape, zeros(op, coords)) == jax.tree.map(jnp.shape, entry)
+    assert all(e.shape[0] == 4 for e in jax.tree.leaves(entry))
+    delta = (signal[0] * d[0] + signal[1] * d[1]).sum(0)
+    expected = cases.gradient(case, x, delta, weights)
+    assert_close(reading.solve(op, coords, signal, stored(entry), weights), expected)
+    a, b = at(ds, 2)
+    carried = entries.carry(op, coords, ((a, -b), (None, a)), entry)
+    delta = (signal[0] * (a * d[0] - b * d[1]) + signal[1] * a * d[1]).sum(0)
+    assert_close(
+        reading.solve(op, coords, signal, stored(carried), weights),
+        cases.gradient(case, x, delta, weights),
+    )
+    assert entries.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)

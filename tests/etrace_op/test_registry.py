@@ -1,4 +1,7 @@
-"""Registration: where rules live, what is refused with which words, and that nothing is half registered."""
+"""Registration: where rules live, what is refused with which words, and that nothing is half
+registered.
+"""
+
 import dataclasses
 
 import jax
@@ -8,12 +11,28 @@ import pytest
 
 from braintrace import _etrace_op as ops
 from braintrace._errors import MissingRuleError, NotSupportedError, RuleContractError
+from tests.compare import assert_close
 
 from . import cases
 
-BUILT_IN = {'etp_conv', 'etp_elemwise', 'etp_lora_mm', 'etp_lora_mv', 'etp_mm', 'etp_mv', 'etp_sp_mm', 'etp_sp_mv'}
-REGISTRIES = [ops.ETP_RULES_YW_TO_W, ops.ETP_RULES_XY_TO_DW, ops.ETP_RULES_INIT_DRTRL, ops.ETP_RULES_INIT_PP,
-              ops.ETP_RULES_INSTANT_DRTRL, ops.ETP_RULES_SOLVE_DRTRL]
+BUILT_IN = {
+    'etp_conv',
+    'etp_elemwise',
+    'etp_lora_mm',
+    'etp_lora_mv',
+    'etp_mm',
+    'etp_mv',
+    'etp_sp_mm',
+    'etp_sp_mv',
+}
+REGISTRIES = [
+    ops.ETP_RULES_YW_TO_W,
+    ops.ETP_RULES_XY_TO_DW,
+    ops.ETP_RULES_INIT_DRTRL,
+    ops.ETP_RULES_INIT_PP,
+    ops.ETP_RULES_INSTANT_DRTRL,
+    ops.ETP_RULES_SOLVE_DRTRL,
+]
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 
 
@@ -25,7 +44,9 @@ def rule(*args, **params):
     return {'weight': jnp.zeros(())}
 
 
-SPEC = ops.ETPPrimitiveSpec('etp_test', impl, rule, rule, rule, rule, lambda params: {'weight': 1}, batched=True)
+SPEC = ops.ETPPrimitiveSpec(
+    'etp_test', impl, rule, rule, rule, rule, lambda params: {'weight': 1}, batched=True
+)
 
 
 def names(table):
@@ -40,23 +61,41 @@ def test_the_eight_primitives_and_their_sets():
     assert names(ops.GRADIENT_ENABLED_PRIMITIVES) == {'etp_elemwise'}
     assert names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
     assert all(names(table) == BUILT_IN for table in REGISTRIES[:4])
-    assert names(ops.ETP_RULES_INSTANT_DRTRL) == names(ops.ETP_RULES_SOLVE_DRTRL) == {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
+    assert (
+        names(ops.ETP_RULES_INSTANT_DRTRL)
+        == names(ops.ETP_RULES_SOLVE_DRTRL)
+        == {'etp_conv', 'etp_lora_mm', 'etp_lora_mv'}
+    )
 
 
 def test_membership_asks_the_sets():
     assert ops.is_etp_primitive(ops.etp_mm_p) and not ops.is_etp_primitive(jax.lax.add_p)
     assert ops.is_batched_primitive(ops.etp_mm_p) and not ops.is_batched_primitive(ops.etp_mv_p)
-    assert ops.is_gradient_enabled_primitive(ops.etp_elemwise_p) and not ops.is_gradient_enabled_primitive(ops.etp_mm_p)
+    assert ops.is_gradient_enabled_primitive(
+        ops.etp_elemwise_p
+    ) and not ops.is_gradient_enabled_primitive(ops.etp_mm_p)
 
 
 @pytest.mark.parametrize('name', sorted(BUILT_IN))
 def test_layouts_are_the_published_ones(name):
     primitive = getattr(ops, f'{name}_p')
     spec = ops.get_primitive_spec(primitive)
-    weights = {'lora_b': 1, 'lora_a': 2} if 'lora' in name else {'weight': 0 if name == 'etp_elemwise' else 1}
+    weights = (
+        {'lora_b': 1, 'lora_a': 2}
+        if 'lora' in name
+        else {'weight': 0 if name == 'etp_elemwise' else 1}
+    )
     bias = {} if name == 'etp_elemwise' else {'bias': len(weights) + 1}
-    assert primitive.trainable_invars({}) == spec.resolve_trainable_invars({'has_bias': False}) == weights
-    assert primitive.trainable_invars({'has_bias': True}) == spec.resolve_trainable_invars({'has_bias': True}) == weights | bias
+    assert (
+        primitive.trainable_invars({})
+        == spec.resolve_trainable_invars({'has_bias': False})
+        == weights
+    )
+    assert (
+        primitive.trainable_invars({'has_bias': True})
+        == spec.resolve_trainable_invars({'has_bias': True})
+        == weights | bias
+    )
     assert primitive.x_invar_index == spec.x_invar_index == (None if name == 'etp_elemwise' else 0)
     assert (primitive.batched, primitive.y_outvar_index) == (spec.batched, 0)
 
@@ -64,23 +103,35 @@ def test_layouts_are_the_published_ones(name):
 def test_a_primitive_prints_its_name_and_its_rules():
     primitive = ops.register_primitive('etp_test', impl, batched=True)
     assert str(primitive) == primitive.name == 'etp_test'
-    assert repr(primitive) == ('ETPPrimitive(etp_test; batched; rules: none; '
-                               'missing: yw_to_w, xy_to_dw, init_drtrl, init_pp)')
+    assert repr(primitive) == (
+        'ETPPrimitive(etp_test; batched; rules: none; '
+        'missing: yw_to_w, xy_to_dw, init_drtrl, init_pp)'
+    )
     primitive.register_yw_to_w(rule)
     assert 'rules: yw_to_w; missing: xy_to_dw' in repr(primitive)
     assert repr(primitive.mapped((0, None))) == (
-        'ETPPrimitive(etp_test_vmap; batched; etp_test mapped over (0, None); rules: yw_to_w, solve_drtrl)')
+        'ETPPrimitive(etp_test_vmap; batched; etp_test mapped over (0, None); rules: yw_to_w, '
+        'solve_drtrl)'
+    )
 
 
 def test_class_style_registration_fills_the_sets_and_defaults():
     primitive = ops.register_primitive('etp_test', impl)
     assert isinstance(primitive, ops.ETPPrimitive) and primitive in ops.ETP_PRIMITIVES
-    assert primitive not in ops.BATCHED_PRIMITIVES and primitive not in ops.GRADIENT_ENABLED_PRIMITIVES
+    assert (
+        primitive not in ops.BATCHED_PRIMITIVES and primitive not in ops.GRADIENT_ENABLED_PRIMITIVES
+    )
     assert primitive.trainable_invars({}) == {'weight': 1} and primitive.impl_fn is impl
     assert not primitive.batched and not primitive.gradient_enabled
     assert primitive.x_invar_index == primitive.y_outvar_index == 0
-    flagged = ops.register_primitive('etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None)
-    assert flagged in ops.BATCHED_PRIMITIVES and flagged in ops.GRADIENT_ENABLED_PRIMITIVES and flagged.x_invar_index is None
+    flagged = ops.register_primitive(
+        'etp_test_2', impl, batched=True, gradient_enabled=True, x_invar_index=None
+    )
+    assert (
+        flagged in ops.BATCHED_PRIMITIVES
+        and flagged in ops.GRADIENT_ENABLED_PRIMITIVES
+        and flagged.x_invar_index is None
+    )
 
 
 @pytest.mark.parametrize(('slot', 'registry'), list(zip(ops.RULE_SLOTS, REGISTRIES)))
@@ -88,7 +139,12 @@ def test_each_slot_has_a_method_that_returns_the_rule_and_one_registry(slot, reg
     primitive = ops.register_primitive('etp_test', impl)
     assert primitive.optional_rule(slot) is None
     assert getattr(primitive, f'register_{slot}')(rule) is rule
-    assert registry[primitive] is rule is primitive.rule(slot, 'D_RTRL') is primitive.optional_rule(slot)
+    assert (
+        registry[primitive]
+        is rule
+        is primitive.rule(slot, 'D_RTRL')
+        is primitive.optional_rule(slot)
+    )
     del registry[primitive]
     assert primitive.optional_rule(slot) is None
 
@@ -97,13 +153,26 @@ def test_several_rules_are_registered_at_once_and_none_leaves_a_slot_alone():
     primitive = ops.register_primitive('etp_test', impl)
     primitive.register_init_pp(rule)
     assert primitive.register_etp_rules(yw_to_w=rule, xy_to_dw=rule, init_pp=None) is None
-    assert {slot for slot in ops.RULE_SLOTS if primitive.optional_rule(slot)} == {'yw_to_w', 'xy_to_dw', 'init_pp'}
+    assert {slot for slot in ops.RULE_SLOTS if primitive.optional_rule(slot)} == {
+        'yw_to_w',
+        'xy_to_dw',
+        'init_pp',
+    }
 
 
-@pytest.mark.parametrize(('rules', 'message'), [
-    ({'yw_to_w': rule, 'yw_to_dw': rule}, "'etp_test': no rule slot is called 'yw_to_dw'. The slots are yw_to_w, xy_to_dw"),
-    ({'yw_to_w': rule, 'xy_to_dw': 3}, "the rule 'xy_to_dw' of 'etp_test' is a int, expected a function"),
-])
+@pytest.mark.parametrize(
+    ('rules', 'message'),
+    [
+        (
+            {'yw_to_w': rule, 'yw_to_dw': rule},
+            "'etp_test': no rule slot is called 'yw_to_dw'. The slots are yw_to_w, xy_to_dw",
+        ),
+        (
+            {'yw_to_w': rule, 'xy_to_dw': 3},
+            "the rule 'xy_to_dw' of 'etp_test' is a int, expected a function",
+        ),
+    ],
+)
 def test_a_refused_rule_registers_none_of_those_beside_it(rules, message):
     primitive = ops.register_primitive('etp_test', impl)
     with pytest.raises(RuleContractError, match=message):
@@ -124,38 +193,68 @@ def test_a_missing_rule_names_primitive_rule_and_algorithm():
     message = r"'etp_test' has no rule 'init_pp', which ES_D_RTRL needs.*register_init_pp"
     with pytest.raises(MissingRuleError, match=message) as caught:
         primitive.rule('init_pp', 'ES_D_RTRL')
-    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == ('etp_test', 'init_pp', 'ES_D_RTRL')
+    assert (caught.value.op, caught.value.rule, caught.value.algorithm) == (
+        'etp_test',
+        'init_pp',
+        'ES_D_RTRL',
+    )
     with pytest.raises(MissingRuleError, match="'etp_test' has no rule"):
         primitive.mapped((0, 0)).rule('init_pp', 'ES_D_RTRL')
 
 
-@pytest.mark.parametrize(('arguments', 'options', 'message'), [
-    (('etp_mm', impl), {}, "'etp_mm' is registered already. Choose another name, or keep the primitive"),
-    (('', impl), {}, "needs a name, found ''"),
-    ((3, impl), {}, 'needs a name, found 3'),
-    (('etp_test', None), {}, "the implementation of 'etp_test' is a NoneType"),
-    (('etp_test', impl), {'trainable_invars_fn': {'weight': 1}}, "trainable_invars_fn of 'etp_test' is a dict"),
-    (('etp_test', impl), {'x_invar_index': -1}, 'x_invar_index .* is -1, expected an integer >= 0 or None'),
-    (('etp_test', impl), {'y_outvar_index': None}, 'y_outvar_index .* is None, expected an integer >= 0'),
-])
+@pytest.mark.parametrize(
+    ('arguments', 'options', 'message'),
+    [
+        (
+            ('etp_mm', impl),
+            {},
+            "'etp_mm' is registered already. Choose another name, or keep the primitive",
+        ),
+        (('', impl), {}, "needs a name, found ''"),
+        ((3, impl), {}, 'needs a name, found 3'),
+        (('etp_test', None), {}, "the implementation of 'etp_test' is a NoneType"),
+        (
+            ('etp_test', impl),
+            {'trainable_invars_fn': {'weight': 1}},
+            "trainable_invars_fn of 'etp_test' is a dict",
+        ),
+        (
+            ('etp_test', impl),
+            {'x_invar_index': -1},
+            'x_invar_index .* is -1, expected an integer >= 0 or None',
+        ),
+        (
+            ('etp_test', impl),
+            {'y_outvar_index': None},
+            'y_outvar_index .* is None, expected an integer >= 0',
+        ),
+    ],
+)
 def test_a_malformed_primitive_is_refused_and_nothing_is_registered(arguments, options, message):
     with pytest.raises(RuleContractError, match=message):
         ops.register_primitive(*arguments, **options)
     assert names(ops.ETP_PRIMITIVES) == BUILT_IN
 
 
-@pytest.mark.parametrize('invars', [{}, None, {'weight': 'a'}, {'weight': -1}, {1: 1}, {'a': 1, 'b': 1}, ['weight']])
+@pytest.mark.parametrize(
+    'invars', [{}, None, {'weight': 'a'}, {'weight': -1}, {1: 1}, {'a': 1, 'b': 1}, ['weight']]
+)
 def test_a_layout_that_is_no_dict_of_distinct_indices_is_refused(invars):
     primitive = ops.register_primitive('etp_test', impl, trainable_invars_fn=lambda params: invars)
-    with pytest.raises(RuleContractError, match="trainable_invars_fn of 'etp_test' returned .* expected a dict"):
+    with pytest.raises(
+        RuleContractError, match="trainable_invars_fn of 'etp_test' returned .* expected a dict"
+    ):
         primitive.trainable_invars({})
 
 
 def test_a_spec_registers_everything_that_it_says():
     primitive = ops.register_primitive_spec(
-        dataclasses.replace(SPEC, instant_drtrl=rule, solve_drtrl=rule, gradient_enabled=True))
+        dataclasses.replace(SPEC, instant_drtrl=rule, solve_drtrl=rule, gradient_enabled=True)
+    )
     assert all(primitive.rule(slot) is rule for slot in ops.RULE_SLOTS)
-    assert primitive in ops.ETP_PRIMITIVES & ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
+    assert (
+        primitive in ops.ETP_PRIMITIVES & ops.BATCHED_PRIMITIVES & ops.GRADIENT_ENABLED_PRIMITIVES
+    )
     assert ops.get_primitive_spec(primitive) is ops.ETP_PRIMITIVE_SPECS[primitive]
 
 
@@ -164,30 +263,55 @@ def test_a_spec_is_frozen():
         SPEC.batched = False
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
-    ({'yw_to_w': None}, "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw, init_drtrl, init_pp"),
-    ({'xy_to_dw': None, 'init_pp': None, 'trainable_invars_fn': None}, 'lacks xy_to_dw, init_pp, trainable_invars_fn'),
-    ({'init_drtrl': 3, 'solve_drtrl': 'a'}, 'init_drtrl is a int, solve_drtrl is a str; every rule is a function'),
-    ({'name': 'etp_mv'}, "'etp_mv' is registered already"),
-    ({'impl': 3}, 'the implementation'),
-])
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        (
+            {'yw_to_w': None},
+            "the spec of 'etp_test' lacks yw_to_w. A spec needs yw_to_w, xy_to_dw, init_drtrl, "
+            'init_pp',
+        ),
+        (
+            {'xy_to_dw': None, 'init_pp': None, 'trainable_invars_fn': None},
+            'lacks xy_to_dw, init_pp, trainable_invars_fn',
+        ),
+        (
+            {'init_drtrl': 3, 'solve_drtrl': 'a'},
+            'init_drtrl is a int, solve_drtrl is a str; every rule is a function',
+        ),
+        ({'name': 'etp_mv'}, "'etp_mv' is registered already"),
+        ({'impl': 3}, 'the implementation'),
+    ],
+)
 def test_a_bad_spec_is_refused_and_nothing_is_registered(changes, message):
     with pytest.raises(RuleContractError, match=message):
         ops.register_primitive_spec(dataclasses.replace(SPEC, **changes))
-    assert names(ops.ETP_PRIMITIVES) == names(ops.ETP_RULES_YW_TO_W) == names(ops.ETP_PRIMITIVE_SPECS) == BUILT_IN
+    assert (
+        names(ops.ETP_PRIMITIVES)
+        == names(ops.ETP_RULES_YW_TO_W)
+        == names(ops.ETP_PRIMITIVE_SPECS)
+        == BUILT_IN
+    )
 
 
 def test_absent_and_misnamed_rules_of_a_spec_are_refused():
-    with pytest.raises(RuleContractError, match='lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn'):
+    with pytest.raises(
+        RuleContractError, match='lacks yw_to_w, xy_to_dw, init_drtrl, init_pp, trainable_invars_fn'
+    ):
         ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_test', impl))
-    with pytest.raises(RuleContractError, match="has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w"):
+    with pytest.raises(
+        RuleContractError, match="has no field 'yw_to_dw'. Its fields are name, impl, yw_to_w"
+    ):
         ops.ETPPrimitiveSpec(name='etp_test', impl=impl, yw_to_dw=rule)
     with pytest.raises(RuleContractError, match='expected an ETPPrimitiveSpec, found a dict'):
         ops.register_primitive_spec({'name': 'etp_test'})
 
 
 def test_asking_for_a_spec_that_is_not_there_says_why():
-    with pytest.raises(RuleContractError, match="'etp_test' was registered without a spec; `register_primitive_spec"):
+    with pytest.raises(
+        RuleContractError,
+        match="'etp_test' was registered without a spec; `register_primitive_spec",
+    ):
         ops.get_primitive_spec(ops.register_primitive('etp_test', impl))
     with pytest.raises(RuleContractError, match="'add' is not an ETP primitive"):
         ops.get_primitive_spec(jax.lax.add_p)
@@ -203,7 +327,10 @@ def with_rule(slot, fn):
 
 def test_the_keys_of_a_rule_are_checked_when_it_is_called():
     d, trace = jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))}
-    with pytest.raises(RuleContractError, match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}"):
+    with pytest.raises(
+        RuleContractError,
+        match=r"'yw_to_w' of 'etp_test' returned the keys \['bias'\].*\{'weight': array\}",
+    ):
         with_rule('yw_to_w', lambda d, trace, **params: {'bias': d})(d, trace)
 
 
@@ -216,7 +343,9 @@ def test_a_rule_in_bare_arrays_is_told_of_the_dict_form():
 
 def test_a_rule_that_returns_a_bare_array_is_told_of_the_dict_form():
     weights = {'weight': cases.variable(jnp.ones((3, 5)))}
-    with pytest.raises(RuleContractError, match="'init_drtrl' of 'etp_test' returned a .*dicts of arrays"):
+    with pytest.raises(
+        RuleContractError, match="'init_drtrl' of 'etp_test' returned a .*dicts of arrays"
+    ):
         with_rule('init_drtrl', lambda x, y, w, n: jnp.zeros((4, 3, 5, n)))(None, None, weights, 1)
 
 
@@ -228,11 +357,14 @@ def test_an_output_trace_of_another_shape_is_refused(result):
         with_rule('init_pp', lambda x, y, w, n: result)(None, y, {}, 2)
 
 
-@pytest.mark.parametrize(('init', 'seen'), [
-    (lambda x, y, w, n: {'weight': None}, None),
-    (lambda x, y, w, n, *, has_bias=None: {'weight': has_bias}, False),
-    (lambda x, y, w, n, **params: {'weight': params}, {'has_bias': False}),
-])
+@pytest.mark.parametrize(
+    ('init', 'seen'),
+    [
+        (lambda x, y, w, n: {'weight': None}, None),
+        (lambda x, y, w, n, *, has_bias=None: {'weight': has_bias}, False),
+        (lambda x, y, w, n, **params: {'weight': params}, {'has_bias': False}),
+    ],
+)
 def test_an_init_rule_gets_the_parameters_that_it_declares(init, seen):
     assert with_rule('init_drtrl', init)(None, None, {}, 1) == {'weight': seen}
 
@@ -241,12 +373,16 @@ def test_an_error_of_the_library_inside_a_rule_passes_through():
     case = cases.conv('grouped', (2, 3, 5), (4, 3, 3), 4, batch_group_count=2)
     x, weights = case.draw()
     assert case.call(x, weights).shape == (1, 4, 5)
-    with pytest.raises(NotSupportedError, match='batch_group_count=2 mixes samples.*feature_group_count'):
+    with pytest.raises(
+        NotSupportedError, match='batch_group_count=2 mixes samples.*feature_group_count'
+    ):
         cases.init(case, x, weights, 1)
     with pytest.raises(NotSupportedError, match='batch_group_count=2'):
         cases.instant(case, x, x, weights)
     behind = cases.conv('behind', (3, 5, 2), (4, 3, 3), 4, dimension_numbers=('CHN', 'OIH', 'CHN'))
-    with pytest.raises(NotSupportedError, match='put the batch behind another axis.*braintrace.conv'):
+    with pytest.raises(
+        NotSupportedError, match='put the batch behind another axis.*braintrace.conv'
+    ):
         cases.init(behind, *behind.draw(), 1)
 
 
@@ -258,10 +394,10 @@ def test_an_implementation_may_return_several_outputs():
     primitive = ops.register_primitive('etp_test', two, batched=True)
     x, w = np.ones((4, 3)), np.arange(15.0).reshape(3, 5)
     for call in (primitive.bind, jax.jit(primitive.bind)):
-        cases.assert_close(tuple(call(x, w)), two(x, w))
-    cases.assert_close(jax.grad(lambda w: primitive.bind(x, w)[1].sum())(w), np.full((3, 5), 4.0))
+        assert_close(tuple(call(x, w)), two(x, w))
+    assert_close(jax.grad(lambda w: primitive.bind(x, w)[1].sum())(w), np.full((3, 5), 4.0))
     mapped = jax.vmap(primitive.bind)(np.stack([x, 2 * x]), np.stack([w, w]))
-    cases.assert_close([m[1] for m in mapped], list(two(2 * x, w)))
+    assert_close([m[1] for m in mapped], list(two(2 * x, w)))
     assert jax.jvp(lambda w: primitive.bind(x, w), (w,), (w,))[1][2].dtype == jax.dtypes.float0
     with pytest.raises(TypeError):
         primitive.bind(x)
@@ -269,7 +405,10 @@ def test_an_implementation_may_return_several_outputs():
 
 def test_an_output_that_is_neither_array_nor_flat_tuple_is_refused():
     primitive = ops.register_primitive('etp_test', lambda x: {'y': x})
-    with pytest.raises(RuleContractError, match="implementation of 'etp_test' returned .*expected an array or a flat tuple"):
+    with pytest.raises(
+        RuleContractError,
+        match="implementation of 'etp_test' returned .*expected an array or a flat tuple",
+    ):
         primitive.bind(jnp.ones(3))
     wavering = ops.register_primitive('etp_test_2', lambda x, *, several: (x, x) if several else x)
     wavering.bind(jnp.ones(3), several=False)

@@ -1,4 +1,7 @@
-"""Every JAX transformation of a bound primitive equals that of its implementation, and leaves the primitive in sight."""
+"""Every JAX transformation of a bound primitive equals that of its implementation, and leaves the
+primitive in sight.
+"""
+
 import functools
 
 import jax
@@ -7,13 +10,26 @@ import numpy as np
 import pytest
 
 from braintrace import _etrace_op as ops
+from tests.compare import assert_close
 
 from . import cases
-from .cases import FILLED, assert_close, primitives_in
+from .cases import FILLED, primitives_in
 
 # Other cases take the same paths through JAX as these.
-SAME_PATHS = {'mm', 'mm batch of one', 'mv', 'elemwise scalar', 'conv 1-D', 'conv 1-D batch of one', 'conv 3-D',
-              'conv 2-D depthwise', 'lora_mm', 'lora_mv', 'sp_mv', 'sp_mm with repeated entries'}
+SAME_PATHS = {
+    'mm',
+    'mm batch of one',
+    'mv',
+    'elemwise scalar',
+    'conv 1-D',
+    'conv 1-D batch of one',
+    'conv 3-D',
+    'conv 2-D depthwise',
+    'lora_mm',
+    'lora_mv',
+    'sp_mv',
+    'sp_mm with repeated entries',
+}
 
 every_case = pytest.mark.parametrize('case', FILLED, ids=str)
 with_x = pytest.mark.parametrize('case', [case for case in FILLED if case.x is not None], ids=str)
@@ -24,7 +40,9 @@ def loss(call, x, weights):
 
 
 def transformed(case, call, args, many, tangents):
-    """The results of every transformation of ``call(x, weights)``; ``many`` are arguments with an axis of three in front."""
+    """The results of every transformation of ``call(x, weights)``; ``many`` are arguments with an
+    axis of three in front.
+    """
     of_weights = lambda w: call(args[0], w)
     gradient = jax.grad(functools.partial(loss, call), argnums=1)
     last = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1), many)
@@ -41,7 +59,8 @@ def transformed(case, call, args, many, tangents):
         'vmap over everything': jax.vmap(call)(*many),
         'vmap over the last axis': jax.vmap(call, in_axes=-1, out_axes=-1)(*last),
         'vmap of vmap': jax.vmap(jax.vmap(call, (None, 0)), (None, 1))(
-            args[0], jax.tree.map(lambda w: jnp.stack([w, 2 * w], 1), many[1])),
+            args[0], jax.tree.map(lambda w: jnp.stack([w, 2 * w], 1), many[1])
+        ),
         'vmap of grad': jax.vmap(gradient)(*many),
         'jit of vmap of grad': jax.jit(jax.vmap(gradient, (None, 0)))(args[0], many[1]),
         'grad of vmap': jax.grad(lambda w: jnp.sum(jnp.sin(jax.vmap(call)(many[0], w))))(many[1]),
@@ -61,12 +80,19 @@ def through_x(call, args, many, tangents):
         'jvp of both': jax.jvp(call, args, tangents),
         'linear transpose': jax.linear_transpose(linear, x)(call(*args)),
         'vmap over x': jax.vmap(of_x)(many[0]),
-        'vmap over the last axis of x': jax.vmap(of_x, in_axes=-1, out_axes=-1)(jnp.moveaxis(many[0], 0, -1)),
-        'vmap of vmap over x': jax.vmap(jax.vmap(of_x), in_axes=1)(jnp.stack([many[0], 2 * many[0]], 1)),
-        'grad of vmap over x': jax.grad(lambda w: jnp.sum(jnp.sin(jax.vmap(call, (0, None))(many[0], w))))(weights),
+        'vmap over the last axis of x': jax.vmap(of_x, in_axes=-1, out_axes=-1)(
+            jnp.moveaxis(many[0], 0, -1)
+        ),
+        'vmap of vmap over x': jax.vmap(jax.vmap(of_x), in_axes=1)(
+            jnp.stack([many[0], 2 * many[0]], 1)
+        ),
+        'grad of vmap over x': jax.grad(
+            lambda w: jnp.sum(jnp.sin(jax.vmap(call, (0, None))(many[0], w)))
+        )(weights),
         'vmap over x of grad': jax.vmap(gradient, (0, None))(many[0], weights),
-        'jit of vmap over x of grad of weights': jax.jit(jax.vmap(
-            jax.grad(functools.partial(loss, call), argnums=1), (0, None)))(many[0], weights),
+        'jit of vmap over x of grad of weights': jax.jit(
+            jax.vmap(jax.grad(functools.partial(loss, call), argnums=1), (0, None))
+        )(many[0], weights),
     }
 
 
@@ -78,6 +104,7 @@ def test_every_transformation_of_the_primitive_is_that_of_the_implementation(cas
     @cases.compiled
     def run(args, many, tangents):
         return [transformed(case, call, args, many, tangents) for call in (case.call, case.impl)]
+
     got, expected = run(args, many, tangents)
     for name in expected:
         try:
@@ -103,17 +130,27 @@ def test_forward_mode_agrees_with_finite_differences(case):
 
     @cases.compiled
     def run(weights):
-        moved = lambda sign: case.call(x, jax.tree.map(lambda w, t: w + sign * step * t, weights, tangent))
-        return jax.jvp(lambda w: case.call(x, w), (weights,), (tangent,))[1], (moved(1) - moved(-1)) / (2 * step)
-    assert_close(*run(weights), tolerance=1e-6)
+        moved = lambda sign: case.call(
+            x, jax.tree.map(lambda w, t: w + sign * step * t, weights, tangent)
+        )
+        return jax.jvp(lambda w: case.call(x, w), (weights,), (tangent,))[1], (
+            moved(1) - moved(-1)
+        ) / (2 * step)
+
+    assert_close(*run(weights), relative=1e-6)
 
 
 @every_case
 def test_the_jaxpr_shows_the_primitive_once_also_under_differentiation(case):
     args = case.draw()
     name = case.primitive.name
-    for fn in (case.call, jax.grad(functools.partial(loss, case.call), argnums=1), jax.jit(case.call),
-               lambda *a: jax.jvp(case.call, a, a), jax.checkpoint(case.call)):
+    for fn in (
+        case.call,
+        jax.grad(functools.partial(loss, case.call), argnums=1),
+        jax.jit(case.call),
+        lambda *a: jax.jvp(case.call, a, a),
+        jax.checkpoint(case.call),
+    ):
         assert primitives_in(jaxpr_of(fn, *args)).count(name) == 1
 
 
@@ -127,10 +164,14 @@ def test_mapping_x_alone_keeps_the_primitive_or_takes_its_batched_form(case):
     x, weights = case.draw()
     expected = (case.primitive.batched_form or case.primitive).name
     xs = jnp.stack([x, x, x])
-    bound = lambda fn, xs: [n for n in primitives_in(jaxpr_of(fn, xs, weights)) if n.startswith('etp_')]
+    bound = lambda fn, xs: [
+        n for n in primitives_in(jaxpr_of(fn, xs, weights)) if n.startswith('etp_')
+    ]
     for fn in (case.call, jax.grad(functools.partial(loss, case.call), argnums=1)):
         assert bound(jax.vmap(fn, (0, None)), xs) == [expected]
-        assert bound(jax.vmap(jax.vmap(fn, (1, None)), (0, None)), jnp.stack([xs, xs], 2)) == [expected]
+        assert bound(jax.vmap(jax.vmap(fn, (1, None)), (0, None)), jnp.stack([xs, xs], 2)) == [
+            expected
+        ]
 
 
 @every_case
@@ -138,26 +179,39 @@ def test_mapping_weights_binds_one_derived_primitive_that_knows_its_original_and
     x, weights = case.draw()
     many = jax.tree.map(lambda w: jnp.stack([w, w]), weights)
     mapped = jaxpr_of(jax.vmap(case.call, (None, 0)), x, many)
-    again = jaxpr_of(jax.vmap(case.call, (None, -1)), x, jax.tree.map(lambda w: jnp.moveaxis(w, 0, -1), many))
-    derived, = [eqn.primitive for eqn in mapped.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
+    again = jaxpr_of(
+        jax.vmap(case.call, (None, -1)), x, jax.tree.map(lambda w: jnp.moveaxis(w, 0, -1), many)
+    )
+    (derived,) = [
+        eqn.primitive for eqn in mapped.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)
+    ]
     assert derived.original is case.primitive
     assert derived.axes == ((0,) if x is None else (None, *[0] * len(weights)))
     assert ops.is_etp_primitive(derived) and derived not in ops.ETP_PRIMITIVES
     assert derived in [eqn.primitive for eqn in again.eqns]
-    assert derived.gradient_enabled == case.primitive.gradient_enabled == ops.is_gradient_enabled_primitive(derived)
+    assert (
+        derived.gradient_enabled
+        == case.primitive.gradient_enabled
+        == ops.is_gradient_enabled_primitive(derived)
+    )
 
 
 def test_a_derived_primitive_is_mapped_again():
     weights = jnp.ones((2, 4, 3, 5))
     jaxpr = jaxpr_of(jax.vmap(jax.vmap(lambda w: ops.matmul(jnp.ones((6, 3)), w))), weights)
-    outer, = [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
-    assert outer.axes == (None, 0) and outer.original.axes == (None, 0) and outer.original.original is ops.etp_mm_p
+    (outer,) = [eqn.primitive for eqn in jaxpr.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)]
+    assert (
+        outer.axes == (None, 0)
+        and outer.original.axes == (None, 0)
+        and outer.original.original is ops.etp_mm_p
+    )
     assert jaxpr.eqns[-1].outvars[0].aval.shape == (2, 4, 6, 5)
 
 
 def test_a_convolution_that_mixes_samples_is_not_folded():
     call = lambda x, k: ops.conv(x, k, batch_group_count=2)
-    xs, kernel = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2, 5))), jnp.ones((6, 2, 3))
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2, 5)))
+    kernel = jnp.ones((6, 2, 3))
     assert 'etp_conv_vmap' in primitives_in(jaxpr_of(jax.vmap(call, (0, None)), xs, kernel))
     assert_close(jax.vmap(call, (0, None))(xs, kernel), jnp.stack([call(x, kernel) for x in xs]))
 
@@ -166,10 +220,14 @@ def test_the_primitive_works_on_shards():
     mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
     lanes, whole = jax.P('i'), jax.P()
     x, w = jnp.arange(12.0).reshape(2, 2, 3), jnp.ones((3, 4))
-    per_shard = jax.shard_map(jax.vmap(ops.matmul, (0, None)), mesh=mesh, in_specs=(lanes, whole), out_specs=lanes)
+    per_shard = jax.shard_map(
+        jax.vmap(ops.matmul, (0, None)), mesh=mesh, in_specs=(lanes, whole), out_specs=lanes
+    )
     assert_close(per_shard(x, w), x @ w)
     assert_close(jax.grad(lambda w: per_shard(x, w).sum())(w), jax.grad(lambda w: (x @ w).sum())(w))
-    ensemble = jax.shard_map(jax.vmap(ops.matmul), mesh=mesh, in_specs=(lanes, lanes), out_specs=lanes)
+    ensemble = jax.shard_map(
+        jax.vmap(ops.matmul), mesh=mesh, in_specs=(lanes, lanes), out_specs=lanes
+    )
     assert_close(ensemble(x, jnp.stack([w, 2 * w])), jnp.stack([x[0] @ w, 2 * x[1] @ w]))
 
 
@@ -188,12 +246,19 @@ def test_an_integer_operand_has_no_tangent():
     no_tangent = np.zeros((2, 3), jax.dtypes.float0)
     y, dy = jax.jvp(ops.etp_mm_p.bind, (spikes, w), (no_tangent, w))
     assert_close(dy, y)
-    assert jax.grad(lambda x: ops.matmul(x, w).sum(), allow_int=True)(spikes).dtype == jax.dtypes.float0
+    assert (
+        jax.grad(lambda x: ops.matmul(x, w).sum(), allow_int=True)(spikes).dtype
+        == jax.dtypes.float0
+    )
 
 
 def test_a_weak_type_stays_weak():
     weak = jnp.asarray(1.0)
-    assert weak.weak_type and ops.element_wise(weak).weak_type and jax.jit(ops.element_wise)(weak).weak_type
+    assert (
+        weak.weak_type
+        and ops.element_wise(weak).weak_type
+        and jax.jit(ops.element_wise)(weak).weak_type
+    )
 
 
 def test_a_second_call_does_not_trace_again():
@@ -202,6 +267,7 @@ def test_a_second_call_does_not_trace_again():
     def call(x, w):
         traces.append(1)
         return ops.sparse_matmul(x, w, sparse_mat=cases.pattern(3, 4, 5))
+
     jitted = jax.jit(call)
     for _ in range(3):
         jitted(jnp.ones((2, 3)), jnp.ones(5))
@@ -210,7 +276,13 @@ def test_a_second_call_does_not_trace_again():
 
 def test_equal_structures_share_one_compiled_primitive():
     a, b = cases.pattern(3, 4, 5), cases.pattern(3, 4, 5)
-    assert a is not b and a == b and hash(a) == hash(b) and a != cases.pattern(3, 4, 5, seed=1) and a != 'a'
+    assert (
+        a is not b
+        and a == b
+        and hash(a) == hash(b)
+        and a != cases.pattern(3, 4, 5, seed=1)
+        and a != 'a'
+    )
     outer = jax.jit(ops.etp_sp_mm_p.bind, static_argnames=('sparse_mat',))
     for structure in (a, b):
         outer(jnp.ones((2, 3)), jnp.ones(5), sparse_mat=structure)

@@ -1,7 +1,9 @@
-"""Carries of every dtype and shape: trees, units, complex numbers, low precision, and axes of size one and zero.
+"""Carries of every dtype and shape: trees, units, complex, low precision, axes of size 1 and 0.
 
-A cell is written over ``mm`` and ``ew``: braintrace's ops for the library, plain JAX for backpropagation, which is exact for all of these.
+A cell is written over ``mm`` and ``ew``: braintrace's ops for the library, plain JAX for
+backpropagation, which is exact for all of these.
 """
+
 from __future__ import annotations
 
 import functools
@@ -15,6 +17,8 @@ import saiunit as u
 
 import braintrace
 from braintrace import functional, rules
+from tests.compare import RELATIVE, assert_close, assert_same_kinds
+from tests.precision import float64 as float64
 from tests.tiers import first, in_turn, pairwise
 
 B, I, N, T = 2, 3, 4, 6  # noqa: E741
@@ -22,12 +26,6 @@ RNG = np.random.default_rng(3)
 D, ES = rules.d_rtrl(), rules.es_d_rtrl(0.8)
 slow = pytest.mark.slow
 both = pytest.mark.parametrize('rule', [D, pytest.param(ES, marks=slow)], ids=lambda r: r.name)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 class Library:
@@ -54,8 +52,13 @@ def loss(out, _=None):
 
 def bptt(cell, params, carry, xs, steps=T):
     def total(params):
-        outputs = jax.lax.scan(lambda c, x: cell(Plain, params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), xs[:steps])[1]
+        outputs = jax.lax.scan(
+            lambda c, x: cell(Plain, params, c, x)[::-1],
+            jax.tree.map(jnp.asarray, carry),
+            xs[:steps],
+        )[1]
         return loss(outputs)
+
     return jax.grad(total)(params)
 
 
@@ -67,11 +70,10 @@ def online(cell, params, carry, xs, rule=D, window=3, **options):
     return learner, grads, state
 
 
-def close(got, want, tolerance=1e-10):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1., np.abs(b).max(initial=0.)))
+def assert_same(got, want, relative=RELATIVE):
+    """The same numbers, in the same dtypes."""
+    assert_close(got, want, relative)
+    assert_same_kinds(got, want)
 
 
 X = draw(T, B, I, scale=1.5)
@@ -83,10 +85,11 @@ def integrator(ops, p, h, x):
     return h, h
 
 
-# -- trees and units ---------------------------------------------------------------------------------------------------------
+# -- trees and units -------------------------------------------------------------------------------
+
 
 def tree(ops, p, c, x):
-    """Two coupled states of one shape in a tuple in a dict, and one of another shape, with a unit, beside a step count."""
+    """Two coupled states in a tuple in a dict, one of another shape with a unit, a step count."""
     (a, b), q = c['pair'], c['charge']
     a = 0.8 * a + jnp.tanh(ops.mm(x, p['w'])) - 0.3 * b
     b = 0.9 * b + 0.2 * jnp.sin(a)
@@ -99,13 +102,16 @@ def test_a_carry_may_be_any_tree_with_units():
     params = {'w': W, 'v': draw(I, 2) * u.mV}
     carry = {'pair': (V, draw(B, N)), 'charge': draw(B, 2) * u.mV, 'count': jnp.array(0)}
     learner, grads, state = online(tree, params, carry, X)
-    close(grads, bptt(tree, params, carry, X))
-    assert [(g.paths, g.shape) for g in learner.graph.hidden_groups] == [(('charge/0',), (B, 2)), (('pair/0', 'pair/1'), (B, N))]
+    assert_same(grads, bptt(tree, params, carry, X))
+    assert [(g.paths, g.shape) for g in learner.graph.hidden_groups] == [
+        (('charge/0',), (B, 2)),
+        (('pair/0', 'pair/1'), (B, N)),
+    ]
     assert int(state.carry['count']) == T and u.get_unit(state.carry['charge']) == u.mV
 
 
 def selective(ops, p, c, x):
-    """Only the state under ``h`` is hidden: ``mean`` is a float, moves on, and is read as a constant."""
+    """Only ``h`` is hidden: ``mean`` is a float, moves on, and is read as a constant."""
     mean = 0.9 * c['mean'] + 0.1 * c['h']
     h = 0.8 * c['h'] + jnp.tanh(ops.mm(x, p['w'])) - 0.5 * jax.lax.stop_gradient(c['mean'])
     return h + jax.lax.stop_gradient(c['mean']) ** 2, {'h': h, 'mean': mean}
@@ -119,36 +125,53 @@ def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
         mean = 0.9 * c['mean'] + 0.1 * c['h']
         h = 0.8 * c['h'] + jnp.tanh(ops.mm(x, p['w'])) - 0.5 * c['mean']
         return h + c['mean'] ** 2, {'h': h, 'mean': mean}
-    learner = functional.online(partial(unmarked, Library), rule, hidden=lambda path, leaf: path[0] == 'h')
+
+    learner = functional.online(
+        partial(unmarked, Library), rule, hidden=lambda path, leaf: path[0] == 'h'
+    )
     state = learner.init({'w': W}, carry, X[0])
     grads, state, _ = learner.sequence_grad(loss, window=3, reduction='sum')({'w': W}, state, X, X)
     if rule is D:
-        close(grads, bptt(selective, {'w': W}, carry, X))
+        assert_same(grads, bptt(selective, {'w': W}, carry, X))
     want = carry
     for x in X:
         _, want = selective(Plain, {'w': W}, want, x)
-    close(state.carry, want, 1e-12)
+    assert_same(state.carry, want, 1e-12)
     assert len(learner.graph.hidden_groups) == 1
 
 
-# -- complex states ----------------------------------------------------------------------------------------------------------
+# -- complex states --------------------------------------------------------------------------------
+
 
 def lru(ops, p, h, x):
-    """A linear recurrent unit: a complex diagonal made of two real parameters, and a complex input weight."""
+    """A linear recurrent unit: complex diagonal of two real parameters, complex input weight."""
     decay = ops.ew(jnp.exp(-jnp.exp(p['nu']) + 1j * p['theta']))
     h = decay * h + ops.mm(x + 0j, p['b_re'] + 1j * p['b_im'])
     return jnp.real(h @ (p['c_re'] + 1j * p['c_im'])) + x @ p['d'], h
 
 
-LRU = {'nu': draw(N), 'theta': draw(N), 'b_re': W, 'b_im': draw(I, N), 'c_re': draw(N, 2), 'c_im': draw(N, 2), 'd': draw(I, 2)}
+LRU = {
+    'nu': draw(N),
+    'theta': draw(N),
+    'b_re': W,
+    'b_im': draw(I, N),
+    'c_re': draw(N, 2),
+    'c_im': draw(N, 2),
+    'd': draw(I, 2),
+}
 
 
 @pytest.mark.parametrize('window', [3, *(pytest.param(w, marks=slow) for w in (1, 4))])
 def test_a_complex_diagonal_recurrence_is_backpropagation(window):
     carry = V + 1j * draw(B, N)
     learner, grads, state = online(lru, LRU, carry, X, window=window)
-    close(grads, bptt(lru, LRU, carry, X))
-    assert {k for k, r in learner.routes.items() if r.kind == 'trace'} == {'nu', 'theta', 'b_re', 'b_im'}
+    assert_same(grads, bptt(lru, LRU, carry, X))
+    assert {k for k, r in learner.routes.items() if r.kind == 'trace'} == {
+        'nu',
+        'theta',
+        'b_re',
+        'b_im',
+    }
     assert all(e.dtype == complex for e in jax.tree.leaves(state.trace))
 
 
@@ -160,11 +183,13 @@ def test_a_complex_diagonal_recurrence_equals_two_real_states():
         re = a * c['re'] - b * c['im'] + ops.mm(x, p['b_re'])
         im = b * c['re'] + a * c['im'] + ops.mm(x, p['b_im'])
         return re @ p['c_re'] - im @ p['c_im'] + x @ p['d'], {'re': re, 'im': im}
+
     im = draw(B, N)
-    close(online(lru, LRU, V + 1j * im, X)[1], online(real, LRU, {'re': V, 'im': im}, X)[1])
+    assert_same(online(lru, LRU, V + 1j * im, X)[1], online(real, LRU, {'re': V, 'im': im}, X)[1])
 
 
-# -- low and mixed precision -------------------------------------------------------------------------------------------------
+# -- low and mixed precision -----------------------------------------------------------------------
+
 
 def lstm_like(compute, ops, p, c, x):
     """Two coupled states, computed in ``compute`` whatever the dtype of the parameters."""
@@ -183,7 +208,9 @@ def exact(rule):
     """The gradient in float32: by backpropagation for D_RTRL."""
     weights, carry = jax.tree.map(lambda a: jnp.asarray(a, F32), (MIXED, {'a': V, 'b': V[::-1]}))
     cell, xs = partial(lstm_like, F32), jnp.asarray(X, F32)
-    return bptt(cell, weights, carry, xs) if rule is D else online(cell, weights, carry, xs, rule)[1]
+    return (
+        bptt(cell, weights, carry, xs) if rule is D else online(cell, weights, carry, xs, rule)[1]
+    )
 
 
 KINDS = {
@@ -200,7 +227,9 @@ def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, 
     params, compute = KINDS[kind]
     weights = jax.tree.map(lambda a: jnp.asarray(a, params), MIXED)
     carry = jax.tree.map(lambda a: jnp.asarray(a, compute), {'a': V, 'b': V[::-1]})
-    _, grads, state = online(partial(lstm_like, compute), weights, carry, jnp.asarray(X, F32), rule, window)
+    _, grads, state = online(
+        partial(lstm_like, compute), weights, carry, jnp.asarray(X, F32), rule, window
+    )
     rounding = max(float(jnp.finfo(params).eps), float(jnp.finfo(compute).eps))
     for name, want in exact(rule).items():
         g = grads[name]
@@ -209,7 +238,8 @@ def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, 
     assert all(h.dtype == compute for h in jax.tree.leaves(state.carry))
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
+
 
 def sized(b, i, n):
     """Parameters, carry and inputs for these sizes."""
@@ -222,7 +252,18 @@ def leaky(ops, p, h, x):
     return h, h
 
 
-SIZES = [(0, I, N), (1, I, N), (2, I, 1), (1, 1, 1), (2, 0, N), (2, I, 0), (0, 0, 0), (None, I, 1), (None, 0, N), (None, I, 0)]
+SIZES = [
+    (0, I, N),
+    (1, I, N),
+    (2, I, 1),
+    (1, 1, 1),
+    (2, 0, N),
+    (2, I, 0),
+    (0, 0, 0),
+    (None, I, 1),
+    (None, 0, N),
+    (None, I, 0),
+]
 
 
 @in_turn(first((0, I, N)), size=SIZES, rule=[D, ES], window=WINDOWS)
@@ -230,14 +271,16 @@ def test_axes_of_size_one_and_zero(size, window, rule):
     params, carry, xs = sized(*size)
     _, grads, state = online(leaky, params, carry, xs, rule, window)
     if rule is D or 0 in (size[0], size[2]):
-        close(grads, bptt(leaky, params, carry, xs))
+        assert_same(grads, bptt(leaky, params, carry, xs))
     else:
-        close(online(leaky, params, carry, xs[:1], rule, window)[1], bptt(leaky, params, carry, xs, 1))
+        assert_same(
+            online(leaky, params, carry, xs[:1], rule, window)[1], bptt(leaky, params, carry, xs, 1)
+        )
     assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, params)
     want = carry
     for x in xs:
         _, want = leaky(Plain, params, want, x)
-    close(state.carry, want, 1e-12)
+    assert_same(state.carry, want, 1e-12)
     assert state.t.shape == carry.shape[:-1] and (state.t == T).all()
 
 
@@ -258,15 +301,15 @@ def test_an_empty_batch_can_be_stepped_and_reset(rule):
     state = learner.init(params, carry, xs[0])
     (value, out), grads, state = learner.grad(loss)(params, state, xs[0], xs[0])
     assert value == 0 and out.shape == (0, N)
-    close(grads, jax.tree.map(np.zeros_like, params))
+    assert_same(grads, jax.tree.map(np.zeros_like, params))
     state = functional.reset(state, jnp.zeros(0, bool), carry)
     assert state.t.shape == (0,)
     _, grads, _ = online(leaky, params, carry, xs, rule, reset=(jnp.zeros((T, 0), bool), carry))
-    close(grads, jax.tree.map(np.zeros_like, params))
+    assert_same(grads, jax.tree.map(np.zeros_like, params))
 
 
 def scalar(ops, p, c, x):
-    """Two hidden states of shape (), driven by a scalar weight and, through a sum over its result, by a matrix."""
+    """Two states of shape (): a scalar weight drives one, the sum of a matrix product the other."""
     v = jnp.tanh(ops.ew(p['a'])) * c['v'] + ops.ew(p['b']) * x.sum() - 0.2 * c['a']
     a = 0.9 * c['a'] + 0.3 * jnp.sin(v)
     return v * a, {'v': v, 'a': a}
@@ -274,10 +317,14 @@ def scalar(ops, p, c, x):
 
 @pytest.mark.parametrize('window', [3, *(pytest.param(w, marks=slow) for w in (1, 4))])
 def test_scalar_hidden_states(window):
-    params, carry, xs = {'a': np.array(.7), 'b': np.array(-.4)}, {'v': np.array(.3), 'a': np.array(.2)}, X[:, 0]
+    params, carry, xs = (
+        {'a': np.array(0.7), 'b': np.array(-0.4)},
+        {'v': np.array(0.3), 'a': np.array(0.2)},
+        X[:, 0],
+    )
     learner, grads, state = online(scalar, params, carry, xs, window=window)
-    close(grads, bptt(scalar, params, carry, xs))
-    group, = learner.graph.hidden_groups
+    assert_same(grads, bptt(scalar, params, carry, xs))
+    (group,) = learner.graph.hidden_groups
     assert (group.shape, group.num_state, state.t.shape) == ((), 2, ())
 
 
@@ -291,4 +338,7 @@ def reduced(ops, p, h, x):
 def test_a_scalar_hidden_state_driven_by_a_matrix(rule):
     params, xs = {'w': draw(I, 1)}, X[:, 0]
     steps = T if rule is D else 1
-    close(online(reduced, params, np.array(.3), xs[:steps], rule)[1], bptt(reduced, params, np.array(.3), xs, steps))
+    assert_same(
+        online(reduced, params, np.array(0.3), xs[:steps], rule)[1],
+        bptt(reduced, params, np.array(0.3), xs, steps),
+    )

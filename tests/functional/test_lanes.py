@@ -1,4 +1,5 @@
-"""Resets of single lanes: every hidden state of any dtype is put back, and lanes are known, not guessed from lengths."""
+"""Resets of single lanes put back states of any dtype; lanes are not guessed from lengths."""
+
 from __future__ import annotations
 
 import jax
@@ -9,8 +10,9 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from tests.precision import float64 as float64
 
-B = N = 3                               # as many units as samples: a length does not tell one from the other
+B = N = 3  # as many units as samples: a length does not tell one from the other
 INPUTS, T = 2, 6
 RNG = np.random.default_rng(7)
 XS = RNG.normal(size=(T, B, INPUTS))
@@ -18,23 +20,23 @@ PARAMS = {'w': RNG.normal(size=(INPUTS + N, N))}
 mm = braintrace.matmul
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def refractory(p, c, x):
-    """A float, an integer and a boolean state, and a clock of each sample that decides when it may spike."""
+    """States of floats, integers and booleans, and a clock of each sample that allows spikes."""
     drive = mm(jnp.concatenate([x, c['v']], -1), p['w'])
-    v = jnp.where((c['rest'] > 0) | (c['clock'][:, None] % 4 == 3), 0., .9 * c['v'] + jnp.tanh(drive))
-    spike = v > .3
+    v = jnp.where(
+        (c['rest'] > 0) | (c['clock'][:, None] % 4 == 3), 0.0, 0.9 * c['v'] + jnp.tanh(drive)
+    )
+    spike = v > 0.3
     rest = jnp.where(spike & ~c['spike'], 2, jnp.maximum(c['rest'] - 1, 0))
     return v, {'v': v, 'rest': rest, 'spike': spike, 'clock': c['clock'] + 1}
 
 
-START = {'v': np.full((B, N), .1), 'rest': np.ones((B, N), np.int32), 'spike': np.zeros((B, N), bool),
-         'clock': np.arange(B)}
+START = {
+    'v': np.full((B, N), 0.1),
+    'rest': np.ones((B, N), np.int32),
+    'spike': np.zeros((B, N), bool),
+    'clock': np.arange(B),
+}
 FLAGS = np.zeros((T, B), bool)
 FLAGS[2, 0] = FLAGS[4, 1] = FLAGS[4, 2] = True
 
@@ -49,9 +51,9 @@ def lane_by_lane():
     for lane in range(B):
         edges = [0, *np.flatnonzero(FLAGS[:, lane]), T]
         for a, b in zip(edges, edges[1:], strict=False):
-            h = {k: jnp.asarray(v[lane:lane + 1]) for k, v in START.items()}
+            h = {k: jnp.asarray(v[lane : lane + 1]) for k, v in START.items()}
             for t in range(a, b):
-                out, h = refractory(PARAMS, h, XS[t, lane:lane + 1])
+                out, h = refractory(PARAMS, h, XS[t, lane : lane + 1])
                 found[t, lane] = out[0]
     return found
 
@@ -76,12 +78,14 @@ def by_single_steps(learner, carry, state):
 
 
 def by_sequence_grad(learner, carry, state):
-    _, state, losses = learner.sequence_grad(loss, window=4)(PARAMS, state, XS, XS, reset=(FLAGS, carry))
+    _, state, losses = learner.sequence_grad(loss, window=4)(
+        PARAMS, state, XS, XS, reset=(FLAGS, carry)
+    )
     return losses, state
 
 
 def by_sequence_update(learner, carry, state):
-    optimizer = optax.sgd(0.)
+    optimizer = optax.sgd(0.0)
     run = learner.sequence_update(loss, optimizer, every=2)
     _, _, state, losses = run(PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry))
     return losses, state
@@ -105,38 +109,61 @@ def test_one_flag_puts_everything_back():
 
 def shared(p, c, x):
     """A threshold that all samples share, as wide as the batch."""
-    h = .8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) - .1 * c['th']
-    return h, {'h': h, 'th': .9 * c['th'] + .1 * h.mean(0)}
+    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) - 0.1 * c['th']
+    return h, {'h': h, 'th': 0.9 * c['th'] + 0.1 * h.mean(0)}
 
 
 def counted(p, c, x):
     """A count that meets nothing: the step does not show what its axis is."""
-    h = .8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w']))
+    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w']))
     return h, {'h': h, 'count': c['count'] + 1}
 
 
 def clocked(p, c, x):
-    h = .8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) * (c['clock'] % 2)
+    h = 0.8 * c['h'] + jnp.tanh(mm(jnp.concatenate([x, c['h']], -1), p['w'])) * (c['clock'] % 2)
     return h, {'h': h, 'clock': c['clock'] + 1}
 
 
 H = np.zeros((B, N))
 
 
-@pytest.mark.parametrize('cell, carry, name, words', [
-    (shared, {'h': H, 'th': np.zeros(N)}, 'th', ['float64[3]', "Policy(lanes=('th',))", 'all lanes share']),
-    (counted, {'h': H, 'count': np.zeros(B, int)}, 'count', ['int64[3]', "Policy(lanes=('count',))"]),
-    (clocked, {'h': H, 'clock': np.zeros((), int)}, 'clock', ['int64[]', 'learner.reset_state()', 'ShortTermState'])])
+@pytest.mark.parametrize(
+    'cell, carry, name, words',
+    [
+        (
+            shared,
+            {'h': H, 'th': np.zeros(N)},
+            'th',
+            ['float64[3]', "Policy(lanes=('th',))", 'all lanes share'],
+        ),
+        (
+            counted,
+            {'h': H, 'count': np.zeros(B, int)},
+            'count',
+            ['int64[3]', "Policy(lanes=('count',))"],
+        ),
+        (
+            clocked,
+            {'h': H, 'clock': np.zeros((), int)},
+            'clock',
+            ['int64[]', 'learner.reset_state()', 'ShortTermState'],
+        ),
+    ],
+)
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, name, words):
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init(PARAMS, carry, XS[0])
-    for reset in (lambda: functional.reset(state, FLAGS[2], carry),
-                  lambda: learner.sequence_grad(loss)(PARAMS, state, XS, XS, reset=(FLAGS, carry))):
+    for reset in (
+        lambda: functional.reset(state, FLAGS[2], carry),
+        lambda: learner.sequence_grad(loss)(PARAMS, state, XS, XS, reset=(FLAGS, carry)),
+    ):
         with pytest.raises(braintrace.StructureError) as error:
             reset()
         assert all(word in str(error.value) for word in (name, *words)), str(error.value)
-    with pytest.raises(braintrace.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'):
+    with pytest.raises(
+        braintrace.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'
+    ):
         functional.reset(state, jnp.array([0, 1]), carry)
     _, moved = learner.step(PARAMS, state, XS[0])
     jax.tree.map(np.testing.assert_array_equal, functional.reset(moved, True, carry).carry, carry)
@@ -147,10 +174,15 @@ def test_the_policy_says_where_lanes_are():
     carry = {'h': H, 'count': jnp.zeros(B, int)}
     _, state = learner.step(PARAMS, learner.init(PARAMS, carry, XS[0]), XS[0])
     assert functional.reset(state, FLAGS[2], carry).carry['count'].tolist() == [0, 1, 1]
-    for lanes, words in ((('counts',), "'counts', which is no leaf"), (('h', 'clock'), 'its axis 0 is not the batch')):
+    for lanes, words in (
+        (('counts',), "'counts', which is no leaf"),
+        (('h', 'clock'), 'its axis 0 is not the batch'),
+    ):
         policy = braintrace.Policy(lanes=lanes)
         with pytest.raises(braintrace.OptionError, match=words):
-            functional.online(clocked, rules.d_rtrl(), policy=policy).init(PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0])
+            functional.online(clocked, rules.d_rtrl(), policy=policy).init(
+                PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0]
+            )
     with pytest.raises(braintrace.OptionError, match='tuple of paths'):
         braintrace.Policy(lanes='count')
 
@@ -158,22 +190,40 @@ def test_the_policy_says_where_lanes_are():
 def many_ways(p, c, x):
     """States whose lanes go through data movement, products, calls, loops and branches."""
     drive = mm(jnp.concatenate([x, c['v']], -1), p['w'])
-    v = .9 * c['v'] + jnp.tanh(drive)
-    turned = jnp.transpose(c['turned'] + jnp.transpose(v.reshape(B, 1, N)[:, 0])[::-1].T.astype(int))[::-1].T
+    v = 0.9 * c['v'] + jnp.tanh(drive)
+    turned = jnp.transpose(
+        c['turned'] + jnp.transpose(v.reshape(B, 1, N)[:, 0])[::-1].T.astype(int)
+    )[::-1].T
     most = jnp.maximum(c['most'], jnp.argmax(v, -1))
     energy = jnp.einsum('bi,bi->b', v, v) > c['energy']
     looped = jax.lax.fori_loop(0, 3, lambda i, n: n + (v > i).sum(-1), c['looped'])
-    scanned = jax.lax.scan(lambda n, row: (jnp.maximum(n, (row > 0).astype(int)), n), c['scanned'], v.T)[0]
+    scanned = jax.lax.scan(
+        lambda n, row: (jnp.maximum(n, (row > 0).astype(int)), n), c['scanned'], v.T
+    )[0]
     branch = jax.lax.cond(x.sum() > 0, lambda n: n + 1, lambda n: n, c['branch']) + (v[:, 0] > 0)
     called = jax.jit(lambda n: jnp.where(v[:, 0] > 0, n, 0))(c['called'])
     picked = c['picked'] + jnp.take_along_axis(v, most[:, None], 1)[:, 0].astype(int)
-    return v, {'v': v, 'turned': turned, 'most': most, 'energy': energy, 'looped': looped, 'scanned': scanned,
-               'branch': branch, 'called': called, 'picked': picked}
+    return v, {
+        'v': v,
+        'turned': turned,
+        'most': most,
+        'energy': energy,
+        'looped': looped,
+        'scanned': scanned,
+        'branch': branch,
+        'called': called,
+        'picked': picked,
+    }
 
 
 def test_lanes_are_followed_through_whatever_moves_them():
     ints = ('most', 'looped', 'scanned', 'branch', 'called', 'picked')
-    carry = {'v': H, 'turned': jnp.zeros((B, N), int), 'energy': jnp.zeros(B, bool), **{k: jnp.zeros(B, int) for k in ints}}
+    carry = {
+        'v': H,
+        'turned': jnp.zeros((B, N), int),
+        'energy': jnp.zeros(B, bool),
+        **{k: jnp.zeros(B, int) for k in ints},
+    }
     graph = functional.online(many_ways, rules.d_rtrl())
     graph.init(PARAMS, carry, XS[0])
     names = graph.graph.program.carry_names
@@ -181,25 +231,27 @@ def test_lanes_are_followed_through_whatever_moves_them():
 
 
 def test_two_uses_of_one_function_do_not_make_features_lanes():
-    """A threshold for each unit and a state of each sample go through the same compiled function."""
+    """A threshold for each unit and a state of each sample share one compiled function."""
     clip = jax.jit(lambda n: jnp.minimum(n, 5))
 
     def cell(p, c, x):
-        v = .9 * c['v'] + jnp.tanh(mm(jnp.concatenate([x, c['v']], -1), p['w']))
+        v = 0.9 * c['v'] + jnp.tanh(mm(jnp.concatenate([x, c['v']], -1), p['w']))
         ones = jnp.ones(N, int)
         rest = clip(c['rest'] + (v.sum(-1) > 0) + ones)
         level = clip(c['level'] + (v.sum(0) > 0) + ones)
         return v, {'v': v, 'rest': rest, 'level': level}
+
     learner = functional.online(cell, rules.d_rtrl())
     learner.init(PARAMS, {'v': H, 'rest': jnp.zeros(B, int), 'level': jnp.zeros(N, int)}, XS[0])
     assert {learner.graph.program.carry_names[c] for c in learner.graph.laned} == {'v', 'rest'}
 
 
-@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(.7)], ids=lambda r: r.name)
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=lambda r: r.name)
 def test_the_step_count_stays_at_the_largest_number(rule):
     def cell(p, h, x):
-        h = .8 * h + jnp.tanh(mm(jnp.concatenate([x, h], -1), p['w']))
+        h = 0.8 * h + jnp.tanh(mm(jnp.concatenate([x, h], -1), p['w']))
         return h, h
+
     learner = functional.online(cell, rule)
     state = learner.init(PARAMS, H, XS[0])
     _, state = learner.step(PARAMS, state, XS[0])
@@ -207,5 +259,9 @@ def test_the_step_count_stays_at_the_largest_number(rule):
     run = learner.sequence_grad(loss, window=2)
     grads, end, _ = run(PARAMS, last, XS, XS)
     want, _, _ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
-    assert end.t.tolist() == learner.step(PARAMS, last, XS[0])[1].t.tolist() == [np.iinfo(np.int32).max] * B
+    assert (
+        end.t.tolist()
+        == learner.step(PARAMS, last, XS[0])[1].t.tolist()
+        == [np.iinfo(np.int32).max] * B
+    )
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)

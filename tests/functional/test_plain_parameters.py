@@ -1,21 +1,18 @@
-"""Plain parameters of a sequence: whatever they are used in, the sum over a window is that of reverse mode through the whole sequence."""
+"""Plain parameters of a sequence: whatever they are used in, the sum over a window is that of
+reverse mode through the whole sequence.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import braintrace
+from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
 T, B, N = 5, 3, 16
 RNG = np.random.default_rng(3)
 MASK = RNG.integers(0, 2, (N, N))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def uses(h, v, x):
@@ -29,10 +26,12 @@ def uses(h, v, x):
         'in two jits': lambda: jax.jit(lambda a, w: jax.jit(jnp.matmul)(a, w) ** 2)(h, v),
         'of an input': lambda: jnp.tanh(x @ v) * h,
         'einsum': lambda: jnp.einsum('bi,oi->bo', h, v),
-        'heads': lambda: jnp.einsum('bgi,gio->bgo', h.reshape(B, 4, 4), v.reshape(4, 4, 16)[:, :, :4]).reshape(B, N),
+        'heads': lambda: jnp.einsum(
+            'bgi,gio->bgo', h.reshape(B, 4, 4), v.reshape(4, 4, 16)[:, :, :4]
+        ).reshape(B, N),
         'reshaped': lambda: jnp.einsum('bgi,gio->bo', h.reshape(B, 4, 4), v.reshape(4, 4, 16)),
         'masked': lambda: h @ (v * MASK),
-        'product and more': lambda: h @ v + v[0] * h + jnp.sum(v ** 2),
+        'product and more': lambda: h @ v + v[0] * h + jnp.sum(v**2),
         'in a loop': lambda: jax.lax.scan(lambda a, _: (jnp.tanh(a @ v), None), h, None, 2)[0],
         'in a branch': lambda: jax.lax.cond(x[0, 0] > 0, lambda: h @ v, lambda: 2 * h @ v.T),
         'in a map': lambda: jax.vmap(lambda row: row @ v)(h),
@@ -48,6 +47,7 @@ def cell(matmul, use):
     def step(params, h, x):
         h = jnp.tanh(matmul(jnp.concatenate([x, h], -1), params['w']))
         return uses(h, params['v'], x)[use](), h
+
     return step
 
 
@@ -61,18 +61,31 @@ def loss(out, y):
     window=[2, 1, None],
 )
 def test_a_plain_readout_has_the_gradient_of_reverse_mode(use, window):
-    params = {'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4), 'v': jnp.asarray(RNG.normal(size=(N, N)) / 4)}
-    xs, ys, h = jnp.asarray(RNG.normal(size=(T, B, N))), jnp.asarray(RNG.normal(size=(T, B, N))), jnp.zeros((B, N))
+    params = {
+        'w': jnp.asarray(RNG.normal(size=(2 * N, N)) / 4),
+        'v': jnp.asarray(RNG.normal(size=(N, N)) / 4),
+    }
+    xs, ys, h = (
+        jnp.asarray(RNG.normal(size=(T, B, N))),
+        jnp.asarray(RNG.normal(size=(T, B, N))),
+        jnp.zeros((B, N)),
+    )
 
     def whole(params):
-        total, state = 0., h
+        total, state = 0.0, h
         for x, y in zip(xs, ys, strict=True):
             out, state = cell(jnp.matmul, use)(params, state, x)
             total += loss(out, y)
         return total / T
+
     learner = braintrace.functional.online(cell(braintrace.matmul, use), braintrace.rules.d_rtrl())
     state = learner.init(params, h, xs[0])
     grads, _, _ = jax.jit(learner.sequence_grad(loss, window=window))(params, state, xs, ys)
     want = jax.grad(whole)(params)['v']
-    np.testing.assert_allclose(grads['v'], want, rtol=0, atol=(1e-6 if use == 'low precision' else 1e-12) * max(1, abs(want).max()))
+    np.testing.assert_allclose(
+        grads['v'],
+        want,
+        rtol=0,
+        atol=(1e-6 if use == 'low precision' else 1e-12) * max(1, abs(want).max()),
+    )
     assert use == 'unused' or abs(want).max() > 1e-3

@@ -1,4 +1,5 @@
-"""The derivative of an online gradient is refused: it would silently lack what the trace does not hold."""
+"""The derivative of an online gradient is refused: the trace does not hold all of it."""
+
 from __future__ import annotations
 
 import jax
@@ -10,11 +11,11 @@ import pytest
 import braintrace
 from braintrace import functional, rules
 
-W, H, XS = {'w': np.ones((2, 3)) / 3}, np.zeros((1, 3)), np.linspace(-1., 1., 8).reshape(4, 1, 2)
+W, H, XS = {'w': np.ones((2, 3)) / 3}, np.zeros((1, 3)), np.linspace(-1.0, 1.0, 8).reshape(4, 1, 2)
 
 
 def cell(p, h, x):
-    h = .8 * h + jnp.tanh(braintrace.matmul(x, p['w']))
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, p['w']))
     return h, h
 
 
@@ -22,11 +23,11 @@ LEARNER = functional.online(cell, rules.d_rtrl())
 
 
 def square(out, _):
-    return jnp.sum(out ** 2)
+    return jnp.sum(out**2)
 
 
 def by_steps(p):
-    state, total = LEARNER.init(p, H, XS[0]), 0.
+    state, total = LEARNER.init(p, H, XS[0]), 0.0
     for x in XS[:2]:
         out, state = LEARNER.step(p, state, x)
         total += square(out, None)
@@ -38,16 +39,25 @@ def by_sequence(p):
 
 
 def by_update(p):
-    optimizer = optax.sgd(.1)
+    optimizer = optax.sgd(0.1)
     run = LEARNER.sequence_update(square, optimizer)
     return run(p, optimizer.init(p), LEARNER.init(p, H, XS[0]), XS, XS)[0]['w'].sum()
 
 
-@pytest.mark.parametrize('second', [
-    lambda: jax.grad(lambda p: jax.grad(by_steps)(p)['w'].sum())(W), lambda: jax.jacrev(jax.grad(by_steps))(W),
-    lambda: jax.jit(jax.grad(by_sequence))(W), lambda: jax.grad(by_update)(W)])
+@pytest.mark.parametrize(
+    'second',
+    [
+        lambda: jax.grad(lambda p: jax.grad(by_steps)(p)['w'].sum())(W),
+        lambda: jax.jacrev(jax.grad(by_steps))(W),
+        lambda: jax.jit(jax.grad(by_sequence))(W),
+        lambda: jax.grad(by_update)(W),
+    ],
+)
 def test_a_derivative_of_an_online_gradient_is_refused(second):
-    with pytest.raises(braintrace.NotSupportedError, match='derivative of an online gradient .* first derivatives only'):
+    with pytest.raises(
+        braintrace.NotSupportedError,
+        match='derivative of an online gradient .* first derivatives only',
+    ):
         second()
 
 
@@ -57,11 +67,16 @@ def test_forward_mode_over_an_online_gradient_is_refused_too():
 
 
 def test_what_does_not_depend_on_the_gradient_has_its_derivative():
-    """A scale of the loss outside of the learner, and the first gradient under every transformation."""
+    """A scale of the loss outside of the learner, and first gradients under transformations."""
+
     def scaled(a):
         return a * jax.lax.stop_gradient(by_sequence(W))
-    assert jax.grad(scaled)(2.) == by_sequence(W)
+
+    assert jax.grad(scaled)(2.0) == by_sequence(W)
     first = jax.grad(by_steps)(W)['w']
-    for other in (jax.jit(jax.grad(by_steps)), jax.grad(jax.checkpoint(by_steps)), lambda p: jax.vmap(jax.grad(by_steps), axis_size=2,
-                  in_axes=None)(p)):
+    for other in (
+        jax.jit(jax.grad(by_steps)),
+        jax.grad(jax.checkpoint(by_steps)),
+        lambda p: jax.vmap(jax.grad(by_steps), axis_size=2, in_axes=None)(p),
+    ):
         np.testing.assert_allclose(jnp.reshape(other(W)['w'], (-1, 2, 3))[0], first, rtol=1e-5)

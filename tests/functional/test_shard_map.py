@@ -2,6 +2,7 @@
 
 On one device here; two devices run the same in a process of their own.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import functional, rules
+from tests.compare import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 B, I, N, T = 4, 2, 3, 3  # noqa: E741
@@ -34,7 +36,7 @@ def cell(p, c, x):
     """A gate behind a function of its weight, a custom rule, control flow, a counter and a key."""
     r = jax.nn.relu(mm(x, 2 * p['r']))
     u = mm(jnp.concatenate([x, r * c['h']], -1), p['w'])
-    h, _ = jax.lax.scan(lambda h, _: (.9 * h + .1 * jnp.tanh(u), None), c['h'], None, length=12)
+    h, _ = jax.lax.scan(lambda h, _: (0.9 * h + 0.1 * jnp.tanh(u), None), c['h'], None, length=12)
     return h @ p['out'], {'h': h, 'n': c['n'] + 1, 'key': jax.random.split(c['key'])[0]}
 
 
@@ -55,8 +57,10 @@ def params():
     return jax.tree.map(jnp.asarray, WEIGHTS)
 
 
-LEARNERS = {name: functional.online(cell, rule) for name, rule in
-            {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(.8)}.items()}
+LEARNERS = {
+    name: functional.online(cell, rule)
+    for name, rule in {'d_rtrl': rules.d_rtrl(), 'es_d_rtrl': rules.es_d_rtrl(0.8)}.items()
+}
 
 
 def over_the_sequence(learner, p, xs, ys, loss=loss):
@@ -67,20 +71,25 @@ def over_the_sequence(learner, p, xs, ys, loss=loss):
 
 def step_by_step(learner, p, xs, ys):
     """In a scan, whose carry has one type."""
+
     def step(state, at):
         (value, _), grads, state = learner.grad(loss)(p, state, *at)
         return state, (grads, value)
+
     grads, losses = jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1]
     return jax.tree.map(lambda g: g.sum(0), grads), losses.sum()
 
 
 def through_steps(learner, p, xs, ys):
     """The derivative that JAX takes of steps, which it sums over the shards itself."""
+
     def total(p):
         def step(state, at):
             out, state = learner.step(p, state, at[0])
             return state, loss(out, at[1])
+
         return jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1].sum()
+
     value, grads = jax.value_and_grad(total)(p)
     return grads, value
 
@@ -105,8 +114,7 @@ def differences(name: str, *ways: str) -> dict[str, float]:
         specs = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
         got = jax.jit(jax.shard_map(each, **specs))(params(), XS, YS)
         wanted = jax.jit(lambda p, xs, ys: fn(learner, p, xs, ys))(params(), XS, YS)
-        pairs = zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
-        return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+        return max(errors(got, wanted).values())
 
     def shared(p, xs, ys):
         grads, value = over_the_sequence(learner, p, xs, ys, shared_loss)
@@ -124,8 +132,9 @@ def differences(name: str, *ways: str) -> dict[str, float]:
         return learnt, summed(value)
 
     found = {
-        'sequence': lambda: both(over_the_sequence,
-                                 lambda *a: summed(over_the_sequence(learner, *a))),
+        'sequence': lambda: both(
+            over_the_sequence, lambda *a: summed(over_the_sequence(learner, *a))
+        ),
         'a loss shared by the shards': lambda: both(mean, shared),
         'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
         'the derivative of steps': lambda: both(through_steps, taken),
@@ -141,8 +150,12 @@ def test_a_learner_in_a_shard_map_of_one_device_is_that_of_no_shard_map():
 
 
 def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
-    own = jax.shard_map(lambda *args: over_the_sequence(LEARNERS['d_rtrl'], *args)[0], mesh=MESH,
-                        in_specs=(P(), P(None, 'a'), P(None, 'a')), out_specs=P())
+    own = jax.shard_map(
+        lambda *args: over_the_sequence(LEARNERS['d_rtrl'], *args)[0],
+        mesh=MESH,
+        in_specs=(P(), P(None, 'a'), P(None, 'a')),
+        out_specs=P(),
+    )
     with pytest.raises(ValueError, match='out_specs'):
         jax.eval_shape(own, params(), XS, YS)
 
@@ -151,8 +164,13 @@ def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
 def test_two_devices_learn_what_one_does():
     flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'
     env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, '-W', 'ignore', __file__], env=env, capture_output=True,
-                          text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', __file__],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 6 and max(found.values()) < 1e-10, found

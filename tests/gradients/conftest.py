@@ -1,4 +1,5 @@
 """Every test here runs in float64."""
+
 import jax
 import pytest
 

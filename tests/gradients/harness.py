@@ -1,4 +1,5 @@
 """Runs the library on a case."""
+
 from __future__ import annotations
 
 import functools
@@ -9,10 +10,10 @@ import pytest
 
 import braintrace
 from tests import oracles
-from tests.gradients.compare import crossed
+from tests.gradients.rows import crossed
 from tests.models.library import LibraryOps
 
-PROGRAMS = 500                           # so many are kept, which is all that one file compiles
+PROGRAMS = 500  # so many are kept, which is all that one file compiles
 
 
 def ragged(names, *others):
@@ -21,20 +22,29 @@ def ragged(names, *others):
     Every other row has the second one at night.
     """
     marks = [pytest.mark.slow, pytest.mark.nightly]
-    return pytest.mark.parametrize('name, window', [
-        *[(n, 4) for n in names],
-        *[pytest.param(*row, marks=marks[i % 2]) for i, row in enumerate(crossed(names, others))]])
+    return pytest.mark.parametrize(
+        'name, window',
+        [
+            *[(n, 4) for n in names],
+            *[
+                pytest.param(*row, marks=marks[i % 2])
+                for i, row in enumerate(crossed(names, others))
+            ],
+        ],
+    )
 
 
 def learner_of(case, rule, unroll=None):
-    """The one learner of a case; ``unroll``: how many turns of a loop are unrolled, None for the default policy."""
+    """The one learner of a case; ``unroll``: turns of a loop to unroll, None: the default."""
     return _learner(case, rule, unroll)
 
 
 @functools.cache
 def _learner(case, rule, unroll):
     options = {} if unroll is None else {'policy': braintrace.Policy(unroll=unroll)}
-    return braintrace.functional.online(functools.partial(case.model.cell, LibraryOps()), rule, **options)
+    return braintrace.functional.online(
+        functools.partial(case.model.cell, LibraryOps()), rule, **options
+    )
 
 
 def start(case, rule, unroll=None):
@@ -60,11 +70,15 @@ def _sequence_program(case, rule, unroll, window, reduction):
     )
 
 
-def over_sequence(case, rule, window=1, steps=slice(None), state=None, reduction='sum', unroll=None, **options):
-    """``(grads, state, losses)`` of ``sequence_grad`` over these steps, from the first state unless another is given."""
+def over_sequence(
+    case, rule, window=1, steps=slice(None), state=None, reduction='sum', unroll=None, **options
+):
+    """``(grads, state, losses)`` of ``sequence_grad`` over these steps, from ``state`` on."""
     first = start(case, rule, unroll)[1]
     run = _sequence_program(case, rule, unroll, window, reduction)
-    return run(case.params, first if state is None else state, case.xs[steps], case.ys[steps], **options)
+    return run(
+        case.params, first if state is None else state, case.xs[steps], case.ys[steps], **options
+    )
 
 
 def by_steps(case, rule):

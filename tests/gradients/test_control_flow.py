@@ -1,4 +1,5 @@
-"""Control flow and data movement inside the step: the library against the oracles, and versions of one cell against each other."""
+"""Control flow and data movement in a step: against the oracles, and versions of one cell."""
+
 import functools
 
 import jax
@@ -7,15 +8,9 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import (
-    WIDE,
-    assert_close,
-    core_first,
-    crossed,
-    every_core_first,
-    is_core,
-)
+from tests.compare import assert_close, assert_drawn_close
 from tests.gradients.harness import learner_of, over_sequence, start
+from tests.gradients.rows import WIDE, core_first, crossed, every_core_first, is_core
 from tests.models import control_flow, loops, maps
 from tests.models.control_flow import OUT, SMALL, drive, leaky, turns
 from tests.models.library import LibraryOps
@@ -26,9 +21,12 @@ D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(DECAY)
 WANT = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, DECAY)}
 both_rules = pytest.mark.parametrize('rule', [D_RTRL, ES_D_RTRL], ids=['d_rtrl', 'es_d_rtrl'])
 unrolled_and_not = pytest.mark.parametrize('unroll', [8, 0])
-LOST = {                                 # row -> parameters whose past is left out and named: their same-step gradient stays whole
-    'vmap_cond': ('input-dependent-weight', ['one', 'two']),     # JAX makes `select(taken, w, stop_gradient(w))` of the weight
-    'vmap_element_wise': ('lost-relation', ['decay']),           # (E, N) beside a state of shape (E, B, N)
+LOST = {  # row -> parameters whose past is left out and named: their same-step gradient stays whole
+    'vmap_cond': (
+        'input-dependent-weight',
+        ['one', 'two'],
+    ),  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
+    'vmap_element_wise': ('lost-relation', ['decay']),  # (E, N) beside a state of shape (E, B, N)
     'broadcast_reversed': ('lost-relation', ['decay']),
     'broadcast_inside': ('lost-relation', ['w', 'b']),
     'broadcast_repeat': ('lost-relation', ['w', 'b']),
@@ -43,7 +41,7 @@ OTHERS = [name for name in models.PROGRAMS if name not in [*LOOPS, *LOST, *REFUS
 def check(name, rule, window=3, unroll=None):
     case = models.case(name)
     grads, state, losses = over_sequence(case, rule, window, unroll=unroll)
-    assert_close(grads, oracles.total(WANT[rule](case)))
+    assert_drawn_close(grads, oracles.total(WANT[rule](case)))
     return case, grads, state, losses
 
 
@@ -71,7 +69,10 @@ def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, un
 def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, rule):
     case, (kind, lost) = models.case(name), LOST[name]
     want, same_step = oracles.total(WANT[rule](case)), oracles.same_step(case)
-    assert_close(over_sequence(case, rule, 3)[0], {k: same_step[k] if k in lost else v for k, v in want.items()})
+    assert_close(
+        over_sequence(case, rule, 3)[0],
+        {k: same_step[k] if k in lost else v for k, v in want.items()},
+    )
     notes = [d for d in learner_of(case, rule).graph.diagnostics if d.kind == kind]
     assert {d.path.split('/')[0] for d in notes} & set(lost) and all(d.location for d in notes)
 
@@ -82,7 +83,9 @@ def test_a_while_loop_in_which_positions_meet_is_refused_at_its_line(name):
         start(models.case(name), D_RTRL)
 
 
-@pytest.mark.parametrize('name', ['cond', 'scan', 'while', 'vmap_weights', 'move_put', 'back_stack', 'back_gather'])
+@pytest.mark.parametrize(
+    'name', ['cond', 'scan', 'while', 'vmap_weights', 'move_put', 'back_stack', 'back_gather']
+)
 def test_a_step_may_be_compiled_inside_jit(name):
     case = models.case(name)
     learner = braintrace.functional.online(learner_of(case, D_RTRL).cell, D_RTRL)
@@ -90,20 +93,53 @@ def test_a_step_may_be_compiled_inside_jit(name):
     assert learner.graph.hidden_param_op_relations and not state.t.any()
 
 
-WINDOWED = ['calls_mixed', 'sharded', 'cond', 'clockwork', 'cond_log_of_negative', 'switch_nan', 'while', 'while_pair', 'vmap_weights',
-            'vmap_conv', 'move_put_on_zeros', 'broadcast']
+WINDOWED = [
+    'calls_mixed',
+    'sharded',
+    'cond',
+    'clockwork',
+    'cond_log_of_negative',
+    'switch_nan',
+    'while',
+    'while_pair',
+    'vmap_weights',
+    'vmap_conv',
+    'move_put_on_zeros',
+    'broadcast',
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule, name, window', [*((D_RTRL, *row) for row in crossed(WINDOWED, (1, None))),
-                                                *((ES_D_RTRL, *row) for row in crossed(WINDOWED, (None, 1)))])
+@pytest.mark.parametrize(
+    'rule, name, window',
+    [
+        *((D_RTRL, *row) for row in crossed(WINDOWED, (1, None))),
+        *((ES_D_RTRL, *row) for row in crossed(WINDOWED, (None, 1))),
+    ],
+)
 def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, rule):
     check(name, rule, window)
 
 
-@pairwise(none, name=['scan', 'scan_lstm', 'scan_nested', 'scan_weight_slices', 'scan_two_layers', 'scan_decay',
-                      'scan_of_vmap', 'cond_in_scan'], window=[1, None], unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
-def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(name, window, unroll, rule):
+@pairwise(
+    none,
+    name=[
+        'scan',
+        'scan_lstm',
+        'scan_nested',
+        'scan_weight_slices',
+        'scan_two_layers',
+        'scan_decay',
+        'scan_of_vmap',
+        'cond_in_scan',
+    ],
+    window=[1, None],
+    unroll=[8, 0],
+    rule=[D_RTRL, ES_D_RTRL],
+)
+def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(
+    name, window, unroll, rule
+):
     check(name, rule, window, unroll)
 
 
@@ -123,7 +159,8 @@ def test_a_branch_not_taken_leaves_nothing_behind(name, rule):
         assert np.isfinite(leaf).all()
 
 
-# -- versions of one cell -----------------------------------------------------------------------------------------------
+# -- versions of one cell --------------------------------------------------------------------------
+
 
 @functools.cache
 def version(update):
@@ -138,7 +175,10 @@ def gradient(update, rule, unroll):
 
 def relations(update, unroll):
     graph = start(version(update), D_RTRL, unroll)[0].graph
-    return {(r.primitive.name, tuple(sorted(r.paths.items())), tuple(g.name for g in r.groups)) for r in graph.hidden_param_op_relations}
+    return {
+        (r.primitive.name, tuple(sorted(r.paths.items())), tuple(g.name for g in r.groups))
+        for r in graph.hidden_param_op_relations
+    }
 
 
 def assert_same(other, plain, rule, unroll):
@@ -158,8 +198,14 @@ def whole(call):
 
 def constant(yes, pred=True):
     """The update as the taken branch; the other one has the same op, or none."""
-    other = (lambda ops, p, h, r, x: 0.5 * h) if yes else (lambda ops, p, h, r, x: ops.sin(drive(ops, p, r, x[:, :1])))
-    return lambda ops, p, h, r, x: ops.cond(pred, lambda h, r: once(ops, p, h, r, x), lambda h, r: other(ops, p, h, r, x), h, r)
+    other = (
+        (lambda ops, p, h, r, x: 0.5 * h)
+        if yes
+        else (lambda ops, p, h, r, x: ops.sin(drive(ops, p, r, x[:, :1])))
+    )
+    return lambda ops, p, h, r, x: ops.cond(
+        pred, lambda h, r: once(ops, p, h, r, x), lambda h, r: other(ops, p, h, r, x), h, r
+    )
 
 
 ONE = {
@@ -171,34 +217,37 @@ ONE = {
     'cond_no_op': constant(True),
     'cond_same_op': constant(False),
     'cond_array': constant(True, np.bool_(True)),
-    'switch': lambda ops, p, h, r, x: ops.switch(1, [lambda h, r: 0.5 * h, lambda h, r: once(ops, p, h, r, x), lambda h, r: 2. * h],
-                                               h, r),
-    'scan_once': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, turns(x)[:1])[0],
-    'fori_once': lambda ops, p, h, r, x: ops.for_loop(1, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r),
+    'switch': lambda ops, p, h, r, x: ops.switch(
+        1, [lambda h, r: 0.5 * h, lambda h, r: once(ops, p, h, r, x), lambda h, r: 2.0 * h], h, r
+    ),
+    'scan_once': lambda ops, p, h, r, x: ops.loop(
+        lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, turns(x)[:1]
+    )[0],
+    'fori_once': lambda ops, p, h, r, x: ops.for_loop(
+        1, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r
+    ),
     'shard': whole(control_flow.shard),
-    'vmap': lambda ops, p, h, r, x: ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(h[None], r[None], x[None, :, :1])[0],
+    'vmap': lambda ops, p, h, r, x: ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(
+        h[None], r[None], x[None, :, :1]
+    )[0],
 }
+
+
+LATER = [pytest.mark.slow, pytest.mark.nightly]
+LOOPS = zip(('scan_once', 'fori_once'), WANT)
 
 
 @pytest.mark.parametrize(
     'name, rule, unroll',
     [
         *(
-            pytest.param(
-                name,
-                rule,
-                8,
-                marks=[] if i < 2 else pytest.mark.nightly if (i + k) % 2 else pytest.mark.slow,
-            )
+            pytest.param(name, rule, 8, marks=[] if i < 2 else LATER[(i + k) % 2])
             for i, name in enumerate(ONE)
             for k, rule in enumerate(WANT)
         ),
-        *(
-            pytest.param(name, rule, 0, marks=pytest.mark.slow)
-            for name, rule in zip(('scan_once', 'fori_once'), WANT)
-        ),
+        *(pytest.param(name, rule, 0, marks=pytest.mark.slow) for name, rule in LOOPS),
     ],
-)  # the loops
+)
 def test_a_construct_around_one_update_changes_nothing(name, unroll, rule):
     assert_same(ONE[name], once, rule, unroll)
 
@@ -215,16 +264,38 @@ MANY = {
     'scan_of_jit': loops.scan(wrap=control_flow.jit),
     'scan_of_checkpoint': loops.scan(wrap=control_flow.checkpoint),
     'scan_reverse': lambda ops, p, h, r, x: loops.scan(reverse=True)(ops, p, h, r, x[:, ::-1]),
-    'jit_of_scan': lambda ops, p, h, r, x: ops.jit(lambda h, r: loops.scan()(ops, p, h, r, x))(h, r),
-    'checkpoint_of_scan': lambda ops, p, h, r, x: ops.checkpoint(lambda h, r: loops.scan()(ops, p, h, r, x))(h, r),
-    'cond_of_scan': lambda ops, p, h, r, x: ops.cond(True, lambda h, r: loops.scan()(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r),
-    'scan_of_cond': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: (ops.cond(
-        True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r), None), h, r, turns(x))[0],
-    'fori': lambda ops, p, h, r, x: ops.for_loop(3, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r),
-    'scan_of_scan': lambda ops, p, h, r, x: ops.loop(lambda h, r, x: ops.loop(lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, x),
-                                                     h, r, turns(x)[:, None])[0],
-    'scan_of_indices': lambda ops, p, h, r, x: ops.loop(lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3))[0],
+    'jit_of_scan': lambda ops, p, h, r, x: ops.jit(lambda h, r: loops.scan()(ops, p, h, r, x))(
+        h, r
+    ),
+    'checkpoint_of_scan': lambda ops, p, h, r, x: ops.checkpoint(
+        lambda h, r: loops.scan()(ops, p, h, r, x)
+    )(h, r),
+    'cond_of_scan': lambda ops, p, h, r, x: ops.cond(
+        True, lambda h, r: loops.scan()(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r
+    ),
+    'scan_of_cond': lambda ops, p, h, r, x: ops.loop(
+        lambda h, r, x: (
+            ops.cond(True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 0.5 * h, h, r),
+            None,
+        ),
+        h,
+        r,
+        turns(x),
+    )[0],
+    'fori': lambda ops, p, h, r, x: ops.for_loop(
+        3, lambda i, h, r: leaky(ops, p, h, r, turns(x)[i]), h, r
+    ),
+    'scan_of_scan': lambda ops, p, h, r, x: ops.loop(
+        lambda h, r, x: ops.loop(lambda h, r, x: (leaky(ops, p, h, r, x), None), h, r, x),
+        h,
+        r,
+        turns(x)[:, None],
+    )[0],
+    'scan_of_indices': lambda ops, p, h, r, x: ops.loop(
+        lambda h, r, i: (leaky(ops, p, h, r, turns(x)[i]), None), h, r, np.arange(3)
+    )[0],
 }
+
 
 @in_turn(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
@@ -232,11 +303,14 @@ def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
     assert_same(MANY[name], in_python, rule, unroll)
 
 
-# -- what is refused, and what is named ---------------------------------------------------------------------------------
+# -- what is refused, and what is named ------------------------------------------------------------
+
 
 def test_an_op_in_a_while_loop_is_refused_at_its_line():
     def cell(p, c, x):
-        h = LibraryOps().while_loop(lambda h: h.sum() < 0., lambda h: h + braintrace.matmul(h, p['w']), c['h'], 3)
+        h = LibraryOps().while_loop(
+            lambda h: h.sum() < 0.0, lambda h: h + braintrace.matmul(h, p['w']), c['h'], 3
+        )
         return h, {'h': h}
 
     learner = braintrace.functional.online(cell, D_RTRL)
@@ -254,4 +328,6 @@ def test_mixing_is_named(name):
 def test_data_movement_is_not_mixing(name):
     learner, _ = start(models.case(name), D_RTRL)
     assert not any(d.kind == 'mixing' for d in learner.graph.diagnostics)
-    assert all(learner.graph.routes[path].kind == 'trace' for path in learner.graph.routes if path != 'out')
+    assert all(
+        learner.graph.routes[path].kind == 'trace' for path in learner.graph.routes if path != 'out'
+    )

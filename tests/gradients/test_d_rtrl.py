@@ -1,18 +1,12 @@
 """D_RTRL of the library against the oracles, for every row of the table."""
+
 import jax
 import numpy as np
 import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import (
-    added,
-    assert_close,
-    assert_moves,
-    at,
-    every_wide_first,
-    every_window,
-)
+from tests.compare import added, assert_drawn_close, assert_moves, at
 from tests.gradients.harness import (
     by_steps,
     other_carry,
@@ -22,11 +16,12 @@ from tests.gradients.harness import (
     start,
     step_program,
 )
+from tests.gradients.rows import every_wide_first, every_window
 from tests.oracles import dense_recursion as dense
 
 pytestmark = pytest.mark.drawn
 RULE = braintrace.rules.d_rtrl()
-MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
 
 
@@ -35,7 +30,7 @@ def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     case = models.case(name)
     grads, _, losses = over_sequence(case, RULE, window)
     assert losses.shape == (len(case.xs),)
-    assert_close(grads, oracles.total(dense(case)))
+    assert_drawn_close(grads, oracles.total(dense(case)))
 
 
 @every_wide_first()
@@ -43,7 +38,7 @@ def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
     case = models.case(name)
     ops, carry = models.ops.NumpyOps(), case.carry
     for t, (loss, output, grads) in enumerate(by_steps(case, RULE)):
-        assert_close(grads, at(dense(case), t))
+        assert_drawn_close(grads, at(dense(case), t))
         want, carry = oracles.real(case.run(ops, case.params, carry, case.xs[t]))
         np.testing.assert_allclose(output, want, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(loss, case.loss(want, case.ys[t]), rtol=1e-12)
@@ -60,7 +55,7 @@ def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(na
             start(case, rule)
         return
     for t, (_, _, grads) in enumerate(by_steps(case, rule)):
-        assert_close(grads, at(dense(case), t))
+        assert_drawn_close(grads, at(dense(case), t))
 
 
 @pytest.mark.parametrize('name', FEW)
@@ -71,11 +66,13 @@ def test_single_steps_before_a_sequence_and_after_it(name):
     for t in (0, 1):
         _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
         got.append(grads)
-    grads, state, _ = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))(case.params, state, case.xs[2:4], case.ys[2:4])
-    assert_close(added([*got, grads]), added([at(dense(case), t) for t in range(4)]))
+    grads, state, _ = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))(
+        case.params, state, case.xs[2:4], case.ys[2:4]
+    )
+    assert_drawn_close(added([*got, grads]), added([at(dense(case), t) for t in range(4)]))
     for t in (4, 5):
         _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
-        assert_close(grads, at(dense(case), t))
+        assert_drawn_close(grads, at(dense(case), t))
 
 
 @pytest.mark.parametrize('name', [*FEW, 'min_gru', 'three_layers', 'populations'])
@@ -89,19 +86,19 @@ def test_a_reset_ends_pending_steps_too(name):
     for t, (x, y, flag) in enumerate(zip(case.xs, case.ys, flags, strict=True)):
         state = braintrace.functional.reset(state, flag, carry0)
         _, grads, state = step(case.params, state, x, y)
-        assert_close(grads, at(want, t))
+        assert_drawn_close(grads, at(want, t))
 
 
 @pytest.mark.parametrize('name', models.names(exact=True))
 def test_it_is_bptt_where_nothing_is_cut(name):
     case = models.case(name, models.cubic)
-    assert_close(over_sequence(case, RULE, 3)[0], oracles.bptt(case))
+    assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.bptt(case))
 
 
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'conv2d', 'spiking_three', 'populations'])
 def test_another_loss_gives_the_gradient_of_reverse_mode_with_the_cut(name):
     case = models.case(name, models.cubic)
-    assert_close(over_sequence(case, RULE, 3)[0], oracles.cut_bptt(case))
+    assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.cut_bptt(case))
 
 
 @pytest.mark.parametrize('name', FEW)
@@ -114,11 +111,12 @@ def test_grad_through_step_is_the_online_gradient(name):
         def loss(params):
             output, new = learner.step(params, state, x)
             return case.loss(output, y), new
+
         return jax.grad(loss, has_aux=True)(params)
 
     for t, (x, y) in enumerate(zip(case.xs, case.ys)):
         grads, state = gradient(case.params, state, x, y)
-        assert_close(grads, at(dense(case), t))
+        assert_drawn_close(grads, at(dense(case), t))
 
 
 def test_a_loss_may_read_the_new_carry():
@@ -139,7 +137,7 @@ def test_a_loss_may_read_the_new_carry():
     for t in range(len(case.xs)):
         grads, state = jax.grad(loss, has_aux=True)(case.params, state, t)
         want = at(dense(reading_h), t)
-        assert_close(grads | {'out': want['out']}, want)
+        assert_drawn_close(grads | {'out': want['out']}, want)
         assert not np.any(grads['out'])
 
 
@@ -166,20 +164,20 @@ def test_gradients_of_inputs_are_those_of_the_same_step():
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
     grads, state, losses = over_sequence(case, RULE, window, mask=MASK)
-    assert_close(grads, oracles.total(dense(case), MASK))
+    assert_drawn_close(grads, oracles.total(dense(case), MASK))
     _, plain_state, plain_losses = over_sequence(case, RULE, window)
     np.testing.assert_array_equal(losses, plain_losses)
-    assert_close(state.carry, plain_state.carry)
+    assert_drawn_close(state.carry, plain_state.carry)
 
 
 def test_mean_divides_by_the_sum_of_the_mask():
     case = models.case('lstm')
     grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=MASK)
-    assert_close(grads, oracles.total(dense(case), MASK / MASK.sum()))
+    assert_drawn_close(grads, oracles.total(dense(case), MASK / MASK.sum()))
     grads, _, _ = over_sequence(case, RULE, 3, reduction='mean')
-    assert_close(grads, oracles.total(dense(case), np.full(len(MASK), 1 / len(MASK))))
-    grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=0. * MASK)
-    assert_close(grads, oracles.total(dense(case), 0. * MASK))
+    assert_drawn_close(grads, oracles.total(dense(case), np.full(len(MASK), 1 / len(MASK))))
+    grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=0.0 * MASK)
+    assert_drawn_close(grads, oracles.total(dense(case), 0.0 * MASK))
 
 
 @ragged([*FEW, 'min_gru', 'three_layers', 'populations'], None, 1)
@@ -191,7 +189,7 @@ def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(name, window):
     want = oracles.restarted(dense, case, flags, carry0)
     assert_moves(oracles.total(want))
     grads, _, _ = over_sequence(case, RULE, window, reset=(flags, carry0), mask=MASK)
-    assert_close(grads, oracles.total(want, MASK))
+    assert_drawn_close(grads, oracles.total(want, MASK))
 
 
 @pytest.mark.parametrize('name', ['lstm', 'vector', 'context'])
@@ -200,7 +198,7 @@ def test_a_reset_of_all_lanes_is_a_restart(name):
     carry0, flags = other_carry(case), np.array([True, False, False, True, False, False])
     parts = [case.steps(0, 3, carry0), case.steps(3, 6, carry0)]
     want = added([oracles.total(dense(part)) for part in parts])
-    assert_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
+    assert_drawn_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
 
 
 @pytest.mark.parametrize('name', FEW)
@@ -208,10 +206,10 @@ def test_a_later_call_continues_the_stream(name):
     case = models.case(name)
     first, state, _ = over_sequence(case, RULE, 1, slice(0, 3))
     second, state, _ = over_sequence(case, RULE, None, slice(3, 6), state)
-    assert_close(added([first, second]), oracles.total(dense(case)))
+    assert_drawn_close(added([first, second]), oracles.total(dense(case)))
     _, whole, _ = over_sequence(case, RULE, 1)
-    assert_close(state.carry, whole.carry)
-    assert_close(state.trace, whole.trace)
+    assert_drawn_close(state.carry, whole.carry)
+    assert_drawn_close(state.trace, whole.trace)
     np.testing.assert_array_equal(state.t, whole.t)
 
 

@@ -1,26 +1,19 @@
 """ES_D_RTRL of the library against its formula in NumPy, for every row of the table."""
+
 import numpy as np
 import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import (
-    WIDE,
-    added,
-    assert_close,
-    at,
-    error,
-    every_window,
-    row,
-    wide_first,
-)
+from tests.compare import added, assert_drawn_close, at, errors
 from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, ragged, start
+from tests.gradients.rows import WIDE, every_window, row, wide_first
 from tests.oracles import es_recursion as es
 
 pytestmark = pytest.mark.drawn
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
-MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
 
 
@@ -28,48 +21,51 @@ FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two']
 @every_window(None, 1, late=lambda i: i % 2 == 0)
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
-    assert_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
+    assert_drawn_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
 
 
-@pytest.mark.parametrize('name', [
-    row(n, late=n not in WIDE and i % 2 == 1) for i, n in enumerate(models.MODELS)])
+@pytest.mark.parametrize(
+    'name', [row(n, late=n not in WIDE and i % 2 == 1) for i, n in enumerate(models.MODELS)]
+)
 def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name):
     case = models.case(name)
     for t, (_, _, grads) in enumerate(by_steps(case, RULE)):
-        assert_close(grads, at(es(case, DECAY), t))
+        assert_drawn_close(grads, at(es(case, DECAY), t))
         if t == 0:
-            assert_close(grads, at(es(case, 0.), 0))
+            assert_drawn_close(grads, at(es(case, 0.0), 0))
 
 
 @pytest.mark.parametrize('name', wide_first([name for name in models.MODELS if name in WIDE]))
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
-    for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.))):
-        assert_close(grads, at(es(case, 0.), t))
+    for t, (_, _, grads) in enumerate(by_steps(case, braintrace.rules.es_d_rtrl(0.0))):
+        assert_drawn_close(grads, at(es(case, 0.0), t))
 
 
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'sparse', 'lora'])
 def test_the_first_step_is_plain_bptt(name):
     case = models.case(name, models.cubic, steps=1)
-    assert_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
+    assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
 
 
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     case = models.case('lstm')
     grads, _, _ = over_sequence(case, braintrace.rules.es_d_rtrl(rank), 3)
-    assert_close(grads, oracles.total(es(case, (rank - 1) / (rank + 1))))
+    assert_drawn_close(grads, oracles.total(es(case, (rank - 1) / (rank + 1))))
 
 
 def test_the_decay_matters():
     case = models.case('leaky')
-    assert error(oracles.total(es(case, 0.5)), oracles.total(es(case, DECAY)))["['w']"] > 1e-2
+    assert errors(oracles.total(es(case, 0.5)), oracles.total(es(case, DECAY)))["['w']"] > 1e-2
 
 
 @ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
-    assert_close(over_sequence(case, RULE, window, mask=MASK)[0], oracles.total(es(case, DECAY), MASK))
+    assert_drawn_close(
+        over_sequence(case, RULE, window, mask=MASK)[0], oracles.total(es(case, DECAY), MASK)
+    )
 
 
 @ragged(FEW, None, 1)
@@ -78,7 +74,9 @@ def test_a_reset_of_some_lanes_restarts_their_traces_and_their_correction(name, 
     carry0, flags = other_carry(case), np.zeros((6, 2), bool)
     flags[[2, 4], 0] = flags[[1, 2], 1] = True
     want = oracles.restarted(lambda part: es(part, DECAY), case, flags, carry0)
-    assert_close(over_sequence(case, RULE, window, reset=(flags, carry0))[0], oracles.total(want))
+    assert_drawn_close(
+        over_sequence(case, RULE, window, reset=(flags, carry0))[0], oracles.total(want)
+    )
 
 
 def test_a_reset_of_an_unbatched_model_restarts_it():
@@ -86,7 +84,7 @@ def test_a_reset_of_an_unbatched_model_restarts_it():
     carry0, flags = other_carry(case), np.array([False, False, False, True, False, False])
     parts = [case.steps(0, 3, case.carry), case.steps(3, 6, carry0)]
     want = added([oracles.total(es(part, DECAY)) for part in parts])
-    assert_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
+    assert_drawn_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
 
 
 @pytest.mark.parametrize('name', FEW)
@@ -94,7 +92,7 @@ def test_a_later_call_continues_the_stream(name):
     case = models.case(name)
     first, state, _ = over_sequence(case, RULE, 1, slice(0, 3))
     second, state, _ = over_sequence(case, RULE, None, slice(3, 6), state)
-    assert_close(added([first, second]), oracles.total(es(case, DECAY)))
+    assert_drawn_close(added([first, second]), oracles.total(es(case, DECAY)))
     assert np.all(state.t == 6)
 
 
@@ -107,4 +105,4 @@ def test_steps_without_a_gradient_count_in_the_trace_and_in_the_correction():
         _, state = step(case.params, state, x)
     for t in (3, 4, 5):
         _, grads, state = grad(case.params, state, case.xs[t], case.ys[t])
-        assert_close(grads, at(es(case, DECAY), t))
+        assert_drawn_close(grads, at(es(case, DECAY), t))

@@ -1,4 +1,5 @@
-"""The silent faults A to K of the public package (DESIGN.md, section 7), each as behaviour that must not come back."""
+"""Silent faults A to K of the public package, each as behaviour that must not come back."""
+
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import added, assert_close, assert_moves, at
+from tests.compare import added, assert_close, assert_moves, at
 from tests.gradients.harness import learner_of, over_sequence, quick, start
 from tests.models.library import LibraryOps
 
@@ -47,23 +48,25 @@ def test_fault_b_the_function_between_a_parameter_and_its_op_counts(name):
 
 def test_fault_b_the_gradient_of_a_doubled_weight_is_twice_that_of_the_weight():
     case = models.case('masked')
-    plain, doubled = (functools.partial(drive, factor=factor) for factor in (1., 2.))
+    plain, doubled = (functools.partial(drive, factor=factor) for factor in (1.0, 2.0))
     make = functools.partial(models.make_case, steps=3)
     whole = make(models.Model('scaled', doubled, case.model.params))
     inner = make(models.Model('scaled', plain, case.model.params))
-    inner.params['w'] *= 2.
-    assert_close(gradient(whole), {'w': 2. * gradient(inner)['w']})
+    inner.params['w'] *= 2.0
+    assert_close(gradient(whole), {'w': 2.0 * gradient(inner)['w']})
 
 
 def drive(ops, p, c, x, factor):
-    y = ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w'] if factor == 1. else factor * p['w'])
+    y = ops.matmul(
+        ops.concatenate([x, ops.cut(c['h'])]), p['w'] if factor == 1.0 else factor * p['w']
+    )
     h = ops.new('h', 0.8 * c['h'] + ops.tanh(y))
     return h, {'h': h}
 
 
 def test_fault_b_a_masked_entry_gets_exactly_nothing():
     grads = gradient(models.case('masked'))
-    np.testing.assert_array_equal(grads['w'] != 0., models.weights.MASK)
+    np.testing.assert_array_equal(grads['w'] != 0.0, models.weights.MASK)
 
 
 @both_rules
@@ -99,7 +102,7 @@ def test_fault_h_a_loop_inside_one_grad_gives_the_sum_of_the_online_gradients(na
     learner, state = start(case, rule)
 
     def loop(params):
-        now, loss = state, 0.
+        now, loss = state, 0.0
         for x, y in zip(case.xs, case.ys):
             output, now = learner.step(params, now, x)
             loss = loss + case.loss(output, y)
@@ -109,6 +112,7 @@ def test_fault_h_a_loop_inside_one_grad_gives_the_sum_of_the_online_gradients(na
         def step(now, xy):
             output, now = learner.step(params, now, xy[0])
             return now, case.loss(output, xy[1])
+
         return jax.lax.scan(step, state, (case.xs, case.ys))[1].sum()
 
     for total in (loop, scan):
@@ -132,17 +136,22 @@ def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
 
     def failing(output, target):
         raise RuntimeError('inside the loss')
+
     with pytest.raises(RuntimeError, match='inside the loss'):
         jax.jit(learner.grad(failing))(case.params, state, case.xs[0], case.ys[0])
     with pytest.raises(RuntimeError, match='inside the loss'):
         learner.sequence_grad(failing, window=2)(case.params, state, case.xs, case.ys)
-    grads, _, _ = quick(learner.sequence_grad(case.loss, window=2, reduction='sum'))(case.params, state, case.xs, case.ys)
+    grads, _, _ = quick(learner.sequence_grad(case.loss, window=2, reduction='sum'))(
+        case.params, state, case.xs, case.ys
+    )
     assert_close(grads, oracles.total(oracles.dense_recursion(case)))
 
 
 @both_rules
 @rows('mgu', 'minimal_rnn', 'op_between_states')
-def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_same_step_parts(name, rule):
+def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_same_step_parts(
+    name, rule
+):
     case = models.case(name, models.cubic)
     gradient(case, rule)
     first, _, _ = over_sequence(case, rule, None, slice(0, 1))

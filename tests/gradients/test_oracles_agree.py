@@ -1,17 +1,18 @@
-"""The oracles against each other, without the library: what is wrong in one of them would have to
-be wrong in all.
+"""The oracles against each other, without the library: all would have to share an error.
 
 Rows of ``WIDE`` are compared in the gate, all rows at night: rows change rarely, and what changes
 the library changes none of them.
 """
+
 import jax
 import numpy as np
 import pytest
 
 from tests import models, oracles
-from tests.gradients.compare import WIDE, assert_close, assert_moves, at, error, every_wide_first
+from tests.compare import assert_close, assert_moves, at, errors
+from tests.gradients.rows import WIDE, every_wide_first
 
-pytestmark = pytest.mark.slow            # they show nothing of the library
+pytestmark = pytest.mark.slow  # they show nothing of the library
 LEAK, CURRENT_LEAK, DRIVE = 0.8, 0.6, 0.5
 
 
@@ -43,8 +44,25 @@ def test_plain_bptt_equals_the_dense_recursion_where_the_rule_is_exact(name):
     assert_close(oracles.bptt(case), dense(case))
 
 
-@pytest.mark.parametrize('name', ['leaky', 'vector', 'lstm', 'lru', 'op_between_states', 'normalised', 'sparse', 'lora',
-                                  'conv1d', 'conv2d', 'tail_relu', 'tail_norm', 'three_layers', 'populations'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'leaky',
+        'vector',
+        'lstm',
+        'lru',
+        'op_between_states',
+        'normalised',
+        'sparse',
+        'lora',
+        'conv1d',
+        'conv2d',
+        'tail_relu',
+        'tail_norm',
+        'three_layers',
+        'populations',
+    ],
+)
 def test_finite_differences_equal_plain_bptt(name):
     case = models.case(name, steps=3)
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
@@ -53,7 +71,7 @@ def test_finite_differences_equal_plain_bptt(name):
 @every_wide_first()
 def test_es_recursion_without_decay_is_the_same_step_gradient(name):
     case = models.case(name)
-    assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))
+    assert_close(oracles.total(oracles.es_recursion(case, 0.0)), oracles.same_step(case))
 
 
 @every_wide_first()
@@ -64,8 +82,10 @@ def test_es_recursion_at_the_first_step_is_exact(name):
 
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'spiking_two'])
 def test_weights_of_the_steps_count_the_same_in_every_oracle(name):
-    case, weights = models.case(name), np.array([1., 0., 0.5, 0., 2., 1.])
-    assert_close(oracles.cut_bptt(case, weights), oracles.total(oracles.dense_recursion(case), weights))
+    case, weights = models.case(name), np.array([1.0, 0.0, 0.5, 0.0, 2.0, 1.0])
+    assert_close(
+        oracles.cut_bptt(case, weights), oracles.total(oracles.dense_recursion(case), weights)
+    )
 
 
 @pytest.mark.parametrize('name', ['leaky', 'synapse', 'spiking_three'])
@@ -76,10 +96,11 @@ def test_a_restart_forgets_what_came_before(name):
     assert_close(alone, oracles.dense_recursion(case))
     flags[2:, 0] = True
     again = oracles.restarted(oracles.dense_recursion, case, flags, case.carry)
-    assert max(error(again, alone).values()) > 1e-2
+    assert max(errors(again, alone).values()) > 1e-2
 
 
-# -- control flow and data movement ------------------------------------------------------------------------------------
+# -- control flow and data movement ----------------------------------------------------------------
+
 
 class Watched(models.ops.NumpyOps):
     """Notes which branches are taken, and that a loop turned."""
@@ -101,7 +122,9 @@ def run_over(case, ops, steps=None):
     return output, carry
 
 
-@pytest.mark.parametrize('name', [m.name for m in models.control_flow.BRANCHES if m.name != 'cond_constant'])
+@pytest.mark.parametrize(
+    'name', [m.name for m in models.control_flow.BRANCHES if m.name != 'cond_constant']
+)
 def test_every_branch_of_a_row_is_taken(name):
     ops = Watched()
     run_over(models.case(name), ops)
@@ -150,7 +173,7 @@ def test_finite_differences_equal_plain_bptt_of_programs(name):
 @every_wide_first(models.PROGRAMS)
 def test_es_recursion_of_programs_without_decay_and_at_the_first_step(name):
     case = models.case(name)
-    assert_close(oracles.total(oracles.es_recursion(case, 0.)), oracles.same_step(case))
+    assert_close(oracles.total(oracles.es_recursion(case, 0.0)), oracles.same_step(case))
     assert_close(at(oracles.es_recursion(case, 0.7), 0), at(oracles.dense_recursion(case), 0))
 
 
@@ -164,26 +187,28 @@ class Forgetful(models.ops.JaxOps):
 
 def test_what_earlier_turns_contribute_to_an_op_counts():
     case = models.case('scan')
-    forgetful = oracles._reverse(case, None, (Forgetful('cut'), models.ops.JaxOps('constant'), set(case.carry)))[0]
-    assert max(error(forgetful, dense(case)).values()) > 1e-2
+    forgetful = oracles._reverse(
+        case, None, (Forgetful('cut'), models.ops.JaxOps('constant'), set(case.carry))
+    )[0]
+    assert max(errors(forgetful, dense(case)).values()) > 1e-2
 
 
 def test_the_cut_alone_is_no_oracle_for_ops_in_a_loop():
     for name in ('scan', 'fori_loop', 'scan_nested'):
         case = models.case(name)
-        assert max(error(oracles.cut_bptt(case), dense(case)).values()) > 1e-2, name
+        assert max(errors(oracles.cut_bptt(case), dense(case)).values()) > 1e-2, name
 
 
 def leaky_by_hand(case, decay):
     """ES_D_RTRL of ``h = 0.8 h' + tanh([x, h'] w + b)``, every derivative written out."""
     p, h, n = case.params, case.carry['h'], case.carry['h'].shape[1]
-    ex = ef = 0.
+    ex = ef = 0.0
     steps = {'w': [], 'b': [], 'out': []}
     for t, (x, y) in enumerate(zip(case.xs, case.ys)):
         z = np.concatenate([x, h], -1)
         a = np.tanh(z @ p['w'] + p['b'])
         h = LEAK * h + a
-        ex, ef = decay * ex + z, decay * LEAK * ef + (1 - decay) * (1 - a ** 2)
+        ex, ef = decay * ex + z, decay * LEAK * ef + (1 - decay) * (1 - a**2)
         wrong = h @ p['out'] - y
         d = (wrong @ p['out'].T) * ef / (1 - decay ** (t + 1))
         for key, g in {'w': ex.T @ d, 'b': d.sum(0), 'out': h.T @ wrong}.items():
@@ -193,12 +218,12 @@ def leaky_by_hand(case, decay):
 
 
 def synapse_by_hand(case, decay):
-    """The same for ``i = 0.6 i' + y``, ``v = 0.8 v' - spike(v') + 0.5 i`` with S = 2: ``ef`` is (B, N, [i, v])."""
+    """``i = 0.6 i' + y``, ``v = 0.8 v' - spike(v') + 0.5 i``, S = 2: ``ef`` is (B, N, [i, v])."""
     p, i, v = case.params, case.carry['i'], case.carry['v']
-    ex, ef, steps = 0., np.zeros((*i.shape, 2)), {'w': [], 'b': []}
+    ex, ef, steps = 0.0, np.zeros((*i.shape, 2)), {'w': [], 'b': []}
     for t, (x, y) in enumerate(zip(case.xs, case.ys)):
         old = v - 0.5
-        z = np.concatenate([x, (old > 0) * 1.], -1)
+        z = np.concatenate([x, (old > 0) * 1.0], -1)
         leak = LEAK - models.ops.surrogate(old)
         i = CURRENT_LEAK * i + z @ p['w'] + p['b']
         v = LEAK * v - (old > 0) + DRIVE * i
@@ -208,7 +233,9 @@ def synapse_by_hand(case, decay):
         ex, ef = decay * ex + z, np.stack([new_i, new_v], -1)
         wrong = (v > 0.5) @ p['out'] + 0.1 * i @ p['out'] - y
         back = wrong @ p['out'].T
-        d = (0.1 * back * new_i + back * models.ops.surrogate(v - 0.5) * new_v) / (1 - decay ** (t + 1))
+        d = (0.1 * back * new_i + back * models.ops.surrogate(v - 0.5) * new_v) / (
+            1 - decay ** (t + 1)
+        )
         steps['w'].append(ex.T @ d)
         steps['b'].append(d.sum(0))
     return {k: np.stack(g) for k, g in steps.items()}
@@ -223,29 +250,35 @@ def test_es_recursion_equals_the_formula_written_out_by_hand(name, by_hand, deca
     assert_close({k: got[k] for k in want}, want)
 
 
-# -- negative controls: each choice of the oracle changes some number -----------------------------------------------------
+# -- negative controls: each choice of the oracle changes some number ------------------------------
 
-@pytest.mark.parametrize('name', ['leaky', 'gru', 'lstm', 'populations', 'spiking_two', 'roll', 'mean'])
+
+@pytest.mark.parametrize(
+    'name', ['leaky', 'gru', 'lstm', 'populations', 'spiking_two', 'roll', 'mean']
+)
 def test_the_cut_matters(name):
     case = models.case(name)
-    assert max(error(oracles.bptt(case), dense(case)).values()) > 1e-2
+    assert max(errors(oracles.bptt(case), dense(case)).values()) > 1e-2
 
 
-@pytest.mark.parametrize('name', ['mgu', 'minimal_rnn', 'op_between_states', 'one_op_two_groups', 'tail_norm'])
+@pytest.mark.parametrize(
+    'name', ['mgu', 'minimal_rnn', 'op_between_states', 'one_op_two_groups', 'tail_norm']
+)
 def test_the_cut_alone_is_no_oracle_where_an_op_follows_an_op(name):
     case = models.case(name)
-    assert max(error(oracles.cut_bptt(case), dense(case)).values()) > 1e-2
+    assert max(errors(oracles.cut_bptt(case), dense(case)).values()) > 1e-2
 
 
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'synapse', 'tail_flip', 'two_layers'])
 def test_history_matters(name):
     case = models.case(name)
-    assert max(error(oracles.same_step(case), dense(case)).values()) > 1e-2
+    assert max(errors(oracles.same_step(case), dense(case)).values()) > 1e-2
 
 
 def test_a_transition_that_moves_positions_is_refused():
     def cell(ops, p, c, x):
         return c['h'], {'h': ops.tanh(0.5 * ops.flip(c['h']) + ops.matmul(x, p['w']))}
+
     case = models.make_case(models.Model('moving', cell, {'w': (3, 4)}))
     with pytest.raises(AssertionError, match='not position-wise'):
         oracles.dense_recursion(case)
@@ -255,10 +288,29 @@ def test_complex_steps_equal_jax_derivatives():
     """The NumPy namespace against JAX's, function by function."""
     numpy, jax_ops = models.ops.NumpyOps(), models.ops.JaxOps()
     at = np.random.default_rng(0).standard_normal((3, 4))
-    for name in ('tanh', 'exp', 'cos', 'sin', 'sigmoid', 'softplus', 'relu', 'abs',
-                 'spike', 'spike_by_vjp', 'flip', 'mean', 'cumsum', 'eased', 'eased_by_vjp', 'norm', 'logsumexp',
-                 'highest'):
+    for name in (
+        'tanh',
+        'exp',
+        'cos',
+        'sin',
+        'sigmoid',
+        'softplus',
+        'relu',
+        'abs',
+        'spike',
+        'spike_by_vjp',
+        'flip',
+        'mean',
+        'cumsum',
+        'eased',
+        'eased_by_vjp',
+        'norm',
+        'logsumexp',
+        'highest',
+    ):
         fn, reference = getattr(numpy, name), getattr(jax_ops, name)
         want = jax.jacobian(reference)(at)
-        np.testing.assert_allclose(oracles.jacobian(fn, at).reshape(want.shape), want, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(
+            oracles.jacobian(fn, at).reshape(want.shape), want, atol=1e-14, err_msg=name
+        )
         np.testing.assert_allclose(np.real(fn(at)), reference(at), atol=1e-14, err_msg=name)

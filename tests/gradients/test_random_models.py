@@ -1,10 +1,11 @@
 """Random models of one to three layers with one to three states, against the NumPy recursions."""
+
 import pytest
 from hypothesis import given, settings
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close
+from tests.compare import assert_drawn_close
 from tests.gradients.harness import over_sequence
 from tests.models.random import build, layers, plans
 
@@ -20,9 +21,12 @@ def examples(number):
 
 def check(plan, window, rules=(D_RTRL, ES_D_RTRL)):
     case = models.make_case(build(plan), steps=STEPS)
-    want = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: lambda case: oracles.es_recursion(case, 0.6)}
+    want = {
+        D_RTRL: oracles.dense_recursion,
+        ES_D_RTRL: lambda case: oracles.es_recursion(case, 0.6),
+    }
     for rule in rules:
-        assert_close(over_sequence(case, rule, window)[0], oracles.total(want[rule](case)))
+        assert_drawn_close(over_sequence(case, rule, window)[0], oracles.total(want[rule](case)))
 
 
 @examples(4)
@@ -63,5 +67,5 @@ def test_many_random_stacks_in_one_window(plan):
 @given(plans)
 def test_the_oracles_agree_on_random_stacks(plan):
     case = models.make_case(build(plan), steps=STEPS)
-    assert_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
-    assert_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.)))
+    assert_drawn_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
+    assert_drawn_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.0)))

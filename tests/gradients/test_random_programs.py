@@ -1,4 +1,7 @@
-"""Random programs, constructs inside constructs, against the NumPy recursions. A failure prints the smallest program that still fails."""
+"""Random programs, constructs inside constructs, against the NumPy recursions. A failure prints the
+smallest program that still fails.
+"""
+
 import functools
 import warnings
 
@@ -7,24 +10,27 @@ from hypothesis import Phase, given, settings
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close
+from tests.compare import assert_drawn_close
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
 from tests.models.random_programs import Layer, Program, build, draw, programs, seeds, smallest
 
 pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
-PARTS, GATE = 10, 1      # of the many programs; those in the gate: the other ones are nightly
+PARTS, GATE = 10, 1  # of the many programs; those in the gate: the other ones are nightly
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 
 def examples(number):
-    """The same examples in every run; a failing program is made smaller by ``smallest``, printed, and can be given to ``build``."""
+    """The same examples in every run; ``smallest`` shrinks a failing one and prints it."""
     return settings(max_examples=number, phases=[Phase.generate])
 
 
 def gradients(case, program: Program):
-    cell, policy = functools.partial(case.model.cell, LibraryOps()), braintrace.Policy(unroll=program.unroll)
+    cell, policy = (
+        functools.partial(case.model.cell, LibraryOps()),
+        braintrace.Policy(unroll=program.unroll),
+    )
     learner = braintrace.functional.online(cell, RULES[program.rule], policy=policy)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', braintrace.BraintraceWarning)
@@ -35,19 +41,23 @@ def gradients(case, program: Program):
 
 def wanted(case, rule):
     """The oracle, which is not needed twice."""
-    oracle = oracles.dense_recursion.__wrapped__ if rule == 'd_rtrl' else functools.partial(oracles.es_recursion.__wrapped__, decay=DECAY)
+    oracle = (
+        oracles.dense_recursion.__wrapped__
+        if rule == 'd_rtrl'
+        else functools.partial(oracles.es_recursion.__wrapped__, decay=DECAY)
+    )
     return oracles.total(oracle(case))
 
 
 def check(program: Program):
     case = models.make_case(build(program), steps=STEPS)
-    assert_close(gradients(case, program), wanted(case, program.rule))
+    assert_drawn_close(gradients(case, program), wanted(case, program.rule))
 
 
 def fails(program: Program) -> bool:
     try:
         check(program)
-    except Exception:                                   # an error of the compiler is a failure as well
+    except Exception:  # an error of the compiler is a failure as well
         return True
     return False
 
@@ -84,8 +94,8 @@ def test_many_random_programs(part, seed):
 @given(programs)
 def test_the_oracles_agree_on_random_programs(program):
     case = models.make_case(build(program), steps=STEPS)
-    assert_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
-    assert_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.)))
+    assert_drawn_close(oracles.two_pass(case), oracles.total(oracles.dense_recursion(case)))
+    assert_drawn_close(oracles.same_step(case), oracles.total(oracles.es_recursion(case, 0.0)))
 
 
 def test_a_program_is_made_simpler_until_nothing_is_left():

@@ -14,7 +14,7 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import assert_close, at
+from tests.compare import assert_close, at
 from tests.gradients.harness import quick
 from tests.models.library import LibraryOps
 from tests.models.model import B, N, O
@@ -69,6 +69,7 @@ MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] 
     ('lstm_reading_cell', 'rows'),
     ('two_layers', 'features'),
     ('state_sum', 'rows'),
+    ('move_parts', 'features'),
 ]
 EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
 EVERY += [
@@ -486,7 +487,7 @@ def test_states_that_are_not_taken_apart_are_named_with_their_place(cell, rows, 
     learner = braintrace.functional.online(step, RULES['D_RTRL'])
     with pytest.warns(braintrace.BraintraceWarning, match='h holds several states'):
         learner.init(params, h, x)
-    (note,) = (d for d in learner.graph.diagnostics if d.kind == 'stacked-state')
+    (note,) = (d for d in learner.report.diagnostics if d.kind == 'stacked-state')
     assert note.path == 'h' and place in note.location and 'of its own' in note.message
     with pytest.raises(braintrace.UntracedParameterError, match='h holds several states'):
         braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
@@ -512,8 +513,9 @@ TOGETHER = {  # ways to put two layers into one array that no state is taken apa
     'a padded row': lambda a, b: jnp.pad(jnp.stack([a, b]), ((0, 1), (0, 0), (0, 0))),
     'added to zeros': lambda a, b: jnp.zeros((2, *a.shape)).at[0].add(a).at[1].add(b),
     'a sum of padded rows': (
-        lambda a, b: jnp.pad(a[None], ((0, 1), (0, 0), (0, 0)))
-        + jnp.pad(b[None], ((1, 0), (0, 0), (0, 0)))
+        lambda a, b: (
+            jnp.pad(a[None], ((0, 1), (0, 0), (0, 0))) + jnp.pad(b[None], ((1, 0), (0, 0), (0, 0)))
+        )
     ),
 }
 

@@ -1,4 +1,7 @@
-"""Gradients of ``sequence_update``, taken where the optimiser gets them, against the NumPy recursions; and updates against a plain loop."""
+"""Gradients of ``sequence_update``, taken where the optimiser gets them, against the NumPy
+recursions; and updates against a plain loop.
+"""
+
 import functools
 from typing import NamedTuple
 
@@ -10,31 +13,51 @@ import pytest
 
 import braintrace
 from tests import models, oracles
-from tests.gradients.compare import CORE, assert_close, is_core
+from tests.compare import assert_close
 from tests.gradients.harness import other_carry, quick, start, step_program
+from tests.gradients.rows import CORE, is_core
 from tests.tiers import first, in_turn, none
 
-MASK = np.array([1., 0., 0.5, 1., 2., 1.5])
-RULES = {'d_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
-         'es_d_rtrl': (braintrace.rules.es_d_rtrl(0.7), functools.partial(oracles.es_recursion, decay=0.7))}
-FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'sparse', 'lora', 'conv1d', 'spiking_three']
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+RULES = {
+    'd_rtrl': (braintrace.rules.d_rtrl(), oracles.dense_recursion),
+    'es_d_rtrl': (
+        braintrace.rules.es_d_rtrl(0.7),
+        functools.partial(oracles.es_recursion, decay=0.7),
+    ),
+}
+FEW = [
+    'gru',
+    'lstm_fused',
+    'adaptive_lif',
+    'learned_decay',
+    'sparse',
+    'lora',
+    'conv1d',
+    'spiking_three',
+]
 rules = pytest.mark.parametrize('rule', list(RULES))
 
 
 class Seen(NamedTuple):
     """The state of :func:`recorder`: gradients of each update, and their number."""
+
     grads: object
     number: jax.Array
 
 
 def recorder(updates: int):
     """An optimiser that changes nothing and keeps what it gets."""
+
     def init(params):
-        return Seen(jax.tree.map(lambda p: jnp.zeros((updates, *p.shape), p.dtype), params), jnp.int32(0))
+        return Seen(
+            jax.tree.map(lambda p: jnp.zeros((updates, *p.shape), p.dtype), params), jnp.int32(0)
+        )
 
     def update(grads, state, params):
         kept = jax.tree.map(lambda kept, g: kept.at[state.number].set(g), state.grads, grads)
         return jax.tree.map(jnp.zeros_like, params), Seen(kept, state.number + 1)
+
     return optax.GradientTransformation(init, update)
 
 
@@ -43,7 +66,9 @@ def gradients(case, rule, every, write_every=None, reduction='sum', **options):
     learner, state = start(case, rule)
     optimizer = recorder(-(-len(case.xs) // every))
     run = quick(learner.sequence_update(case.loss, optimizer, every, reduction, write_every))
-    params, seen, state, losses = run(case.params, optimizer.init(case.params), state, case.xs, case.ys, **options)
+    params, seen, state, losses = run(
+        case.params, optimizer.init(case.params), state, case.xs, case.ys, **options
+    )
     assert_close(params, case.params)
     return jax.tree.map(np.asarray, seen.grads), state, losses
 
@@ -54,7 +79,8 @@ def grouped(steps, every, weights=None):
 
     def leaf(g):
         g = g * weights.reshape(-1, *(1,) * (g.ndim - 1))
-        return np.stack([g[i:i + every].sum(0) for i in range(0, len(g), every)])
+        return np.stack([g[i : i + every].sum(0) for i in range(0, len(g), every)])
+
     return jax.tree.map(leaf, steps)
 
 
@@ -62,11 +88,17 @@ def grouped(steps, every, weights=None):
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
     case, (rule, oracle) = models.case(name), RULES[rule]
-    assert_close(gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1))
+    assert_close(
+        gradients(case, rule, 1, None if name == 'lora' else 4)[0], grouped(oracle(case), 1)
+    )
 
 
-@in_turn(lambda name, rule, often: often == (2, 4), name=['gru', 'sparse'], rule=RULES, often=[
-    (2, 4), (1, 2), (1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)])
+@in_turn(
+    lambda name, rule, often: often == (2, 4),
+    name=['gru', 'sparse'],
+    rule=RULES,
+    often=[(2, 4), (1, 2), (1, 1), (1, None), (2, 2), (2, None), (4, 4), (7, None)],
+)
 def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
     every, write_every = often
     case, (rule, oracle) = models.case(name), RULES[rule]
@@ -82,9 +114,13 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
     carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
-    flags[[2, 5], 0] = flags[[1, 3], 1] = True           # at the first and at the last step of an update, with steps pending
+    flags[[2, 5], 0] = flags[[1, 3], 1] = (
+        True  # at the first and at the last step of an update, with steps pending
+    )
     want = oracles.restarted(oracle, case, flags, carry0)
-    got, _, _ = gradients(case, rule, every, None if name == 'lora' else 4, reset=(flags, carry0), mask=MASK)
+    got, _, _ = gradients(
+        case, rule, every, None if name == 'lora' else 4, reset=(flags, carry0), mask=MASK
+    )
     assert_close(got, grouped(want, every, MASK))
 
 
@@ -127,7 +163,7 @@ def test_the_mean_is_that_of_each_update():
     ],
 )
 def test_updates_are_those_of_a_plain_loop(name, rule, every):
-    """Weights change under a trace that is not written: the same as gradients by steps and an update by hand."""
+    """Weights change under a trace that is not written: as gradients and updates by hand."""
     case, optimizer = models.case(name), optax.adam(0.05)
     learner, state = start(case, RULES[rule][0])
     train = quick(learner.sequence_update(case.loss, optimizer, every, 'sum'))
@@ -137,7 +173,7 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     step = step_program(case, RULES[rule][0])
     for i in range(0, len(case.xs), every):
         total = jax.tree.map(jnp.zeros_like, params)
-        for x, y in zip(case.xs[i:i + every], case.ys[i:i + every]):
+        for x, y in zip(case.xs[i : i + every], case.ys[i : i + every]):
             (loss, _), grads, state = step(params, state, x, y)
             total, losses = jax.tree.map(jnp.add, total, grads), [*losses, loss]
         updates, opt_state = optimizer.update(total, opt_state, params)
@@ -145,19 +181,24 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     assert_close(jax.tree.map(np.asarray, got[0]), jax.tree.map(np.asarray, params))
     assert_close(got[2].trace, state.trace)
     np.testing.assert_allclose(got[3], np.stack(losses), rtol=1e-10)
-    moved = [float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(case.params))]
+    moved = [
+        float(np.abs(a - b).max())
+        for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(case.params))
+    ]
     assert min(moved) > 1e-3
 
 
 def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
     case = models.case('lora')
-    with pytest.raises(braintrace.OptionError, match='write_every.*etp_lora.*depends on the weights'):
+    with pytest.raises(
+        braintrace.OptionError, match='write_every.*etp_lora.*depends on the weights'
+    ):
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 
 
 @in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
 def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
-    """An input that is not a number spoils its own step, and nothing after its lane is reset: neither updates nor the trace."""
+    """A NaN input spoils its own step; after its lane's reset, no update and no trace."""
     case, (rule, oracle) = models.case(name), RULES['d_rtrl']
     flags = np.zeros((len(case.xs), 2), bool)
     flags[2, 0] = True
@@ -167,9 +208,13 @@ def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     learner, state = start(case, rule)
     optimizer = recorder(len(xs))
     run = quick(learner.sequence_update(case.loss, optimizer, 1, 'sum', write_every))
-    _, seen, state, _ = run(case.params, optimizer.init(case.params), state, xs, case.ys, reset=(flags, case.carry))
+    _, seen, state, _ = run(
+        case.params, optimizer.init(case.params), state, xs, case.ys, reset=(flags, case.carry)
+    )
     assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(seen.grads))
-    assert_close(jax.tree.map(lambda g: np.asarray(g[2:]), seen.grads), jax.tree.map(lambda g: g[2:], want))
+    assert_close(
+        jax.tree.map(lambda g: np.asarray(g[2:]), seen.grads), jax.tree.map(lambda g: g[2:], want)
+    )
     whole = quick(learner.sequence_grad(case.loss, window=None))
     _, after, _ = whole(case.params, start(case, rule)[1], xs, case.ys, reset=(flags, case.carry))
     assert_close(jax.tree.map(np.asarray, after.trace), jax.tree.map(np.asarray, state.trace))

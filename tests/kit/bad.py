@@ -1,4 +1,5 @@
 """Primitives that are wrong in one way each, and the laws that they break."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -28,7 +29,10 @@ def product(x, weight, *bias, has_bias=False):
 
 def reverse_of(impl, names=('weight', 'bias')):
     def xy_to_dw(x, d, weights, **params):
-        return jax.vjp(lambda w: impl(x, *(w[n] for n in names if n in w), **params), weights)[1](d)[0]
+        return jax.vjp(lambda w: impl(x, *(w[n] for n in names if n in w), **params), weights)[1](
+            d
+        )[0]
+
     return xy_to_dw
 
 
@@ -37,7 +41,10 @@ def carried(d, trace, **params):
 
 
 def entry_zeros(x, y, weights, states):
-    return {n: jnp.zeros((*x.aval.shape[:1], *w.aval.shape, states), w.aval.dtype) for n, w in weights.items()}
+    return {
+        n: jnp.zeros((*x.aval.shape[:1], *w.aval.shape, states), w.aval.dtype)
+        for n, w in weights.items()
+    }
 
 
 def output_zeros(x, y, weights, states):
@@ -47,62 +54,100 @@ def output_zeros(x, y, weights, states):
 def dense(**changes):
     """The dense product, right but for the changes."""
     impl = changes.get('impl', product)
-    fields = dict(impl=impl, yw_to_w=carried, xy_to_dw=reverse_of(impl), init_drtrl=entry_zeros, init_pp=output_zeros, batched=True,
-                  trainable_invars_fn=lambda params: {'weight': 1, **({'bias': 2} if params.get('has_bias') else {})}, cases=DENSE)
+    fields = dict(
+        impl=impl,
+        yw_to_w=carried,
+        xy_to_dw=reverse_of(impl),
+        init_drtrl=entry_zeros,
+        init_pp=output_zeros,
+        batched=True,
+        trainable_invars_fn=lambda params: {
+            'weight': 1,
+            **({'bias': 2} if params.get('has_bias') else {}),
+        },
+        cases=DENSE,
+    )
     return ops.register_primitive_spec(ops.ETPPrimitiveSpec('etp_bad', **(fields | changes)))
 
 
-# the published ones -------------------------------------------------------------------------------------------------------
+# the published ones -------------------------------------------------------------------------------
+
 
 def scaled(factor_twice=True):
-    """The scaled product of the published page: its ``yw_to_w`` multiplies by a scale that the entry carries."""
+    """The scaled product of the published page: its ``yw_to_w`` multiplies by a scale that the
+    entry carries.
+    """
+
     def impl(x, weight, *, scale):
         return scale * (x @ weight)
 
     def yw_to_w(d, trace, *, scale):
         return {'weight': trace['weight'] * d[..., None, :] * (scale if factor_twice else 1)}
+
     return dense(impl=impl, yw_to_w=yw_to_w, cases=[(DENSE[0][0], {'scale': 2.0})])
 
 
 def bare_arrays():
     """The short example of the published page."""
+
     def impl(x, weight, *, scale=1.0):
         return scale * (x @ weight)
+
     primitive = braintrace.register_primitive('etp_bad', impl, batched=True)
     primitive.register_yw_to_w(lambda hidden, trace, **params: trace * hidden[None, :])
-    primitive.register_xy_to_dw(lambda x, hidden, w, **params: jax.vjp(lambda w_: impl(x, w_, **params), w['weight'])[1](hidden)[0])
-    primitive.register_init_drtrl(lambda x, y, w, states: jnp.zeros((1, *w['weight'].value.shape, states)))
+    primitive.register_xy_to_dw(
+        lambda x, hidden, w, **params: jax.vjp(lambda w_: impl(x, w_, **params), w['weight'])[1](
+            hidden
+        )[0]
+    )
+    primitive.register_init_drtrl(
+        lambda x, y, w, states: jnp.zeros((1, *w['weight'].value.shape, states))
+    )
     primitive.register_init_pp(lambda x, y, w, states: jnp.zeros((1, *y.aval.shape, states)))
     return primitive
 
 
-# traces that are not exact ------------------------------------------------------------------------------------------------
+# traces that are not exact ------------------------------------------------------------------------
+
 
 def lora_in_parameters():
     """The trace of B is passed on as it is, though B reaches every output."""
+
     def impl(x, b, a):
         return x @ b @ a
 
     def yw_to_w(d, trace):
         return {'b': trace['b'], 'a': trace['a'] * d[..., None, :]}
-    return dense(impl=impl, yw_to_w=yw_to_w, xy_to_dw=reverse_of(impl, ('b', 'a')),
-                 trainable_invars_fn=lambda params: {'b': 1, 'a': 2}, cases=[(shapes((4, 3), (3, 2), (2, 5)), {})])
+
+    return dense(
+        impl=impl,
+        yw_to_w=yw_to_w,
+        xy_to_dw=reverse_of(impl, ('b', 'a')),
+        trainable_invars_fn=lambda params: {'b': 1, 'a': 2},
+        cases=[(shapes((4, 3), (3, 2), (2, 5)), {})],
+    )
 
 
 def conv_in_kernel():
     """One kernel for each sample, whose entries feed many positions."""
+
     def impl(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel, (1,), 'SAME')
 
     def yw_to_w(d, trace):
         return {'weight': trace['weight'] * d.mean(-1)[..., None, None]}
+
     return dense(impl=impl, yw_to_w=yw_to_w, cases=[(shapes((2, 3, 7), (4, 3, 3)), {})])
 
 
-# rules --------------------------------------------------------------------------------------------------------------------
+# rules --------------------------------------------------------------------------------------------
+
 
 def without_bias_key():
-    return dense(yw_to_w=lambda d, trace, **params: {'weight': trace['weight'] * d[..., None, :]}, cases=WITH_BIAS)
+    return dense(
+        yw_to_w=lambda d, trace, **params: {'weight': trace['weight'] * d[..., None, :]},
+        cases=WITH_BIAS,
+    )
 
 
 def without_a_rule():
@@ -116,7 +161,11 @@ def nonzero_trace():
 
 
 def batch_summed_twice():
-    return dense(solve_drtrl=lambda signal, trace, weights: {n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()})
+    return dense(
+        solve_drtrl=lambda signal, trace, weights: {
+            n: e.sum(0).sum(0) for n, e in carried(signal, trace).items()
+        }
+    )
 
 
 def factor_two():
@@ -135,10 +184,13 @@ def flagged_as_identity():
     return dense(gradient_enabled=True)
 
 
-# functions ----------------------------------------------------------------------------------------------------------------
+# functions ----------------------------------------------------------------------------------------
+
 
 def random_numbers():
-    return dense(impl=lambda x, weight: x @ weight + np.random.normal(), xy_to_dw=reverse_of(product))
+    return dense(
+        impl=lambda x, weight: x @ weight + np.random.normal(), xy_to_dw=reverse_of(product)
+    )
 
 
 def quadratic():
@@ -146,7 +198,9 @@ def quadratic():
 
 
 def divided_by_the_batch():
-    return dense(impl=lambda x, weight: x @ weight * (len(x) / len(x)), xy_to_dw=reverse_of(product))
+    return dense(
+        impl=lambda x, weight: x @ weight * (len(x) / len(x)), xy_to_dw=reverse_of(product)
+    )
 
 
 def any_unit():
@@ -156,6 +210,7 @@ def any_unit():
     def op(x, weight, bias):
         y = primitive(*map(u.get_mantissa, (x, weight, bias)), has_bias=True)
         return u.maybe_decimal(u.Quantity(y, unit=u.get_unit(x) * u.get_unit(weight)))
+
     return op
 
 
@@ -172,8 +227,13 @@ def other_numbers_on_cpu():
 
 def kernel_of_one_state():
     """A fused update of the trace that leaves out what one state does to another."""
+
     def kernel(d, trace, d_f, x, weights):
-        return {'weight': jnp.einsum('boss,bios->bios', d, trace['weight']) + jnp.einsum('bos,bi->bios', d_f, x)}
+        return {
+            'weight': jnp.einsum('boss,bios->bios', d, trace['weight'])
+            + jnp.einsum('bos,bi->bios', d_f, x)
+        }
+
     primitive = dense()
     primitive.trace_kernel['cpu'] = kernel
     return primitive
@@ -181,15 +241,18 @@ def kernel_of_one_state():
 
 def wrong_forward():
     """It keeps x from the forward pass, and the product twice."""
+
     def forward(inputs, params, required):
         x, weight = inputs
         return 2 * (x @ weight), lambda d: [d @ weight.T, x.T @ d]
+
     return dense(reverse=kit.rule_reverse(forward=forward), xy_to_dw=reverse_of(product))
 
 
 def wrong_backward():
     def backward(inputs, outputs, grads, params, required):
         return [grads @ inputs[1].T, 2 * (inputs[0].T @ grads)]
+
     return dense(reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
 
 
@@ -197,12 +260,18 @@ def backward_of_y_alone():
     def backward(inputs, outputs, grads, params, required):
         x, weight = inputs
         return [grads[0] @ weight.T, x.T @ grads[0]]
-    return dense(impl=lambda x, weight: (x @ weight, jnp.sin(x @ weight)), reverse=kit.rule_reverse(backward), xy_to_dw=reverse_of(product))
+
+    return dense(
+        impl=lambda x, weight: (x @ weight, jnp.sin(x @ weight)),
+        reverse=kit.rule_reverse(backward),
+        xy_to_dw=reverse_of(product),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
     """How to make it, the laws that name the fault, and others that can not hold then."""
+
     make: Callable
     laws: set[str]
     others: set[str] = dataclasses.field(default_factory=set)
@@ -212,7 +281,7 @@ class Bad:
         return self.make.__name__
 
 
-CARRIES = {'L3', 'L4', 'L6', 'L7', 'L9', 'L11', 'L15'}        # laws that call yw_to_w
+CARRIES = {'L3', 'L4', 'L6', 'L7', 'L9', 'L11', 'L15'}  # laws that call yw_to_w
 BAD = [
     Bad(scaled, {'L3', 'L9'}, {'L6'}),
     Bad(bare_arrays, {'L0', 'L5'}, CARRIES | {'L2', 'L8'}, DENSE),

@@ -1,4 +1,7 @@
-"""Every primitive of ``bad`` is flagged by the law that names its fault, and by no law that has no reason to."""
+"""Every primitive of ``bad`` is flagged by the law that names its fault, and by no law that has no
+reason to.
+"""
+
 import pytest
 
 from braintrace import kit

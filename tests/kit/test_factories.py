@@ -1,4 +1,5 @@
 """Ops of factories against the hand-written ones, and against backpropagation through time."""
+
 from __future__ import annotations
 
 import functools
@@ -10,46 +11,71 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError, RuleContractError
-from braintrace._etrace_op import SparseStructure, factories
-from braintrace._etrace_op._primitive import ETP_PRIMITIVES
+from braintrace import (
+    EtpDtypeError,
+    EtpShapeError,
+    EtpUnitError,
+    OptionError,
+    RuleContractError,
+    kit,
+)
+from braintrace._etrace_op import ETP_PRIMITIVES, SparseStructure
+from tests.compare import assert_close
+from tests.precision import float64 as float64
 from tests.tiers import first, in_turn, slow
 
 BATCH, INPUTS, UNITS, RANK, STEPS = 3, 4, 5, 2, 4
 RNG = np.random.default_rng(1)
-STRUCTURE = SparseStructure(*np.divmod(RNG.choice(INPUTS * UNITS, 9, replace=False), UNITS), (INPUTS, UNITS))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+STRUCTURE = SparseStructure(
+    *np.divmod(RNG.choice(INPUTS * UNITS, 9, replace=False), UNITS), (INPUTS, UNITS)
+)
 
 
 @functools.cache
 def made():
     """Every op once: a name can be registered only once."""
-    low_rank = {'fn': lambda x, b, a, scale: scale * (x @ b @ a), 'trainable': {'b': 1, 'a': 2}, 'static': ('scale',)}
+    low_rank = {
+        'fn': lambda x, b, a, scale: scale * (x @ b @ a),
+        'trainable': {'b': 1, 'a': 2},
+        'static': ('scale',),
+    }
     return {
-        'dense': factories.make_linear_op('made_dense', lambda x, w: x @ w),
-        'dense effective': factories.make_linear_op('made_dense_e', lambda x, w: x @ w, trace='effective'),
-        'dense position': factories.make_linear_op('made_dense_p', lambda x, w: x @ w, trace='position'),
-        'swapped': factories.make_linear_op('made_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}),
-        'sparse': factories.make_linear_op('made_sparse', lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(
-            x[STRUCTURE.rows] * w)),
-        'low rank': factories.make_linear_op('made_low_rank', trace='effective', **low_rank),
-        'low rank position': factories.make_linear_op('made_low_rank_p', trace='position', **low_rank),
-        'low rank refused': factories.make_linear_op('made_low_rank_r', trace='parameter', **low_rank),
-        'conv of one channel': factories.make_linear_op('made_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'),
-        'not linear': factories.make_linear_op('made_not_linear', lambda x, w: x ** 2 @ w, trace='effective'),
-        'heads': factories.make_einsum_op('made_heads', 'bhi,hio->bho', bias=True),
-        'gain': factories.make_elementwise_op('made_gain', lambda x, w: x * jnp.tanh(w)),
-        'turned gain': factories.make_elementwise_op('made_turned', lambda x, w: x * jnp.roll(w, 1)),
-        'summed gain': factories.make_elementwise_op('made_summed', lambda x, w: x * w.sum()),
-        'conv': factories.make_conv_op('made_conv', 1),
-        'derived': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)),  # noqa: E501
-        'derived alone': factories.new_etp_primitive(braintrace.ETPPrimitiveSpec(
-            'made_derived_alone', lambda w: jnp.cumsum(w ** 2, -1), x_invar_index=None)),
+        'dense': kit.make_linear_op('made_dense', lambda x, w: x @ w),
+        'dense effective': kit.make_linear_op(
+            'made_dense_e', lambda x, w: x @ w, trace='effective'
+        ),
+        'dense position': kit.make_linear_op('made_dense_p', lambda x, w: x @ w, trace='position'),
+        'swapped': kit.make_linear_op(
+            'made_swapped', lambda w, x: w @ x, x=1, trainable={'weight': 0}
+        ),
+        'sparse': kit.make_linear_op(
+            'made_sparse',
+            lambda x, w: jnp.zeros(UNITS, w.dtype).at[STRUCTURE.columns].add(x[STRUCTURE.rows] * w),
+        ),
+        'low rank': kit.make_linear_op('made_low_rank', trace='effective', **low_rank),
+        'low rank position': kit.make_linear_op('made_low_rank_p', trace='position', **low_rank),
+        'low rank refused': kit.make_linear_op('made_low_rank_r', trace='parameter', **low_rank),
+        'conv of one channel': kit.make_linear_op(
+            'made_conv_l', lambda x, w: jnp.convolve(x, w, 'valid'), trace='position'
+        ),
+        'not linear': kit.make_linear_op(
+            'made_not_linear', lambda x, w: x**2 @ w, trace='effective'
+        ),
+        'heads': kit.make_einsum_op('made_heads', 'bhi,hio->bho', bias=True),
+        'gain': kit.make_elementwise_op('made_gain', lambda x, w: x * jnp.tanh(w)),
+        'turned gain': kit.make_elementwise_op('made_turned', lambda x, w: x * jnp.roll(w, 1)),
+        'summed gain': kit.make_elementwise_op('made_summed', lambda x, w: x * w.sum()),
+        'conv': kit.make_conv_op('made_conv', 1),
+        'derived': kit.new_etp_primitive(
+            braintrace.ETPPrimitiveSpec(
+                'made_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True
+            )
+        ),
+        'derived alone': kit.new_etp_primitive(
+            braintrace.ETPPrimitiveSpec(
+                'made_derived_alone', lambda w: jnp.cumsum(w**2, -1), x_invar_index=None
+            )
+        ),
     }
 
 
@@ -58,65 +84,138 @@ def draw(*shape):
 
 
 W, BIAS, B, A = draw(INPUTS, UNITS), draw(UNITS), draw(INPUTS, RANK), draw(RANK, UNITS)
-# name -> (op of a factory, the same by hand, the same in plain JAX, parameters, shape of one step's x)
+# name -> (op of a factory, the same by hand, the same in plain JAX, parameters, shape of x)
 PAIRS = {
-    'dense': (lambda p, x: made()['dense'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
-              lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
-    'dense, one sample': (lambda p, x: made()['dense'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
-                          lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (INPUTS,)),
-    'dense effective': (lambda p, x: made()['dense effective'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
-                        lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
-    'dense position': (lambda p, x: made()['dense position'](x, p['w'], bias=p['c']), lambda p, x: braintrace.matmul(x, p['w'], p['c']),
-                       lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
-    'swapped': (lambda p, x: made()['swapped'](p['w'], x), lambda p, x: braintrace.matmul(x, p['w'].T),
-                lambda p, x: x @ p['w'].T, {'w': W.T}, (BATCH, INPUTS)),
-    'mapped': (lambda p, x: jax.vmap(lambda row: made()['dense'](row, p['w'], bias=p['c']))(x),
-               lambda p, x: braintrace.matmul(x, p['w'], p['c']), lambda p, x: x @ p['w'] + p['c'], {'w': W, 'c': BIAS}, (BATCH, INPUTS)),
-    'sparse': (lambda p, x: made()['sparse'](x, p['w']), lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=STRUCTURE),
-               lambda p, x: x @ jnp.zeros((INPUTS, UNITS)).at[STRUCTURE.rows, STRUCTURE.columns].add(p['w']),
-               {'w': draw(9)}, (BATCH, INPUTS)),
-    'low rank': (lambda p, x: made()['low rank'](x, p['b'], p['a'], bias=p['c'], scale=1.5),
-                 lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5, bias=p['c']),
-                 lambda p, x: 1.5 * x @ p['b'] @ p['a'] + p['c'], {'b': B, 'a': A, 'c': BIAS}, (BATCH, INPUTS)),
-    'low rank position': (lambda p, x: made()['low rank position'](x, p['b'], p['a'], scale=1.5),
-                          lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5),
-                          lambda p, x: 1.5 * x @ p['b'] @ p['a'], {'b': B, 'a': A}, (BATCH, INPUTS)),
-    'conv of one channel': (lambda p, x: made()['conv of one channel'](x, p['w']),
-                            lambda p, x: braintrace.conv(x[:, None], p['w'][None, None, ::-1], padding='VALID')[:, 0],
-                            lambda p, x: jax.vmap(lambda row: jnp.convolve(row, p['w'], 'valid'))(x), {'w': draw(3)}, (BATCH, 7)),
-    'heads': (lambda p, x: made()['heads'](x, p['w'], p['c']), lambda p, x: braintrace.grouped_matmul(x, p['w'], p['c']),
-              lambda p, x: jnp.einsum('bhi,hio->bho', x, p['w']) + p['c'], {'w': draw(2, INPUTS, UNITS), 'c': draw(2, UNITS)},
-              (BATCH, 2, INPUTS)),
-    'gain': (lambda p, x: made()['gain'](x, p['w']), lambda p, x: x * braintrace.element_wise(p['w'], jnp.tanh),
-             lambda p, x: x * jnp.tanh(p['w']), {'w': BIAS}, (BATCH, UNITS)),
-    'conv': (lambda p, x: made()['conv'](x, p['w'], p['c'], padding='VALID'),
-             lambda p, x: braintrace.conv(x, p['w'], p['c'], padding='VALID'),
-             lambda p, x: jax.lax.conv_general_dilated(x, p['w'], (1,), 'VALID') + p['c'][:, None],
-             {'w': draw(2, 3, 2), 'c': draw(2)}, (BATCH, 3, 5)),
-    'derived': (lambda p, x: made()['derived'](x, p['w']), None, lambda p, x: jnp.cumsum(x * p['w'], -1), {'w': BIAS}, (BATCH, UNITS)),
-    'derived alone': (lambda p, x: x + made()['derived alone'](p['w']), None, lambda p, x: x + jnp.cumsum(p['w'] ** 2), {'w': BIAS},
-                      (BATCH, UNITS)),
+    'dense': (
+        lambda p, x: made()['dense'](x, p['w'], bias=p['c']),
+        lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+        lambda p, x: x @ p['w'] + p['c'],
+        {'w': W, 'c': BIAS},
+        (BATCH, INPUTS),
+    ),
+    'dense, one sample': (
+        lambda p, x: made()['dense'](x, p['w'], bias=p['c']),
+        lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+        lambda p, x: x @ p['w'] + p['c'],
+        {'w': W, 'c': BIAS},
+        (INPUTS,),
+    ),
+    'dense effective': (
+        lambda p, x: made()['dense effective'](x, p['w'], bias=p['c']),
+        lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+        lambda p, x: x @ p['w'] + p['c'],
+        {'w': W, 'c': BIAS},
+        (BATCH, INPUTS),
+    ),
+    'dense position': (
+        lambda p, x: made()['dense position'](x, p['w'], bias=p['c']),
+        lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+        lambda p, x: x @ p['w'] + p['c'],
+        {'w': W, 'c': BIAS},
+        (BATCH, INPUTS),
+    ),
+    'swapped': (
+        lambda p, x: made()['swapped'](p['w'], x),
+        lambda p, x: braintrace.matmul(x, p['w'].T),
+        lambda p, x: x @ p['w'].T,
+        {'w': W.T},
+        (BATCH, INPUTS),
+    ),
+    'mapped': (
+        lambda p, x: jax.vmap(lambda row: made()['dense'](row, p['w'], bias=p['c']))(x),
+        lambda p, x: braintrace.matmul(x, p['w'], p['c']),
+        lambda p, x: x @ p['w'] + p['c'],
+        {'w': W, 'c': BIAS},
+        (BATCH, INPUTS),
+    ),
+    'sparse': (
+        lambda p, x: made()['sparse'](x, p['w']),
+        lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=STRUCTURE),
+        lambda p, x: (
+            x @ jnp.zeros((INPUTS, UNITS)).at[STRUCTURE.rows, STRUCTURE.columns].add(p['w'])
+        ),
+        {'w': draw(9)},
+        (BATCH, INPUTS),
+    ),
+    'low rank': (
+        lambda p, x: made()['low rank'](x, p['b'], p['a'], bias=p['c'], scale=1.5),
+        lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5, bias=p['c']),
+        lambda p, x: 1.5 * x @ p['b'] @ p['a'] + p['c'],
+        {'b': B, 'a': A, 'c': BIAS},
+        (BATCH, INPUTS),
+    ),
+    'low rank position': (
+        lambda p, x: made()['low rank position'](x, p['b'], p['a'], scale=1.5),
+        lambda p, x: braintrace.lora_matmul(x, p['b'], p['a'], alpha=1.5),
+        lambda p, x: 1.5 * x @ p['b'] @ p['a'],
+        {'b': B, 'a': A},
+        (BATCH, INPUTS),
+    ),
+    'conv of one channel': (
+        lambda p, x: made()['conv of one channel'](x, p['w']),
+        lambda p, x: braintrace.conv(x[:, None], p['w'][None, None, ::-1], padding='VALID')[:, 0],
+        lambda p, x: jax.vmap(lambda row: jnp.convolve(row, p['w'], 'valid'))(x),
+        {'w': draw(3)},
+        (BATCH, 7),
+    ),
+    'heads': (
+        lambda p, x: made()['heads'](x, p['w'], p['c']),
+        lambda p, x: braintrace.grouped_matmul(x, p['w'], p['c']),
+        lambda p, x: jnp.einsum('bhi,hio->bho', x, p['w']) + p['c'],
+        {'w': draw(2, INPUTS, UNITS), 'c': draw(2, UNITS)},
+        (BATCH, 2, INPUTS),
+    ),
+    'gain': (
+        lambda p, x: made()['gain'](x, p['w']),
+        lambda p, x: x * braintrace.element_wise(p['w'], jnp.tanh),
+        lambda p, x: x * jnp.tanh(p['w']),
+        {'w': BIAS},
+        (BATCH, UNITS),
+    ),
+    'conv': (
+        lambda p, x: made()['conv'](x, p['w'], p['c'], padding='VALID'),
+        lambda p, x: braintrace.conv(x, p['w'], p['c'], padding='VALID'),
+        lambda p, x: jax.lax.conv_general_dilated(x, p['w'], (1,), 'VALID') + p['c'][:, None],
+        {'w': draw(2, 3, 2), 'c': draw(2)},
+        (BATCH, 3, 5),
+    ),
+    'derived': (
+        lambda p, x: made()['derived'](x, p['w']),
+        None,
+        lambda p, x: jnp.cumsum(x * p['w'], -1),
+        {'w': BIAS},
+        (BATCH, UNITS),
+    ),
+    'derived alone': (
+        lambda p, x: x + made()['derived alone'](p['w']),
+        None,
+        lambda p, x: x + jnp.cumsum(p['w'] ** 2),
+        {'w': BIAS},
+        (BATCH, UNITS),
+    ),
 }
 
 
 def loss(out, _):
-    return jnp.sum(out ** 3)
+    return jnp.sum(out**3)
 
 
 def cell(op):
     def step(params, h, x):
         h = jnp.tanh(0.8 * h + op(params, x))
         return h, h
+
     return step
 
 
 def through_time(plain, params, xs, h):
     def whole(params):
-        state, total = h, 0.
+        state, total = h, 0.0
         for x in xs:
             state, out = cell(plain)(params, state, x)
             total += loss(out, None)
         return total
+
     return jax.grad(whole)(params)
 
 
@@ -126,26 +225,25 @@ def online(op, params, xs, h, rule, window):
     if window == 'steps':
         grad, total = jax.jit(learner.grad(loss)), jax.tree.map(jnp.zeros_like, params)
         for x in xs:
-            _, grads, state = grad(params, state, x, 0.)
+            _, grads, state = grad(params, state, x, 0.0)
             total = jax.tree.map(jnp.add, total, grads)
         return total
-    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(params, state, xs, xs)[0]
-
-
-def same(got, want):
-    for key, value in want.items():
-        np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-12 * max(1, float(abs(value).max())))
+    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(
+        params, state, xs, xs
+    )[0]
 
 
 @in_turn(first('dense', 'derived', 'gain'), name=PAIRS, window=['steps', 3])
 def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
     op, by_hand, plain, params, shape = PAIRS[name]
-    params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))
+    params, xs = jax.tree.map(
+        jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape)))
+    )
     h = jnp.zeros(jax.eval_shape(plain, params, xs[0]).shape)
     got = online(op, params, xs, h, braintrace.rules.d_rtrl(), window)
-    same(got, through_time(plain, params, xs, h))
+    assert_close(got, through_time(plain, params, xs, h))
     if by_hand is not None:
-        same(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
+        assert_close(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
 
 
 @pytest.mark.parametrize(
@@ -158,24 +256,35 @@ def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
 )
 def test_es_d_rtrl_has_the_gradient_of_the_hand_written_op(name):
     op, by_hand, plain, params, shape = PAIRS[name]
-    params, xs = jax.tree.map(jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape))))
+    params, xs = jax.tree.map(
+        jnp.asarray, (params, np.random.default_rng(7).normal(size=(STEPS, *shape)))
+    )
     h = jnp.zeros(jax.eval_shape(plain, params, xs[0]).shape)
     rule = braintrace.rules.es_d_rtrl(0.6)
     got = online(op, params, xs, h, rule, 3)
-    same(got, online(by_hand, params, xs, h, rule, 3))
+    assert_close(got, online(by_hand, params, xs, h, rule, 3))
     assert all(float(abs(g).max()) > 1e-3 for g in jax.tree.leaves(got))
 
 
 def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more():
     xs, shapes = jnp.asarray(draw(STEPS, BATCH, INPUTS)), {}
-    for name, call in (('dense', lambda p, x: made()['dense'](x, p)), ('sparse', lambda p, x: made()['sparse'](x, p)),
-                       ('dense effective', lambda p, x: made()['dense effective'](x, p)),
-                       ('dense position', lambda p, x: made()['dense position'](x, p))):
+    for name, call in (
+        ('dense', lambda p, x: made()['dense'](x, p)),
+        ('sparse', lambda p, x: made()['sparse'](x, p)),
+        ('dense effective', lambda p, x: made()['dense effective'](x, p)),
+        ('dense position', lambda p, x: made()['dense position'](x, p)),
+    ):
         learner = braintrace.functional.online(cell(call), braintrace.rules.d_rtrl())
-        state = learner.init(jnp.asarray(draw(9) if name == 'sparse' else W), jnp.zeros((BATCH, UNITS)), xs[0])
+        state = learner.init(
+            jnp.asarray(draw(9) if name == 'sparse' else W), jnp.zeros((BATCH, UNITS)), xs[0]
+        )
         shapes[name] = {leaf.shape for leaf in jax.tree.leaves(state.trace)}
-    assert shapes == {'dense': {(BATCH, INPUTS, UNITS)}, 'sparse': {(BATCH, 9)}, 'dense effective': {(BATCH, INPUTS, UNITS)},
-                      'dense position': {(BATCH, UNITS, INPUTS * UNITS)}}
+    assert shapes == {
+        'dense': {(BATCH, INPUTS, UNITS)},
+        'sparse': {(BATCH, 9)},
+        'dense effective': {(BATCH, INPUTS, UNITS)},
+        'dense position': {(BATCH, UNITS, INPUTS * UNITS)},
+    }
 
 
 def test_an_effective_trace_is_held_once_in_the_widest_dtype():
@@ -184,15 +293,22 @@ def test_an_effective_trace_is_held_once_in_the_widest_dtype():
     def cell(p, h, x):
         h = jnp.tanh(0.5 * h + op(x, p['b'], p['a'], scale=0.7))
         return h, h
+
     params = {'b': jnp.asarray(B), 'a': jnp.asarray(A, jnp.float32)}
     xs, h = jnp.asarray(draw(STEPS, BATCH, INPUTS)), jnp.zeros((BATCH, UNITS))
     learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
     state = learner.init(params, h, xs[0])
-    assert sorted((leaf.size, leaf.dtype.name) for leaf in jax.tree.leaves(state.trace)) == [(0, 'float64'), (60, 'float64')]
-    got = learner.sequence_grad(lambda out, _: jnp.sum(out ** 2), window=2, reduction='sum')(params, state, xs, xs)[0]
+    assert sorted((leaf.size, leaf.dtype.name) for leaf in jax.tree.leaves(state.trace)) == [
+        (0, 'float64'),
+        (60, 'float64'),
+    ]
+    got = learner.sequence_grad(lambda out, _: jnp.sum(out**2), window=2, reduction='sum')(
+        params, state, xs, xs
+    )[0]
 
     def through_time(p):
-        return sum(jnp.sum(out ** 2) for out in jax.lax.scan(lambda h, x: cell(p, h, x), h, xs)[1])
+        return sum(jnp.sum(out**2) for out in jax.lax.scan(lambda h, x: cell(p, h, x), h, xs)[1])
+
     want = jax.grad(through_time)(params)
     assert {k: g.dtype for k, g in got.items()} == {k: w.dtype for k, w in params.items()}
     np.testing.assert_allclose(got['b'], want['b'], rtol=1e-10)
@@ -202,55 +318,198 @@ def test_an_effective_trace_is_held_once_in_the_widest_dtype():
 def test_units_multiply_and_a_bias_is_rescaled():
     y = made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.nA)
     assert u.get_unit(y).has_same_dim(u.mV * u.mS)
-    np.testing.assert_allclose((y - made()['dense'](jnp.zeros((BATCH, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA)).shape, (BATCH, UNITS))
-    np.testing.assert_allclose(made()['dense'](jnp.zeros((1, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA).to_decimal(u.nA)[0], BIAS)
+    np.testing.assert_allclose(
+        (y - made()['dense'](jnp.zeros((BATCH, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA)).shape,
+        (BATCH, UNITS),
+    )
+    np.testing.assert_allclose(
+        made()['dense'](jnp.zeros((1, INPUTS)) * u.mV, W * u.mS, bias=BIAS * u.nA).to_decimal(u.nA)[
+            0
+        ],
+        BIAS,
+    )
     with pytest.raises(EtpUnitError, match='made_dense: bias has unit'):
         made()['dense'](draw(BATCH, INPUTS) * u.mV, W * u.mS, bias=BIAS * u.mV)
 
 
 def spec(**fields):
-    return factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, **fields))
+    return kit.new_etp_primitive(
+        braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, **fields)
+    )
 
 
-@pytest.mark.parametrize(('call', 'error', 'found'), [
-    (lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.), RuleContractError,
-     r"made_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'"),
-    (lambda: made()['not linear'](draw(INPUTS), W), RuleContractError, 'made_not_linear: fn is not linear in x'),
-    (lambda: made()['dense'](draw(INPUTS)), OptionError, 'made_dense: 1 operands given, expected 2 by position: x, weight'),
-    (lambda: made()['swapped'](W), OptionError, 'made_swapped: 1 operands given, expected 2 by position: weight, x'),
-    (lambda: made()['dense'](draw(INPUTS + 1), W), EtpShapeError, r'made_dense: its function does not take operands float64\[5\], '),
-    (lambda: made()['derived'](draw(2, 3), draw(4)), EtpShapeError, r'made_sum: its function does not take operands float64\[2, 3\], '),
-    (lambda: made()['derived'](draw(2, 3) * u.mV, draw(4)), EtpShapeError, 'made_sum: its function does not take operands'),
-    (lambda: made()['derived'](draw(2, 3)), EtpShapeError, 'made_sum: its function does not take operands .*missing 1 required'),
-    (lambda: made()['dense'](draw(2, 3, INPUTS), W), EtpShapeError, 'made_dense: x has shape .* of rank 3'),
-    (lambda: made()['dense'](draw(INPUTS), W.astype(int)), EtpDtypeError, 'made_dense: weight has dtype int64'),
-    (lambda: made()['dense'](draw(INPUTS), W, bias=draw(2)), EtpShapeError, r'made_dense: bias has shape \(2,\), expected \(5,\)'),
-    (lambda: made()['low rank'](draw(INPUTS), B, A), OptionError, r"static parameters \[\] given, expected \['scale'\]"),
-    (lambda: made()['low rank'](draw(INPUTS), B, A, scale=[1.]), EtpDtypeError, "static parameter 'scale' is a list, which has no hash"),
-    (lambda: made()['heads'](draw(2, 2, INPUTS), draw(2, INPUTS, UNITS)), OptionError, 'a bias is expected'),
-    (lambda: made()['heads'](draw(2, 3, INPUTS), draw(2, INPUTS, UNITS), draw(2, UNITS)), EtpShapeError, "axis 'h'"),
-    (lambda: made()['gain'](draw(2, 3), BIAS), EtpShapeError, 'one sample of x has the shape of the weight'),
-    (lambda: made()['conv'](draw(2, 3, 5, 5), draw(2, 3, 2, 2)), EtpShapeError, 'made_conv: kernel has shape'),
-    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trace='dense'), OptionError, "trace is 'dense'; choose one of"),
-    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trainable={'w': 2}), OptionError, 'not the positions 0 to 1'),
-    (lambda: factories.make_linear_op('made_dense', lambda x, w: x @ w), RuleContractError, "'made_dense' is registered already"),
-    (lambda: factories.make_einsum_op('made_bad', 'bi,io'), OptionError, "the equation is 'bi,io'"),
-    (lambda: factories.make_einsum_op('made_bad', 'bii,io->bo'), OptionError, "a letter twice in 'bii'"),
-    (lambda: factories.make_einsum_op('made_bad', 'bi,io->bz'), OptionError, r"\['z'\] in y that no operand has"),
-    (lambda: factories.make_conv_op('made_bad', 0), OptionError, 'dims is 0'),
-    (lambda: made()['conv'](draw(2, 3, 5), draw(2, 3, 2), stride=2), OptionError, 'no option stride; those of a convolution are strides, '),
-    (lambda: made()['turned gain'](draw(2, 3), draw(3)), RuleContractError, 'made_turned: fn moves elements of the weight to other places'),
-    (lambda: made()['summed gain'](draw(2, 3), draw(3)), RuleContractError, "made_summed: entry .* of 'weight' feeds several elements"),
-    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, static='scale'), OptionError, "static='scale'.*a tuple of names"),
-    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, trainable=['w']), OptionError, r"trainable=\['w'\]"),
-    (lambda: factories.make_linear_op('made_bad', lambda x, w: x @ w, rank=-1), OptionError, 'rank=-1'),
-    (lambda: spec(static='scale'), RuleContractError, "'made_bad': static is 'scale', expected a list"),
-    (lambda: spec(cases=3), RuleContractError, "'made_bad': cases is 3, expected a list"),
-    (lambda: spec(check=3), RuleContractError, "'made_bad': check is a int"),
-    (lambda: factories.new_etp_primitive('made_bad'), RuleContractError, 'expected an ETPPrimitiveSpec'),
-    (lambda: factories.new_etp_primitive(braintrace.ETPPrimitiveSpec('made_bad', lambda x, w: x @ w, solve_drtrl=lambda: None)),
-     RuleContractError, "'made_bad' has solve_drtrl of a layout of its own"),
-])
+@pytest.mark.parametrize(
+    ('call', 'error', 'found'),
+    [
+        (
+            lambda: made()['low rank refused'](draw(INPUTS), B, A, scale=1.0),
+            RuleContractError,
+            r"made_low_rank_r: entry \[.*\] of 'b' feeds several elements of y.*trace='effective'",
+        ),
+        (
+            lambda: made()['not linear'](draw(INPUTS), W),
+            RuleContractError,
+            'made_not_linear: fn is not linear in x',
+        ),
+        (
+            lambda: made()['dense'](draw(INPUTS)),
+            OptionError,
+            'made_dense: 1 operands given, expected 2 by position: x, weight',
+        ),
+        (
+            lambda: made()['swapped'](W),
+            OptionError,
+            'made_swapped: 1 operands given, expected 2 by position: weight, x',
+        ),
+        (
+            lambda: made()['dense'](draw(INPUTS + 1), W),
+            EtpShapeError,
+            r'made_dense: its function does not take operands float64\[5\], ',
+        ),
+        (
+            lambda: made()['derived'](draw(2, 3), draw(4)),
+            EtpShapeError,
+            r'made_sum: its function does not take operands float64\[2, 3\], ',
+        ),
+        (
+            lambda: made()['derived'](draw(2, 3) * u.mV, draw(4)),
+            EtpShapeError,
+            'made_sum: its function does not take operands',
+        ),
+        (
+            lambda: made()['derived'](draw(2, 3)),
+            EtpShapeError,
+            'made_sum: its function does not take operands .*missing 1 required',
+        ),
+        (
+            lambda: made()['dense'](draw(2, 3, INPUTS), W),
+            EtpShapeError,
+            'made_dense: x has shape .* of rank 3',
+        ),
+        (
+            lambda: made()['dense'](draw(INPUTS), W.astype(int)),
+            EtpDtypeError,
+            'made_dense: weight has dtype int64',
+        ),
+        (
+            lambda: made()['dense'](draw(INPUTS), W, bias=draw(2)),
+            EtpShapeError,
+            r'made_dense: bias has shape \(2,\), expected \(5,\)',
+        ),
+        (
+            lambda: made()['low rank'](draw(INPUTS), B, A),
+            OptionError,
+            r"static parameters \[\] given, expected \['scale'\]",
+        ),
+        (
+            lambda: made()['low rank'](draw(INPUTS), B, A, scale=[1.0]),
+            EtpDtypeError,
+            "static parameter 'scale' is a list, which has no hash",
+        ),
+        (
+            lambda: made()['heads'](draw(2, 2, INPUTS), draw(2, INPUTS, UNITS)),
+            OptionError,
+            'a bias is expected',
+        ),
+        (
+            lambda: made()['heads'](draw(2, 3, INPUTS), draw(2, INPUTS, UNITS), draw(2, UNITS)),
+            EtpShapeError,
+            "axis 'h'",
+        ),
+        (
+            lambda: made()['gain'](draw(2, 3), BIAS),
+            EtpShapeError,
+            'one sample of x has the shape of the weight',
+        ),
+        (
+            lambda: made()['conv'](draw(2, 3, 5, 5), draw(2, 3, 2, 2)),
+            EtpShapeError,
+            'made_conv: kernel has shape',
+        ),
+        (
+            lambda: kit.make_linear_op('made_bad', lambda x, w: x @ w, trace='dense'),
+            OptionError,
+            "trace is 'dense'; choose one of",
+        ),
+        (
+            lambda: kit.make_linear_op('made_bad', lambda x, w: x @ w, trainable={'w': 2}),
+            OptionError,
+            'not the positions 0 to 1',
+        ),
+        (
+            lambda: kit.make_linear_op('made_dense', lambda x, w: x @ w),
+            RuleContractError,
+            "'made_dense' is registered already",
+        ),
+        (
+            lambda: kit.make_einsum_op('made_bad', 'bi,io'),
+            OptionError,
+            "the equation is 'bi,io'",
+        ),
+        (
+            lambda: kit.make_einsum_op('made_bad', 'bii,io->bo'),
+            OptionError,
+            "a letter twice in 'bii'",
+        ),
+        (
+            lambda: kit.make_einsum_op('made_bad', 'bi,io->bz'),
+            OptionError,
+            r"\['z'\] in y that no operand has",
+        ),
+        (lambda: kit.make_conv_op('made_bad', 0), OptionError, 'dims is 0'),
+        (
+            lambda: made()['conv'](draw(2, 3, 5), draw(2, 3, 2), stride=2),
+            OptionError,
+            'no option stride; those of a convolution are strides, ',
+        ),
+        (
+            lambda: made()['turned gain'](draw(2, 3), draw(3)),
+            RuleContractError,
+            'made_turned: fn moves elements of the weight to other places',
+        ),
+        (
+            lambda: made()['summed gain'](draw(2, 3), draw(3)),
+            RuleContractError,
+            "made_summed: entry .* of 'weight' feeds several elements",
+        ),
+        (
+            lambda: kit.make_linear_op('made_bad', lambda x, w: x @ w, static='scale'),
+            OptionError,
+            "static='scale'.*a tuple of names",
+        ),
+        (
+            lambda: kit.make_linear_op('made_bad', lambda x, w: x @ w, trainable=['w']),
+            OptionError,
+            r"trainable=\['w'\]",
+        ),
+        (
+            lambda: kit.make_linear_op('made_bad', lambda x, w: x @ w, rank=-1),
+            OptionError,
+            'rank=-1',
+        ),
+        (
+            lambda: spec(static='scale'),
+            RuleContractError,
+            "'made_bad': static is 'scale', expected a list",
+        ),
+        (lambda: spec(cases=3), RuleContractError, "'made_bad': cases is 3, expected a list"),
+        (lambda: spec(check=3), RuleContractError, "'made_bad': check is a int"),
+        (
+            lambda: kit.new_etp_primitive('made_bad'),
+            RuleContractError,
+            'expected an ETPPrimitiveSpec',
+        ),
+        (
+            lambda: kit.new_etp_primitive(
+                braintrace.ETPPrimitiveSpec(
+                    'made_bad', lambda x, w: x @ w, solve_drtrl=lambda: None
+                )
+            ),
+            RuleContractError,
+            "'made_bad' has solve_drtrl of a layout of its own",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_refused(call, error, found):
     made()
     with pytest.raises(error, match=found):
@@ -260,46 +519,102 @@ def test_what_does_not_fit_is_refused(call, error, found):
 
 def test_an_op_shows_its_forms_and_rules():
     op = made()['dense']
-    assert 'EtpOp(ETPPrimitive(made_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)' in repr(op)
-    assert set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'} and op.spec.name == 'made_dense'
+    assert (
+        'EtpOp(ETPPrimitive(made_dense; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp)'
+        in repr(op)
+    )
+    assert (
+        set(op.rules) == {'yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp'}
+        and op.spec.name == 'made_dense'
+    )
     assert [form.name for form in op.forms] == ['made_dense', 'made_dense_sample']
 
 
-@pytest.mark.parametrize('fn', [lambda x, w: x @ jnp.minimum(w, 0), lambda x, w: x @ jnp.clip(w, -0.3, 0.3),
-                                lambda x, w: 1e-9 * (x @ w)], ids=['one sign', 'bounded', 'small'])
+@pytest.mark.parametrize(
+    'fn',
+    [
+        lambda x, w: x @ jnp.minimum(w, 0),
+        lambda x, w: x @ jnp.clip(w, -0.3, 0.3),
+        lambda x, w: 1e-9 * (x @ w),
+    ],
+    ids=['one sign', 'bounded', 'small'],
+)
 def test_places_are_found_where_the_weights_are_flat_or_small(registries_are_restored, fn):
-    op = factories.make_linear_op('made_places', fn)
-    h, xs, params = jnp.zeros((BATCH, UNITS)), jnp.asarray(draw(STEPS, BATCH, INPUTS)), {'w': jnp.asarray(W)}
+    op = kit.make_linear_op('made_places', fn)
+    h = jnp.zeros((BATCH, UNITS))
+    xs = jnp.asarray(draw(STEPS, BATCH, INPUTS))
+    params = {'w': jnp.asarray(W)}
     got = online(lambda p, x: op(x, p['w']), params, xs, h, braintrace.rules.d_rtrl(), 2)
-    same(got, through_time(lambda p, x: fn(x, p['w']), params, xs, h))
+    assert_close(got, through_time(lambda p, x: fn(x, p['w']), params, xs, h))
 
 
-@pytest.mark.parametrize(('fn', 'trace', 'found'), [
-    (lambda x, w: 1e-9 * (jax.nn.relu(x) @ w), 'effective', 'fn is not linear in x'),
-    (lambda x, w: 1e-12 * (x @ w @ jnp.ones((UNITS, UNITS))), 'parameter', 'feeds several elements of y')], ids=['x', 'places'])
+def test_operands_may_be_complex(registries_are_restored):
+    shapes = [jax.ShapeDtypeStruct(shape, complex) for shape in ((2, 3), (3, 4))]
+    kit.assert_conformant(
+        kit.make_linear_op('made_complex', lambda x, w: x @ w, cases=[(shapes, {})])
+    )
+
+
+@pytest.mark.parametrize(
+    ('fn', 'trace', 'found'),
+    [
+        (lambda x, w: 1e-9 * (jax.nn.relu(x) @ w), 'effective', 'fn is not linear in x'),
+        (
+            lambda x, w: 1e-12 * (x @ w @ jnp.ones((UNITS, UNITS))),
+            'parameter',
+            'feeds several elements of y',
+        ),
+    ],
+    ids=['x', 'places'],
+)
 def test_small_numbers_are_no_excuse(registries_are_restored, fn, trace, found):
     with pytest.raises(RuleContractError, match=found):
-        factories.make_linear_op('made_small', fn, trace=trace)(jnp.ones(INPUTS), jnp.ones((INPUTS, UNITS)))
+        kit.make_linear_op('made_small', fn, trace=trace)(
+            jnp.ones(INPUTS), jnp.ones((INPUTS, UNITS))
+        )
 
 
-@pytest.mark.parametrize(('taken', 'make'), [
-    ('made_half_sample', lambda: factories.make_linear_op('made_half', lambda x, w: x @ w)),
-    ('made_half_sample', lambda: factories.make_elementwise_op('made_half', lambda x, w: x * w)),
-    ('made_half_mv', lambda: factories.make_einsum_op('made_half', 'i,io->o')),
-    (None, lambda: factories.make_linear_op('made_half', 3)),
-    (None, lambda: factories.make_elementwise_op('made_half', 3))], ids=['linear', 'elementwise', 'einsum', 'no fn', 'no fn 2'])
+@pytest.mark.parametrize(
+    ('taken', 'make'),
+    [
+        ('made_half_sample', lambda: kit.make_linear_op('made_half', lambda x, w: x @ w)),
+        (
+            'made_half_sample',
+            lambda: kit.make_elementwise_op('made_half', lambda x, w: x * w),
+        ),
+        ('made_half_mv', lambda: kit.make_einsum_op('made_half', 'i,io->o')),
+        (None, lambda: kit.make_linear_op('made_half', 3)),
+        (None, lambda: kit.make_elementwise_op('made_half', 3)),
+    ],
+    ids=['linear', 'elementwise', 'einsum', 'no fn', 'no fn 2'],
+)
 def test_of_an_op_that_is_refused_nothing_is_registered(registries_are_restored, taken, make):
     if taken:
         braintrace.register_primitive(taken, lambda x, w: x * w)
     before = set(ETP_PRIMITIVES)
-    with pytest.raises(RuleContractError, match='registered already' if taken else "fn of 'made_half' is a int"):
+    with pytest.raises(
+        RuleContractError, match='registered already' if taken else "fn of 'made_half' is a int"
+    ):
         make()
     assert before == ETP_PRIMITIVES
 
 
-@pytest.mark.parametrize(('fn', 'error', 'found'), [
-    (lambda x, w: x @ w.T, EtpShapeError, r'made_fits: its function does not take operands float64\[4\], float64\[4, 5\]: '),
-    (lambda x, w: (x @ w, x), RuleContractError, 'made_fits: fn returned a tuple, expected one array')], ids=['shape', 'tuple'])
+@pytest.mark.parametrize(
+    ('fn', 'error', 'found'),
+    [
+        (
+            lambda x, w: x @ w.T,
+            EtpShapeError,
+            r'made_fits: its function does not take operands float64\[4\], float64\[4, 5\]: ',
+        ),
+        (
+            lambda x, w: (x @ w, x),
+            RuleContractError,
+            'made_fits: fn returned a tuple, expected one array',
+        ),
+    ],
+    ids=['shape', 'tuple'],
+)
 def test_a_function_that_does_not_fit_is_refused_by_name(registries_are_restored, fn, error, found):
     with pytest.raises(error, match=found):
-        factories.make_linear_op('made_fits', fn)(jnp.ones((BATCH, INPUTS)), jnp.ones((INPUTS, UNITS)))
+        kit.make_linear_op('made_fits', fn)(jnp.ones((BATCH, INPUTS)), jnp.ones((INPUTS, UNITS)))

@@ -1,4 +1,5 @@
 """Ops made of a bare spec: several results, no input, and the checks a spec brings."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,24 +7,21 @@ import pytest
 
 import braintrace
 from braintrace import EtpDtypeError, EtpShapeError, OptionError, RuleContractError, kit, rules
-from braintrace._etrace_op._primitive import ETP_PRIMITIVES
+from braintrace._etrace_op import ETP_PRIMITIVES
 from braintrace.kit import ETPPrimitiveSpec as Spec
+from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
 
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
 STEPS, BATCH, N = 6, 2, 3
 RNG = np.random.default_rng(3)
-XS, W, V = RNG.normal(size=(STEPS, BATCH, N)), RNG.normal(size=(N, N)), RNG.uniform(0.5, 1.5, size=N)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+XS = RNG.normal(size=(STEPS, BATCH, N))
+W = RNG.normal(size=(N, N))
+V = RNG.uniform(0.5, 1.5, size=N)
 
 
 def squared(out, _):
-    return jnp.sum(out ** 2)
+    return jnp.sum(out**2)
 
 
 def online(cell, w, rule=None, window=None):
@@ -40,18 +38,22 @@ def online(cell, w, rule=None, window=None):
 
 def through_time(cell, w):
     def total(w):
-        h, loss = jnp.zeros((BATCH, N)), 0.
+        h, loss = jnp.zeros((BATCH, N)), 0.0
         for x in XS:
             out, h = cell(w, h, x)
             loss += squared(out, x)
         return loss
+
     return jax.grad(total)(w)
 
 
-# several results ----------------------------------------------------------------------------------------------------------
+# several results ----------------------------------------------------------------------------------
+
 
 def two():
-    return kit.new_etp_primitive(Spec('t_two', lambda x, w: (x * w.sum(1), x @ w), batched=True, y_outvar_index=1))
+    return kit.new_etp_primitive(
+        Spec('t_two', lambda x, w: (x * w.sum(1), x @ w), batched=True, y_outvar_index=1)
+    )
 
 
 @pytest.mark.parametrize('window', [None, 2])
@@ -62,7 +64,10 @@ def test_the_gradient_of_a_result_beside_y_is_that_of_its_step(window):
         beside, y = op(x, w)
         h = jnp.tanh(0.9 * h + y)
         return h + beside, h
-    np.testing.assert_allclose(online(cell, jnp.asarray(W), window=window), through_time(cell, jnp.asarray(W)), rtol=1e-10)
+
+    np.testing.assert_allclose(
+        online(cell, jnp.asarray(W), window=window), through_time(cell, jnp.asarray(W)), rtol=1e-10
+    )
 
 
 def test_a_result_beside_y_that_reaches_a_hidden_state_is_named():
@@ -72,14 +77,20 @@ def test_a_result_beside_y_that_reaches_a_hidden_state_is_named():
         beside, y = op(x, w)
         h = jnp.tanh(0.9 * h + y + beside)
         return h, h
-    with pytest.warns(braintrace.BraintraceWarning, match=r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+'):
+
+    with pytest.warns(
+        braintrace.BraintraceWarning,
+        match=r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+',
+    ):
         online(cell, jnp.asarray(W))
-    strict = braintrace.functional.online(cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True))
+    strict = braintrace.functional.online(
+        cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True)
+    )
     with pytest.raises(braintrace.BraintraceError, match='not for its use in reduce_sum'):
         strict.init(jnp.asarray(W), jnp.zeros((BATCH, N)), XS[0])
 
 
-# no input -----------------------------------------------------------------------------------------------------------------
+# no input -----------------------------------------------------------------------------------------
 
 ALONE = {
     'turned': lambda w: w[::-1],
@@ -96,6 +107,7 @@ def test_an_op_without_an_input_learns_where_y_lacks_the_batch(name, window):
     def cell(w, h, x):
         h = jnp.tanh(0.9 * h + x + op(w))
         return h, h
+
     w = jnp.asarray(W if name == 'of a matrix' else V)
     np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
 
@@ -108,42 +120,64 @@ def test_its_factors_are_those_of_the_same_function_before_element_wise(name, wi
         def step(w, h, x):
             h = jnp.tanh(0.9 * h + x + y(w))
             return h, h
+
         return step
+
     w, rule = jnp.asarray(W if name == 'of a matrix' else V), rules.es_d_rtrl(0.8)
     by_hand = cell(lambda w: braintrace.element_wise(w, fn=ALONE[name]))
-    np.testing.assert_allclose(online(cell(op), w, rule, window), online(by_hand, w, rule, window), rtol=1e-10)
+    np.testing.assert_allclose(
+        online(cell(op), w, rule, window), online(by_hand, w, rule, window), rtol=1e-10
+    )
 
 
 def test_a_result_without_an_input_that_is_broadcast_inside_is_named():
-    op = kit.new_etp_primitive(Spec('t_alone', lambda w: jnp.cumsum(w)[:, None], x_invar_index=None))
+    op = kit.new_etp_primitive(
+        Spec('t_alone', lambda w: jnp.cumsum(w)[:, None], x_invar_index=None)
+    )
 
     def cell(w, h, x):
         h = jnp.tanh(0.9 * h + x + op(w))
         return h, h
+
     learner = braintrace.functional.online(cell, rules.d_rtrl())
     with pytest.warns(braintrace.BraintraceWarning) as found:
         learner.init(jnp.asarray(V), jnp.zeros((3, 3)), jnp.zeros((3, 3)))
-    assert any('its result [3, 1] is broadcast inside to [3, 3]' in str(w.message) for w in found), [str(w.message) for w in found]
+    assert any(
+        'its result [3, 1] is broadcast inside to [3, 3]' in str(w.message) for w in found
+    ), [str(w.message) for w in found]
 
 
 @in_turn(first((N,)), shape=[(N,), (BATCH, 1), (1, N), (BATCH, N)], window=[None, 2, 'steps'])
 def test_an_op_that_passes_its_weight_on_may_be_broadcast_anywhere(shape, window):
-    op = kit.new_etp_primitive(Spec('t_passed_on', lambda w: 1. * w, x_invar_index=None, gradient_enabled=True))
+    op = kit.new_etp_primitive(
+        Spec('t_passed_on', lambda w: 1.0 * w, x_invar_index=None, gradient_enabled=True)
+    )
 
     def cell(w, h, x):
         h = jnp.tanh(0.9 * h + x + op(w))
         return h, h
+
     w = jnp.asarray(RNG.normal(size=shape))
     np.testing.assert_allclose(online(cell, w, window=window), through_time(cell, w), rtol=1e-10)
 
 
-# what a spec checks -------------------------------------------------------------------------------------------------------
+# what a spec checks -------------------------------------------------------------------------------
+
 
 def checked():
     def check(avals, params):
         if avals[0].ndim != 2:
             raise EtpShapeError(f'x has {avals[0].ndim} axes, expected 2')
-    return kit.new_etp_primitive(Spec('t_checked', lambda x, w, *, power: x @ w ** power, batched=True, check=check, static=('power',)))
+
+    return kit.new_etp_primitive(
+        Spec(
+            't_checked',
+            lambda x, w, *, power: x @ w**power,
+            batched=True,
+            check=check,
+            static=('power',),
+        )
+    )
 
 
 def test_operands_are_checked_before_the_implementation_sees_them():
@@ -157,16 +191,26 @@ def test_operands_are_checked_before_the_implementation_sees_them():
 @pytest.mark.parametrize('value', [np.ones(2), jnp.ones(2), [1]], ids=['numpy', 'jax', 'list'])
 def test_static_parameters_are_named_and_hashable(value):
     op = checked()
-    with pytest.raises(OptionError, match=r"static parameters \['exponent'\] given, expected \['power'\]"):
+    with pytest.raises(
+        OptionError, match=r"static parameters \['exponent'\] given, expected \['power'\]"
+    ):
         op(jnp.ones((2, 3)), jnp.ones((3, 4)), exponent=2)
     with pytest.raises(EtpDtypeError, match="static parameter 'power' is a .*, which has no hash"):
         op(jnp.ones((2, 3)), jnp.ones((3, 4)), power=value)
 
 
-@pytest.mark.parametrize('fields', [{'yw_to_w': lambda d, trace: trace}, {'xy_to_dw': 3}, {'reverse': print}, {'x_invar_index': -1}],
-                         ids=['part of a layout', 'no function', 'no reverse rule', 'no position'])
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'yw_to_w': lambda d, trace: trace},
+        {'xy_to_dw': 3},
+        {'reverse': print},
+        {'x_invar_index': -1},
+    ],
+    ids=['part of a layout', 'no function', 'no reverse rule', 'no position'],
+)
 def test_what_is_refused_is_not_registered(fields):
-    with pytest.raises(RuleContractError, match="t_refused"):
+    with pytest.raises(RuleContractError, match='t_refused'):
         kit.new_etp_primitive(Spec('t_refused', lambda x, w: x @ w, **fields))
     assert 't_refused' not in {primitive.name for primitive in ETP_PRIMITIVES}
 
@@ -174,5 +218,7 @@ def test_what_is_refused_is_not_registered(fields):
 def test_an_op_prints_its_rules_and_platforms():
     op = kit.new_etp_primitive(Spec('t_printed', lambda x, w: x @ w, batched=True))
     op.lowering['cpu'] = lambda x, w: x @ w
-    assert repr(op) == ('EtpOp(ETPPrimitive(t_printed; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp, instant_drtrl, '
-                        'solve_drtrl; lowering on cpu))')
+    assert repr(op) == (
+        'EtpOp(ETPPrimitive(t_printed; batched; rules: yw_to_w, xy_to_dw, init_drtrl, init_pp, '
+        'instant_drtrl, solve_drtrl; lowering on cpu))'
+    )

@@ -1,4 +1,5 @@
 """Products in a recurrent step whose operands are of unusual kinds: right gradients, or refused."""
+
 from __future__ import annotations
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 import braintrace
 from braintrace import NotSupportedError, verify
+from tests.compare import assert_close
 
 STEPS, BATCH, UNITS = 6, 3, 4
 
@@ -17,10 +19,10 @@ def draw(*shape, seed=0):
 
 
 def loss(out, _):
-    return jnp.sum(out ** 2)
+    return jnp.sum(out**2)
 
 
-def agree(cell, plain, params, h, xs, rtol=1e-4):
+def check_against_bptt(cell, plain, params, h, xs, relative=1e-5):
     """D_RTRL by windows and by steps has the gradient of backpropagation through ``plain``."""
     online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
     state = online.init(params, h, xs[0])
@@ -31,16 +33,20 @@ def agree(cell, plain, params, h, xs, rtol=1e-4):
         _, grads, state = step(params, state, x, x)
         total = jax.tree.map(jnp.add, total, grads)
     for got in (by_window, total):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), got, wanted)
+        assert_close(got, wanted, relative)
 
 
 def test_real_weights_of_a_complex_result_are_refused_and_complex_ones_are_right():
     def cell(product):
         def step(params, h, x):
-            h = (0.8 + 0.1j) * h + product(x + 1j * x ** 2, params['w'])
+            h = (0.8 + 0.1j) * h + product(x + 1j * x**2, params['w'])
             return h.real + h.imag, h
+
         return step
+
     h, xs, w = jnp.zeros((BATCH, UNITS), complex), draw(STEPS, BATCH, 2), draw(2, UNITS)
     with pytest.raises(NotSupportedError, match='etp_mm makes complex numbers of real weight'):
-        braintrace.functional.online(cell(braintrace.matmul), braintrace.rules.d_rtrl()).init({'w': w}, h, xs[0])
-    agree(cell(braintrace.matmul), cell(jnp.matmul), {'w': w + 1j * w ** 2}, h, xs)
+        braintrace.functional.online(cell(braintrace.matmul), braintrace.rules.d_rtrl()).init(
+            {'w': w}, h, xs[0]
+        )
+    check_against_bptt(cell(braintrace.matmul), cell(jnp.matmul), {'w': w + 1j * w**2}, h, xs)

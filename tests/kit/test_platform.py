@@ -1,4 +1,7 @@
-"""Lowerings and trace kernels by platform: a Pallas kernel for the trace, run by its interpreter on a CPU."""
+"""Lowerings and trace kernels by platform: a Pallas kernel for the trace, run by its interpreter on
+a CPU.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -11,29 +14,34 @@ from jax.experimental import pallas as pl
 
 import braintrace
 from braintrace import RuleContractError
-from braintrace._etrace_op.factories import make_linear_op
+from braintrace.kit import make_linear_op
+from tests.compare import assert_close
+from tests.precision import float64 as float64
 
 INTERPRETED = jax.default_backend() == 'cpu'
 RNG = np.random.default_rng(2)
 B, I, N, T = 3, 4, 5, 6
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 def fused(d, e, d_f, x):
     """``d e + d_f (x) x`` for each sample, in one pass over the trace."""
+
     def kernel(d_ref, e_ref, f_ref, x_ref, out_ref):
-        out_ref[...] = d_ref[...][:, None] * e_ref[...] + x_ref[...][:, :, None] * f_ref[...][:, None]
+        out_ref[...] = (
+            d_ref[...][:, None] * e_ref[...] + x_ref[...][:, :, None] * f_ref[...][:, None]
+        )
+
     lanes, rows, columns = e.shape
     spec = lambda *block: pl.BlockSpec((1, *block), lambda b: (b, *[0] * len(block)))
     return pl.pallas_call(
-        kernel, out_shape=jax.ShapeDtypeStruct(e.shape, e.dtype), grid=(lanes,), in_specs=[
-            spec(columns), spec(rows, columns), spec(columns), spec(rows)], out_specs=spec(rows, columns),
-        input_output_aliases={1: 0}, interpret=INTERPRETED)(d, e, d_f, x)
+        kernel,
+        out_shape=jax.ShapeDtypeStruct(e.shape, e.dtype),
+        grid=(lanes,),
+        in_specs=[spec(columns), spec(rows, columns), spec(columns), spec(rows)],
+        out_specs=spec(rows, columns),
+        input_output_aliases={1: 0},
+        interpret=INTERPRETED,
+    )(d, e, d_f, x)
 
 
 calls = []
@@ -47,11 +55,17 @@ def trace_kernel(d, trace, d_f, x, weights, *, places, has_bias):
 
 @functools.cache
 def ops():
-    """Named alike: the default, one with a kernel for the trace, one with a lowering that counts, one whose lowering is wrong."""
-    plain, kernel, lowered, wrong = (make_linear_op(f't_platform_{k}', lambda x, w: x @ w) for k in range(4))
+    """Named alike: the default, one with a kernel for the trace, one with a lowering that counts,
+    one whose lowering is wrong.
+    """
+    plain, kernel, lowered, wrong = (
+        make_linear_op(f't_platform_{k}', lambda x, w: x @ w) for k in range(4)
+    )
     for platform in ('cpu', 'cuda'):
         kernel.trace_kernel[platform] = trace_kernel
-        lowered.lowering[platform] = lambda x, w, *bias, places, has_bias: jnp.einsum('bi,io->bo', x, w) + (bias[0] if has_bias else 0)
+        lowered.lowering[platform] = lambda x, w, *bias, places, has_bias: (
+            jnp.einsum('bi,io->bo', x, w) + (bias[0] if has_bias else 0)
+        )
         wrong.lowering[platform] = lambda x, w, *bias, places, has_bias: (x @ w)[:, :2]
     return {'plain': plain, 'kernel': kernel, 'lowered': lowered, 'wrong': wrong}
 
@@ -60,31 +74,33 @@ def learn(op, window, state=jnp.tanh, **options):
     def cell(p, h, x):
         h = state(0.7 * h + op(jnp.concatenate([x, h], -1), p['w'], bias=p['b']))
         return h, h
+
     rng = np.random.default_rng(3)
-    params = {'w': jnp.asarray(rng.normal(size=(I + N, N)) / 3), 'b': jnp.asarray(rng.normal(size=N))}
+    params = {
+        'w': jnp.asarray(rng.normal(size=(I + N, N)) / 3),
+        'b': jnp.asarray(rng.normal(size=N)),
+    }
     xs, h = jnp.asarray(rng.normal(size=(T, B, I))), jnp.zeros((B, N))
     learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(**options))
     state = learner.init(params, h, xs[0])
-    loss = lambda out, _: jnp.sum(out ** 3)
+    loss = lambda out, _: jnp.sum(out**3)
     if window == 'steps':
         grad, found = jax.jit(learner.grad(loss)), []
         for t, x in enumerate(xs):
             if t == 4:
                 state = braintrace.functional.reset(state, jnp.array([True, False, False]), h)
-            _, grads, state = grad(params, state, x, 0.)
+            _, grads, state = grad(params, state, x, 0.0)
             found.append(grads)
         return found
-    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(params, state, xs, xs)[0]
-
-
-def agree(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12), a, b)
+    return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(
+        params, state, xs, xs
+    )[0]
 
 
 @pytest.mark.parametrize('window', ['steps', 1, 4])
 def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
     del calls[:]
-    agree(learn(ops()['kernel'], window), learn(ops()['plain'], window))
+    assert_close(learn(ops()['kernel'], window), learn(ops()['plain'], window))
     assert (set(calls) == {(B, I + N, N, 1)}) == (window in ('steps', 1))
 
 
@@ -92,20 +108,24 @@ def test_a_trace_of_another_dtype_passes_through_the_kernel():
     got, want = (
         learn(ops()[name], 'steps', trace_dtype=jnp.float32) for name in ('kernel', 'plain')
     )
-    agree(got, want)
-    with pytest.raises(
-        AssertionError, match='Not equal to tolerance'
-    ):  # the trace was rounded between the steps
-        agree(got, learn(ops()['kernel'], 'steps'))
+    assert_close(got, want)
+    with pytest.raises(AssertionError, match='the numbers differ'):  # rounded between the steps
+        assert_close(got, learn(ops()['kernel'], 'steps'))
 
 
 def test_a_trace_with_a_kernel_is_written_at_each_step():
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((2000, 300), (B, 300), (B, 2000))]
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((2000, 300), (B, 300), (B, 2000))
+    ]
     for name, few in (('plain', False), ('kernel', True)):
+
         def cell(p, h, x, name=name):
             h = jnp.tanh(h + ops()[name](x, p))
             return h, h
-        state = jax.eval_shape(braintrace.functional.online(cell, braintrace.rules.d_rtrl()).init, *shapes)
+
+        state = jax.eval_shape(
+            braintrace.functional.online(cell, braintrace.rules.d_rtrl()).init, *shapes
+        )
         assert (len(jax.tree.leaves(state.trace)) == 1) == few
 
 
@@ -114,39 +134,75 @@ def test_a_lowering_takes_the_place_of_the_implementation(run):
     x, w, b = (jnp.asarray(RNG.normal(size=s)) for s in ((B, I), (I, N), (N,)))
     got = run(lambda x, w, b: ops()['lowered'](x, w, bias=b))(x, w, b)
     np.testing.assert_allclose(got, x @ w + b, rtol=1e-12)
-    text = jax.jit(lambda x, w: jax.vmap(ops()['lowered'], in_axes=(0, None))(x, w)).lower(x[None], w).as_text()
+    text = (
+        jax.jit(lambda x, w: jax.vmap(ops()['lowered'], in_axes=(0, None))(x, w))
+        .lower(x[None], w)
+        .as_text()
+    )
     assert 'dot_general' in text
-    np.testing.assert_allclose(run(jax.vmap(ops()['lowered']))(x[None], w[None])[0], x @ w, rtol=1e-12)
-    agree(jax.grad(lambda w: run(ops()['lowered'])(x, w).sum())(w), jax.grad(lambda w: (x @ w).sum())(w))
+    np.testing.assert_allclose(
+        run(jax.vmap(ops()['lowered']))(x[None], w[None])[0], x @ w, rtol=1e-12
+    )
+    assert_close(
+        jax.grad(lambda w: run(ops()['lowered'])(x, w).sum())(w),
+        jax.grad(lambda w: (x @ w).sum())(w),
+    )
 
 
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_a_lowering_of_another_shape_is_refused(run):
     x, w = jnp.ones((B, I)), jnp.ones((I, N))
-    with pytest.raises(RuleContractError, match=r"the lowering of 't_platform_3' on 'cpu' returned .*\(3, 2\).*its implementation"):
+    with pytest.raises(
+        RuleContractError,
+        match=r"the lowering of 't_platform_3' on 'cpu' returned .*\(3, 2\).*its implementation",
+    ):
         run(lambda x, w: ops()['wrong'](x, w))(x, w)
 
 
-@pytest.mark.parametrize('result', [lambda e: {'weight': e[..., 0]}, lambda e: {'weight': e, 'more': e}, lambda e: e, lambda e: None],
-                         ids=['shape', 'keys', 'bare', 'nothing'])
+@pytest.mark.parametrize(
+    'result',
+    [
+        lambda e: {'weight': e[..., 0]},
+        lambda e: {'weight': e, 'more': e},
+        lambda e: e,
+        lambda e: None,
+    ],
+    ids=['shape', 'keys', 'bare', 'nothing'],
+)
 def test_a_kernel_that_returns_another_trace_is_refused(registries_are_restored, result):
     op = make_linear_op('t_platform_kernel_wrong', lambda x, w: x @ w)
     op.trace_kernel.update(cpu=lambda d, trace, d_f, x, weights, **params: result(trace['weight']))
-    with pytest.raises(RuleContractError, match='a trace kernel of t_platform_kernel_wrong must return a trace like the one given'):
+    with pytest.raises(
+        RuleContractError,
+        match='a trace kernel of t_platform_kernel_wrong must return a trace like the one given',
+    ):
         learn(op, 'steps')
 
 
-@pytest.mark.parametrize(('table', 'platform', 'fn', 'found'), [
-    ('lowering', 'metal', len, "there is no platform 'metal'; choose one of cpu, cuda, rocm, tpu, or gpu for cuda and rocm"),
-    ('trace_kernel', 'cpu', 3, 'is a int, expected a function'),
-])
+@pytest.mark.parametrize(
+    ('table', 'platform', 'fn', 'found'),
+    [
+        (
+            'lowering',
+            'metal',
+            len,
+            "there is no platform 'metal'; choose one of cpu, cuda, rocm, tpu, or gpu for cuda and "
+            'rocm',
+        ),
+        ('trace_kernel', 'cpu', 3, 'is a int, expected a function'),
+    ],
+)
 def test_a_table_refuses_what_it_does_not_know(table, platform, fn, found):
     with pytest.raises(RuleContractError, match=found):
         getattr(ops()['plain'], table)[platform] = fn
     for way in ('update', 'setdefault'):
         with pytest.raises(RuleContractError, match=found):
-            getattr(getattr(ops()['plain'], table), way)(*([{platform: fn}] if way == 'update' else [platform, fn]))
-    assert 'trace kernel on cpu, cuda' in repr(ops()['kernel']) and 'lowering on cpu, cuda' in repr(ops()['lowered'])
+            getattr(getattr(ops()['plain'], table), way)(
+                *([{platform: fn}] if way == 'update' else [platform, fn])
+            )
+    assert 'trace kernel on cpu, cuda' in repr(ops()['kernel']) and 'lowering on cpu, cuda' in repr(
+        ops()['lowered']
+    )
 
 
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])

@@ -1,4 +1,7 @@
-"""Every law on every op of the library and of the factories, on shapes drawn at random: empty, a batch of one, in != out."""
+"""Every law on every op of the library and of the factories, on shapes drawn at random: empty, a
+batch of one, in != out.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,9 @@ import braintrace
 from braintrace import kit
 from braintrace._etrace_op import SparseStructure
 
-sizes, channels, batches = st.integers(0, 5), st.integers(1, 3), st.sampled_from([(), (1,), (2,), (3,)])
+sizes = st.integers(0, 5)
+channels = st.integers(1, 3)
+batches = st.sampled_from([(), (1,), (2,), (3,)])
 
 
 def array(*shape, dtype=jnp.float32):
@@ -30,7 +35,9 @@ def dense(draw):
 @st.composite
 def low_rank(draw):
     batch, n, r, m = draw(batches), draw(sizes), draw(channels), draw(sizes)
-    return [array(*batch, n), array(n, r), array(r, m)], with_bias(draw, {'alpha': draw(st.floats(-2, 2))}, (m,))
+    return [array(*batch, n), array(n, r), array(r, m)], with_bias(
+        draw, {'alpha': draw(st.floats(-2, 2))}, (m,)
+    )
 
 
 @st.composite
@@ -44,27 +51,47 @@ def sparse(draw):
 @st.composite
 def convolution(draw):
     groups, dims = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    spatial, window = draw(st.tuples(*[st.integers(1, 5)] * dims)), draw(st.tuples(*[st.integers(1, 3)] * dims))
+    spatial = draw(st.tuples(*[st.integers(1, 5)] * dims))
+    window = draw(st.tuples(*[st.integers(1, 3)] * dims))
     inputs, outputs = groups * draw(channels), groups * draw(channels)
-    options = {'strides': draw(st.tuples(*[st.integers(1, 2)] * dims)), 'padding': draw(st.sampled_from(['SAME', ((1, 2),) * dims])),
-               'rhs_dilation': draw(st.tuples(*[st.integers(1, 2)] * dims)), 'feature_group_count': groups}
-    return ([array(draw(st.integers(1, 2)), inputs, *spatial), array(outputs, inputs // groups, *window)],
-            with_bias(draw, options, (outputs,)))
+    options = {
+        'strides': draw(st.tuples(*[st.integers(1, 2)] * dims)),
+        'padding': draw(st.sampled_from(['SAME', ((1, 2),) * dims])),
+        'rhs_dilation': draw(st.tuples(*[st.integers(1, 2)] * dims)),
+        'feature_group_count': groups,
+    }
+    return (
+        [
+            array(draw(st.integers(1, 2)), inputs, *spatial),
+            array(outputs, inputs // groups, *window),
+        ],
+        with_bias(draw, options, (outputs,)),
+    )
 
 
 @st.composite
 def product(draw):
     """An equation whose letters are shared, summed or one operand's alone, in any order."""
-    kinds = draw(st.lists(st.sampled_from(['x', 'both', 'both summed', 'weight']), min_size=1, max_size=4))
-    letters = 'ijkl'[:len(kinds)]
-    chosen = lambda *wanted: [letter for letter, kind in zip(letters, kinds, strict=True) if kind in wanted]
-    x, weight, y = chosen('x', 'both', 'both summed'), chosen('both', 'both summed', 'weight'), chosen('x', 'both', 'weight')
+    kinds = draw(
+        st.lists(st.sampled_from(['x', 'both', 'both summed', 'weight']), min_size=1, max_size=4)
+    )
+    letters = 'ijkl'[: len(kinds)]
+    chosen = lambda *wanted: [
+        letter for letter, kind in zip(letters, kinds, strict=True) if kind in wanted
+    ]
+    x = chosen('x', 'both', 'both summed')
+    weight = chosen('both', 'both summed', 'weight')
+    y = chosen('x', 'both', 'weight')
     batch = draw(st.booleans())
     x, weight, y = (draw(st.permutations(axes)) for axes in (x, weight, y))
     size = {letter: draw(st.integers(1, 3)) for letter in letters} | {'b': draw(st.integers(1, 3))}
     x, y = (['b', *axes] if batch else axes for axes in (x, y))
     shape = lambda axes: array(*(size[a] for a in axes))
-    return [], {'equation': f'{"".join(x)},{"".join(weight)}->{"".join(y)}', 'x': shape(x), 'weight': shape(weight)}
+    return [], {
+        'equation': f'{"".join(x)},{"".join(weight)}->{"".join(y)}',
+        'x': shape(x),
+        'weight': shape(weight),
+    }
 
 
 @st.composite
@@ -97,16 +124,39 @@ def derived(draw):
 
 
 OPS = {
-    'matmul': (braintrace.matmul, dense()), 'lora_matmul': (braintrace.lora_matmul, low_rank()),
-    'sparse_matmul': (braintrace.sparse_matmul, sparse()), 'conv': (braintrace.conv, convolution()),
-    'einsum': (braintrace.einsum, product()), 'grouped_matmul': (braintrace.grouped_matmul, groups()),
-    'embedding': (braintrace.embedding, table()), 'element_wise': (braintrace.element_wise, pointwise()),
+    'matmul': (braintrace.matmul, dense()),
+    'lora_matmul': (braintrace.lora_matmul, low_rank()),
+    'sparse_matmul': (braintrace.sparse_matmul, sparse()),
+    'conv': (braintrace.conv, convolution()),
+    'einsum': (braintrace.einsum, product()),
+    'grouped_matmul': (braintrace.grouped_matmul, groups()),
+    'embedding': (braintrace.embedding, table()),
+    'element_wise': (braintrace.element_wise, pointwise()),
     'linear': (lambda: kit.make_linear_op('t_linear', lambda x, w: x @ w), dense()),
-    'effective': (lambda: kit.make_linear_op('t_effective', lambda x, b, a, *, alpha: alpha * (x @ b @ a), trainable={'b': 1, 'a': 2},
-                                             trace='effective', static=('alpha',)), low_rank()),
-    'position': (lambda: kit.make_linear_op('t_position', lambda x, w: x @ w, trace='position'), dense()),
-    'elementwise': (lambda: kit.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)), gains()),
-    'spec': (lambda: kit.new_etp_primitive(kit.ETPPrimitiveSpec('t_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)), derived()),
+    'effective': (
+        lambda: kit.make_linear_op(
+            't_effective',
+            lambda x, b, a, *, alpha: alpha * (x @ b @ a),
+            trainable={'b': 1, 'a': 2},
+            trace='effective',
+            static=('alpha',),
+        ),
+        low_rank(),
+    ),
+    'position': (
+        lambda: kit.make_linear_op('t_position', lambda x, w: x @ w, trace='position'),
+        dense(),
+    ),
+    'elementwise': (
+        lambda: kit.make_elementwise_op('t_gain', lambda x, w: x * jnp.tanh(w)),
+        gains(),
+    ),
+    'spec': (
+        lambda: kit.new_etp_primitive(
+            kit.ETPPrimitiveSpec('t_sum', lambda x, w: jnp.cumsum(x * w, -1), batched=True)
+        ),
+        derived(),
+    ),
 }
 
 
@@ -124,4 +174,5 @@ def test_every_law_holds_on_random_shapes(name, number):
     @given(cases)
     def run(case):
         kit.assert_conformant(op, [case])
+
     run()

@@ -1,4 +1,7 @@
-"""What the tests of a run have shown: the pytest plugin, its record, and the report that joins it with the registry."""
+"""What the tests of a run have shown: the pytest plugin, its record, and the report that joins it
+with the registry.
+"""
+
 import json
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from braintrace.kit.__main__ import main
 from . import bad
 
 pytestmark = pytest.mark.usefixtures('registries_are_restored')
-SUITE = '''
+SUITE = """
 import pytest
 from braintrace import kit
 
@@ -36,14 +39,33 @@ def test_every_law(etp_conformance): etp_conformance('etp_elemwise')
 def test_a_broken_law(etp_conformance):
     from tests.kit import bad
     etp_conformance(bad.quadratic())
-'''
+"""
 
 
 def run(folder, source, *options):
     (folder / 'test_ops.py').write_text(source)
-    return subprocess.run([sys.executable, '-m', 'pytest', '-q', '-c', '/dev/null', '--rootdir', folder, '-p', 'no:cacheprovider',
-                           '-p', 'braintrace.kit.pytest_plugin', '--strict-markers', 'test_ops.py', *options],
-                          capture_output=True, text=True, cwd=folder)
+    return subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'pytest',
+            '-q',
+            '-c',
+            '/dev/null',
+            '--rootdir',
+            folder,
+            '-p',
+            'no:cacheprovider',
+            '-p',
+            'braintrace.kit.pytest_plugin',
+            '--strict-markers',
+            'test_ops.py',
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
 
 
 def results_of(folder, source, outcome, *options):
@@ -60,12 +82,10 @@ def results(tmp_path_factory):
     )
 
 
-@pytest.mark.nightly                     # `make test` itself runs in several processes
+@pytest.mark.nightly  # `make test` itself runs in several processes
 def test_what_several_processes_show_is_one_record(tmp_path):
-    marks, outcome = (
-        SUITE.split('def test_every_law')[0],
-        '1 failed, 1 passed, 1 skipped, 1 xfailed',
-    )
+    marks = SUITE.split('def test_every_law')[0]
+    outcome = '1 failed, 1 passed, 1 skipped, 1 xfailed'
     found = []
     for options in ([], ['-n', '2']):
         entries = json.loads(results_of(tmp_path, marks, outcome, *options).read_text())['tests']
@@ -77,15 +97,24 @@ def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
     report = kit.registry_report(results)
     rows = {row.law: row for row in report.rows if row.op == 'etp_mv'}
     assert {slot: rows[slot].status for slot in ops.REQUIRED_SLOTS} == {
-        'yw_to_w': 'pass', 'xy_to_dw': 'fail', 'init_drtrl': 'not_tested', 'init_pp': 'not_tested'}
+        'yw_to_w': 'pass',
+        'xy_to_dw': 'fail',
+        'init_drtrl': 'not_tested',
+        'init_pp': 'not_tested',
+    }
     assert rows['xy_to_dw'].case == 'test_ops.py::test_breaks_a_rule'
     assert rows['L5'].status == 'not_tested' and rows['L2'].status == 'missing'
     assert {row.law for row in rows.values()} == {*ops.REQUIRED_SLOTS, *kit.LAWS}
 
 
 def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
-    rows = {row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'}
-    assert rows['L3'] == rows['yw_to_w'] == rows['xy_to_dw'] == rows['init_drtrl'] == 'pass' and rows['L8'] == 'not_applicable'
+    rows = {
+        row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'
+    }
+    assert (
+        rows['L3'] == rows['yw_to_w'] == rows['xy_to_dw'] == rows['init_drtrl'] == 'pass'
+        and rows['L8'] == 'not_applicable'
+    )
     bad.quadratic()
     rows = {row.law: row.status for row in kit.registry_report(results, 'etp_bad').rows}
     assert rows['L8'] == 'fail' and rows['L3'] == rows['yw_to_w'] == 'pass'
@@ -93,17 +122,33 @@ def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
 
 def test_the_forms_of_an_op_are_shown_by_its_name(tmp_path):
     op = kit.make_elementwise_op('t_gain', lambda x, w: x * w)
-    entry = {'test': 'a::b', 'op': 't_gain_sample', 'rule': 'xy_to_dw', 'law': None, 'status': 'pass'}
-    (tmp_path / 'r.json').write_text(json.dumps({'tests': [entry, {**entry, 'op': 't_gain', 'rule': None, 'law': 'L5'}]}))
+    entry = {
+        'test': 'a::b',
+        'op': 't_gain_sample',
+        'rule': 'xy_to_dw',
+        'law': None,
+        'status': 'pass',
+    }
+    (tmp_path / 'r.json').write_text(
+        json.dumps({'tests': [entry, {**entry, 'op': 't_gain', 'rule': None, 'law': 'L5'}]})
+    )
     report = kit.registry_report(tmp_path / 'r.json', op)
     assert {row.law for row in report.of('pass')} == {'xy_to_dw', 'init_drtrl', 'init_pp', 'L5'}
     assert {row.op for row in report.rows} == {'t_gain'}
 
 
 def everything_passed(path, but=()):
-    entries = [{'test': 't', 'op': p.name, 'rule': rule, 'law': law, 'status': 'pass'} for p in ops.ETP_PRIMITIVES
-               for rule, law in [*((slot, None) for slot in ops.RULE_SLOTS), *((None, law) for law in kit.LAWS)]]
-    path.write_text(json.dumps({'tests': [e for e in entries if (e['op'], e['rule'] or e['law']) not in but]}))
+    entries = [
+        {'test': 't', 'op': p.name, 'rule': rule, 'law': law, 'status': 'pass'}
+        for p in ops.ETP_PRIMITIVES
+        for rule, law in [
+            *((slot, None) for slot in ops.RULE_SLOTS),
+            *((None, law) for law in kit.LAWS),
+        ]
+    ]
+    path.write_text(
+        json.dumps({'tests': [e for e in entries if (e['op'], e['rule'] or e['law']) not in but]})
+    )
     return str(path)
 
 
@@ -116,11 +161,17 @@ def test_a_deleted_rule_is_named_with_its_op(slot, tmp_path, monkeypatch, capsys
     assert f'etp_mm {slot} missing: no such rule is registered' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('what', [{'xy_to_dw', 'L2'}, {'L9'}, {'solve_drtrl', 'L6'}], ids=lambda what: '-'.join(sorted(what)))
+@pytest.mark.parametrize(
+    'what',
+    [{'xy_to_dw', 'L2'}, {'L9'}, {'solve_drtrl', 'L6'}],
+    ids=lambda what: '-'.join(sorted(what)),
+)
 def test_a_deleted_test_is_named_with_its_op_and_rule(what, tmp_path, capsys):
     path = everything_passed(tmp_path / 'r.json', but={('etp_conv', w) for w in what})
     assert main(['check', '--all', '--json', '--results', path]) == 2
-    assert set(json.loads(capsys.readouterr().out)['missing']) == {f'etp_conv {w} missing: no test of it in the results' for w in what}
+    assert set(json.loads(capsys.readouterr().out)['missing']) == {
+        f'etp_conv {w} missing: no test of it in the results' for w in what
+    }
 
 
 def test_a_mark_for_a_primitive_that_is_not_registered_is_named(tmp_path, capsys):
@@ -128,22 +179,35 @@ def test_a_mark_for_a_primitive_that_is_not_registered_is_named(tmp_path, capsys
     typo = {'test': 'test_it', 'op': 'etp_nm', 'rule': 'yw_to_w', 'law': None, 'status': 'pass'}
     path.write_text(json.dumps({'tests': [*json.loads(path.read_text())['tests'], typo]}))
     assert main(['check', '--all', '--results', str(path)]) == 2
-    assert 'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered' in capsys.readouterr().out
+    assert (
+        'etp_nm yw_to_w missing: test_it is marked for it, and it is not registered'
+        in capsys.readouterr().out
+    )
 
 
-@pytest.mark.parametrize('content', [None, '', '[]', '{"tests": [{"op": "etp_mm"}]}', '{"tests": 3}'])
+@pytest.mark.parametrize(
+    'content', [None, '', '[]', '{"tests": [{"op": "etp_mm"}]}', '{"tests": 3}']
+)
 def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
     path = tmp_path / 'r.json'
     if content is not None:
         path.write_text(content)
     with pytest.raises(OptionError, match='registry_report: .*r.json'):
         kit.registry_report(path)
-    assert main(['check', 'etp_mm', '--results', str(path)]) == 3 and 'r.json' in capsys.readouterr().err
+    assert (
+        main(['check', 'etp_mm', '--results', str(path)]) == 3
+        and 'r.json' in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(('mark', 'found'), [
-    ("'etp_mm', rule='yw'", "rule='yw'"), pytest.param('', 'etp(None', marks=pytest.mark.nightly),
-    pytest.param("'etp_mm', law='L16'", "law='L16'", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ('mark', 'found'),
+    [
+        ("'etp_mm', rule='yw'", "rule='yw'"),
+        pytest.param('', 'etp(None', marks=pytest.mark.nightly),
+        pytest.param("'etp_mm', law='L16'", "law='L16'", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
     done = run(tmp_path, f'import pytest\n@pytest.mark.etp({mark})\ndef test_it(): pass')
     assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr
@@ -151,4 +215,8 @@ def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
 
 def test_a_record_without_a_folder_is_wrong_usage(tmp_path):
     done = run(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
-    assert done.returncode == 4 and '--etp-results none/r.json: there is no folder none' in done.stderr and 'Traceback' not in done.stderr
+    assert (
+        done.returncode == 4
+        and '--etp-results none/r.json: there is no folder none' in done.stderr
+        and 'Traceback' not in done.stderr
+    )

@@ -1,6 +1,10 @@
-"""Alternative reverse rules: both forms under every transformation, the required masks, and what is refused."""
+"""Alternative reverse rules: both forms under every transformation, the required masks, and what is
+refused.
+"""
+
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -11,8 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import ETPPrimitiveSpec, RuleContractError
-from braintrace._etrace_op._reverse import rule_reverse
-from braintrace._etrace_op.factories import new_etp_primitive
+from braintrace._etrace_op import new_etp_primitive, rule_reverse, whole_impl
 
 RNG = np.random.default_rng(4)
 B, I, R, N, T = 2, 3, 2, 4, 3
@@ -35,7 +38,11 @@ def backward(inputs, outputs, grads, params, required):
     seen.append(required)
     assert outputs.shape == grads.shape
     d = params['scale'] * grads
-    return [(d @ a.T) @ b.T if required[0] else None, x.T @ (d @ a.T) if required[1] else None, (x @ b).T @ d if required[2] else None]
+    return [
+        (d @ a.T) @ b.T if required[0] else None,
+        x.T @ (d @ a.T) if required[1] else None,
+        (x @ b).T @ d if required[2] else None,
+    ]
 
 
 def forward(inputs, params, required):
@@ -46,7 +53,12 @@ def forward(inputs, params, required):
 
     def pull(grads):
         d = scale * grads
-        return [(d @ a.T) @ b.T if required[0] else None, x.T @ (d @ a.T) if required[1] else None, kept.T @ d if required[2] else None]
+        return [
+            (d @ a.T) @ b.T if required[0] else None,
+            x.T @ (d @ a.T) if required[1] else None,
+            kept.T @ d if required[2] else None,
+        ]
+
     return scale * (kept @ a), pull
 
 
@@ -55,33 +67,58 @@ INVARS = {'b': 1, 'a': 2}
 
 @functools.cache
 def ops():
-    spec = functools.partial(ETPPrimitiveSpec, impl=low_rank, trainable_invars_fn=lambda params: INVARS, batched=True, static=('scale',))
-    return {'default': new_etp_primitive(spec('t_reverse_0')),
-            'backward': new_etp_primitive(spec('t_reverse_1', reverse=rule_reverse(backward))),
-            'forward': new_etp_primitive(spec('t_reverse_2', reverse=rule_reverse(forward=forward)))}
+    spec = functools.partial(
+        ETPPrimitiveSpec,
+        impl=low_rank,
+        trainable_invars_fn=lambda params: INVARS,
+        batched=True,
+        static=('scale',),
+    )
+    return {
+        'default': new_etp_primitive(spec('t_reverse_0')),
+        'backward': new_etp_primitive(spec('t_reverse_1', reverse=rule_reverse(backward))),
+        'forward': new_etp_primitive(spec('t_reverse_2', reverse=rule_reverse(forward=forward))),
+    }
 
 
 def arguments():
-    return [jnp.asarray(np.random.default_rng(6).normal(size=shape)) for shape in ((B, I), (I, R), (R, N))]
+    return [
+        jnp.asarray(np.random.default_rng(6).normal(size=shape))
+        for shape in ((B, I), (I, R), (R, N))
+    ]
 
 
 def scanned(op, x, b, a):
-    return jax.lax.scan(lambda total, row: (total + op(row, b, a, scale=1.5).sum(), None), 0., jnp.stack([x, 2 * x]))[0]
+    return jax.lax.scan(
+        lambda total, row: (total + op(row, b, a, scale=1.5).sum(), None),
+        0.0,
+        jnp.stack([x, 2 * x]),
+    )[0]
 
 
 def sharded(op, x, b, a):
     mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
-    run = jax.shard_map(lambda x, b, a: op(x, b, a, scale=1.5), mesh=mesh, in_specs=(P('i'), P(), P()), out_specs=P('i'))
+    run = jax.shard_map(
+        lambda x, b, a: op(x, b, a, scale=1.5),
+        mesh=mesh,
+        in_specs=(P('i'), P(), P()),
+        out_specs=P('i'),
+    )
     return run(x, b, a).sum()
 
 
 USES = {
     'plain': lambda op, x, b, a: jnp.sum(op(x, b, a, scale=1.5) ** 2),
     'jit': lambda op, x, b, a: jax.jit(lambda *args: jnp.sum(op(*args, scale=1.5) ** 2))(x, b, a),
-    'vmap over x': lambda op, x, b, a: jnp.sum(jax.vmap(lambda x: op(x, b, a, scale=1.5))(jnp.stack([x, 2 * x])) ** 2),
-    'vmap over weights': lambda op, x, b, a: jnp.sum(jax.vmap(lambda b, a: op(x, b, a, scale=1.5))(
-        jnp.stack([b, 2 * b]), jnp.stack([a, a])) ** 2),
-    'checkpoint': lambda op, x, b, a: jax.checkpoint(lambda *args: jnp.sum(op(*args, scale=1.5) ** 2))(x, b, a),
+    'vmap over x': lambda op, x, b, a: jnp.sum(
+        jax.vmap(lambda x: op(x, b, a, scale=1.5))(jnp.stack([x, 2 * x])) ** 2
+    ),
+    'vmap over weights': lambda op, x, b, a: jnp.sum(
+        jax.vmap(lambda b, a: op(x, b, a, scale=1.5))(jnp.stack([b, 2 * b]), jnp.stack([a, a])) ** 2
+    ),
+    'checkpoint': lambda op, x, b, a: jax.checkpoint(
+        lambda *args: jnp.sum(op(*args, scale=1.5) ** 2)
+    )(x, b, a),
     'scan': scanned,
     'shard_map': sharded,
 }
@@ -91,7 +128,10 @@ USES = {
 @pytest.mark.parametrize('form', ['backward', 'forward'])
 def test_the_gradients_are_those_of_the_implementation(form, use):
     args = arguments()
-    got, want = (jax.grad(functools.partial(USES[use], ops()[name]), (0, 1, 2))(*args) for name in (form, 'default'))
+    got, want = (
+        jax.grad(functools.partial(USES[use], ops()[name]), (0, 1, 2))(*args)
+        for name in (form, 'default')
+    )
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
     assert seen
@@ -101,26 +141,35 @@ def test_the_gradients_are_those_of_the_implementation(form, use):
 @pytest.mark.parametrize('wanted', [(0,), (1,), (2,), (0, 2)])
 def test_only_what_is_required_is_asked_for(form, wanted):
     args = arguments()
-    loss = lambda *args: jnp.sum(ops()[form](*args, scale=2.) ** 2)
-    got, want = jax.grad(loss, wanted)(*args), jax.grad(lambda *args: jnp.sum(low_rank(*args, scale=2.) ** 2), wanted)(*args)
+    loss = lambda *args: jnp.sum(ops()[form](*args, scale=2.0) ** 2)
+    got = jax.grad(loss, wanted)(*args)
+    want = jax.grad(lambda *args: jnp.sum(low_rank(*args, scale=2.0) ** 2), wanted)(*args)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
     assert set(seen) == {tuple(i in wanted for i in range(3))}
 
 
-@pytest.mark.parametrize('rule', [braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.5)], ids=['d_rtrl', 'es_d_rtrl'])
+@pytest.mark.parametrize(
+    'rule',
+    [braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.5)],
+    ids=['d_rtrl', 'es_d_rtrl'],
+)
 @pytest.mark.parametrize('form', ['backward', 'forward'])
 def test_it_learns_online_as_with_the_derived_rule(form, rule):
     xs, (_, b, a) = jnp.asarray(RNG.normal(size=(T, B, I))), arguments()
     found = []
     for name in (form, 'default'):
+
         def cell(p, h, x, name=name):
             h = jnp.tanh(0.8 * h + ops()[name](x, p['b'], p['a'], scale=1.5))
             return h, h
+
         learner = braintrace.functional.online(cell, rule)
         params = {'b': b, 'a': a}
         state = learner.init(params, jnp.zeros((B, N)), xs[0])
-        run = jax.jit(learner.sequence_grad(lambda out, _: jnp.sum(out ** 3), window=2, reduction='sum'))
+        run = jax.jit(
+            learner.sequence_grad(lambda out, _: jnp.sum(out**3), window=2, reduction='sum')
+        )
         found.append(run(params, state, xs, xs)[0])
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-13), *found)
     assert seen
@@ -129,31 +178,50 @@ def test_it_learns_online_as_with_the_derived_rule(form, rule):
 def test_forward_mode_raises():
     args = arguments()
     with pytest.raises(TypeError, match='forward-mode'):
-        jax.jvp(lambda b: ops()['backward'](args[0], b, args[2], scale=1.), args[1:2], args[1:2])
+        jax.jvp(lambda b: ops()['backward'](args[0], b, args[2], scale=1.0), args[1:2], args[1:2])
 
 
 def bad(**reverse):
-    spec = ETPPrimitiveSpec('t_reverse_bad', low_rank, trainable_invars_fn=lambda params: INVARS, batched=True)
-    import dataclasses
-
-    from braintrace._etrace_op._spec import whole_impl
+    spec = ETPPrimitiveSpec(
+        't_reverse_bad', low_rank, trainable_invars_fn=lambda params: INVARS, batched=True
+    )
     impl = whole_impl(dataclasses.replace(spec, reverse=rule_reverse(**reverse)))
-    return lambda *args: jnp.sum(impl(*args, scale=1.))
+    return lambda *args: jnp.sum(impl(*args, scale=1.0))
 
 
-@pytest.mark.parametrize(('reverse', 'found'), [
-    ({'backward': lambda inputs, outputs, grads, params, required: [None] * 3}, 'returned None for input 0, whose cotangent is required'),
-    ({'backward': lambda inputs, outputs, grads, params, required: inputs[:2]}, 'returned 2 cotangents; expected a list of 3'),
-    ({'backward': lambda inputs, outputs, grads, params, required: grads}, 'returned a .*; expected a list of 3'),
-    ({'backward': lambda inputs, outputs, grads, params, required: inputs[::-1]}, r'returned shape \(2, 4\) for input 0 of shape \(2, 3\)'),
-    ({'forward': lambda inputs, params, required: (inputs[0], None)}, r"returned \[\(\(2, 3\), 'float64'\)\], its implementation"),
-])
+@pytest.mark.parametrize(
+    ('reverse', 'found'),
+    [
+        (
+            {'backward': lambda inputs, outputs, grads, params, required: [None] * 3},
+            'returned None for input 0, whose cotangent is required',
+        ),
+        (
+            {'backward': lambda inputs, outputs, grads, params, required: inputs[:2]},
+            'returned 2 cotangents; expected a list of 3',
+        ),
+        (
+            {'backward': lambda inputs, outputs, grads, params, required: grads},
+            'returned a .*; expected a list of 3',
+        ),
+        (
+            {'backward': lambda inputs, outputs, grads, params, required: inputs[::-1]},
+            r'returned shape \(2, 4\) for input 0 of shape \(2, 3\)',
+        ),
+        (
+            {'forward': lambda inputs, params, required: (inputs[0], None)},
+            r"returned \[\(\(2, 3\), 'float64'\)\], its implementation",
+        ),
+    ],
+)
 def test_a_rule_that_breaks_its_contract_is_named(reverse, found):
     with pytest.raises(RuleContractError, match=f"reverse rule of 't_reverse_bad' {found}"):
         jax.grad(bad(**reverse), (0, 1, 2))(*arguments())
 
 
-@pytest.mark.parametrize('call', [lambda: rule_reverse(), lambda: rule_reverse(backward, forward=forward)])
+@pytest.mark.parametrize(
+    'call', [lambda: rule_reverse(), lambda: rule_reverse(backward, forward=forward)]
+)
 def test_exactly_one_form_is_given(call):
     with pytest.raises(ValueError, match='rule_reverse takes exactly one of backward and forward'):
         call()

@@ -1,4 +1,7 @@
-"""Units and dtypes of ops made by the kit: mantissas are bound, units multiply, what has no unit says so."""
+"""Units and dtypes of ops made by the kit: mantissas are bound, units multiply, what has no unit
+says so.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,15 +27,24 @@ def layout(params):
 
 
 def affine(**fields):
-    return kit.new_etp_primitive(Spec('t_affine', with_bias, batched=True, trainable_invars_fn=layout, **fields))
+    return kit.new_etp_primitive(
+        Spec('t_affine', with_bias, batched=True, trainable_invars_fn=layout, **fields)
+    )
 
 
 def linear(name='t_linear'):
     return kit.make_linear_op(name, lambda x, w: x @ w)
 
 
-@pytest.mark.parametrize('make', [linear, lambda: kit.new_etp_primitive(Spec('t_spec', lambda x, w: x @ w, batched=True)),
-                                  lambda: kit.make_einsum_op('t_einsum', 'bi,io->bo')], ids=['linear', 'spec', 'einsum'])
+@pytest.mark.parametrize(
+    'make',
+    [
+        linear,
+        lambda: kit.new_etp_primitive(Spec('t_spec', lambda x, w: x @ w, batched=True)),
+        lambda: kit.make_einsum_op('t_einsum', 'bi,io->bo'),
+    ],
+    ids=['linear', 'spec', 'einsum'],
+)
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_units_multiply(make, run):
     y = run(make())(X * u.mV, W * u.nS)
@@ -58,14 +70,21 @@ def test_a_bias_of_a_spec_takes_the_unit_of_the_product():
         op(X * u.mV, W * u.nS, BIAS)
 
 
-@pytest.mark.parametrize('make', [
-    lambda: kit.new_etp_primitive(Spec('t_curved', lambda x, w: x * jnp.tanh(w), batched=True)),
-    lambda: kit.make_elementwise_op('t_curved', lambda x, w: x * jnp.tanh(w)),
-    lambda: kit.make_linear_op('t_curved', lambda x, w: x * jnp.tanh(w))], ids=['spec', 'elementwise', 'linear'])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: kit.new_etp_primitive(Spec('t_curved', lambda x, w: x * jnp.tanh(w), batched=True)),
+        lambda: kit.make_elementwise_op('t_curved', lambda x, w: x * jnp.tanh(w)),
+        lambda: kit.make_linear_op('t_curved', lambda x, w: x * jnp.tanh(w)),
+    ],
+    ids=['spec', 'elementwise', 'linear'],
+)
 def test_an_operand_to_which_the_op_is_not_proportional_has_no_unit(make):
     op, w = make(), W[:, 0]
     np.testing.assert_allclose(op(X * u.mV, w).to_decimal(u.mV), X * jnp.tanh(w), rtol=1e-5)
-    with pytest.raises(EtpUnitError, match='t_curved: operand 1 has unit mV, and the op is not proportional to it'):
+    with pytest.raises(
+        EtpUnitError, match='t_curved: operand 1 has unit mV, and the op is not proportional to it'
+    ):
         op(X, w * u.mV)
     report = kit.check(op, [(shapes((4, 3), (3,)), {})])
     assert report.ok and report.status('L11') == 'pass', str(report)
@@ -78,7 +97,9 @@ def test_a_sum_of_operands_is_proportional_to_none():
 
 
 def test_every_result_of_several_has_the_unit():
-    op = kit.new_etp_primitive(Spec('t_two', lambda x, w: ((x @ w).sum(0), x @ w), batched=True, y_outvar_index=1))
+    op = kit.new_etp_primitive(
+        Spec('t_two', lambda x, w: ((x @ w).sum(0), x @ w), batched=True, y_outvar_index=1)
+    )
     total, y = op(X * u.mV, W * u.nS)
     np.testing.assert_allclose(total.to_decimal(u.pA), (X @ W).sum(0), rtol=1e-5)
     np.testing.assert_allclose(y.to_decimal(u.pA), X @ W, rtol=1e-5)
@@ -87,14 +108,16 @@ def test_every_result_of_several_has_the_unit():
 def test_gradients_pass_through_the_units():
     op = affine()
     loss = lambda w: (op(X * u.mV, w * u.nS, BIAS * u.pA).to_decimal(u.pA) ** 2).sum()
-    np.testing.assert_allclose(jax.grad(loss)(W), jax.grad(lambda w: (with_bias(X, w, BIAS) ** 2).sum())(W), rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.grad(loss)(W), jax.grad(lambda w: (with_bias(X, w, BIAS) ** 2).sum())(W), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize('make', [linear, affine], ids=['linear', 'spec'])
 def test_a_dtype_goes_in_and_comes_out(make, dtype):
     op = make()
-    operands = [a.astype(dtype) for a in (X, W, BIAS)[:2 if make is linear else 3]]
+    operands = [a.astype(dtype) for a in (X, W, BIAS)[: 2 if make is linear else 3]]
     assert op(*operands).dtype == dtype
 
 

@@ -1,4 +1,5 @@
-"""Models of ``tests.models`` as brainstate modules, the states of a group kept in one value or in several."""
+"""Models of ``tests.models`` as modules; a group's states are kept in one value or in several."""
+
 from __future__ import annotations
 
 import brainstate
@@ -10,10 +11,20 @@ import braintrace
 from tests import models
 from tests.models.library import LibraryOps
 
-from .networks import close
-
-__all__ = ['AsDict', 'AsTuple', 'Group', 'Named', 'OneByOne', 'Separate', 'Stacked', 'Table', 'Tree', 'gradient',
-           'learner_of', 'same', 'slow']
+__all__ = [
+    'AsDict',
+    'AsTuple',
+    'Group',
+    'Named',
+    'OneByOne',
+    'Separate',
+    'Stacked',
+    'Table',
+    'Tree',
+    'gradient',
+    'learner_of',
+    'slow',
+]
 
 slow = pytest.mark.slow
 
@@ -26,7 +37,7 @@ class Tree(brainstate.HiddenState):
 
 
 class Separate:
-    """A ``HiddenState`` for each of ``names``; ``column`` gives the path under which the compiler sees one."""
+    """A ``HiddenState`` for each of ``names``; ``column`` gives its path in the compiler."""
 
     def __init__(self, names):
         self.names = names
@@ -129,7 +140,7 @@ class AsTuple(Together):
 
 
 class Table(brainstate.nn.Module):
-    """A model of ``tests.models``: a parameter for each entry, groups of several states kept as ``form`` says.
+    """A model of ``tests.models`` with a parameter for each entry, and groups kept as ``form``.
 
     ``lane``: without the batch axis, the states those of the first lane.
     """
@@ -143,7 +154,13 @@ class Table(brainstate.nn.Module):
 
     def init_state(self, batch_size=None, **_):
         for form in self.forms:
-            form.make(self, {k: jnp.asarray(self.case.carry[k][0] if self.lane else self.case.carry[k]) for k in form.names})
+            form.make(
+                self,
+                {
+                    k: jnp.asarray(self.case.carry[k][0] if self.lane else self.case.carry[k])
+                    for k in form.names
+                },
+            )
 
     def update(self, x):
         params = {name: getattr(self, name).value for name in self.case.params}
@@ -160,12 +177,12 @@ def learner_of(name, form, rule):
 
 
 def gradient(learner, xs, ys, **options):
-    """The gradient of squared errors, by ``etrace_grad``; a parameter at the top of the model goes by its bare name."""
+    """The gradient of squared errors, by ``etrace_grad``; a top parameter has its bare name."""
+
     def step_fn(x, y):
         return models.squared(learner(x), y)
-    grads = learner.etrace_grad(xs, ys, step_fn=step_fn, **{'reduction': 'sum', 'window': 3, **options})
+
+    grads = learner.etrace_grad(
+        xs, ys, step_fn=step_fn, **{'reduction': 'sum', 'window': 3, **options}
+    )
     return {k[0] if isinstance(k, tuple) and len(k) == 1 else k: g for k, g in grads.items()}
-
-
-def same(got, want, tolerance=1e-10):
-    return close(got, jax.tree.map(jnp.asarray, dict(want)), tolerance)

@@ -1,4 +1,5 @@
 """Models and data of the learner's tests."""
+
 from __future__ import annotations
 
 import brainstate
@@ -24,7 +25,9 @@ class Net(brainstate.nn.Module):
 
 def data(steps: int = STEPS):
     keys = jax.random.split(jax.random.key(3), 2)
-    return jax.random.normal(keys[0], (steps, BATCH, INPUTS)), jax.random.normal(keys[1], (steps, BATCH, 2))
+    return jax.random.normal(keys[0], (steps, BATCH, INPUTS)), jax.random.normal(
+        keys[1], (steps, BATCH, 2)
+    )
 
 
 def compiled(rule='D_RTRL', model=Net, batch=BATCH, **options):
@@ -43,18 +46,13 @@ def loss_of(learner):
 
 def by_steps(learner, xs, ys, weights=None):
     """The sum of the gradients of single calls."""
-    grad = brainstate.transform.jit(lambda x, y: brainstate.transform.grad(
-        lambda: squared(learner(x), y), learner.param_states if weights is None else weights)())
+    grad = brainstate.transform.jit(
+        lambda x, y: brainstate.transform.grad(
+            lambda: squared(learner(x), y), learner.param_states if weights is None else weights
+        )()
+    )
     total = None
     for x, y in zip(xs, ys, strict=True):
         got = grad(x, y)
         total = got if total is None else jax.tree.map(jnp.add, total, got)
     return total
-
-
-def close(a, b, tolerance=1e-11):
-    """Whether two trees agree; each leaf is scaled by the largest entry of ``b``."""
-    assert jax.tree.structure(dict(a)) == jax.tree.structure(dict(b))
-    for x, y in zip(jax.tree.leaves(dict(a)), jax.tree.leaves(dict(b)), strict=True):
-        assert jnp.abs(x - y).max() <= tolerance * max(1., float(jnp.abs(y).max())), (x, y)
-    return True

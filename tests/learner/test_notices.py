@@ -1,4 +1,5 @@
-"""What a gradient around single calls leaves out is told when it is taken, and never where nothing is left out."""
+"""A gradient around single calls tells what it leaves out, and tells nothing else."""
+
 from __future__ import annotations
 
 import warnings
@@ -11,7 +12,7 @@ import pytest
 
 import braintrace
 
-XS = np.linspace(-1., 1., 4 * 3 * 2).reshape(4, 3, 2)
+XS = np.linspace(-1.0, 1.0, 4 * 3 * 2).reshape(4, 3, 2)
 grad, for_loop = brainstate.transform.grad, brainstate.transform.for_loop
 
 
@@ -25,8 +26,8 @@ class Leaky(brainstate.nn.Module):
         self.spike = brainstate.HiddenState(jnp.zeros((3, 4), bool))
 
     def update(self, x):
-        self.h.value = .8 * self.h.value + braintrace.matmul(x, self.w.value)
-        self.spike.value = self.h.value > .5
+        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
+        self.spike.value = self.h.value > 0.5
         return self.h.value
 
 
@@ -37,9 +38,11 @@ def learner():
 
 def change(learner):
     """A loss that reads the old state itself: how much the activity changes."""
+
     def loss(x):
         old = learner.model.h.value
         return jnp.sum((learner(x) - old) ** 2)
+
     return loss
 
 
@@ -52,6 +55,7 @@ def of_new_state(learner):
         old = learner.model.h.value
         learner(x)
         return jnp.sum((learner.model.h.value - old) ** 2)
+
     return loss
 
 
@@ -69,9 +73,11 @@ def twice(learner):
 
 def logged(learner):
     """A read outside of the gradient, inside of the compiled function."""
+
     @brainstate.transform.jit
     def run(x):
         return learner.model.h.value.sum(), single(size, learner)(x)
+
     return run
 
 
@@ -79,15 +85,23 @@ def restarted(learner):
     def loss(x):
         learner.reset_state()
         return size(learner)(x)
+
     return loss
 
 
-@pytest.mark.parametrize('use, words', [
-    (lambda l: single(change, l), ['hidden state h before', 'etrace_grad']),
-    (lambda l: brainstate.transform.jit(single(change, l)), ['hidden state h before', 'etrace_grad']),
-    (lambda l: in_a_loop(change, l), ['hidden state h before']),
-    (lambda l: single(of_new_state, l), ['hidden state h before']),
-    (lambda l: single(twice, l), ['more than once', 'a step of time', 'etrace_grad'])])
+@pytest.mark.parametrize(
+    'use, words',
+    [
+        (lambda l: single(change, l), ['hidden state h before', 'etrace_grad']),
+        (
+            lambda l: brainstate.transform.jit(single(change, l)),
+            ['hidden state h before', 'etrace_grad'],
+        ),
+        (lambda l: in_a_loop(change, l), ['hidden state h before']),
+        (lambda l: single(of_new_state, l), ['hidden state h before']),
+        (lambda l: single(twice, l), ['more than once', 'a step of time', 'etrace_grad']),
+    ],
+)
 def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
     with pytest.warns(braintrace.BraintraceWarning) as told:
         use(learner)(XS[0])
@@ -97,10 +111,19 @@ def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
     assert told[0].filename == __file__
 
 
-@pytest.mark.parametrize('use', [
-    lambda l: change(l), lambda l: brainstate.transform.jit(change(l)), lambda l: single(size, l), lambda l: in_a_loop(size, l),
-    logged, lambda l: single(restarted, l), lambda l: lambda x: l.etrace_grad(XS, step_fn=change(l)),
-    lambda l: lambda x: for_loop(single(size, l), XS)])
+@pytest.mark.parametrize(
+    'use',
+    [
+        lambda l: change(l),
+        lambda l: brainstate.transform.jit(change(l)),
+        lambda l: single(size, l),
+        lambda l: in_a_loop(size, l),
+        logged,
+        lambda l: single(restarted, l),
+        lambda l: lambda x: l.etrace_grad(XS, step_fn=change(l)),
+        lambda l: lambda x: for_loop(single(size, l), XS),
+    ],
+)
 def test_nothing_is_told_where_nothing_is_left_out(learner, use):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -113,10 +136,13 @@ def test_a_loss_of_the_old_state_is_whole_in_a_sequence_and_so_is_a_sum_over_cal
     def bptt(loss):
         def total(w):
             def step(h, x):
-                new = .8 * h + x @ w
+                new = 0.8 * h + x @ w
                 return new, loss(h, new)
+
             return jax.lax.scan(step, jnp.zeros((3, 4)), XS)[1].sum()
+
         return jax.grad(total)(jnp.ones((2, 4)) / 3)
+
     got = learner.etrace_grad(XS, step_fn=change(learner), reduction='sum')[('w',)]
     assert jnp.allclose(got, bptt(lambda old, new: ((new - old) ** 2).sum()), rtol=1e-12)
     learner.reset_state()
@@ -125,5 +151,5 @@ def test_a_loss_of_the_old_state_is_whole_in_a_sequence_and_so_is_a_sum_over_cal
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         unrolled = grad(lambda: sum(size(learner)(x) for x in XS), learner.param_states)()[('w',)]
-    want = bptt(lambda old, new: (new ** 2).sum())
+    want = bptt(lambda old, new: (new**2).sum())
     assert jnp.allclose(unrolled, want, rtol=1e-12) and jnp.allclose(looped, want, rtol=1e-12)

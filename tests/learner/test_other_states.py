@@ -1,4 +1,7 @@
-"""States with units, states that are not hidden, and odd wiring: gradients against plain backpropagation or the dense recursion."""
+"""States with units, states that are not hidden, and odd wiring: gradients against plain
+backpropagation or the dense recursion.
+"""
+
 from __future__ import annotations
 
 import brainstate
@@ -10,8 +13,9 @@ import saiunit as u
 
 import braintrace
 from tests import models, oracles
+from tests.compare import assert_close
 
-from .kept import Separate, Table, gradient, same, slow
+from .kept import Separate, Table, gradient, slow
 
 D, ES = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.7)
 
@@ -23,9 +27,13 @@ W, R, H, G = (0.6 * RNG.normal(size=s) for s in ((I, N), (I + N, N), (B, N), (B,
 
 def bptt(cell, params, carry):
     """Plain backpropagation through ``cell(params, carry, x) -> (output, carry)``."""
+
     def total(params):
-        _, outputs = jax.lax.scan(lambda c, x: cell(params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), XS)
+        _, outputs = jax.lax.scan(
+            lambda c, x: cell(params, c, x)[::-1], jax.tree.map(jnp.asarray, carry), XS
+        )
         return models.squared(outputs, YS)
+
     return jax.grad(total)(params)
 
 
@@ -48,11 +56,13 @@ def online(model, rule=D, **options):
 def conductance(ops, p, c, x):
     """A conductance g drives a potential v towards 3."""
     g = ops.new('g', 0.6 * c['g'] + ops.matmul(x, p['w']))
-    v = ops.new('v', c['v'] + 0.2 * ops.within('g', g) * (3. - c['v']))
+    v = ops.new('v', c['v'] + 0.2 * ops.within('g', g) * (3.0 - c['v']))
     return v, {'v': v, 'g': g}
 
 
-NUMBERS = models.make_case(models.Model('conductance', conductance, {'w': (I, N)}, {'v': (B, N), 'g': (B, N)}))
+NUMBERS = models.make_case(
+    models.Model('conductance', conductance, {'w': (I, N)}, {'v': (B, N), 'g': (B, N)})
+)
 
 
 class Conductance(brainstate.nn.Module):
@@ -63,7 +73,10 @@ class Conductance(brainstate.nn.Module):
         self.w = brainstate.ParamState(NUMBERS.params['w'] * u.mS)
 
     def init_state(self, **_):
-        self.v, self.g = brainstate.HiddenState(NUMBERS.carry['v'] * u.mV), brainstate.HiddenState(NUMBERS.carry['g'] * u.mS)
+        self.v, self.g = (
+            brainstate.HiddenState(NUMBERS.carry['v'] * u.mV),
+            brainstate.HiddenState(NUMBERS.carry['g'] * u.mS),
+        )
 
     def get(self):
         return self.v.value, self.g.value
@@ -74,14 +87,16 @@ class Conductance(brainstate.nn.Module):
     def update(self, x):
         v, g = self.get()
         g = 0.6 * g + braintrace.matmul(x, self.w.value)
-        v = v + (0.2 * u.ms / u.uF * g * (3. * u.mV - v)).to(u.mV)
+        v = v + (0.2 * u.ms / u.uF * g * (3.0 * u.mV - v)).to(u.mV)
         self.set(v, g)
         return v / u.mV
 
 
 class ConductanceTree(Conductance):
     def init_state(self, **_):
-        self.s = brainstate.HiddenTreeState({'v': NUMBERS.carry['v'] * u.mV, 'g': NUMBERS.carry['g'] * u.mS})
+        self.s = brainstate.HiddenTreeState(
+            {'v': NUMBERS.carry['v'] * u.mV, 'g': NUMBERS.carry['g'] * u.mS}
+        )
 
     def get(self):
         return self.s.get_value('v'), self.s.get_value('g')
@@ -94,7 +109,9 @@ class ConductanceGroup(Conductance):
     """Both in one array in mV."""
 
     def init_state(self, **_):
-        self.s = brainstate.HiddenGroupState(np.stack([NUMBERS.carry['v'], NUMBERS.carry['g']], -1) * u.mV)
+        self.s = brainstate.HiddenGroupState(
+            np.stack([NUMBERS.carry['v'], NUMBERS.carry['g']], -1) * u.mV
+        )
 
     def get(self):
         return self.s.get_value(0), self.s.get_value(1) * (u.mS / u.mV)
@@ -103,54 +120,86 @@ class ConductanceGroup(Conductance):
         self.s.value = u.math.stack([v, g * (u.mV / u.mS)], -1)
 
 
-@pytest.mark.parametrize('make, rule', [
-    (ConductanceTree, D), *(pytest.param(*row, marks=slow) for row in ((Conductance, D), (Conductance, ES), (ConductanceGroup, D))),
-    *(pytest.param(make, ES, marks=slow) for make in (ConductanceTree, ConductanceGroup))])
+@pytest.mark.parametrize(
+    'make, rule',
+    [
+        (ConductanceTree, D),
+        *(
+            pytest.param(*row, marks=slow)
+            for row in ((Conductance, D), (Conductance, ES), (ConductanceGroup, D))
+        ),
+        *(pytest.param(make, ES, marks=slow) for make in (ConductanceTree, ConductanceGroup)),
+    ],
+)
 def test_states_with_units_learn_like_their_numbers(make, rule):
     learner = braintrace.compile(make(), rule, NUMBERS.xs[0])
     got = gradient(learner, NUMBERS.xs, NUMBERS.ys)['w']
     assert u.get_unit(got) == u.mS
-    assert same({'w': got.mantissa}, oracles.total(oracles.dense_recursion(NUMBERS) if rule is D else oracles.es_recursion(NUMBERS, 0.7)))
+    assert_close(
+        {'w': got.mantissa},
+        oracles.total(
+            oracles.dense_recursion(NUMBERS) if rule is D else oracles.es_recursion(NUMBERS, 0.7)
+        ),
+    )
     assert [g.num_state for g in learner.graph.hidden_groups] == [2]
     learner.reset_state()
-    np.testing.assert_allclose(learner(NUMBERS.xs[0]), NUMBERS.run(models.ops.NumpyOps(), NUMBERS.params, NUMBERS.carry, NUMBERS.xs[0])[0])
+    np.testing.assert_allclose(
+        learner(NUMBERS.xs[0]),
+        NUMBERS.run(models.ops.NumpyOps(), NUMBERS.params, NUMBERS.carry, NUMBERS.xs[0])[0],
+    )
 
 
 def twice(ops, p, c, x):
-    """A leaky cell that runs twice in a step: what its second run reads of the old state is cut, through the first run too."""
+    """A leaky cell that runs twice in a step: its second read of the old state is cut too."""
     y = ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w'], p['b'])
     h = 0.8 * c['h'] + ops.tanh(y)
-    y2 = ops.matmul(ops.concatenate([ops.sin(x), 0.8 * ops.cut(c['h']) + ops.tanh(y)]), p['w'], p['b'])
+    y2 = ops.matmul(
+        ops.concatenate([ops.sin(x), 0.8 * ops.cut(c['h']) + ops.tanh(y)]), p['w'], p['b']
+    )
     h = ops.new('h', 0.8 * h + ops.tanh(y2))
     return h, {'h': h}
 
 
 def read_twice(ops, p, c, x):
     """One state that two layers of other shapes read."""
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w'])))
+    h = ops.new(
+        'h', 0.8 * c['h'] + ops.tanh(ops.matmul(ops.concatenate([x, ops.cut(c['h'])]), p['w']))
+    )
     a = ops.new('a', 0.7 * c['a'] + ops.tanh(ops.matmul(h, p['to_a'])))
     b = ops.new('b', 0.6 * c['b'] + ops.sin(ops.matmul(h, p['to_b'])))
     return ops.concatenate([a, b]), {'h': h, 'a': a, 'b': b}
 
 
 TWICE = models.make_case(models.Model('twice', twice, {'w': (I + N, N), 'b': (N,)}))
-READ_TWICE = models.make_case(models.Model(
-    'read_twice', read_twice, {'w': (I + N, N), 'to_a': (N, 3), 'to_b': (N, 2)}, {'h': (B, N), 'a': (B, 3), 'b': (B, 2)},
-    groups=(('h',), ('a',), ('b',)), owner={'to_a': 1, 'to_b': 2}))
+READ_TWICE = models.make_case(
+    models.Model(
+        'read_twice',
+        read_twice,
+        {'w': (I + N, N), 'to_a': (N, 3), 'to_b': (N, 2)},
+        {'h': (B, N), 'a': (B, 3), 'b': (B, 2)},
+        groups=(('h',), ('a',), ('b',)),
+        owner={'to_a': 1, 'to_b': 2},
+    )
+)
 
 
 class Cell(Layer):
     def __init__(self):
         super().__init__()
         self.linear = braintrace.nn.Linear(I + N, N)
-        self.linear.weight.value = {'weight': jnp.asarray(TWICE.params['w']), 'bias': jnp.asarray(TWICE.params['b'])}
+        self.linear.weight.value = {
+            'weight': jnp.asarray(TWICE.params['w']),
+            'bias': jnp.asarray(TWICE.params['b']),
+        }
         del self.w
 
     def init_state(self, **_):
         self.h = brainstate.HiddenState(jnp.asarray(TWICE.carry['h']))
 
     def update(self, x):
-        self.h.value = 0.8 * self.h.value + jnp.tanh(self.linear(jnp.concatenate([x, self.h.value], -1)))
+        self.h.value = 0.8 * self.h.value + jnp.tanh(
+            self.linear(jnp.concatenate([x, self.h.value], -1))
+        )
         return self.h.value
 
 
@@ -166,20 +215,23 @@ class RunsTwice(brainstate.nn.Module):
 
 def test_a_submodule_that_runs_twice_in_a_step_gets_both_gradients():
     learner = braintrace.compile(RunsTwice(), D, TWICE.xs[0])
-    assert [r.key for r in learner.graph.hidden_param_op_relations] == ['cell/linear/weight/weight', 'cell/linear/weight/weight#1']
-    got, = gradient(learner, TWICE.xs, TWICE.ys).values()
+    assert [r.key for r in learner.graph.hidden_param_op_relations] == [
+        'cell/linear/weight/weight',
+        'cell/linear/weight/weight#1',
+    ]
+    (got,) = gradient(learner, TWICE.xs, TWICE.ys).values()
     want = oracles.total(oracles.dense_recursion(TWICE))
-    assert same(got, {'weight': want['w'], 'bias': want['b']})
+    assert_close(got, {'weight': want['w'], 'bias': want['b']})
 
 
 def test_a_state_that_two_layers_read_learns_from_both():
     learner = braintrace.compile(Table(READ_TWICE, Separate), D, READ_TWICE.xs[0])
     grads = gradient(learner, READ_TWICE.xs, READ_TWICE.ys)
-    assert same(grads, oracles.total(oracles.dense_recursion(READ_TWICE)))
+    assert_close(grads, oracles.total(oracles.dense_recursion(READ_TWICE)))
 
 
 class OneLeaf(Layer):
-    """A tree of parameters: ``op`` reaches an op, ``gain`` and ``out`` a plain readout, ``idle`` nothing."""
+    """Parameters: ``op`` reaches an op, ``gain`` and ``out`` a plain readout, ``idle`` nothing."""
 
     def update(self, x):
         p = self.w.value
@@ -193,11 +245,18 @@ def test_of_a_tree_of_parameters_each_leaf_has_its_own_route():
     def plain(p, h, x):
         h = 0.8 * h + jnp.tanh(x @ p['op'][0])
         return p['gain'] * h @ p['out'], h
-    with pytest.warns(braintrace.BraintraceWarning, match='w/idle reaches neither an output nor a state'):
+
+    with pytest.warns(
+        braintrace.BraintraceWarning, match='w/idle reaches neither an output nor a state'
+    ):
         learner, grads = online(OneLeaf(params))
-    assert same(grads['w'], bptt(plain, params, H))
+    assert_close(grads['w'], bptt(plain, params, H))
     assert {k: r.kind for k, r in learner.graph.routes.items()} == {
-        'w/gain': 'same-step', 'w/idle': 'same-step', 'w/op/0': 'trace', 'w/out': 'same-step'}
+        'w/gain': 'same-step',
+        'w/idle': 'same-step',
+        'w/op/0': 'trace',
+        'w/out': 'same-step',
+    }
 
 
 class Ring(Layer):
@@ -205,7 +264,10 @@ class Ring(Layer):
 
     def init_state(self, **_):
         super().init_state()
-        self.buffer, self.at = brainstate.ShortTermState(jnp.zeros((3, B, N))), brainstate.ShortTermState(jnp.array(0))
+        self.buffer, self.at = (
+            brainstate.ShortTermState(jnp.zeros((3, B, N))),
+            brainstate.ShortTermState(jnp.array(0)),
+        )
 
     def delayed(self):
         return self.buffer.value[self.at.value]
@@ -215,7 +277,9 @@ class Ring(Layer):
         self.at.value = (self.at.value + 1) % 3
 
     def update(self, x):
-        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(jnp.concatenate([x, self.delayed()], -1), self.w.value))
+        self.h.value = 0.8 * self.h.value + jnp.tanh(
+            braintrace.matmul(jnp.concatenate([x, self.delayed()], -1), self.w.value)
+        )
         self.push(self.h.value)
         return self.h.value
 
@@ -225,8 +289,8 @@ class Delayed(Ring):
 
     def __init__(self, w):
         super().__init__(w)
-        with brainstate.environ.context(dt=1.):
-            self.delay = brainstate.nn.Delay(jax.ShapeDtypeStruct((B, N), jnp.float64), time=2.)
+        with brainstate.environ.context(dt=1.0):
+            self.delay = brainstate.nn.Delay(jax.ShapeDtypeStruct((B, N), jnp.float64), time=2.0)
 
     def init_state(self, **_):
         Layer.init_state(self)
@@ -244,13 +308,18 @@ def test_a_delay_moves_on_and_is_read_as_a_constant(make):
         old, past = c
         h = 0.8 * old + jnp.tanh(jnp.concatenate([x, jax.lax.stop_gradient(past[-1])], -1) @ p)
         return h, (h, (h, *past[:-1]))
+
     learner, grads = online(make(R))
-    assert same({'w': grads['w']}, {'w': bptt(plain, R, (H, (np.zeros((B, N)),) * 3))})
+    assert_close({'w': grads['w']}, {'w': bptt(plain, R, (H, (np.zeros((B, N)),) * 3))})
     fresh = braintrace.compile(make(R), D, XS[0])
     for x in XS:
         fresh.model(x)
-    moved, want = learner.model.states(brainstate.ShortTermState), fresh.model.states(brainstate.ShortTermState)
-    assert len(moved) == 3 and same({k: s.value for k, s in moved.items()}, {k: s.value for k, s in want.items()})
+    moved, want = (
+        learner.model.states(brainstate.ShortTermState),
+        fresh.model.states(brainstate.ShortTermState),
+    )
+    assert len(moved) == 3
+    assert_close({k: s.value for k, s in moved.items()}, {k: s.value for k, s in want.items()})
 
 
 class Keyed(Layer):
@@ -258,7 +327,10 @@ class Keyed(Layer):
 
     def init_state(self, **_):
         super().init_state()
-        self.key, self.rng = brainstate.ShortTermState(jax.random.key(1)), brainstate.random.RandomState(2)
+        self.key, self.rng = (
+            brainstate.ShortTermState(jax.random.key(1)),
+            brainstate.random.RandomState(2),
+        )
 
     def update(self, x):
         self.key.value, now = jax.random.split(self.key.value)
@@ -277,8 +349,9 @@ def test_random_keys_in_the_model_are_drawn_from_and_kept():
     def plain(p, c, x):
         h = 0.8 * c[0] + jnp.tanh((x + noise[c[1]]) @ p)
         return h, (h, c[1] + 1)
+
     learner, grads = online(Keyed())
-    assert same({'w': grads['w']}, {'w': bptt(plain, W, (H, 0))})
+    assert_close({'w': grads['w']}, {'w': bptt(plain, W, (H, 0))})
     for got, want in ((learner.model.key, key), (learner.model.rng, rng.value)):
         np.testing.assert_array_equal(jax.random.key_data(got.value), jax.random.key_data(want))
 
@@ -295,7 +368,9 @@ class Refractory(Layer):
         return h, jnp.where(h > 0.5, 2, jnp.maximum(wait - 1, 0)).astype(jnp.int32)
 
     def update(self, x):
-        self.h.value, self.wait.value = self.step(self.h.value, self.wait.value, braintrace.matmul(x, self.w.value))
+        self.h.value, self.wait.value = self.step(
+            self.h.value, self.wait.value, braintrace.matmul(x, self.w.value)
+        )
         return self.h.value
 
 
@@ -303,9 +378,10 @@ def test_integer_hidden_states_count_and_carry_no_trace():
     def plain(p, c, x):
         new = Refractory.step(None, *c, x @ p)
         return new[0], new
+
     learner, grads = online(Refractory())
     assert [g.name for g in learner.graph.hidden_groups] == ['h']
-    assert same({'w': grads['w']}, {'w': bptt(plain, W, (H, np.zeros((B, N), np.int32)))})
+    assert_close({'w': grads['w']}, {'w': bptt(plain, W, (H, np.zeros((B, N), np.int32)))})
     assert learner.model.wait.value.max() > 0
     learner.reset_state()
     assert learner.model.wait.value.max() == 0
@@ -317,13 +393,17 @@ class Dropped(Layer):
         self.dropout = brainstate.nn.Dropout(0.6)
 
     def update(self, x):
-        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(self.dropout(x), self.w.value))
+        self.h.value = 0.8 * self.h.value + jnp.tanh(
+            braintrace.matmul(self.dropout(x), self.w.value)
+        )
         return self.h.value
 
 
 class DroppedWeight(Dropped):
     def update(self, x):
-        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.dropout(self.w.value)))
+        self.h.value = 0.8 * self.h.value + jnp.tanh(
+            braintrace.matmul(x, self.dropout(self.w.value))
+        )
         return self.h.value
 
 
@@ -343,24 +423,32 @@ def test_a_dropped_input_keeps_the_trace():
     def plain(p, c, x):
         h = 0.8 * c[0] + jnp.tanh((x * masks[c[1]]) @ p)
         return h, (h, c[1] + 1)
+
     assert learner.graph.routes['w'].kind == 'trace'
-    assert same({'w': grads}, {'w': bptt(plain, W, (H, 0))})
+    assert_close({'w': grads}, {'w': bptt(plain, W, (H, 0))})
     with brainstate.environ.context(fit=False):
         evaluated = braintrace.compile(Dropped(), D, XS[0])
         plainly = bptt(lambda p, h, x: ((h := 0.8 * h + jnp.tanh(x @ p)), h), W, H)
-        assert same({'w': gradient(evaluated, XS, YS)['w']}, {'w': plainly})
+        assert_close({'w': gradient(evaluated, XS, YS)['w']}, {'w': plainly})
 
 
 def test_a_dropped_weight_is_refused_a_trace_and_keeps_its_exact_same_step_gradient():
-    with pytest.warns(braintrace.BraintraceWarning, match='w: the op.s weight changes from step to step.*test_other_states.py'):
+    with pytest.warns(
+        braintrace.BraintraceWarning,
+        match='w: the op.s weight changes from step to step.*test_other_states.py',
+    ):
         learner, grads, masks = dropout(DroppedWeight, (I, N))
 
     def plain(p, c, x):
         h = 0.8 * jax.lax.stop_gradient(c[0]) + jnp.tanh(x @ (p * masks[c[1]]))
         return h, (h, c[1] + 1)
-    assert (learner.graph.routes['w'].kind, learner.graph.routes['w'].reason) == ('same-step', 'input_dependent_weight')
+
+    assert (learner.graph.routes['w'].kind, learner.graph.routes['w'].reason) == (
+        'same-step',
+        'input_dependent_weight',
+    )
     assert 'input-dependent-weight' in [d.kind for d in learner.graph.diagnostics]
-    assert same({'w': grads}, {'w': bptt(plain, W, (H, 0))})
+    assert_close({'w': grads}, {'w': bptt(plain, W, (H, 0))})
 
 
 def test_parameters_and_hidden_states_outside_the_model_are_what_they_are_inside():
@@ -370,14 +458,18 @@ def test_parameters_and_hidden_states_outside_the_model_are_what_they_are_inside
         def update(self, x):
             h.value = 0.8 * h.value + jnp.tanh(braintrace.matmul(x, w.value))
             return h.value
+
     learner = braintrace.compile(Bare(), D, XS[0])
     assert len(learner.graph.hidden_param_op_relations) == 1
     want = {'w': bptt(lambda p, h, x: ((h := 0.8 * h + jnp.tanh(x @ p)), h), W, H)}
-    assert same(gradient(learner, XS, YS, weights={'w': w}), want)
+    assert_close(gradient(learner, XS, YS, weights={'w': w}), want)
     learner.reset_state()
     np.testing.assert_array_equal(h.value, H)
-    total = sum(brainstate.transform.grad(lambda x=x, y=y: models.squared(learner(x), y), {'w': w})()['w'] for x, y in zip(XS, YS))
-    assert same({'w': total}, want)
+    total = sum(
+        brainstate.transform.grad(lambda x=x, y=y: models.squared(learner(x), y), {'w': w})()['w']
+        for x, y in zip(XS, YS)
+    )
+    assert_close({'w': total}, want)
 
 
 def test_a_step_that_writes_a_parameter_is_refused():
@@ -385,9 +477,12 @@ def test_a_step_that_writes_a_parameter_is_refused():
         def update(self, x):
             self.w.value = self.w.value * 0.9
             self.h.value = braintrace.matmul(x, self.w.value)
+
     model = Writing()
     brainstate.nn.init_all_states(model)
-    with pytest.raises(braintrace.CompileError, match=r"writes the parameters \['w'\].*ShortTermState"):
+    with pytest.raises(
+        braintrace.CompileError, match=r"writes the parameters \['w'\].*ShortTermState"
+    ):
         braintrace.D_RTRL(model).compile_graph(XS[0])
     np.testing.assert_array_equal(model.w.value, W)
 
@@ -399,9 +494,14 @@ def test_an_empty_batch_moves_on_with_zero_gradients(has_aux):
     def step_fn(x):
         out = learner(x)
         return (out.sum(), out) if has_aux else out.sum()
-    grads, losses, *aux = learner.etrace_grad(jnp.zeros((T, 0, I)), step_fn=step_fn, window=2, return_value=True, has_aux=has_aux)
+
+    grads, losses, *aux = learner.etrace_grad(
+        jnp.zeros((T, 0, I)), step_fn=step_fn, window=2, return_value=True, has_aux=has_aux
+    )
     assert losses.shape == (T,) and not losses.any() and learner.model.h.value.shape == (0, N)
-    assert jax.tree.structure(grads) == jax.tree.structure({k: s.value for k, s in learner.param_states.items()})
+    assert jax.tree.structure(grads) == jax.tree.structure(
+        {k: s.value for k, s in learner.param_states.items()}
+    )
     assert not any(g.any() for g in jax.tree.leaves(grads))
     assert not has_aux or aux[0].shape == (T, 0, N)
     learner.reset_state(0)

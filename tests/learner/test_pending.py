@@ -1,4 +1,5 @@
-"""Single steps that stay pending in the state: precision, resets between them, maps, and what shows the trace."""
+"""Single steps that stay pending in the state: precision, resets, maps, a look at the trace."""
+
 from __future__ import annotations
 
 import brainstate
@@ -9,9 +10,10 @@ import pytest
 
 import braintrace
 from braintrace import functional
+from tests.compare import assert_close
 from tests.tiers import in_turn, none
 
-from .networks import BATCH, UNITS, by_steps, close, compiled, data, loss_of
+from .networks import BATCH, UNITS, by_steps, compiled, data, loss_of
 
 RNG = np.random.default_rng(5)
 LANES, STEPS = 3, 5
@@ -22,7 +24,7 @@ def draw(*shape, dtype=jnp.float64):
 
 
 def loss(out, _):
-    return jnp.sum(out ** 3).astype(jnp.float64)
+    return jnp.sum(out**3).astype(jnp.float64)
 
 
 def steps(cell, params, carry, xs, rule, resets=None, **options):
@@ -33,7 +35,7 @@ def steps(cell, params, carry, xs, rule, resets=None, **options):
     for t, x in enumerate(xs):
         if resets is not None and t in resets:
             state = functional.reset(state, jnp.array(resets[t]), carry)
-        _, grads, state = grad(params, state, x, 0.)
+        _, grads, state = grad(params, state, x, 0.0)
         found.append(grads)
     return found
 
@@ -41,18 +43,33 @@ def steps(cell, params, carry, xs, rule, resets=None, **options):
 def both(*args, tolerance=1e-12, **options):
     """With three steps pending as with none."""
     want, got = (steps(*args, braintrace.rules.d_rtrl(write_every=k), **options) for k in (1, 3))
-    assert close(dict(enumerate(got)), dict(enumerate(want)), tolerance)
+    assert_close(dict(enumerate(got)), dict(enumerate(want)), tolerance)
     return got
 
 
-@pytest.mark.parametrize(('weights', 'states'), [('bfloat16', 'float32'), ('float16', 'float32'), ('float32', 'float64'),
-                                                 ('float64', 'float32')])
+@pytest.mark.parametrize(
+    ('weights', 'states'),
+    [
+        ('bfloat16', 'float32'),
+        ('float16', 'float32'),
+        ('float32', 'float64'),
+        ('float64', 'float32'),
+    ],
+)
 def test_weights_and_states_of_different_precision(weights, states):
     def cell(w, h, x):
-        h = (0.9 * h + jnp.tanh(braintrace.matmul(h.astype(weights), w).astype(states))).astype(states) + x
+        h = (0.9 * h + jnp.tanh(braintrace.matmul(h.astype(weights), w).astype(states))).astype(
+            states
+        ) + x
         return h, h
-    both(cell, draw(4, 4, dtype=weights) / 2, jnp.zeros((LANES, 4), states), draw(STEPS, LANES, 4, dtype=states),
-         tolerance=8 * float(max(jnp.finfo(weights).eps, jnp.finfo(states).eps)))
+
+    both(
+        cell,
+        draw(4, 4, dtype=weights) / 2,
+        jnp.zeros((LANES, 4), states),
+        draw(STEPS, LANES, 4, dtype=states),
+        tolerance=8 * float(max(jnp.finfo(weights).eps, jnp.finfo(states).eps)),
+    )
 
 
 def test_states_of_different_precision_in_one_group():
@@ -61,7 +78,14 @@ def test_states_of_different_precision_in_one_group():
         h = (0.8 * h - 0.1 * a + braintrace.matmul(x, w)).astype(jnp.float32)
         a = 0.9 * a + jnp.tanh(h).astype(jnp.float64)
         return a, (h, a)
-    both(cell, draw(2, 4), (jnp.zeros((LANES, 4), jnp.float32), jnp.zeros((LANES, 4))), draw(STEPS, LANES, 2), tolerance=1e-6)
+
+    both(
+        cell,
+        draw(2, 4),
+        (jnp.zeros((LANES, 4), jnp.float32), jnp.zeros((LANES, 4))),
+        draw(STEPS, LANES, 2),
+        tolerance=1e-6,
+    )
 
 
 def looped(w, h, x):
@@ -70,8 +94,12 @@ def looped(w, h, x):
 
 
 def unbatched(p, h, x):
-    """One op whose input has no batch axis, beside one that has; both have as many inputs as there are lanes."""
-    h = jnp.tanh(0.8 * h + braintrace.matmul(x[0, :1].repeat(LANES) + jnp.arange(LANES), p['w']) + braintrace.matmul(x, p['v']))
+    """An op whose input has no batch axis, beside one with it; inputs as many as lanes."""
+    h = jnp.tanh(
+        0.8 * h
+        + braintrace.matmul(x[0, :1].repeat(LANES) + jnp.arange(LANES), p['w'])
+        + braintrace.matmul(x, p['v'])
+    )
     return h, h
 
 
@@ -80,14 +108,17 @@ RESETS = {1: [True, False, False], 3: [False, True, True]}
 
 @pytest.mark.parametrize('length', [2, LANES])
 def test_a_reset_of_a_lane_does_not_take_the_turns_of_a_loop_for_lanes(length):
-    """Neither in pending steps nor in the factors of ES_D_RTRL, whose rows have the turns in front."""
+    """Neither in pending steps nor in ES_D_RTRL's factors, whose rows start with the turns."""
     w, h, xs = draw(2, 4), draw(LANES, 4), draw(STEPS, length, LANES, 2)
     both(looped, w, h, xs, resets=RESETS, policy=braintrace.Policy(unroll=1))
     rule, options = braintrace.rules.es_d_rtrl(0.7), {'policy': braintrace.Policy(unroll=1)}
     got = steps(looped, w, h, xs, rule, resets=RESETS, **options)
-    for lane in range(LANES):        # lanes do not meet: each alone, with its own resets, adds up to the whole
+    for lane in range(LANES):
+        # lanes do not meet: each alone, with its own resets, adds up to the whole
         mine = {t: [flags[lane]] for t, flags in RESETS.items()}
-        alone = steps(looped, w, h[lane:lane + 1], xs[:, :, lane:lane + 1], rule, mine, **options)
+        alone = steps(
+            looped, w, h[lane : lane + 1], xs[:, :, lane : lane + 1], rule, mine, **options
+        )
         got = [g - mine_alone for g, mine_alone in zip(got, alone, strict=True)]
     assert max(float(abs(g).max()) for g in got) < 1e-12
 
@@ -101,13 +132,16 @@ def test_a_reset_shows_an_empty_trace_of_its_lanes_alone():
     def cell(w, h, x):
         h = jnp.tanh(0.8 * h + braintrace.matmul(x, w))
         return h, h
+
     learner = functional.online(cell, braintrace.rules.d_rtrl(write_every=2))
     w, h, xs = draw(2, 4), draw(LANES, 4), draw(3, LANES, 2)
     state = learner.init(w, h, xs[0])
     for x in xs:
         _, state = learner.step(w, state, x)
     again = functional.reset(state, jnp.array([True, False, False]), h)
-    (old,), (new,) = ([e for e in jax.tree.leaves(s.trace) if e.shape == (LANES, 2, 4)] for s in (state, again))
+    (old,), (new,) = (
+        [e for e in jax.tree.leaves(s.trace) if e.shape == (LANES, 2, 4)] for s in (state, again)
+    )
     assert not new[0].any() and (new[1:] == old[1:]).all() and old.any()
     emptied = functional.reset(state, jnp.array(True), h)
     assert not any(np.any(e) for e in jax.tree.leaves((emptied.trace, emptied.t)))
@@ -129,7 +163,7 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
         for x in xs[:4]:
             lanes(jnp.stack([x, -x]))
         shown.append(learner.get_etrace_of(next(iter(learner.param_states))))
-    assert close(shown[1], shown[0])
+    assert_close(shown[1], shown[0])
     assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
 
 
@@ -142,10 +176,16 @@ def test_a_mapped_learner_takes_sequences(options, carry, capfd):
 
     def run(x, y):
         return learner.etrace_grad(x, y, step_fn=loss_of(learner), carry=carry, progress=True)
-    got = brainstate.transform.vmap2(run, state_in_axes={0: kept}, state_out_axes={0: kept})(jnp.stack([xs, -xs]), jnp.stack([ys, ys]))
+
+    got = brainstate.transform.vmap2(run, state_in_axes={0: kept}, state_out_axes={0: kept})(
+        jnp.stack([xs, -xs]), jnp.stack([ys, ys])
+    )
     for lane, sign in enumerate((1, -1)):
         alone = compiled()
-        assert close(jax.tree.map(lambda g, lane=lane: g[lane], got), alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)))
+        assert_close(
+            jax.tree.map(lambda g, lane=lane: g[lane], got),
+            alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)),
+        )
     assert learner.etrace.value['t'].tolist() == [[len(xs) if carry == 'trace' else 0] * BATCH] * 2
 
 
@@ -155,14 +195,35 @@ def test_a_trace_is_shown_in_the_dtype_that_was_asked_for(dtype):
     learner = compiled(trace_dtype=dtype)
     by_steps(learner, xs[:3], ys[:3])
     shown = jax.tree.leaves(learner.get_etrace_of(next(iter(learner.param_states))))
-    assert {e.dtype for e in shown} == {jnp.dtype(dtype)} and {e.shape[-2] for e in shown} <= {UNITS}
+    assert {e.dtype for e in shown} == {jnp.dtype(dtype)} and {e.shape[-2] for e in shown} <= {
+        UNITS
+    }
     assert any(e.any() for e in shown)
 
 
 def test_numbers_are_stored_as_bfloat16_rounds_them():
-    from braintrace._rules import kernels as k
-    x = jnp.asarray([0., -0., 1., -1e-40, 3e38, 3.4e38, np.inf, -np.inf, np.nan, 1 + 2 ** -8, 1 + 3 * 2 ** -8, 65504.1], jnp.float32)
+    from braintrace._rules import storage as k
+
+    x = jnp.asarray(
+        [
+            0.0,
+            -0.0,
+            1.0,
+            -1e-40,
+            3e38,
+            3.4e38,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1 + 2**-8,
+            1 + 3 * 2**-8,
+            65504.1,
+        ],
+        jnp.float32,
+    )
     bits = k.stored(x, k.stored_dtype(jnp.bfloat16))
-    np.testing.assert_array_equal(k.read(bits, jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32))
+    np.testing.assert_array_equal(
+        k.read(bits, jnp.float32), x.astype(jnp.bfloat16).astype(jnp.float32)
+    )
     np.testing.assert_array_equal(jnp.signbit(k.read(bits).astype(jnp.float32)), jnp.signbit(x))
     assert k.read(bits, jnp.float32).dtype == jnp.float32 and k.read(bits).dtype == jnp.bfloat16

@@ -1,4 +1,5 @@
 """Every way of resetting a learner puts back every hidden state, of each lane its own."""
+
 from __future__ import annotations
 
 import brainstate
@@ -11,7 +12,7 @@ import pytest
 import braintrace
 
 BATCH, UNITS, T = 3, 3, 5
-XS = np.linspace(-2., 2., T * BATCH * 2).reshape(T, BATCH, 2)
+XS = np.linspace(-2.0, 2.0, T * BATCH * 2).reshape(T, BATCH, 2)
 FLAGS = np.zeros((T, BATCH), bool)
 FLAGS[3, 1] = True
 
@@ -21,16 +22,18 @@ class Refractory(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.w = brainstate.ParamState(jnp.full((2, UNITS), .7))
+        self.w = brainstate.ParamState(jnp.full((2, UNITS), 0.7))
 
     def init_state(self, *args, **kwargs):
-        self.v = brainstate.HiddenState(jnp.full((BATCH, UNITS), .1))
+        self.v = brainstate.HiddenState(jnp.full((BATCH, UNITS), 0.1))
         self.rest = brainstate.HiddenState(jnp.ones((BATCH, UNITS), int))
         self.spike = brainstate.HiddenState(jnp.zeros((BATCH, UNITS), bool))
 
     def update(self, x):
-        v = jnp.where(self.rest.value > 0, 0., .9 * self.v.value + braintrace.matmul(x, self.w.value))
-        self.spike.value = (v > .2) & ~self.spike.value
+        v = jnp.where(
+            self.rest.value > 0, 0.0, 0.9 * self.v.value + braintrace.matmul(x, self.w.value)
+        )
+        self.spike.value = (v > 0.2) & ~self.spike.value
         self.rest.value = jnp.where(self.spike.value, 3, jnp.maximum(self.rest.value - 1, 0))
         self.v.value = v
         return v
@@ -51,7 +54,9 @@ def by_gradient(learner):
 
 
 def by_training(learner):
-    learner.etrace_train(XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, optimizer=optax.sgd(0.))
+    learner.etrace_train(
+        XS, step_fn=lambda x: learner(x).sum(), reset=FLAGS, optimizer=optax.sgd(0.0)
+    )
 
 
 @pytest.mark.parametrize('way', [by_calls, by_gradient, by_training])
@@ -78,7 +83,7 @@ class Drawn(brainstate.nn.Module):
         self.h = brainstate.HiddenState(brainstate.random.randn(UNITS))
 
     def update(self, x):
-        self.h.value = .8 * self.h.value + braintrace.matmul(x, self.w.value)
+        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
         return self.h.value
 
 
@@ -86,6 +91,7 @@ def of_new_states(learner):
     @brainstate.transform.vmap_new_states(state_tag='new', axis_size=BATCH)
     def initialise():
         brainstate.nn.init_all_states(learner)
+
     initialise()
     return brainstate.nn.Vmap(learner, vmap_states='new'), learner.states('new')
 
@@ -105,6 +111,7 @@ def test_each_lane_of_a_mapped_learner_goes_back_to_its_own_start(mapped):
     @brainstate.transform.vmap(in_states=states)
     def reset():
         brainstate.nn.reset_all_states(learner)
+
     assert start.shape == (BATCH, UNITS) and (start[0] != start[1]).any()
     for x in XS[:2]:
         lanes(x)

@@ -1,4 +1,5 @@
 """A learner is saved as a flat dict of arrays, and goes back to it as often as is asked."""
+
 from __future__ import annotations
 
 import io
@@ -11,8 +12,9 @@ import pytest
 import saiunit as u
 
 import braintrace
+from tests.compare import assert_close
 
-from .networks import BATCH, UNITS, Net, close, compiled, data, loss_of, squared
+from .networks import BATCH, UNITS, Net, compiled, data, loss_of, squared
 from .test_calls import vectorised_by_map, vectorised_by_new_states
 
 
@@ -42,9 +44,9 @@ def test_one_snapshot_is_restored_again_and_again():
     first = learner.etrace_grad(xs, ys, step_fn=step_fn)
     for _ in range(2):
         learner.restore(tree)
-        assert close(learner.save(), before, 0.)
-        assert close(learner.etrace_grad(xs, ys, step_fn=step_fn), first, 0.)
-    assert close(tree, before, 0.)
+        assert_close(learner.save(), before, 0.0)
+        assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn), first, 0.0)
+    assert_close(tree, before, 0.0)
 
 
 def test_a_file_brings_another_learner_to_the_same_numbers():
@@ -62,15 +64,24 @@ def test_a_file_brings_another_learner_to_the_same_numbers():
         state.value = jax.tree.map(jnp.ones_like, state.value)
     other.restore(dict(np.load(file)))
     np.testing.assert_array_equal([other(x) for x in xs], outputs)
-    assert close(other.save(), learner.save(), 0.)
+    assert_close(other.save(), learner.save(), 0.0)
 
 
 def test_the_names_are_strings_and_every_entry_is_an_array():
     tree = compiled(model=Rich).save()
     assert all(isinstance(k, str) and isinstance(x, jax.Array) for k, x in tree.items())
     assert not any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in tree.values())
-    assert {'parameters/cell/Wz/weight/weight', 'states/cell/h', 'states/v [mV]', 'states/pair',
-            'states/steps', 'initial/v [mV]', 'etrace/t', 'etrace/trace/cell/Wz/weight/weight/cell/h/bias/0', 'rule'} < set(tree)
+    assert {
+        'parameters/cell/Wz/weight/weight',
+        'states/cell/h',
+        'states/v [mV]',
+        'states/pair',
+        'states/steps',
+        'initial/v [mV]',
+        'etrace/t',
+        'etrace/trace/cell/Wz/weight/weight/cell/h/bias/0',
+        'rule',
+    } < set(tree)
     assert [k for k in tree if k.startswith('states/~outside/RandomState')]
     assert bytes(np.asarray(tree['rule'])) == b'DRTRL(trace_dtype=None, write_every=None)'
 
@@ -82,20 +93,32 @@ def without(tree, name):
 HALF = np.zeros((UNITS, 2), np.float32)
 
 
-@pytest.mark.parametrize('change, words', [
-    (lambda t: without(t, 'states/cell/h'),
-     ['  states/cell/h: absent when saved, float64[3, 4] here']),
-    (lambda t: {**t, 'states/u': HALF}, ['  states/u: float32[4, 2] when saved, absent here']),
-    (lambda t: {**t, 'etrace/t': t['etrace/t'][:1]},
-     ['  etrace/t: int32[1] when saved, int32[3] here', 'same model, rule, batch size and']),
-    (lambda t: {**t, 'parameters/readout': HALF},
-     ['  parameters/readout: float32[4, 2] when saved, float64[4, 2] here']),
-    (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
-    (lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
-     ['  rule: ESDRTRL(decay=0.9) when saved, DRTRL(trace_dtype=None']),
-    (lambda t: without(t, 'rule'), ['rule: absent when saved, DRTRL']),
-    (list, ['the tree is list; give the dict that `learner.save()` returned']),
-], ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'])
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (
+            lambda t: without(t, 'states/cell/h'),
+            ['  states/cell/h: absent when saved, float64[3, 4] here'],
+        ),
+        (lambda t: {**t, 'states/u': HALF}, ['  states/u: float32[4, 2] when saved, absent here']),
+        (
+            lambda t: {**t, 'etrace/t': t['etrace/t'][:1]},
+            ['  etrace/t: int32[1] when saved, int32[3] here', 'same model, rule, batch size and'],
+        ),
+        (
+            lambda t: {**t, 'parameters/readout': HALF},
+            ['  parameters/readout: float32[4, 2] when saved, float64[4, 2] here'],
+        ),
+        (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
+        (
+            lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
+            ['  rule: ESDRTRL(decay=0.9) when saved, DRTRL(trace_dtype=None'],
+        ),
+        (lambda t: without(t, 'rule'), ['rule: absent when saved, DRTRL']),
+        (list, ['the tree is list; give the dict that `learner.save()` returned']),
+    ],
+    ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'],
+)
 def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     learner = compiled()
     tree = change({k: x + 1 for k, x in learner.save().items()} | {'rule': learner.save()['rule']})
@@ -103,7 +126,7 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     with pytest.raises(braintrace.StructureError) as caught:
         learner.restore(tree)
     assert all(word in str(caught.value) for word in words), caught.value
-    assert close(learner.save(), before, 0.)
+    assert_close(learner.save(), before, 0.0)
 
 
 def test_a_unit_that_differs_is_refused():
@@ -131,6 +154,7 @@ def test_every_lane_of_a_vectorised_learner_is_saved(vectorised):
     def gradient():
         loss = brainstate.transform.grad(lambda: squared(lanes(xs[1]), ys[1]), learner.param_states)
         return loss()
+
     first = gradient()
     learner.restore(tree)
-    assert close(gradient(), first, 0.)
+    assert_close(gradient(), first, 0.0)

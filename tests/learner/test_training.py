@@ -1,4 +1,5 @@
 """The contract of ``etrace_train``, argument by argument, and traces of lower precision."""
+
 from __future__ import annotations
 
 import brainstate
@@ -10,9 +11,10 @@ import pytest
 
 import braintrace
 from braintrace import OptionError, StructureError
-from braintrace.functional import _progress as progress
+from braintrace._windows import progress
+from tests.compare import assert_close, errors
 
-from .networks import BATCH, STEPS, Net, close, compiled, data, loss_of, squared
+from .networks import BATCH, STEPS, Net, compiled, data, loss_of, squared
 
 ADAM = optax.adam(0.02)
 rules = pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
@@ -23,15 +25,24 @@ def values(learner):
 
 
 def train(learner, xs, ys, **options):
-    return learner.etrace_train(xs, ys, **{'step_fn': loss_of(learner), 'optimizer': ADAM, **options})
+    return learner.etrace_train(
+        xs, ys, **{'step_fn': loss_of(learner), 'optimizer': ADAM, **options}
+    )
 
 
 def by_hand(learner, xs, ys, every, optimizer=ADAM, **options):
     """An update after each call of ``etrace_grad``."""
     opt_state, losses, step_fn = optimizer.init(values(learner)), [], loss_of(learner)
     for i in range(0, len(xs), every):
-        cut = {k: v[i:i + every] for k, v in options.items()}
-        grads, loss = learner.etrace_grad(xs[i:i + every], ys[i:i + every], step_fn=step_fn, return_value=True, window=1, **cut)
+        cut = {k: v[i : i + every] for k, v in options.items()}
+        grads, loss = learner.etrace_grad(
+            xs[i : i + every],
+            ys[i : i + every],
+            step_fn=step_fn,
+            return_value=True,
+            window=1,
+            **cut,
+        )
         updates, opt_state = optimizer.update(grads, opt_state, values(learner))
         for k, s in learner.param_states.items():
             s.value = optax.apply_updates(s.value, updates[k])
@@ -45,19 +56,16 @@ def test_it_is_a_loop_of_gradients_and_updates(rule, every):
     xs, ys = data()
     reset = np.zeros((STEPS, BATCH), bool)
     reset[2, 0] = reset[5] = True
-    given = {'mask': np.linspace(0.5, 2., STEPS), 'reset': reset}
+    given = {'mask': np.linspace(0.5, 2.0, STEPS), 'reset': reset}
     one, two = compiled(rule), compiled(rule)
     losses, opt_state = train(one, xs, ys, update_every=every, **given)
     want, want_state = by_hand(two, xs, ys, every, **given)
     np.testing.assert_allclose(losses, want, rtol=1e-10)
-    assert close(values(one), values(two)) and close({'s': opt_state}, {'s': want_state})
-    assert close(one.etrace.value, two.etrace.value)
+    assert_close(values(one), values(two))
+    assert_close(opt_state, want_state)
+    assert_close(one.etrace.value, two.etrace.value)
     np.testing.assert_allclose(one.model.cell.h.value, two.model.cell.h.value, rtol=1e-10)
-    assert not close_enough(values(one), values(compiled(rule)))
-
-
-def close_enough(a, b):
-    return all(np.allclose(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    assert max(errors(values(one), values(compiled(rule))).values()) > 1e-3  # it has learned
 
 
 def test_a_stream_in_chunks_is_the_stream_in_one_call():
@@ -67,7 +75,8 @@ def test_a_stream_in_chunks_is_the_stream_in_one_call():
     first, opt_state = train(parts, xs[:3], ys[:3])
     second, opt_state = train(parts, xs[3:], ys[3:], opt_state=opt_state)
     np.testing.assert_allclose(np.concatenate([first, second]), losses, rtol=1e-10)
-    assert close(values(parts), values(whole)) and close({'s': opt_state}, {'s': want})
+    assert_close(values(parts), values(whole))
+    assert_close(opt_state, want)
 
 
 def test_only_the_weights_that_are_named_change():
@@ -76,7 +85,8 @@ def test_only_the_weights_that_are_named_change():
     before, weights = values(learner), {('readout',): learner.model.readout}
     train(learner, xs, ys, weights=weights)
     after = values(learner)
-    assert {k for k in after if not close_enough(before[k], after[k])} == {('readout',)}
+    moved = {k for k in after if max(errors(after[k], before[k]).values()) > 1e-5}
+    assert moved == {('readout',)}
 
 
 def test_aux_comes_back_and_one_program_serves_every_call():
@@ -87,6 +97,7 @@ def test_aux_comes_back_and_one_program_serves_every_call():
         traced.append(None)
         out = learner(x)
         return squared(out, y), {'out': out}
+
     losses, aux, opt_state = train(learner, xs, ys, step_fn=step_fn, has_aux=True)
     assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
     number = len(traced)
@@ -102,31 +113,49 @@ def test_progress_shows_a_line(capfd):
     assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(('rate', 'length', 'most'), [(50, 200, 25), (1000, 10_000, 55), (1e5, 10**6, 55), (10, 10**4, 101)])
-def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(rate, length, most, capfd, monkeypatch):
-    clock = [0.]
+@pytest.mark.parametrize(
+    ('rate', 'length', 'most'),
+    [(50, 200, 25), (1000, 10_000, 55), (1e5, 10**6, 55), (10, 10**4, 101)],
+)
+def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(
+    rate, length, most, capfd, monkeypatch
+):
+    clock = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: clock[0])
     line, due, reports = progress._Line(length), 0, 0
-    line(0, 0.)
+    line(0, 0.0)
     for done in range(length // 100, length + 1, length // 100):
         clock[0] = done / rate
         if done >= due:
             due, reports = line(done, 0.5), reports + 1
     assert 3 <= reports <= most
-    assert f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left' in capfd.readouterr().err
+    assert (
+        f'{length}/{length} steps, {rate:.0f} steps/s, loss 0.5, 0 s left' in capfd.readouterr().err
+    )
 
 
-@pytest.mark.parametrize('steps', [pytest.param(1, marks=pytest.mark.nightly), 2, *(
-    pytest.param(n, marks=pytest.mark.nightly) for n in (103, 250))])
+@pytest.mark.parametrize(
+    'steps',
+    [
+        pytest.param(1, marks=pytest.mark.nightly),
+        2,
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (103, 250)),
+    ],
+)
 def test_progress_changes_no_number(steps, capfd):
     rng = np.random.default_rng(0)
-    xs, ys = jnp.asarray(rng.normal(size=(steps, BATCH, 2))), jnp.asarray(rng.normal(size=(steps, BATCH, 2)))
+    xs, ys = (
+        jnp.asarray(rng.normal(size=(steps, BATCH, 2))),
+        jnp.asarray(rng.normal(size=(steps, BATCH, 2))),
+    )
     for call in ({'update_every': 1}, {'update_every': 7}):
         learner, shown = compiled(), compiled()
         want = train(learner, xs, ys, **call)
         got = train(shown, xs, ys, progress=True, **call)
-        assert close({'calls': got, 'weights': values(shown), 'trace': shown.etrace.value},
-                     {'calls': want, 'weights': values(learner), 'trace': learner.etrace.value})
+        assert_close(
+            {'calls': got, 'weights': values(shown), 'trace': shown.etrace.value},
+            {'calls': want, 'weights': values(learner), 'trace': learner.etrace.value},
+        )
     assert f'{steps}/{steps} steps' in capfd.readouterr().err
 
 
@@ -139,7 +168,7 @@ def test_a_mapped_model_trains_like_a_batched_one():
     learner.compile_graph(xs[0])
     losses, want = train(learner, xs, ys)[0], train(batched, xs, ys)[0]
     np.testing.assert_allclose(losses, want, rtol=1e-10)
-    assert close({k[1:]: v for k, v in values(learner).items()}, values(batched))
+    assert_close({k[1:]: v for k, v in values(learner).items()}, values(batched))
 
 
 def test_it_runs_inside_jit():
@@ -149,26 +178,29 @@ def test_it_runs_inside_jit():
     want, _ = train(plain, xs, ys)
     got = brainstate.transform.jit(lambda xs, ys: train(jitted, xs, ys)[0])(xs, ys)
     np.testing.assert_allclose(got, want, rtol=1e-10)
-    assert close(values(jitted), values(plain))
+    assert_close(values(jitted), values(plain))
 
 
-@pytest.mark.parametrize('options, message', [
-    ({'optimizer': 0.1}, 'optimizer is a float.*optax'),
-    ({'write_every': 65}, 'write_every is 65.*at most 64'),
-    ({'update_every': 0}, 'update_every is 0'),
-    ({'update_every': True}, 'update_every is True'),
-    ({'update_every': 2, 'write_every': 3}, 'write_every is 3.*multiple of the 2'),
-    ({'write_every': 1.5}, 'write_every is 1.5'),
-    ({'reduction': 'max'}, 'reduction is .max.'),
-    ({'progress': 1}, 'progress is 1'),
-    ({'step_fn': None}, 'step_fn is None'),
-])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ({'optimizer': 0.1}, 'optimizer is a float.*optax'),
+        ({'write_every': 65}, 'write_every is 65.*at most 64'),
+        ({'update_every': 0}, 'update_every is 0'),
+        ({'update_every': True}, 'update_every is True'),
+        ({'update_every': 2, 'write_every': 3}, 'write_every is 3.*multiple of the 2'),
+        ({'write_every': 1.5}, 'write_every is 1.5'),
+        ({'reduction': 'max'}, 'reduction is .max.'),
+        ({'progress': 1}, 'progress is 1'),
+        ({'step_fn': None}, 'step_fn is None'),
+    ],
+)
 def test_bad_options_are_refused(options, message):
     learner = compiled()
     before = values(learner)
     with pytest.raises(OptionError, match=message):
         train(learner, *data(), **options)
-    assert close(values(learner), before)
+    assert_close(values(learner), before)
 
 
 def test_the_state_of_another_optimiser_is_refused():
@@ -196,11 +228,13 @@ def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
     def step_fn(x, y):
         x = jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return squared(learner(x), y)
+
     with pytest.raises(Exception, match='out of paper') as error:
         losses, _ = train(learner, xs, ys, step_fn=step_fn)
         jax.block_until_ready(losses)
     assert any('lost: it starts anew' in note for note in error.value.__notes__)
-    assert (learner.etrace.value['t'] == 0).all() and close(values(learner), before)
+    assert (learner.etrace.value['t'] == 0).all()
+    assert_close(values(learner), before)
     train(learner, xs, ys)
 
 
@@ -208,7 +242,11 @@ def test_an_integer_parameter_is_refused_by_name():
     def cell(p, h, x):
         h = 0.5 * h + braintrace.matmul(x, p['w'])
         return h, h
-    learner, params = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), {'w': jnp.ones((2, 3)), 'n': jnp.arange(3)}
+
+    learner, params = (
+        braintrace.functional.online(cell, braintrace.rules.d_rtrl()),
+        {'w': jnp.ones((2, 3)), 'n': jnp.arange(3)},
+    )
     state = learner.init(params, jnp.zeros((1, 3)), jnp.ones((1, 2)))
     run = learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), ADAM)
     with pytest.raises(StructureError, match='parameter n is int'):
@@ -219,26 +257,33 @@ def test_what_is_not_trainable_stays_under_weight_decay():
     def cell(p, h, x):
         h = 0.5 * h + jnp.tanh(braintrace.matmul(x, p['w']) + p['fixed'])
         return h, h
+
     optimizer = optax.adamw(0.1, weight_decay=0.5)
-    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path != ('fixed',))
+    learner = braintrace.functional.online(
+        cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path != ('fixed',)
+    )
     params = {'w': jnp.ones((2, 3)), 'fixed': jnp.ones(3)}
     state = learner.init(params, jnp.zeros((1, 3)), jnp.ones((1, 2)))
     new, *_ = learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), optimizer)(
-        params, optimizer.init(params), state, jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3)))
+        params, optimizer.init(params), state, jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3))
+    )
     assert (new['fixed'] == 1).all() and (new['w'] < 1).all()
 
 
-# -- single steps between two writes of the trace ---------------------------------------------------------------------------
+# -- single steps between two writes of the trace --------------------------------------------------
+
 
 def test_single_steps_may_stay_pending_in_the_state_of_a_learner():
-    """Steps, a sequence, a reset of everything, steps: with ``write_every`` as without, also what ``get_etrace_of`` shows."""
+    """Steps, a sequence, a reset, steps: with ``write_every`` as without, the trace too."""
     xs, ys = data()
     learners = compiled(), compiled(write_every=3)
     params = next(iter(learners[0].param_states))
     shown = []
     for learner in learners:
+
         def one(x, y, learner=learner):
             return squared(learner(x), y)
+
         seen, step = [], brainstate.transform.grad(one, learner.param_states)
         for t in range(4):
             seen += [step(xs[t], ys[t]), learner.get_etrace_of(params)]
@@ -248,7 +293,7 @@ def test_single_steps_may_stay_pending_in_the_state_of_a_learner():
         for t in range(4):
             seen += [step(xs[t], ys[t]), learner.get_etrace_of(params)]
         shown.append(dict(enumerate(seen)))
-    assert close(shown[1], shown[0])
+    assert_close(shown[1], shown[0])
 
 
 @pytest.mark.parametrize('every', [0, True, 2.0, '3', 65])
@@ -259,19 +304,26 @@ def test_a_bad_number_of_single_steps_is_refused(every):
 
 def test_a_large_trace_is_written_once_in_several_single_steps():
     """By itself, from 4 MiB on; smaller ones at each step."""
+
     def pending(units):
         def cell(params, h, x):
             h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params))
             return h, h
+
         learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
-        args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((units + 8, units), (16, units), (16, 8))]
+        args = [
+            jax.ShapeDtypeStruct(shape, jnp.float32)
+            for shape in ((units + 8, units), (16, units), (16, 8))
+        ]
         state = jax.eval_shape(learner.init, *args)
         return {leaf.shape for leaf in jax.tree.leaves(state.trace)} - {(16, units + 8, units)}
+
     assert not pending(128)
-    assert {(16, 520), (16, 512, 1)} <= pending(512)
+    assert {(16, 520), (16, 512)} <= pending(512)
 
 
-# -- precision of the trace -----------------------------------------------------------------------------------------------
+# -- precision of the trace ------------------------------------------------------------------------
+
 
 def long_gradient(**options):
     xs, ys = data(60)
@@ -280,13 +332,16 @@ def long_gradient(**options):
 
 
 def test_a_trace_in_bfloat16_takes_less_memory_and_stays_close():
-    """Each write rounds to 8 bits: the gradient of 60 steps, written at each, is 2 % off at the worst parameter."""
+    """Each write rounds to 8 bits: 60 steps with 60 writes are 2 % off at the worst parameter."""
     exact, want = long_gradient()
     short, got = long_gradient(trace_dtype=jnp.bfloat16)
     shown = short.get_etrace_of(next(iter(short.param_states)))
     assert shown and {e.dtype for e in jax.tree.leaves(shown)} == {jnp.dtype(jnp.bfloat16)}
     assert short.report.memory * 4 == exact.report.memory
-    errors = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)]
+    errors = [
+        float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    ]
     assert 1e-6 < max(errors) < 0.02, errors
 
 

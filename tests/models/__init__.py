@@ -1,18 +1,38 @@
 """One table of small models, each written once and run by the library and by every oracle."""
+
 from __future__ import annotations
 
 import functools
 
-from tests.models import control_flow, loops, maps, movement, ops, recurrent, spiking, stacks, tails, weights
+from tests.models import (
+    control_flow,
+    loops,
+    maps,
+    movement,
+    ops,
+    recurrent,
+    spiking,
+    stacks,
+    tails,
+    weights,
+)
 from tests.models.model import Case, Model, T, cubic, make_case, squared
 
-MODELS: dict[str, Model] = {m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS}
-PROGRAMS: dict[str, Model] = {m.name: m for part in (control_flow, loops, maps, movement) for m in part.MODELS}
+MODELS: dict[str, Model] = {
+    m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS
+}
+PROGRAMS: dict[str, Model] = {
+    m.name: m for part in (control_flow, loops, maps, movement) for m in part.MODELS
+}
 
 
 def names(table=MODELS, **flags) -> list[str]:
     """The rows of a table with these flags: ``names(exact=True)``."""
-    return [name for name, m in table.items() if all(getattr(m, flag) == value for flag, value in flags.items())]
+    return [
+        name
+        for name, m in table.items()
+        if all(getattr(m, flag) == value for flag, value in flags.items())
+    ]
 
 
 @functools.cache
@@ -21,4 +41,17 @@ def case(name: str, loss=squared, steps: int = T, seed: int = 0) -> Case:
     return make_case((MODELS | PROGRAMS)[name], loss, steps, seed)
 
 
-__all__ = ['MODELS', 'PROGRAMS', 'Case', 'Model', 'case', 'control_flow', 'cubic', 'make_case', 'names', 'ops', 'squared', 'weights']
+__all__ = [
+    'MODELS',
+    'PROGRAMS',
+    'Case',
+    'Model',
+    'case',
+    'control_flow',
+    'cubic',
+    'make_case',
+    'names',
+    'ops',
+    'squared',
+    'weights',
+]

@@ -1,7 +1,10 @@
-"""Control flow inside the step, one construct a row: calls and branches around leaky cells (``loops`` and ``maps`` hold the others).
+"""Control flow inside the step, one construct a row: calls and branches around leaky cells
+(``loops`` and ``maps`` hold the others).
 
-State passes as ``(h, r)``: ops and mixing equations read ``r``. New states are made from the values that a construct returns.
+State passes as ``(h, r)``: ops and mixing equations read ``r``. New states are made from the values
+that a construct returns.
 """
+
 from __future__ import annotations
 
 import jax
@@ -10,7 +13,7 @@ import numpy as np
 from tests.models.model import B, I, M, Model, N, O
 from tests.models.recurrent import GATE, READOUT, W
 
-SMALL = {'w': (1 + N, N), 'b': (N,)}     # a turn of an inner loop sees one input
+SMALL = {'w': (1 + N, N), 'b': (N,)}  # a turn of an inner loop sees one input
 OUT = {'out': READOUT}
 
 
@@ -24,7 +27,7 @@ def leaky(ops, p, h, r, x):
 
 def reset(ops, p, h, r, x):
     """No op, and a dead position."""
-    return ops.put(0.3 * h, np.index_exp[..., 0], 0.)
+    return ops.put(0.3 * h, np.index_exp[..., 0], 0.0)
 
 
 def turns(x):
@@ -33,14 +36,16 @@ def turns(x):
 
 
 def flag(x):
-    return x[0, 0] > 0.
+    return x[0, 0] > 0.0
 
 
 def cell_of(transition):
     """A cell with one state and a plain readout around ``transition(ops, p, h, r, x)``."""
+
     def cell(ops, p, c, x):
         h = ops.new('h', transition(ops, p, c['h'], ops.cut(c['h']), x))
         return ops.dot(h, p['out']), {'h': h}
+
     return cell
 
 
@@ -48,16 +53,20 @@ def row(name, transition, params=GATE, **options) -> Model:
     return Model(name, cell_of(transition), dict(params) | OUT, **options)
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
+
 
 def in_call(*wrap):
     """A leaky update inside these calls, the first one innermost; parameters are arguments."""
+
     def transition(ops, p, h, r, x):
         def fn(p, h, r, x):
             return leaky(ops, p, h, r, x)
+
         for call in wrap:
             fn = call(ops, fn)
         return fn(p, h, r, x)
+
     return transition
 
 
@@ -85,16 +94,26 @@ def lstm_update(ops, p, h, r, x):
 
 
 def states_cell(transition):
-    """A cell of several states that one transition makes together; the output reads the last by name."""
+    """A cell of several states that one transition makes together; the output reads the last by
+    name.
+    """
+
     def cell(ops, p, c, x):
         new = transition(ops, p, c, {k: ops.cut(v) for k, v in c.items()}, x)
         new = {k: ops.new(k, v) for k, v in new.items()}
         return ops.dot(new[max(c)], p['out']), new
+
     return cell
 
 
 def lstm_row(name, transition, inputs=I, **options):
-    return Model(name, states_cell(transition), {'w': (inputs + N, 4 * N), 'b': (4 * N,)} | OUT, {'c': (B, N), 'h': (B, N)}, **options)
+    return Model(
+        name,
+        states_cell(transition),
+        {'w': (inputs + N, 4 * N), 'b': (4 * N,)} | OUT,
+        {'c': (B, N), 'h': (B, N)},
+        **options,
+    )
 
 
 def closing_over(ops, p, h, r, x):
@@ -106,13 +125,19 @@ def closing_over(ops, p, h, r, x):
 def custom_rules(ops, p, h, r, x):
     """Derivative rules of the user's own, true ones and others, inside calls."""
     tail = ops.custom(lambda h, y: 0.8 * h + ops.tanh(y))
-    return ops.checkpoint(lambda h, y: ops.eased_by_vjp(ops.custom_by_vjp(ops.sin)(tail(h, ops.eased(y)))))(h, drive(ops, p, r, x))
+    return ops.checkpoint(
+        lambda h, y: ops.eased_by_vjp(ops.custom_by_vjp(ops.sin)(tail(h, ops.eased(y))))
+    )(h, drive(ops, p, r, x))
 
 
 def weights_in_calls(ops, p, h, r, x):
     """The weight passes a loop and a call on its way to the op."""
-    w, _ = ops.loop(lambda w, _, k: (ops.tanh(w) + k * w, None), p['w'], p['w'], np.array([0.3, -0.2]))
-    return 0.8 * h + ops.tanh(ops.matmul(ops.concatenate([x, r]), ops.jit(ops.checkpoint(ops.tanh))(w), p['b']))
+    w, _ = ops.loop(
+        lambda w, _, k: (ops.tanh(w) + k * w, None), p['w'], p['w'], np.array([0.3, -0.2])
+    )
+    return 0.8 * h + ops.tanh(
+        ops.matmul(ops.concatenate([x, r]), ops.jit(ops.checkpoint(ops.tanh))(w), p['b'])
+    )
 
 
 CALLS = [
@@ -125,106 +150,189 @@ CALLS = [
     row('weights_in_calls', weights_in_calls),
     row('sharded', in_call(shard)),
     row('sharded_checkpoint', in_call(checkpoint, shard, jit)),
-    lstm_row('lstm_checkpoint', lambda ops, p, h, r, x: ops.checkpoint(lambda p, h, r, x: lstm_update(ops, p, h, r, x))(p, h, r, x)),
+    lstm_row(
+        'lstm_checkpoint',
+        lambda ops, p, h, r, x: ops.checkpoint(lambda p, h, r, x: lstm_update(ops, p, h, r, x))(
+            p, h, r, x
+        ),
+    ),
 ]
 
 
-# -- branches ----------------------------------------------------------------------------------------------------------
+# -- branches --------------------------------------------------------------------------------------
+
 
 def branches(ops, p, h, r, x):
-    return ops.cond(flag(x), lambda h, r: leaky(ops, p['one'], h, r, x),
-                    lambda h, r: 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x)), h, r)
+    return ops.cond(
+        flag(x),
+        lambda h, r: leaky(ops, p['one'], h, r, x),
+        lambda h, r: 0.6 * h + ops.sigmoid(drive(ops, p['two'], r, x)),
+        h,
+        r,
+    )
 
 
 def one_op_branch(ops, p, h, r, x):
-    return ops.cond(flag(x), lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r)
+    return ops.cond(
+        flag(x), lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r
+    )
 
 
 def constant_predicate(ops, p, h, r, x):
-    return ops.cond(True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r)
+    return ops.cond(
+        True, lambda h, r: leaky(ops, p, h, r, x), lambda h, r: reset(ops, p, h, r, x), h, r
+    )
 
 
 def three_branches(ops, p, h, r, x):
     index = 1 * (x[0, 0] > -0.6) + 1 * (x[0, 0] > 0.6)
-    return ops.switch(index, [lambda h, r: leaky(ops, p['one'], h, r, x), lambda h, r: reset(ops, p, h, r, x),
-                              lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x))], h, r)
+    return ops.switch(
+        index,
+        [
+            lambda h, r: leaky(ops, p['one'], h, r, x),
+            lambda h, r: reset(ops, p, h, r, x),
+            lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x)),
+        ],
+        h,
+        r,
+    )
 
 
 def same_weight(ops, p, h, r, x):
     """The same weight in both branches, on other inputs."""
-    return ops.cond(flag(x), lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 0.5 * h + ops.tanh(drive(ops, p, 2. * r, x ** 2)), h, r)
+    return ops.cond(
+        flag(x),
+        lambda h, r: leaky(ops, p, h, r, x),
+        lambda h, r: 0.5 * h + ops.tanh(drive(ops, p, 2.0 * r, x**2)),
+        h,
+        r,
+    )
 
 
 def refractory(ops, p, h, r, x):
-    return ops.cond(flag(x), lambda h: 0.2 * h - 0.1, lambda h: 0.9 * h + 0.1 * ops.sin(h), h) + ops.tanh(drive(ops, p, r, x))
+    return ops.cond(
+        flag(x), lambda h: 0.2 * h - 0.1, lambda h: 0.9 * h + 0.1 * ops.sin(h), h
+    ) + ops.tanh(drive(ops, p, r, x))
 
 
 def on_state(ops, p, h, r, x):
     """The predicate is made of the old state."""
-    return ops.cond(h.real.sum() > 0., lambda h, r: leaky(ops, p, h, r, x), lambda h, r: 1.1 * h - ops.sigmoid(drive(ops, p, r, x)), h, r)
+    return ops.cond(
+        h.real.sum() > 0.0,
+        lambda h, r: leaky(ops, p, h, r, x),
+        lambda h, r: 1.1 * h - ops.sigmoid(drive(ops, p, r, x)),
+        h,
+        r,
+    )
 
 
 def drive_of_branches(ops, p, h, r, x):
     """The ops stand in branches, the state outside."""
-    y = ops.cond(flag(x), lambda z: ops.matmul(z, p['w']), lambda z: ops.matmul(ops.tanh(z), p['v']), ops.concatenate([x, r]))
+    y = ops.cond(
+        flag(x),
+        lambda z: ops.matmul(z, p['w']),
+        lambda z: ops.matmul(ops.tanh(z), p['v']),
+        ops.concatenate([x, r]),
+    )
     return 0.8 * h + ops.tanh(y)
 
 
 def nested_branches(ops, p, h, r, x):
     def outer(h, r):
-        return ops.cond(x[1, 1] > 0., lambda h: 0.9 * h, lambda h: -0.5 * h, leaky(ops, p['one'], h, r, x))
-    return ops.checkpoint(lambda h, r: ops.cond(flag(x), outer, ops.jit(lambda h, r: leaky(ops, p['two'], h, r, x)), h, r))(h, r)
+        return ops.cond(
+            x[1, 1] > 0.0, lambda h: 0.9 * h, lambda h: -0.5 * h, leaky(ops, p['one'], h, r, x)
+        )
+
+    return ops.checkpoint(
+        lambda h, r: ops.cond(
+            flag(x), outer, ops.jit(lambda h, r: leaky(ops, p['two'], h, r, x)), h, r
+        )
+    )(h, r)
 
 
 def root_at_zero(ops, p, h, r, x):
     """Where it is not taken, the first branch has derivatives 0 * inf."""
-    level = ops.where(flag(x), x[0, 0], 0.)
-    return ops.cond(flag(x), lambda h, r: ops.sqrt(level * (h ** 2 + 1.)) - 0.5 * leaky(ops, p, h, r, x),
-                    lambda h, r: 0.7 * h + ops.tanh(drive(ops, p, r, x)), h, r)
+    level = ops.where(flag(x), x[0, 0], 0.0)
+    return ops.cond(
+        flag(x),
+        lambda h, r: ops.sqrt(level * (h**2 + 1.0)) - 0.5 * leaky(ops, p, h, r, x),
+        lambda h, r: 0.7 * h + ops.tanh(drive(ops, p, r, x)),
+        h,
+        r,
+    )
 
 
 def log_of_negative(ops, p, h, r, x):
     """Where it is not taken, the first branch, its op's input and its op's result are nan."""
+
     def first(h, r):
         scale = ops.log(x[0, 0])
-        return 0.3 * h * scale + ops.log(x[0, 0] + h ** 2) + ops.tanh(drive(ops, p, r, x * scale))
+        return 0.3 * h * scale + ops.log(x[0, 0] + h**2) + ops.tanh(drive(ops, p, r, x * scale))
+
     return ops.cond(flag(x), first, lambda h, r: 0.8 * h, h, r)
 
 
 def nan_in_switch(ops, p, h, r, x):
     """Each branch is nan or infinite where it is not taken."""
-    level, index = x[0, 0], 1 * (x[0, 0] > 0.) + 1 * (x[0, 0] > 1.)
-    return ops.switch(index, [lambda h, r: h * ops.sqrt(-level) * 0.3 + ops.tanh(drive(ops, p['one'], r, x * ops.log(-level))),
-                              lambda h, r: 0.5 * h + ops.tanh(ops.sqrt(level) * drive(ops, p['two'], r, x / (level > 0.))),
-                              lambda h, r: ops.log(level) * h + drive(ops, p['two'], r, ops.sqrt(level - 1.) * x)], h, r)
+    level, index = x[0, 0], 1 * (x[0, 0] > 0.0) + 1 * (x[0, 0] > 1.0)
+    return ops.switch(
+        index,
+        [
+            lambda h, r: (
+                h * ops.sqrt(-level) * 0.3 + ops.tanh(drive(ops, p['one'], r, x * ops.log(-level)))
+            ),
+            lambda h, r: (
+                0.5 * h + ops.tanh(ops.sqrt(level) * drive(ops, p['two'], r, x / (level > 0.0)))
+            ),
+            lambda h, r: ops.log(level) * h + drive(ops, p['two'], r, ops.sqrt(level - 1.0) * x),
+        ],
+        h,
+        r,
+    )
 
 
 def branch_readout(ops, p, c, x):
     """Readouts in branches, a plain one and an op, beside a state that no branch makes."""
     h = ops.new('h', leaky(ops, p, c['h'], ops.cut(c['h']), x))
-    return ops.cond(flag(x), lambda h: ops.dot(h, p['out']), lambda h: ops.matmul(ops.tanh(h), p['out_op']), h), {'h': h}
+    return ops.cond(
+        flag(x), lambda h: ops.dot(h, p['out']), lambda h: ops.matmul(ops.tanh(h), p['out_op']), h
+    ), {'h': h}
 
 
 def state_and_output(ops, p, c, x):
     """One ``cond`` returns the new state and the output, which reads the state before its reset."""
+
     def update(ops, p, h, r, decay):
         before = decay * h + ops.tanh(drive(ops, p, r, x))
         return before - 0.5 * ops.sigmoid(before), ops.tanh(before)
-    h, z = ops.cond(flag(x), lambda h, r: update(ops, p['one'], h, r, 0.8), lambda h, r: update(ops, p['two'], h, r, 0.5),
-                    c['h'], ops.cut(c['h']))
+
+    h, z = ops.cond(
+        flag(x),
+        lambda h, r: update(ops, p['one'], h, r, 0.8),
+        lambda h, r: update(ops, p['two'], h, r, 0.5),
+        c['h'],
+        ops.cut(c['h']),
+    )
     return ops.dot(z, p['out']), {'h': ops.new('h', h)}
 
 
 def clockwork(ops, p, c, x):
     """Two layers; the slow one moves at some steps only, and reads the fast one's old state."""
-    a, b = ops.cond(flag(x), lambda a, ra, b, rb: (leaky(ops, p['one'], a, ra, x), leaky(ops, p['two'], b, rb, a)),
-                    lambda a, ra, b, rb: (leaky(ops, p['one'], a, ra, x), b), c['a'], ops.cut(c['a']), c['b'], ops.cut(c['b']))
+    a, b = ops.cond(
+        flag(x),
+        lambda a, ra, b, rb: (leaky(ops, p['one'], a, ra, x), leaky(ops, p['two'], b, rb, a)),
+        lambda a, ra, b, rb: (leaky(ops, p['one'], a, ra, x), b),
+        c['a'],
+        ops.cut(c['a']),
+        c['b'],
+        ops.cut(c['b']),
+    )
     a, b = ops.new('a', a), ops.new('b', b)
     return ops.dot(a, p['out_a']) + ops.dot(b, p['out_b']), {'a': a, 'b': b}
 
 
 TWO = {'one': GATE, 'two': GATE}
-MIXED_LANES = {'lanes': False}           # a flag is read from one lane for all
+MIXED_LANES = {'lanes': False}  # a flag is read from one lane for all
 
 BRANCHES = [
     row('cond', branches, TWO, **MIXED_LANES),
@@ -241,10 +349,26 @@ BRANCHES = [
     row('switch_nan', nan_in_switch, TWO, **MIXED_LANES),
     Model('cond_readout', branch_readout, GATE | OUT | {'out_op': READOUT}, **MIXED_LANES),
     Model('cond_output', state_and_output, TWO | OUT, **MIXED_LANES),
-    Model('clockwork', clockwork, {'one': GATE, 'two': {'w': (N + M, M), 'b': (M,)}, 'out_a': READOUT, 'out_b': (M, O)},
-          {'a': (B, N), 'b': (B, M)}, groups=(('a',), ('b',)), owner={'two': 1}, **MIXED_LANES),
-    lstm_row('cond_lstm', lambda ops, p, h, r, x: ops.cond(
-        flag(x), lambda h, r: lstm_update(ops, p, h, r, x), lambda h, r: {k: 0.5 * v for k, v in h.items()}, h, r), **MIXED_LANES),
+    Model(
+        'clockwork',
+        clockwork,
+        {'one': GATE, 'two': {'w': (N + M, M), 'b': (M,)}, 'out_a': READOUT, 'out_b': (M, O)},
+        {'a': (B, N), 'b': (B, M)},
+        groups=(('a',), ('b',)),
+        owner={'two': 1},
+        **MIXED_LANES,
+    ),
+    lstm_row(
+        'cond_lstm',
+        lambda ops, p, h, r, x: ops.cond(
+            flag(x),
+            lambda h, r: lstm_update(ops, p, h, r, x),
+            lambda h, r: {k: 0.5 * v for k, v in h.items()},
+            h,
+            r,
+        ),
+        **MIXED_LANES,
+    ),
 ]
 
 MODELS = [*CALLS, *BRANCHES]

@@ -1,9 +1,12 @@
-"""Control flow that a cell is written against once: plain Python for NumPy, JAX's own for reverse mode and for the library.
+"""Control flow that a cell is written against once: plain Python for NumPy, JAX's own for reverse
+mode and for the library.
 
-What an op reads after other ops of the same step is a function of old states *and* of this step's weights: only the path to the
-old states is cut. So state passes through a construct as a pair ``(live, read)``, of which ops and mixing equations read the
-second; ``twice`` makes the next pair. The library gets one value, in both places.
+What an op reads after other ops of the same step is a function of old states *and* of this step's
+weights: only the path to the old states is cut. So state passes through a construct as a pair
+``(live, read)``, of which ops and mixing equations read the second; ``twice`` makes the next pair.
+The library gets one value, in both places.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -17,9 +20,11 @@ class Flow:
     """What holds for every reading; ``_scan`` and ``_fori`` are the loops of the array library."""
 
     def twice(self, fn, live, read, groups=None):
-        """The next pair: ``fn(live, read)`` is the model's value, ``fn(read, read)`` what an op reads of it.
+        """The next pair: ``fn(live, read)`` is the model's value, ``fn(read, read)`` what an op
+        reads of it.
 
-        ``groups``: the names of the states of each group, where states are dicts; one group is read with the others live.
+        ``groups``: the names of the states of each group, where states are dicts; one group is read
+        with the others live.
         """
         value = fn(live, read if self.reads == 'cut' else live)
         if self.reads != 'cut':
@@ -29,22 +34,30 @@ class Flow:
         apart = [fn(live | {k: read[k] for k in group}, read) for group in groups]
         return value, {k: new[k] for group, new in zip(groups, apart, strict=True) for k in group}
 
-    def loop(self, body, live, read, xs=None, *, over=None, groups=None, length=None, reverse=False):
-        """``lax.scan`` with ``body(live, read, x) -> (live, y)``; returns the last ``live`` and the stacked ``y``.
+    def loop(
+        self, body, live, read, xs=None, *, over=None, groups=None, length=None, reverse=False
+    ):
+        """``lax.scan`` with ``body(live, read, x) -> (live, y)``; returns the last ``live`` and the
+        stacked ``y``.
 
-        ``over`` is a pair (live, read) of states that have one slice for each turn; a body then gets ``(carry, slice)``.
+        ``over`` is a pair (live, read) of states that have one slice for each turn; a body then
+        gets ``(carry, slice)``.
         """
+
         def step(pair, at):
             x, slices = at
             whole = pair if slices is None else tuple(zip(pair, slices, strict=True))
             seen = []
             return self.twice(lambda h, r: _kept(body(h, r, x), seen), *whole, groups), seen[0]
+
         (live, _), ys = self._scan(step, (live, read), (xs, over), length, reverse)
         return live, ys
 
     def for_loop(self, n, body, live, read, groups=None):
         """``lax.fori_loop`` from 0 to ``n`` with ``body(i, live, read) -> live``."""
-        return self._fori(n, lambda i, pair: self.twice(lambda h, r: body(i, h, r), *pair, groups), (live, read))[0]
+        return self._fori(
+            n, lambda i, pair: self.twice(lambda h, r: body(i, h, r), *pair, groups), (live, read)
+        )[0]
 
     def last(self, ys, state):
         """``ys`` of a loop whose last entry is the new value of a state."""
@@ -59,7 +72,9 @@ def _kept(result, ys):
 
 
 class NumpyFlow(Flow):
-    """Python's own statements. A branch not taken runs for the record of its ops alone, which see zeros there."""
+    """Python's own statements. A branch not taken runs for the record of its ops alone, which see
+    zeros there.
+    """
 
     idle = False
 
@@ -67,7 +82,9 @@ class NumpyFlow(Flow):
         return self.switch(0 if pred else 1, (yes, no), *args, per_lane=per_lane)
 
     def switch(self, index, fns, *args, per_lane=False):
-        """``per_lane``: under a ``vmap`` over the index, so that ops of every branch see their inputs."""
+        """``per_lane``: under a ``vmap`` over the index, so that ops of every branch see their
+        inputs.
+        """
         index, result = min(max(int(index), 0), len(fns) - 1), None
         for k, fn in enumerate(fns):
             if k == index:
@@ -111,9 +128,18 @@ class NumpyFlow(Flow):
     def vmap(self, fn, in_axes=0, out_axes=0):
         def mapped(*args):
             axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
-            size = next(np.shape(leaf)[a] for arg, a in zip(args, axes, strict=True) if a is not None for leaf in jax.tree.leaves(arg))
-            results = [fn(*[_at(arg, a, k) for arg, a in zip(args, axes, strict=True)]) for k in range(size)]
+            size = next(
+                np.shape(leaf)[a]
+                for arg, a in zip(args, axes, strict=True)
+                if a is not None
+                for leaf in jax.tree.leaves(arg)
+            )
+            results = [
+                fn(*[_at(arg, a, k) for arg, a in zip(args, axes, strict=True)])
+                for k in range(size)
+            ]
             return jax.tree.map(lambda *leaves: np.stack(leaves, out_axes), *results)
+
         return mapped
 
     def _scan(self, step, carry, xs, length, reverse):
@@ -143,7 +169,9 @@ class JaxFlow(Flow):
         return jax.lax.switch(index, fns, *args)
 
     def while_loop(self, test, body, value, most):
-        return jax.lax.fori_loop(0, most, lambda _, v: jax.lax.cond(test(v), body, lambda v: v, v), value)
+        return jax.lax.fori_loop(
+            0, most, lambda _, v: jax.lax.cond(test(v), body, lambda v: v, v), value
+        )
 
     def checkpoint(self, fn, policy=None):
         return jax.checkpoint(fn, policy=policy)
@@ -175,13 +203,18 @@ class JaxFlow(Flow):
 
 
 class LibraryFlow(JaxFlow):
-    """What a user writes: states pass once, ``while`` is ``while``, and lanes are sharded over one device."""
+    """What a user writes: states pass once, ``while`` is ``while``, and lanes are sharded over one
+    device.
+    """
 
-    def loop(self, body, live, read, xs=None, *, over=None, groups=None, length=None, reverse=False):
+    def loop(
+        self, body, live, read, xs=None, *, over=None, groups=None, length=None, reverse=False
+    ):
         def step(carry, at):
             x, states = at
             whole = carry if states is None else (carry, states)
             return body(whole, whole, x)
+
         return jax.lax.scan(step, live, (xs, None if over is None else over[0]), length, reverse)
 
     def for_loop(self, n, body, live, read, groups=None):
@@ -194,9 +227,13 @@ class LibraryFlow(JaxFlow):
         return jax.lax.while_loop(test, body, value)
 
     def shard(self, fn):
-        """``fn(replicated, *split)`` with its other arguments and its results split along axis 0."""
+        """``fn(replicated, *split)`` with its other arguments and its results split along axis
+        0.
+        """
+
         def sharded(replicated, *split):
             mesh, lanes = Mesh(np.array(jax.devices()[:1]), 'lanes'), PartitionSpec('lanes')
             specs = (PartitionSpec(), *(lanes for _ in split))
             return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=lanes)(replicated, *split)
+
         return sharded

@@ -1,4 +1,7 @@
-"""The namespace of the library: ETP ops are ``braintrace``'s, and every annotation is the identity."""
+"""The namespace of the library: ETP ops are ``braintrace``'s, and every annotation is the
+identity.
+"""
+
 from __future__ import annotations
 
 import functools
@@ -23,12 +26,19 @@ class LibraryOps(LibraryFlow, JaxOps):
         return braintrace.element_wise(w, fn)
 
     def conv(self, x, kernel, bias=None, strides=None, padding='SAME'):
-        return braintrace.conv(x, kernel, bias, strides=strides or (1,) * (x.ndim - 2), padding=padding,
-                               dimension_numbers=CONV_DIMENSIONS[x.ndim])
+        return braintrace.conv(
+            x,
+            kernel,
+            bias,
+            strides=strides or (1,) * (x.ndim - 2),
+            padding=padding,
+            dimension_numbers=CONV_DIMENSIONS[x.ndim],
+        )
 
     def sparse_matmul(self, x, data, mask, bias=None):
-        return braintrace.sparse_matmul(x, data, sparse_mat=_structure(mask.shape, mask.tobytes(), str(data.dtype)),
-                                        bias=bias)
+        return braintrace.sparse_matmul(
+            x, data, sparse_mat=_structure(mask.shape, mask.tobytes(), str(data.dtype)), bias=bias
+        )
 
     def lora_matmul(self, x, B, A, alpha=1.0, bias=None):
         return braintrace.lora_matmul(x, B, A, alpha=alpha, bias=bias)
@@ -48,4 +58,6 @@ def _structure(shape: tuple[int, int], mask: bytes, dtype: str) -> sparse.CSR:
     """The CSR matrix of a boolean mask, made once and outside of any trace."""
     mask = np.frombuffer(mask, bool).reshape(shape)
     starts = np.concatenate([[0], np.cumsum(mask.sum(1))]).astype(np.int32)
-    return sparse.CSR((np.ones(mask.sum(), dtype), np.nonzero(mask)[1].astype(np.int32), starts), shape=shape)
+    return sparse.CSR(
+        (np.ones(mask.sum(), dtype), np.nonzero(mask)[1].astype(np.int32), starts), shape=shape
+    )

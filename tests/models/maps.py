@@ -1,4 +1,7 @@
-"""``vmap`` inside the step: ensembles of cells with shared and with separate weights, and cells of one lane."""
+"""``vmap`` inside the step: ensembles of cells with shared and with separate weights, and cells of
+one lane.
+"""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,15 +11,21 @@ from tests.models.loops import LOOPED, halved, scan
 from tests.models.model import B, I, Model, N, O
 from tests.models.recurrent import GATE, W
 
-E = 2                                    # members of an ensemble
+E = 2  # members of an ensemble
 
 
 def ensemble(update=leaky, weights=None, wrap=lambda ops, fn: fn, axis=0):
-    """``E`` copies of a cell on one input; ``weights``: the axis of the parameters, None where they are shared."""
+    """``E`` copies of a cell on one input; ``weights``: the axis of the parameters, None where they
+    are shared.
+    """
+
     def cell(ops, p, c, x):
-        fn = ops.vmap(wrap(ops, lambda p, h, r: update(ops, p, h, r, x)), (weights, axis, axis), axis)
+        fn = ops.vmap(
+            wrap(ops, lambda p, h, r: update(ops, p, h, r, x)), (weights, axis, axis), axis
+        )
         h = ops.new('h', fn({k: v for k, v in p.items() if k != 'out'}, c['h'], ops.cut(c['h'])))
         return ops.dot(h, p['out']).sum(axis), {'h': h}
+
     return cell
 
 
@@ -42,7 +51,9 @@ def convolved(ops, p, h, r, x):
 
 
 def decayed(ops, p, h, r, x):
-    return ops.element_wise(p['decay'], ops.sigmoid) * h + ops.tanh(ops.matmul(ops.concatenate([x, r]), p['w']))
+    return ops.element_wise(p['decay'], ops.sigmoid) * h + ops.tanh(
+        ops.matmul(ops.concatenate([x, r]), p['w'])
+    )
 
 
 def lanes(ops, p, c, x):
@@ -53,9 +64,17 @@ def lanes(ops, p, c, x):
 
 def lanes_with_branches(ops, p, c, x):
     """Every lane takes its own branch: JAX makes a select of it."""
+
     def one(h, r, x):
-        return ops.cond(x[0] > 0., lambda h, r: leaky(ops, p['one'], h, r, x), lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x)),
-                        h, r, per_lane=True)
+        return ops.cond(
+            x[0] > 0.0,
+            lambda h, r: leaky(ops, p['one'], h, r, x),
+            lambda h, r: 0.5 * h + ops.sin(drive(ops, p['two'], r, x)),
+            h,
+            r,
+            per_lane=True,
+        )
+
     h = ops.new('h', ops.vmap(one)(c['h'], ops.cut(c['h']), x))
     return ops.dot(h, p['out']), {'h': h}
 
@@ -63,19 +82,28 @@ def lanes_with_branches(ops, p, c, x):
 def ensemble_of_lanes(ops, p, c, x):
     def member(p, h, r):
         return ops.vmap(lambda h, r, x: leaky(ops, p, h, r, x))(h, r, x)
+
     h = ops.new('h', ops.vmap(member)({'w': p['w'], 'b': p['b']}, c['h'], ops.cut(c['h'])))
     return ops.dot(h, p['out']).sum(0), {'h': h}
 
 
 def scan_of_ensemble(ops, p, c, x):
     def body(h, r, x):
-        return ops.vmap(lambda p, h, r: leaky(ops, p, h, r, x))({'w': p['w'], 'b': p['b']}, h, r), None
+        return ops.vmap(lambda p, h, r: leaky(ops, p, h, r, x))(
+            {'w': p['w'], 'b': p['b']}, h, r
+        ), None
+
     h = ops.new('h', ops.loop(body, c['h'], ops.cut(c['h']), turns(x))[0])
     return ops.dot(h, p['out']).sum(0), {'h': h}
 
 
 def ensemble_of_scans(ops, p, c, x):
-    h = ops.new('h', ops.vmap(lambda p, h, r: scan()(ops, p, h, r, x))({'w': p['w'], 'b': p['b']}, c['h'], ops.cut(c['h'])))
+    h = ops.new(
+        'h',
+        ops.vmap(lambda p, h, r: scan()(ops, p, h, r, x))(
+            {'w': p['w'], 'b': p['b']}, c['h'], ops.cut(c['h'])
+        ),
+    )
     return ops.dot(h, p['out']).sum(0), {'h': h}
 
 
@@ -85,7 +113,9 @@ def relaxing(ops, p, h, r, x):
 
 
 def relaxing_at_times(ops, p, h, r, x):
-    return ops.cond(flag(x), lambda h: halved(ops, h), lambda h: 0.9 * h, h) + ops.tanh(drive(ops, p, r, x))
+    return ops.cond(flag(x), lambda h: halved(ops, h), lambda h: 0.9 * h, h) + ops.tanh(
+        drive(ops, p, r, x)
+    )
 
 
 SPARSE = np.random.default_rng(4).random(W) < 0.5
@@ -93,7 +123,13 @@ SPARSE = np.random.default_rng(4).random(W) < 0.5
 VMAPS = [
     mapped('vmap', ensemble()),
     mapped('vmap_weights', ensemble(weights=0), separate(GATE)),
-    mapped('vmap_axis', ensemble(weights=1, axis=1), {'w': (I + N, E, N), 'b': (N, E)}, (B, E, N), lanes=True),
+    mapped(
+        'vmap_axis',
+        ensemble(weights=1, axis=1),
+        {'w': (I + N, E, N), 'b': (N, E)},
+        (B, E, N),
+        lanes=True,
+    ),
     mapped('vmap_lanes', lanes, shape=(B, N), lanes=True),
     mapped('vmap_ensemble_of_lanes', ensemble_of_lanes, separate(GATE)),
     mapped('vmap_cond', lanes_with_branches, TWO, (B, N), lanes=True),
@@ -106,8 +142,16 @@ VMAPS = [
     mapped('vmap_lora_shared', ensemble(lora), {'B': (I + N, 2), 'A': (2, N)}),
     mapped('vmap_sparse', ensemble(sparse, 0), separate({'data': (int(SPARSE.sum()),)})),
     mapped('vmap_sparse_shared', ensemble(sparse), {'data': (int(SPARSE.sum()),)}),
-    mapped('vmap_conv', ensemble(convolved, 0), separate({'k': (3, I + 2, 2)}), (E, B, 3, 2), x=(B, 3, I)),
-    mapped('vmap_conv_shared', ensemble(convolved), {'k': (3, I + 2, 2)}, (E, B, 3, 2), x=(B, 3, I)),
+    mapped(
+        'vmap_conv',
+        ensemble(convolved, 0),
+        separate({'k': (3, I + 2, 2)}),
+        (E, B, 3, 2),
+        x=(B, 3, I),
+    ),
+    mapped(
+        'vmap_conv_shared', ensemble(convolved), {'k': (3, I + 2, 2)}, (E, B, 3, 2), x=(B, 3, I)
+    ),
     mapped('vmap_while', ensemble(relaxing, 0), separate(GATE)),
     mapped('vmap_while_in_cond', ensemble(relaxing_at_times)),
     mapped('scan_of_vmap', scan_of_ensemble, separate(SMALL), **LOOPED),

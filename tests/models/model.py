@@ -1,4 +1,5 @@
-"""What a row of the table holds, and what a test makes of it: a model, and a case of it with numbers."""
+"""A row of the table of models, and a case of it with numbers, which a test makes."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,39 +14,47 @@ import numpy as np
 
 from tests.models.ops import NumpyOps
 
-SEED = int(os.environ.get('TEST_SEED', 0))   # others at night, see the Makefile
-B, I, N, M, O, T = 2, 3, 4, 3, 2, 6      # batch, inputs, positions, positions of a second layer, outputs, steps
+SEED = int(os.environ.get('TEST_SEED', 0))  # others at night, see the Makefile
+B, I, O, T = 2, 3, 2, 6  # batch, inputs, outputs, steps
+N, M = 4, 3  # positions, positions of a second layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A cell ``(ops, params, carry, x) -> (output, new carry)`` with the shapes it wants and the oracles that hold for it."""
+    """A cell ``(ops, params, carry, x) -> (output, new carry)`` with the shapes it wants and the
+    oracles that hold for it.
+    """
 
     name: str
     cell: Callable
-    params: Mapping                                        # parameter -> shape, nested as the cell wants
+    params: Mapping  # parameter -> shape, nested as the cell wants
     carry: Mapping = dataclasses.field(default_factory=lambda: {'h': (B, N)})
     x: tuple = (B, I)
-    groups: tuple = ()                                     # names of the states of each group; (): all states, one group
+    groups: tuple = ()  # names of the states of each group; (): all states, one group
+    # Top-level parameter -> index of the one group whose trace it has, or None for its same-step
+    # gradient only; group 0 if it is absent.
     owner: Mapping = dataclasses.field(default_factory=dict)
-    """top-level parameter -> index of the one group whose trace it has, None: same-step gradient only; absent: group 0"""
-    cut_bptt: bool = True                                  # reverse mode with `cut` alone is an oracle
-    exact: bool = False                                    # online == plain BPTT
-    smooth: bool = True                                    # no surrogate gradients: finite differences hold
-    lanes: bool = True                                     # batch lanes do not see each other
+    cut_bptt: bool = True  # reverse mode with `cut` alone is an oracle
+    exact: bool = False  # online == plain BPTT
+    smooth: bool = True  # no surrogate gradients: finite differences hold
+    lanes: bool = True  # batch lanes do not see each other
 
     def __post_init__(self):
         object.__setattr__(self, 'groups', self.groups or (tuple(self.carry),))
 
     def reading_of(self, path) -> int:
-        """0 for a parameter with its same-step gradient only, g + 1 for one whose trace group g has."""
+        """0 for a parameter with its same-step gradient only, g + 1 for one whose trace group g
+        has.
+        """
         owner = self.owner.get(path[0].key, 0)
         return 0 if owner is None else owner + 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model with parameters, first carry, a sequence, and the loss of one step, all in float64."""
+    """A model with parameters, first carry, a sequence, and the loss of one step, all in
+    float64.
+    """
 
     model: Model
     params: Any
@@ -59,7 +68,9 @@ class Case:
 
     def steps(self, start: int, stop: int, carry: Mapping) -> Case:
         """Steps ``start`` to ``stop`` from another first carry."""
-        return dataclasses.replace(self, carry=carry, xs=self.xs[start:stop], ys=self.ys[start:stop])
+        return dataclasses.replace(
+            self, carry=carry, xs=self.xs[start:stop], ys=self.ys[start:stop]
+        )
 
     def part(self, lane: int, start: int, stop: int, carry: Mapping) -> Case:
         """Steps ``start`` to ``stop`` of one batch lane, from another first carry."""
@@ -83,7 +94,9 @@ def is_shape(node) -> bool:
 def make_case(model: Model, loss: Callable = squared, steps: int = T, seed: int = 0) -> Case:
     """Random numbers for a model, the same ones for the same name and seed (and ``SEED``)."""
     rng = np.random.default_rng([zlib.crc32(model.name.encode()), seed + SEED])
-    draw = functools.partial(jax.tree.map, lambda shape: 0.6 * rng.standard_normal(shape), is_leaf=is_shape)
+    draw = functools.partial(
+        jax.tree.map, lambda shape: 0.6 * rng.standard_normal(shape), is_leaf=is_shape
+    )
     params, carry = draw(dict(model.params)), draw(dict(model.carry))
     xs = 1.5 * rng.standard_normal((steps, *model.x))
     output, _ = model.cell(NumpyOps(), params, carry, xs[0])

@@ -1,13 +1,16 @@
-"""The namespaces a cell of the table is written against: one definition of a cell, read in several ways.
+"""The namespaces in which a cell of the table is written: one definition of a cell, read in several
+ways.
 
-``reads`` says what gives a derivative back to what was read:
+``reads`` says which readers give a derivative back to the value that they read:
 
-* ``'live'``      everything does: the plain model;
-* ``'cut'``       ``cut(h)`` does not: the two-sided pass of DESIGN.md, section 3;
-* ``'constant'``  nothing that an op or a mixing equation reads does, nor a plainly used parameter: the D pass.
+* ``'live'``      all of them: the plain model;
+* ``'cut'``       all but ``cut(h)``: the two-sided pass of DESIGN.md, section 3;
+* ``'constant'``  all but ops, mixing equations and plain uses of a parameter: the D pass.
 
-``tests.models.library`` adds the namespace of the library itself, in which every annotation is the identity.
+``tests.models.library`` adds the namespace of the library itself, in which every annotation is the
+identity.
 """
+
 from __future__ import annotations
 
 import jax
@@ -20,32 +23,37 @@ CONV_DIMENSIONS = {3: ('NWC', 'WIO', 'NWC'), 4: ('NHWC', 'HWIO', 'NHWC')}
 
 
 def surrogate(v):
-    """The derivative given to a spike, real on both sides."""
+    """The derivative of a spike, real on both sides."""
     return 1.0 / (1.0 + (2.0 * v) ** 2)
 
 
-EASE = 0.3            # the derivative given to ``eased``, an identity
+EASE = 0.3  # the derivative of ``eased``, an identity
 
 
 class Ops:
     """What a cell may use. Subclasses give the arrays (``xp``) and what ``constant`` means."""
 
     xp = None
-    idle = False                                 # in a branch not taken: ops see zeros
+    idle = False  # in a branch not taken: ops see zeros
 
     def __init__(self, reads: str = 'live'):
         if reads not in ('live', 'cut', 'constant'):
             raise ValueError(f'reads={reads!r}')
         self.reads = reads
         self.tanh, self.exp, self.log, self.cos, self.sin, self.sqrt, self.where = (
-            getattr(self.xp, name) for name in ('tanh', 'exp', 'log', 'cos', 'sin', 'sqrt', 'where'))
+            getattr(self.xp, name) for name in ('tanh', 'exp', 'log', 'cos', 'sin', 'sqrt', 'where')
+        )
         self.stack, self.pad, self.tile, self.repeat, self.broadcast_to, self.zeros_like = (
-            getattr(self.xp, name) for name in ('stack', 'pad', 'tile', 'repeat', 'broadcast_to', 'zeros_like'))
+            getattr(self.xp, name)
+            for name in ('stack', 'pad', 'tile', 'repeat', 'broadcast_to', 'zeros_like')
+        )
 
-    # -- annotations: the identity in the library ------------------------------------------------------------------
+    # -- annotations: the identity in the library --------------------------------------------------
 
     def cut(self, h):
-        """An old state as read by an op or a mixing equation that is recurrent for the state's group."""
+        """An old state as read by an op or a mixing equation that is recurrent for the state's
+        group.
+        """
         return self.constant(h) if self.reads == 'cut' else h
 
     def plain(self, w):
@@ -57,13 +65,15 @@ class Ops:
         return value
 
     def within(self, name: str, value, without=None):
-        """New state ``name``, or a value made of it, as read position by position by another new state of its group.
+        """New state ``name``, or a value made of it, as read position by position by another new
+        state of its group.
 
-        ``without`` is the same value with that state held constant, if anything else in it can carry a derivative.
+        ``without`` is the same value with that state held constant, if anything else in it can
+        carry a derivative.
         """
         return value
 
-    # -- ETP ops: y = op(x, w) -------------------------------------------------------------------------------------
+    # -- ETP ops: y = op(x, w) ---------------------------------------------------------------------
 
     def matmul(self, x, w, bias=None):
         return self._op(x, lambda x: x @ w if bias is None else x @ w + bias)
@@ -73,16 +83,21 @@ class Ops:
 
     def conv(self, x, kernel, bias=None, strides=None, padding='SAME'):
         strides = strides or (1,) * (x.ndim - 2)
-        return self._op(x, lambda x: self._convolve(x, kernel, strides, padding) + (0. if bias is None else bias))
+        return self._op(
+            x,
+            lambda x: self._convolve(x, kernel, strides, padding) + (0.0 if bias is None else bias),
+        )
 
     def sparse_matmul(self, x, data, mask, bias=None):
         """``mask`` is the fixed structure, a boolean array; ``data`` its entries row by row."""
-        return self._op(x, lambda x: x @ self._scatter(data, mask) + (0. if bias is None else bias))
+        return self._op(
+            x, lambda x: x @ self._scatter(data, mask) + (0.0 if bias is None else bias)
+        )
 
     def lora_matmul(self, x, B, A, alpha=1.0, bias=None):
-        return self._op(x, lambda x: alpha * (x @ B @ A) + (0. if bias is None else bias))
+        return self._op(x, lambda x: alpha * (x @ B @ A) + (0.0 if bias is None else bias))
 
-    # -- mixing equations: one position reads another --------------------------------------------------------------
+    # -- mixing equations: one position reads another ----------------------------------------------
 
     def dot(self, x, w):
         return self._mix(lambda x, w: x @ w, x, w)
@@ -105,7 +120,7 @@ class Ops:
         return self.exp(x) / self._mix(lambda x: self.exp(x).sum(-1, keepdims=True), read)
 
     def norm(self, x):
-        return self._mix(lambda x: self.sqrt((x ** 2).sum(-1, keepdims=True)), x)
+        return self._mix(lambda x: self.sqrt((x**2).sum(-1, keepdims=True)), x)
 
     def logsumexp(self, x):
         return self._mix(lambda x: self.log(self.exp(x).sum(-1, keepdims=True)), x)
@@ -114,10 +129,10 @@ class Ops:
         return self._mix(lambda x: self.xp.max(x, -1, keepdims=True), x)
 
     def pick(self, x, i):
-        """The entry at a position that is known when the step runs only."""
+        """The entry at a position that is known only when the step runs."""
         return self._mix(lambda x: self._slice(x, i, 1), x)
 
-    # -- element-wise functions and data movement ------------------------------------------------------------------
+    # -- element-wise functions and data movement --------------------------------------------------
 
     def concatenate(self, arrays, axis=-1):
         return self.xp.concatenate(arrays, axis)
@@ -129,7 +144,9 @@ class Ops:
         return self.xp.flip(x, -1)
 
     def shift(self, x, n):
-        """``roll`` where it is known to bring every position back to its place, or to one of its own."""
+        """A ``roll`` that is known to bring every position back to its own place, or to a place of
+        its own.
+        """
         return self.xp.roll(x, n, -1)
 
     def part(self, x, start, size):
@@ -138,7 +155,7 @@ class Ops:
     def softplus(self, x):
         return self.xp.log1p(self.exp(x))
 
-    # -- for the subclasses ----------------------------------------------------------------------------------------
+    # -- for the subclasses ------------------------------------------------------------------------
 
     def constant(self, a):
         """``a`` without its derivative."""
@@ -148,7 +165,7 @@ class Ops:
         return self.constant(a) if self.reads == 'constant' and a is not None else a
 
     def _op(self, x, op):
-        return self._apply(0. * np.nan_to_num(x) if self.idle and x is not None else x, op)
+        return self._apply(0.0 * np.nan_to_num(x) if self.idle and x is not None else x, op)
 
     def _apply(self, x, op):
         return op(self._read(x))
@@ -185,14 +202,18 @@ class JaxOps(JaxFlow, Ops):
         return jax.lax.dynamic_slice_in_dim(x, start, size, -1)
 
     def _convolve(self, x, kernel, strides, padding):
-        return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=CONV_DIMENSIONS[x.ndim])
+        return jax.lax.conv_general_dilated(
+            x, kernel, strides, padding, dimension_numbers=CONV_DIMENSIONS[x.ndim]
+        )
 
     def _scatter(self, data, mask):
         return jnp.zeros(mask.shape, data.dtype).at[np.nonzero(mask)].set(data)
 
 
 class NumpyOps(NumpyFlow, Ops):
-    """Complex step: the imaginary part carries one directional derivative, so a constant is the real part."""
+    """Complex step: the imaginary part carries one directional derivative, so a constant is the
+    real part.
+    """
 
     xp = np
 
@@ -225,15 +246,21 @@ class NumpyOps(NumpyFlow, Ops):
         return x
 
     def _slice(self, x, start, size):
-        return x[..., int(start):int(start) + size]
+        return x[..., int(start) : int(start) + size]
 
     def _convolve(self, x, kernel, strides, padding):
         window = kernel.shape[:-2]
-        extents = [_extent(n, k, s, padding) for n, k, s in zip(x.shape[1:-1], window, strides, strict=True)]
+        extents = [
+            _extent(n, k, s, padding)
+            for n, k, s in zip(x.shape[1:-1], window, strides, strict=True)
+        ]
         x = np.pad(x, [(0, 0), *(pad for _, pad in extents), (0, 0)])
         y = 0.0
         for offset in np.ndindex(*window):
-            taken = [slice(o, o + s * (n - 1) + 1, s) for o, s, (n, _) in zip(offset, strides, extents, strict=True)]
+            taken = [
+                slice(o, o + s * (n - 1) + 1, s)
+                for o, s, (n, _) in zip(offset, strides, extents, strict=True)
+            ]
             y = y + x[(slice(None), *taken)] @ kernel[offset]
         return y
 
@@ -253,7 +280,9 @@ def _extent(n: int, k: int, stride: int, padding: str) -> tuple[int, tuple[int, 
 
 
 def positive(x):
-    """Whether the real part is above zero; what two complex steps of 1e-30 leave there, their product, is zero."""
+    """Whether the real part is above zero; the product of two complex steps of 1e-30, which they
+    leave there, counts as zero.
+    """
     return np.real(x) > 1e-50
 
 
@@ -262,7 +291,9 @@ def _heaviside(v):
 
 
 _spike_jvp = jax.custom_jvp(_heaviside)
-_spike_jvp.defjvp(lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0]))
+_spike_jvp.defjvp(
+    lambda primals, tangents: (_heaviside(*primals), surrogate(*primals) * tangents[0])
+)
 
 _spike_vjp = jax.custom_vjp(_heaviside)
 _spike_vjp.defvjp(lambda v: (_heaviside(v), v), lambda v, g: (surrogate(v) * g,))

@@ -1,4 +1,7 @@
-"""Random models: a plan is plain data that hypothesis draws and prints, ``build`` makes a row of the table from it."""
+"""Random models: a plan is plain data that hypothesis draws and prints, ``build`` makes a row of
+the table from it.
+"""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,27 +16,39 @@ OUTPUTS = ('new', 'old', 'before')
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """``s_i = decay s_i' + couple s_{i-1}' + relay s_{i-1} + gate * tail(y_i)``, and what the next layer reads of it."""
+    """``s_i = decay s_i' + couple s_{i-1}' + relay s_{i-1} + gate * tail(y_i)``, and what the next
+    layer reads of it.
+    """
 
     states: int
     positions: int
-    tails: tuple[str, ...]          # one for each state
-    relay: bool                     # state i reads the new state i - 1
-    couple: bool                    # state i reads the old state i - 1, state 0 the old last one
-    gated: bool                     # a second op gates all tails
-    fused: bool                     # one op for all states, then a split
-    learned_decay: bool             # decay of state 0 from `element_wise`
-    output: str                     # the new last state, the old one, or the new one before its reset
+    tails: tuple[str, ...]  # one for each state
+    relay: bool  # state i reads the new state i - 1
+    couple: bool  # state i reads the old state i - 1, state 0 the old last one
+    gated: bool  # a second op gates all tails
+    fused: bool  # one op for all states, then a split
+    learned_decay: bool  # decay of state 0 from `element_wise`
+    output: str  # the new last state, the old one, or the new one before its reset
 
     @property
     def names(self):
         return [f's{i}' for i in range(self.states)]
 
 
-layers = st.integers(1, 3).flatmap(lambda n: st.builds(
-    Layer, states=st.just(n), positions=st.integers(2, 4), tails=st.tuples(*[st.sampled_from(TAILS)] * n),
-    relay=st.booleans(), couple=st.booleans(), gated=st.booleans(), fused=st.booleans(), learned_decay=st.booleans(),
-    output=st.sampled_from(OUTPUTS)))
+layers = st.integers(1, 3).flatmap(
+    lambda n: st.builds(
+        Layer,
+        states=st.just(n),
+        positions=st.integers(2, 4),
+        tails=st.tuples(*[st.sampled_from(TAILS)] * n),
+        relay=st.booleans(),
+        couple=st.booleans(),
+        gated=st.booleans(),
+        fused=st.booleans(),
+        learned_decay=st.booleans(),
+        output=st.sampled_from(OUTPUTS),
+    )
+)
 plans = st.lists(layers, min_size=1, max_size=3).map(tuple)
 
 
@@ -49,7 +64,9 @@ def drives(ops, layer, p, read):
 
 
 def layer_cell(ops, layer, prefix, p, old, x):
-    """New states of a layer, by name, and its output. All states of a layer are read by its ops: they are cut there."""
+    """New states of a layer, by name, and its output. All states of a layer are read by its ops:
+    they are cut there.
+    """
     cut = [ops.cut(old[name]) for name in layer.names]
     read = ops.concatenate([x, ops.tanh(sum(cut))])
     gate = ops.sigmoid(ops.matmul(read, p['gate'])) if layer.gated else 1.0
@@ -58,7 +75,8 @@ def layer_cell(ops, layer, prefix, p, old, x):
     for i, (name, y) in enumerate(zip(layer.names, drives(ops, layer, p, read), strict=True)):
         before = (decay if i == 0 else 0.6) * old[name] + gate * tail(ops, layer.tails[i], y)
         if layer.states > 1 and (layer.couple or i > 0):
-            before = before - 0.2 * ops.tanh(old[layer.names[i - 1]])       # keeps the states of a layer one group
+            # This term keeps the states of a layer one group.
+            before = before - 0.2 * ops.tanh(old[layer.names[i - 1]])
         kept = before
         if layer.relay and i > 0:
             before, alone = before + 0.4 * new[layer.names[i - 1]], before
@@ -69,7 +87,10 @@ def layer_cell(ops, layer, prefix, p, old, x):
 
 
 def build(plan: tuple[Layer, ...]) -> Model:
-    """A model of these layers with a plain readout of the last one, and of the first one's last new state."""
+    """A model of these layers with a plain readout of the last one, and of the first one's last new
+    state.
+    """
+
     def cell(ops, p, c, x):
         carry, first = {}, None
         for k, layer in enumerate(plan):

@@ -1,4 +1,7 @@
-"""Rate cells of one layer: leaky and vanilla RNN, gated cells, diagonal recurrences, plain weights and readouts."""
+"""Rate cells of one layer: leaky and vanilla RNN, gated cells, diagonal recurrences, plain weights
+and readouts.
+"""
+
 from __future__ import annotations
 
 from tests.models.model import B, I, M, Model, N, O
@@ -37,11 +40,13 @@ def vector(ops, p, c, x):
 
 
 def gru_state(ops, p, h, x, name='h'):
-    """The reset gate reaches h through the candidate's op only: its gradient is the same-step part."""
+    """The reset gate reaches h through the candidate's op only: its gradient is the same-step
+    part.
+    """
     z = ops.sigmoid(gate(ops, p['z'], x, ops.cut(h)))
     r = ops.sigmoid(gate(ops, p['r'], x, ops.cut(h)))
     n = ops.tanh(gate(ops, p['n'], x, r * ops.cut(h)))
-    return ops.new(name, (1. - z) * h + z * n)
+    return ops.new(name, (1.0 - z) * h + z * n)
 
 
 def gru(ops, p, c, x):
@@ -54,7 +59,7 @@ def mgu(ops, p, c, x):
     h = c['h']
     f = ops.sigmoid(gate(ops, p['f'], x, ops.cut(h)))
     n = ops.tanh(gate(ops, p['n'], x, f * ops.cut(h)))
-    h = ops.new('h', (1. - f) * h + f * n)
+    h = ops.new('h', (1.0 - f) * h + f * n)
     return h, {'h': h}
 
 
@@ -63,7 +68,7 @@ def minimal_rnn(ops, p, c, x):
     h = c['h']
     z = ops.tanh(ops.matmul(x, p['phi']))
     u = ops.sigmoid(ops.matmul(ops.concatenate([z, ops.cut(h)]), p['u']))
-    h = ops.new('h', u * h + (1. - u) * z)
+    h = ops.new('h', u * h + (1.0 - u) * z)
     return h, {'h': h}
 
 
@@ -85,14 +90,16 @@ def lstm_fused(ops, p, c, x):
 
 
 def lstm_reading_cell(ops, p, c, x):
-    """The output reads the new cell state too, so that state has uses besides the position-wise one."""
+    """The output reads the new cell state too, so that state has uses besides the position-wise
+    one.
+    """
     new = lstm_states(ops, c['c'], *(gate(ops, p[k], x, ops.cut(c['h'])) for k in 'ifgo'))
     return new['h'] + 0.5 * new['c'] ** 2, new
 
 
 def min_gru(ops, p, c, x):
     z = ops.sigmoid(ops.matmul(x, p['z'], p['b']))
-    h = ops.new('h', (1. - z) * c['h'] + z * ops.matmul(x, p['n']))
+    h = ops.new('h', (1.0 - z) * c['h'] + z * ops.matmul(x, p['n']))
     return ops.dot(h, p['out']), {'h': h}
 
 
@@ -115,7 +122,9 @@ def plain_input(ops, p, c, x):
 
 def encoder(ops, p, c, x):
     """A plain layer in front of the op."""
-    h = ops.new('h', 0.8 * c['h'] + ops.tanh(gate(ops, p, ops.tanh(ops.dot(x, p['enc'])), ops.cut(c['h']))))
+    h = ops.new(
+        'h', 0.8 * c['h'] + ops.tanh(gate(ops, p, ops.tanh(ops.dot(x, p['enc'])), ops.cut(c['h'])))
+    )
     return h, {'h': h}
 
 
@@ -141,7 +150,9 @@ def state_sum(ops, p, c, x):
 
 
 def op_between_states(ops, p, c, x):
-    """A second op reads one new state of the group and feeds the other: live in the signals, constant in the D pass."""
+    """A second op reads one new state of the group and feeds the other: live in the signals,
+    constant in the D pass.
+    """
     v = ops.new('v', 0.8 * c['v'] - 0.2 * c['a'] + ops.tanh(gate(ops, p, x, ops.cut(c['v']))))
     a = ops.new('a', 0.7 * c['a'] + 0.1 * ops.within('v', v) + ops.tanh(ops.matmul(v, p['w2'])))
     return a, {'v': v, 'a': a}
@@ -169,14 +180,29 @@ MODELS = [
     Model('lstm_fused', lstm_fused, {'w': (I + N, 4 * N), 'b': (4 * N,), 'out': READOUT}, LSTM),
     Model('lstm_reading_cell', lstm_reading_cell, GATES, LSTM),
     Model('min_gru', min_gru, {'z': (I, N), 'b': (N,), 'n': (I, N), 'out': READOUT}, exact=True),
-    Model('lru', lru, {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 'd': (I, O)},
-          {'re': (B, N), 'im': (B, N)}, exact=True),
-    Model('plain_input', plain_input, {'w_in': (I, N), 'w': (N, N), 'leak': (N,), 'out': READOUT},
-          owner={'w_in': None, 'leak': None}),
+    Model(
+        'lru',
+        lru,
+        {'nu': (N,), 'theta': (N,), 'b_re': (I, N), 'b_im': (I, N), 'c': READOUT, 'd': (I, O)},
+        {'re': (B, N), 'im': (B, N)},
+        exact=True,
+    ),
+    Model(
+        'plain_input',
+        plain_input,
+        {'w_in': (I, N), 'w': (N, N), 'leak': (N,), 'out': READOUT},
+        owner={'w_in': None, 'leak': None},
+    ),
     Model('encoder', encoder, {'enc': (I, M), 'w': (M + N, N), 'b': (N,)}, owner={'enc': None}),
     Model('old_output', old_output, GATE | {'out': READOUT, 'out_op': READOUT}),
     Model('op_readout', op_readout, GATE | {'out': READOUT, 'out_b': (O,)}),
     Model('state_sum', state_sum, GATE, {'h': (B, N), 'a': (B, N)}),
-    Model('op_between_states', op_between_states, GATE | {'w2': (N, N)}, {'v': (B, N), 'a': (B, N)}, cut_bptt=False),
+    Model(
+        'op_between_states',
+        op_between_states,
+        GATE | {'w2': (N, N)},
+        {'v': (B, N), 'a': (B, N)},
+        cut_bptt=False,
+    ),
     Model('context', context, GATE | {'v': (I, N)}, lanes=False),
 ]

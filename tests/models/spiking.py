@@ -1,4 +1,5 @@
 """Spiking cells of one layer. ``z`` is a spike; a reset subtracts it."""
+
 from __future__ import annotations
 
 from tests.models.model import B, I, Model, N, O
@@ -25,21 +26,31 @@ def lif_by_vjp(ops, p, c, x):
 
 
 def lif_recurrent(ops, p, c, x):
-    """The recurrent op and the reset read the spike of the old potential; the output that of the new one."""
+    """The recurrent op and the reset read the spike of the old potential; the output that of the
+    new one.
+    """
     y = ops.matmul(ops.concatenate([x, fired(ops, ops.cut(c['v']))]), p['w'])
     v = ops.new('v', 0.8 * c['v'] - fired(ops, c['v']) + y)
     return ops.dot(fired(ops, v), p['out']), {'v': v}
 
 
 def synapse(ops, p, c, x):
-    """Synapse -> membrane: the new current is read by the new potential in the same step (fault C)."""
-    i = ops.new('i', 0.6 * c['i'] + ops.matmul(ops.concatenate([x, fired(ops, ops.cut(c['v']))]), p['w'], p['b']))
+    """Synapse -> membrane: the new current is read by the new potential in the same step (fault
+    C).
+    """
+    i = ops.new(
+        'i',
+        0.6 * c['i']
+        + ops.matmul(ops.concatenate([x, fired(ops, ops.cut(c['v']))]), p['w'], p['b']),
+    )
     v = ops.new('v', 0.8 * c['v'] - fired(ops, c['v']) + 0.5 * ops.within('i', i))
     return ops.dot(fired(ops, v), p['out']) + 0.1 * ops.dot(i, p['out']), {'i': i, 'v': v}
 
 
 def adaptive_lif(ops, p, c, x):
-    """Potential v and adaptation a; the spike is taken before the reset, the recurrent op reads the old spike."""
+    """Potential v and adaptation a; the spike is taken before the reset, the recurrent op reads the
+    old spike.
+    """
     old = ops.spike(ops.cut(c['v']) - THRESHOLD - 0.2 * ops.cut(c['a']))
     v = 0.8 * c['v'] + ops.matmul(ops.concatenate([x, old]), p['w'])
     z = ops.spike(v - THRESHOLD - 0.2 * c['a'])
@@ -63,7 +74,18 @@ MODELS = [
     Model('lif_by_vjp', lif_by_vjp, {'w': (I, N), 'out': (N, O)}, V, exact=True, smooth=False),
     Model('lif_recurrent', lif_recurrent, {'w': (I + N, N), 'out': (N, O)}, V, smooth=False),
     Model('synapse', synapse, {'w': (I + N, N), 'b': (N,), 'out': (N, O)}, VI, smooth=False),
-    Model('adaptive_lif', adaptive_lif, {'w': (I + N, N), 'out': (N, O)}, {'v': (B, N), 'a': (B, N)}, smooth=False),
-    Model('learned_leak', learned_leak, {'w': (I + N, N), 'leak': (N,), 'threshold': (N,), 'out': (N, O)}, V,
-          smooth=False),
+    Model(
+        'adaptive_lif',
+        adaptive_lif,
+        {'w': (I + N, N), 'out': (N, O)},
+        {'v': (B, N), 'a': (B, N)},
+        smooth=False,
+    ),
+    Model(
+        'learned_leak',
+        learned_leak,
+        {'w': (I + N, N), 'leak': (N,), 'threshold': (N,), 'out': (N, O)},
+        V,
+        smooth=False,
+    ),
 ]

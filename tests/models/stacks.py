@@ -1,4 +1,7 @@
-"""More than one layer: an op is recurrent for every group that its result reaches within the step, and cut for those only."""
+"""More than one layer: an op is recurrent for every group that its result reaches within the step,
+and cut for those only.
+"""
+
 from __future__ import annotations
 
 from tests.models.model import B, I, M, Model, N, O
@@ -42,7 +45,9 @@ def spiking_two(ops, p, c, x):
 
 
 def spiking_three(ops, p, c, x):
-    """Three layers, each reading the spike below from before the reset; adaptation in the second; old spikes recur."""
+    """Three layers, each reading the spike below from before the reset; adaptation in the second;
+    old spikes recur.
+    """
     own2 = ops.spike(ops.cut(c['v2']) - THRESHOLD - 0.2 * ops.cut(c['a2']))
     v1 = 0.8 * c['v1'] + ops.matmul(ops.concatenate([x, fired(ops, ops.cut(c['v1']))]), p['one'])
     z1 = fired(ops, v1)
@@ -55,7 +60,9 @@ def spiking_three(ops, p, c, x):
 
 
 def populations(ops, p, c, x):
-    """Two populations read each other's old state: each op is recurrent for the population that it drives."""
+    """Two populations read each other's old state: each op is recurrent for the population that it
+    drives.
+    """
     a, b = c['a'], c['b']
     drive_a = ops.matmul(ops.concatenate([x, ops.cut(a), b]), p['to_a'])
     drive_b = ops.matmul(ops.concatenate([x, a, ops.cut(b)]), p['to_b'])
@@ -64,7 +71,9 @@ def populations(ops, p, c, x):
 
 
 def feedback(ops, p, c, x):
-    """Layer 1 reads layer 2's old state, and reaches layer 2's new state through its op: cut for both groups."""
+    """Layer 1 reads layer 2's old state, and reaches layer 2's new state through its op: cut for
+    both groups.
+    """
     top_down = ops.concatenate([x, ops.cut(c['h2'])])
     h1 = ops.new('h1', cell_of(ops, p['one'], c['h1'], top_down, 0.8))
     h2 = ops.new('h2', cell_of(ops, p['two'], c['h2'], h1, 0.7))
@@ -87,26 +96,92 @@ GRU = {k: weights(N, M) for k in 'zrn'} | {'out': (M, O)}
 LAYERS = {'one': 0, 'two': 1, 'three': 2}
 
 MODELS = [
-    Model('two_layers', two_layers, {'one': GATE, 'two': weights(N, M), 'out': (M, O)},
-          {'h1': (B, N), 'h2': (B, M)}, groups=(('h1',), ('h2',)), owner=LAYERS),
-    Model('two_equal_layers', two_layers, {'one': GATE, 'two': weights(N, N), 'out': (N, O)},
-          {'h1': (B, N), 'h2': (B, N)}, groups=(('h1',), ('h2',)), owner=LAYERS),
-    Model('three_layers', three_layers,
-          {'one': GATE, 'two': weights(N, M), 'three': weights(M + N, N), 'out': (N, O), 'skip': (M, O)},
-          {'h1': (B, N), 'h2': (B, M), 'h3': (B, N)}, groups=(('h1',), ('h2',), ('h3',)), owner=LAYERS),
-    Model('lstm_gru', lstm_gru, {'lstm': weights(I, N, 4)} | GRU, {'c1': (B, N), 'h1': (B, N), 'h2': (B, M)},
-          groups=(('c1', 'h1'), ('h2',)), owner={'z': 1, 'n': 1, 'r': None}),
-    Model('spiking_two', spiking_two, {'one': (I + N, N), 'two': (N + M, M), 'out': (M, O)},
-          {'v1': (B, N), 'v2': (B, M)}, groups=(('v1',), ('v2',)), owner=LAYERS, smooth=False),
-    Model('spiking_three', spiking_three, {'one': (I + N, N), 'two': (N + M, M), 'three': (M + N, N), 'out': (N, O)},
-          {'v1': (B, N), 'v2': (B, M), 'a2': (B, M), 'v3': (B, N)}, groups=(('v1',), ('v2', 'a2'), ('v3',)),
-          owner=LAYERS, smooth=False),
-    Model('populations', populations, {'to_a': (I + N + M, N), 'to_b': (I + N + M, M), 'out': (N + M, O)},
-          {'a': (B, N), 'b': (B, M)}, groups=(('a',), ('b',)), owner={'to_b': 1}),
-    Model('equal_populations', populations, {'to_a': (I + N + N, N), 'to_b': (I + N + N, N), 'out': (N + N, O)},
-          {'a': (B, N), 'b': (B, N)}, groups=(('a',), ('b',)), owner={'to_b': 1}),
-    Model('feedback', feedback, {'one': weights(I + M, N), 'two': weights(N, M)},
-          {'h1': (B, N), 'h2': (B, M)}, groups=(('h1',), ('h2',)), owner=LAYERS),
-    Model('one_op_two_groups', one_op_two_groups, {'w': (I + N + M, N + M)}, {'h': (B, N), 'm': (B, M)},
-          groups=(('h',), ('m',)), cut_bptt=False),
+    Model(
+        'two_layers',
+        two_layers,
+        {'one': GATE, 'two': weights(N, M), 'out': (M, O)},
+        {'h1': (B, N), 'h2': (B, M)},
+        groups=(('h1',), ('h2',)),
+        owner=LAYERS,
+    ),
+    Model(
+        'two_equal_layers',
+        two_layers,
+        {'one': GATE, 'two': weights(N, N), 'out': (N, O)},
+        {'h1': (B, N), 'h2': (B, N)},
+        groups=(('h1',), ('h2',)),
+        owner=LAYERS,
+    ),
+    Model(
+        'three_layers',
+        three_layers,
+        {
+            'one': GATE,
+            'two': weights(N, M),
+            'three': weights(M + N, N),
+            'out': (N, O),
+            'skip': (M, O),
+        },
+        {'h1': (B, N), 'h2': (B, M), 'h3': (B, N)},
+        groups=(('h1',), ('h2',), ('h3',)),
+        owner=LAYERS,
+    ),
+    Model(
+        'lstm_gru',
+        lstm_gru,
+        {'lstm': weights(I, N, 4)} | GRU,
+        {'c1': (B, N), 'h1': (B, N), 'h2': (B, M)},
+        groups=(('c1', 'h1'), ('h2',)),
+        owner={'z': 1, 'n': 1, 'r': None},
+    ),
+    Model(
+        'spiking_two',
+        spiking_two,
+        {'one': (I + N, N), 'two': (N + M, M), 'out': (M, O)},
+        {'v1': (B, N), 'v2': (B, M)},
+        groups=(('v1',), ('v2',)),
+        owner=LAYERS,
+        smooth=False,
+    ),
+    Model(
+        'spiking_three',
+        spiking_three,
+        {'one': (I + N, N), 'two': (N + M, M), 'three': (M + N, N), 'out': (N, O)},
+        {'v1': (B, N), 'v2': (B, M), 'a2': (B, M), 'v3': (B, N)},
+        groups=(('v1',), ('v2', 'a2'), ('v3',)),
+        owner=LAYERS,
+        smooth=False,
+    ),
+    Model(
+        'populations',
+        populations,
+        {'to_a': (I + N + M, N), 'to_b': (I + N + M, M), 'out': (N + M, O)},
+        {'a': (B, N), 'b': (B, M)},
+        groups=(('a',), ('b',)),
+        owner={'to_b': 1},
+    ),
+    Model(
+        'equal_populations',
+        populations,
+        {'to_a': (I + N + N, N), 'to_b': (I + N + N, N), 'out': (N + N, O)},
+        {'a': (B, N), 'b': (B, N)},
+        groups=(('a',), ('b',)),
+        owner={'to_b': 1},
+    ),
+    Model(
+        'feedback',
+        feedback,
+        {'one': weights(I + M, N), 'two': weights(N, M)},
+        {'h1': (B, N), 'h2': (B, M)},
+        groups=(('h1',), ('h2',)),
+        owner=LAYERS,
+    ),
+    Model(
+        'one_op_two_groups',
+        one_op_two_groups,
+        {'w': (I + N + M, N + M)},
+        {'h': (B, N), 'm': (B, M)},
+        groups=(('h',), ('m',)),
+        cut_bptt=False,
+    ),
 ]

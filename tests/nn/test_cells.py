@@ -1,4 +1,5 @@
 """Cells against plain NumPy formulas, and the life of their states."""
+
 from __future__ import annotations
 
 import brainstate
@@ -18,7 +19,7 @@ CELLS = {
     'minigru': (nn.MiniGRU, ('h',)),
     'readout': (nn.LeakyRateReadout, ('f', 'g')),
 }
-SIZES = {'f': NUM_IN, 'g': 1}            # of a readout's states; those of cells: NUM_OUT
+SIZES = {'f': NUM_IN, 'g': 1}  # of a readout's states; those of cells: NUM_OUT
 BATCHES = [None, 2]
 
 
@@ -28,7 +29,7 @@ def logistic(a):
 
 def affine(layer, *parts):
     value = jax.tree.map(np.asarray, layer.weight.value)
-    return np.concatenate(parts, axis=-1) @ value['weight'] + value.get('bias', 0.)
+    return np.concatenate(parts, axis=-1) @ value['weight'] + value.get('bias', 0.0)
 
 
 def vanilla_step(cell, x, h):
@@ -59,7 +60,13 @@ def readout_step(cell, x, f, g):
 
 
 # The output and the new states.
-FORMULAS = {'vanilla': vanilla_step, 'gru': gru_step, 'lstm': lstm_step, 'minigru': minigru_step, 'readout': readout_step}
+FORMULAS = {
+    'vanilla': vanilla_step,
+    'gru': gru_step,
+    'lstm': lstm_step,
+    'minigru': minigru_step,
+    'readout': readout_step,
+}
 
 
 def make(name, batch_size=None, **options):
@@ -72,7 +79,9 @@ def make(name, batch_size=None, **options):
 
 def inputs(batch_size, seed=0):
     shape = (STEPS, NUM_IN) if batch_size is None else (STEPS, batch_size, NUM_IN)
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype=brainstate.environ.dftype())
+    return jnp.asarray(
+        np.random.default_rng(seed).normal(size=shape), dtype=brainstate.environ.dftype()
+    )
 
 
 @pytest.mark.parametrize('batch_size', BATCHES)
@@ -104,7 +113,9 @@ def test_states_are_hidden_states_and_weights_are_parameters(name):
     cell = make(name)
     assert set(cell.states(brainstate.HiddenState)) == {(s,) for s in CELLS[name][1]}
     others = [s for s in cell.states().values() if not isinstance(s, brainstate.HiddenState)]
-    assert others and all(isinstance(s, brainstate.ParamState) and set(s.value) == {'weight', 'bias'} for s in others)
+    assert others and all(
+        isinstance(s, brainstate.ParamState) and set(s.value) == {'weight', 'bias'} for s in others
+    )
 
 
 @pytest.mark.parametrize('name', CELLS)
@@ -112,8 +123,9 @@ def test_reset_brings_back_the_first_values_for_the_asked_batch(name):
     cell = make(name, None, state_init=0.25)
     first = cell.states(brainstate.HiddenState)
     cell(inputs(None)[0])
-    values = {(n,): np.full(SIZES.get(n, NUM_OUT), 0. if n == 'g' else 0.25)
-              for n in CELLS[name][1]}
+    values = {
+        (n,): np.full(SIZES.get(n, NUM_OUT), 0.0 if n == 'g' else 0.25) for n in CELLS[name][1]
+    }
     assert all(not np.array_equal(s.value, values[path]) for path, s in first.items())
     cell.reset_state()
     assert all(np.array_equal(s.value, values[path]) for path, s in first.items())
@@ -155,19 +167,23 @@ def test_the_activation_counts(name, activation):
 
 
 def test_each_gate_is_drawn_by_itself():
-    """An orthogonal block of a fused weight has orthonormal columns; four gates drawn as one matrix would not."""
+    """An orthogonal block of a fused weight has orthonormal columns; four gates drawn as one matrix
+    would not.
+    """
     orthogonal = brainstate.nn.init.Orthogonal()
     weight = np.asarray(nn.LSTMCell(NUM_IN, NUM_OUT, w_init=orthogonal).W.weight.value['weight'])
     assert weight.shape == (NUM_IN + NUM_OUT, 4 * NUM_OUT)
     for block in np.split(weight, 4, axis=1):
         np.testing.assert_allclose(block.T @ block, np.eye(NUM_OUT), atol=1e-5)
-    assert not np.allclose(weight[:, :NUM_OUT], weight[:, NUM_OUT:2 * NUM_OUT])
+    assert not np.allclose(weight[:, :NUM_OUT], weight[:, NUM_OUT : 2 * NUM_OUT])
 
 
 @pytest.mark.parametrize('name', CELLS)
 def test_a_wrong_number_of_features_is_refused(name):
     cell = make(name)
-    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(4,\); expected \(3,\) or \(batch, 3\)'):
+    with pytest.raises(
+        braintrace.EtpShapeError, match=r'shape \(4,\); expected \(3,\) or \(batch, 3\)'
+    ):
         cell(jnp.ones(4))
     with pytest.raises(braintrace.EtpShapeError, match='jax.vmap'):
         cell(jnp.ones((2, 2, 3)))
@@ -176,7 +192,7 @@ def test_a_wrong_number_of_features_is_refused(name):
 @pytest.mark.parametrize('name', CELLS)
 def test_an_input_that_is_no_array_is_refused(name):
     with pytest.raises(braintrace.EtpDtypeError, match='the input is a list'):
-        make(name)([1., 2., 3.])
+        make(name)([1.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize('name', CELLS)

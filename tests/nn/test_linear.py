@@ -1,4 +1,5 @@
 """The dense layer."""
+
 from __future__ import annotations
 
 import brainstate
@@ -14,10 +15,12 @@ from braintrace import nn
 
 @pytest.mark.parametrize('shape', [(3,), (2, 3), (0, 3)])
 def test_it_is_the_affine_map(shape):
-    layer = nn.Linear(3, 4, b_init=brainstate.nn.init.Normal(1.))
+    layer = nn.Linear(3, 4, b_init=brainstate.nn.init.Normal(1.0))
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     value = jax.tree.map(np.asarray, layer.weight.value)
-    np.testing.assert_allclose(layer(jnp.asarray(x)), x @ value['weight'] + value['bias'], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        layer(jnp.asarray(x)), x @ value['weight'] + value['bias'], rtol=0, atol=1e-6
+    )
 
 
 def test_its_weight_is_applied_by_an_etp_op():
@@ -30,23 +33,25 @@ def test_a_mask_silences_weights_and_their_gradients():
     mask = np.zeros((3, 4), np.float32)
     mask[0] = 1
     layer = nn.Linear(3, 4, w_mask=mask, b_init=None)
-    x = jnp.arange(1., 4.)
+    x = jnp.arange(1.0, 4.0)
     np.testing.assert_allclose(layer(x), np.asarray(layer.weight.value['weight'])[0], rtol=1e-6)
     grads = brainstate.transform.grad(lambda: layer(x).sum(), layer.states(brainstate.ParamState))()
     np.testing.assert_array_equal(grads[('weight',)]['weight'], mask)
 
 
 def test_units_go_through():
-    layer = nn.Linear(3, 4, w_init=brainstate.nn.init.Normal(1., unit=u.siemens), b_init=None)
+    layer = nn.Linear(3, 4, w_init=brainstate.nn.init.Normal(1.0, unit=u.siemens), b_init=None)
     assert u.get_unit(layer(jnp.ones(3) * u.mV)).dim == u.ampere.dim
 
 
 def test_values_may_be_given_as_arrays():
     weight, bias = np.ones((3, 4), np.float32), np.arange(4, dtype=np.float32)
-    np.testing.assert_array_equal(nn.Linear(3, 4, w_init=weight, b_init=bias)(jnp.ones(3)), 3 + bias)
+    np.testing.assert_array_equal(
+        nn.Linear(3, 4, w_init=weight, b_init=bias)(jnp.ones(3)), 3 + bias
+    )
 
 
-@pytest.mark.parametrize('x', [jnp.ones(2), jnp.ones((2, 2, 3)), jnp.asarray(1.)])
+@pytest.mark.parametrize('x', [jnp.ones(2), jnp.ones((2, 2, 3)), jnp.asarray(1.0)])
 def test_a_wrong_shape_is_refused(x):
     with pytest.raises(braintrace.EtpShapeError, match=r'expected \(3,\) or \(batch, 3\)'):
         nn.Linear(3, 4)(x)

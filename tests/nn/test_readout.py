@@ -1,4 +1,5 @@
 """What the leaky readout has beyond the other cells: a time constant."""
+
 from __future__ import annotations
 
 import brainstate
@@ -19,9 +20,11 @@ def decay_of(readout):
     return np.asarray(readout.f.value)
 
 
-@pytest.mark.parametrize('tau', [0.5, 5., 40])
+@pytest.mark.parametrize('tau', [0.5, 5.0, 40])
 def test_a_number_counts_steps(tau):
-    np.testing.assert_allclose(decay_of(LeakyRateReadout(3, 2, tau=tau)), np.exp(-1 / tau), rtol=1e-6)
+    np.testing.assert_allclose(
+        decay_of(LeakyRateReadout(3, 2, tau=tau)), np.exp(-1 / tau), rtol=1e-6
+    )
 
 
 def test_a_time_is_measured_against_dt():
@@ -47,7 +50,7 @@ class Net(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
         self.cell = braintrace.nn.MiniGRU(2, 3)
-        self.readout = LeakyRateReadout(3, 2, tau=5., b_init=brainstate.nn.init.Normal(0.3))
+        self.readout = LeakyRateReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(0.3))
 
     def update(self, x):
         return self.readout(self.cell(x))
@@ -62,6 +65,7 @@ def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_i
 
     def loss(output, weight):
         return weight * jnp.sum((output - 1) ** 2)
+
     state = online.init(params, carry, xs[0])
     got = online.sequence_grad(loss, reduction='sum')(params, state, xs, last)[0]
     wanted = braintrace.verify.bptt_gradients(online.cell, params, carry, xs, last, loss)
@@ -74,7 +78,10 @@ def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_i
 
 @pytest.mark.parametrize('context', [{}, {'dt': 0.1}, {'dt': 1 * u.mV}])
 def test_a_time_without_a_dt_in_time_is_refused(context):
-    with brainstate.environ.context(**context), pytest.raises(braintrace.EtpUnitError, match='brainstate.environ.set'):
+    with (
+        brainstate.environ.context(**context),
+        pytest.raises(braintrace.EtpUnitError, match='brainstate.environ.set'),
+    ):
         decay_of(LeakyRateReadout(3, 2, tau=5 * u.ms))
 
 
@@ -83,7 +90,7 @@ def test_a_tau_of_another_dimension_is_refused():
         LeakyRateReadout(3, 2, tau=5 * u.mV)
 
 
-@pytest.mark.parametrize('tau', [0., -1., 0 * u.ms])
+@pytest.mark.parametrize('tau', [0.0, -1.0, 0 * u.ms])
 def test_a_tau_that_is_not_positive_is_refused(tau):
     with pytest.raises(braintrace.OptionError, match='larger than 0'):
         LeakyRateReadout(3, 2, tau=tau)

@@ -1,4 +1,7 @@
-"""Silent and saturated shares against neurons that are run in NumPy: every way to keep a spike and to reset."""
+"""Silent and saturated shares against neurons that are run in NumPy: every way to keep a spike and
+to reset.
+"""
+
 from __future__ import annotations
 
 import brainstate
@@ -15,7 +18,7 @@ from tests.models.ops import _spike_vjp as by_vjp
 from tests.tiers import first, in_turn, nightly
 
 STEPS, LANES = 12, 2
-DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.), 'mixed': np.array([0., 0.2, 9.])}
+DRIVES = {'dead': np.zeros(3), 'saturated': np.full(3, 9.0), 'mixed': np.array([0.0, 0.2, 9.0])}
 
 
 def by_comparison(v):
@@ -23,7 +26,7 @@ def by_comparison(v):
 
 
 def by_where(v):
-    return jnp.where(v > 0, 1., 0.)
+    return jnp.where(v > 0, 1.0, 0.0)
 
 
 def by_estimator(v):
@@ -32,7 +35,13 @@ def by_estimator(v):
     return soft + jax.lax.stop_gradient((v > 0) - soft)
 
 
-SPIKES = {'jvp': by_jvp, 'vjp': by_vjp, 'comparison': by_comparison, 'where': by_where, 'estimator': by_estimator}
+SPIKES = {
+    'jvp': by_jvp,
+    'vjp': by_vjp,
+    'comparison': by_comparison,
+    'where': by_where,
+    'estimator': by_estimator,
+}
 
 
 def loss(output, target):
@@ -67,7 +76,7 @@ def refractory(p, c, i, spike):
     """The potential stays high while the neuron can not spike."""
     v = 0.9 * c['v'] + i
     z = spike(v - 1) * (c['rest'] <= 0)
-    return z, {'v': v, 'rest': jnp.where(z > 0, 3., c['rest'] - 1)}
+    return z, {'v': v, 'rest': jnp.where(z > 0, 3.0, c['rest'] - 1)}
 
 
 def refractory_by_spike(p, c, i, spike):
@@ -83,8 +92,13 @@ def adaptive(p, c, i, spike):
 
 
 CELLS = {
-    hard_state: {'v': 0., 'z': 0.}, soft_state: {'v': 0., 'z': 0.}, hard_local: {'v': 0.}, soft_local: {'v': 0.},
-    refractory: {'v': 0., 'rest': 0.}, refractory_by_spike: {'v': 0., 'z': 0.}, adaptive: {'v': 0., 'a': 0.},
+    hard_state: {'v': 0.0, 'z': 0.0},
+    soft_state: {'v': 0.0, 'z': 0.0},
+    hard_local: {'v': 0.0},
+    soft_local: {'v': 0.0},
+    refractory: {'v': 0.0, 'rest': 0.0},
+    refractory_by_spike: {'v': 0.0, 'z': 0.0},
+    adaptive: {'v': 0.0, 'a': 0.0},
 }
 
 
@@ -111,7 +125,7 @@ def by_hand(cell, drive):
         elif cell is refractory:
             v = 0.9 * v + drive
             z = (v > 1) & (c['rest'] <= 0)
-            c = {'v': v, 'rest': np.where(z, 3., c['rest'] - 1)}
+            c = {'v': v, 'rest': np.where(z, 3.0, c['rest'] - 1)}
         elif cell is refractory_by_spike:
             v = 0.9 * v + drive
             z = (v > 1) & (c['z'] == 0)
@@ -126,9 +140,12 @@ def by_hand(cell, drive):
 
 def diagnosed(cell, params, carry):
     """The diagnosis of ``cell(params, carry, x)``."""
-    online, xs = braintrace.functional.online(cell, braintrace.rules.d_rtrl()), np.ones((STEPS, LANES, 1))
+    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+    xs = np.ones((STEPS, LANES, 1))
     outputs = jax.eval_shape(lambda: cell(params, carry, xs[0])[0])
-    return verify.diagnose(online, xs, np.zeros((len(xs), *outputs.shape)), loss, params=params, carry=carry)
+    return verify.diagnose(
+        online, xs, np.zeros((len(xs), *outputs.shape)), loss, params=params, carry=carry
+    )
 
 
 def layer(cell, spike):
@@ -177,43 +194,60 @@ def test_a_dead_layer_is_told_to_get_more_input(cell):
 
 def test_two_layers_are_judged_each_by_itself():
     """A layer of leaky units below, a dead one of spiking units, and a live one on a plain path."""
+
     def cell(p, c, x):
         low = 0.9 * c['low'] + braintrace.matmul(x, p['low'])
-        dead = 0.9 * c['dead'] + 0. * (low @ p['plain'])
+        dead = 0.9 * c['dead'] + 0.0 * (low @ p['plain'])
         z = by_jvp(dead - 1)
         spikes, live = hard_state(p, c['live'], braintrace.matmul(z + x, p['live']), by_jvp)
         return spikes, {'low': low, 'dead': dead - z, 'live': live}
-    params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.)}
-    carry = states({'low': 0., 'dead': 0.}) | {'live': states({'v': 0., 'z': 0.})}
+
+    params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.0)}
+    carry = states({'low': 0.0, 'dead': 0.0}) | {'live': states({'v': 0.0, 'z': 0.0})}
     with pytest.warns(braintrace.BraintraceWarning):
         got = shown(diagnosed(cell, params, carry))
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
-    assert got['live/v,live/z'] == of_rates(by_hand(hard_state, np.full(3, 9.)))
+    assert got['live/v,live/z'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
 
 
 def test_a_spike_may_be_the_only_state():
     def cell(p, z, x):
         z = by_jvp(braintrace.matmul(jnp.concatenate([x, z], -1), p['W']) - 1)
         return z, z
-    W = np.concatenate([np.array([[0., 2., 2.]]), np.zeros((3, 3))])
-    W[3, 2] = -9.                           # unit 2 spikes at every other step
-    got, = diagnosed(cell, {'W': W}, states({'z': 0.})['z']).activity
+
+    W = np.concatenate([np.array([[0.0, 2.0, 2.0]]), np.zeros((3, 3))])
+    W[3, 2] = -9.0  # unit 2 spikes at every other step
+    (got,) = diagnosed(cell, {'W': W}, states({'z': 0.0})['z']).activity
     assert (got.shown_by, got.silent, got.saturated) == ('spikes', 1 / 3, 1 / 3)
 
 
-@pytest.mark.parametrize('cell', [braintrace.nn.VanillaRNNCell, braintrace.nn.GRUCell, braintrace.nn.LSTMCell, braintrace.nn.MiniGRU])
+@pytest.mark.parametrize(
+    'cell',
+    [
+        braintrace.nn.VanillaRNNCell,
+        braintrace.nn.GRUCell,
+        braintrace.nn.LSTMCell,
+        braintrace.nn.MiniGRU,
+    ],
+)
 def test_a_cell_without_spikes_is_judged_by_its_states(cell):
     learner = braintrace.compile(cell(2, 3), 'D_RTRL', jnp.zeros((LANES, 2)), batch_size=LANES)
     got = verify.diagnose(learner, np.ones((STEPS, LANES, 2)), np.zeros((STEPS, LANES, 3)), loss)
-    assert {a.shown_by for a in got.activity} == {'states'} and not any('spike' in text for text in got.findings)
+    assert {a.shown_by for a in got.activity} == {'states'} and not any(
+        'spike' in text for text in got.findings
+    )
 
 
-@pytest.mark.parametrize('relu', [jax.nn.relu, jax.nn.leaky_relu, lambda a: jnp.where(a > 0, a, 0.), jax.nn.hard_sigmoid])
+@pytest.mark.parametrize(
+    'relu',
+    [jax.nn.relu, jax.nn.leaky_relu, lambda a: jnp.where(a > 0, a, 0.0), jax.nn.hard_sigmoid],
+)
 def test_a_nonlinearity_of_pieces_is_no_spike(relu):
     def cell(p, h, x):
         h = relu(0.5 * h + braintrace.matmul(x, p['W']))
         return h, h
-    got, = diagnosed(cell, {'W': np.ones((1, 3))}, jnp.zeros((LANES, 3))).activity
+
+    (got,) = diagnosed(cell, {'W': np.ones((1, 3))}, jnp.zeros((LANES, 3))).activity
     assert got.shown_by == 'states' and got.silent == 0
 
 
@@ -222,7 +256,9 @@ class Spiking(brainstate.nn.Module):
 
     def __init__(self, gain):
         super().__init__()
-        self.W = braintrace.nn.Linear(1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None)
+        self.W = braintrace.nn.Linear(
+            1, 3, w_init=lambda shape: gain * jnp.ones(shape), b_init=None
+        )
         self.out = braintrace.nn.Linear(3, 3, b_init=None)
 
     def init_state(self, batch_size=None, **kwargs):
@@ -232,12 +268,12 @@ class Spiking(brainstate.nn.Module):
 
     def update(self, x):
         self.V.value = 0.9 * self.V.value - self.z.value * u.mV + self.W(x) * u.mV
-        self.z.value = by_jvp((self.V.value - 1. * u.mV) / u.mV)
+        self.z.value = by_jvp((self.V.value - 1.0 * u.mV) / u.mV)
         self.r.value = 0.8 * self.r.value + self.out(self.z.value)
         return self.r.value
 
 
-@pytest.mark.parametrize('gain', [0., 9.])
+@pytest.mark.parametrize('gain', [0.0, 9.0])
 def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)
     got = verify.diagnose(learner, np.ones((STEPS, LANES, 1)), np.zeros((STEPS, LANES, 3)), loss)

@@ -1,4 +1,5 @@
 """The public oracles against those of the tests, which share no code with them."""
+
 from __future__ import annotations
 
 import functools
@@ -11,15 +12,23 @@ import pytest
 import braintrace
 from braintrace import verify
 from tests import models, oracles
-from tests.gradients.compare import assert_close, wide_first
+from tests.compare import assert_close
 from tests.gradients.harness import over_sequence
+from tests.gradients.rows import wide_first
 from tests.models.library import LibraryOps
 
 pytestmark = pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 
 
 def arguments(case):
-    return functools.partial(case.model.cell, LibraryOps()), case.params, dict(case.carry), case.xs, case.ys, case.loss
+    return (
+        functools.partial(case.model.cell, LibraryOps()),
+        case.params,
+        dict(case.carry),
+        case.xs,
+        case.ys,
+        case.loss,
+    )
 
 
 SOME = ['leaky', 'gru', 'lstm_fused', 'adaptive_lif', 'lif_by_vjp', 'two_layers', 'vector']
@@ -49,16 +58,26 @@ def test_some_entries_are_measured_and_the_others_are_nan():
 
 
 QUICK = ['broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']
-REFUSED = ['while_mixing', 'while_mixing_tail', 'vmap_element_wise', 'broadcast_reversed', 'broadcast_inside', 'broadcast_repeat',
-           'broadcast_tile', 'broadcast_gather']
-DEGRADED = ['vmap_cond']                # without a trace, see tests/gradients/test_control_flow.py
+REFUSED = [
+    'while_mixing',
+    'while_mixing_tail',
+    'vmap_element_wise',
+    'broadcast_reversed',
+    'broadcast_inside',
+    'broadcast_repeat',
+    'broadcast_tile',
+    'broadcast_gather',
+]
+DEGRADED = ['vmap_cond']  # without a trace, see tests/gradients/test_control_flow.py
 OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
 
 
 @pytest.mark.parametrize('name', wide_first([*models.MODELS, *QUICK, *OTHERS]))
 def test_cut_bptt_is_what_d_rtrl_computes(name):
     case = models.case(name)
-    assert_close(verify.cut_bptt_gradients(*arguments(case)), oracles.total(oracles.dense_recursion(case)))
+    assert_close(
+        verify.cut_bptt_gradients(*arguments(case)), oracles.total(oracles.dense_recursion(case))
+    )
 
 
 @pytest.mark.slow
@@ -72,13 +91,18 @@ def test_what_is_not_cut_at_an_equation_is_refused(name):
 @pytest.mark.parametrize('name', DEGRADED)
 def test_cut_bptt_is_what_d_rtrl_computes_where_weights_have_no_trace(name):
     case = models.case(name)
-    assert_close(verify.cut_bptt_gradients(*arguments(case)), over_sequence(case, braintrace.rules.d_rtrl())[0])
+    assert_close(
+        verify.cut_bptt_gradients(*arguments(case)),
+        over_sequence(case, braintrace.rules.d_rtrl())[0],
+    )
 
 
 def test_the_cut_takes_its_places_from_a_compiled_learner():
     case = models.case('gru')
     cell, params, carry, xs, ys, loss = arguments(case)
-    online = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path[0] != 'out')
+    online = braintrace.functional.online(
+        cell, braintrace.rules.d_rtrl(), trainable=lambda path, leaf: path[0] != 'out'
+    )
     online.init(params, carry, xs[0])
     got = verify.cut_bptt_gradients(cell, params, carry, xs, ys, loss, graph=online.graph)
     want = oracles.total(oracles.dense_recursion(case))
@@ -97,10 +121,20 @@ def counting(params, carry, x, scale):
 def test_integers_keys_and_several_inputs():
     params = {'w': jnp.ones((5, 3)) / 5, 'shift': jnp.arange(3)}
     carry = {'h': jnp.zeros(3), 'n': jnp.array(0), 'key': jax.random.key(1)}
-    args = counting, params, carry, (jnp.ones((4, 2)), jnp.arange(1., 5.)), jnp.zeros((4, 3)), lambda h, y: ((h - y) ** 2).sum()
+    args = (
+        counting,
+        params,
+        carry,
+        (jnp.ones((4, 2)), jnp.arange(1.0, 5.0)),
+        jnp.zeros((4, 3)),
+        lambda h, y: ((h - y) ** 2).sum(),
+    )
     want = verify.bptt_gradients(*args)
     assert want['shift'].dtype == jax.dtypes.float0
-    for oracle in (verify.dense_recursion_gradients, functools.partial(verify.finite_difference_gradients, eps=1e-5)):
+    for oracle in (
+        verify.dense_recursion_gradients,
+        functools.partial(verify.finite_difference_gradients, eps=1e-5),
+    ):
         got = oracle(*args)
         assert got['shift'].dtype == jax.dtypes.float0
         np.testing.assert_allclose(got['w'], want['w'], rtol=1e-6)

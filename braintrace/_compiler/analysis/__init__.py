@@ -1,0 +1,1 @@
+"""What a program says of a model: positions, groups, cuts, lanes, routes, and losses."""

@@ -1,0 +1,295 @@
+"""JAX's primitives: one table with a row for each, read by every analysis.
+
+A primitive without a row, or with an empty one, is known by its derivative rule: labels are
+followed through the equations of that rule, and an equation there that the table does not describe
+mixes all positions. So an unknown primitive can cost a trace, with its name in the report, but
+never give a wrong one.
+
+A property belongs here if an analysis asks for it. How JAX represents a primitive (the parameters
+of a ``scan``, the body of a call) belongs to ``_jax``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ['NONE', 'TABLE', 'Properties', 'of']
+
+NONE = -1  # in an array of numbers of elements: an element that comes from nowhere
+Arrays = list[np.ndarray]
+
+
+class Moves(NamedTuple):
+    """How a primitive moves elements.
+
+    ``operands``: the positions of the operands whose elements it moves, None for all; the others
+    are indices, or a constant that fills gaps. ``by(arrays, params)`` moves NumPy arrays likewise;
+    None: the equation itself is evaluated. ``back(results, params, operand shapes)`` takes that
+    back.
+    """
+
+    operands: tuple[int, ...] | None
+    by: Callable[[Arrays, Mapping[str, Any]], Arrays] | None = None
+    back: Callable[[Arrays, Mapping[str, Any], list], Arrays] | None = None
+
+
+class Control(NamedTuple):
+    """How control flow is treated: the policy's option that may refuse it, the decision that lowers
+    it, and the user's alternative.
+    """
+
+    option: str
+    decision: str | None
+    instead: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Properties:
+    """What a primitive does.
+
+    - ``elementwise``: element k of the result reads element k of each operand.
+    - ``gradient``: a gradient passes it.
+    - ``linear``: ``(which operands vary) -> bool``, whether the result is linear in these together;
+      None: never, or nothing asks.
+    - ``holomorphic``: of complex numbers, it has a complex derivative.
+    - ``passes``: result k is operand k.
+    - ``reduces``: it combines elements along ``params['axes']``.
+    - ``moves``: it moves elements and computes nothing.
+    - ``assembles``: every element of the operands that it moves stands in the result, so that a
+      step can put several states together with it.
+    - ``takes_part``: the result is a part of the operand.
+    - ``repeats``: an element may stand in several places of the result.
+    - ``beside``: it puts elements of several operands beside each other in one array.
+    - ``updates``: operand 2 changes operand 0 at the places that operand 1 names.
+    - ``sums``: it adds two values.
+    - ``mixes``: each element of the result may read every element of the operands.
+    - ``whole``: its parameters are about the whole array, so it can not act on a part.
+    - ``retypes``: it changes what the type of a value says about the mesh, never the value.
+    - ``axes``: how axes of operands and results line up; the kinds stand in ``analysis/lanes.py``.
+      Empty: not known.
+    - ``control``: it is control flow, or a call with a derivative rule of its own.
+    """
+
+    elementwise: bool = False
+    gradient: bool = True
+    linear: Callable[[Sequence[bool]], bool] | None = None
+    holomorphic: bool = True
+    passes: bool = False
+    reduces: bool = False
+    moves: Moves | None = None
+    assembles: bool = False
+    takes_part: bool = False
+    repeats: bool = False
+    beside: bool = False
+    updates: bool = False
+    sums: bool = False
+    mixes: bool = False
+    whole: bool = False
+    retypes: bool = False
+    axes: str = ''
+    control: Control | None = None
+
+
+def of(eqn) -> Properties:
+    return TABLE.get(eqn.primitive.name, BY_ITS_OWN_RULE)
+
+
+# ---- in which operands a primitive is linear ----
+
+
+def _in_all(varying: Sequence[bool]) -> bool:
+    return True
+
+
+def _in_one(varying: Sequence[bool]) -> bool:
+    return sum(varying) == 1
+
+
+def _in_the_first(varying: Sequence[bool]) -> bool:
+    return not any(varying[1:])
+
+
+def _in_the_rest(varying: Sequence[bool]) -> bool:
+    return not varying[0]
+
+
+# ---- how elements move ----
+
+
+def _reshape(arrays: Arrays, p: Mapping) -> Arrays:
+    first = arrays[0] if p['dimensions'] is None else arrays[0].transpose(p['dimensions'])
+    return [first.reshape(p['new_sizes'])]
+
+
+def _slice(arrays: Arrays, p: Mapping) -> Arrays:
+    strides = p['strides'] or (1,) * len(p['start_indices'])
+    bounds = zip(p['start_indices'], p['limit_indices'], strides, strict=True)
+    return [arrays[0][tuple(slice(*b) for b in bounds)]]
+
+
+def _broadcast(arrays: Arrays, p: Mapping) -> Arrays:
+    shape = [1] * len(p['shape'])
+    for axis, n in zip(p['broadcast_dimensions'], arrays[0].shape, strict=True):
+        shape[axis] = n
+    return [np.broadcast_to(arrays[0].reshape(shape), p['shape'])]
+
+
+def _pad(arrays: Arrays, p: Mapping) -> Arrays:
+    array = arrays[0]
+    for axis, (low, high, interior) in enumerate(p['padding_config']):
+        moved = np.moveaxis(array, axis, 0)
+        n = moved.shape[0]
+        size = n + max(n - 1, 0) * interior
+        wide = np.full((max(low, 0) + size + max(high, 0), *moved.shape[1:]), NONE, array.dtype)
+        wide[max(low, 0) : max(low, 0) + size : interior + 1] = moved
+        wide = wide[max(-low, 0) : wide.shape[0] - max(-high, 0)]  # a negative width takes away
+        array = np.moveaxis(wide, 0, axis)
+    return [array]
+
+
+def _concatenated_back(arrays: Arrays, p: Mapping, shapes: list) -> Arrays:
+    axis = p['dimension']
+    return np.split(arrays[0], np.cumsum([s[axis] for s in shapes])[:-1], axis)
+
+
+FIRST = (0,)
+RESHAPE = Moves(FIRST, _reshape)
+SQUEEZE = Moves(FIRST, lambda arrays, p: [arrays[0].squeeze(tuple(p['dimensions']))])
+COPY = Moves(FIRST, lambda arrays, p: arrays[:1])
+TRANSPOSE = Moves(FIRST, lambda arrays, p: [arrays[0].transpose(p['permutation'])])
+REVERSE = Moves(FIRST, lambda arrays, p: [np.flip(arrays[0], p['dimensions'])])
+TILE = Moves(FIRST, lambda arrays, p: [np.tile(arrays[0], p['reps'])])
+CONCATENATE = Moves(
+    None, lambda arrays, p: [np.concatenate(arrays, p['dimension'])], _concatenated_back
+)
+STACK = Moves(None, lambda arrays, p: [np.stack(arrays, p['axis'])])
+UNSTACK = Moves(FIRST, lambda arrays, p: list(np.moveaxis(arrays[0], p['axis'], 0)))
+SPLIT = Moves(
+    FIRST,
+    lambda arrays, p: np.split(arrays[0], np.cumsum(p['sizes'])[:-1], p['axis']),
+    lambda arrays, p, shapes: [np.concatenate(arrays, p['axis'])],
+)
+# by indices, so the equation is evaluated
+TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
+
+
+# ---- the table ----
+
+BY_ITS_OWN_RULE = Properties()
+ELEMENTWISE = Properties(elementwise=True, axes='same')
+CAST = replace(ELEMENTWISE, linear=_in_all)  # a value of the same elements
+DISCRETE = replace(ELEMENTWISE, gradient=False)  # makes integers or booleans
+NOT_HOLOMORPHIC = replace(ELEMENTWISE, holomorphic=False)
+REDUCTION = Properties(reduces=True, axes='reduced')
+DISCRETE_REDUCTION = replace(REDUCTION, gradient=False)
+ASSEMBLY = Properties(assembles=True, linear=_in_all)
+PART = Properties(takes_part=True, linear=_in_all)
+UPDATE = Properties(updates=True, axes='first')
+MIXING = Properties(mixes=True)
+ALONG_AN_AXIS = Properties(mixes=True, axes='same')  # a result has the axes of its operand
+SOURCE = Properties(gradient=False)  # reads no values of the model
+
+
+def _rows(names: str, properties: Properties) -> dict[str, Properties]:
+    return dict.fromkeys(names.split(), properties)
+
+
+TABLE: dict[str, Properties] = {
+    # element by element
+    **_rows(
+        """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma
+        erf erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac integer_pow lgamma log
+        log1p log2 logistic nextafter one_minus_square polygamma polynomial pow
+        regularized_incomplete_beta rem round rsqrt sin sinh sqrt square tan tanh zeta""",
+        ELEMENTWISE,
+    ),
+    **_rows('abs clamp max min sign', NOT_HOLOMORPHIC),
+    **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
+    **_rows('add add_any', replace(CAST, sums=True)),
+    **_rows('conj imag real', replace(CAST, holomorphic=False)),
+    'mul': replace(ELEMENTWISE, linear=_in_one),
+    'div': replace(ELEMENTWISE, linear=_in_the_first),
+    'select_n': replace(ELEMENTWISE, linear=_in_the_rest),
+    # the same value elsewhere, or with another type on a mesh
+    'copy': replace(CAST, moves=COPY, assembles=True),
+    'device_put': replace(CAST, whole=True),
+    'pvary': replace(CAST, retypes=True),
+    **_rows('reshard sharding_constraint', replace(CAST, retypes=True, whole=True)),
+    **_rows('preduced reduced_vary_cast reduced_vary_cast_p', Properties(retypes=True)),
+    'optimization_barrier': Properties(passes=True, linear=_in_all, axes='paired'),
+    # no gradient passes
+    **_rows(
+        """and clz eq eq_to ge gt is_finite le le_to lt lt_to mulhi ne not or population_count
+        shift_left shift_right_arithmetic shift_right_logical stop_gradient xor zeros_like""",
+        DISCRETE,
+    ),
+    **_rows(
+        """after_all axis_index bitcast_convert_type create_token empty2 iota random_bits
+        random_fold_in random_seed random_split rng_bit_generator threefry2x32""",
+        SOURCE,
+    ),
+    # along axes that they combine
+    'reduce_sum': replace(REDUCTION, linear=_in_all),
+    **_rows('reduce_max reduce_min reduce_prod', REDUCTION),
+    **_rows('argmax argmin reduce_and reduce_or reduce_xor', DISCRETE_REDUCTION),
+    # moved, nothing lost
+    'reshape': replace(ASSEMBLY, moves=RESHAPE, axes='reshaped'),
+    'squeeze': replace(ASSEMBLY, moves=SQUEEZE, axes='reshaped'),
+    'transpose': replace(ASSEMBLY, moves=TRANSPOSE, axes='transposed'),
+    'rev': replace(ASSEMBLY, moves=REVERSE, axes='same'),
+    'broadcast_in_dim': replace(
+        ASSEMBLY, moves=Moves(FIRST, _broadcast), repeats=True, axes='broadcast'
+    ),
+    'tile': replace(ASSEMBLY, moves=TILE, repeats=True, axes='same'),
+    'concatenate': replace(ASSEMBLY, moves=CONCATENATE, beside=True, axes='same'),
+    'stack': replace(ASSEMBLY, moves=STACK, beside=True, axes='stacked'),
+    'scatter': replace(ASSEMBLY, moves=SCATTERED, beside=True, axes='first'),
+    'dynamic_update_slice': replace(ASSEMBLY, moves=OVERWRITTEN, beside=True, axes='same'),
+    # moved, a part of it
+    'slice': replace(PART, moves=Moves(FIRST, _slice), axes='same'),
+    'dynamic_slice': replace(PART, moves=TAKEN, axes='same'),
+    'gather': replace(PART, moves=TAKEN, axes='gathered'),
+    'split': replace(PART, moves=SPLIT, axes='same'),
+    'unstack': replace(PART, moves=UNSTACK, axes='unstacked'),
+    'pad': Properties(moves=Moves(FIRST, _pad), linear=_in_all, axes='same'),
+    # changed at some places
+    'scatter-add': replace(UPDATE, linear=_in_the_first, beside=True),
+    **_rows('scatter-mul scatter-sub', replace(UPDATE, linear=_in_the_first)),
+    **_rows('scatter-max scatter-min', UPDATE),
+    # all positions meet
+    'dot_general': replace(MIXING, axes='product'),
+    'conv_general_dilated': replace(MIXING, axes='convolution'),
+    'sort': replace(MIXING, axes='paired'),
+    **_rows('cumlogsumexp cummax cummin cumprod cumsum top_k', ALONG_AN_AXIS),
+    **_rows(
+        """approx_top_k cholesky eig eigh fft hessenberg householder_product lu qr reduce
+        reduce_window reduce_window_max reduce_window_min reduce_window_sum schur
+        select_and_gather_add select_and_scatter select_and_scatter_add svd triangular_solve
+        tridiagonal tridiagonal_solve""",
+        MIXING,
+    ),
+    # control flow, and calls with a derivative rule of their own
+    'cond': replace(
+        MIXING, control=Control('cond', 'select', 'jnp.where, or compute both branches')
+    ),
+    'scan': replace(MIXING, control=Control('scan', 'descend', 'a Python loop')),
+    'while': replace(
+        MIXING,
+        control=Control('while_loop', None, 'lax.fori_loop with a static number of steps'),
+    ),
+    'shard_map': Properties(control=Control('shard_map', 'vmap', 'the step for one shard')),
+    **_rows(
+        'custom_jvp_call custom_vjp_call',
+        Properties(control=Control('custom_rule', None, 'the op outside of the function')),
+    ),
+    # their own rules tell: calls, collectives, references to mutable arrays
+    **_rows(
+        """all_gather all_to_all call closed_call custom_lin custom_linear_solve dce_sink eval_jaxpr
+        get jit pmax pmin ppermute psum ragged_all_to_all random_gamma remat2 rng_uniform swap""",
+        BY_ITS_OWN_RULE,
+    ),
+}

@@ -1,0 +1,1 @@
+"""The program of one step, and its rewriting: one flat list of equations with values by number."""

@@ -1,0 +1,185 @@
+"""Dataflow over a program: facts are bit sets on values, followed round loops until none is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from .program import Program
+
+__all__ = [
+    'Groups',
+    'backward',
+    'bits',
+    'forward',
+    'gradients',
+    'members',
+    'old_ancestors',
+    'reach',
+    'reached_groups',
+    'slice_behind',
+    'union',
+]
+
+Groups = int  # a bit set of group numbers
+
+
+def bits(numbers: Iterable[int]) -> int:
+    total = 0
+    for n in numbers:
+        total |= 1 << n
+    return total
+
+
+def members(found: int) -> Iterator[int]:
+    """The numbers in a set, ascending."""
+    while found:
+        low = found & -found
+        yield low.bit_length() - 1
+        found ^= low
+
+
+def union(facts: list[int], values: Iterable[int]) -> int:
+    total = 0
+    for v in values:
+        total |= facts[v]
+    return total
+
+
+def gradients(program: Program) -> Callable[[int, int], int]:
+    """For ``keep``: facts go where a gradient goes."""
+    blocks = program.blocks
+    return lambda i, found: 0 if i in blocks else found
+
+
+def _all(i: int, found: int) -> int:
+    return found
+
+
+def forward(
+    program: Program,
+    start: Mapping[int, int],
+    keep: Callable[[int, int], int] = _all,
+    silent: Collection[int] = (),
+) -> list[int]:
+    """The facts that arrive at each value.
+
+    Equation ``i`` passes on ``keep(i, facts)``; ``silent`` values pass nothing.
+    """
+    facts = [0] * len(program.avals)
+    for v, found in start.items():
+        facts[v] |= found
+    # In program order, but for the end of a loop: if it has news for the carry of the next
+    # iteration, the loop is followed once more. Facts only grow, so that ends.
+    i, n = 0, len(program.equations)
+    while i < n:
+        eqn = program.equations[i]
+        if eqn.loop is None:
+            found = union(facts, (v for v in eqn.ins if v not in silent))
+            if found and (found := keep(i, found)):
+                for o in eqn.outs:
+                    facts[o] |= found
+        else:
+            # the border of a loop passes facts on slot by slot
+            for v, o in zip(eqn.ins, eqn.outs, strict=True):
+                if v not in silent:
+                    facts[o] |= facts[v]
+            if i in program.begin_of and _feed(program.feedback(i), facts):
+                i = program.begin_of[i]
+        i += 1
+    return facts
+
+
+def _feed(pairs: Iterable[tuple[int, int]], facts: list[int]) -> bool:
+    """Pass facts from the second to the first of each pair; whether that is news."""
+    changed = False
+    for to, source in pairs:
+        if facts[source] & ~facts[to]:
+            facts[to] |= facts[source]
+            changed = True
+    return changed
+
+
+def backward(
+    program: Program,
+    start: Mapping[int, int],
+    keep: Callable[[int, int], int] = _all,
+    skip: Callable[[int, int], bool] = lambda i, k: False,
+) -> list[int]:
+    """The facts that each value leads to, but for operands ``skip(i, k)``."""
+    facts = [0] * len(program.avals)
+    for v, found in start.items():
+        facts[v] |= found
+    # as in `forward`, from the last equation to the first
+    i = len(program.equations) - 1
+    while i >= 0:
+        eqn = program.equations[i]
+        if eqn.loop is None:
+            found = union(facts, eqn.outs)
+            if found and (found := keep(i, found)):
+                for k, v in enumerate(eqn.ins):
+                    if not skip(i, k):
+                        facts[v] |= found
+        else:
+            for v, o in zip(eqn.ins, eqn.outs, strict=True):
+                facts[v] |= facts[o]
+            if i in program.end_of and _feed(
+                ((last, first) for first, last in program.feedback(i)), facts
+            ):
+                i = program.end_of[i]
+        i -= 1
+    return facts
+
+
+def reach(program: Program, source: int, stop: Collection[int]) -> set[int]:
+    """Values that depend on one value without passing the equations in ``stop``."""
+    found, todo = {source}, [source]
+    while todo:
+        v = todo.pop()
+        for i in program.consumers.get(v, ()):
+            if i not in stop:
+                fresh = [o for o in program.results(i, v) if o not in found]
+                found.update(fresh)
+                todo.extend(fresh)
+    return found
+
+
+def slice_behind(program: Program, target: int, stop: Collection[int]) -> list[int]:
+    """The equations that a value depends on without passing those in ``stop``."""
+    found, seen, todo = set(), {target}, [target]
+    while todo:
+        v = todo.pop()
+        i = program.producer.get(v)
+        if i is not None and i not in stop:
+            found.add(i)
+            fresh = [u for u in program.operands(i, v) if u not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+    return sorted(found)
+
+
+def reached_groups(
+    program: Program, group_of: dict[int, int], cuts: Collection[int]
+) -> dict[int, Groups]:
+    """For each cut equation, the groups whose new states its result reaches by any path.
+
+    ``group_of``: positions in the carry -> numbers of groups.
+    """
+    start: dict[int, Groups] = {}
+    for c, g in group_of.items():
+        start[program.new_carry[c]] = start.get(program.new_carry[c], 0) | 1 << g
+    ahead = backward(program, start, gradients(program))
+    return {i: union(ahead, program.equations[i].outs) for i in cuts}
+
+
+def old_ancestors(
+    program: Program, group_of: dict[int, int], recurrent: dict[int, Groups]
+) -> list[Groups]:
+    """For each value, the groups whose old states it reads live without passing a new state."""
+    new = {program.new_carry[c] for c in group_of if program.new_carry[c] in program.producer}
+    start: dict[int, Groups] = {program.carry[c]: 1 << g for c, g in group_of.items()}
+    return forward(
+        program,
+        start,
+        lambda i, found: 0 if i in program.blocks else found & ~recurrent.get(i, 0),
+        new,
+    )

@@ -1,0 +1,203 @@
+"""From a jaxpr to a flat program: calls are inlined, control flow becomes selects, copies or marked
+regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ... import _jax
+from ..._errors import NotSupportedError
+from ..._etrace_op import is_etp_primitive
+from ..equations.equation import Equation, Remat
+from ..policy import DEFAULT, Policy
+from .branches import guarded, result_of_op, selected, while_taken
+from .builder import Builder, Place
+from .forward_mode import forward_derivative
+from .leaves import select
+from .loops import descended, peeled, unrolled
+from .program import Program, alive
+from .tracing import Step
+from .unshard import unsharded
+
+__all__ = ['Decisions', 'extending', 'flatten']
+
+
+@dataclass
+class Decisions:
+    """How to lower control flow, by ``id`` of the jaxpr's equation.
+
+    ``expansions`` keeps the functions traced for an equation, so that ids stay. ``guarded``: loops
+    that a branch guards already.
+    """
+
+    modes: dict[int, Any] = field(default_factory=dict)
+    expansions: dict[tuple, tuple] = field(default_factory=dict)
+    guarded: set[int] = field(default_factory=set)
+
+    def update(self, found: dict[int, Any]) -> None:
+        """Two uses of one ``while`` share the operands that either must be differentiated for."""
+        for key, mode in found.items():
+            old = self.modes.get(key)
+            both = isinstance(mode, frozenset) and isinstance(old, frozenset)
+            self.modes[key] = mode | old if both else mode
+
+
+@dataclass
+class _Lowering:
+    """Lowers single equations of a jaxpr."""
+
+    policy: Policy
+    decisions: Decisions
+
+    def __call__(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
+        # calls are inlined, also the branch of a cond that is known
+        body, remat, branches = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.cond_branches(eqn)
+        if body is not None:
+            return build.call(*_jax.closed_jaxpr(body), ins, place)
+        if remat is not None:
+            keep = self.policy.checkpoint != 'inline'
+            with build.within(*[Remat(remat.policy, remat.prevent_cse)] if keep else []):
+                return build.call(remat.body, remat.consts, ins, place)
+        if branches is not None and ins[0] in build.constants:
+            branch, consts = branches[int(build.constants[ins[0]])]
+            return build.call(branch, consts, ins[1:], place)
+        # a loop that may not end is guarded first
+        loop = _jax.while_parts(eqn)
+        if build.branches and loop is not None and id(eqn) not in self.decisions.guarded:
+            taken = build.branches[-1].taken
+            return self.guarding(build, eqn, while_taken(loop), [taken, *ins], place)
+        mode = self.decisions.modes.get(id(eqn))
+        if mode is not None:
+            return self.decided(build, eqn, mode, ins, place)
+        flat = Equation(
+            eqn.primitive,
+            eqn.params,
+            eqn.ctx,
+            tuple(ins),
+            (),
+            place.where,
+            bool(eqn.effects),
+            origin=eqn,
+        )
+        outs = self.apply(build, flat, eqn.outvars)
+        op = is_etp_primitive(eqn.primitive)
+        return self.beside_y(build, eqn, ins, outs, place) if op else outs
+
+    def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
+        scan = _jax.scan_parts(eqn)
+        if mode == 'select':
+            return selected(build, _jax.cond_branches(eqn), ins, place)
+        if mode == 'unroll':
+            return unrolled(build, scan, ins, place)
+        if mode == 'descend':
+            return descended(build, eqn, scan, ins, place)
+        if mode == 'peel':
+            return peeled(build, eqn, scan, ins, place)
+        if mode == 'vmap':
+            return self.expanded(build, eqn, lambda: unsharded(eqn, place.where), ins, place)
+        # a while loop, with the operands that it must be differentiated for
+        place = place._replace(fixed=True)
+        return self.expanded(
+            build, eqn, lambda: forward_derivative(eqn, place.where, mode), ins, place
+        )
+
+    def apply(self, build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
+        """Append an equation, behind gates if it stands in a branch."""
+        avals = [v.aval for v in outvars]
+        pure = not eqn.effects and all(v in build.pure for v in eqn.ins)
+        op = is_etp_primitive(eqn.primitive)
+        if build.branches and eqn.effects:
+            raise NotSupportedError(
+                f'{eqn.where}: {eqn.primitive.name} has a side effect inside a branch of cond that '
+                'also holds an op or a path between hidden states: it would happen whichever '
+                'branch is taken. Move it out of the branch.'
+            )
+        # functions of parameters alone need no gate until something of the branch reads them
+        if build.branches and (op or not pure):
+            eqn = guarded(build, eqn, op)
+        if eqn.does.elementwise and eqn.does.gradient:
+            eqn = build.widened(eqn, avals[0].shape)
+        outs = build.append(eqn, avals)
+        if pure:
+            build.pure.update(outs)
+        if build.branches and pure and not op:
+            made = replace(eqn, outs=tuple(outs))
+            build.branches[-1].made.update(dict.fromkeys(outs, made))
+        elif build.branches:
+            build.inside(outs)
+        if build.branches and op:
+            y = eqn.primitive.y_outvar_index
+            outs[y] = result_of_op(build, outs[y], eqn.where)  # who reads y reads it behind a gate
+        return outs
+
+    def beside_y(self, build: Builder, eqn, ins: list[int], outs: list[int], place) -> list[int]:
+        """An op's rules are about y alone, so plain equations make its other results."""
+        y = eqn.primitive.y_outvar_index
+        if all(k == y or isinstance(v, _jax.DropVar) for k, v in enumerate(eqn.outvars)):
+            return outs
+        place = place._replace(fixed=True)
+        plain = self.expanded(
+            build, eqn, lambda: partial(eqn.primitive.impl_fn, **eqn.params), ins, place
+        )
+        return [out if k == y else other for k, (out, other) in enumerate(zip(outs, plain))]
+
+    def expanded(
+        self, build: Builder, eqn, make: Callable, ins: list[int], place: Place
+    ) -> list[int]:
+        """Lower the function that replaces an equation."""
+        jaxpr, consts = self.expansion(build, eqn, make, ins)
+        return build.call(jaxpr, consts, ins, place)
+
+    def guarding(self, build: Builder, eqn, fn: Callable, ins: list[int], place: Place):
+        """Lower the guarded form of a ``while``, whose loop needs no further guard."""
+        jaxpr, consts = self.expansion(build, eqn, lambda: fn, ins)
+        self.decisions.guarded.update(map(id, jaxpr.eqns))
+        return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
+
+    def expansion(self, build: Builder, eqn, make: Callable, ins: list[int]) -> tuple[Any, list]:
+        """``(jaxpr, constants)`` of the function that replaces an equation."""
+        avals = [build.avals[v] for v in ins]
+        shapes = tuple((a.shape, str(a.dtype)) for a in avals)
+        key = id(eqn), self.decisions.modes.get(id(eqn)), shapes
+        if key not in self.decisions.expansions:
+            self.decisions.expansions[key] = _jax.trace(make(), *avals)
+        return self.decisions.expansions[key]
+
+
+def flatten(
+    step: Step, policy: Policy, decisions: Decisions, trainable: Callable, hidden: Callable
+) -> Program:
+    """The flat program of a traced step."""
+    build = Builder(_Lowering(policy, decisions))
+    numbers = [[build.new(a) for a in part] for part in step.avals]
+    build.pure.update(numbers[0])
+    ins = [n for part in numbers for n in part]
+    outs = build.call(step.jaxpr, step.consts, ins, Place('an unknown place'))
+    return Program(
+        avals=tuple(build.avals),
+        params=tuple(numbers[0]),
+        carry=tuple(numbers[1]),
+        inputs=tuple(numbers[2]),
+        constants=build.constants,
+        equations=alive(build.bodies[0], outs),
+        outputs=tuple(outs[: step.n_outputs]),
+        new_carry=tuple(outs[step.n_outputs :]),
+        param_keys=step.param_keys,
+        carry_keys=step.carry_keys,
+        leaf_keys=step.carry_keys,
+        hidden=select(hidden, step.carry_keys, step.avals[1]),
+        trainable=select(trainable, step.param_keys, step.avals[0]),
+        trees=step.trees,
+    )
+
+
+def extending(program: Program) -> Builder:
+    """A builder of further equations of a program's values; it holds no equation yet."""
+    build = Builder(_Lowering(DEFAULT, Decisions()))
+    build.avals, build.depth = list(program.avals), [0] * len(program.avals)
+    build.constants = dict(program.constants)
+    return build

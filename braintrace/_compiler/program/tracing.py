@@ -1,0 +1,123 @@
+"""A step function, traced: its jaxpr, and the trees of the user's structures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ... import _jax
+from ..._errors import CompileError, StructureError
+from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name
+
+__all__ = ['Step', 'depends', 'trace_step']
+
+
+@dataclass(frozen=True)
+class Step:
+    """A traced step before it is flattened."""
+
+    jaxpr: Any
+    consts: list
+    avals: tuple[list, ...]
+    param_keys: tuple
+    carry_keys: tuple
+    n_outputs: int
+    trees: dict[str, Any]
+
+
+def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
+    """Trace ``cell`` on shapes and dtypes."""
+    parts = [
+        leaves_of(params, 'params'),
+        leaves_of(carry, 'carry'),
+        leaves_of(tuple(inputs), 'inputs'),
+    ]
+    avals = [[abstract(x) for x in part.leaves] for part in parts]
+    returned = _Returned()
+    step = _flat_step(cell, parts, returned)
+    jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
+    new_avals = [v.aval for v in jaxpr.outvars[returned.n_outputs :]]
+    _check_carry(parts[1], avals[1], returned.carry, new_avals)
+    trees = {n: p.tree for n, p in zip(('params', 'carry', 'inputs'), parts, strict=True)}
+    return Step(
+        jaxpr,
+        consts,
+        tuple(avals),
+        parts[0].keys,
+        parts[1].keys,
+        returned.n_outputs,
+        {**trees, 'outputs': returned.out_tree},
+    )
+
+
+@dataclass
+class _Returned:
+    """The cell's result without its leaves: these are tracers."""
+
+    out_tree: Any = None
+    n_outputs: int = 0
+    carry: Leaves = Leaves((), [], None)
+
+
+def _flat_step(cell: Callable, parts: list[Leaves], returned: _Returned) -> Callable:
+    """The cell as a function of the leaves of all its arguments, one after the other."""
+
+    def step(*leaves):
+        it = iter(leaves)
+        args = [jax.tree.unflatten(p.tree, [next(it) for _ in p.leaves]) for p in parts]
+        params, carry, inputs = args
+        result = cell(params, carry, *inputs)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            found = (
+                f'a tuple of {len(result)}' if isinstance(result, tuple) else type(result).__name__
+            )
+            raise CompileError(f'the cell returned {found}; return a pair (outputs, new_carry).')
+        outputs, new_carry = result
+        new = leaves_of(new_carry, 'the new carry')
+        returned.carry = new._replace(leaves=[])
+        check_arrays(outputs, 'outputs')
+        out_leaves, returned.out_tree = jax.tree.flatten(outputs)
+        returned.n_outputs = len(out_leaves)
+        new_leaves = (x if hasattr(x, 'dtype') else jnp.asarray(x) for x in new.leaves)
+        return [*map(jnp.asarray, out_leaves), *new_leaves]
+
+    return step
+
+
+def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
+    old = dict(zip(before.keys, old_avals, strict=True))
+    new = dict(zip(after.keys, new_avals, strict=True))
+    lines = [f'  {path_name(n, "carry")}: missing in the new carry' for n in old if n not in new]
+    lines += [f'  {path_name(n, "carry")}: added in the new carry' for n in new if n not in old]
+    lines += [
+        f'  {path_name(n, "carry")}: {describe_aval(old[n])} before the step, '
+        f'{describe_aval(new[n])} after it'
+        for n in old
+        if n in new and (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)
+    ]
+    if not lines and after.tree != before.tree:
+        lines = ['  same paths, but the tree (or a physical unit in it) differs']
+    if lines:
+        raise StructureError(
+            'a step must return a carry of the structure, shapes and dtypes that it got:\n'
+            + '\n'.join(lines)
+            + '\nCast or reshape the state inside the step, or initialise it with what the step '
+            'returns.'
+        )
+
+
+def depends(fn: Callable, values: list, *args) -> list[bool]:
+    """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``."""
+    jaxpr = _jax.closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
+    live = {v for v in jaxpr.outvars[:1] if not isinstance(v, _jax.Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        if not live.isdisjoint(eqn.outvars):
+            live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    slots = jax.tree.unflatten(
+        jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars]
+    )[0]
+    return [any(jax.tree.leaves(s)) for s in slots]

@@ -1,0 +1,137 @@
+"""Jaxprs and primitives: tracing, evaluating, and the parts of an equation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src.interpreters.batching import BatchTracer as _BatchTracer
+from jax.extend.core import Literal, Primitive
+
+__all__ = [
+    'DropVar',
+    'ShapedArray',
+    'apply_primitive',
+    'bind',
+    'closed_jaxpr',
+    'config_values',
+    'evaluate',
+    'inlinable',
+    'literal',
+    'mapped_axes',
+    'opened',
+    'sub_jaxprs',
+    'trace',
+    'with_results',
+]
+
+CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
+CUSTOM_CALLS = {'custom_jvp_call', 'custom_vjp_call'}
+ShapedArray = jax.core.ShapedArray
+DropVar = _core.DropVar
+
+
+def apply_primitive(primitive: Primitive, *args, **params):
+    """Run a primitive eagerly through its lowering, so that eager and jitted calls agree."""
+    return _dispatch.apply_primitive(primitive, *args, **params)
+
+
+def config_values() -> dict[str, Any]:
+    """The flags of ``jax.config`` of the whole process, outside of any ``with`` block."""
+    holders = jax.config._value_holders.items()
+    return {
+        name: holder.get_global() if isinstance(holder, _config.State) else holder.value
+        for name, holder in holders
+    }
+
+
+def trace(fn, *avals) -> tuple[Any, list]:
+    """Trace ``fn`` on flat abstract values, away from any outer transformation: ``(jaxpr,
+    constants)``.
+    """
+    with _core.eval_context():
+        closed = jax.make_jaxpr(fn)(*avals)
+    return getattr(closed, 'jaxpr', closed), list(closed.consts)
+
+
+def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
+    """Evaluate one equation on ``args``; always returns a list."""
+    got = primitive.get_bind_params(params)
+    subfuns, bind_params = got if isinstance(got, tuple) else ((), got)
+    with ctx.manager:
+        out = primitive.bind(*subfuns, *args, **bind_params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def closed_jaxpr(closed) -> tuple[Any, list]:
+    """The jaxpr and the constants of a call's body (one class since JAX 0.11, two before)."""
+    return getattr(closed, 'jaxpr', closed), list(getattr(closed, 'consts', ()))
+
+
+def evaluate(jaxpr, consts: list, args) -> list:
+    return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def opened(fn, args) -> tuple[Any, list]:
+    """Trace ``fn`` on arrays: ``(jaxpr, constants)`` without calls at its top level."""
+    jaxpr, consts = closed_jaxpr(jax.make_jaxpr(fn)(*args))
+    if not any(inlinable(eqn) for eqn in jaxpr.eqns):
+        return jaxpr, consts
+
+    return closed_jaxpr(jax.make_jaxpr(lambda *args: _evaluate_opened(jaxpr, consts, args))(*args))
+
+
+def _evaluate_opened(jaxpr, consts, args) -> list:
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom):
+        return literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        ins, body = [read(v) for v in eqn.invars], inlinable(eqn)
+        outs = (
+            bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            if body is None
+            else _evaluate_opened(*closed_jaxpr(body), ins)
+        )
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def with_results(jaxpr, outvars: list):
+    return jaxpr.replace(outvars=outvars, debug_info=jaxpr.debug_info.with_unknown_names())
+
+
+def inlinable(eqn):
+    """The body of an equation that is only a call, else None."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    return eqn.params.get('jaxpr', eqn.params.get('call_jaxpr'))
+
+
+def is_custom_call(eqn) -> bool:
+    """Whether a function brings its own derivative rule; its body is ``params['call_jaxpr']``."""
+    return eqn.primitive.name in CUSTOM_CALLS
+
+
+def sub_jaxprs(params: dict) -> list:
+    return list(_core.jaxprs_in_params(params))
+
+
+def literal(atom):
+    """The value of a literal, without the mesh that its type remembers."""
+    return atom.val.view() if isinstance(atom.val, np.ndarray) else atom.val
+
+
+def mapped_axes(value) -> set:
+    """The named axes of surrounding ``jax.vmap`` calls along which a value is mapped."""
+    axes = set()
+    while isinstance(value, _BatchTracer):
+        if value.batch_dim is not None:
+            axes.add(value._trace.axis_data.name)
+        value = value.val
+    return axes

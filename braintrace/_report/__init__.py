@@ -1,0 +1,7 @@
+"""A compiled graph for people: the report, the explanation of one parameter, diagrams."""
+
+from .messages import message, placed
+from .report import Report, make_report, report
+from .tables import summary
+
+__all__ = ['Report', 'make_report', 'message', 'placed', 'report', 'summary']

@@ -1,0 +1,286 @@
+"""From a graph and a rule to the rows of a report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import (
+    Coordinates,
+    CutRead,
+    Diagnostic,
+    ETraceGraph,
+    Groups,
+    HiddenGroup,
+    Relation,
+    members,
+    readers,
+)
+from .._errors import OptionError
+from . import messages
+from .reasons import FORGETS, GATE, REASONS, TRACED
+from .rows import (
+    CutRow,
+    DiagnosticRow,
+    GroupRow,
+    LeftOut,
+    ParameterRow,
+    RelationRow,
+    TraceRow,
+)
+
+__all__ = [
+    'cut_rows',
+    'diagnostic_rows',
+    'group_rows',
+    'known_rule',
+    'parameter_rows',
+    'relation_rows',
+]
+
+
+class KnownRule(NamedTuple):
+    """A learning rule, as far as a report needs it.
+
+    ``init(graph)``: the empty trace, relation -> group -> slot; ``approximation``: what the rule
+    leaves out in every model; ``remembers``: whether a gradient holds anything of an earlier step.
+    """
+
+    name: str
+    init: Callable[[ETraceGraph], dict]
+    approximation: str
+    remembers: bool
+
+
+def known_rule(rule: Any) -> KnownRule:
+    """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
+    if rule is None:
+        left_out = 'without a rule there is no trace: every gradient holds the current step only'
+        return KnownRule('no rule', lambda graph: {}, left_out, True)
+    if isinstance(rule, type) or not callable(getattr(rule, 'init', None)):
+        raise OptionError(
+            f'rule is {rule!r}; give a value of braintrace.rules, such as '
+            'braintrace.rules.d_rtrl().'
+        )
+    unknown = f'nothing is known of what {rule.name} leaves out'
+    approximation = getattr(rule, 'approximation', unknown)
+    return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
+
+
+# ---- cuts, groups and diagnostics ----
+
+
+def cut_rows(graph: ETraceGraph) -> tuple[CutRow, ...]:
+    """Every place where history is cut: equations in program order, then other reads of a group."""
+    reads: dict[CutRead, Groups] = {}
+    for g, group in enumerate(graph.hidden_groups):
+        for read in graph.cut_reads[group.name]:
+            reads[read] = reads.get(read, 0) | 1 << g
+    mixing = {d.equations[-1]: d for d in graph.diagnostics if d.kind == 'mixing'}
+    # equations of one kind at one place are one row
+    found: dict[CutRow, tuple[Groups, Groups]] = {}
+    for i, reached in sorted(graph.recurrent.items()):
+        reading = reads.pop(CutRead('equation', i), 0)
+        if reading or i in mixing:
+            row = _cut_row(graph, i, mixing)
+            before = found.get(row, (0, 0))
+            found[row] = before[0] | reading, before[1] | reached
+    found |= {_elsewhere(read): (groups, 0) for read, groups in reads.items()}
+
+    def names(groups: Groups) -> tuple[str, ...]:
+        return tuple(graph.hidden_groups[g].name for g in members(groups))
+
+    return tuple(
+        dataclasses.replace(row, reads=names(reading), reaches=names(reached))
+        for row, (reading, reached) in found.items()
+    )
+
+
+def _cut_row(graph: ETraceGraph, i: int, mixing: Mapping[int, Diagnostic]) -> CutRow:
+    """The row of one equation, yet without the groups."""
+    op = graph.op_at.get(i)
+    if op is not None:
+        why, name = 'one position reads another', op.primitive.name
+        return CutRow(messages.op_text(op), why, (), (), op.where, name, op.key)
+    found = mixing[i]
+    what, why = messages.mixing_text(graph, found), messages.MIXES[found.reason]
+    return CutRow(what, why, (), (), found.location)
+
+
+def _elsewhere(read: CutRead) -> CutRow:
+    """The row of a read of a group elsewhere than in one equation."""
+    if read.kind == 'not-hidden':
+        what, why = f'{read.state}, which is no hidden state', 'a trace follows hidden states alone'
+    else:
+        what, why = 'plain paths to states of another shape', 'no trace fits both shapes'
+    return CutRow(what, why, (), (), '')
+
+
+def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ...]:
+    return tuple(
+        GroupRow(
+            group.name,
+            group.paths,
+            group.num_state,
+            tuple(group.shape),
+            str(group.dtype),
+            tuple(str(cut) for cut in cuts if group.name in cut.reads),
+        )
+        for group in graph.hidden_groups
+    )
+
+
+def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
+    """Equal rows of several equations at one line are one row."""
+    rows = (
+        DiagnosticRow(d.kind, d.level, messages.message(graph, d), d.path, d.location)
+        for d in graph.diagnostics
+    )
+    return tuple(dict.fromkeys(rows))
+
+
+# ---- relations and their trace ----
+
+
+def relation_rows(graph: ETraceGraph, rule: KnownRule) -> tuple[RelationRow, ...]:
+    trace = once = _trace_shapes(graph, rule)
+    if any(rel.op.repeats for rel in graph.hidden_param_op_relations):
+        once = _trace_shapes(_without_loops(graph), rule)
+    return tuple(
+        RelationRow(
+            rel.key,
+            rel.primitive.name,
+            dict(rel.paths),
+            tuple(group.name for group in rel.groups),
+            rel.op.repeats,
+            tuple(_trace_rows(graph, rel, trace.get(rel.key, {}), once.get(rel.key, {}))),
+            rel.op.where,
+        )
+        for rel in graph.hidden_param_op_relations
+    )
+
+
+def _trace_shapes(graph: ETraceGraph, rule: KnownRule) -> dict:
+    """Shapes and dtypes: relation -> group -> slot. A trace in float64 is one wherever this is
+    called.
+    """
+    dtypes = [a.dtype for op in graph.ops for a in (op.y_aval, *op.weight_avals.values())]
+    wide = any(jnp.issubdtype(d, jnp.inexact) and jnp.finfo(d).bits == 64 for d in dtypes)
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        return jax.eval_shape(lambda: rule.init(graph))
+
+
+def _without_loops(graph: ETraceGraph) -> ETraceGraph:
+    """The graph as if no op stood in a loop: traces lack the leading axes of loops."""
+    relations = tuple(
+        dataclasses.replace(rel, op=dataclasses.replace(rel.op, repeats=()))
+        for rel in graph.hidden_param_op_relations
+    )
+    return dataclasses.replace(graph, hidden_param_op_relations=relations)
+
+
+def _trace_rows(graph: ETraceGraph, rel: Relation, trace: dict, once: dict) -> Iterator[TraceRow]:
+    for group, coords in zip(rel.groups, rel.coordinates, strict=True):
+        for slot, arrays in trace.get(group.name, {}).items():
+            without_loops = jax.tree.leaves(once[group.name][slot])[0].ndim
+            yield _trace_row(graph, group, coords, slot, arrays, without_loops)
+
+
+def _trace_row(
+    graph: ETraceGraph, group: HiddenGroup, coords: Coordinates, slot: str, arrays, ndim: int
+) -> TraceRow:
+    """``arrays``: one, or a tuple of one for each state; ``ndim``: their axes without loops."""
+    first, *_ = jax.tree.leaves(arrays)
+    shape = (*first.shape, len(arrays)) if isinstance(arrays, tuple) else tuple(first.shape)
+    size = math.prod(shape) * first.dtype.itemsize
+    # behind the axes of loops stands the batch, if the trace has lanes
+    axis, lanes = first.ndim - ndim, graph.lanes_of(group)
+    laned = coords.has_lanes(lanes) and first.shape[axis : axis + 1] == (lanes,)
+    return TraceRow(group.name, slot, shape, str(first.dtype), size, axis if laned else None)
+
+
+# ---- parameters ----
+
+
+def parameter_rows(
+    graph: ETraceGraph,
+    cuts: Sequence[CutRow],
+    relations: Sequence[RelationRow],
+    rule: KnownRule,
+) -> tuple[ParameterRow, ...]:
+    rows, gates = [], _gates(graph)
+    for path, value in zip(graph.program.param_names, graph.program.params, strict=True):
+        route, aval = graph.routes[path], graph.program.avals[value]
+        own = [rel for rel in relations if any(path in ps for ps in rel.parameters.values())]
+        # what the gradient lacks, and how much of the history is left
+        lost = [*_cut_of(own, cuts), *_lost_uses(graph, path)]
+        if own and rule.approximation:
+            lost.append(LeftOut('rule', rule.approximation))
+        carried = rule.remembers and any(rel.trace for rel in own)
+        history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
+        # its meaning, and what to change
+        unknown = route.reason, ''
+        meaning, advice = REASONS.get(route.reason.partition(':')[0], unknown)
+        if route.kind == 'trace':
+            meaning, advice = TRACED if rule.remembers else FORGETS
+        rows.append(
+            ParameterRow(
+                path,
+                tuple(aval.shape),
+                str(aval.dtype),
+                route.kind,
+                route.reason,
+                meaning,
+                GATE if route.reason == 'weight_then_weight' and path in gates else advice,
+                history,
+                tuple(dict.fromkeys(lost)),
+                route.location or _first_use(graph, value),
+            )
+        )
+    return tuple(rows)
+
+
+def _cut_of(relations: Iterable[RelationRow], cuts: Sequence[CutRow]) -> Iterator[LeftOut]:
+    """The past of the groups that relations feed, where it is cut."""
+    for rel in relations:
+        for group in rel.groups:
+            yield from (LeftOut('cut', f'through {cut}') for cut in cuts if group in cut.reads)
+
+
+def _lost_uses(graph: ETraceGraph, path: str) -> Iterator[LeftOut]:
+    """The uses of a parameter without a trace, and the ways to later steps on which it is lost."""
+    lost = [found for found in graph.diagnostics if found.kind == 'lost-relation']
+    for use in graph.untraced.get(path, ()):
+        if use.kind == 'lost':
+            some = (found for found in lost if use.equation in found.equations)
+            yield from (_lost(graph, found) for found in some)
+        else:
+            yield LeftOut('use', messages.use_text(graph, use.equation))
+    if path in graph.untraced:
+        yield from (_lost(graph, found) for found in lost if found.path == path)
+
+
+def _lost(graph: ETraceGraph, found: Diagnostic) -> LeftOut:
+    return LeftOut('lost', messages.placed(messages.message(graph, found), found.location))
+
+
+def _gates(graph: ETraceGraph) -> set[str]:
+    """The parameters of ops that read a hidden state, as the reset gate of a GRU does."""
+    cut = {read.equation for reads in graph.cut_reads.values() for read in reads}
+    return {
+        graph.program.param_names[i]
+        for op in graph.ops
+        if op.equation in cut
+        for behind in op.parameters.values()
+        for i in behind
+    }
+
+
+def _first_use(graph: ETraceGraph, value: int) -> str:
+    return next((graph.program.equations[i].where for i, _ in readers(graph.program, value)), '')

@@ -1,0 +1,123 @@
+"""One parameter of a compiled graph in a few sentences."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from .._compiler import ETraceGraph, OpUse, path_name, reach
+from .._errors import OptionError
+from .messages import message, op_text, placed
+from .rows import ParameterRow, ReportData
+from .tables import size_text, trace_text
+
+__all__ = ['explain']
+
+
+def explain(report: ReportData, path: str | tuple) -> str:
+    """A paragraph for each leaf under ``path``."""
+    rows = {row.path: row for row in report.parameters}
+    return '\n\n'.join(_paragraph(report, rows[name]) for name in _leaves(report.graph, path))
+
+
+def _leaves(graph: ETraceGraph, path: str | tuple) -> list[str]:
+    """The parameters below a path: a tuple of keys, its printed form, or an end of that."""
+    names, keys = graph.program.param_names, graph.program.param_keys
+    wanted = path_name(tuple(map(str, path)), 'params') if isinstance(path, tuple) else str(path)
+    exact = [n for n, k in zip(names, keys, strict=True) if wanted in (n, '/'.join(k))]
+    found = exact or _below(names, wanted)
+    if found:
+        return found
+    # the end of a path, of one node alone: of nodes inside each other the outermost counts
+    nodes = sorted({*names, *(n[:k] for n in names for k, c in enumerate(n) if c == '/')})
+    ends = [n for n in nodes if n.endswith(f'/{wanted}')]
+    ends = [n for n in ends if not any(n.startswith(f'{other}/') for other in ends)]
+    if len(ends) == 1:
+        return [n for n in names if n == ends[0]] or _below(names, ends[0])
+    if ends:
+        raise OptionError(f'{wanted!r} is the end of {ends}; give more of one.')
+    raise OptionError(_unknown(graph, wanted, nodes))
+
+
+def _below(names: Sequence[str], node: str) -> list[str]:
+    return [n for n in names if n.startswith(f'{node}/')]
+
+
+def _unknown(graph: ETraceGraph, wanted: str, nodes: Sequence[str]) -> str:
+    """No parameter has this path; it may be a constant weight."""
+    near = difflib.get_close_matches(wanted, nodes, n=3, cutoff=0.0)
+    what = (
+        f'{wanted!r} is no parameter of the step; nearest are {near}.'
+        if near
+        else 'the step has no parameters.'
+    )
+    constants = dict.fromkeys(
+        f'Beside them, {placed(message(graph, found), found.location)}.'
+        for found in graph.diagnostics
+        if found.kind == 'constant-weight'
+    )
+    return ' '.join([what, *constants])
+
+
+def _paragraph(report: ReportData, row: ParameterRow) -> str:
+    graph = report.graph
+    reason = '' if row.route == 'trace' else f' ({row.reason})'
+    parts = [
+        f'{row.path} {row.dtype}{list(row.shape)} has route {row.route}{reason}: {row.meaning}.'
+    ]
+    # where it is used
+    number = graph.program.param_names.index(row.path)
+    uses = [
+        (op, slot) for op in graph.ops for slot, behind in op.parameters.items() if number in behind
+    ]
+    parts += [f'It is the {slot} of {op_text(op)} [{op.where}].' for op, slot in uses]
+    parts += [] if uses or not row.location else [f'It is used at {row.location}.']
+    # its trace, or the ops that keep it from having one
+    parts += _traces(report, row)
+    for op, _ in uses if row.reason == 'weight_then_weight' else ():
+        ways = _next_ops(graph, op)
+        parts += [f'{op_text(op)} leads to {ways}.'] if ways else []
+    # the loss, and what to change
+    parts += _verdict(row)
+    return ' '.join([*parts, *([row.advice] if row.advice else [])])
+
+
+def _verdict(row: ParameterRow) -> list[str]:
+    """The losses, and what would change that."""
+    if row.history == 'whole':
+        return ['Nothing is left out.']
+    if row.history != 'part':
+        return []
+    kinds = {left.kind for left in row.left_out}
+    parts = [f'Left out: {"; ".join(map(str, row.left_out))}.']
+    if 'cut' in kinds:
+        parts.append('To lose nothing there, let each unit read only itself from step to step.')
+    if 'use' in kinds:
+        parts.append(
+            'Apply every use of it with a braintrace op whose result reaches the state directly.'
+        )
+    return parts
+
+
+def _traces(report: ReportData, row: ParameterRow) -> list[str]:
+    parts = []
+    for rel in report.relations:
+        if any(row.path in paths for paths in rel.parameters.values()):
+            at = '' if report.batch_size is None else f' at batch size {report.batch_size}'
+            kept = (
+                f': {", ".join(map(trace_text, rel.trace))}, {size_text(rel.bytes)}{at}'
+                if rel.trace
+                else ''
+            )
+            parts.append(
+                f'The trace of {rel.key} serves '
+                f'{", ".join(f"hidden group {g}" for g in rel.groups)}{kept} ({report.rule}).'
+            )
+    return parts
+
+
+def _next_ops(graph: ETraceGraph, op: OpUse) -> str:
+    """The ops that an op's result meets first."""
+    program, ops = graph.program, graph.op_at
+    read = {i for v in reach(program, op.y, ops) for i in program.consumers.get(v, ()) if i in ops}
+    return ', '.join(f'{op_text(ops[i])} [{ops[i].where}]' for i in sorted(read))

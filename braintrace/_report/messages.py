@@ -1,0 +1,171 @@
+"""The findings of the compiler in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .._compiler import Diagnostic, ETraceGraph, OpUse
+
+__all__ = [
+    'constant_text',
+    'message',
+    'mixing_text',
+    'op_text',
+    'placed',
+    'use_text',
+]
+
+STEP_ONLY = 'its gradient holds the current step only'
+
+# sentences that name the path and the group alone
+PLAIN = {
+    'input-dependent-weight': (
+        "{path}: the op's weight changes from step to step (it depends on an input or a state), "
+        'so it has no trace'
+    ),
+    'cross-group': (
+        '{group} reads the old {path} by a plain path between different shapes: what goes that way '
+        'has no trace. Give both states one shape to trace it'
+    ),
+    'not-etp-op': (
+        f'parameter {{path}} reaches a hidden state by a plain operation: {STEP_ONLY}. Apply it '
+        'with a braintrace op (matmul, element_wise, ...) to give it a trace'
+    ),
+    'mixing-tail': (
+        'parameter {path} belongs to an op whose result reaches hidden states only through '
+        f'equations that mix its positions: {STEP_ONLY}. Where a position reads several rows of '
+        'one result, apply the op to each: element_wise(k[0]) and element_wise(k[1])'
+    ),
+    'opaque-call': (
+        'parameter {path} belongs to an op inside a function with a derivative rule of its own: '
+        'its gradient is what that rule says, for the current step only. Apply the op outside of '
+        'that function to give it a trace'
+    ),
+    'unused': 'parameter {path} reaches neither an output nor a state: its gradient is zero',
+    'no-relation': (
+        'no weight of an ETP op reaches a hidden state position by position: nothing has a trace, '
+        'and every gradient holds the current step only'
+    ),
+}
+MIXES = {
+    'merges': 'merges positions of a hidden state',
+    'merges-result': 'merges positions of the result of an op',
+    'moves': 'moves values to other positions of a hidden state',
+}
+STACKED = {
+    'moved': (
+        '{path} holds several states, and {name} moves them through the array from step to step in '
+        'a way that is not taken apart: what they owe to earlier steps has no gradient. Give each '
+        'row a leaf of the carry (a HiddenState) of its own'
+    ),
+    'read-as-old': (
+        '{path} holds several states, and a part of its new value is read by {name} as if it were '
+        'made of old ones: what it owes to earlier steps has no gradient there. Keep each of these '
+        'states in a leaf of the carry (a HiddenState) of its own'
+    ),
+}
+
+
+def message(graph: ETraceGraph, found: Diagnostic) -> str:
+    """A diagnostic in words, without its place and the full stop."""
+    if found.kind in PLAIN:
+        return PLAIN[found.kind].format(path=found.path, group=found.group)
+    return WRITERS[found.kind](graph, found)
+
+
+def placed(text: str, location: str) -> str:
+    return f'{text} [{location}]' if location else text
+
+
+def op_text(op: OpUse) -> str:
+    return f'{op.primitive.name} ({op.key})'
+
+
+def use_text(graph: ETraceGraph, i: int) -> str:
+    eqn, op = graph.program.equations[i], graph.op_at.get(i)
+    return f'its use in {eqn.primitive.name if op is None else op_text(op)} [{eqn.where}]'
+
+
+def mixing_text(graph: ETraceGraph, found: Diagnostic) -> str:
+    """The mixing equations as the user wrote them: one, or a reduction and the broadcast of its
+    result.
+    """
+    names = [graph.program.equations[i].primitive.name for i in found.equations]
+    return ', spread by '.join(names)
+
+
+def _mixing(graph: ETraceGraph, found: Diagnostic) -> str:
+    return f'{mixing_text(graph, found)} {MIXES[found.reason]}: it carries no trace'
+
+
+def _lost(graph: ETraceGraph, found: Diagnostic) -> str:
+    if found.reason == 'not-hidden':
+        return (
+            f'parameter {found.path}: {found.states[0]} is no hidden state: what goes through it '
+            'to later steps has no gradient. Make it one, or stop the gradient that goes into it'
+        )
+    op = graph.op_at[found.equations[0]]
+    group = next(group for group in graph.hidden_groups if group.name == found.group)
+    why = _why_lost(found, op, list(op.y_aval.shape), list(group.shape))
+    return f'{found.path}: no trace to {found.group}: {why}'
+
+
+def _why_lost(found: Diagnostic, op: OpUse, y: list[int], state: list[int]) -> str:
+    if found.reason == 'different-positions':
+        return 'its result reaches different positions in different states of the group'
+    if found.reason == 'several-elements':
+        return (
+            f'a position of the hidden state reads several elements of its result {y}, which lacks '
+            f'axes of the state {state}. Apply an op of its own to each of them'
+        )
+    what = f'is repeated, or read in another order, in {state}'
+    if found.reason == 'broadcast':
+        what = f'is broadcast inside to {state}, along axis {", ".join(map(str, found.axes))}'
+    instead = (
+        'Repeat the weight instead, so that the result has an element for each position: '
+        'matmul(x, jnp.repeat(w, n, -1)) with a reshape; a trace has that size in any case'
+    )
+    if op.pointwise:
+        instead = 'Give the weight an axis of size 1 there, as in element_wise(w[:, None])'
+    return (
+        f'its result {y} {what}: each position reads one element, which others read too, and a '
+        f'trace is kept where these differ along leading axes alone. {instead}'
+    )
+
+
+def constant_text(graph: ETraceGraph, found: Diagnostic) -> str:
+    name = graph.program.equations[found.equations[0]].primitive.name
+    made = 'a constant: no ParamState, and not among the parameters'
+    if found.states:
+        states = ', '.join(found.states)
+        made = f'state {states}, which is no ParamState and not among the parameters'
+    return f'the {found.slot} of {name} is {made}'
+
+
+def _constant(graph: ETraceGraph, found: Diagnostic) -> str:
+    return (
+        f'{constant_text(graph, found)}. Nothing trains it, and no trace is kept for it. Keep it '
+        'in a brainstate.ParamState (functional: in params) to train it; if it is to stay as it '
+        'is, apply it with a plain operation'
+    )
+
+
+def _stacked(graph: ETraceGraph, found: Diagnostic) -> str:
+    name = graph.program.equations[found.equations[0]].primitive.name
+    return STACKED[found.reason].format(path=found.path, name=name)
+
+
+def _partial(graph: ETraceGraph, found: Diagnostic) -> str:
+    uses = dict.fromkeys(use_text(graph, i) for i in found.equations)
+    return (
+        f'parameter {found.path} has a trace, but not for {" and ".join(uses)}, where {STEP_ONLY}'
+    )
+
+
+WRITERS: dict[str, Callable[[ETraceGraph, Diagnostic], str]] = {
+    'mixing': _mixing,
+    'lost-relation': _lost,
+    'constant-weight': _constant,
+    'stacked-state': _stacked,
+    'partial-trace': _partial,
+}

@@ -1,0 +1,108 @@
+"""The report of a compiled graph: its contents, the cost of its trace, and what that leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._compiler import ETraceGraph
+from .._rules import DRTRL
+from .._tables import as_html, as_text
+from . import contents
+from .explain import explain
+from .mermaid import to_mermaid
+from .rows import ReportData
+from .tables import summary, tables
+
+__all__ = ['Report', 'make_report', 'report']
+
+
+class Report(ReportData):
+    """What :func:`braintrace.report` returns; prints as text, shows as tables in a notebook.
+
+    ``memory`` is for ``batch_size``, None where the step has no batch axis. ``approximation``: what
+    the rule leaves out in every model. ``exact``: no gradient lacks a part of its history.
+    ``at(batch_size)``: the report at another batch size. ``as_dict()``: all of it, as for JSON.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.MiniGRU(2, 4), jnp.zeros((3, 2))
+    >>> report = braintrace.compile(model, 'D_RTRL', x, batch_size=3).report
+    >>> report.exact, report.memory, report.at(64).memory
+    (True, 288, 6144)
+    >>> [(row.path, row.route, row.history) for row in report.parameters][:1]
+    [('W/weight/bias', 'trace', 'whole')]
+    """
+
+    def __call__(self, batch_size: int | None = None) -> Report:
+        return self if batch_size is None else self.at(batch_size)
+
+    def __str__(self) -> str:
+        return as_text(summary(self), tables(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return as_html(summary(self), tables(self))
+
+    def explain(self, path: str | tuple) -> str:
+        """One parameter in a few sentences: its route and why, its op and place, its trace, its
+        losses, what to change.
+
+        ``path``: as printed in the report, its end where only one parameter or module has that, or
+        a tuple of keys; a path to several parameters explains each. Raises
+        :class:`braintrace.OptionError` with the nearest paths for an unknown one.
+
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.GRUCell(2, 4)
+        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+        >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
+        >>> print(braintrace.report(graph).explain('Wr/weight/bias'))
+        Wr/weight/bias float32[4] has route same-step (weight_then_weight): ...
+        """
+        return explain(self, path)
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flowchart: parameters, ops, mixing equations, hidden groups;
+        dashed where history is cut.
+
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> model = braintrace.nn.MiniGRU(2, 4)
+        >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+        >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
+        >>> print(braintrace.report(graph).to_mermaid())
+        flowchart LR
+          ...
+        """
+        return to_mermaid(self.graph)
+
+
+def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) -> Report:
+    """Groups, relations, routes, cuts, diagnostics, exactness, and memory of the trace.
+
+    ``rule``: a value of :mod:`braintrace.rules`, by default D_RTRL. ``batch_size``: by default as
+    compiled. Raises :class:`braintrace.OptionError` for one where the step has no batch axis.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.MiniGRU(2, 4)
+    >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
+    >>> print(str(braintrace.report(graph, batch_size=64)).splitlines()[1])
+    trace memory: 6.0 KiB at batch size 64, 96 B for each further sample
+    """
+    return make_report(graph, DRTRL() if rule is None else rule)(batch_size)
+
+
+def make_report(graph: ETraceGraph, rule: Any) -> Report:
+    """``rule`` may be None; the batch size is the compiled one."""
+    known, cuts = contents.known_rule(rule), contents.cut_rows(graph)
+    relations = contents.relation_rows(graph, known)
+    return Report(
+        rule=known.name,
+        approximation=known.approximation,
+        batch_size=graph.lanes,
+        groups=contents.group_rows(graph, cuts),
+        relations=relations,
+        parameters=contents.parameter_rows(graph, cuts, relations, known),
+        cuts=cuts,
+        diagnostics=contents.diagnostic_rows(graph),
+        graph=graph,
+    )

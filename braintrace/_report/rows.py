@@ -1,0 +1,208 @@
+"""The rows of a report, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._errors import OptionError
+from .messages import placed
+
+__all__ = [
+    'CutRow',
+    'DiagnosticRow',
+    'GroupRow',
+    'LeftOut',
+    'ParameterRow',
+    'RelationRow',
+    'ReportData',
+    'TraceRow',
+]
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A hidden group; ``left_out``: the places where its past is cut."""
+
+    name: str
+    members: tuple[str, ...]
+    num_state: int
+    shape: tuple[int, ...]
+    dtype: str
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One array of the trace; ``batch_axis`` is None where it does not grow with the batch."""
+
+    group: str
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    batch_axis: int | None
+
+    def at(self, batch_size: int) -> TraceRow:
+        if self.batch_axis is None:
+            return self
+        shape = (*self.shape[: self.batch_axis], batch_size, *self.shape[self.batch_axis + 1 :])
+        size = math.prod(shape) * jnp.dtype(self.dtype).itemsize
+        return dataclasses.replace(self, shape=shape, bytes=size)
+
+
+@dataclass(frozen=True)
+class RelationRow:
+    """An op, the parameters behind each of its weights, the groups that it feeds, and its trace.
+
+    ``repeats``: lengths of the loops inside the step around the op.
+    """
+
+    key: str
+    op: str
+    parameters: dict[str, tuple[str, ...]]
+    groups: tuple[str, ...]
+    repeats: tuple[int, ...]
+    trace: tuple[TraceRow, ...]
+    location: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.trace)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A part of a parameter's history that its gradient lacks, in words.
+
+    ``cut``: the past of a group that is cut somewhere; ``use``: a use of the parameter without a
+    trace; ``lost``: a way to a later step on which the trace is lost; ``rule``: the approximation
+    of the rule.
+    """
+
+    kind: Literal['cut', 'use', 'lost', 'rule']
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """A parameter's route, and how much of its history the gradient holds.
+
+    ``history``: ``whole``, ``part`` or ``none``; ``not needed`` where the current step is the whole
+    gradient. ``left_out``: the ways on which it is lost.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    route: str
+    reason: str
+    meaning: str
+    advice: str
+    history: str
+    left_out: tuple[LeftOut, ...]
+    location: str
+
+
+@dataclass(frozen=True)
+class CutRow:
+    """Equations of one kind at one place where history ends.
+
+    ``primitive``, ``op``: the primitive and the key of an op, else empty. ``reads``: groups whose
+    past ends there; ``reaches``: groups whose new states the result leads to.
+    """
+
+    what: str
+    reason: str
+    reads: tuple[str, ...]
+    reaches: tuple[str, ...]
+    location: str
+    primitive: str = ''
+    op: str = ''
+
+    def __str__(self) -> str:
+        return placed(self.what, self.location)
+
+
+@dataclass(frozen=True)
+class DiagnosticRow:
+    """A :class:`braintrace.Diagnostic` in words."""
+
+    kind: str
+    level: str
+    message: str
+    path: str
+    location: str
+
+
+@dataclass(frozen=True, repr=False)
+class ReportData:
+    """The contents of a report."""
+
+    rule: str
+    approximation: str
+    batch_size: int | None
+    groups: tuple[GroupRow, ...]
+    relations: tuple[RelationRow, ...]
+    parameters: tuple[ParameterRow, ...]
+    cuts: tuple[CutRow, ...]
+    diagnostics: tuple[DiagnosticRow, ...]
+    graph: ETraceGraph = field(compare=False)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the whole trace; nothing is allocated."""
+        return sum(row.bytes for row in self.relations)
+
+    @property
+    def memory_of_lane(self) -> int:
+        """Bytes of the trace that one more sample in the batch adds."""
+        return self.at(1).memory - self.at(0).memory if self.batch_size is not None else 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every gradient holds the whole past.
+
+        It is False as well where weights of ops are constants, and no parameter has a past.
+        """
+        if any(row.left_out for row in self.parameters):
+            return False
+        constant = any(found.kind == 'constant-weight' for found in self.diagnostics)
+        return not constant or any(row.history == 'whole' for row in self.parameters)
+
+    def at(self, batch_size: int) -> Self:
+        """This report at another batch size; shapes of states stay as they were compiled."""
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
+            raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')
+        if self.batch_size is None:
+            raise OptionError(
+                'the step has no batch axis that its ops share, so its trace has no other batch '
+                f'size than {batch_size}: it '
+                f'takes {self.memory} bytes as compiled. Under jax.vmap count that for each lane.'
+            )
+        relations = tuple(
+            dataclasses.replace(r, trace=tuple(t.at(batch_size) for t in r.trace))
+            for r in self.relations
+        )
+        return dataclasses.replace(self, batch_size=batch_size, relations=relations)
+
+    def as_dict(self) -> dict:
+        """Everything as dicts, lists, strings, numbers and None, as for JSON."""
+        return {**_plain(self), 'memory': self.memory, 'exact': self.exact}
+
+
+def _plain(value):
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value) if f.name != 'graph']
+        value = {name: getattr(value, name) for name in names}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

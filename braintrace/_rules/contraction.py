@@ -1,0 +1,107 @@
+"""Weight gradients as one contraction over time and lanes, with the op's own reverse rule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Coordinates, ETraceGraph, OpUse
+from .coordinates import added_axes, folded, mapped, to_y
+from .rule import OpGradients, Weights
+from .storage import Entry
+
+__all__ = [
+    'add_gradients',
+    'as_represented',
+    'factored_gradient',
+    'finite',
+    'op_gradient',
+    'outside_loops',
+    'represented',
+    'same_step',
+]
+
+
+def same_step(
+    graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip=frozenset()
+) -> OpGradients:
+    """Weight gradients of every owned op but those in ``skip``, from inputs and cotangents of y
+    stacked over time.
+    """
+    return {
+        op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key])
+        for op in graph.ops
+        if op.owned and op.key not in skip
+    }
+
+
+def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
+    """The sum by op and name; an op of ``b`` must be in ``a``."""
+    return {
+        op: jax.tree.map(lambda x, y: (x + y).astype(x.dtype), g, b[op]) if op in b else g
+        for op, g in a.items()
+    }
+
+
+def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
+    """``sum_t xy_to_dw(x_t, d_t)`` over a leading time axis, as one contraction.
+
+    Time is folded into the batch where the op has one. Elsewhere it is the reverse rule of the op
+    mapped over time.
+    """
+    weights = finite(op, weights)
+    if op.repeats:
+        xs = folded(xs, () if op.x is None else op.x_aval.shape)
+        return op_gradient(outside_loops(op), xs, folded(ds, op.y_aval.shape), weights)
+    rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
+    fold = op.primitive.fold_axes
+    ds = ds.astype(op.y_aval.dtype)
+    if ds.shape[0] == 1:
+        return rule(None if xs is None else xs[0], ds[0], weights)
+    if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
+        return rule(folded(xs, xs.shape[2:]), folded(ds, ds.shape[2:]), weights)
+
+    def over_time(weights):
+        return jax.vmap(lambda x: op.impl(x, weights), axis_size=ds.shape[0])(xs)
+
+    return jax.vjp(over_time, weights)[1](ds)[0]
+
+
+def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:
+    """``sum_t xy_to_dw(ex_t, d_t)`` with d at a relation's coordinates and an ex for each lane of
+    the added axes.
+    """
+    added = added_axes(op, coords)
+    if not added:
+        return op_gradient(op, xs, jax.vmap(lambda d: to_y(op, d))(ds), weights)
+    got = mapped(lambda x, d: op_gradient(op, x, d, weights), added, 1)(xs, ds)
+    return {n: g.sum(tuple(range(added))) for n, g in got.items()}
+
+
+def finite(op: OpUse, weights: Entry) -> Entry:
+    """Weights with NaN and inf set to 0 for an op in a branch: the branch may not be taken, and
+    ``0 * NaN`` would poison the trace.
+    """
+    if not op.conditional:
+        return weights
+    return {n: jnp.where(jnp.isfinite(w), w, 0) for n, w in weights.items()}
+
+
+def outside_loops(op: OpUse) -> OpUse:
+    """The op as if no loop stood around it."""
+    return dataclasses.replace(op, repeats=()) if op.repeats else op
+
+
+def represented(op: OpUse, x: jax.Array) -> jax.Array:
+    """x in the form in which ES-D-RTRL sums it: one-hot for the indices of an embedding, else x."""
+    represent = op.primitive.root.represent
+    return x if represent is None else represent(x, op.weight_avals)
+
+
+def as_represented(op: OpUse) -> OpUse:
+    """The op, called with x in that form."""
+    if op.x is None:
+        return op
+    return dataclasses.replace(op, x_aval=jax.eval_shape(lambda x: represented(op, x), op.x_aval))

@@ -1,0 +1,195 @@
+"""A trace entry, and how steps make it with the rules of the op's own primitive.
+
+A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array for
+each state, which XLA can write in place. In between an entry is a vector of the algebra of
+:mod:`.transition`: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors
+stand at a relation's coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Coordinates, OpUse, depends
+from .._errors import RuleContractError
+from .contraction import finite, op_gradient, outside_loops
+from .coordinates import Pair, added_axes, folded, is_widened, mapped
+from .storage import Entry, States
+from .transition import Transition, Vector, add, apply
+
+__all__ = [
+    'accumulate',
+    'added',
+    'apart',
+    'carry',
+    'instant',
+    'is_by_sample',
+    'reads_weights',
+    'transport',
+    'zeros',
+    'zeros_pp',
+]
+
+
+# the empty trace -----------------------------------------------------------------------------
+
+
+def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
+    """The empty entry of D-RTRL, states in a last axis: ``init_drtrl``, for expanded shapes of y
+    and weights where the op is widened, else repeated over added axes.
+    """
+    wide = coords.shape if is_widened(op, coords) else None
+    entry = _init(op, 'init_drtrl', 'D_RTRL', (wide or op.y_aval.shape, wide), num_state)
+    if added := coords.shape[: added_axes(op, coords)]:
+        entry = {n: jnp.broadcast_to(e, (*added, *e.shape)) for n, e in entry.items()}
+    _check_layout(op, coords, entry, num_state)
+    return entry
+
+
+def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
+    """The empty output trace of ES-D-RTRL: ``init_pp`` for the expanded y."""
+    zero = _init(op, 'init_pp', 'ES_D_RTRL', (coords.shape, None), num_state)
+    return jnp.broadcast_to(zero, (*op.repeats, *zero.shape)) if op.repeats else zero
+
+
+def apart(entry: Entry) -> States:
+    """An entry as one array for each state."""
+    return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
+
+
+def _init(op: OpUse, slot: str, algorithm: str, shapes: tuple, num_state: int):
+    """An init rule on variables of these shapes of y and of all weights (None: their own)."""
+    y, wide = shapes
+    x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
+    weights = {n: _variable(wide or a.shape, a.dtype) for n, a in op.weight_avals.items()}
+    rule = op.primitive.bound_rule(slot, op.params, algorithm)
+    return rule(x, _variable(y, op.y_aval.dtype), weights, num_state)
+
+
+def _variable(shape, dtype):
+    return SimpleNamespace(aval=jax.ShapeDtypeStruct(tuple(shape), dtype))
+
+
+def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) -> None:
+    """Refuse an ``init_drtrl`` whose arrays have other shapes than the entries of one step."""
+    op = outside_loops(op)
+    d = (jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype),)
+    one = functools.partial(instant, op, coords)
+    (fresh,) = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
+    wanted = {n: (*fresh[n].shape, num_state) for n in entry}
+    wrong = {n: (e.shape, wanted[n]) for n, e in entry.items() if e.shape != wanted[n]}
+    if wrong:
+        text = ', '.join(
+            f'{n!r}: {list(a)} from init_drtrl, {list(b)} from one step'
+            for n, (a, b) in wrong.items()
+        )
+        raise RuleContractError(
+            f'{op.where}: the trace of {op.primitive.name} has two layouts: {text}. init_drtrl '
+            'must return zeros of the batch axis (if batched), the layout of one sample, and the '
+            'state axis last.'
+        )
+
+
+# one step, and many ----------------------------------------------------------------------------
+
+
+def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Vector:
+    """One step's entry ``D_f (x) x``, sample by sample, summed over the turns of loops around the
+    op.
+    """
+    weights = finite(op, weights)
+    if op.repeats:
+        return accumulate(op, coords, x, df, weights)
+    if is_widened(op, coords):
+        weights = {n: jnp.broadcast_to(w, coords.shape) for n, w in weights.items()}
+    root = op.primitive.root
+    slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
+    rule = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
+    return _each(lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
+
+
+def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entry) -> Vector:
+    """``sum_t x_t (x) push_t`` over a leading time axis: one contraction where the entry has the
+    parameter's layout.
+    """
+    weights = finite(op, weights)
+    if op.repeats:  # the turns of loops are summed as steps of time are
+        xs = folded(xs, () if op.x is None else op.x_aval.shape)
+        pushes = jax.tree.map(lambda a: folded(a, coords.shape), pushes)
+        return accumulate(outside_loops(op), coords, xs, pushes, weights)
+    if op.x is None:
+        return instant(op, coords, None, jax.tree.map(lambda a: a.sum(0), pushes), weights)
+    root = op.primitive.root
+    if root.optional_rule('instant_drtrl') is None:
+        contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
+        rule = _lane_by_lane(contract, op, coords, 1)
+        return _each(lambda d: rule(xs, d, weights), pushes)
+
+    # another layout (conv, lora) has no contraction over time: step by step
+    def plus(total, step):
+        x, push = step
+        return jax.tree.map(jnp.add, total, instant(op, coords, x, push, weights)), None
+
+    first = jax.tree.map(lambda a: a[0], (xs, pushes))
+    shapes = jax.eval_shape(lambda x, push: instant(op, coords, x, push, weights), *first)
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    return jax.lax.scan(plus, empty, (xs, pushes))[0]
+
+
+def carry(op: OpUse, coords: Coordinates, d: Transition, entry: Vector) -> Vector:
+    """``D e``: for state s the sum over states r of ``yw_to_w(D[s][r], e_r)``."""
+    return apply(d, entry, transport(op, coords))
+
+
+def added(a: Vector, b: Vector) -> Vector:
+    """The sum of two entries, state by state."""
+    return tuple(add(*pair) for pair in zip(a, b, strict=True))
+
+
+def transport(op: OpUse, coords: Coordinates) -> Callable:
+    """``yw_to_w``: the product of values at y's positions with one state of an entry."""
+    rule = op.primitive.bound_rule('yw_to_w', op.params, 'D_RTRL')
+    return mapped(rule, added_axes(op, coords), 0)
+
+
+def _each(fn: Callable, vector: Vector) -> Vector:
+    return tuple(None if x is None else fn(x) for x in vector)
+
+
+def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:
+    """``fn(x, d, weights)`` of the root, mapped over the axes that must not be summed: the added
+    axes, the axes of ``vmap``, and the batch (axis ``lane``).
+    """
+    over_batch = op.primitive.by_lane(fn, op.params, lane)
+    return mapped(over_batch, added_axes(op, coords), (None, lane, None))
+
+
+# what the layout of an entry allows ------------------------------------------------------------
+
+
+def is_by_sample(op: OpUse, coords: Coordinates) -> bool:
+    """Whether an entry is the parameter's layout for each sample, so that lanes can be taken one at
+    a time.
+    """
+    root = op.primitive.root
+    own = root.optional_rule('instant_drtrl') or root.optional_rule('solve_drtrl')
+    plain = op.primitive.batched and op.primitive.original is None and own is None
+    return plain and op.x is not None and not op.repeats and not coords.expanded
+
+
+def reads_weights(pair: Pair) -> bool:
+    """Whether the entry of one step is made with the weights."""
+    op, coords = outside_loops(pair.op), pair.coords
+
+    def one(values, x, d):
+        weights = dict(zip(op.weight_avals, values, strict=True))
+        return sum(e.sum() for e in jax.tree.leaves(instant(op, coords, x, (d,), weights)))
+
+    d = jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype)
+    return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))

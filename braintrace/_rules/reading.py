@@ -1,0 +1,91 @@
+"""``< signal , e >``: the gradient of the weights, read from a stored entry."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Coordinates, OpUse
+from .contraction import finite
+from .coordinates import added_axes, is_widened, mapped
+from .entries import is_by_sample, transport
+from .storage import Entry, Stored, by_state, one_lane
+from .transition import Vector, dot
+
+__all__ = ['solve']
+
+FUSED_LANES = 8  # lanes that are summed in one expression, which XLA fuses
+UNROLLED_SUMS = 8  # such expressions in a row; more go through a loop
+
+
+def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry) -> Entry:
+    """``< signal , e >`` of one entry, summed over states and lanes."""
+    some = next((x for x in signal if x is not None), None)
+    if some is None:
+        return {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+    rule = transport(op, coords)
+    own = op.primitive.optional_rule('solve_drtrl')
+
+    def all_at_once():
+        total = dot(signal, by_state(old.numbers), rule)
+        return {n: _summed(op, coords, n, g) for n, g in total.items()}
+
+    def lane_by_lane():
+        def of_lane(b):
+            total = dot(one_lane(signal, b), by_state(old.lane(b).numbers), rule)
+            return {n: g[0] for n, g in total.items()}
+
+        return _sum_over_lanes(of_lane, some.shape[0])
+
+    if is_by_sample(op, coords) and some.ndim and some.shape[0]:
+        return jax.lax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+    return all_at_once() if own is None else _by_own_rule(op, coords, signal, old, weights)
+
+
+def _by_own_rule(
+    op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry
+) -> Entry:
+    """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
+    own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
+    added = added_axes(op, coords)
+    rule = mapped(lambda d, e: own(d, e, weights), added, 0)
+    total = dot(signal, by_state(old.numbers), rule)
+    return {n: g.sum(tuple(range(added))) for n, g in total.items()}
+
+
+def _summed(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
+    """An entry, summed over its lanes to the parameter's shape."""
+    if is_widened(op, coords):
+        shape = op.weight_avals[name].shape
+        x = x.sum(tuple(range(x.ndim - len(shape))))
+        return x.sum(tuple(i for i, n in enumerate(shape) if n != x.shape[i]), keepdims=True)
+    return x.sum(tuple(range(added_axes(op, coords) + op.primitive.batched)))
+
+
+def _sum_over_lanes(of_lane: Callable, lanes: int):
+    """``sum_b of_lane(b)``: a few lanes in one expression, whose slices XLA fuses with the code
+    that makes them.
+    """
+    plus = functools.partial(jax.tree.map, operator.add)
+
+    def block(start, number):
+        return functools.reduce(plus, [of_lane(start + b) for b in range(number)])
+
+    starts = range(0, lanes, FUSED_LANES)
+    if len(starts) <= UNROLLED_SUMS:
+        total = block(0, min(lanes, FUSED_LANES))
+        for start in starts[1:]:
+            more = block(start, min(lanes - start, FUSED_LANES))
+            total = plus(jax.lax.optimization_barrier(total), more)
+        return total
+    # many lanes: the rest that fills no block, then a loop over blocks
+    whole, rest = divmod(lanes, FUSED_LANES)
+    first = block(whole * FUSED_LANES, rest) if rest else block(0, FUSED_LANES)
+    blocks = jnp.arange(not rest, whole)
+    return jax.lax.scan(
+        lambda total, i: (plus(total, block(i * FUSED_LANES, FUSED_LANES)), None), first, blocks
+    )[0]

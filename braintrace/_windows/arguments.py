@@ -1,0 +1,167 @@
+"""The arguments of calls over a sequence; a refusal tells the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from numbers import Integral
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import ETraceGraph, abstract, describe_aval, param_name
+from .._errors import OptionError, StepFunctionError, StructureError
+from .._rules import MOST_PENDING, Rule
+
+__all__ = [
+    'REDUCTIONS',
+    'check_choice',
+    'check_flags',
+    'check_mask',
+    'check_opt_state',
+    'check_optimizer',
+    'check_scalar',
+    'check_updatable',
+    'check_window',
+    'choose_delay',
+    'length_of',
+]
+
+REDUCTIONS = ('mean', 'sum')
+
+
+def check_choice(name: str, value, allowed) -> None:
+    """Refuse a value that is none of the allowed ones."""
+    if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
+        choices = ' or '.join(map(repr, allowed))
+        raise OptionError(f'{name} is {value!r}; choose {choices}.')
+
+
+def length_of(*trees) -> int:
+    """The common length of axis 0 of every leaf."""
+    leaves = [
+        (jax.tree_util.keystr(p), jnp.shape(x))
+        for p, x in jax.tree_util.tree_flatten_with_path(trees)[0]
+    ]
+    if not leaves:
+        raise StructureError('there is no sequence: give at least one array with time in axis 0.')
+    scalars = [name for name, shape in leaves if not shape]
+    if scalars:
+        raise StructureError(
+            f'sequence leaf {scalars[0]} is a scalar; time must be axis 0 of every leaf.'
+        )
+    lengths = {name: shape[0] for name, shape in leaves}
+    if len(set(lengths.values())) > 1:
+        raise StructureError(
+            f'sequences have unequal lengths: {lengths}. Time is axis 0 of every leaf.'
+        )
+    if leaves[0][1][0] == 0:
+        raise StructureError('the sequences are empty (length 0); give at least one step.')
+    return leaves[0][1][0]
+
+
+def check_mask(mask, length: int) -> jax.Array:
+    """The mask as an array ``(T,)``, ones where none is given."""
+    if mask is None:
+        return jnp.ones(length)
+    mask = _array(mask)
+    if mask.shape != (length,) or not (
+        mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.number)
+    ):
+        raise StructureError(
+            f'mask is {mask.dtype}{list(mask.shape)}; give one weight for each of the {length} '
+            f'steps: [{length}].'
+        )
+    return mask.astype(jnp.result_type(float))
+
+
+def _array(x):
+    return np.asarray(x) if isinstance(x, str) else jnp.asarray(x)
+
+
+def check_flags(what: str, flags, length: int, t_shape: tuple[int, ...]) -> jax.Array:
+    """Reset flags as bool of shape ``(T,)`` or ``(T, B)``; ``what`` begins the message."""
+    flags = _array(flags)
+    if flags.dtype != bool or flags.shape not in ((length,), (length, *t_shape)):
+        raise StructureError(
+            f'{what} {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '
+            f'{[length, *t_shape]}.'
+        )
+    return flags
+
+
+def check_window(window, budget: int | None) -> None:
+    """Refuse a window that is no size, and a budget that is no number of bytes."""
+    if budget is not None and not _is_count(budget):
+        raise OptionError(f'memory_budget is {budget!r}; give a number of bytes >= 1, or None.')
+    named = window is None or (isinstance(window, str) and window == 'auto')
+    if not named and not _is_count(window):
+        raise OptionError(
+            f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence."
+        )
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
+    """The number of updates between two writes of the trace: as asked (in steps), or as the rule
+    chooses.
+    """
+    for name, value in (('update_every', every), ('write_every', write_every)):
+        if value is not None and not _is_count(value):
+            raise OptionError(f'{name} is {value!r}; give a number of steps >= 1.')
+    if write_every is not None and (write_every % every or write_every // every > MOST_PENDING):
+        raise OptionError(
+            f'write_every is {write_every}; give a multiple of the {every} steps between updates, '
+            f'at most {MOST_PENDING} times as many.'
+        )
+    return rule.delay(graph, int(every), None if write_every is None else int(write_every // every))
+
+
+def check_optimizer(optimizer) -> None:
+    """Refuse an optimizer that is no ``optax.GradientTransformation``."""
+    callables = callable(getattr(optimizer, 'init', None)) and callable(
+        getattr(optimizer, 'update', None)
+    )
+    if not (callables and isinstance(optimizer, Hashable)):
+        raise OptionError(
+            f'optimizer is a {type(optimizer).__name__}; give an optax.GradientTransformation, '
+            'such as optax.adam(1e-3).'
+        )
+
+
+def check_updatable(params) -> None:
+    """Refuse leaves that no optimiser can change."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise StructureError(
+                f'parameter {param_name(path)} is {describe_aval(abstract(leaf))}, which no '
+                'optimiser can change. Keep it out of the parameters: pass it with the inputs, or '
+                'close over it.'
+            )
+
+
+def check_opt_state(optimizer, values, opt_state) -> None:
+    """Refuse the state of another optimiser or of other weights."""
+    if _shapes(jax.eval_shape(optimizer.init, values)) != _shapes(opt_state):
+        raise StructureError(
+            'opt_state does not belong to this optimizer and these weights. Pass what an earlier '
+            'call returned, or `optimizer.init` of the weights.'
+        )
+
+
+def _shapes(tree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [jnp.shape(x) for x in leaves]
+
+
+def check_scalar(loss, what: str):
+    """The loss, if it is a real scalar; ``what`` names the function that returned it."""
+    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise StepFunctionError(
+            f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '
+            'scalar, such as a mean.'
+        )
+    return loss

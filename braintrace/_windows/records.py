@@ -1,0 +1,120 @@
+"""Records of a run along a sequence: its arguments, one step, the place of the run, its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._executor import Factors, Signals
+from .arguments import check_mask
+
+__all__ = [
+    'GradientOptions',
+    'Gradients',
+    'Moment',
+    'Observation',
+    'Result',
+    'Sequence',
+    'Show',
+    'UpdateOptions',
+    'counted',
+]
+
+Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Sequence(NamedTuple):
+    """``slices``, weights of the losses (``mask``) and reset flags (``(T,)`` or ``(T, B)``), each
+    with time in front.
+
+    ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
+    numbers. None: all count.
+    """
+
+    slices: Any
+    mask: jax.Array
+    counts: jax.Array | None
+    flags: jax.Array | None
+
+    @classmethod
+    def of(cls, slices, mask, flags, length: int) -> Sequence:
+        """A sequence with the weights that a user gave, or None."""
+        weights = check_mask(mask, length)
+        return cls(slices, weights, None if mask is None else weights != 0, flags)
+
+    def part(self, start: int, stop: int) -> Sequence:
+        return jax.tree.map(lambda a: a[start:stop], self)
+
+    def blocks(self, number: int, size: int) -> Sequence:
+        return jax.tree.map(lambda a: a[: number * size].reshape(number, size, *a.shape[1:]), self)
+
+
+class Observation(NamedTuple):
+    """One observed step; ``world`` stands after it, ``direct`` are gradients that pass no op."""
+
+    world: Any
+    factors: Factors
+    signals: Signals
+    direct: Any
+    loss: jax.Array
+    aux: Any
+
+
+class Moment(NamedTuple):
+    """A place in a run: the world of its step, the trace, and the count of trace steps.
+
+    At both ends of a sequence ``trace`` may hold pending steps too, as a learner carries it between
+    single steps.
+    """
+
+    world: Any
+    trace: Any
+    t: jax.Array
+
+
+class Gradients(NamedTuple):
+    """Gradients of some steps' losses, for the weights of ops and for weights that reach a loss
+    otherwise.
+    """
+
+    ops: dict[str, dict[str, jax.Array]]
+    direct: Any
+
+
+class Result(NamedTuple):
+    """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
+    and auxiliary outputs of all steps.
+    """
+
+    learnt: Any
+    end: Moment
+    losses: jax.Array
+    aux: Any
+
+
+class GradientOptions(NamedTuple):
+    """The arguments of ``sequence_grad``. ``keep``: whether a later call continues the trace."""
+
+    window: Any = 'auto'
+    memory_budget: int | None = None
+    keep: bool = True
+    reduction: str = 'mean'
+
+
+class UpdateOptions(NamedTuple):
+    """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace."""
+
+    optimizer: Any
+    every: int
+    delay: int
+    reduction: str = 'mean'
+
+
+def counted(t: jax.Array) -> jax.Array:
+    """The step count after one more step. The largest number stays: a count that wraps to 0 would
+    empty the trace.
+    """
+    return t + (t < jnp.iinfo(t.dtype).max)

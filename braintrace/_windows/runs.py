@@ -1,0 +1,210 @@
+"""A step along a sequence: windows with constant weights, or updates of the weights.
+
+One scan stacks factors and signals of a window; one call of the rule turns them into gradients.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._executor import TracedStep
+from .._rules import Network, Rule, Window
+from .leaves import tree_bytes
+from .records import (
+    GradientOptions,
+    Gradients,
+    Moment,
+    Observation,
+    Result,
+    Sequence,
+    Show,
+    UpdateOptions,
+    counted,
+)
+from .walk import Walk, choose_window, step_bytes
+
+__all__ = ['Course', 'Observer', 'optimised', 'run_updates', 'run_windows']
+
+
+class Observer(Protocol):
+    """A step under observation, for a rule. ``weights`` stay constant during a window."""
+
+    @property
+    def graph(self) -> ETraceGraph: ...
+
+    @property
+    def rule(self) -> Rule: ...
+
+    def op_weights(self, weights) -> dict[str, dict[str, jax.Array]]:
+        """The weights of the ops."""
+
+    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
+        """One step, its loss weighed by ``mask``."""
+
+    def reset(self, world, flags: jax.Array):
+        """The world with flagged lanes put back."""
+
+    def total(self, weights, gradients: Gradients):
+        """Gradients as a tree like the weights."""
+
+    def moves(self, weights):
+        """Whether each leaf of the weights may change, as a tree of bool."""
+
+
+class Course(NamedTuple):
+    """A step under observation, a moment to start from, and a sequence; ``show`` reports the
+    progress.
+    """
+
+    observer: Observer
+    start: Moment
+    sequence: Sequence
+    show: Show | None
+
+    @property
+    def length(self) -> int:
+        return len(self.sequence.mask)
+
+
+class Run:
+    """The step of a course, traced once."""
+
+    def __init__(self, course: Course, weights):
+        self.observer = course.observer
+        self.graph, self.rule = self.observer.graph, self.observer.rule
+        start, sequence = course.start, course.sequence
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
+        self.traced = TracedStep(self._step, weights, (start.world, start.t), at)
+
+    def _step(self, weights, state, at: Sequence):
+        world, t = state
+        slices, mask, counts, flags = at
+        if flags is not None:
+            world, t = self.observer.reset(world, flags), jnp.where(flags, 0, t)
+        seen = self.observer.observe(weights, world, slices, mask)
+        signals = seen.signals
+        if counts is not None:
+            signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
+        shown = seen.factors, signals, t, seen.loss, seen.aux
+        return (seen.world, counted(t)), seen.direct, shown
+
+    def network(self, weights) -> Network:
+        """The graph and these weights of its ops, for the rule."""
+        return Network(self.graph, self.observer.op_weights(weights))
+
+    def zeros(self, weights) -> Gradients:
+        """The gradients before the first step."""
+        of_ops = self.observer.op_weights(weights)
+        owned = [op.key for op in self.graph.ops if op.owned]
+        return Gradients(
+            {key: jax.tree.map(jnp.zeros_like, of_ops[key]) for key in owned}, self.traced.zeros()
+        )
+
+    def opened(self, start: Moment) -> Moment:
+        """The moment, the pending steps of its trace written out."""
+        return start._replace(trace=self.rule.written(self.graph, start.trace, start.t))
+
+    def closed(self, end: Moment) -> Moment:
+        """The inverse of :meth:`opened`."""
+        return end._replace(trace=self.rule.carried(self.graph, end.trace, end.t))
+
+    def window(self, weights, now: Moment, pending, part: Sequence, keep: bool):
+        """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
+        pending, the trace is as it was.
+        """
+        (world, t), direct, shown = self.traced.loop(
+            weights, (now.world, now.t), part, len(part.mask), part.counts
+        )
+        factors, signals, ts, losses, aux = shown
+        window = Window(factors, signals, ts, part.flags)
+        ops, pending = self.rule.window(self.network(weights), now.trace, pending, window, keep)
+        return Moment(world, now.trace, t), pending, Gradients(ops, direct), (losses, aux)
+
+    def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
+        """The moment with all pending steps written into the trace, after ``read`` was made."""
+        trace = self.rule.close(self.network(weights), now.trace, pending, now.t, read.ops)
+        return now._replace(trace=trace)
+
+
+def run_windows(course: Course, weights, options: GradientOptions) -> Result:
+    """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
+    run, start, length = Run(course, weights), course.start, course.length
+    per_step = step_bytes(run.graph) + run.traced.operand_bytes
+    size = choose_window(options, length, tree_bytes(start.trace), per_step)
+
+    def window(state, part: Sequence, keep: bool = True):
+        now, total = state
+        now, pending, gradients, shown = run.window(weights, now, None, part, keep)
+        if keep:
+            now = run.write(weights, now, pending, gradients)
+        return (now, jax.tree.map(jnp.add, total, gradients)), shown
+
+    walk = Walk(course.sequence, (run.opened(start), run.zeros(weights)), course.show)
+    whole, rest = divmod(length, size)
+    # The last window stands apart: where its trace is dropped, it is not written.
+    walk.blocks(window, whole if rest else whole - 1, size)
+    walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
+    now, total = walk.state
+    end = run.closed(now)
+    grads = course.observer.total(weights, total)
+    grads = scaled(grads, course.sequence.mask, options.reduction)
+    return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
+
+
+def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions) -> Result:
+    """Train on a sequence: an update each ``every`` steps, and one after the steps that are left.
+
+    ``learnt`` are the weights and the state of the optimiser. Between two writes of the trace the
+    steps stay pending.
+    """
+    observer, length, every = course.observer, course.length, options.every
+    run = Run(course, learnt[0])
+
+    def block(state, part: Sequence, size: int = every):
+        """Updates after each ``size`` steps, then one write of the trace."""
+        (learnt, now), pending, pieces = state, None, []
+        for i in range(0, len(part.mask), size):
+            steps, before = part.part(i, i + size), learnt[0]
+            now, pending, gradients, shown = run.window(before, now, pending, steps, True)
+            grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
+            learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
+            pieces.append(shown)
+        shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
+        return (learnt, run.write(before, now, pending, gradients)), shown
+
+    walk = Walk(course.sequence, (learnt, run.opened(course.start)), course.show)
+    walk.blocks(block, length // (every * options.delay), every * options.delay)
+    walk.blocks(block, 1, (length - walk.done) // every * every)
+    walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
+    learnt, end = walk.state
+    return Result(learnt, run.closed(end), *walk.results)
+
+
+def scaled(grads, mask: jax.Array, reduction: str):
+    """Gradients divided by the sum of the mask for ``'mean'``."""
+    if reduction == 'sum':
+        return grads
+    total = mask.sum()
+    total = jnp.where(total == 0, 1, total)
+    return jax.tree.map(
+        lambda g: g if g.dtype == jax.dtypes.float0 else g / total.astype(g.dtype), grads
+    )
+
+
+def optimised(optimizer, learnt, grads, moves):
+    """``learnt``, a pair ``(values, opt_state)``, after one update.
+
+    ``moves``: a tree of bool like the values; leaves where it is false stay as they are.
+    """
+    values, opt_state = learnt
+    updates, new = optimizer.update(grads, opt_state, values)
+    new = jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, opt_state)
+    values = jax.tree.map(
+        lambda p, u, m: (p + u).astype(jnp.result_type(p)) if m else p, values, updates, moves
+    )
+    return values, new

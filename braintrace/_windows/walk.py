@@ -1,0 +1,120 @@
+"""A sequence divided into windows, and walked block after block with reports of the progress."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .records import GradientOptions, Sequence, Show
+
+__all__ = ['Walk', 'choose_window', 'step_bytes']
+
+LINES = 100  # of progress, at most
+DEFAULT_BUDGET = 32 * 2**20  # bytes
+
+
+class Walk:
+    """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one
+    kind in a scan.
+
+    ``show(due, done, loss) -> due`` reports between blocks, about a hundred times at most; None:
+    not at all.
+    """
+
+    def __init__(self, sequence: Sequence, state, show: Show | None):
+        self.sequence, self.state, self.show = sequence, state, show
+        self.done = 0
+        self.shown: list = []
+        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), jnp.zeros(()))
+
+    def blocks(self, body: Callable, number: int, size: int) -> None:
+        """The next ``number`` blocks of ``size`` steps."""
+        most = number if self.show is None else even(number, -(-number // LINES)) if number else 1
+        for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
+            if chunks and blocks and size:
+                self._chunks(body, chunks, blocks, size)
+
+    def _chunks(self, body: Callable, chunks: int, blocks: int, size: int) -> None:
+        """Some chunks of blocks, and a report after each."""
+
+        def chunk(carry, part: Sequence):
+            state, due, done = carry
+            if blocks == 1:
+                state, got = body(state, part)
+            else:
+                state, got = jax.lax.scan(body, state, part.blocks(blocks, size))
+                got = _flat(got)
+            done += blocks * size
+            if self.show is not None:
+                due = self.show(due, done, got[0].mean())
+            return (state, due, done), got
+
+        carry = self.state, self.due, jnp.int32(self.done)
+        steps = chunks * blocks * size
+        part = self.sequence.part(self.done, self.done + steps)
+        if chunks == 1:
+            (self.state, self.due, _), got = chunk(carry, part)
+        else:
+            parts = part.blocks(chunks, blocks * size)
+            (self.state, self.due, _), got = jax.lax.scan(chunk, carry, parts)
+            got = _flat(got)
+        self.shown.append(got)
+        self.done += steps
+
+    @property
+    def results(self):
+        """Losses and auxiliary outputs of all steps."""
+        if len(self.shown) == 1:
+            return self.shown[0]
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
+
+
+def _flat(stacked):
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
+
+
+def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_step: int) -> int:
+    """The number of steps in a window: as asked, or the most whose stacked factors stay within the
+    budget.
+    """
+    if options.window == 'auto':
+        budget = options.memory_budget
+        allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
+        return even(length, max(1, int(allowed // max(per_step, 1))))
+    return length if options.window is None else min(int(options.window), length)
+
+
+def even(length: int, most: int) -> int:
+    """The largest window <= ``most`` that divides ``length``, so that one program serves all
+    windows; if that would more than double their number, the fewest windows instead.
+    """
+    fewest = -(-length // most)
+    return next(
+        (length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0),
+        -(-length // fewest),
+    )
+
+
+def step_bytes(graph: ETraceGraph) -> int:
+    """Bytes that one step adds to a window: x, D, D_f, dy, c and the delta and push made of
+    them.
+    """
+
+    def size(shape, aval) -> int:
+        return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
+
+    owned = [op for op in graph.ops if op.owned]
+    total = sum(
+        {op.x: size(op.x_aval.shape, op.x_aval) for op in owned if op.x is not None}.values()
+    )
+    total += sum(2 * size(op.y_aval.shape, op.y_aval) for op in owned)
+    for group in graph.hidden_groups:
+        total += size(group.shape, group) * (group.num_state**2 + group.num_state)
+    for rel in graph.hidden_param_op_relations:
+        for group, coords in zip(rel.groups, rel.coordinates, strict=True):
+            total += 2 * size(coords.shape, rel.op.y_aval) * group.num_state
+    return total

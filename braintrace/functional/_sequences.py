@@ -1,0 +1,176 @@
+"""``sequence_grad`` and ``sequence_update``: a cell and its loss as one observed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+
+from .. import _jax
+from .._compiler import abstract
+from .._errors import StructureError
+from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
+from .._windows import (
+    Course,
+    GradientOptions,
+    Moment,
+    Sequence,
+    UpdateOptions,
+    check_flags,
+    check_opt_state,
+    check_updatable,
+    choose_delay,
+    first_order,
+    length_of,
+    optimised,
+    run_updates,
+    run_windows,
+    show_progress,
+)
+from ._compiled import Compiled
+from ._loss import as_inputs
+from ._state import OnlineState
+
+__all__ = ['SequenceCalls']
+
+
+class Data(NamedTuple):
+    """The arrays of a call over a sequence, as given."""
+
+    xs: Any
+    ys: Any
+    mask: Any
+    reset: Any
+
+
+def _after(state: OnlineState, end: Moment) -> OnlineState:
+    """The state at the end of a run from ``state`` on."""
+    (leaves, _), trace, t = end
+    carry = jax.tree.unflatten(jax.tree.structure(state.carry), leaves)
+    return state.replace(carry=carry, trace=trace, t=t)
+
+
+@dataclass(frozen=True)
+class SequenceCalls:
+    """Calls of a learner over a sequence.
+
+    ``find(params, state, inputs)`` is the compiled step; ``hidden`` says which leaves of the carry
+    a reset puts back; ``loss(outputs, target)`` is the loss of one step.
+    """
+
+    find: Callable[[Any, OnlineState, tuple], Compiled]
+    hidden: Callable
+    loss: Callable
+    progress: bool
+
+    def gradient(self, options: GradientOptions) -> Callable:
+        """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
+
+        def run(params, state, xs, ys, mask=None, reset=None):
+            params, state, xs = first_order((params, state, xs))
+            return in_shards(body, params, state, Data(xs, ys, mask, reset))
+
+        def body(axes: Axes, params, state, data: Data):
+            course, of_loss = self._course(axes, params, state, data)
+            result = run_windows(course, params, options)
+            new = _after(state, result.end)
+            return (result.learnt, axes), (new, axes), (result.losses, of_loss)
+
+        return run
+
+    def update(self, optimizer, every: int, write_every: int | None, reduction: str) -> Callable:
+        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
+        losses``.
+        """
+
+        def run(params, opt_state, state, xs, ys, mask=None, reset=None):
+            of_args = varying((params, opt_state, state, xs, ys, mask, reset))
+            learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
+            params, state, xs = first_order((params, state, xs))
+            data = Data(xs, ys, mask, reset)
+            return in_shards(partial(body, learnt), params, opt_state, state, data)
+
+        def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
+            course, of_loss = self._course(axes, params, state, data)
+            check_updatable(params)
+            check_opt_state(optimizer, params, opt_state)
+            delay = choose_delay(write_every, every, course.observer.graph, course.observer.rule)
+            options = UpdateOptions(optimizer, every, delay, reduction)
+            result = run_updates(course, (params, opt_state), options)
+            new = _after(state, result.end)
+            pairs = zip(result.learnt, of_learnt, strict=True)
+            return *pairs, (new, axes), (result.losses, of_loss)
+
+        return run
+
+    def _course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
+        """The cell and the loss under observation, and the axes of :func:`_axes_of_loss`."""
+        length = length_of(data.xs, data.ys)
+        first = jax.tree.map(lambda a: a[0], data.xs)
+        compiled = self.find(params, state, as_inputs(first))
+        flags, fresh = _resets(data.reset, state, length)
+        of_loss = _axes_of_loss(compiled, self.loss, axes, data.ys)
+        leaves = jax.tree.leaves(params)
+        observed = compiled.around(
+            _step_of(compiled, self.loss),
+            params=leaves,
+            places=tuple(range(len(leaves))),
+            direct=frozenset(compiled.graph.direct),
+            restart=partial(compiled.restarted, fresh, self.hidden),
+            share=share(axes, of_loss),
+        )
+        # under `vmap` each lane would print a line of progress
+        mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
+        show = show_progress(length) if self.progress and not mapped else None
+        sequence = Sequence.of((data.xs, data.ys), data.mask, flags, length)
+        start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
+        return Course(observed, start, sequence, show), of_loss
+
+
+def _step_of(compiled: Compiled, loss: Callable) -> Callable:
+    """The step of a cell and a loss of its outputs, as :class:`ObservedStep` takes it."""
+
+    def step(cell, params, world, x, y):
+        inputs = jax.tree.leaves(as_inputs(x))
+        outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
+        outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
+        return (loss(outputs, y), None), (carry, ())
+
+    return step
+
+
+def _resets(reset, state: OnlineState, length: int):
+    """Flags ``(T, ...)`` or None, and the leaves of the carry that flagged lanes get."""
+    if reset is None:
+        return None, []
+    if not (isinstance(reset, tuple) and len(reset) == 2):
+        raise StructureError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
+    flags, carry0 = reset
+    return check_flags('reset flags are', flags, length, state.t.shape), jax.tree.leaves(carry0)
+
+
+def _axes_of_loss(compiled: Compiled, loss: Callable, axes: Axes, ys) -> Axes:
+    """The axes of a surrounding ``shard_map`` along which the loss of a step may differ."""
+    program = compiled.program
+    outputs = [abstract(program.avals[v]) for v in program.outputs]
+    outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
+    return axes_of(loss, axes, outputs, jax.tree.map(lambda a: abstract(a[0]), ys))
+
+
+def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
+    """The axes along which leaves of params and the optimiser's state may differ after updates."""
+    every = jax.tree.map(lambda _: True, params)
+
+    def update(params, opt_state):
+        return optimised(optimizer, (params, opt_state), spread(params, axes), every)
+
+    found = each((params, opt_state))
+    while axes:
+        new = each(jax.eval_shape(update, *jax.tree.map(spread, (params, opt_state), found)))
+        if new == found:
+            break
+        found = jax.tree.map(frozenset.union, found, new)
+    return found

@@ -1,0 +1,99 @@
+"""Which rows of the tables of models run when."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests import models
+from tests.tiers import nightly, slow
+
+# The rows of `make test-quick`: one of each kind of op, of state and of construct.
+CORE = {
+    'leaky',
+    'gru',
+    'lstm_fused',
+    'adaptive_lif',
+    'learned_decay',
+    'sparse',
+    'lora',
+    'conv1d',
+    'spiking_three',
+    'calls_mixed',
+    'cond',
+    'scan',
+    'while',
+    'vmap_weights',
+    'back_put',
+}
+# Those that are asked for more in the gate than the one gradient that every row is asked for.
+WIDE = CORE | {
+    'vector',
+    'lru',
+    'plain_input',
+    'tail_flip',
+    'populations',
+    'cond_log_of_negative',
+    'scan_spikes',
+    'scan_two_layers',
+    'broadcast',
+    'move_gather_negative',
+    'mix_norm',
+}
+
+
+def row(name, *values, late=False):
+    """A row of a table: quick in the core, nightly where it is ``late``, else slow."""
+    marks = [nightly] if late else [] if name in CORE else [slow]
+    return pytest.param(
+        name, *values, marks=marks, id='-'.join(str(getattr(v, 'name', v)) for v in (name, *values))
+    )
+
+
+def core_first(names):
+    """These rows; those outside the core are slow."""
+    return [row(name) for name in names]
+
+
+def wide_first(names):
+    """These rows; those outside ``WIDE`` are nightly."""
+    return [row(name, late=name not in WIDE) for name in names]
+
+
+def is_core(name, *values) -> bool:
+    """For the tables of ``tests.tiers``, whose first one has the rows."""
+    return name in CORE
+
+
+every = pytest.mark.parametrize('name', core_first(models.MODELS))
+
+
+def every_core_first(table=models.MODELS, **flags):
+    """Every row of a table with these flags."""
+    return pytest.mark.parametrize('name', core_first(models.names(table, **flags)))
+
+
+def every_wide_first(table=models.MODELS, **flags):
+    """The same, those outside ``WIDE`` nightly."""
+    return pytest.mark.parametrize('name', wide_first(models.names(table, **flags)))
+
+
+def crossed(names, values):
+    """Each row with one of these values in turn; the tests of the other rule reverse the turns."""
+    return list(zip(names, itertools.cycle(values)))
+
+
+def every_window(*others, late=lambda i: False):
+    """Every row with a window and a rest; those of ``WIDE`` with one of the other windows as well.
+
+    ``late(i)``: which of the rows outside of ``WIDE`` are nightly.
+    """
+    wide = [n for n in models.MODELS if n in WIDE]
+    return pytest.mark.parametrize(
+        'name, window',
+        [
+            *[row(n, 3, late=n not in WIDE and late(i)) for i, n in enumerate(models.MODELS)],
+            *[pytest.param(*pair, marks=slow) for pair in crossed(wide, others)],
+        ],
+    )

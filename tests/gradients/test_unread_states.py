@@ -1,0 +1,153 @@
+"""States that no new state reads position by position, such as the h of an LSTM: their traces are
+there for whoever reads the old state itself, whatever program wrote them.
+"""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from tests import models
+from tests.compare import added, assert_close
+from tests.gradients.harness import other_carry, over_sequence, start, step_program
+from tests.tiers import slow
+
+STEPS = 22
+RULE = braintrace.rules.d_rtrl()
+SEVERAL = ['lstm_reading_cell', 'adaptive_lif', 'spiking_three', 'lru', 'synapse']
+
+
+def written(case, rule, state):
+    """The trace with what is pending written into it, as numbers, lanes without a past as zero."""
+    trace = rule.written(start(case, rule)[0].first.graph, state.trace, state.t)
+    alive = np.asarray(state.t) > 0
+    return jax.tree.map(
+        lambda e: (
+            np.where(alive.reshape(alive.shape + (1,) * (e.ndim - alive.ndim)), e, 0)
+            if e.shape[:1] == alive.shape
+            else np.asarray(e)
+        ),
+        trace,
+    )
+
+
+@pytest.mark.parametrize(
+    'name', ['lstm_fused', *(pytest.param(name, marks=slow) for name in SEVERAL)]
+)
+def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
+    """The newest step of a window is written apart from the others; lanes are reset in it and
+    before.
+    """
+    case = models.case(name, steps=STEPS)
+    carry0, flags = other_carry(case), np.zeros((STEPS, 2), bool)
+    flags[[0, 9], 0] = flags[[9, STEPS - 1], 1] = True
+    (want, state, _), *others = (
+        over_sequence(case, RULE, window, reset=(flags, carry0)) for window in (1, None, 10)
+    )
+    trace = written(case, RULE, state)
+    for grads, state, _ in others:
+        assert_close(grads, want)
+        assert_close(written(case, RULE, state), trace)
+
+
+@pytest.mark.slow
+def test_a_mixture_of_windows_and_pending_steps_gives_the_sum_of_the_gradients_of_steps():
+    case, rule = models.case('lstm_fused', steps=STEPS), braintrace.rules.d_rtrl(write_every=3)
+    step, got = step_program(case, rule), []
+    grads, state, _ = over_sequence(case, rule, None, slice(0, 12))
+    got.append(grads)
+    for t in (12, 13, 14, 15):
+        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        got.append(grads)
+    grads, state, _ = over_sequence(case, rule, None, slice(16, STEPS), state)
+    want, stepped, _ = over_sequence(case, RULE, 1)
+    assert_close(added([*got, grads]), want)
+    assert_close(written(case, rule, state), written(case, RULE, stepped))
+
+
+# a loss that reads the old state itself -----------------------------------------------------------
+
+XS = np.random.default_rng(0).standard_normal((STEPS, 2, 3))
+WEIGHTS = np.random.default_rng(1).standard_normal((2, 4))
+
+
+@pytest.fixture
+def learner():
+    with brainstate.environ.context(precision=64):
+        brainstate.random.seed(0)
+        cell = braintrace.nn.LSTMCell(3, 4)
+        made = braintrace.compile(cell, 'D_RTRL', jnp.zeros((2, 3)), batch_size=2)
+    jax.config.update('jax_enable_x64', True)  # the end of the context switched it off
+    return made
+
+
+def of_new(learner):
+    def loss(x):
+        learner(x)
+        return jnp.sum(WEIGHTS * learner.model.h.value**2)
+
+    return loss
+
+
+def of_old(learner):
+    def loss(x):
+        old = learner.model.h.value
+        learner(x)
+        return jnp.sum(WEIGHTS * old**2)
+
+    return loss
+
+
+def of_cell(learner):
+    def loss(x):
+        learner(x)
+        return jnp.sum(jnp.cos(learner.model.c.value))
+
+    return loss
+
+
+def gradient(learner, loss, start, stop, window):
+    learner_loss = loss(learner)
+    return learner.etrace_grad(XS[start:stop], step_fn=learner_loss, window=window, reduction='sum')
+
+
+PROGRAMS = [  # the loss of the new state at step t is that of the old one at step t + 1
+    [(of_old, 1, STEPS, None)],
+    [(of_old, 1, STEPS, 1)],
+    [(of_old, 1, STEPS, 10)],
+    [(of_old, 1, 12, None), (of_old, 12, STEPS, 4)],
+]
+
+
+@pytest.mark.parametrize(
+    'program', [PROGRAMS[0], *(pytest.param(p, marks=slow) for p in PROGRAMS[1:])]
+)
+def test_the_old_h_of_an_lstm_in_a_loss_is_the_new_one_of_the_step_before(learner, program):
+    want = gradient(learner, of_new, 0, STEPS - 1, None)
+    learner.reset_state()
+    gradient(learner, of_cell, 0, 1, None)
+    assert_close(added([gradient(learner, *part) for part in program]), want)
+
+
+@pytest.mark.parametrize('before', [12, 3, 'steps'])
+def test_a_program_reads_what_another_one_that_does_not_has_written(learner, before):
+    """The trace of h is written by a loss of c alone, or by single steps, then read by a loss of
+    the old h.
+    """
+
+    def forward(stop):
+        if before == 'steps':
+            for x in XS[:stop]:
+                learner(x)
+        else:
+            gradient(learner, of_cell, 0, stop, before)
+
+    forward(11)
+    want = gradient(learner, of_new, 11, 12, None)
+    learner.reset_state()
+    forward(12)
+    shown = learner.get_etrace_of(next(iter(learner.param_states)))
+    assert all(np.any(e[..., s]) for e in jax.tree.leaves(shown) for s in range(2))
+    assert_close(gradient(learner, of_old, 12, 13, None), want)
