@@ -21,6 +21,7 @@ __all__ = [
     'config_values',
     'evaluate',
     'inlinable',
+    'is_custom_call',
     'literal',
     'mapped_axes',
     'opened',

@@ -90,8 +90,7 @@ class DRTRL(Rule):
         """``sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >``; pending steps count as earlier steps
         of the window.
         """
-        xs, (lam, delta), alive = window.factors.x, credit, window.t[0] > 0
-        delta = {**window.signals.dy, **delta}
+        xs, (lam, delta), alive = window.x, credit, window.t[0] > 0
         if pending is not None:
             older = pending.credit(network.graph, lam)
             delta |= {key: jnp.concatenate([d, delta[key]]) for key, d in older.items()}
@@ -176,7 +175,9 @@ class DRTRL(Rule):
 
     def gradient(self, network, before, after, step):
         trace, steps = _apart(before)
-        pending, credit = None, Credit(jax.tree.map(lambda a: a[0], step.signals.c), {})
+        _, _, signals = step.steps.at(0)
+        dy = jax.tree.map(lambda a: a[None], signals.dy)
+        pending, credit = None, Credit(signals.c, dy)
         if steps is not None:
             # if a write was due, the pending steps are in the trace after the step
             trace, (pending, _) = _apart(after)[0], steps.with_room(network.graph, step.t[0])

@@ -10,6 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._executor import Factors, Signals
 from .contraction import (
     add_gradients,
     as_represented,
@@ -83,41 +84,48 @@ class ESDRTRL(Rule):
         return by_pair(network.graph, one)
 
     def gradient(self, network, before, after, step):
-        return self._gradient(network, jax.tree.map(lambda e: e[None], after), step)
+        _, dfs, signals = step.steps.at(0)
+        return self._gradient(
+            network, step, *jax.tree.map(lambda a: a[None], (after, dfs, signals))
+        )
 
     def window(self, network, trace, pending, window, keep):
         def forward(trace, at):
-            trace = self.update(network, trace, *at)
-            return trace, trace
+            row, x, t = at
+            d, df, signals = window.steps.open(row)
+            trace = self.update(network, trace, Factors(x, d, df), t)
+            return trace, (trace, df, signals)
 
         start = trace if pending is None else pending
-        last, traces = jax.lax.scan(forward, start, (window.factors, window.t))
-        return self._gradient(network, traces, window), last
+        at = window.steps.rows, window.x, window.t
+        last, steps = jax.lax.scan(forward, start, at)
+        return self._gradient(network, window, *steps), last
 
-    def _gradient(self, network: Network, traces: Trace, window: Window) -> OpGradients:
+    def _gradient(
+        self, network: Network, window: Window, traces: Trace, dfs: dict, signals: Signals
+    ) -> OpGradients:
         """The gradient from the traces of each step: one contraction for the factored part, one for
         the part of dy that misses the groups.
         """
         graph, weights = network.graph, network.weights
-        factors, signals, t, _ = window
         rest, factored = dict(signals.dy), {}
         for pair in pairs(graph):
             key, op, slots = pair.relation.key, pair.op, pair.of(traces)
             signal = self._signal(pair, signals.l)
             # the factored part: xy_to_dw(ex, L . ef), corrected for the decay of ef
             d = dot(signal, _by_state(slots['f']))
-            d = d / self._correction(pair, t, d.ndim)
+            d = d / self._correction(pair, window.t, d.ndim)
             got = factored_gradient(
                 as_represented(op), pair.coords, slots.get('x'), d, weights[key]
             )
             factored[key] = add(factored.get(key), got)
             # it holds the current step through the groups already: dy - L . D_f is left
-            inside = dot(signal, pair.of(factors.df))
+            inside = dot(signal, pair.of(dfs))
             if inside is not None:
                 rest[key] = rest[key] - jax.vmap(lambda s, op=op: to_y(op, s))(inside)
         through = {r.key for r in graph.hidden_param_op_relations if r.only_through_groups}
         skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}
-        owned = same_step(graph, factors.x, rest, weights, skip=through)
+        owned = same_step(graph, window.x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
     def _signal(self, pair: Pair, by_group: dict) -> Vector:

@@ -35,7 +35,7 @@ __all__ = ['Credit', 'backwards']
 
 class Credit(NamedTuple):
     """Signals of a window's losses: ``lam`` (group -> vector) at the states before it, ``delta``
-    (relation -> ``(T, *y)``) at each step's y.
+    (op -> ``(T, *y)``) at each step's y.
     """
 
     lam: dict[str, Vector]
@@ -52,13 +52,14 @@ class _State(NamedTuple):
 
 def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
     """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    factors, signals, _, resets = window
+    resets = window.resets
     # the newest step stays apart from the rows where a state is read by no new state
-    split = keep and any(not all(is_read(d)) for d in factors.d.values())
+    split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
 
     def back(after: _State, at):
-        (d, df), (dy, c), reset, is_last = at
-        delta = {r.key: dy[r.key] for r in graph.hidden_param_op_relations}
+        row, reset, is_last = at
+        d, df, (dy, c, _) = window.steps.open(row)
+        delta = dict(dy)
         for pair in pairs(graph):
             credit = dot(pair.gathered(after.lam), pair.of(df))
             if credit is not None:
@@ -81,12 +82,7 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
         return _State(lam, p, dead), (delta, pushes)
 
     number = len(window.t)
-    at = (
-        (factors.d, factors.df),
-        (signals.dy, signals.c),
-        resets,
-        jnp.arange(number) == number - 1 if split else None,
-    )
+    at = window.steps.rows, resets, jnp.arange(number) == number - 1 if split else None
     before, (delta, pushes) = jax.lax.scan(back, _end(graph, window, keep, split), at, reverse=True)
     credit = Credit(before.lam, delta)
     if not keep:
@@ -98,10 +94,10 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
     """The carry after the last step: ``lam = 0``, and ``p = 1`` (or 0, where it starts one step
     earlier); entries that stay zero by structure are None.
     """
-    lam, p = {}, {}
+    (ds, _, signals), lam, p = window.steps.like, {}, {}
     for group in graph.hidden_groups:
         zero = jnp.zeros(group.shape, group_dtype(graph, group))
-        d, c = window.factors.d[group.name], window.signals.c[group.name]
+        d, c = ds[group.name], signals.c[group.name]
         moves, states = closure(d), range(group.num_state)
         # a signal reaches a state directly, or through a later state that reads it
         reached = [
@@ -139,9 +135,9 @@ def _as_pending(
     """A window's steps as pending rows: ``p`` moves the states before it to its end, where h owes
     ``pushes`` to each step's y.
     """
-    factors, _, t, resets = window
+    t, resets = window.t, window.resets
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
-    x = {key: rows for key, rows in factors.x.items() if key in related}
+    x = {key: rows for key, rows in window.x.items() if key in related}
     alive = t[0] > 0
     if resets is not None:
         # the lanes that no later step resets
@@ -150,14 +146,14 @@ def _as_pending(
         alive = alive & ~resets.any(0)
     last = None
     if split:
-        last = jax.tree.map(lambda a: a[-1], factors)
+        last = window.newest
         x, pushes = jax.tree.map(lambda a: a[:-1], (x, pushes))
     if len(t) > split:
         # of the diagonal with which p started, only what a step carries on is left
         p = {
             g: tuple(
                 tuple(e if there else None for e, there in zip(*row, strict=True))
-                for row in zip(rows, closure(factors.d[g]), strict=True)
+                for row in zip(rows, closure(window.steps.like[0][g]), strict=True)
             )
             for g, rows in p.items()
         }

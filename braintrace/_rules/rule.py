@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import jax
 
 from .._compiler import ETraceGraph
-from .._executor import Factors, Signals
+from .._executor import Factors, Signals, Steps
 
 __all__ = ['MOST_PENDING', 'Network', 'OpGradients', 'Rule', 'Trace', 'Weights', 'Window']
 
@@ -28,18 +28,27 @@ class Network(NamedTuple):
 class Window(NamedTuple):
     """Several steps with constant weights, time as the first axis.
 
-    ``t`` (step counts) and ``resets`` (flags, or None) stand before each step.
+    ``x``: the inputs of the ops. ``steps``: each opens to ``(d, df, signals)``. ``t`` (step counts)
+    and ``resets`` (flags, or None) stand before each step.
     """
 
-    factors: Factors
-    signals: Signals
+    x: dict[str, Any]
+    steps: Steps
     t: jax.Array
     resets: jax.Array | None = None
 
     @classmethod
     def of_step(cls, factors: Factors, signals: Signals, t: jax.Array) -> Window:
         """One step as a window."""
-        return cls(*jax.tree.map(lambda a: a[None], (factors, signals, t)))
+        x, d, df = factors
+        x, row, t = jax.tree.map(lambda a: a[None], (x, (d, df, signals), t))
+        return cls(x, Steps(row, lambda row: row), t)
+
+    @property
+    def newest(self) -> Factors:
+        """The factors of the last step."""
+        d, df, _ = self.steps.at(-1)
+        return Factors(jax.tree.map(lambda a: a[-1], self.x), d, df)
 
 
 class Rule(ABC):

@@ -90,8 +90,9 @@ class Run:
         signals = seen.signals
         if counts is not None:
             signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
-        shown = seen.factors, signals, t, seen.loss, seen.aux
-        return (seen.world, counted(t)), seen.direct, shown
+        x, d, df = seen.factors
+        shown = x, t, seen.loss, seen.aux
+        return (seen.world, counted(t)), seen.direct, shown, (d, df, signals)
 
     def network(self, weights) -> Network:
         """The graph and these weights of its ops, for the rule."""
@@ -117,11 +118,10 @@ class Run:
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
         pending, the trace is as it was.
         """
-        (world, t), direct, shown = self.traced.loop(
+        (world, t), direct, (x, ts, losses, aux), steps = self.traced.loop(
             weights, (now.world, now.t), part, len(part.mask), part.counts
         )
-        factors, signals, ts, losses, aux = shown
-        window = Window(factors, signals, ts, part.flags)
+        window = Window(x, steps, ts, part.flags)
         ops, pending = self.rule.window(self.network(weights), now.trace, pending, window, keep)
         return Moment(world, now.trace, t), pending, Gradients(ops, direct), (losses, aux)
 
@@ -134,7 +134,7 @@ class Run:
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
     run, start, length = Run(course, weights), course.start, course.length
-    per_step = step_bytes(run.graph) + run.traced.operand_bytes
+    per_step = step_bytes(run.graph) + run.traced.row_bytes
     size = choose_window(options, length, tree_bytes(start.trace), per_step)
 
     def window(state, part: Sequence, keep: bool = True):

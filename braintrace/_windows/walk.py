@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
+from .._executor import even
 from .records import GradientOptions, Sequence, Show
 
 __all__ = ['Walk', 'choose_window', 'step_bytes']
@@ -86,17 +87,6 @@ def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_s
         allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
         return even(length, max(1, int(allowed // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
-
-
-def even(length: int, most: int) -> int:
-    """The largest window <= ``most`` that divides ``length``, so that one program serves all
-    windows; if that would more than double their number, the fewest windows instead.
-    """
-    fewest = -(-length // most)
-    return next(
-        (length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0),
-        -(-length // fewest),
-    )
 
 
 def step_bytes(graph: ETraceGraph) -> int:

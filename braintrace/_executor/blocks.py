@@ -1,0 +1,181 @@
+"""The parts of a step run over time, block after block."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import _jax
+from .partition import Loop, Partition
+from .sums import Term
+
+__all__ = ['Blocks', 'even']
+
+import os
+
+BLOCK_BYTES = int(
+    os.environ.get('BB', 2**20)
+)  # of what is computed for all steps of a block at once, near a processor
+FAR = 2**26  # the same on a device on which a launch costs more than a cache saves
+ONE_BY_ONE = {'cond', 'rng_bit_generator', 'rng_uniform'}
+Values = dict[Any, jax.Array]
+
+
+class Blocks:
+    """A partition with the values of its constants."""
+
+    def __init__(self, parts: Partition, consts: Sequence, constant: Sequence):
+        self.parts = parts
+        jaxpr = parts.jaxpr
+        given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
+        self._constant: Values = dict(given)
+        self.evaluate(parts.constant, self._constant)
+
+    def _read(self, v, env: Values):
+        if isinstance(v, _jax.Literal):
+            return _jax.literal(v)
+        return env[v] if v in env else self._constant[v]
+
+    def evaluate(self, equations: Iterable, env: Values) -> None:
+        for eqn in equations:
+            ins = [self._read(v, env) for v in eqn.invars]
+            outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            env.update(zip(eqn.outvars, outs, strict=True))
+
+    def each(self, v, rows: Values, length: int) -> jax.Array:
+        """The value of each step, time in front."""
+        if v in rows:
+            return rows[v]
+        x = jnp.asarray(self._read(v, {}))
+        return jnp.broadcast_to(x, (length, *x.shape))
+
+    def opened(self, row: Sequence, targets: Sequence) -> list:
+        """The targets of one step, made of its row."""
+        env = dict(zip(self.parts.rows, row, strict=True))
+        self.evaluate(self.parts.needed(filter(self.parts.varies, targets), env), env)
+        return [self._read(v, env) for v in targets]
+
+    # the steps ------------------------------------------------------------------------------------
+
+    def run(
+        self, state: list, at: list, length: int, counts, terms: list[Term], zeros: list
+    ) -> tuple:
+        """``(state, sums of the terms, rows)`` after some steps."""
+        state = [*state]
+        for k, same in enumerate(self.parts.kept):
+            if same:
+                self._constant[self.parts.old[k]] = state[k]
+        near = jax.default_backend() == 'cpu'
+        most = (BLOCK_BYTES if near else FAR) // max(self.parts.block_bytes, 1)
+        size = even(length, min(length, max(1, most)))
+        # rows that are inputs are there already
+        stored = [v for v in self.parts.rows if v not in self.parts.inputs]
+
+        def block(carry, part):
+            (state, sums), (at, counted) = carry, part
+            number = len(at[0])
+            state, env = self._block(state, at, number)
+            totals = [[each.total(self, env, counted, number) for each in term] for term in terms]
+            sums = [functools.reduce(operator.add, new, old) for new, old in zip(totals, sums)]
+            return (state, sums), [env[v] for v in stored]
+
+        # the first block has nothing to be added to
+        (state, sums), pieces = _scanned(block, (state, zeros), (at, counts), length, size)
+        rows = dict(zip(self.parts.inputs, at, strict=True))
+        rows |= dict(zip(stored, pieces, strict=True))
+        return state, sums, {v: rows[v] for v in self.parts.rows}
+
+    def _block(self, state: list, at: list, length: int) -> tuple[list, Values]:
+        """Some steps: the mapped equations all at once, the loops step by step."""
+        env: Values = dict(zip(self.parts.inputs, at, strict=True))
+        new = list(state)
+        for loop in self.parts.loops:
+            self._map(loop.outer, env)
+            moved, stacked = self._loop(loop, [state[k] for k in loop.carries], env, length)
+            env.update(zip(loop.stacked, stacked, strict=True))
+            for k, x in zip(loop.carries, moved, strict=True):
+                new[k] = x
+        self._map(self.parts.mapped, env)
+        return new, env
+
+    def _loop(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+        olds = [self.parts.old[k] for k in loop.carries]
+        news = [self.parts.new[k] for k in loop.carries]
+
+        def step(state, at):
+            env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
+            self.evaluate(loop.equations, env)
+            return [self._read(v, env) for v in news], [env[v] for v in loop.stacked]
+
+        at = [rows[v] for v in loop.outer]
+        if length == 1:
+            state, stacked = step(state, [x[0] for x in at])
+            return state, [x[None] for x in stacked]
+        return jax.lax.scan(step, state, at, length)
+
+    def _map(self, targets: Iterable, env: Values) -> None:
+        """The targets for all steps of a block, which ``env`` then holds."""
+        equations = self.parts.needed([v for v in targets if self.parts.varies(v)], env)
+        for one_by_one, run in itertools.groupby(equations, keeps_its_order):
+            self._map_run(list(run), env, one_by_one)
+
+    def _map_run(self, equations: list, env: Values, one_by_one: bool) -> None:
+        made = [v for eqn in equations for v in eqn.outvars]
+        reads = [v for eqn in equations for v in self.parts.sources(eqn.outvars[0])]
+        reads = list(dict.fromkeys(v for v in reads if v not in made))
+
+        def step(values):
+            inside = dict(zip(reads, values, strict=True))
+            self.evaluate(equations, inside)
+            return [inside[v] for v in made]
+
+        values = [env[v] for v in reads]
+        outs = jax.lax.map(step, values) if one_by_one else jax.vmap(step)(values)
+        env.update(zip(made, outs, strict=True))
+
+
+def _scanned(block: Callable, carry, xs, length: int, size: int):
+    """``block`` over parts of ``size`` steps, and over those that are left."""
+    whole, rest = divmod(length, size)
+    pieces = []
+    if whole == 1:
+        carry, got = block(carry, jax.tree.map(lambda a: a[:size], xs))
+        pieces.append(got)
+    else:
+        parts = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), xs)
+        carry, got = jax.lax.scan(block, carry, parts)
+        pieces.append(jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), got))
+    if rest:
+        carry, got = block(carry, jax.tree.map(lambda a: a[whole * size :], xs))
+        pieces.append(got)
+    return carry, pieces[0] if len(pieces) == 1 else jax.tree.map(
+        lambda *each: jnp.concatenate(each), *pieces
+    )
+
+
+def keeps_its_order(eqn) -> bool:
+    """Whether an equation is run step by step, so that it does what it does in a loop: a branch
+    that is not taken does not run, and a generator whose numbers depend on a mapped axis draws the
+    same.
+    """
+    name = eqn.primitive.name
+    if name == 'random_bits':
+        return 'fry' not in str(eqn.invars[0].aval.dtype)
+    return name in ONE_BY_ONE or name.endswith('callback')
+
+
+def even(length: int, most: int) -> int:
+    """The largest part <= ``most`` that divides ``length``, so that one program serves all parts;
+    if that would more than double their number, the fewest parts instead.
+    """
+    fewest = -(-length // most)
+    return next(
+        (length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0),
+        -(-length // fewest),
+    )

@@ -1,0 +1,353 @@
+"""Which equations of a step stand where, when it runs in a loop over time with constant weights.
+
+- *Constant* equations depend on neither the inputs nor the carry of a step: they run once.
+- *Loops* hold what leads from a carry to the next carry. Carries that need each other share a loop;
+  so do carries between which no product stands.
+- *Mapped* equations run for all steps of a block at once: before the loops what does not depend on
+  a carry, between two loops and after them what they do not need.
+- *Opened* equations are cheap and lead only to values that a later loop reads step by step, so they
+  are evaluated there.
+
+What passes from one part to another is stored for each step: the least number of bytes from which
+the rest follows by cheap equations, a minimal cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .. import _jax
+from .._compiler import properties_of
+
+__all__ = ['Dataflow', 'Loop', 'Partition', 'nbytes']
+
+COSTLY = frozenset(
+    """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv
+    erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p logistic nextafter polygamma
+    pow regularized_incomplete_beta sin sinh tan tanh zeta""".split()
+)
+FREE_MOVES = frozenset('broadcast_in_dim reshape squeeze slice split copy concatenate'.split())
+
+
+def nbytes(v) -> int:
+    return math.prod(v.aval.shape) * getattr(v.aval.dtype, 'itemsize', 8)
+
+
+def is_cheap(eqn) -> bool:
+    """Whether computing a value again costs less than to store and read it."""
+    name = eqn.primitive.name
+    return name in FREE_MOVES or (properties_of(eqn).elementwise and name not in COSTLY)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``carries`` (numbers) that move together by ``equations``; ``outer`` values are read from
+    each step, ``stacked`` ones are stored for others.
+    """
+
+    carries: tuple[int, ...]
+    equations: tuple
+    outer: tuple
+    stacked: tuple
+
+
+class Dataflow:
+    """What the values of ``jaxpr``, ``[*constant, *carry, *at] -> [*carry, ...]``, depend on."""
+
+    def __init__(self, jaxpr, numbers: tuple[int, int]):
+        self.jaxpr, (constant, carry) = jaxpr, numbers
+        self.given = jaxpr.invars[:constant]
+        self.old = jaxpr.invars[constant : constant + carry]
+        self.inputs = jaxpr.invars[constant + carry :]
+        self.new = jaxpr.outvars[:carry]
+        self.kept = [new is old for new, old in zip(self.new, self.old, strict=True)]
+        self.made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self._places = {id(eqn): k for k, eqn in enumerate(jaxpr.eqns)}
+        # for each value a bit for each carry on which it depends within a step, one for the inputs
+        self._bits = dict.fromkeys((*jaxpr.invars, *jaxpr.constvars), 0)
+        bits = {v: 0 if same else 1 << k for k, (v, same) in enumerate(zip(self.old, self.kept))}
+        self._bits |= bits | dict.fromkeys(self.inputs, 1 << carry)
+        for eqn in jaxpr.eqns:
+            found = functools.reduce(operator.or_, map(self.bits, eqn.invars), 0)
+            self._bits.update(dict.fromkeys(eqn.outvars, found))
+
+    def bits(self, v) -> int:
+        return 0 if isinstance(v, _jax.Literal) else self._bits[v]
+
+    def varies(self, v) -> bool:
+        """Whether a value differs from step to step."""
+        return self.bits(v) != 0
+
+    @cached_property
+    def constant(self) -> list:
+        """The equations whose results are the same in all steps."""
+        return [eqn for eqn in self.jaxpr.eqns if not any(map(self.varies, eqn.outvars))]
+
+    def sources(self, v) -> list:
+        """The varying operands of the equation that makes a value."""
+        eqn = self.made.get(v)
+        ins = [] if eqn is None else eqn.invars
+        return [x for x in _values(ins) if self.varies(x)]
+
+    def needed(self, targets: Iterable, given: Collection) -> list:
+        """The varying equations that make the targets of the given values, in order."""
+        found, todo = {}, [v for v in targets if v not in given]
+        while todo:
+            v = todo.pop()
+            eqn = self.made.get(v)
+            if eqn is None or not self.varies(v) or id(eqn) in found:
+                continue
+            found[id(eqn)] = eqn
+            todo += [x for x in self.sources(v) if x not in given]
+        return sorted(found.values(), key=self._place)
+
+    def _place(self, eqn) -> int:
+        return self._places[id(eqn)]
+
+
+class Partition(Dataflow):
+    """The parts of a step.
+
+    ``rows`` are values that are wanted for each step, ``loose`` ones are wanted summed over the
+    steps of a block, and ``opened`` ones follow from :attr:`rows`, which then has more.
+    """
+
+    def __init__(
+        self, jaxpr, numbers: tuple[int, int], rows: Iterable, loose: Iterable, opened: Iterable
+    ):
+        super().__init__(jaxpr, numbers)
+        self._sets = self._carry_sets()
+        self._level_of_sets()
+        wanted, loose, opened = (
+            {v for v in _values(vs) if self.varies(v)} for vs in (rows, loose, opened)
+        )
+        if jaxpr.effects:  # they happen step by step
+            self.rows = self._in_order(wanted | opened)
+            self.mapped = self._in_order({*self.rows, *loose})
+            self.loops = (self._whole(),)
+        else:
+            free = {*wanted, *loose, *self.inputs}
+            self.rows = self._in_order(wanted | self.cut(opened, free=free))
+            self.mapped = self._in_order({*self.rows, *loose})
+            self.loops = self._loops()
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes that a step of a block computes outside of the loops, and stores in them."""
+        there, total = set(self.inputs), 0
+        for loop in (*self.loops, None):
+            targets = self.mapped if loop is None else loop.outer
+            made = {v for eqn in self.needed(targets, there) for v in eqn.outvars}
+            made |= set() if loop is None else set(loop.stacked)
+            total, there = total + sum(map(nbytes, made - there)), there | made
+        return total
+
+    def _whole(self) -> Loop:
+        """One loop of all that varies."""
+        carries = tuple(k for k, same in enumerate(self.kept) if not same)
+        equations = tuple(e for e in self.jaxpr.eqns if e.effects or self.varies(e.outvars[0]))
+        stacked = tuple(v for v in self.mapped if v not in self.inputs)
+        return Loop(carries, equations, tuple(self.inputs), stacked)
+
+    # carries that need each other, and their order ------------------------------------------------
+
+    def _carry_sets(self) -> list[tuple[int, ...]]:
+        """The strongly connected sets of carries."""
+        carries = [k for k, same in enumerate(self.kept) if not same]
+        reach = {k: self.bits(self.new[k]) & ((1 << len(self.old)) - 1) for k in carries}
+        for via in carries:
+            for k in carries:
+                if reach[k] >> via & 1:
+                    reach[k] |= reach[via]
+        found, left = [], set(carries)
+        for k in carries:
+            if k in left:
+                both = [j for j in left if reach[k] >> j & 1 and reach[j] >> k & 1]
+                found.append(tuple(sorted({k, *both})))
+                left -= set(found[-1])
+        return found
+
+    def _cycle(self, members: Collection[int]) -> set:
+        """The results of equations on the way from these carries to their next values."""
+        mask = sum(1 << k for k in members)
+        wanted, found = set(_values(self.new[k] for k in members)), set()
+        for eqn in reversed(self.jaxpr.eqns):
+            if not wanted.isdisjoint(eqn.outvars) and self.bits(eqn.outvars[0]) & mask:
+                found.update(eqn.outvars)
+                wanted.update(_values(eqn.invars))
+        return found
+
+    def _level_of_sets(self) -> None:
+        """The level of every value: even inside of a loop, odd between two loops.
+
+        A value that a costly equation outside of the cycles makes of a loop's values stands after
+        that loop, and carries that need it move in a later one.
+        """
+        cycles = [self._cycle(members) for members in self._sets]
+        inside = {v: s for s, cycle in enumerate(cycles) for v in cycle}
+        levels, changed = [0] * len(self._sets), True
+        while changed:
+            of = dict.fromkeys((*self.jaxpr.invars, *self.jaxpr.constvars), -1)
+            of |= {self.old[k]: n for n, s in zip(levels, self._sets, strict=True) for k in s}
+            reached = list(levels)
+            for eqn in self.jaxpr.eqns:
+                level = max((of[v] for v in _values(eqn.invars)), default=-1)
+                s = inside.get(eqn.outvars[0])
+                if s is not None:
+                    level = reached[s] = max(level + level % 2, reached[s])
+                elif opens_a_level(eqn):
+                    level += 1 - level % 2
+                of.update(dict.fromkeys(eqn.outvars, level))
+            for s, members in enumerate(self._sets):  # a carry without a cycle waits for its value
+                ins = [of[v] for v in _values(self.new[k] for k in members)]
+                reached[s] = max(reached[s], *(level + level % 2 for level in ins), 0)
+            changed, levels = reached != levels, reached
+        self._level, self._levels = of, levels
+
+    # minimal cuts ---------------------------------------------------------------------------------
+
+    def cut(
+        self,
+        targets: Collection,
+        free: Collection = (),
+        given: Collection = (),
+        among: Callable | None = None,
+    ) -> set:
+        """Values of the fewest bytes from which cheap equations make the targets.
+
+        ``free`` values cost nothing, ``given`` ones are there already; ``among(v)`` says whether a
+        value may be stored: where it may not, all that it is made of is asked.
+        """
+        return Cut(self, set(free), set(given), among or self.varies).of(targets)
+
+    # the loops ------------------------------------------------------------------------------------
+
+    def _loops(self) -> tuple[Loop, ...]:
+        parts = []
+        for level in sorted(set(self._levels)):
+            chosen = [s for s, n in zip(self._sets, self._levels, strict=True) if n == level]
+            carries = tuple(sorted(k for s in chosen for k in s))
+            parts.append((carries, *self._inside(level, [self.new[k] for k in carries])))
+        wanted, given, loops = set(self.mapped), set(), []
+        for carries, equations, outer in reversed(parts):
+            own = {self.old[k] for k in carries} | {v for e in equations for v in e.outvars}
+            own = {v for v in own if self._level.get(v) == self._levels_of(carries)}
+            stacked = self.cut(wanted, given=given, among=own.__contains__) & own
+            loops.append(Loop(carries, equations, outer, self._in_order(stacked)))
+            wanted, given = wanted | set(outer), given | stacked
+        return tuple(reversed(loops))
+
+    def _levels_of(self, carries: tuple[int, ...]) -> int:
+        return next(n for n, s in zip(self._levels, self._sets, strict=True) if carries[0] in s)
+
+    def _inside(self, level: int, targets: list) -> tuple[tuple, tuple]:
+        """The equations of a loop, and the values that it reads from outside."""
+        wanted, inside = set(_values(targets)), []
+        for eqn in reversed(self.jaxpr.eqns):
+            if self._level[eqn.outvars[0]] == level and not wanted.isdisjoint(eqn.outvars):
+                inside.append(eqn)
+                wanted.update(_values(eqn.invars))
+        edge = {v for v in wanted if self.varies(v) and self._level[v] < level}
+        outer = self.cut(edge)
+        equations = [*inside, *self.needed(edge, outer)]
+        return tuple(sorted(equations, key=self._place)), self._in_order(outer)
+
+    def _in_order(self, values: Collection) -> tuple:
+        order = [*self.old, *self.inputs, *(v for e in self.jaxpr.eqns for v in e.outvars)]
+        return tuple(v for v in order if v in values)
+
+
+def _values(atoms: Iterable) -> list:
+    """The atoms that are no literals."""
+    return [v for v in atoms if not isinstance(v, _jax.Literal)]
+
+
+def opens_a_level(eqn) -> bool:
+    """Whether it is worth to run an equation for all steps at once, between two loops."""
+    return properties_of(eqn).mixes or not properties_of(eqn).axes
+
+
+class Cut:
+    """A minimal cut between values that must be stored and targets: a maximal flow through values,
+    whose capacities are their bytes.
+    """
+
+    def __init__(self, partition: Partition, free: set, given: set, among: Callable):
+        self.partition, self.free, self.given, self.among = partition, free, given, among
+
+    def of(self, targets: Collection) -> set:
+        """The cut that is nearest to the targets."""
+        flow, nodes = Flow(), set()
+        todo = list(targets)
+        for v in targets:
+            flow.edge((v, 1), 'end', math.inf)
+        while todo:
+            v = todo.pop()
+            if v in nodes or v in self.given:
+                continue
+            nodes.add(v)
+            may = self.among(v)
+            flow.edge((v, 0), (v, 1), self._capacity(v) if may else math.inf)
+            eqn = self.partition.made.get(v)
+            if may and (eqn is None or not is_cheap(eqn)):
+                flow.edge('start', (v, 0), math.inf)
+                continue
+            for x in self.partition.sources(v):
+                flow.edge((x, 1), (v, 0), math.inf)
+                todo.append(x)
+        reaches = flow.reaching_the_end()
+        return {v for v in nodes if (v, 1) in reaches and (v, 0) not in reaches}
+
+    def _capacity(self, v) -> int:
+        return 0 if v in self.free else max(nbytes(v), 1)
+
+
+class Flow:
+    """A network of pipes between nodes, 'start' and 'end'."""
+
+    def __init__(self):
+        self.room: dict[Any, dict[Any, float]] = {'start': {}, 'end': {}}
+
+    def edge(self, a, b, room: float) -> None:
+        self.room.setdefault(a, {})[b] = self.room.setdefault(a, {}).get(b, 0) + room
+        self.room.setdefault(b, {}).setdefault(a, 0)
+
+    def reaching_the_end(self) -> set:
+        """After a maximal flow, the nodes from which more could flow to the end."""
+        while (path := self._path()) is not None:
+            amount = min(self.room[a][b] for a, b in path)
+            for a, b in path:
+                self.room[a][b] -= amount
+                self.room[b][a] += amount
+        found, todo = {'end'}, ['end']
+        while todo:
+            b = todo.pop()
+            for a in self.room[b]:
+                if a not in found and self.room[a][b] > 0:
+                    found.add(a)
+                    todo.append(a)
+        return found
+
+    def _path(self) -> list | None:
+        """A shortest way with room from start to end."""
+        came, todo = {'start': None}, deque(['start'])
+        while todo:
+            a = todo.popleft()
+            for b, room in self.room[a].items():
+                if room > 0 and b not in came:
+                    came[b] = a
+                    todo.append(b)
+                    if b == 'end':
+                        path = []
+                        while came[b] is not None:
+                            path.append((came[b], b))
+                            b = came[b]
+                        return path
+        return None
