@@ -219,7 +219,8 @@ class _Rewriter:
                 return [self._bound(*made.eqn, *pair)[0] for pair in zip(*terms, strict=True)]
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
         made = self._made_by(x, 'dot_general')
-        if made is None or all(wanted) or self.readers[eqn.invars[0]] != 1:
+        mapped = self._kind(x) == INPUT  # a product over all steps writes each part by itself
+        if made is None or self.readers[eqn.invars[0]] != 1 or (all(wanted) and not mapped):
             return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
         side, along = _free_axis(made.eqn[1]['dimension_numbers'], made.ins, axis)
         if side is None:
