@@ -15,6 +15,7 @@ from .._report import Report, summary
 from .._rules import Rule
 from .._signatures import ShowsArguments
 from .._windows import (
+    CARRIES,
     GradientOptions,
     UpdateOptions,
     check_choice,
@@ -310,7 +311,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> losses.shape
         (5,)
         """
-        check_choice('carry', carry, ('trace', 'drop'))
+        check_choice('carry', carry, CARRIES)
         check_choice('return_value', return_value, (True, False))
         check_window(window, memory_budget)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
@@ -361,7 +362,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         check_optimizer(optimizer)
         bound = self._compiled()
-        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.rule)
+        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
         along = UpdateOptions(optimizer, update_every, delay, reduction)
         given = Arguments(sequences, step_fn, mask, reset, weights)
         result = train(bound, given, CallOptions(along, has_aux, progress), opt_state)

@@ -121,8 +121,9 @@ def _make(model, rule, options: dict) -> ETraceLearner:
         if rule not in NAMES:
             raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.')
         rule = NAMES[rule]
-    args = (model, rule) if isinstance(rule, Rule) else (model,)
-    cls = ETraceLearner if isinstance(rule, Rule) else rule
+    a_value = rule is None or isinstance(rule, Rule)
+    args = (model, rule) if a_value else (model,)
+    cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):
         try:
             inspect.signature(cls).bind(*args, **options)

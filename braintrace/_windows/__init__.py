@@ -1,6 +1,7 @@
 """The loop over time: a step under observation, walked along a sequence in windows."""
 
 from .arguments import (
+    CARRIES,
     REDUCTIONS,
     check_choice,
     check_flags,
@@ -28,6 +29,7 @@ from .records import (
 from .runs import Course, Observer, optimised, run_updates, run_windows
 
 __all__ = [
+    'CARRIES',
     'Course',
     'GradientOptions',
     'Gradients',

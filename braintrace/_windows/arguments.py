@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable
 from numbers import Integral
 
@@ -14,6 +15,7 @@ from .._errors import OptionError, StepFunctionError, StructureError
 from .._rules import MOST_PENDING, Rule
 
 __all__ = [
+    'CARRIES',
     'REDUCTIONS',
     'check_choice',
     'check_flags',
@@ -28,13 +30,16 @@ __all__ = [
 ]
 
 REDUCTIONS = ('mean', 'sum')
+CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 
 
 def check_choice(name: str, value, allowed) -> None:
     """Refuse a value that is none of the allowed ones."""
     if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
         choices = ' or '.join(map(repr, allowed))
-        raise OptionError(f'{name} is {value!r}; choose {choices}.')
+        near = difflib.get_close_matches(str(value), [a for a in allowed if isinstance(a, str)], 1)
+        hint = f' Did you mean {near[0]!r}?' if near else ''
+        raise OptionError(f'{name} is {value!r}; choose {choices}.{hint}')
 
 
 def length_of(*trees) -> int:
