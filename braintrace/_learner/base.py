@@ -46,10 +46,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse
     mode around a call (``brainstate.transform.grad(loss, learner.param_states)``) gives the online
-    gradient of that step.
+    gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
 
-    def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
+    def __init__(self, model: brainstate.nn.Module, rule: Rule | None, *, policy: Policy = DEFAULT):
         super().__init__()
         if not isinstance(model, brainstate.nn.Module):
             raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')

@@ -12,6 +12,7 @@ from .arguments import (
     check_updatable,
     check_window,
     choose_delay,
+    did_you_mean,
     length_of,
 )
 from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
@@ -50,6 +51,7 @@ __all__ = [
     'check_window',
     'choose_delay',
     'counted',
+    'did_you_mean',
     'first_order',
     'is_key',
     'length_of',

@@ -26,6 +26,7 @@ __all__ = [
     'check_updatable',
     'check_window',
     'choose_delay',
+    'did_you_mean',
     'length_of',
 ]
 
@@ -37,9 +38,14 @@ def check_choice(name: str, value, allowed) -> None:
     """Refuse a value that is none of the allowed ones."""
     if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
         choices = ' or '.join(map(repr, allowed))
-        near = difflib.get_close_matches(str(value), [a for a in allowed if isinstance(a, str)], 1)
-        hint = f' Did you mean {near[0]!r}?' if near else ''
-        raise OptionError(f'{name} is {value!r}; choose {choices}.{hint}')
+        raise OptionError(f'{name} is {value!r}; choose {choices}.{did_you_mean(value, allowed)}')
+
+
+def did_you_mean(value, allowed) -> str:
+    """A sentence that names the nearest of the allowed strings; empty where none is near."""
+    names = {a.lower(): a for a in allowed if isinstance(a, str)}
+    near = difflib.get_close_matches(str(value).lower(), names, 1)
+    return f' Did you mean {names[near[0]]!r}?' if near else ''
 
 
 def length_of(*trees) -> int:
