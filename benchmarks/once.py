@@ -1,9 +1,10 @@
-"""One measurement in a fresh process, printed as JSON: the first call, importing, or peak memory.
+"""One measurement in a fresh process, printed as JSON: the first call, importing, peak memory, ...
 
 python benchmarks/once.py first "d_rtrl trace" rnn 256 256 100       the column of columns.py
 python benchmarks/once.py import
 python benchmarks/once.py memory d_rtrl|bptt 40000
 python benchmarks/once.py precision rnn 256 256 100
+python benchmarks/once.py eager gru 64 64 500                  the number of calls last
 """
 
 from __future__ import annotations
@@ -126,7 +127,34 @@ def precision(kind, *numbers):
     }
 
 
-MEASUREMENTS = {'first': first, 'import': importing, 'memory': memory, 'precision': precision}
+def eager(kind, *numbers):
+    """Seconds of single calls ``learner(x)`` outside of any ``jit``, for each rule: the median, and
+    the least.
+    """
+    import jax
+    from models import Spec
+    from worker import learner_of
+
+    def seconds(rule, **options):
+        learner, xs, _ = learner_of(Spec(kind, *map(int, numbers)), rule, **options)
+        times = []
+        for x in xs:
+            start = time.perf_counter()
+            jax.block_until_ready(learner(x))
+            times.append(time.perf_counter() - start)
+        times = sorted(times[5:])
+        return {'median': times[len(times) // 2], 'least': times[0]}
+
+    return {'d_rtrl': seconds('d_rtrl'), 'es_d_rtrl': seconds('es_d_rtrl', decay_or_rank=0.9)}
+
+
+MEASUREMENTS = {
+    'first': first,
+    'import': importing,
+    'memory': memory,
+    'precision': precision,
+    'eager': eager,
+}
 
 if __name__ == '__main__':
     what, *rest = sys.argv[1:]

@@ -193,6 +193,48 @@ def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(ji
     assert {opcode for inside, opcode in made if not inside} & {'dot', 'fusion'}
 
 
+def dropped_window(rule):
+    """The gradient of one window, and the state after it, in which no trace counts."""
+    _, params, _, xs, ys = setting()
+    learner = braintrace.functional.online(cell, rule)
+    state = learner.init(params, jnp.zeros((B, N)), xs[0])
+    run = learner.sequence_grad(loss, window=None, carry='drop')
+    program = optimised(lambda state, params, xs, ys: run(params, state, xs, ys))
+    return program.lower(state, params, xs, ys).compile()
+
+
+def of_the_traces_size(compiled):
+    return {
+        opcode for _, result, opcode in instructions(compiled) if result.startswith(f'f32[{TRACE}]')
+    }
+
+
+def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
+    """Also where single steps were pending beside it: what goes in comes out."""
+    compiled = dropped_window(braintrace.rules.d_rtrl(write_every=4))
+    assert of_the_traces_size(compiled) <= {'parameter', 'get-tuple-element'}
+    assert 'fusion' in of_the_traces_size(gradient(None))
+
+
+def test_without_a_rule_a_window_has_one_loop_that_keeps_the_derivatives_by_y():
+    """No D, no D_f, no signal of a state, no loop backwards."""
+
+    def stacked(rule):
+        loops = re.findall(r'= \((.*)\) while\(', dropped_window(rule).as_text())
+        return [loop.count(f'f32[{T},{B},{N}]') for loop in loops]
+
+    assert stacked(None) == [1]
+    forwards, *others = stacked(braintrace.rules.d_rtrl())
+    assert forwards > 1 and others
+
+
+def test_under_vmap_the_history_is_skipped_where_no_lane_has_a_past():
+    learner, params, state, xs, ys = setting()
+    run = jax.jit(jax.vmap(learner.sequence_grad(loss), (0, 0, None, None)))
+    params, state = jax.tree.map(lambda a: jnp.stack([a, a]), (params, state))
+    assert ' conditional(' in run.lower(params, state, xs, ys).compile().as_text()
+
+
 def test_what_the_checks_look_for_is_found_where_it_is():
     """The same text holds a weight-sized product once the weights change at every step."""
     assert any(

@@ -15,6 +15,7 @@ from .._report import Report, summary
 from .._rules import Rule
 from .._signatures import ShowsArguments
 from .._windows import (
+    CARRIES,
     GradientOptions,
     UpdateOptions,
     check_choice,
@@ -45,10 +46,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse
     mode around a call (``brainstate.transform.grad(loss, learner.param_states)``) gives the online
-    gradient of that step.
+    gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
 
-    def __init__(self, model: brainstate.nn.Module, rule: Rule, *, policy: Policy = DEFAULT):
+    def __init__(self, model: brainstate.nn.Module, rule: Rule | None, *, policy: Policy = DEFAULT):
         super().__init__()
         if not isinstance(model, brainstate.nn.Module):
             raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
@@ -310,7 +311,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> losses.shape
         (5,)
         """
-        check_choice('carry', carry, ('trace', 'drop'))
+        check_choice('carry', carry, CARRIES)
         check_choice('return_value', return_value, (True, False))
         check_window(window, memory_budget)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
@@ -361,7 +362,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         check_optimizer(optimizer)
         bound = self._compiled()
-        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.rule)
+        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
         along = UpdateOptions(optimizer, update_every, delay, reduction)
         given = Arguments(sequences, step_fn, mask, reset, weights)
         result = train(bound, given, CallOptions(along, has_aux, progress), opt_state)

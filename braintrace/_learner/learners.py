@@ -9,6 +9,7 @@ import brainstate
 from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._rules import Rule
+from .._windows import did_you_mean
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
 
@@ -96,9 +97,9 @@ def compile(
 ) -> ETraceLearner:
     """Initialise a model's states, compile its graph for inputs like these, and return the learner.
 
-    ``rule``: a learner class, its name, or a value of :mod:`braintrace.rules`; ``options`` go to
-    the class. ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds
-    brainstate's generator first.
+    ``rule``: a learner class, its name, a value of :mod:`braintrace.rules`, or None for gradients
+    of single steps without a trace; ``options`` go to the class. ``batch_size`` goes to
+    ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's generator first.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -119,10 +120,12 @@ def compile(
 def _make(model, rule, options: dict) -> ETraceLearner:
     if isinstance(rule, str):
         if rule not in NAMES:
-            raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.')
+            near = did_you_mean(rule, NAMES)
+            raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.{near}')
         rule = NAMES[rule]
-    args = (model, rule) if isinstance(rule, Rule) else (model,)
-    cls = ETraceLearner if isinstance(rule, Rule) else rule
+    a_value = rule is None or isinstance(rule, Rule)
+    args = (model, rule) if a_value else (model,)
+    cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):
         try:
             inspect.signature(cls).bind(*args, **options)
@@ -132,8 +135,8 @@ def _make(model, rule, options: dict) -> ETraceLearner:
             ) from e
         return cls(*args, **options)
     raise OptionError(
-        f'rule is {_described(rule)}; give a learner class, one of the names {sorted(NAMES)}, or a '
-        'value of braintrace.rules. The order is `compile(model, rule, *inputs)`.'
+        f'rule is {_described(rule)}; give a learner class, one of the names {sorted(NAMES)}, a '
+        'value of braintrace.rules, or None. The order is `compile(model, rule, *inputs)`.'
     )
 
 

@@ -30,7 +30,7 @@ def of_parameter(graph: ETraceGraph, trace: Trace, t: jax.Array, parameter: str)
     for rel in graph.hidden_param_op_relations:
         paths = [path for several in rel.paths.values() for path in several]
         if any(path == parameter or path.startswith(parameter + '/') for path in paths):
-            for group, slots in trace[rel.key].items():
+            for group, slots in trace.get(rel.key, {}).items():
                 found[rel.key, group] = {name: _counting(e, t) for name, e in slots.items()}
     return found
 

@@ -1,8 +1,8 @@
 """Online learning rules as pure functions over factors."""
 
-from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
+from .no_trace import NoTrace
 from .rule import MOST_PENDING, Network, Rule, Trace, Window
 from .storage import read
 
@@ -11,9 +11,9 @@ __all__ = [
     'ESDRTRL',
     'MOST_PENDING',
     'Network',
+    'NoTrace',
     'Rule',
     'Trace',
     'Window',
     'read',
-    'same_step',
 ]

@@ -15,6 +15,7 @@ from .._errors import OptionError
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
+from .lanes import anywhere
 from .pending import Pending, Steps
 from .reading import solve
 from .reverse_scan import Credit, backwards
@@ -97,7 +98,7 @@ class DRTRL(Rule):
             xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
             lam, alive = pending.pulled(lam), pending.alive
         grads = same_step(network.graph, xs, delta, network.weights)
-        return add_gradients(grads, self._history(network, trace, lam, alive))
+        return add_gradients(grads, self._history(network, trace, lam, alive, window.t[0]))
 
     def close(self, network, trace, pending, t, read):
         pending = pending._replace(p=after(read, t, pending.p))
@@ -113,23 +114,44 @@ class DRTRL(Rule):
         return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
 
     def _history(
+        self,
+        network: Network,
+        carried: dict,
+        lam: dict[str, Vector],
+        alive: jax.Array,
+        t: jax.Array,
+    ) -> OpGradients:
+        """``< lam , e >`` for every relation, skipped while no lane has a past. Steps that are
+        pending beside the trace are read with it.
+        """
+        graph = network.graph
+        related = {r.key: network.weights[r.key] for r in graph.hidden_param_op_relations}
+
+        def of_past():
+            trace, steps = _apart(carried)
+            if steps is None:
+                return self._read(network, trace, lam, alive)
+            pending = steps.pending(graph, t)
+            others = network.weights.keys() - related.keys()
+            rows = same_step(graph, pending.x, pending.credit(graph, lam), network.weights, others)
+            of_trace = self._read(network, trace, pending.pulled(lam), pending.alive)
+            return add_gradients(rows, of_trace)
+
+        return jax.lax.cond(anywhere(alive), of_past, lambda: jax.tree.map(jnp.zeros_like, related))
+
+    def _read(
         self, network: Network, trace: Trace, lam: dict[str, Vector], alive: jax.Array
     ) -> OpGradients:
-        """``< lam , e >`` for every relation, skipped while no lane has a past."""
-        weights = {r.key: network.weights[r.key] for r in network.graph.hidden_param_op_relations}
-
-        def of_trace():
-            total: dict = dict.fromkeys(weights)
-            for pair in pairs(network.graph):
-                key, old = pair.relation.key, self._stored(trace, pair, alive)
-                got = solve(pair.op, pair.coords, pair.gathered(lam), old, weights[key])
-                total[key] = add(total[key], got)
-            return {
-                key: {n: g.astype(weights[key][n].dtype) for n, g in got.items()}
-                for key, got in total.items()
-            }
-
-        return jax.lax.cond(jnp.any(alive), of_trace, lambda: jax.tree.map(jnp.zeros_like, weights))
+        """``< lam , e >`` for every relation, of a trace with nothing pending."""
+        total: dict = {}
+        for pair in pairs(network.graph):
+            key, old = pair.relation.key, self._stored(trace, pair, alive)
+            got = solve(pair.op, pair.coords, pair.gathered(lam), old, network.weights[key])
+            total[key] = add(total.get(key), got)
+        return {
+            key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}
+            for key, got in total.items()
+        }
 
     # single steps ---------------------------------------------------------------------------------
 

@@ -8,7 +8,20 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, OpUse
 from .coordinates import Pair, by_pair
 
-__all__ = ['of_groups', 'of_pairs', 'of_rows', 'where_lanes']
+__all__ = ['anywhere', 'of_groups', 'of_pairs', 'of_rows', 'where_lanes']
+
+
+@jax.custom_batching.custom_vmap
+def anywhere(flags: jax.Array) -> jax.Array:
+    """Whether any flag is set, also in another lane of a surrounding ``vmap``: a ``lax.cond`` that
+    asks this stays one there, where a flag of each lane makes it run both branches.
+    """
+    return flags.any()
+
+
+@anywhere.def_vmap
+def _anywhere_mapped(axis_size, in_batched, flags):
+    return anywhere(flags), False
 
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:

@@ -66,6 +66,7 @@ class Rule(ABC):
     name: ClassVar[str]
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
+    traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
 
     @property
     @abstractmethod
@@ -117,7 +118,7 @@ class Rule(ABC):
         """The sum of the gradients of a window's losses, and the steps that are pending after it.
 
         ``pending``: the steps since the trace was written, or None. Without ``keep`` nothing can be
-        written afterwards.
+        written afterwards, and the trace may be in its carried form.
         """
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """The loop over time: a step under observation, walked along a sequence in windows."""
 
 from .arguments import (
+    CARRIES,
     REDUCTIONS,
     check_choice,
     check_flags,
@@ -11,6 +12,7 @@ from .arguments import (
     check_updatable,
     check_window,
     choose_delay,
+    did_you_mean,
     length_of,
 )
 from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
@@ -28,6 +30,7 @@ from .records import (
 from .runs import Course, Observer, optimised, run_updates, run_windows
 
 __all__ = [
+    'CARRIES',
     'Course',
     'GradientOptions',
     'Gradients',
@@ -48,6 +51,7 @@ __all__ = [
     'check_window',
     'choose_delay',
     'counted',
+    'did_you_mean',
     'first_order',
     'is_key',
     'length_of',

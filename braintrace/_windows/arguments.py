@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable
 from numbers import Integral
 
@@ -14,6 +15,7 @@ from .._errors import OptionError, StepFunctionError, StructureError
 from .._rules import MOST_PENDING, Rule
 
 __all__ = [
+    'CARRIES',
     'REDUCTIONS',
     'check_choice',
     'check_flags',
@@ -24,17 +26,26 @@ __all__ = [
     'check_updatable',
     'check_window',
     'choose_delay',
+    'did_you_mean',
     'length_of',
 ]
 
 REDUCTIONS = ('mean', 'sum')
+CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 
 
 def check_choice(name: str, value, allowed) -> None:
     """Refuse a value that is none of the allowed ones."""
     if not any(value is a or (isinstance(value, str) and value == a) for a in allowed):
         choices = ' or '.join(map(repr, allowed))
-        raise OptionError(f'{name} is {value!r}; choose {choices}.')
+        raise OptionError(f'{name} is {value!r}; choose {choices}.{did_you_mean(value, allowed)}')
+
+
+def did_you_mean(value, allowed) -> str:
+    """A sentence that names the nearest of the allowed strings; empty where none is near."""
+    names = {a.lower(): a for a in allowed if isinstance(a, str)}
+    near = difflib.get_close_matches(str(value).lower(), names, 1)
+    return f' Did you mean {names[near[0]]!r}?' if near else ''
 
 
 def length_of(*trees) -> int:

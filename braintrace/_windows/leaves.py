@@ -22,7 +22,7 @@ def is_key(x) -> bool:
 def signature(trees) -> tuple:
     """Structure, shapes and dtypes."""
     leaves, treedef = jax.tree.flatten(trees)
-    avals = [abstract(x) for x in leaves]
+    avals = [x if isinstance(x, jax.Array) else abstract(x) for x in leaves]  # each eager call asks
     return treedef, tuple((a.shape, a.dtype) for a in avals)
 
 

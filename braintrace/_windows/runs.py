@@ -136,6 +136,7 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     run, start, length = Run(course, weights), course.start, course.length
     per_step = step_bytes(run.graph) + run.traced.row_bytes
     size = choose_window(options, length, tree_bytes(start.trace), per_step)
+    dropped = size >= length and not options.keep  # one window: the trace is read as it is carried
 
     def window(state, part: Sequence, keep: bool = True):
         now, total = state
@@ -144,13 +145,14 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    walk = Walk(course.sequence, (run.opened(start), run.zeros(weights)), course.show)
+    first = start if dropped else run.opened(start)
+    walk = Walk(course.sequence, (first, run.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
     # The last window stands apart: where its trace is dropped, it is not written.
     walk.blocks(window, whole if rest else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
-    end = run.closed(now)
+    end = now if dropped else run.closed(now)
     grads = course.observer.total(weights, total)
     grads = scaled(grads, course.sequence.mask, options.reduction)
     return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)

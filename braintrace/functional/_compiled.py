@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, is_inexact, param_name, path_name
-from .._executor import Executor, Factors, stopped, without_types
-from .._rules import Network, Rule, Window, same_step
+from .._executor import Executor, Factors, Signals, stopped, without_types
+from .._rules import Network, NoTrace, Rule, Window
 from .._windows import (
     Gradients,
     Observation,
@@ -42,8 +42,9 @@ class Compiled:
     """One shape signature: graph, executor and the differentiable step on flat leaves."""
 
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
-        self.graph, self.rule, self.program = graph, rule, graph.program
-        self.executor = Executor(graph, probes=rule is not None and rule.probes)
+        self.graph, self.program = graph, graph.program
+        self.rule = NoTrace() if rule is None else rule
+        self.executor = Executor(graph, probes=self.rule.probes)
         step = jax.custom_vjp(without_types(self._primal))
         step.defvjp(without_types(self._forward), without_types(self._backward))
         self.step = jax.jit(step)
@@ -58,7 +59,7 @@ class Compiled:
 
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
-        return {} if rule is None else rule.carried(self.graph, rule.init(self.graph), t), t
+        return rule.carried(self.graph, rule.init(self.graph), t), t
 
     def written(self, carried, t: jax.Array):
         """The trace with the pending steps that a learner carries, also under ``vmap``."""
@@ -125,16 +126,15 @@ class Compiled:
 
     def _factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
-        if self.rule is None:
+        if not self.rule.traces:
             return Factors(xs, {}, {})
         d_factors = self.executor.d_factors(params, weights, carry, inputs)
         return stopped(Factors(xs, *d_factors))
 
     def _primal(self, params, carry, trace, t, inputs):
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
-        if self.rule is not None:
-            factors = self._factors(params, weights, carry, inputs, xs)
-            trace = self.rule.update(Network(self.graph, weights), trace, factors, t)
+        factors = self._factors(params, weights, carry, inputs, xs)
+        trace = self.rule.update(Network(self.graph, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
     def observe(self, step: Callable, given, carry: list) -> Seen:
@@ -164,6 +164,11 @@ class Compiled:
         factors = self._factors(params, weights, carry, inputs, xs)
         return Seen(result, aux, factors, weights, pull)
 
+    def signals(self, pull: Callable, cotangent) -> tuple:
+        """As of the executor; without a trace nothing asks for those of states."""
+        *others, signals = self.executor.signals(pull, cotangent)
+        return *others, signals if self.rule.traces else Signals(signals.dy, {}, {})
+
     @property
     def _inexact_inputs(self) -> list[int]:
         return [i for i, v in enumerate(self.program.inputs) if is_inexact(self.program.avals[v])]
@@ -179,21 +184,15 @@ class Compiled:
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
         seen = self.observe(step, given, carry)
         (outputs, new_carry), factors = seen.result, seen.factors
-        new = trace
-        if self.rule is not None:
-            new = self.rule.update(Network(self.graph, seen.weights), trace, factors, t)
+        new = self.rule.update(Network(self.graph, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
         return (outputs, new_carry, new, counted(t)), rest
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals
-        (to_direct, to_inputs), signals = self.executor.signals(pull, tuple(cotangents[:2]))
-        if self.rule is None:
-            one = jax.tree.map(lambda a: a[None], (factors.x, signals.dy))
-            ops = same_step(self.graph, *one, weights)
-        else:
-            step = Window.of_step(factors, signals, t)
-            ops = self.rule.gradient(Network(self.graph, weights), trace, new, step)
+        (to_direct, to_inputs), signals = self.signals(pull, tuple(cotangents[:2]))
+        step = Window.of_step(factors, signals, t)
+        ops = self.rule.gradient(Network(self.graph, weights), trace, new, step)
         direct = dict(zip(self.graph.direct, to_direct, strict=True))
         grads = self.total(params, Gradients(ops, direct))
         of_inputs = dict(zip(self._inexact_inputs, to_inputs, strict=True))
@@ -288,7 +287,7 @@ class ObservedStep:
         seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * mask).astype(loss.dtype)
-        to_given, signals = self.compiled.executor.signals(seen.pull, weight)
+        to_given, signals = self.compiled.signals(seen.pull, weight)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)
 

@@ -29,6 +29,7 @@ from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import Rule
 from .._windows import (
+    CARRIES,
     REDUCTIONS,
     GradientOptions,
     check_choice,
@@ -180,6 +181,7 @@ class OnlineLearner:
         reduction: str = 'mean',
         memory_budget: int | None = None,
         progress: bool = False,
+        carry: str = 'trace',
     ) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole
         sequence.
@@ -190,10 +192,32 @@ class OnlineLearner:
         the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss
         need not be a number. ``losses`` has shape ``(T,)``. ``progress`` shows a line on stderr
         from inside the compiled loop (not under ``vmap``).
+
+        ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
+        the state that comes back is 0, so its trace counts as empty, and in a loop over batches no
+        trace is ever written while a sequence fits into one window. The cell's carry goes on in
+        both. With ``rule=None`` each gradient is that of its own step, with the old carry held
+        constant. Raises :class:`braintrace.OptionError` for other values.
+
+        >>> import jax, jax.numpy as jnp, braintrace
+        >>> def cell(params, h, x):
+        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        ...     return h, h
+        >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+        >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
+        >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
+        >>> grad = jax.jit(learner.sequence_grad(loss, carry='drop'))
+        >>> state = learner.init(params, h, xs[0])
+        >>> for batch in (xs, 2 * xs):
+        ...     start = state.replace(carry=h)
+        ...     grads, state, losses = grad(params, start, batch, jnp.zeros((7, 1, 3)))
+        >>> state.t.tolist()
+        [0]
         """
-        self._check_sequence(reduction, progress, 'sequence_grad')
+        self._check_sequence(reduction, progress)
         check_window(window, memory_budget)
-        options = GradientOptions(window, memory_budget, True, reduction)
+        check_choice('carry', carry, CARRIES)
+        options = GradientOptions(window, memory_budget, carry == 'trace', reduction)
         return self._along(loss_fn, progress).gradient(options)
 
     def sequence_update(
@@ -229,18 +253,17 @@ class OnlineLearner:
         >>> bool(losses[-1] < losses[0])
         True
         """
-        self._check_sequence(reduction, progress, 'sequence_update')
+        self._check_sequence(reduction, progress)
         check_optimizer(optimizer)
         return self._along(loss_fn, progress).update(optimizer, every, write_every, reduction)
 
     def _along(self, loss_fn: Callable, progress: bool) -> SequenceCalls:
         return SequenceCalls(self._matching, self.hidden, checked_loss(self, loss_fn), progress)
 
-    def _check_sequence(self, reduction, progress, name: str) -> None:
+    @staticmethod
+    def _check_sequence(reduction, progress) -> None:
         check_choice('progress', progress, (True, False))
         check_choice('reduction', reduction, REDUCTIONS)
-        if self.rule is None:
-            raise OptionError(f'{name} needs a rule; this learner was made with rule=None.')
 
     # descriptions ---------------------------------------------------------------------------------
 

@@ -127,6 +127,11 @@ def _check_losses(losses: jax.Array) -> None:
 
 def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     """A learner of either kind as ``(online, params, carry)``."""
+    if not isinstance(learner, type) and getattr(learner, 'rule', ...) is None:
+        raise OptionError(
+            'this learner was made with rule=None, so it has no trace to look at. Give it a value '
+            'of braintrace.rules.'
+        )
     if isinstance(learner, ModelLearner) and not isinstance(learner, type):
         if params is not None or carry is not None:
             raise OptionError(
@@ -142,11 +147,6 @@ def _pure(learner, params, carry) -> tuple[functional.OnlineLearner, Any, Any]:
     if params is None or carry is None:
         raise OptionError(
             'a learner of pure functions holds no numbers: pass params=... and carry=... too.'
-        )
-    if learner.rule is None:
-        raise OptionError(
-            'this learner was made with rule=None, so it has no trace to look at. Give it a value '
-            'of braintrace.rules.'
         )
     return learner, params, carry
 

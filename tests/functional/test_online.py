@@ -307,11 +307,6 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
             ValueError,
             r'\[6\] or \[6, 2\]',
         ),
-        (
-            lambda l, p, s, x, y: functional.online(cell, None).sequence_grad(loss),
-            ValueError,
-            'needs a rule',
-        ),
     ],
 )
 def test_bad_calls_are_refused(call, error, words):

@@ -364,8 +364,8 @@ def test_a_decay_or_rank_outside_its_set_is_refused(value):
 
 
 def test_compile_refuses_what_is_no_rule_and_no_model():
-    with pytest.raises(braintrace.OptionError, match="'foo'.*D_RTRL"):
-        braintrace.compile(Net(), 'foo', X)
+    with pytest.raises(braintrace.OptionError, match="'d_rtlr'.*Did you mean 'D_RTRL'"):
+        braintrace.compile(Net(), 'd_rtlr', X)
     with pytest.raises(braintrace.OptionError, match='learner class'):
         braintrace.compile(Net(), 3, X)
     with pytest.raises(

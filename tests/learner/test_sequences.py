@@ -8,6 +8,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import braintrace
@@ -51,6 +52,27 @@ def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
         assert all((slot == 0).all() for slot in entry.values())
     fresh.model.cell.h.value = dropped.model.cell.h.value
     assert_close(gradient(dropped, xs, ys), gradient(fresh, xs, ys))
+
+
+def test_without_a_rule_gradients_are_those_of_single_steps_and_nothing_is_traced():
+    learner, (xs, ys) = compiled(None), data()
+    online, params, carry = learner.pure()
+
+    def loss(params):
+        h, total = carry, 0
+        for x, y in zip(xs, ys, strict=True):
+            out, h = online.cell(params, jax.lax.stop_gradient(h), x)
+            total += squared(out, y)
+        return total
+
+    got = gradient(learner, xs, ys)
+    assert_close(got, jax.jit(jax.grad(loss))(params), 1e-12)
+    assert learner.etrace.value['trace'] == learner.get_etrace_of(('cell', 'Wh', 'weight')) == {}
+    options = {'step_fn': loss_of(learner), 'optimizer': optax.sgd(0.01)}
+    (before, _), (after, _) = (learner.etrace_train(xs, ys, **options) for _ in range(2))
+    assert after.mean() < before.mean() and 'no rule learner of Net' in repr(learner)
+    with pytest.raises(braintrace.OptionError, match='made with rule=None'):
+        braintrace.verify.diagnose(learner, xs, ys, squared)
 
 
 def test_mean_divides_by_the_sum_of_the_mask():

@@ -1,0 +1,53 @@
+"""No rule: every gradient is that of its own step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .contraction import same_step
+from .rule import Rule
+
+__all__ = ['NoTrace']
+
+
+@dataclass(frozen=True)
+class NoTrace(Rule):
+    """The same-step gradient alone, without a trace: what ``rule=None`` means."""
+
+    name: ClassVar[str] = 'no rule'
+    required: ClassVar[tuple[str, ...]] = ()
+    probes: ClassVar[bool] = False
+    traces: ClassVar[bool] = False
+
+    @property
+    def approximation(self) -> str:
+        return 'without a rule there is no trace: every gradient holds the current step only'
+
+    @property
+    def remembers(self) -> bool:
+        return False
+
+    def init(self, graph):
+        return {}
+
+    def carried(self, graph, trace, t):
+        return trace
+
+    def written(self, graph, carried, t):
+        return carried
+
+    def update(self, network, carried, factors, t):
+        return carried
+
+    def gradient(self, network, before, after, step):
+        return same_step(network.graph, step.factors.x, step.signals.dy, network.weights)
+
+    def window(self, network, trace, pending, window, keep):
+        return self.gradient(network, trace, trace, window), None
+
+    def close(self, network, trace, pending, t, read):
+        return trace
+
+    def delay(self, graph, every, asked):
+        return 1 if asked is None else asked
