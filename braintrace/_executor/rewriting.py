@@ -17,7 +17,7 @@ from .. import _jax
 __all__ = ['live_equations', 'rewritten']
 
 CONSTANT, INPUT, CARRY = 0, 1, 2  # what a value depends on; bits
-IDENTITIES = {'stop_gradient', 'copy'}  # inside a step that nothing differentiates any more
+IDENTITIES = {'stop_gradient', 'copy'}  # where nothing is differentiated any more
 NEUTRAL = {'add': 0.0, 'add_any': 0.0, 'mul': 1.0}
 SUMS = {'add', 'add_any', 'sub'}
 UNIFORM = {'broadcast_in_dim', 'reshape', 'convert_element_type', 'squeeze', 'transpose'}
@@ -33,9 +33,13 @@ def live_equations(jaxpr) -> list:
     return found[::-1]
 
 
-def rewritten(jaxpr, consts: list, numbers: tuple[int, int]) -> tuple[Any, list]:
+def rewritten(
+    jaxpr, consts: list, numbers: tuple[int, int], differentiable: bool
+) -> tuple[Any, list]:
     """``(jaxpr, constants)`` of the same function of ``numbers`` of constants and carries, and of
     the inputs of a step.
+
+    Unless it is to be ``differentiable``, functions with a derivative rule of their own are opened.
 
     - Equal equations are one. Additions of zero and products with one are gone.
     - A matrix product of things that stand beside each other is a sum of products, where these do
@@ -43,7 +47,7 @@ def rewritten(jaxpr, consts: list, numbers: tuple[int, int]) -> tuple[Any, list]
     - A split of such a sum is a sum of splits, and a product of which a part is wanted makes that
       part only.
     """
-    run = partial(_Rewriter(jaxpr, numbers).run, jaxpr, consts)
+    run = partial(_Rewriter(jaxpr, numbers, differentiable).run, jaxpr, consts)
     jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars)))
     return jaxpr.replace(eqns=live_equations(jaxpr)), consts
 
@@ -58,8 +62,8 @@ class _Made(NamedTuple):
 class _Rewriter:
     """One rewriting. Values under way are tracers, known by their identity."""
 
-    def __init__(self, jaxpr, numbers: tuple[int, int]):
-        self.numbers = numbers
+    def __init__(self, jaxpr, numbers: tuple[int, int], differentiable: bool):
+        self.numbers, self.differentiable = numbers, differentiable
         self.held: list = []  # so that no identity is used twice
         self.kinds: dict[int, int] = {}
         self.made: dict[int, _Made] = {}
@@ -91,7 +95,7 @@ class _Rewriter:
 
     def _equation(self, eqn, ins: list) -> list:
         name = eqn.primitive.name
-        if name in IDENTITIES:
+        if name in IDENTITIES and not self.differentiable:
             return ins
         if name == 'dot_general':
             return [self._product(eqn, *ins)]
@@ -102,7 +106,7 @@ class _Rewriter:
             fn = partial(implementation, **eqn.params)
             body, consts = _jax.opened(lambda *a: jax.tree.leaves(fn(*a)), ins)
             return self._evaluated(body, body.eqns, consts, ins)
-        if _jax.is_custom_call(eqn):
+        if _jax.is_custom_call(eqn) and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
             return self._evaluated(body, body.eqns, consts, ins)
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)

@@ -36,6 +36,11 @@ class Steps(NamedTuple):
         return self.open(jax.tree.map(lambda a: a[k], self.rows))
 
     @property
+    def all(self):
+        """The values of all steps, time in front."""
+        return jax.vmap(self.open)(self.rows)
+
+    @property
     def like(self):
         """The shapes of the values of a step."""
         return jax.eval_shape(lambda: self.at(0))
@@ -46,10 +51,10 @@ class TracedStep:
     shapes of these arguments.
 
     ``terms`` are summed over the steps of a loop, ``shown`` is stored for each step, and ``opened``
-    follows from what is.
+    follows from what is. Only a ``differentiable`` loop keeps derivative rules of functions.
     """
 
-    def __init__(self, step: Callable, constant, state, at):
+    def __init__(self, step: Callable, constant, state, at, differentiable: bool = False):
         avals, treedef = jax.tree.flatten((constant, state, at))
         trees = []
 
@@ -59,7 +64,7 @@ class TracedStep:
             return [leaf for leaves, _ in parts for leaf in leaves]
 
         numbers = len(jax.tree.leaves(constant)), len(jax.tree.leaves(state))
-        jaxpr, self._consts = rewritten(*_jax.opened(flat, avals), numbers)
+        jaxpr, self._consts = rewritten(*_jax.opened(flat, avals), numbers, differentiable)
         self._trees, results = trees, iter(jaxpr.outvars)
         _, terms, self._shown, self._opened = (
             list(itertools.islice(results, t.num_leaves)) for t in trees

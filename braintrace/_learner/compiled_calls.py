@@ -10,6 +10,7 @@ import brainstate
 import jax
 
 from .. import _jax
+from .._executor import TracedStep
 from .._windows import (
     Course,
     Moment,
@@ -62,13 +63,17 @@ class ForwardProgram:
             return self.step_fn(*slices)
 
     def _run(self, threaded, constants, sequences):
-        def step(values, slices):
+        def step(constants, values, slices):
             world = self.touched.now()
             with world.running({**values, **constants}):
                 out = self._call(*slices)
-                return world.read(Role.THREADED), out if self.keep else None
+                return world.read(Role.THREADED), (), out if self.keep else None, ()
 
-        return jax.lax.scan(step, threaded, sequences)
+        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
+        traced = TracedStep(step, constants, threaded, at, differentiable=True)
+        length = length_of(*sequences)
+        values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
+        return values, outputs
 
     def __call__(self, sequences):
         world = self.touched.now()

@@ -41,7 +41,8 @@ class NoTrace(Rule):
         return carried
 
     def gradient(self, network, before, after, step):
-        return same_step(network.graph, step.factors.x, step.signals.dy, network.weights)
+        _, _, signals = step.steps.all
+        return same_step(network.graph, step.x, signals.dy, network.weights)
 
     def window(self, network, trace, pending, window, keep):
         return self.gradient(network, trace, trace, window), None
