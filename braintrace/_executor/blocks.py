@@ -28,13 +28,14 @@ Values = dict[Any, jax.Array]
 
 
 class Blocks:
-    """A partition with the values of its constants."""
+    """A partition with the values of its constants, and of the carries that never change."""
 
-    def __init__(self, parts: Partition, consts: Sequence, constant: Sequence):
+    def __init__(self, parts: Partition, consts: Sequence, constant: Sequence, state: Sequence):
         self.parts = parts
         jaxpr = parts.jaxpr
         given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
-        self._constant: Values = dict(given)
+        kept = zip(parts.old, state, parts.kept, strict=True)
+        self._constant: Values = dict(given) | {v: x for v, x, same in kept if same}
         self.evaluate(parts.constant, self._constant)
 
     def _read(self, v, env: Values):
@@ -67,13 +68,7 @@ class Blocks:
         self, state: list, at: list, length: int, counts, terms: list[Term], zeros: list
     ) -> tuple:
         """``(state, sums of the terms, rows)`` after some steps."""
-        state = [*state]
-        for k, same in enumerate(self.parts.kept):
-            if same:
-                self._constant[self.parts.old[k]] = state[k]
-        near = jax.default_backend() == 'cpu'
-        most = (BLOCK_BYTES if near else FAR) // max(self.parts.block_bytes, 1)
-        size = even(length, min(length, max(1, most)))
+        size = even(length, min(length, most_steps(self.parts.block_bytes)))
         # rows that are inputs are there already
         stored = [v for v in self.parts.rows if v not in self.parts.inputs]
 
@@ -168,6 +163,12 @@ def keeps_its_order(eqn) -> bool:
     if name == 'random_bits':
         return 'fry' not in str(eqn.invars[0].aval.dtype)
     return name in ONE_BY_ONE or name.endswith('callback')
+
+
+def most_steps(bytes_of_one: int) -> int:
+    """The number of steps in a block: on a CPU what they compute at once stays in its cache."""
+    most = BLOCK_BYTES if jax.default_backend() == 'cpu' else FAR
+    return max(1, most // max(bytes_of_one, 1))
 
 
 def even(length: int, most: int) -> int:

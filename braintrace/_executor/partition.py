@@ -88,7 +88,11 @@ class Dataflow:
     @cached_property
     def constant(self) -> list:
         """The equations whose results are the same in all steps."""
-        return [eqn for eqn in self.jaxpr.eqns if not any(map(self.varies, eqn.outvars))]
+        return [
+            eqn
+            for eqn in self.jaxpr.eqns
+            if not (eqn.effects or any(map(self.varies, eqn.outvars)))
+        ]
 
     def sources(self, v) -> list:
         """The varying operands of the equation that makes a value."""
@@ -123,8 +127,6 @@ class Partition(Dataflow):
         self, jaxpr, numbers: tuple[int, int], rows: Iterable, loose: Iterable, opened: Iterable
     ):
         super().__init__(jaxpr, numbers)
-        self._sets = self._carry_sets()
-        self._level_of_sets()
         wanted, loose, opened = (
             {v for v in _values(vs) if self.varies(v)} for vs in (rows, loose, opened)
         )
@@ -133,6 +135,8 @@ class Partition(Dataflow):
             self.mapped = self._in_order({*self.rows, *loose})
             self.loops = (self._whole(),)
         else:
+            self._sets = self._carry_sets()
+            self._level_of_sets()
             free = {*wanted, *loose, *self.inputs}
             self.rows = self._in_order(wanted | self.cut(opened, free=free))
             self.mapped = self._in_order({*self.rows, *loose})
@@ -152,7 +156,9 @@ class Partition(Dataflow):
     def _whole(self) -> Loop:
         """One loop of all that varies."""
         carries = tuple(k for k, same in enumerate(self.kept) if not same)
-        equations = tuple(e for e in self.jaxpr.eqns if e.effects or self.varies(e.outvars[0]))
+        equations = tuple(
+            e for e in self.jaxpr.eqns if e.effects or any(map(self.varies, e.outvars))
+        )
         stacked = tuple(v for v in self.mapped if v not in self.inputs)
         return Loop(carries, equations, tuple(self.inputs), stacked)
 

@@ -220,7 +220,10 @@ class _Rewriter:
         if made is not None and len({self._kind(v) & CARRY for v in made.ins}) > 1:
             if all(np.shape(v) == x.shape for v in made.ins):
                 terms = [self._split(eqn, v) for v in made.ins]
-                return [self._bound(*made.eqn, *pair)[0] for pair in zip(*terms, strict=True)]
+                return [
+                    None if any(x is None for x in pair) else self._bound(*made.eqn, *pair)[0]
+                    for pair in zip(*terms, strict=True)
+                ]
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
         made = self._made_by(x, 'dot_general')
         mapped = self._kind(x) == INPUT  # a product over all steps writes each part by itself

@@ -93,12 +93,10 @@ class TracedStep:
         ``counts``: bool ``(length,)``, the steps whose terms are summed; at the others a term need
         not be a number. None: all.
         """
-        blocks = Blocks(self.parts, self._consts, jax.tree.leaves(constant))
-        at = jax.tree.leaves(xs)
+        state, at = jax.tree.leaves(state), jax.tree.leaves(xs)
+        blocks = Blocks(self.parts, self._consts, jax.tree.leaves(constant), state)
         zeros = jax.tree.leaves(self.zeros())
-        state, terms, rows = blocks.run(
-            jax.tree.leaves(state), at, length, counts, self._sums, zeros
-        )
+        state, terms, rows = blocks.run(state, at, length, counts, self._sums, zeros)
         shown = [blocks.each(v, rows, length) for v in self._shown]
         steps = Steps(
             [rows[v] for v in self.parts.rows],

@@ -1,0 +1,228 @@
+"""A step by its parts gives what a loop over the whole step gives, each equation where it costs
+least.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace._executor import TracedStep, blocks, even
+from tests.compare import assert_close
+from tests.precision import float64  # noqa: F401
+
+B, I, N, T = 3, 4, 5, 7
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return jnp.asarray(RNG.normal(size=shape))
+
+
+def weights():
+    return {
+        name: draw(*shape) / 2
+        for name, shape in {
+            'x': (I, N),
+            'xh': (I + N, N),
+            'gates': (I + N, 4 * N),
+            'h': (N, N),
+        }.items()
+    }
+
+
+def rnn(w, h, x):
+    h = 0.8 * h + jnp.tanh(jnp.concatenate([x, h], -1) @ w['xh'])
+    return h, h
+
+
+def by_op(w, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), w['xh']))
+    return h, h
+
+
+def lstm(w, hc, x):
+    i, f, g, o = jnp.split(jnp.concatenate([x, hc[0]], -1) @ w['gates'], 4, -1)
+    c = jax.nn.sigmoid(f) * hc[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
+def layers(w, hs, x):
+    """The second layer reads the new state of the first, and writes to nobody below it."""
+    one = jnp.tanh(hs[0] @ w['h'] + x @ w['x'])
+    two = jnp.tanh(hs[1] @ w['h'] + one @ w['h'])
+    return (one, two), two
+
+
+def linear(w, h, x):
+    z = jax.nn.sigmoid(x @ w['x'])
+    h = (1 - z) * h + z * jnp.tanh(x @ w['x'])
+    return h, h
+
+
+def delay(w, hs, x):
+    return (x @ w['x'], hs[0], hs[1] * 0 + 1), hs[1] + hs[2]
+
+
+def random(w, state, x):
+    key, h = state
+    key, sub = jax.random.split(key)
+    keep = jax.random.bernoulli(sub, 0.7, h.shape)
+    h = jnp.tanh(jnp.where(keep, h, 0) @ w['h'] + x @ w['x'])
+    return (key, h), h
+
+
+def branch(w, h, x):
+    h = jax.lax.cond(x[0, 0] > 0, lambda h: jnp.tanh(h @ w['h']), lambda h: h / 2, h) + x @ w['x']
+    y = jax.lax.cond(h[0, 0] > 0, lambda h: jnp.log(h[0, 0]), lambda h: 1.0, h)
+    return h, h * y
+
+
+def constant(w, h, x):
+    return h, h * 2 + x @ w['x']
+
+
+STEPS = {
+    'rnn': (rnn, lambda h: h),
+    'by_op': (by_op, lambda h: h),
+    'lstm': (lstm, lambda h: (h, h)),
+    'layers': (layers, lambda h: (h, h)),
+    'linear': (linear, lambda h: h),
+    'delay': (delay, lambda h: (h, h, h)),
+    'random': (random, lambda h: (jax.random.key(1), h)),
+    'random_rbg': (random, lambda h: (jax.random.key(1, impl='rbg'), h)),
+    'branch': (branch, lambda h: h),
+    'constant': (constant, lambda h: h),
+}
+
+
+def step_and_state(name):
+    step, of = STEPS[name]
+    return step, of(jnp.full((B, N), 0.1))
+
+
+def parts_of(step):
+    """``step`` as :class:`TracedStep` takes it: a term by a product, one of another kind."""
+
+    def run(w, state, x):
+        new, y = step(w, state, x)
+        return (
+            new,
+            {'product': y.T @ y, 'sum': y.sum(0), 'wide': jnp.outer(y[0], y[1])},
+            y,
+            (y * x[:, :1], x),
+        )
+
+    return run
+
+
+def expected(step, w, state, xs, counts):
+    """The same by a loop over the whole step."""
+
+    def body(state, at):
+        x, counted = at
+        state, terms, shown, opened = parts_of(step)(w, state, x)
+        return state, (jax.tree.map(lambda a: jnp.where(counted, a, 0), terms), shown, opened)
+
+    state, (terms, shown, opened) = jax.lax.scan(body, state, (xs, counts))
+    return state, jax.tree.map(lambda a: a.sum(0), terms), shown, opened
+
+
+@pytest.mark.parametrize('length', [1, T])
+@pytest.mark.parametrize('size', ['whole', 'blocks'])
+@pytest.mark.parametrize('name', STEPS)
+def test_the_parts_give_what_the_whole_step_gives(name, size, length, monkeypatch):
+    step, state = step_and_state(name)
+    w, xs = weights(), draw(length, B, I)
+    counts = jnp.arange(length) % 3 != 1
+    if size == 'blocks':  # of three steps, and one is left
+        monkeypatch.setattr(blocks, 'most_steps', lambda bytes_of_one: 3)
+    traced = TracedStep(parts_of(step), w, state, xs[0])
+    state_, terms, shown, steps = jax.jit(
+        lambda *args: (*(got := traced.loop(*args, length, counts))[:3], got[3].all)
+    )(w, state, xs)
+    wanted = expected(step, w, state, xs, counts)
+    for got, want in zip((state_, terms, shown, steps), wanted, strict=True):
+        got, want = (jax.tree.map(_numbers, tree) for tree in (got, want))
+        assert_close(got, want, relative=1e-12, absolute=1e-14)
+
+
+def _numbers(a):
+    return jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a
+
+
+def loops_of(step, state):
+    """The names of the equations in each loop."""
+    traced = TracedStep(parts_of(step), weights(), state, draw(B, I))
+    return [[eqn.primitive.name for eqn in loop.equations] for loop in traced.parts.loops]
+
+
+@pytest.mark.parametrize('name', ['rnn', 'by_op', 'lstm'])
+def test_a_loop_holds_the_product_with_its_state_alone(name):
+    (equations,) = loops_of(*step_and_state(name))
+    assert equations.count('dot_general') == 1 and 'concatenate' not in equations
+
+
+def test_layers_run_one_after_another_and_the_product_between_them_at_once():
+    first, second = loops_of(*step_and_state('layers'))
+    assert first.count('dot_general') == second.count('dot_general') == 1
+
+
+def test_a_linear_loop_holds_no_product_and_no_gate():
+    (equations,) = loops_of(*step_and_state('linear'))
+    assert not {'dot_general', 'logistic', 'tanh'}.intersection(equations)
+
+
+def test_what_no_state_needs_is_stored_as_little_as_possible():
+    """Derivatives of gates follow from the gates."""
+
+    def step(w, hc, x):
+        new, h = lstm(w, hc, x)
+        return new, (), (), jax.grad(lambda hc: jnp.sum(lstm(w, hc, x)[0][1]))(hc)[1] * 3 + h
+
+    traced = TracedStep(step, weights(), step_and_state('lstm')[1], draw(B, I))
+    assert traced.row_bytes <= 5 * B * N * 8
+
+
+def test_effects_happen_step_by_step_in_order():
+    seen = []
+
+    def step(w, h, x):
+        h = jnp.tanh(h @ w['h'] + x @ w['x'])
+        jax.debug.callback(lambda a: seen.append(float(a)), h[0, 0], ordered=True)
+        return h, (), h, ()
+
+    w, xs, first = weights(), draw(T, B, I), jnp.ones((B, N))
+    traced = TracedStep(step, w, first, xs[0])
+    _, _, shown, _ = jax.jit(lambda *args: traced.loop(*args, T)[:3] + ((),))(w, first, xs)
+    jax.effects_barrier()
+    assert_close(np.asarray(seen), shown[:, 0, 0])
+
+
+def test_a_differentiable_loop_keeps_the_rules_of_its_functions():
+    @jax.custom_jvp
+    def spike(v):
+        return (v > 0).astype(v.dtype)
+
+    spike.defjvp(lambda primals, tangents: (spike(*primals), 3.0 * tangents[0]))
+
+    def step(w, h, x):
+        h = 0.5 * h + spike(x @ w['x'])
+        return h, (), h, ()
+
+    w, xs, first = weights(), draw(T, B, I), jnp.ones((B, N))
+
+    def total(w, loop):
+        return loop(w).sum()
+
+    traced = TracedStep(step, w, first, xs[0], differentiable=True)
+    got = jax.grad(total)(w, lambda w: traced.loop(w, first, xs, T)[2])
+    want = jax.grad(total)(w, lambda w: jax.lax.scan(lambda h, x: step(w, h, x)[::2], first, xs)[1])
+    assert jnp.any(want['x'] != 0)
+    assert_close(got, want)
+
+
+def test_parts_are_even_where_that_does_not_double_their_number():
+    assert [even(12, 5), even(13, 5), even(7, 100), even(100, 32)] == [4, 5, 7, 25]
