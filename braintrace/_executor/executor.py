@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, is_inexact
+from .._compiler import ETraceGraph, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .pull_backs import PullBack
@@ -268,6 +268,7 @@ class Executor:
                 groups = [graph.hidden_groups[g] for g in members]
                 chosen = {slot[g.states[index]] for g in groups}
                 to_old, to_y = pull([jnp.full_like(h, k in chosen) for k, h in enumerate(new)])
+                to_y = _completed(pull, new, chosen, to_y)
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
@@ -283,4 +284,28 @@ class Executor:
         """
         new, pull = jax.vjp(new_states, y)
         _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
-        return dict(zip(self.program.hidden, push(jnp.ones_like(y))[0], strict=True))
+        (along,) = push(jnp.ones_like(y))
+        if is_complex(y):  # a real state moves by Re(D_f dy)
+            (turned,) = push(jnp.full_like(y, -1j))
+            along = [
+                a if is_complex(a) else jax.lax.complex(a, b)
+                for a, b in zip(along, turned, strict=True)
+            ]
+        return dict(zip(self.program.hidden, along, strict=True))
+
+
+def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
+    """D_f of complex states by real y as complex numbers. A pull-back to real numbers gives the
+    real part of ``u D_f``; ``to_y`` is that of ones, and ``u = -i`` gives the imaginary part.
+    """
+    of_complex = [k in chosen and is_complex(h) for k, h in enumerate(new)]
+    if not any(of_complex) or all(map(is_complex, to_y.values())):
+        return to_y
+    turned = [jnp.full_like(h, -1j if there else 0) for h, there in zip(new, of_complex, strict=True)]
+    reached = [reads for reads in pull.reads[1].items()]
+    imaginary = pull(turned)[1]
+    own = {key for key, reads in reached if any(of_complex[k] for k in reads & chosen)}
+    return {
+        key: jax.lax.complex(y, imaginary[key]) if key in own and not is_complex(y) else y
+        for key, y in to_y.items()
+    }

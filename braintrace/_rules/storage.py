@@ -16,6 +16,7 @@ __all__ = [
     'after',
     'by_name',
     'by_state',
+    'entry_dtype',
     'one_lane',
     'read',
     'stored',
@@ -36,6 +37,12 @@ def by_state(entry: States) -> tuple[Entry, ...]:
 def by_name(vector: tuple[Entry | None, ...], names) -> States:
     """The inverse of :func:`by_state`."""
     return {n: tuple(None if e is None else e[n] for e in vector) for n in names}
+
+
+def entry_dtype(dtype, group) -> jnp.dtype:
+    """The dtype of an entry for weights of some dtype: complex where the group's states are."""
+    complex_group = jnp.issubdtype(group, jnp.complexfloating)
+    return jnp.promote_types(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
 
 
 def stored_dtype(dtype) -> jnp.dtype:
