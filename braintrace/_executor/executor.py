@@ -301,7 +301,9 @@ def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
     of_complex = [k in chosen and is_complex(h) for k, h in enumerate(new)]
     if not any(of_complex) or all(map(is_complex, to_y.values())):
         return to_y
-    turned = [jnp.full_like(h, -1j if there else 0) for h, there in zip(new, of_complex, strict=True)]
+    turned = [
+        jnp.full_like(h, -1j if there else 0) for h, there in zip(new, of_complex, strict=True)
+    ]
     reached = [reads for reads in pull.reads[1].items()]
     imaginary = pull(turned)[1]
     own = {key for key, reads in reached if any(of_complex[k] for k in reads & chosen)}

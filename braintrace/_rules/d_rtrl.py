@@ -55,7 +55,9 @@ class DRTRL(Rule):
         def one(pair: Pair):
             entry = apart(zeros(pair.op, pair.coords, pair.group.num_state))
             own = pair.group.dtype
-            return jax.tree.map(lambda e: e.astype(self._stored_in(entry_dtype(e.dtype, own))), entry)
+            return jax.tree.map(
+                lambda e: e.astype(self._stored_in(entry_dtype(e.dtype, own))), entry
+            )
 
         return by_pair(graph, one)
 

@@ -60,11 +60,17 @@ def stored(x: jax.Array, dtype) -> jax.Array:
 
 
 def read(e: jax.Array, dtype=None) -> jax.Array:
-    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider."""
+    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider; real numbers
+    stay real.
+    """
     own = jnp.dtype(jnp.bfloat16) if e.dtype == jnp.uint16 else e.dtype
     if e.dtype == jnp.uint16:
         e = jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32)
-    return e.astype(own if dtype is None else jnp.promote_types(own, dtype))
+    if dtype is None:
+        return e.astype(own)
+    if not jnp.issubdtype(own, jnp.complexfloating):
+        dtype = jnp.finfo(dtype).dtype  # of the real parts, where it is complex
+    return e.astype(jnp.promote_types(own, dtype))
 
 
 class Stored(NamedTuple):
