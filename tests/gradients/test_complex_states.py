@@ -148,15 +148,3 @@ def es_formula(p, a):
         for name, g in (('c_re', readout.real), ('c_im', -readout.imag), ('d', x.T @ error)):
             grads[name] += g
     return grads
-
-
-def test_states_in_one_array_without_a_complex_derivative_are_refused():
-    def cell(p, c, x):
-        first = 0.5j * jnp.conj(c[0]) + braintrace.matmul(x, p['b_re'])  # here
-        second = 0.5j * c[1] + braintrace.matmul(first.real, p['u'])
-        return second.real, jnp.stack([first, second])
-
-    params = {'b_re': np.ones((I, N)), 'u': np.ones((N, N))}
-    learner = functional.online(cell, D_RTRL)
-    with pytest.raises(braintrace.NotSupportedError, match='holomorphic in .*array of its own'):
-        learner.init(params, jnp.stack([H, 2 * H]), XS[0])

@@ -94,7 +94,7 @@ class Parts:
     """Complex numbers as two pieces: real parts and imaginary parts."""
 
     aval: Any
-    names = 'real', 'imag'
+    names = 're', 'im'
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
