@@ -288,26 +288,25 @@ class Executor:
         if is_complex(y):  # a real state moves by Re(D_f dy)
             (turned,) = push(jnp.full_like(y, -1j))
             along = [
-                a if is_complex(a) else jax.lax.complex(a, b)
-                for a, b in zip(along, turned, strict=True)
+                a if is_complex(a) else _complex(a, b) for a, b in zip(along, turned, strict=True)
             ]
         return dict(zip(self.program.hidden, along, strict=True))
 
 
 def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
-    """D_f of complex states by real y as complex numbers. A pull-back to real numbers gives the
-    real part of ``u D_f``; ``to_y`` is that of ones, and ``u = -i`` gives the imaginary part.
+    """The rows ``to_y`` of D_f, those of a complex state by a real y completed.
+
+    A pull-back to real numbers gives ``Re(u D_f)``: ``to_y`` is that of ones, and ``u = -i`` gives
+    the imaginary part.
     """
-    of_complex = [k in chosen and is_complex(h) for k, h in enumerate(new)]
-    if not any(of_complex) or all(map(is_complex, to_y.values())):
+    of_complex = {k for k in chosen if is_complex(new[k])}
+    own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
+    if not own:
         return to_y
-    turned = [
-        jnp.full_like(h, -1j if there else 0) for h, there in zip(new, of_complex, strict=True)
-    ]
-    reached = [reads for reads in pull.reads[1].items()]
-    imaginary = pull(turned)[1]
-    own = {key for key, reads in reached if any(of_complex[k] for k in reads & chosen)}
-    return {
-        key: jax.lax.complex(y, imaginary[key]) if key in own and not is_complex(y) else y
-        for key, y in to_y.items()
-    }
+    turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
+    return to_y | {key: _complex(to_y[key], turned[key]) for key in own}
+
+
+def _complex(real: jax.Array, imaginary: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(real.dtype, jnp.float32)
+    return jax.lax.complex(real.astype(wide), imaginary.astype(wide))

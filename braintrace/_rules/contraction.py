@@ -87,7 +87,9 @@ def in_parts(op: OpUse, fn: Callable, d: jax.Array):
     y goes through it as a real and an imaginary part.
     """
     if is_complex(d) and not is_complex(op.y_aval):
-        return jax.tree.map(jax.lax.complex, fn(jnp.real(d)), fn(jnp.imag(d)))
+        real, imaginary = jnp.real(d), jnp.imag(d)
+        parts = jax.tree.map(lambda e: e.astype(real.dtype), (fn(real), fn(imaginary)))
+        return jax.tree.map(jax.lax.complex, *parts)
     return fn(d)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, OpUse
+from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .contraction import in_parts, op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
@@ -50,7 +50,9 @@ class Change(NamedTuple):
 
 def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry) -> States:
     """The stored entry after a change."""
-    if change.rows == 1 and change.then is None and has_kernel(op, coords):
+    # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
+    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
+    if change.rows == 1 and change.then is None and alike and has_kernel(op, coords):
         return _by_kernel(op, coords, old, change, weights)
 
     def new(entry: Vector, change: Change, summed: Callable) -> Vector:
