@@ -12,7 +12,20 @@ import braintrace
 from braintrace import functional
 from tests.compare import added, assert_close, assert_moves
 from tests.gradients.harness import quick
-from tests.models.complex_states import CASES, XS, YS, B, H, I, N, T, loss
+from tests.models.complex_states import (
+    CASES,
+    XS,
+    YS,
+    B,
+    H,
+    I,
+    N,
+    T,
+    decay,
+    drive,
+    loss,
+    readout,
+)
 from tests.models.library import LibraryOps
 from tests.models.ops import JaxOps
 from tests.oracles import QUICK
@@ -148,3 +161,22 @@ def es_formula(p, a):
         for name, g in (('c_re', readout.real), ('c_im', -readout.imag), ('d', x.T @ error)):
             grads[name] += g
     return grads
+
+
+@slow
+def test_a_while_loop_without_a_complex_derivative():
+    def cell(ops, p, h, x):
+        h = decay(ops, p) * h + drive(ops, p, x)
+        if isinstance(ops, LibraryOps):
+            _, h = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, turn(c[1])), (0, h))
+        else:
+            h = turn(turn(turn(h)))
+        return readout(p, h, x), h
+
+    def turn(h):
+        return (0.6 + 0.5j) * jnp.conj(h) + 0.1 * h
+
+    case = CASES['modulus']._replace(cell=cell)
+    learner, state = online(case)
+    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
+    assert_close(run(case.params, state, XS, YS)[0], bptt(case))

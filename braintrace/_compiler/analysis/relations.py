@@ -12,7 +12,7 @@ from ..equations.equation import Loop, is_inexact
 from ..graph import Coordinates, Diagnostic, HiddenGroup, OpUse, Relation
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
-from .complex_states import split_where_weights_are_real
+from .complex_states import split_where_entries_are_real
 from .following import Following
 from .groups_and_cuts import Positions
 
@@ -56,7 +56,7 @@ def _groups_near(positions: Positions) -> dict[int, set[int]]:
 def _relation(
     positions: Positions, op: OpUse, reached: dict[HiddenGroup, Coordinates], lost: bool
 ) -> Relation:
-    split_where_weights_are_real(positions.program, op, reached)
+    split_where_entries_are_real(positions.program, op, reached)
     program = positions.program
     paths = {
         name: tuple(program.param_names[i] for i in behind)
