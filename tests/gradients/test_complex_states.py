@@ -180,3 +180,15 @@ def test_a_while_loop_without_a_complex_derivative():
     learner, state = online(case)
     run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
     assert_close(run(case.params, state, XS, YS)[0], bptt(case))
+
+
+@slow
+def test_weights_of_lower_precision_than_the_state():
+    case = CASES['natural']
+    few = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), case.params)
+    case = case._replace(params=few)  # computed in float64, but for what reads weights alone
+    learner, state = online(case)
+    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
+    grads, state, _ = run(few, state, XS, YS)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(jnp.bfloat16)}
+    assert_close(grads, bptt(case), 0.03)
