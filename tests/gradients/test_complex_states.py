@@ -44,10 +44,13 @@ def oracle(case):
     """
     cell = case.run(JaxOps())
 
+    def fresh(a):
+        return FRESH if jnp.iscomplexobj(a) else FRESH.real
+
     def total(params, weights, flags, moved):
         def step(h, at):
             x, y, weight, flag, moved = at
-            h = jax.tree.map(lambda a: jnp.where(flag[:, None], FRESH.astype(a.dtype), a), h)
+            h = jax.tree.map(lambda a: jnp.where(flag[:, None], fresh(a), a), h)
             output, h = cell(jax.tree.map(jnp.add, moved, params), h, x)
             return h, weight * loss(output, y)
 
