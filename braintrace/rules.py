@@ -26,8 +26,9 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
 
     ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
     memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
-    for complex traces, it is the weights' own dtype. The state holds bfloat16 as its bits in uint16
-    arrays, which XLA reads faster; ``get_etrace_of`` shows the numbers.
+    for complex traces, it is the weights' own dtype, complex for a complex state. The state holds
+    bfloat16 as its bits in uint16 arrays, which XLA reads faster; ``get_etrace_of`` shows the
+    numbers.
 
     ``write_every`` is the number of single steps after which the trace is written; until then the
     state holds the steps' factors, and every gradient is the same. By default it is chosen from the

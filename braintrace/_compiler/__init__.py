@@ -2,7 +2,7 @@
 
 from .analyse import analyse, check_learnable
 from .analysis.left_out import readers
-from .equations.equation import Loop, Remat, is_inexact
+from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .graph import (
     Coordinates,
     CutRead,
@@ -52,6 +52,7 @@ __all__ = [
     'depends',
     'describe_aval',
     'forward',
+    'is_complex',
     'is_inexact',
     'members',
     'old_ancestors',

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from .._errors import CompileError, OptionError
+from .analysis.complex_states import split_among_real_states
 from .analysis.diagnostics import find_diagnostics
 from .analysis.groups_and_cuts import Positions, find_positions
 from .analysis.lanes import carried_lanes
@@ -75,6 +76,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     # positions: which states form a group, which equations mix positions
     positions, following = find_positions(program)
     split_alike(program, positions, whole)
+    split_among_real_states(program, positions)
     groups = tuple(_group(program, states) for states in positions.groups)
     group_of = {c: g for g, group in enumerate(groups) for c in group.states}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})

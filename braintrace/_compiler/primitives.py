@@ -55,7 +55,7 @@ class Properties:
     - ``gradient``: a gradient passes it.
     - ``linear``: ``(which operands vary) -> bool``, whether the result is linear in these together;
       None: never, or nothing asks.
-    - ``holomorphic``: of complex numbers, it has a complex derivative.
+    - ``holomorphic``: of complex numbers, it is known to have a complex derivative.
     - ``passes``: result k is operand k.
     - ``reduces``: it combines elements along ``params['axes']``.
     - ``moves``: it moves elements and computes nothing.
@@ -179,7 +179,7 @@ TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
 
 # ---- the table ----
 
-BY_ITS_OWN_RULE = Properties()
+BY_ITS_OWN_RULE = Properties(holomorphic=False)
 ELEMENTWISE = Properties(elementwise=True, axes='same')
 CAST = replace(ELEMENTWISE, linear=_in_all)  # a value of the same elements
 DISCRETE = replace(ELEMENTWISE, gradient=False)  # makes integers or booleans
@@ -284,7 +284,10 @@ TABLE: dict[str, Properties] = {
     'shard_map': Properties(control=Control('shard_map', 'vmap', 'the step for one shard')),
     **_rows(
         'custom_jvp_call custom_vjp_call',
-        Properties(control=Control('custom_rule', None, 'the op outside of the function')),
+        replace(
+            BY_ITS_OWN_RULE,
+            control=Control('custom_rule', None, 'the op outside of the function'),
+        ),
     ),
     # their own rules tell: calls, collectives, references to mutable arrays
     **_rows(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, is_inexact
+from .._compiler import ETraceGraph, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .pull_backs import PullBack
@@ -268,6 +268,7 @@ class Executor:
                 groups = [graph.hidden_groups[g] for g in members]
                 chosen = {slot[g.states[index]] for g in groups}
                 to_old, to_y = pull([jnp.full_like(h, k in chosen) for k, h in enumerate(new)])
+                to_y = _completed(pull, new, chosen, to_y)
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
@@ -283,4 +284,29 @@ class Executor:
         """
         new, pull = jax.vjp(new_states, y)
         _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
-        return dict(zip(self.program.hidden, push(jnp.ones_like(y))[0], strict=True))
+        (along,) = push(jnp.ones_like(y))
+        if is_complex(y):  # a real state moves by Re(D_f dy)
+            (turned,) = push(jnp.full_like(y, -1j))
+            along = [
+                a if is_complex(a) else _complex(a, b) for a, b in zip(along, turned, strict=True)
+            ]
+        return dict(zip(self.program.hidden, along, strict=True))
+
+
+def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
+    """The rows ``to_y`` of D_f, those of a complex state by a real y completed.
+
+    A pull-back to real numbers gives ``Re(u D_f)``: ``to_y`` is that of ones, and ``u = -i`` gives
+    the imaginary part.
+    """
+    of_complex = {k for k in chosen if is_complex(new[k])}
+    own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
+    if not own:
+        return to_y
+    turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
+    return to_y | {key: _complex(to_y[key], turned[key]) for key in own}
+
+
+def _complex(real: jax.Array, imaginary: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(real.dtype, jnp.float32)
+    return jax.lax.complex(real.astype(wide), imaginary.astype(wide))

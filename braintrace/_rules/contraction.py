@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, OpUse
+from .._compiler import Coordinates, ETraceGraph, OpUse, is_complex
 from .coordinates import added_axes, folded, mapped, to_y
 from .rule import OpGradients, Weights
 from .storage import Entry
@@ -17,6 +18,7 @@ __all__ = [
     'as_represented',
     'factored_gradient',
     'finite',
+    'in_parts',
     'op_gradient',
     'outside_loops',
     'represented',
@@ -57,7 +59,7 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
         return op_gradient(outside_loops(op), xs, folded(ds, op.y_aval.shape), weights)
     rule = op.primitive.bound_rule('xy_to_dw', op.params, 'every learner')
     fold = op.primitive.fold_axes
-    ds = ds.astype(op.y_aval.dtype)
+    ds = (ds if is_complex(op.y_aval) else jnp.real(ds)).astype(op.y_aval.dtype)
     if ds.shape[0] == 1:
         return rule(None if xs is None else xs[0], ds[0], weights)
     if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
@@ -78,6 +80,17 @@ def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights
         return op_gradient(op, xs, jax.vmap(lambda d: to_y(op, d))(ds), weights)
     got = mapped(lambda x, d: op_gradient(op, x, d, weights), added, 1)(xs, ds)
     return {n: g.sum(tuple(range(added))) for n, g in got.items()}
+
+
+def in_parts(op: OpUse, fn: Callable, d: jax.Array):
+    """``fn(d)`` of values at y, linear in real numbers. The derivative of a complex state by a real
+    y goes through it as a real and an imaginary part.
+    """
+    if is_complex(d) and not is_complex(op.y_aval):
+        real, imaginary = jnp.real(d), jnp.imag(d)
+        parts = jax.tree.map(lambda e: e.astype(real.dtype), (fn(real), fn(imaginary)))
+        return jax.tree.map(jax.lax.complex, *parts)
+    return fn(d)
 
 
 def finite(op: OpUse, weights: Entry) -> Entry:

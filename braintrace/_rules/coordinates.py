@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
 
 __all__ = [
     'Pair',
@@ -120,8 +120,8 @@ def mapped(fn: Callable, times: int, in_axes) -> Callable:
 
 
 def to_y(op: OpUse, d: jax.Array) -> jax.Array:
-    """A cotangent at a relation's coordinates, summed to y's shape."""
-    shape = op.y_aval.shape
+    """A cotangent at a relation's coordinates, summed to y's shape; that of a real y is real."""
+    shape, d = op.y_aval.shape, d if is_complex(op.y_aval) else jnp.real(d)
     if d.shape == (*op.repeats, *shape):
         return d
     d = d.sum(tuple(range(d.ndim - len(shape))))

@@ -20,7 +20,7 @@ from .pending import Pending, Steps
 from .reading import solve
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
-from .storage import Stored, after, stored_dtype
+from .storage import Stored, after, entry_dtype, stored_dtype
 from .transition import Vector, add
 from .writing import has_kernel, renewed
 
@@ -55,7 +55,10 @@ class DRTRL(Rule):
     def init(self, graph):
         def one(pair: Pair):
             entry = apart(zeros(pair.op, pair.coords, pair.group.num_state))
-            return jax.tree.map(lambda e: e.astype(self._stored_in(e.dtype)), entry)
+            own = pair.group.dtype
+            return jax.tree.map(
+                lambda e: e.astype(self._stored_in(entry_dtype(e.dtype, own))), entry
+            )
 
         return by_pair(graph, one)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse, depends
 from .._errors import RuleContractError
-from .contraction import finite, op_gradient, outside_loops
+from .contraction import finite, in_parts, op_gradient, outside_loops
 from .coordinates import Pair, added_axes, folded, is_widened, mapped
 from .storage import Entry, States
 from .transition import Transition, Vector, add, apply
@@ -111,7 +111,7 @@ def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Ve
     root = op.primitive.root
     slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
     rule = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
-    return _each(lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
+    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
 
 
 def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entry) -> Vector:
@@ -129,7 +129,7 @@ def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entr
     if root.optional_rule('instant_drtrl') is None:
         contract = functools.partial(op_gradient, dataclasses.replace(op, primitive=root))
         rule = _lane_by_lane(contract, op, coords, 1)
-        return _each(lambda d: rule(xs, d, weights), pushes)
+        return _each(op, lambda d: rule(xs, d, weights), pushes)
 
     # another layout (conv, lora) has no contraction over time: step by step
     def plus(total, step):
@@ -158,8 +158,8 @@ def transport(op: OpUse, coords: Coordinates) -> Callable:
     return mapped(rule, added_axes(op, coords), 0)
 
 
-def _each(fn: Callable, vector: Vector) -> Vector:
-    return tuple(None if x is None else fn(x) for x in vector)
+def _each(op: OpUse, fn: Callable, vector: Vector) -> Vector:
+    return tuple(None if x is None else in_parts(op, fn, x) for x in vector)
 
 
 def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Callable:

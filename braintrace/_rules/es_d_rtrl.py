@@ -22,6 +22,7 @@ from .coordinates import Pair, added_axes, by_pair, gathered, pairs, to_y
 from .entries import zeros_pp
 from .lanes import where_lanes
 from .rule import Network, OpGradients, Rule, Trace, Window
+from .storage import entry_dtype
 from .transition import Vector, add, apply, dense, dot
 
 __all__ = ['ESDRTRL']
@@ -58,7 +59,8 @@ class ESDRTRL(Rule):
     def init(self, graph):
         def one(pair: Pair):
             op, coords = as_represented(pair.op), pair.coords
-            slots = {'f': zeros_pp(pair.op, coords, pair.group.num_state)}
+            f = zeros_pp(pair.op, coords, pair.group.num_state)
+            slots = {'f': f.astype(entry_dtype(f.dtype, pair.group.dtype))}
             if op.x is not None:
                 lanes = coords.shape[: added_axes(op, coords)]
                 slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), op.x_aval.dtype)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, OpUse
+from .._compiler import Coordinates, OpUse, is_complex
 from .contraction import finite
 from .coordinates import added_axes, is_widened, mapped
 from .entries import is_by_sample, transport
@@ -27,8 +27,11 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
     some = next((x for x in signal if x is not None), None)
     if some is None:
         return {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
-    rule = transport(op, coords)
+    moved = transport(op, coords)
     own = op.primitive.optional_rule('solve_drtrl')
+
+    def rule(signal, entry):
+        return _real(op, moved(signal, entry))
 
     def all_at_once():
         total = dot(signal, by_state(old.numbers), rule)
@@ -52,9 +55,15 @@ def _by_own_rule(
     """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
     own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
     added = added_axes(op, coords)
-    rule = mapped(lambda d, e: own(d, e, weights), added, 0)
+    rule = mapped(lambda d, e: _real(op, own(d, e, weights)), added, 0)
     total = dot(signal, by_state(old.numbers), rule)
     return {n: g.sum(tuple(range(added))) for n, g in total.items()}
+
+
+def _real(op: OpUse, entry: Entry) -> Entry:
+    """A product of a signal and an entry: the real part of it for a real weight."""
+    avals = op.weight_avals
+    return {n: e if is_complex(avals[n]) else jnp.real(e) for n, e in entry.items()}
 
 
 def _summed(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ __all__ = [
     'after',
     'by_name',
     'by_state',
+    'entry_dtype',
     'one_lane',
     'read',
     'stored',
@@ -38,6 +39,12 @@ def by_name(vector: tuple[Entry | None, ...], names) -> States:
     return {n: tuple(None if e is None else e[n] for e in vector) for n in names}
 
 
+def entry_dtype(dtype, group) -> jnp.dtype:
+    """The dtype of an entry for weights of some dtype: complex where the group's states are."""
+    complex_group = jnp.issubdtype(group, jnp.complexfloating)
+    return jnp.promote_types(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
+
+
 def stored_dtype(dtype) -> jnp.dtype:
     """The dtype in which a trace of some dtype is stored: bfloat16 as its bits, since XLA reads
     bfloat16 arrays on a CPU ten times slower.
@@ -53,11 +60,17 @@ def stored(x: jax.Array, dtype) -> jax.Array:
 
 
 def read(e: jax.Array, dtype=None) -> jax.Array:
-    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider."""
+    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider; real numbers
+    stay real.
+    """
     own = jnp.dtype(jnp.bfloat16) if e.dtype == jnp.uint16 else e.dtype
     if e.dtype == jnp.uint16:
         e = jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32)
-    return e.astype(own if dtype is None else jnp.promote_types(own, dtype))
+    if dtype is None:
+        return e.astype(own)
+    if not jnp.issubdtype(own, jnp.complexfloating):
+        dtype = jnp.finfo(dtype).dtype  # of the real parts, where it is complex
+    return e.astype(jnp.promote_types(own, dtype))
 
 
 class Stored(NamedTuple):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, OpUse
+from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
-from .contraction import op_gradient
+from .contraction import in_parts, op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
 from .storage import Entry, States, Stored, by_name, by_state, one_lane, stored
 from .transition import Transition, Vector, dense, is_read
@@ -50,7 +50,9 @@ class Change(NamedTuple):
 
 def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry) -> States:
     """The stored entry after a change."""
-    if change.rows == 1 and change.then is None and has_kernel(op, coords):
+    # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
+    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
+    if change.rows == 1 and change.then is None and alike and has_kernel(op, coords):
         return _by_kernel(op, coords, old, change, weights)
 
     def new(entry: Vector, change: Change, summed: Callable) -> Vector:
@@ -66,8 +68,11 @@ def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights
         return accumulate(op, coords, change.x, change.q, weights)
 
     def of_one_lane(change):
-        made = (None if d is None else op_gradient(op, change.x, d, weights) for d in change.q)
-        return tuple(jax.tree.map(lambda e: e[None], e) for e in made)
+        def made(d):
+            return op_gradient(op, change.x, d, weights)
+
+        of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
+        return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
 
     def all_at_once(entry):
         numbers = by_state(old._replace(entry=entry).numbers)

@@ -135,11 +135,6 @@ def fixed(what: str = 'a constant', slot: str = 'weight', path: str = '', at: st
     return Note('constant-weight', 'warning', words, path, at)
 
 
-def everywhere(why: str) -> dict[str, str]:
-    """Something that is wrong in every test."""
-    return dict.fromkeys(('record', 'warning', 'strict', 'exact', 'gradient', 'history'), why)
-
-
 @jax.custom_vjp
 def clipped(h):
     return h
@@ -294,9 +289,6 @@ degraded(
     no_relation(),
     **TAIL,
     name='tail_of_a_fourier_transform',
-    fails=everywhere(
-        'refused as "on the way to a complex hidden state", though all states are real'
-    ),
 )(lambda p, h, x: 0.8 * h + jnp.fft.fft(mm(x, p['w'])).real)
 degraded(
     mixing('dynamic_update_slice'),

@@ -349,39 +349,18 @@ def long_scan_over_states(p, h, x):
 
 # -- by every policy: complex states and others ----------------------------------------------------
 
-HOLOMORPHIC = 'not holomorphic', 'two real hidden states'
-refused(
-    NOT_SUPPORTED,
-    'conj',
-    *HOLOMORPHIC,
-    params='z',
-    carry=H + 0j,
-    name='conjugate_of_a_complex_state',
-)(lambda p, h, x: 0.5 * jnp.conj(h) + mm(x + 0j, p['z']))
-refused(NOT_SUPPORTED, *HOLOMORPHIC, carry=H + 0j, name='absolute_value_of_a_complex_state')(
-    lambda p, h, x: h / (1 + jnp.abs(h)) + mm(x, p['w'])
-)
-refused(
-    NOT_SUPPORTED,
-    'convert_element_type',
-    *HOLOMORPHIC,
-    carry=H + 0j,
-    name='real_op_into_a_complex_state',
-)(lambda p, h, x: 0.5j * h + mm(x, p['w']))
-
 
 @refused(
     NOT_SUPPORTED,
-    'holomorphic',
-    'from a complex hidden state',
-    params='z',
-    carry={'z': H + 0j, 'v': H},
-    fails={'record': 'says "on the way to a complex hidden state"; this state is real'},
+    'not holomorphic in 0',
+    'an array of its own',
+    params='w v',
+    carry=np.stack([H + 0j, H + 1j]),
 )
-def real_state_reads_a_complex_one(p, c, x):
-    z = 0.5j * c['z'] + mm(x + 0j, p['z'])
-    v = 0.5 * c['v'] + z.real  # here
-    return (z.real, v), {'z': z, 'v': v}
+def a_modulus_of_stacked_complex_states(p, c, x):
+    first = c[0] / (1 + jnp.abs(c[0])) + mm(x, p['w'])  # here
+    second = 0.5j * c[1] + mm(first.real, p['v'])
+    return second.real, jnp.stack([first, second])
 
 
 @refused(NOT_SUPPORTED, 'shard_map', "maps ['a'] and leaves ['b']", 'Map every axis')

@@ -214,29 +214,6 @@ def test_weights_of_lower_precision_than_the_state_work(rule):
     np.testing.assert_allclose(one, online(cell, params, H, rule, window=2)[1]['w'], rtol=1e-5)
 
 
-def test_complex_states_are_exact_where_holomorphic_and_refused_elsewhere():
-    def holomorphic(p, h, x):
-        h = (0.6 + 0.3j) * h + mm(x + 0j, p['w'])
-        return jnp.real(h * (1 + 2j)), h
-
-    def conjugate(p, h, x):
-        h = (0.6 + 0.3j) * jnp.conj(h) + mm(x + 0j, p['w'])
-        return jnp.real(h), h
-
-    def assembled(p, h, x):
-        h = (0.6 + 0.3j) * h + mm(x, p['w'].real) + 1j * mm(x, p['w'].imag)
-        return jnp.real(h), h
-
-    params, carry = {'w': W + 1j * W2}, H + 0j
-    assert_close(
-        online(holomorphic, params, carry, rules.d_rtrl(), window=2)[1],
-        bptt(holomorphic, params, carry),
-    )
-    for cell in (conjugate, assembled):
-        with pytest.raises(braintrace.NotSupportedError, match='holomorphic.*two real'):
-            functional.online(cell, rules.d_rtrl()).init(params, carry, X[0])
-
-
 def test_a_plain_path_between_states_of_different_shapes_is_named():
     def cell(p, c, x):
         h = 0.8 * c['h'] + jnp.tanh(mm(x, p['w']))

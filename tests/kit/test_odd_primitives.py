@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import NotSupportedError, verify
+from braintrace import verify
 from tests.compare import assert_close
 
+slow = pytest.mark.slow
 STEPS, BATCH, UNITS = 6, 3, 4
 
 
@@ -36,17 +37,25 @@ def check_against_bptt(cell, plain, params, h, xs, relative=1e-5):
         assert_close(got, wanted, relative)
 
 
-def test_real_weights_of_a_complex_result_are_refused_and_complex_ones_are_right():
-    def cell(product):
-        def step(params, h, x):
-            h = (0.8 + 0.1j) * h + product(x + 1j * x**2, params['w'])
-            return h.real + h.imag, h
+def complex_cell(product):
+    def step(params, h, x):
+        h = (0.8 + 0.1j) * h + product(x + 1j * x**2, params['w'])
+        return h.real + h.imag, h
 
-        return step
+    return step
+
+
+@pytest.mark.parametrize(
+    'conjugated, imaginary',
+    [(False, 1j), pytest.param(False, 0, marks=slow), pytest.param(True, 1j, marks=slow)],
+)
+def test_a_complex_result(registries_are_restored, conjugated, imaginary):
+    """Of real and of complex weights, also by an op that has no complex derivative."""
+
+    def product(x, w):
+        return x @ jnp.conj(w) if conjugated else x @ w
 
     h, xs, w = jnp.zeros((BATCH, UNITS), complex), draw(STEPS, BATCH, 2), draw(2, UNITS)
-    with pytest.raises(NotSupportedError, match='etp_mm makes complex numbers of real weight'):
-        braintrace.functional.online(cell(braintrace.matmul), braintrace.rules.d_rtrl()).init(
-            {'w': w}, h, xs[0]
-        )
-    check_against_bptt(cell(braintrace.matmul), cell(jnp.matmul), {'w': w + 1j * w**2}, h, xs)
+    op = braintrace.kit.make_linear_op('conjugated', product) if conjugated else braintrace.matmul
+    weight = {'w': w + imaginary * w**2 if imaginary else w}
+    check_against_bptt(complex_cell(op), complex_cell(product), weight, h, xs)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from ..._errors import NotSupportedError
 from ..equations import labels as lb
 from ..equations.equation import Loop, is_inexact
 from ..graph import Coordinates, Diagnostic, HiddenGroup, OpUse, Relation
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
+from .complex_states import split_where_entries_are_real
 from .following import Following
 from .groups_and_cuts import Positions
 
@@ -56,7 +56,7 @@ def _groups_near(positions: Positions) -> dict[int, set[int]]:
 def _relation(
     positions: Positions, op: OpUse, reached: dict[HiddenGroup, Coordinates], lost: bool
 ) -> Relation:
-    _refuse_real_weights(op)
+    split_where_entries_are_real(positions.program, op, reached)
     program = positions.program
     paths = {
         name: tuple(program.param_names[i] for i in behind)
@@ -66,16 +66,6 @@ def _relation(
     cuts = {*program.ops, *positions.mixing}
     through = not lost and _only_through_states(program, op.y, cuts)
     return Relation(op, tuple(reached), tuple(reached.values()), paths, through)
-
-
-def _refuse_real_weights(op: OpUse) -> None:
-    real = [n for n, a in op.weight_avals.items() if not np.issubdtype(a.dtype, np.complexfloating)]
-    if real and np.issubdtype(op.y_aval.dtype, np.complexfloating):
-        raise NotSupportedError(
-            f'{op.where}: {op.primitive.name} makes complex numbers of real {", ".join(real)}, '
-            'whose trace would be one of real numbers. Make the weight complex, or keep real and '
-            'imaginary parts as two real hidden states.'
-        )
 
 
 def _only_through_states(program: Program, value: int, cuts: Collection[int]) -> bool:

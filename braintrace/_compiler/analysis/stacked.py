@@ -65,12 +65,8 @@ def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
     ]
 
 
-def _leaf(program: Program, c: int) -> int:
-    return next(k for k in range(len(program.leaf_keys)) if c in program.pieces(k))
-
-
 def _leaf_name(program: Program, c: int) -> str:
-    return path_name(program.leaf_keys[_leaf(program, c)], 'carry')
+    return path_name(program.leaf_keys[program.leaf_of(c)], 'carry')
 
 
 def _moved_at(
@@ -80,7 +76,7 @@ def _moved_at(
     rows that an op makes.
     """
     behind, own = _behind(program, program.new_carry[c]), 1 << group_of[c]
-    pieces = program.pieces(_leaf(program, c))
+    pieces = program.pieces(program.leaf_of(c))
     others = sum({1 << group_of[d] for d in pieces if d in group_of}) & ~own
     read = {i: flow.union(past, program.equations[i].ins) for i in moving & behind}
     # bit 1: an op made it; bit 2: it holds old rows of this state that were moved

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..._errors import NotSupportedError
 from ..equations import labels as lb
 from ..equations.backward import backward
-from ..equations.equation import BEGIN, END, Equation, is_inexact
+from ..equations.equation import BEGIN, END, Equation, is_complex, is_inexact
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
+from ..stacked_states.unstacking import split_in_parts
 from .d_pass import OLD, OTHERS, DPass, Y
 from .following import Following, every_row
 
@@ -138,7 +138,7 @@ class Sweeper:
         """Labels of an equation's operands; it is cut if positions of old states meet in it."""
         depends = self.d_pass.depends
         relevant = [bool(depends[v]) for v in eqn.ins]
-        self._refuse_not_holomorphic(eqn, relevant)
+        self._keep_holomorphic(eqn, relevant, state)
         ins = backward(eqn, self.program.avals, out_labels, self.d_pass.known(i), relevant)
         several = {v for v, lab in zip(eqn.ins, ins, strict=True) if lb.meet(lab)}
         if not several:
@@ -179,21 +179,17 @@ class Sweeper:
                 # the border of a loop is no equation that could be cut
                 self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
 
-    def _refuse_not_holomorphic(self, eqn: Equation, relevant) -> None:
-        """D is a complex derivative where states are complex, so each equation must have one."""
-        avals = self.program.avals
-        read = [v for v, r in zip(eqn.ins, relevant, strict=True) if r]
-        kinds = {
-            np.issubdtype(avals[v].dtype, np.complexfloating)
-            for v in (*read, *eqn.outs)
-            if is_inexact(avals[v])
-        }
-        if any(relevant) and (len(kinds) == 2 or True in kinds and not eqn.does.holomorphic):
-            raise NotSupportedError(
-                f'{eqn.where}: {eqn.primitive.name} takes complex values to a hidden state and is '
-                'not holomorphic, so its trace would be '
-                'wrong. Keep real and imaginary parts as two real hidden states.'
-            )
+    def _keep_holomorphic(self, eqn: Equation, relevant, state: int) -> None:
+        """A complex state has a complex derivative if every equation on the way from complex
+        numbers has one; else it becomes two real states.
+        """
+        avals, program = self.program.avals, self.program
+        if not is_complex(avals[self.d_pass.new[state]]):
+            return
+        reads = any(is_complex(avals[v]) for v, r in zip(eqn.ins, relevant, strict=True) if r)
+        makes_real = any(is_inexact(avals[o]) and not is_complex(avals[o]) for o in eqn.outs)
+        if reads and (makes_real or not eqn.does.holomorphic):
+            split_in_parts(program, [program.hidden[state]], eqn.where)
 
     # ---- where paths meet ----
 

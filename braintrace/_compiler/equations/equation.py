@@ -12,7 +12,17 @@ from ... import _jax
 from ..._etrace_op import is_etp_primitive
 from .. import primitives
 
-__all__ = ['BEGIN', 'END', 'Equation', 'Loop', 'Region', 'Remat', 'holds_op', 'is_inexact']
+__all__ = [
+    'BEGIN',
+    'END',
+    'Equation',
+    'Loop',
+    'Region',
+    'Remat',
+    'holds_op',
+    'is_complex',
+    'is_inexact',
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,3 +109,8 @@ def holds_op(jaxpr) -> bool:
 def is_inexact(aval) -> bool:
     """Whether gradients exist for a value's dtype."""
     return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def is_complex(aval) -> bool:
+    """Whether an array or its description has complex numbers."""
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)

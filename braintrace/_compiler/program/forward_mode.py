@@ -13,7 +13,7 @@ import numpy as np
 from ... import _jax
 from ..._errors import NotSupportedError
 from ..equations import labels as lb
-from ..equations.equation import Equation, is_inexact
+from ..equations.equation import Equation, is_complex, is_inexact
 from ..equations.forward import along
 
 __all__ = ['forward_derivative']
@@ -45,13 +45,15 @@ def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
         still = [jax.lax.stop_gradient(a) for a in args]
         outs = loop.evaluate(still)
         for k, found in sources.items():
-            slopes = _along_ones(loop, still, k) if found and k not in mixed else {}
-            for j, source in found.items():
-                if k in mixed:
+            if k in mixed:
+                for j in found:
                     outs[j] = outs[j] + _poison(args[k]).astype(outs[j].dtype)
-                else:
+                continue
+            for unit, moves in _directions(args[k] - still[k]) if found else ():
+                slopes = _along(loop, still, k, unit)
+                for j, source in found.items():
                     # a zero whose derivative is the slope at the element that is read
-                    moved = _read_at(args[k] - still[k], source).astype(outs[j].dtype)
+                    moved = _read_at(moves, source).astype(outs[j].dtype)
                     outs[j] = outs[j] + jax.lax.stop_gradient(slopes[j]) * moved
         return outs
 
@@ -77,8 +79,13 @@ def _pushed(loop: Equation, k: int) -> Callable:
     return push
 
 
-def _along_ones(loop: Equation, args: list, k: int) -> dict[int, jax.Array]:
-    slopes = _pushed(loop, k)(args, jnp.ones_like(args[k]))
+def _directions(x) -> list[tuple[complex, jax.Array]]:
+    """Tangents, and how far ``x`` is along each: a loop need not have a complex derivative."""
+    return [(1, jnp.real(x)), (1j, jnp.imag(x))] if is_complex(x) else [(1, x)]
+
+
+def _along(loop: Equation, args: list, k: int, unit: complex) -> dict[int, jax.Array]:
+    slopes = _pushed(loop, k)(args, jnp.full_like(args[k], unit))
     return dict(zip(_inexact_results(loop, args), slopes, strict=True))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..._etrace_op import is_etp_primitive
 from ..equations.equation import BEGIN, END, Equation, is_inexact
 from .leaves import path_name
-from .stacked_leaf import Split
+from .stacked_leaf import Parts, Split
 
 __all__ = ['Program', 'alive']
 
@@ -41,7 +41,7 @@ class Program:
     trainable: tuple[int, ...]
     trees: dict[str, Any]
     leaf_keys: tuple[tuple[str, ...], ...]
-    splits: tuple[Split | None, ...] = ()
+    splits: tuple[Split | Parts | None, ...] = ()
 
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""
@@ -64,8 +64,12 @@ class Program:
         """The positions in the carry of the parts of one leaf."""
         if not self.splits:
             return range(leaf, leaf + 1)
-        sizes = [1 if s is None else len(s.places) for s in self.splits[: leaf + 1]]
+        sizes = [1 if s is None else len(s.names) for s in self.splits[: leaf + 1]]
         return range(sum(sizes[:-1]), sum(sizes))
+
+    def leaf_of(self, c: int) -> int:
+        """The leaf that entry ``c`` of the carry is, or is a part of."""
+        return next(leaf for leaf in range(len(self.leaf_keys)) if c in self.pieces(leaf))
 
     def old_states(self, leaves: Sequence) -> list:
         carry = self.apart(leaves)

@@ -1,4 +1,4 @@
-"""An array of the carry that holds several hidden states, and the place of each in it."""
+"""An array of the carry that holds several hidden states, and where each stands in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['Split', 'grid']
+__all__ = ['Parts', 'Split', 'grid']
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,21 @@ class Split:
 
     aval: Any
     places: tuple[np.ndarray, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each piece."""
+        return tuple(map(str, range(len(self.places))))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each piece."""
+        return tuple(places.shape for places in self.places)
+
+    @property
+    def dtype(self):
+        """The dtype of the pieces."""
+        return self.aval.dtype
 
     def apart(self, leaf) -> list:
         return [self.piece(leaf, k) for k in range(len(self.places))]
@@ -72,6 +87,34 @@ class Split:
         return np.argsort(np.concatenate([places.reshape(-1) for places in self.places])).reshape(
             self.aval.shape
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Complex numbers as two pieces: real parts and imaginary parts."""
+
+    aval: Any
+    names = 're', 'im'
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return self.aval.shape, self.aval.shape
+
+    @property
+    def dtype(self):
+        return np.empty(0, self.aval.dtype).real.dtype
+
+    def apart(self, leaf) -> list:
+        return [jnp.real(leaf), jnp.imag(leaf)]
+
+    def piece(self, leaf, k: int):
+        return self.apart(leaf)[k]
+
+    def together(self, pieces: Sequence):
+        return jax.lax.complex(*pieces)
+
+    def lane_axis(self) -> int | None:
+        return 0
 
 
 def _picked(x, places: np.ndarray):

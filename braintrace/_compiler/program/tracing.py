@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from ... import _jax
 from ..._errors import CompileError, StructureError
+from .. import primitives
+from ..equations.equation import is_complex, is_inexact
 from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name
 
-__all__ = ['Step', 'depends', 'trace_step']
+__all__ = ['Step', 'depends', 'is_holomorphic', 'trace_step']
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,16 @@ def depends(fn: Callable, values: list, *args) -> list[bool]:
         jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars]
     )[0]
     return [any(jax.tree.leaves(s)) for s in slots]
+
+
+def is_holomorphic(fn: Callable, values: list, *args) -> bool:
+    """Whether ``fn(values, *args)`` is known to be holomorphic in complex ``values``."""
+    jaxpr, _ = _jax.opened(fn, (values, *args))
+    reads = {*jaxpr.invars[: len(values)]}
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, _jax.Literal) and v in reads for v in eqn.invars):
+            makes_real = any(is_inexact(v.aval) and not is_complex(v.aval) for v in eqn.outvars)
+            if makes_real or not primitives.of(eqn).holomorphic:
+                return False
+            reads.update(eqn.outvars)
+    return True

@@ -12,14 +12,14 @@ from ..equations.equation import Equation
 from ..program.copy_propagation import forward_copies, renamed
 from ..program.flatten import extending
 from ..program.program import Program, alive
-from ..program.stacked_leaf import Split
+from ..program.stacked_leaf import Parts, Split
 from .assembly import acts_on_elements, assembles
 from .origins import Origins
 
 __all__ = ['rewritten']
 
 
-def rewritten(program: Program, splits: Mapping[int, Split]) -> Program:
+def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
     """The program with these leaves split, by position in its carry."""
     return _Rewriting(program, splits).run()
 
@@ -29,9 +29,9 @@ class _Rewriting:
     ``kept``: leaves that are put together again; ``made``: the pieces of values.
     """
 
-    def __init__(self, program: Program, splits: Mapping[int, Split]):
+    def __init__(self, program: Program, splits: Mapping[int, Split | Parts]):
         self.program, self.splits = program, splits
-        given = {program.carry[c]: _numbered(s) for c, s in splits.items()}
+        given = {program.carry[c]: _numbered(s) for c, s in splits.items() if isinstance(s, Split)}
         self.origins = Origins(program, given)
         self.build = extending(program)
         self.names: dict[int, int] = {}
@@ -44,7 +44,7 @@ class _Rewriting:
         # old states are inputs; readers of a whole leaf read it put together
         carry = [[v] for v in program.carry]
         for c, s in self.splits.items():
-            carry[c] = [build.new(_shaped(s.aval, places.shape)) for places in s.places]
+            carry[c] = [build.new(_shaped(s.aval, shape, s.dtype)) for shape in s.shapes]
             first = program.consumers.get(program.carry[c], [0])[0]
             where = program.equations[first].where
             self.names[program.carry[c]] = self._together(s, carry[c], where)
@@ -61,7 +61,7 @@ class _Rewriting:
             self._renew(v, of, None)
         return self._program(carry)
 
-    def _together(self, s: Split, pieces: Sequence[int], where: str) -> int:
+    def _together(self, s: Split | Parts, pieces: Sequence[int], where: str) -> int:
         (whole,) = self.build.traced(lambda *p: s.together(p), pieces, where)
         return whole
 
@@ -72,28 +72,29 @@ class _Rewriting:
         self.build.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
         for c in leaves:
             s = self.splits[c]
-            self.new[c] = [self._piece(value, s, k, where) for k in range(len(s.places))]
+            self.new[c] = [self._piece(value, s, k, where) for k in range(len(s.names))]
         if eqn is not None and not assembles(eqn):
             c = leaves[0]
             self.names[value] = self._together(self.splits[c], self.new[c], where)
             self.kept.add(self.names[value])
         self.build.scope = ()
 
-    def _piece(self, value: int, s: Split, k: int, where: str) -> int:
+    def _piece(self, value: int, s: Split | Parts, k: int, where: str) -> int:
         """An equation that acts on single elements is applied to the piece alone."""
         key = value, id(s), k
         if key in self.made:
             return self.made[key]
         program, i = self.program, self.program.producer.get(value)
         eqn = None if i is None else program.equations[i]
-        if eqn is not None and acts_on_elements(eqn) and value in self.origins.labels:
+        of_elements = isinstance(s, Split) and value in self.origins.labels
+        if of_elements and eqn is not None and acts_on_elements(eqn):
             ins = [
                 self._piece(v, s, k, where)
                 if program.avals[v].shape == s.aval.shape
                 else self.names.get(v, v)
                 for v in eqn.ins
             ]
-            aval = _shaped(program.avals[value], s.places[k].shape)
+            aval = _shaped(program.avals[value], s.shapes[k])
             (made,) = self.build.append(replace(eqn, ins=tuple(ins)), [aval])
         else:
             whole = self.names.get(value, value)
@@ -105,7 +106,7 @@ class _Rewriting:
         program, names = self.program, self.names
         new = [self.new.get(c, [names.get(v, v)]) for c, v in enumerate(program.new_carry)]
         keys = [
-            [key] if len(carry[c]) == 1 else [(*key, str(k)) for k in range(len(carry[c]))]
+            [key] if len(carry[c]) == 1 else [(*key, name) for name in self.splits[c].names]
             for c, key in enumerate(program.carry_keys)
         ]
         outputs = tuple(names.get(v, v) for v in program.outputs)
@@ -127,8 +128,9 @@ class _Rewriting:
         return forward_copies(apart, self.kept)
 
 
-def _shaped(aval, shape):
-    return _jax.ShapedArray(shape, aval.dtype, weak_type=getattr(aval, 'weak_type', False))
+def _shaped(aval, shape, dtype=None):
+    weak = getattr(aval, 'weak_type', False)
+    return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
 
 
 def _numbered(s: Split) -> np.ndarray:

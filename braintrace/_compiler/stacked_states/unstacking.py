@@ -9,31 +9,46 @@ of several states is applied to each alone, so that no path joins states that no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from ..._errors import NotSupportedError
 from ..program import dataflow as flow
 from ..program.elements import moved_elements
 from ..program.program import Program
-from ..program.stacked_leaf import Split
+from ..program.stacked_leaf import Parts, Split
 from .assembly import assembles, read_apart
 from .delay_line import delay_line
 from .origins import Origins
 from .rewriting import rewritten
 
-__all__ = ['MustSplit', 'taken_apart']
+__all__ = ['MustSplit', 'split_in_parts', 'taken_apart']
 
 
 class MustSplit(Exception):
     """Leaves of the carry that must be split like their partners; None: that must stay whole."""
 
-    def __init__(self, splits: dict[int, Split | None]):
+    def __init__(self, splits: dict[int, Split | Parts | None]):
         super().__init__(*splits)
         self.splits = splits
 
 
-def taken_apart(program: Program, forced: Mapping[int, Split | None]) -> Program:
+def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
+    """Raise :class:`MustSplit` for complex states (positions in the carry) whose step has no
+    complex derivative: their real and imaginary parts become states of their own.
+    """
+    leaves = {program.leaf_of(c) for c in states}
+    if any(program.splits and program.splits[leaf] is not None for leaf in leaves):
+        names = ', '.join(program.carry_names[c] for c in states)
+        raise NotSupportedError(
+            f'{where}: the step is not holomorphic in {names}, complex hidden states that stand in '
+            'one array with others. Keep each of them in an array of its own.'
+        )
+    raise MustSplit({leaf: Parts(program.leaf_avals[leaf]) for leaf in leaves})
+
+
+def taken_apart(program: Program, forced: Mapping[int, Split | Parts | None]) -> Program:
     """The program with every leaf split that holds several states, and all in ``forced``.
 
     A leaf that has None there stays whole.

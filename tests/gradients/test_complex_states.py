@@ -1,0 +1,197 @@
+"""Complex hidden states: D_RTRL is BPTT where nothing is cut, ES_D_RTRL is its formula."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional
+from tests.compare import added, assert_close, assert_moves
+from tests.gradients.harness import quick
+from tests.models.complex_states import (
+    CASES,
+    XS,
+    YS,
+    B,
+    H,
+    I,
+    N,
+    T,
+    decay,
+    drive,
+    loss,
+    readout,
+)
+from tests.models.library import LibraryOps
+from tests.models.ops import JaxOps
+from tests.oracles import QUICK
+
+slow = pytest.mark.slow
+D_RTRL, LATE = braintrace.rules.d_rtrl(), braintrace.rules.d_rtrl(write_every=3)
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+FLAGS = np.zeros((T, B), bool)
+FLAGS[[2, 4], 0] = FLAGS[[1, 2], 1] = True
+FRESH = 0.3 * H[::-1]
+
+
+def oracle(case):
+    """``(params, weights, flags, moved) -> gradient`` of the weighted losses, by reverse mode;
+    ``moved`` are weights of each step to which the parameters are added.
+    """
+    cell = case.run(JaxOps())
+
+    def fresh(a):
+        return FRESH if jnp.iscomplexobj(a) else FRESH.real
+
+    def total(params, weights, flags, moved):
+        def step(h, at):
+            x, y, weight, flag, moved = at
+            h = jax.tree.map(lambda a: jnp.where(flag[:, None], fresh(a), a), h)
+            output, h = cell(jax.tree.map(jnp.add, moved, params), h, x)
+            return h, weight * loss(output, y)
+
+        return jax.lax.scan(step, case.carry, (XS, YS, weights, flags, moved))[1].sum()
+
+    return jax.jit(jax.grad(total), compiler_options=QUICK)
+
+
+def bptt(case, weights=None, flags=None):
+    weights = np.ones(T) if weights is None else weights
+    flags = np.zeros((T, B), bool) if flags is None else flags
+    nothing = jax.tree.map(lambda p: np.zeros((T, *p.shape), p.dtype), case.params)
+    return oracle(case)(case.params, weights, flags, nothing)
+
+
+def online(case, rule=D_RTRL):
+    learner = functional.online(case.run(LibraryOps()), rule)
+    return learner, learner.init(case.params, case.carry, XS[0])
+
+
+@pytest.mark.parametrize(
+    'name', ['natural', *(pytest.param(n, marks=slow) for n in CASES if n != 'natural')]
+)
+def test_windows_give_the_gradient_of_backpropagation(name):
+    case = CASES[name]
+    learner, state = online(case)
+    run, found = quick(learner.sequence_grad(loss, window=None, reduction='sum')), []
+    for steps in (slice(0, 3), slice(3, 6)):
+        grads, state, _ = run(case.params, state, XS[steps], YS[steps])
+        found.append(grads)
+    assert_moves(added(found))
+    assert_close(added(found), bptt(case))
+    (group,) = learner.graph.hidden_groups
+    assert group.num_state == case.states
+    kinds = {e.dtype for e in jax.tree.leaves(state.trace)}
+    assert case.trace is None or kinds == {np.dtype(case.trace)}
+    assert {r.kind for p, r in learner.routes.items() if p[0] in 'nlg' or 'b_' in p} == {'trace'}
+
+
+@slow
+@pytest.mark.parametrize(
+    'name, rule', [('natural', D_RTRL), ('complex_op', LATE), ('conjugate', D_RTRL)]
+)
+def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
+    case = CASES[name]
+    learner, state = online(case, rule)
+    step, found = quick(learner.grad(loss)), []
+    for x, y in zip(XS, YS, strict=True):
+        _, grads, state = step(case.params, state, x, y)
+        found.append(grads)
+    assert_close(added(found), bptt(case))
+
+
+@slow
+@pytest.mark.parametrize('name', ['natural', 'modulus'])
+def test_resets_and_masks(name):
+    case = CASES[name]
+    learner, state = online(case)
+    run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
+    grads, _, _ = run(case.params, state, XS, YS, mask=MASK, reset=(FLAGS, FRESH))
+    assert_close(grads, bptt(case, MASK, FLAGS))
+
+
+@slow
+@pytest.mark.parametrize('every, write_every', [(1, 2), (2, None)])
+def test_updates_inside_a_sequence(every, write_every):
+    """Every gradient is that of the weights at all earlier steps, moved together."""
+    case = CASES['natural']
+    learner, state = online(case)
+    optimizer = optax.sgd(0.02)
+    run = quick(learner.sequence_update(loss, optimizer, every, 'sum', write_every))
+    got, *_ = run(case.params, optimizer.init(case.params), state, XS, YS)
+    now, used, gradient = case.params, [], oracle(case)
+    nothing = jax.tree.map(np.zeros_like, now)
+    for start in range(0, T, every):
+        used += [now] * every
+        of_step = jax.tree.map(lambda *ps: np.stack(ps), *used, *[now] * (T - len(used)))
+        weights = np.isin(np.arange(T), range(start, start + every)).astype(float)
+        grads = gradient(nothing, weights, np.zeros((T, B), bool), of_step)
+        now = jax.tree.map(lambda p, g: np.asarray(p - 0.02 * g), now, grads)
+    assert_close(got, now)
+
+
+@slow
+def test_es_d_rtrl_is_its_formula():
+    case, a = CASES['natural'], 0.7
+    learner, state = online(case, braintrace.rules.es_d_rtrl(a))
+    run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
+    assert_close(run(case.params, state, XS, YS)[0], es_formula(case.params, a))
+
+
+def es_formula(p, a):
+    """In NumPy: the credit of a real y is ``Re(dL/dh ef)``, with the cotangent of a complex h."""
+    nu, theta, gamma = np.exp(p['nu']), np.exp(p['theta']), np.exp(p['gamma'])
+    lam, c = np.exp(-nu + 1j * theta), p['c_re'] + 1j * p['c_im']
+    traced = ('nu', 'theta', 'gamma', 'b_re', 'b_im')
+    h, ex, ef = H, np.zeros((B, I)), {name: np.zeros((B, N), complex) for name in traced}
+    grads = {name: np.zeros_like(value) for name, value in p.items()}
+    for t, (x, y) in enumerate(zip(XS, YS, strict=True)):
+        u = x @ p['b_re'] + 1j * x @ p['b_im']
+        of_y = {'nu': -nu * lam * h, 'theta': 1j * theta * lam * h, 'gamma': gamma * u}
+        of_y |= {'b_re': gamma + 0j, 'b_im': 1j * gamma}
+        h = lam * h + gamma * u
+        error = (h @ c).real + x @ p['d'] - y
+        ex = a * ex + x
+        for name in traced:
+            ef[name] = a * lam * ef[name] + (1 - a) * of_y[name]
+            credit = ((error @ c.T) * ef[name]).real / (1 - a ** (t + 1))
+            grads[name] += ex.T @ credit if name in ('b_re', 'b_im') else credit.sum(0)
+        readout = h.T @ error
+        for name, g in (('c_re', readout.real), ('c_im', -readout.imag), ('d', x.T @ error)):
+            grads[name] += g
+    return grads
+
+
+@slow
+def test_a_while_loop_without_a_complex_derivative():
+    def cell(ops, p, h, x):
+        h = decay(ops, p) * h + drive(ops, p, x)
+        if isinstance(ops, LibraryOps):
+            _, h = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, turn(c[1])), (0, h))
+        else:
+            h = turn(turn(turn(h)))
+        return readout(p, h, x), h
+
+    def turn(h):
+        return (0.6 + 0.5j) * jnp.conj(h) + 0.1 * h
+
+    case = CASES['modulus']._replace(cell=cell)
+    learner, state = online(case)
+    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
+    assert_close(run(case.params, state, XS, YS)[0], bptt(case))
+
+
+@slow
+def test_weights_of_lower_precision_than_the_state():
+    case = CASES['natural']
+    few = jax.tree.map(lambda p: jnp.asarray(p, jnp.bfloat16), case.params)
+    case = case._replace(params=few)  # computed in float64, but for what reads weights alone
+    learner, state = online(case)
+    run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
+    grads, state, _ = run(few, state, XS, YS)
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(jnp.bfloat16)}
+    assert_close(grads, bptt(case), 0.03)
