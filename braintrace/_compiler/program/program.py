@@ -67,17 +67,6 @@ class Program:
         sizes = [1 if s is None else len(s.places) for s in self.splits[: leaf + 1]]
         return range(sum(sizes[:-1]), sum(sizes))
 
-    def old_states(self, leaves: Sequence) -> list:
-        carry = self.apart(leaves)
-        return [carry[c] for c in self.hidden]
-
-    def with_states(self, leaves: Sequence, hidden: Sequence) -> list:
-        """The leaves with other hidden states."""
-        carry = self.apart(leaves)
-        for c, h in zip(self.hidden, hidden, strict=True):
-            carry[c] = h
-        return self.together(carry)
-
     @cached_property
     def leaf_avals(self) -> list:
         return [
