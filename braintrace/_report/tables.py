@@ -74,7 +74,7 @@ def groups_table(report: ReportData) -> Table:
 
 
 def members_text(row: GroupRow) -> str:
-    made = f'; a function of them, without a trace: {", ".join(row.derived)}' if row.derived else ''
+    made = f'; made of them, without a trace: {", ".join(row.derived)}' if row.derived else ''
     return ', '.join(row.members) + made
 
 
