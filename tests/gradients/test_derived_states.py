@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import braintrace
-from tests import models, oracles
+from tests import oracles
 from tests.compare import assert_close
 from tests.gradients.harness import other_carry, over_sequence, start
 from tests.models.library import LibraryOps
-from tests.models.model import B, I, Model, N, O, make_case
+from tests.models.model import B, I, M, Model, N, O, make_case
 from tests.models.spiking import THRESHOLD
 from tests.tiers import slow
 
@@ -23,7 +23,7 @@ D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.8)
 ORACLES = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: partial(oracles.es_recursion, decay=0.8)}
 
 
-def a_case(others, params=(), steps=6):
+def a_case(others):
     """A membrane ``v`` that reads the old ``z``; ``others(ops, params, carry, x, v)`` makes the
     other new states.
     """
@@ -35,12 +35,9 @@ def a_case(others, params=(), steps=6):
         new = {name: ops.new(name, value) for name, value in made.items()}
         return sum(ops.dot(h, p['out']) for h in new.values()), {'v': v, **new}
 
-    zeros = {name: np.zeros((B, N)) for name in ('v', 'z', 'r', 'copy', 'rate')}
-    p = {name: np.zeros(N) for name in ('threshold', 'w', 'out')}
-    names = others(models.ops.NumpyOps(), p, zeros, np.zeros((B, I)), np.ones((B, N)))
-    shapes = {'w': (I + N, N), 'out': (N, O)} | dict.fromkeys(params, (N,))
-    model = Model(others.__name__, cell, shapes, dict.fromkeys(['v', *names], (B, N)))
-    return make_case(model, steps=steps)
+    params = {'w': (I + N, N), 'out': (N, O)} | OWN.get(others, {})
+    states = ['v', 'z', *STAY.get(others, []), *ALSO.get(others, [])]
+    return make_case(Model(others.__name__, cell, params, dict.fromkeys(states, (B, N))))
 
 
 def leaky(ops, p, c, x, v):
@@ -59,7 +56,8 @@ def chained(ops, p, c, x, v):
     return {'z': z, 'copy': z, 'rate': ops.tanh(z + 0.3 * v)}
 
 
-DERIVED = {leaky: ['z'], refractory: ['z'], chained: ['copy', 'rate', 'z']}
+# further states that are derived, and further ones that are not
+ALSO, STAY = {chained: ['copy', 'rate']}, {refractory: ['r']}
 
 
 def names(graph, positions):
@@ -68,13 +66,13 @@ def names(graph, positions):
 
 @pytest.mark.parametrize('rule', ORACLES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize(
-    'others', [leaky, *(pytest.param(o, marks=slow) for o in list(DERIVED)[1:])]
+    'others', [leaky, *(pytest.param(o, marks=slow) for o in (refractory, chained))]
 )
 def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
     case = a_case(others)
     graph = start(case, rule)[0].first.graph
-    assert names(graph, graph.derived.states) == DERIVED[others]
-    assert names(graph, graph.states) == sorted(set(case.carry) - set(DERIVED[others]))
+    assert names(graph, graph.derived.states) == sorted(['z', *ALSO.get(others, [])])
+    assert names(graph, graph.states) == sorted(['v', *STAY.get(others, [])])
     carry0, flags = other_carry(case), np.zeros((6, B), bool)
     flags[3, 0] = flags[[1, 4], 1] = True
     want = oracles.total(oracles.restarted(ORACLES[rule], case, flags, carry0))
@@ -82,16 +80,36 @@ def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
         assert_close(over_sequence(case, rule, window, reset=(flags, carry0))[0], want)
 
 
+@pytest.mark.filterwarnings('ignore:u reads the old v')
+def test_a_state_of_another_shape_that_reads_a_derived_one_adds_nothing_to_its_group():
+    """The derivatives of ``u`` by ``z`` and of ``v`` by itself are taken apart, though no state
+    reads both ``z`` and ``v``.
+    """
+
+    def cell(ops, p, c, x):
+        v = ops.new('v', 0.8 * c['v'] + ops.matmul(x, p['w']))
+        u = ops.new('u', 0.6 * c['u'] + ops.part(c['z'], 0, M) + ops.matmul(c['z'], p['w2']))
+        z = ops.new('z', ops.spike(ops.within('v', v) - THRESHOLD))
+        return ops.dot(u, p['out']) + ops.dot(z, p['out_z']), {'v': v, 'u': u, 'z': z}
+
+    params = {'w': (I, N), 'w2': (N, M), 'out': (M, O), 'out_z': (N, O)}
+    carry = {'v': (B, N), 'u': (B, M), 'z': (B, N)}
+    case = make_case(Model('across', cell, params, carry, groups=(('v', 'z'), ('u',))))
+    graph = start(case, D_RTRL)[0].first.graph
+    assert names(graph, graph.derived.states) == ['z']
+    assert_close(over_sequence(case, D_RTRL, 3)[0], oracles.total(oracles.dense_recursion(case)))
+
+
 # states that stay in the trace --------------------------------------------------------------------
 
 
 def of_parameter(ops, p, c, x, v):
     """An update may change the threshold before the next step reads the spike."""
-    return {'z': ops.spike(v - ops.plain(p['threshold']))}
+    return {'z': ops.spike(v - ops.plain(p['own']))}
 
 
 def of_op(ops, p, c, x, v):
-    return {'z': ops.spike(v - ops.element_wise(p['threshold'], ops.softplus))}
+    return {'z': ops.spike(v - ops.element_wise(p['own'], ops.softplus))}
 
 
 def of_input(ops, p, c, x, v):
@@ -102,8 +120,20 @@ def of_old_state(ops, p, c, x, v):
     return {'z': ops.spike(v - 0.2 * c['v'])}
 
 
+def of_another_group(ops, p, c, x, v):
+    """``i`` reads no old state, so it is no part of the group."""
+    i = ops.matmul(x, p['own'])
+    return {'i': i, 'z': ops.spike(v - i)}
+
+
 def moved(ops, p, c, x, v):
     return {'z': ops.flip(ops.spike(v - THRESHOLD))}
+
+
+def moved_alone(ops, p, c, x, v):
+    """``z`` is made of other positions of ``i``, and ``a`` reads both."""
+    i = ops.matmul(x, p['own'])
+    return {'i': i, 'z': ops.flip(ops.spike(i)), 'a': 0.9 * c['a'] + c['i'] + c['z']}
 
 
 def steep(ops, p, c, x, v):
@@ -111,12 +141,29 @@ def steep(ops, p, c, x, v):
     return {'z': ops.sqrt(v**2)}
 
 
-@pytest.mark.filterwarnings('ignore:parameter threshold')
-@pytest.mark.parametrize('others', [of_parameter, of_op, of_input, of_old_state, moved, steep])
+OWN = {of_parameter: {'own': (N,)}, of_op: {'own': (N,)}}
+OWN |= dict.fromkeys([of_another_group, moved_alone], {'own': (I, N)})
+STAY |= {of_another_group: ['i'], moved_alone: ['a', 'i']}
+
+
+@pytest.mark.filterwarnings('ignore:parameter own', 'ignore:own. no trace')
+@pytest.mark.parametrize(
+    'others',
+    [
+        of_parameter,
+        of_op,
+        of_input,
+        of_old_state,
+        of_another_group,
+        moved,
+        moved_alone,
+        steep,
+    ],
+)
 def test_a_state_made_of_anything_else_stays_in_the_trace(others):
-    case = a_case(others, ('threshold',))
-    graph = start(case, D_RTRL)[0].first.graph
-    assert names(graph, graph.states) == ['v', 'z'] and not graph.derived.states
+    graph = start(a_case(others), D_RTRL)[0].first.graph
+    assert names(graph, graph.states) == sorted(['v', 'z', *STAY.get(others, [])])
+    assert not graph.derived.states
 
 
 def test_an_infinite_derivative_at_the_first_carry_reaches_no_gradient():
