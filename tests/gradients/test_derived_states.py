@@ -220,3 +220,4 @@ def test_the_report_names_a_derived_state():
     (group,) = report.groups
     assert (group.members, group.derived) == (('v',), ('z',))
     assert 'v; made of them, without a trace: z' in str(report)
+    assert 'hidden group v (of which z is made)' in report.explain('w')
