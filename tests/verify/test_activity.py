@@ -207,7 +207,7 @@ def test_two_layers_are_judged_each_by_itself():
     with pytest.warns(braintrace.BraintraceWarning):
         got = shown(diagnosed(cell, params, carry))
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
-    assert got['live/v,live/z'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
+    assert got['live/v'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
 
 
 def test_a_spike_may_be_the_only_state():
