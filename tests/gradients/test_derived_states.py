@@ -17,7 +17,6 @@ from tests.gradients.harness import other_carry, over_sequence, start
 from tests.models.library import LibraryOps
 from tests.models.model import B, I, M, Model, N, O, make_case
 from tests.models.spiking import THRESHOLD
-from tests.tiers import slow
 
 D_RTRL, ES_D_RTRL = braintrace.rules.d_rtrl(), braintrace.rules.es_d_rtrl(0.8)
 ORACLES = {D_RTRL: oracles.dense_recursion, ES_D_RTRL: partial(oracles.es_recursion, decay=0.8)}
@@ -65,9 +64,7 @@ def names(graph, positions):
 
 
 @pytest.mark.parametrize('rule', ORACLES, ids=lambda rule: rule.name)
-@pytest.mark.parametrize(
-    'others', [leaky, *(pytest.param(o, marks=slow) for o in (refractory, chained))]
-)
+@pytest.mark.parametrize('others', [leaky, refractory, chained])
 def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
     case = a_case(others)
     graph = start(case, rule)[0].first.graph
@@ -192,7 +189,7 @@ class Neuron(brainstate.nn.Module):
 XS = np.random.default_rng(1).standard_normal((8, B, I))
 
 
-@pytest.mark.parametrize('window', [None, pytest.param(3, marks=slow), pytest.param(1, marks=slow)])
+@pytest.mark.parametrize('window', [None, 3, 1])
 def test_a_loss_may_read_the_old_and_the_new_spike_itself(window):
     learner = braintrace.compile(Neuron(), 'D_RTRL', XS[0])
     assert names(learner.graph, learner.graph.derived.states) == ['z']
