@@ -6,6 +6,7 @@ from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .graph import (
     Coordinates,
     CutRead,
+    Derived,
     Diagnostic,
     ETraceGraph,
     Groups,
@@ -33,6 +34,7 @@ __all__ = [
     'Coordinates',
     'CutRead',
     'DEFAULT',
+    'Derived',
     'Diagnostic',
     'ETraceGraph',
     'Groups',

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .._errors import CompileError, OptionError
 from .analysis.complex_states import split_among_real_states
+from .analysis.derived import find_derived
 from .analysis.diagnostics import find_diagnostics
 from .analysis.groups_and_cuts import Positions, find_positions
 from .analysis.lanes import carried_lanes
@@ -22,7 +23,7 @@ from .analysis.ops import find_ops
 from .analysis.relations import find_relations
 from .analysis.routes import find_routes
 from .analysis.stacked import split_alike
-from .graph import ETraceGraph, HiddenGroup, OpUse
+from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
 from .program.control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
 from .program.copy_propagation import forward_copies
@@ -77,8 +78,9 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     positions, following = find_positions(program)
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
-    groups = tuple(_group(program, states) for states in positions.groups)
-    group_of = {c: g for g, group in enumerate(groups) for c in group.states}
+    derived = find_derived(positions, following.d_pass)
+    groups = tuple(_group(program, states, derived) for states in positions.groups)
+    group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
     ops = find_ops(program)
@@ -93,6 +95,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     graph = ETraceGraph(
         program=program,
         hidden_groups=groups,
+        derived=derived,
         ops=ops,
         hidden_param_op_relations=relations,
         routes=routes,
@@ -102,33 +105,39 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         cut_reads=cut_reads(program, groups, relations, recurrent, cross, unhidden),
         untraced=untraced_uses(program, ops, relations, lost, plain),
         direct=direct_parameters(program, ops),
-        colours=_colours(positions),
+        colours=_colours(positions, derived),
         lanes=lanes,
         laned=laned | _named_lanes(program, policy, lanes),
     )
     return replace(graph, diagnostics=find_diagnostics(graph, missing, cross, unhidden))
 
 
-def _group(program: Program, states: Sequence[int]) -> HiddenGroup:
-    carry = tuple(program.hidden[s] for s in states)
+def _group(program: Program, states: Sequence[int], derived: Derived) -> HiddenGroup:
+    every = [program.hidden[s] for s in states]
+    carry = tuple(c for c in every if c not in derived.states)
     paths = tuple(program.carry_names[c] for c in carry)
     name = ','.join(p.replace(',', '~2') for p in paths)
     aval = program.avals[program.carry[carry[0]]]
-    return HiddenGroup(name, paths, carry, aval.shape, aval.dtype)
+    made = tuple(c for c in every if c in derived.states)
+    return HiddenGroup(name, paths, carry, aval.shape, aval.dtype, made)
 
 
-def _colours(positions: Positions) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """For each state index, sets of groups whose D passes share no y and no old state: one VJP
     serves a set.
     """
-    most = max(map(len, positions.groups), default=0)
+    made = {s for s, c in enumerate(positions.program.hidden) if c in derived.states}
+    groups = [[s for s in states if s not in made] for states in positions.groups]
     result = []
-    for k in range(most):
+    for k in range(max(map(len, groups), default=0)):
         sets: list[tuple[list[int], set]] = []
-        for g, states in enumerate(positions.groups):
+        for g, states in enumerate(groups):
             if k < len(states):
                 sweep = positions.sweeps[states[k]]
-                touched = {('h', r) for r in sweep.clocks.union(sweep.old)}
+                read = sweep.clocks.union(sweep.old)
+                # an old state that is derived leads to those that it is made of
+                read |= {r for m in read & made for r in groups[positions.group_of[m]]}
+                touched = {('h', r) for r in read}
                 touched |= {('y', i) for i in sweep.y}
                 # the first set that the group fits in, else one of its own
                 home = next((entry for entry in sets if entry[1].isdisjoint(touched)), None)

@@ -15,6 +15,7 @@ from .program.program import Program
 __all__ = [
     'Coordinates',
     'CutRead',
+    'Derived',
     'Diagnostic',
     'ETraceGraph',
     'Groups',
@@ -30,6 +31,8 @@ __all__ = [
 class HiddenGroup:
     """Hidden states of one shape, coupled position by position; ``states`` are positions in the
     carry.
+
+    ``derived``: states that are functions of the new ones of ``states``, and no part of a trace.
     """
 
     name: str
@@ -37,10 +40,29 @@ class HiddenGroup:
     states: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: Any
+    derived: tuple[int, ...] = ()
 
     @property
     def num_state(self) -> int:
         return len(self.states)
+
+    @property
+    def carried(self) -> tuple[int, ...]:
+        """All its states, with the derived ones."""
+        return self.states + self.derived
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """Hidden states that are functions of the new states of their group, as a stored spike is.
+
+    ``states``: positions in the carry; ``equations`` make their new values. ``reads``: each value
+    of the new carry that these read -> its position in the carry.
+    """
+
+    states: tuple[int, ...]
+    equations: tuple[int, ...]
+    reads: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +268,7 @@ class ETraceGraph:
 
     program: Program
     hidden_groups: tuple[HiddenGroup, ...]
+    derived: Derived
     ops: tuple[OpUse, ...]
     hidden_param_op_relations: tuple[Relation, ...]
     routes: dict[str, Route]
@@ -258,6 +281,11 @@ class ETraceGraph:
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
     laned: frozenset[int]
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """The hidden states, by position in the carry, without the derived ones."""
+        return tuple(c for c in self.program.hidden if c not in self.derived.states)
 
     @cached_property
     def op_at(self) -> dict[int, OpUse]:

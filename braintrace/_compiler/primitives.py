@@ -66,6 +66,7 @@ class Properties:
     - ``beside``: it puts elements of several operands beside each other in one array.
     - ``updates``: operand 2 changes operand 0 at the places that operand 1 names.
     - ``sums``: it adds two values.
+    - ``finite``: its derivative is finite at every finite number, also where it is not linear.
     - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
@@ -87,6 +88,7 @@ class Properties:
     beside: bool = False
     updates: bool = False
     sums: bool = False
+    finite: bool = False
     mixes: bool = False
     whole: bool = False
     retypes: bool = False
@@ -201,19 +203,23 @@ def _rows(names: str, properties: Properties) -> dict[str, Properties]:
 TABLE: dict[str, Properties] = {
     # element by element
     **_rows(
-        """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil cos cosh digamma
-        erf erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac integer_pow lgamma log
-        log1p log2 logistic nextafter one_minus_square polygamma polynomial pow
-        regularized_incomplete_beta rem round rsqrt sin sinh sqrt square tan tanh zeta""",
+        """acos acosh asin atan2 atanh cbrt digamma erf_inv igamma igamma_grad_a igammac integer_pow
+        lgamma log log1p log2 nextafter one_minus_square polygamma polynomial pow
+        regularized_incomplete_beta rem rsqrt sqrt tan zeta""",
         ELEMENTWISE,
     ),
-    **_rows('abs clamp max min sign', NOT_HOLOMORPHIC),
+    **_rows(
+        """asinh atan bessel_i0e bessel_i1e ceil cos cosh erf erfc exp exp2 expm1 floor logistic
+        round sin sinh square tanh""",
+        replace(ELEMENTWISE, finite=True),
+    ),
+    **_rows('abs clamp max min sign', replace(NOT_HOLOMORPHIC, finite=True)),
     **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
     **_rows('add add_any', replace(CAST, sums=True)),
     **_rows('conj imag real', replace(CAST, holomorphic=False)),
-    'mul': replace(ELEMENTWISE, linear=_in_one),
+    'mul': replace(ELEMENTWISE, linear=_in_one, finite=True),
     'div': replace(ELEMENTWISE, linear=_in_the_first),
-    'select_n': replace(ELEMENTWISE, linear=_in_the_rest),
+    'select_n': replace(ELEMENTWISE, linear=_in_the_rest, finite=True),
     # the same value elsewhere, or with another type on a mesh
     'copy': replace(CAST, moves=COPY, assembles=True),
     'device_put': replace(CAST, whole=True),
@@ -287,6 +293,7 @@ TABLE: dict[str, Properties] = {
         replace(
             BY_ITS_OWN_RULE,
             control=Control('custom_rule', None, 'the op outside of the function'),
+            finite=True,
         ),
     ),
     # their own rules tell: calls, collectives, references to mutable arrays

@@ -72,6 +72,15 @@ def stopped(tree):
     return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
 
 
+@jax.custom_jvp
+def _moving_with(value: jax.Array, made: jax.Array) -> jax.Array:
+    """``value``, with the derivative of ``made``."""
+    return value
+
+
+_moving_with.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
+
+
 class Executor:
     """Pure functions of one compiled step; params, carry and inputs are lists of the cell's leaves.
 
@@ -148,6 +157,29 @@ class Executor:
         }
         return dict(zip(needed, pull(cotangents)[0], strict=True))
 
+    # old states ----------------------------------------------------------------------------------
+
+    def old_states(self, carry: Sequence) -> list:
+        """The old states that signals and D are about."""
+        parts = self.program.apart(carry)
+        return [parts[c] for c in self.graph.states]
+
+    def with_states(self, carry: Sequence, states: Sequence) -> list:
+        """The carry with other states. A derived one keeps its value: a first carry is not made by
+        a step. Its derivative is that of the function which makes it.
+        """
+        program, derived = self.program, self.graph.derived
+        parts = program.apart(carry)
+        for c, h in zip(self.graph.states, states, strict=True):
+            parts[c] = h
+        values = program.constants | {v: parts[c] for v, c in derived.reads.items()}
+        for i in derived.equations:
+            eqn = program.equations[i]
+            values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
+        for c in derived.states:
+            parts[c] = _moving_with(parts[c], values[program.new_carry[c]])
+        return program.together(parts)
+
     # the two-sided pass --------------------------------------------------------------------------
 
     def zero_probes(self) -> Probes:
@@ -155,10 +187,10 @@ class Executor:
             aval = self.program.avals[value]
             return jnp.zeros((*front, *aval.shape), aval.dtype)
 
-        hidden = self.program.hidden if self.probes else ()
+        states = self.graph.states if self.probes else ()
         return Probes(
             {op.key: zeros(op.y, op.repeats) for op in self.owned.values()},
-            {c: zeros(self.program.carry[c]) for c in hidden},
+            {c: zeros(self.program.carry[c]) for c in states},
         )
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
@@ -207,7 +239,7 @@ class Executor:
         read = [bool(cotangents) for cotangents in traced.reads[-2]]
         of_state = {
             c: h if there else None
-            for c, h, there in zip(self.program.hidden, hidden, read, strict=True)
+            for c, h, there in zip(self.graph.states, hidden, read, strict=True)
         }
         groups = self.graph.hidden_groups
         c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
@@ -220,7 +252,7 @@ class Executor:
 
     def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        carry = self.program.with_states(carry, hidden)
+        carry = self.with_states(carry, hidden)
         return self.d_plan.run(
             self.program,
             self._env(params, carry, inputs, probes),
@@ -232,11 +264,11 @@ class Executor:
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent
         groups.
         """
-        graph, program, zeros = self.graph, self.program, self.zero_probes().y
+        graph, zeros = self.graph, self.zero_probes().y
         related = {r.key for r in graph.hidden_param_op_relations}
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
-        hidden = program.old_states(carry)
+        hidden = self.old_states(carry)
 
         def new_states(hidden, free):
             return self._new_states(params, weights, carry, inputs, hidden, {**free, **fixed})
@@ -260,7 +292,7 @@ class Executor:
         """The rows of D and D_f of every hidden state, from ones on the new states of one index in
         a set of independent groups.
         """
-        graph, slot = self.graph, {c: k for k, c in enumerate(self.program.hidden)}
+        graph, slot = self.graph, {c: k for k, c in enumerate(self.graph.states)}
         old_reads, y_reads = pull.reads
         rows = {}
         for index, sets in enumerate(graph.colours):
@@ -290,7 +322,7 @@ class Executor:
             along = [
                 a if is_complex(a) else _complex(a, b) for a, b in zip(along, turned, strict=True)
             ]
-        return dict(zip(self.program.hidden, along, strict=True))
+        return dict(zip(self.graph.states, along, strict=True))
 
 
 def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

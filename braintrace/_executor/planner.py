@@ -40,7 +40,7 @@ def make_plan(graph: ETraceGraph, probes: bool) -> Plan:
 def make_d_plan(graph: ETraceGraph) -> Plan:
     """The D pass."""
     program = graph.program
-    states = tuple(Read(program.new_carry[c]) for c in program.hidden)
+    states = tuple(Read(program.new_carry[c]) for c in graph.states)
     return Planner(program, DPass(graph), set()).plan((), states)
 
 
@@ -84,10 +84,10 @@ class TwoSided(Reads):
         self.graph, self.probes = graph, probes
         self.program = program = graph.program
         self.cuts = {*program.ops, *graph.mixing}
-        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
+        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.carried}
         self.old = {program.carry[c]: self.group_of[c] for c in program.hidden}  # value -> group
         self.new: dict[int, int] = {}  # value -> slot of the carry; the first, if it is in several
-        for c in program.hidden:
+        for c in graph.states:
             if program.new_carry[c] in program.producer:
                 self.new.setdefault(program.new_carry[c], c)
         # variants of a value differ by the old and new states behind it
@@ -132,7 +132,7 @@ class TwoSided(Reads):
     def result(self, value: int, slot: int | None) -> Read:
         """How a result is read; a new state that no equation makes carries its probe there."""
         read = self.read(value, EMPTY)
-        if self.probes and slot in self.group_of and read.probe is None:
+        if self.probes and slot in self.graph.states and read.probe is None:
             return read._replace(probe=slot)
         return read
 

@@ -131,6 +131,7 @@ def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ..
             tuple(group.shape),
             str(group.dtype),
             tuple(str(cut) for cut in cuts if group.name in cut.reads),
+            tuple(graph.program.carry_names[c] for c in group.derived),
         )
         for group in graph.hidden_groups
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .._compiler import ETraceGraph, OpUse, path_name, reach
 from .._errors import OptionError
 from .messages import message, op_text, placed
-from .rows import ParameterRow, ReportData
+from .rows import GroupRow, ParameterRow, ReportData
 from .tables import size_text, trace_text
 
 __all__ = ['explain']
@@ -100,7 +100,7 @@ def _verdict(row: ParameterRow) -> list[str]:
 
 
 def _traces(report: ReportData, row: ParameterRow) -> list[str]:
-    parts = []
+    parts, groups = [], {g.name: _group(g) for g in report.groups}
     for rel in report.relations:
         if any(row.path in paths for paths in rel.parameters.values()):
             at = '' if report.batch_size is None else f' at batch size {report.batch_size}'
@@ -111,9 +111,14 @@ def _traces(report: ReportData, row: ParameterRow) -> list[str]:
             )
             parts.append(
                 f'The trace of {rel.key} serves '
-                f'{", ".join(f"hidden group {g}" for g in rel.groups)}{kept} ({report.rule}).'
+                f'{", ".join(groups[g] for g in rel.groups)}{kept} ({report.rule}).'
             )
     return parts
+
+
+def _group(row: GroupRow) -> str:
+    made = f' (of which {", ".join(row.derived)} is made)' if row.derived else ''
+    return f'hidden group {row.name}{made}'
 
 
 def _next_ops(graph: ETraceGraph, op: OpUse) -> str:

@@ -30,7 +30,7 @@ class _Drawing:
 
     def __init__(self, graph: ETraceGraph):
         self.graph, self.program = graph, graph.program
-        group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
+        group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.carried}
         self.news = {self.program.new_carry[c]: g for c, g in group_of.items()}
         self.olds = {self.program.carry[c]: g for c, g in group_of.items()}
         self.nodes = {op.equation: f'e{i}' for i, op in enumerate(graph.ops)}

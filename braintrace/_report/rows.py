@@ -27,7 +27,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A hidden group; ``left_out``: the places where its past is cut."""
+    """A hidden group; ``left_out``: the places where its past is cut.
+
+    ``derived``: states that are functions of the members, and no part of a trace.
+    """
 
     name: str
     members: tuple[str, ...]
@@ -35,6 +38,7 @@ class GroupRow:
     shape: tuple[int, ...]
     dtype: str
     left_out: tuple[str, ...]
+    derived: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._tables import Table
 from .messages import constant_text
-from .rows import ReportData, TraceRow
+from .rows import GroupRow, ReportData, TraceRow
 
 __all__ = ['size_text', 'summary', 'tables', 'trace_text']
 
@@ -67,10 +67,15 @@ def tables(report: ReportData) -> list[Table]:
 def groups_table(report: ReportData) -> Table:
     columns = 'group', 'states', 'shape', 'dtype', 'members'
     rows: Rows = [
-        (g.name, str(g.num_state), str(list(g.shape)), g.dtype, ', '.join(g.members))
+        (g.name, str(g.num_state), str(list(g.shape)), g.dtype, members_text(g))
         for g in report.groups
     ]
     return Table('hidden groups', columns, rows)
+
+
+def members_text(row: GroupRow) -> str:
+    made = f'; made of them, without a trace: {", ".join(row.derived)}' if row.derived else ''
+    return ', '.join(row.members) + made
 
 
 def relations_table(report: ReportData) -> Table:

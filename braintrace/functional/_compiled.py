@@ -143,7 +143,7 @@ class Compiled:
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated.
         """
-        program, executor = self.program, self.executor
+        executor = self.executor
 
         def run(given, hidden, probes):
             calls = []
@@ -155,11 +155,11 @@ class Compiled:
                 calls.append((params, weights, inputs, xs))
                 return outputs, new_carry
 
-            result, aux = step(cell, given, program.with_states(carry, hidden))
+            result, aux = step(cell, given, executor.with_states(carry, hidden))
             return result, (aux, *calls)
 
         result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
-            run, given, program.old_states(carry), executor.zero_probes(), has_aux=True
+            run, given, executor.old_states(carry), executor.zero_probes(), has_aux=True
         )
         factors = self._factors(params, weights, carry, inputs, xs)
         return Seen(result, aux, factors, weights, pull)

@@ -46,7 +46,7 @@ def activity(
         else:
             states = [
                 (_by_unit(graph, np.abs(hidden[c])), root_mean_square(hidden[c]))
-                for c in group.states
+                for c in group.carried
             ]
             silent = np.all([(h <= STILL * unit).all(0) for h, unit in states], 0)
             saturated = np.any(
@@ -233,7 +233,7 @@ class _StepFunctions:
         last of them is the spike.
         """
         program, found = self.program, []
-        new, mine = [program.new_carry[c] for c in group.states], self._made_of(group)
+        new, mine = [program.new_carry[c] for c in group.carried], self._made_of(group)
         for source in self.sources:
             chain = [
                 v
@@ -258,7 +258,7 @@ class _StepFunctions:
         reached = {
             values[c]
             for values in (self.program.carry, self.program.new_carry)
-            for c in group.states
+            for c in group.carried
         }
         for eqn in self.local:
             if not reached.isdisjoint(eqn.ins):

@@ -57,7 +57,7 @@ class _Window:
     def history(self, step: Callable, outputs: Callable) -> list:
         """The gradient of each parameter through the old states of each group, groups in axis 0."""
         groups, weights = self.cut.graph.hidden_groups, split_floats(self.params)
-        of_group = [g for g, group in enumerate(groups) for _ in group.states]
+        of_group = [g for g, group in enumerate(groups) for _ in group.carried]
 
         def carries(values):
             """The carry in front of every step."""

@@ -29,7 +29,7 @@ class CutStep:
     def __init__(self, graph: ETraceGraph):
         self.graph, self.program = graph, graph.program
         _check(graph)
-        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
+        self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.carried}
         self.cuts = {op.equation for op in graph.ops} | set(graph.mixing)
         self.traced = {
             rel.op.equation: set(rel.op.trainable.values())
@@ -107,7 +107,7 @@ class CutStep:
     def hidden(self, carry) -> list:
         """The hidden states of a carry, group by group."""
         states = self.program.apart(jax.tree.leaves(carry))
-        return [states[c] for group in self.graph.hidden_groups for c in group.states]
+        return [states[c] for group in self.graph.hidden_groups for c in group.carried]
 
 
 def _check(graph: ETraceGraph) -> None:

@@ -165,6 +165,7 @@ def test_the_rows_are_plain_data():
             'shape': [2, 4],
             'dtype': 'float32',
             'left_out': [str(c) for c in report.cuts],
+            'derived': [],
         }
     ]
     assert data['relations'][1]['parameters'] == {'weight': ['n'], 'bias': ['b']}

@@ -33,16 +33,20 @@ mm = braintrace.matmul
 
 
 def cell(p, c, x):
-    """A gate behind a function of its weight, a custom rule, control flow, a counter and a key."""
+    """A gate behind a function of its weight, a custom rule, control flow, a counter, a key and a
+    derived state.
+    """
     r = jax.nn.relu(mm(x, 2 * p['r']))
-    u = mm(jnp.concatenate([x, r * c['h']], -1), p['w'])
+    u = mm(jnp.concatenate([x, r * c['h']], -1), p['w']) - 0.5 * c['s']
     h, _ = jax.lax.scan(lambda h, _: (0.9 * h + 0.1 * jnp.tanh(u), None), c['h'], None, length=12)
-    return h @ p['out'], {'h': h, 'n': c['n'] + 1, 'key': jax.random.split(c['key'])[0]}
+    new = {'h': h, 's': jnp.tanh(h), 'n': c['n'] + 1, 'key': jax.random.split(c['key'])[0]}
+    return h @ p['out'], new
 
 
 def carry(batch: int, key: int = 0):
     """Counters and keys lead by a batch axis, so that they can be cut along it."""
-    return {'h': jnp.zeros((batch, N)), 'n': jnp.zeros((batch,), int), 'key': jax.random.key(key)}
+    zeros = jnp.zeros((batch, N))
+    return {'h': zeros, 's': zeros, 'n': jnp.zeros((batch,), int), 'key': jax.random.key(key)}
 
 
 def loss(out, y):
@@ -95,7 +99,7 @@ def through_steps(learner, p, xs, ys):
 
 
 def trained(learner, p, xs, ys, across=lambda g: g):
-    optimizer = optax.chain(optax.stateless(lambda g, _: across(g)), optax.adam(1e-1))
+    optimizer = optax.chain(optax.stateless(lambda g, _: across(g)), optax.adam(1e-1, eps=1e-3))
     state = learner.init(p, carry(xs.shape[1]), xs[0])
     train = learner.sequence_update(loss, optimizer, 2, reduction='sum')
     p, opt_state, _, losses = train(p, optimizer.init(p), state, xs, ys)

@@ -32,6 +32,7 @@ WIDE = CORE | {
     'vector',
     'lru',
     'plain_input',
+    'stored_spike',
     'tail_flip',
     'populations',
     'cond_log_of_negative',

@@ -22,7 +22,15 @@ from tests.oracles import dense_recursion as dense
 pytestmark = pytest.mark.drawn
 RULE = braintrace.rules.d_rtrl()
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
-FEW = ['gru', 'lstm_fused', 'adaptive_lif', 'learned_decay', 'conv1d', 'spiking_two']
+FEW = [
+    'gru',
+    'lstm_fused',
+    'adaptive_lif',
+    'learned_decay',
+    'conv1d',
+    'spiking_two',
+    'stored_spike',
+]
 
 
 @every_window(1, None)

@@ -70,6 +70,7 @@ MORE = [('two_equal_layers', layout) for layout in LAYOUTS if layout != 'rows'] 
     ('two_layers', 'features'),
     ('state_sum', 'rows'),
     ('move_parts', 'features'),
+    ('stored_spike', 'features'),
 ]
 EVERY = [(*row, rule) for row, rule in zip(ROWS, itertools.cycle(RULES), strict=False)]
 EVERY += [
@@ -121,7 +122,7 @@ def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
     assert_close(gradient(name, layout, rule, 4), oracles.total(oracle(case, rule)))
     groups = stacked(name, layout, rule)[1].graph.hidden_groups
-    assert sorted(g.num_state for g in groups) == sorted(len(g) for g in case.model.groups)
+    assert sorted(len(g.carried) for g in groups) == sorted(len(g) for g in case.model.groups)
 
 
 LAYERS = ('one', 'two', 'three')

@@ -16,7 +16,7 @@ from tests.tiers import slow
 
 STEPS = 22
 RULE = braintrace.rules.d_rtrl()
-SEVERAL = ['lstm_reading_cell', 'adaptive_lif', 'spiking_three', 'lru', 'synapse']
+SEVERAL = ['lstm_reading_cell', 'adaptive_lif', 'spiking_three', 'lru', 'synapse', 'stored_spike']
 
 
 def written(case, rule, state):

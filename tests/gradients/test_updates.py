@@ -35,6 +35,7 @@ FEW = [
     'lora',
     'conv1d',
     'spiking_three',
+    'stored_spike',
 ]
 rules = pytest.mark.parametrize('rule', list(RULES))
 

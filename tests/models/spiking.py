@@ -66,6 +66,18 @@ def learned_leak(ops, p, c, x):
     return ops.dot(z, p['out']), {'v': ops.new('v', v - z)}
 
 
+def stored_spike(ops, p, c, x):
+    """The spike is a state, a function of the new potential and adaptation; the op, the reset and
+    the adaptation read the old one.
+    """
+    y = ops.matmul(ops.concatenate([x, ops.cut(c['z'])]), p['w'])
+    v = ops.new('v', 0.8 * c['v'] - c['z'] + y)
+    a = ops.new('a', 0.9 * c['a'] + c['z'])
+    z = ops.spike(ops.within('v', v) - THRESHOLD - 0.2 * ops.within('a', a))
+    z = ops.new('z', z)
+    return ops.dot(z, p['out']), {'v': v, 'a': a, 'z': z}
+
+
 VI = {'i': (B, N), 'v': (B, N)}
 V = {'v': (B, N)}
 
@@ -86,6 +98,13 @@ MODELS = [
         learned_leak,
         {'w': (I + N, N), 'leak': (N,), 'threshold': (N,), 'out': (N, O)},
         V,
+        smooth=False,
+    ),
+    Model(
+        'stored_spike',
+        stored_spike,
+        {'w': (I + N, N), 'out': (N, O)},
+        {'v': (B, N), 'a': (B, N), 'z': (B, N)},
         smooth=False,
     ),
 ]

@@ -207,7 +207,7 @@ def test_two_layers_are_judged_each_by_itself():
     with pytest.warns(braintrace.BraintraceWarning):
         got = shown(diagnosed(cell, params, carry))
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
-    assert got['live/v,live/z'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
+    assert got['live/v'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))
 
 
 def test_a_spike_may_be_the_only_state():
@@ -277,7 +277,7 @@ class Spiking(brainstate.nn.Module):
 def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)
     got = verify.diagnose(learner, np.ones((STEPS, LANES, 1)), np.zeros((STEPS, LANES, 3)), loss)
-    assert shown(got)['V/0,z'] == of_rates(by_hand(soft_state, np.full(3, gain)))
+    assert shown(got)['V/0'] == of_rates(by_hand(soft_state, np.full(3, gain)))
     readout = shown(got)['r']
     assert readout == ('states', gain == 0, 0)
     said = [text for text in got.findings if 'units of r are' in text and 'stay at zero' in text]

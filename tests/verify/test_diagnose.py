@@ -343,13 +343,15 @@ def test_advice_is_short_and_fits_what_was_found():
 def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_without_a_gru():
     def cell(p, c, x):
         v = 0.9 * c['v'] - c['z'] + braintrace.matmul(jnp.concatenate([x, c['z']], -1), p['W'])
-        z = spike(v - 1)
+        a = 0.9 * c['a'] + c['z']
+        z = spike(v - 1 - 0.1 * a)
         r = 0.9 * c['r'] + braintrace.matmul(z, p['U'])
-        return r, {'v': v, 'z': z, 'r': r, 'u': 0.9 * c['u'] + braintrace.matmul(r, p['L'])}
+        return r, {'v': v, 'a': a, 'z': z, 'r': r, 'u': 0.9 * c['u'] + braintrace.matmul(r, p['L'])}
 
     params = {'W': jnp.ones((I + N, N)), 'U': jnp.ones((N, 2)), 'L': jnp.ones((2, 1))}
     carry = {
         'v': jnp.zeros((1, N)),
+        'a': jnp.zeros((1, N)),
         'z': jnp.zeros((1, N)),
         'r': jnp.zeros((1, 2)),
         'u': jnp.zeros((1, 1)),
@@ -363,11 +365,11 @@ def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_withou
         carry=carry,
     ).findings
     (mixed,) = [
-        text for text in found if text.startswith('Units of v,z read each other at etp_mm (W) [')
+        text for text in found if text.startswith('Units of a,v read each other at etp_mm (W) [')
     ]
     assert mixed.endswith('let each unit read only itself from step to step.')
     paths = [
-        text for text in found if text.startswith('The temporal path of v,z through the state')
+        text for text in found if text.startswith('The temporal path of a,v through the state')
     ]
     assert paths and all(
         ('the states of r and u is' in text) == (' r and u ' in text) for text in paths

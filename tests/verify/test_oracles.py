@@ -31,7 +31,16 @@ def arguments(case):
     )
 
 
-SOME = ['leaky', 'gru', 'lstm_fused', 'adaptive_lif', 'lif_by_vjp', 'two_layers', 'vector']
+SOME = [
+    'leaky',
+    'gru',
+    'lstm_fused',
+    'adaptive_lif',
+    'lif_by_vjp',
+    'stored_spike',
+    'two_layers',
+    'vector',
+]
 
 
 @pytest.mark.parametrize('name', SOME)

@@ -98,7 +98,7 @@ def _join_all(program: Program, groups: Sequence, sets: _Sets, value: Valued) ->
         sets.join(_all(value(old), value(new)))
     # states of a group stand position by position
     for group in groups:
-        first, *others = [value(program.carry[c]) for c in group.states]
+        first, *others = [value(program.carry[c]) for c in group.carried]
         sets.join(pair for other in others for pair in _all(first, other))
     # every equation lines up axes, but for ops: of their rules axis 0 alone is known
     for i, eqn in enumerate(program.equations):

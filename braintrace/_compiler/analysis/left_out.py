@@ -92,7 +92,7 @@ def _groups_behind(
     number = {group.name: g for g, group in enumerate(groups)}
     start = dict.fromkeys(range(len(program.avals)), 0)
     for g, group in enumerate(groups):
-        for c in group.states:
+        for c in group.carried:
             start[program.carry[c]] |= 1 << g
             start[program.new_carry[c]] |= 1 << g
     for rel in relations:

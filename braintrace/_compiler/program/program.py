@@ -71,17 +71,6 @@ class Program:
         """The leaf that entry ``c`` of the carry is, or is a part of."""
         return next(leaf for leaf in range(len(self.leaf_keys)) if c in self.pieces(leaf))
 
-    def old_states(self, leaves: Sequence) -> list:
-        carry = self.apart(leaves)
-        return [carry[c] for c in self.hidden]
-
-    def with_states(self, leaves: Sequence, hidden: Sequence) -> list:
-        """The leaves with other hidden states."""
-        carry = self.apart(leaves)
-        for c, h in zip(self.hidden, hidden, strict=True):
-            carry[c] = h
-        return self.together(carry)
-
     @cached_property
     def leaf_avals(self) -> list:
         return [
