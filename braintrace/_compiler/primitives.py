@@ -67,6 +67,10 @@ class Properties:
     - ``updates``: operand 2 changes operand 0 at the places that operand 1 names.
     - ``sums``: it adds two values.
     - ``finite``: its derivative is finite at every finite number, also where it is not linear.
+    - ``neutral``: the number that changes nothing as one of its two operands.
+    - ``quick``: an element is computed in less time than it is stored and read.
+    - ``alone``: it can not be run for many steps at once: it would run branches that are not taken,
+      or draw other numbers.
     - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
@@ -89,6 +93,9 @@ class Properties:
     updates: bool = False
     sums: bool = False
     finite: bool = False
+    neutral: float | None = None
+    quick: bool = False
+    alone: bool = False
     mixes: bool = False
     whole: bool = False
     retypes: bool = False
@@ -183,8 +190,8 @@ TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
 
 BY_ITS_OWN_RULE = Properties(holomorphic=False)
 ELEMENTWISE = Properties(elementwise=True, axes='same')
-CAST = replace(ELEMENTWISE, linear=_in_all)  # a value of the same elements
-DISCRETE = replace(ELEMENTWISE, gradient=False)  # makes integers or booleans
+CAST = replace(ELEMENTWISE, linear=_in_all, quick=True)  # a value of the same elements
+DISCRETE = replace(ELEMENTWISE, gradient=False, quick=True)  # makes integers or booleans
 NOT_HOLOMORPHIC = replace(ELEMENTWISE, holomorphic=False)
 REDUCTION = Properties(reduces=True, axes='reduced')
 DISCRETE_REDUCTION = replace(REDUCTION, gradient=False)
@@ -203,23 +210,24 @@ def _rows(names: str, properties: Properties) -> dict[str, Properties]:
 TABLE: dict[str, Properties] = {
     # element by element
     **_rows(
-        """acos acosh asin atan2 atanh cbrt digamma erf_inv igamma igamma_grad_a igammac integer_pow
-        lgamma log log1p log2 nextafter one_minus_square polygamma polynomial pow
-        regularized_incomplete_beta rem rsqrt sqrt tan zeta""",
+        """acos acosh asin atan2 atanh cbrt digamma erf_inv igamma igamma_grad_a igammac lgamma log
+        log1p log2 nextafter polygamma polynomial pow regularized_incomplete_beta tan zeta""",
         ELEMENTWISE,
     ),
+    **_rows('integer_pow one_minus_square rem rsqrt sqrt', replace(ELEMENTWISE, quick=True)),
     **_rows(
-        """asinh atan bessel_i0e bessel_i1e ceil cos cosh erf erfc exp exp2 expm1 floor logistic
-        round sin sinh square tanh""",
+        """asinh atan bessel_i0e bessel_i1e cos cosh erf erfc exp exp2 expm1 logistic sin sinh
+        tanh""",
         replace(ELEMENTWISE, finite=True),
     ),
-    **_rows('abs clamp max min sign', replace(NOT_HOLOMORPHIC, finite=True)),
+    **_rows('ceil floor round square', replace(ELEMENTWISE, finite=True, quick=True)),
+    **_rows('abs clamp max min sign', replace(NOT_HOLOMORPHIC, finite=True, quick=True)),
     **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
-    **_rows('add add_any', replace(CAST, sums=True)),
+    **_rows('add add_any', replace(CAST, sums=True, neutral=0.0)),
     **_rows('conj imag real', replace(CAST, holomorphic=False)),
-    'mul': replace(ELEMENTWISE, linear=_in_one, finite=True),
-    'div': replace(ELEMENTWISE, linear=_in_the_first),
-    'select_n': replace(ELEMENTWISE, linear=_in_the_rest, finite=True),
+    'mul': replace(ELEMENTWISE, linear=_in_one, finite=True, quick=True, neutral=1.0),
+    'div': replace(ELEMENTWISE, linear=_in_the_first, quick=True),
+    'select_n': replace(ELEMENTWISE, linear=_in_the_rest, finite=True, quick=True),
     # the same value elsewhere, or with another type on a mesh
     'copy': replace(CAST, moves=COPY, assembles=True),
     'device_put': replace(CAST, whole=True),
@@ -235,9 +243,10 @@ TABLE: dict[str, Properties] = {
     ),
     **_rows(
         """after_all axis_index bitcast_convert_type create_token empty2 iota random_bits
-        random_fold_in random_seed random_split rng_bit_generator threefry2x32""",
+        random_fold_in random_seed random_split threefry2x32""",
         SOURCE,
     ),
+    'rng_bit_generator': replace(SOURCE, alone=True),
     # along axes that they combine
     'reduce_sum': replace(REDUCTION, linear=_in_all),
     **_rows('reduce_max reduce_min reduce_prod', REDUCTION),
@@ -280,7 +289,9 @@ TABLE: dict[str, Properties] = {
     ),
     # control flow, and calls with a derivative rule of their own
     'cond': replace(
-        MIXING, control=Control('cond', 'select', 'jnp.where, or compute both branches')
+        MIXING,
+        control=Control('cond', 'select', 'jnp.where, or compute both branches'),
+        alone=True,
     ),
     'scan': replace(MIXING, control=Control('scan', 'descend', 'a Python loop')),
     'while': replace(
@@ -299,7 +310,8 @@ TABLE: dict[str, Properties] = {
     # their own rules tell: calls, collectives, references to mutable arrays
     **_rows(
         """all_gather all_to_all call closed_call custom_lin custom_linear_solve dce_sink eval_jaxpr
-        get jit pmax pmin ppermute psum ragged_all_to_all random_gamma remat2 rng_uniform swap""",
+        get jit pmax pmin ppermute psum ragged_all_to_all random_gamma remat2 swap""",
         BY_ITS_OWN_RULE,
     ),
+    'rng_uniform': replace(BY_ITS_OWN_RULE, alone=True),
 }

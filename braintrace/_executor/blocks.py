@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
+from .._compiler import properties_of
 from .partition import Loop, Partition
 from .sums import Term
 
@@ -23,7 +24,6 @@ BLOCK_BYTES = int(
     os.environ.get('BB', 2**20)
 )  # of what is computed for all steps of a block at once, near a processor
 FAR = 2**26  # the same on a device on which a launch costs more than a cache saves
-ONE_BY_ONE = {'cond', 'rng_bit_generator', 'rng_uniform'}
 Values = dict[Any, jax.Array]
 
 
@@ -162,7 +162,7 @@ def keeps_its_order(eqn) -> bool:
     name = eqn.primitive.name
     if name == 'random_bits':
         return 'fry' not in str(eqn.invars[0].aval.dtype)
-    return name in ONE_BY_ONE or name.endswith('callback')
+    return properties_of(eqn).alone or name.endswith('callback')
 
 
 def most_steps(bytes_of_one: int) -> int:

@@ -28,13 +28,6 @@ from .._compiler import properties_of
 
 __all__ = ['Dataflow', 'Loop', 'Partition', 'nbytes']
 
-COSTLY = frozenset(
-    """acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt cos cosh digamma erf erf_inv
-    erfc exp exp2 expm1 igamma igamma_grad_a igammac lgamma log log1p logistic nextafter polygamma
-    pow regularized_incomplete_beta sin sinh tan tanh zeta""".split()
-)
-FREE_MOVES = frozenset('broadcast_in_dim reshape squeeze slice split copy concatenate'.split())
-
 
 def nbytes(v) -> int:
     return math.prod(v.aval.shape) * getattr(v.aval.dtype, 'itemsize', 8)
@@ -42,8 +35,8 @@ def nbytes(v) -> int:
 
 def is_cheap(eqn) -> bool:
     """Whether computing a value again costs less than to store and read it."""
-    name = eqn.primitive.name
-    return name in FREE_MOVES or (properties_of(eqn).elementwise and name not in COSTLY)
+    does = properties_of(eqn)
+    return does.quick or (does.moves is not None and does.moves.by is not None)
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class Partition(Dataflow):
         if jaxpr.effects:  # they happen step by step
             self.rows = self._in_order(wanted | opened)
             self.mapped = self._in_order({*self.rows, *loose})
-            self.loops = (self._whole(),)
+            self.loops: tuple[Loop, ...] = (self._whole(),)
         else:
             self._sets = self._carry_sets()
             self._level_of_sets()
@@ -343,7 +336,8 @@ class Flow:
 
     def _path(self) -> list | None:
         """A shortest way with room from start to end."""
-        came, todo = {'start': None}, deque(['start'])
+        came: dict[Any, Any] = {'start': None}
+        todo: deque = deque(['start'])
         while todo:
             a = todo.popleft()
             for b, room in self.room[a].items():

@@ -13,14 +13,11 @@ import jax
 import numpy as np
 
 from .. import _jax
+from .._compiler import properties_of
 
 __all__ = ['live_equations', 'rewritten']
 
 CONSTANT, INPUT, CARRY = 0, 1, 2  # what a value depends on; bits
-IDENTITIES = {'stop_gradient', 'copy'}  # where nothing is differentiated any more
-NEUTRAL = {'add': 0.0, 'add_any': 0.0, 'mul': 1.0}
-SUMS = {'add', 'add_any', 'sub'}
-UNIFORM = {'broadcast_in_dim', 'reshape', 'convert_element_type', 'squeeze', 'transpose'}
 
 
 def live_equations(jaxpr) -> list:
@@ -53,10 +50,16 @@ def rewritten(
 
 
 class _Made(NamedTuple):
-    """How a value was made: result ``k`` of an equation."""
+    """The equation that made a value, on values."""
 
-    eqn: Any
+    primitive: Any
+    params: dict
+    ctx: Any
     ins: list
+
+    def on(self, *ins) -> tuple:
+        """The equation on other values."""
+        return self.primitive, self.params, self.ctx, *ins
 
 
 class _Rewriter:
@@ -95,7 +98,7 @@ class _Rewriter:
 
     def _equation(self, eqn, ins: list) -> list:
         name = eqn.primitive.name
-        if name in IDENTITIES and not self.differentiable:
+        if name == 'stop_gradient' and not self.differentiable:
             return ins
         if name == 'dot_general':
             return [self._product(eqn, *ins)]
@@ -117,7 +120,9 @@ class _Rewriter:
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
-        kept = self._neutral(primitive.name, ins)
+        made = _Made(primitive, params, ctx, list(ins))
+        does = properties_of(made)
+        kept = self._neutral(does.neutral, ins)
         if kept is not None:
             return [kept]
         outs = _jax.bind(primitive, params, ctx, *ins)
@@ -125,10 +130,9 @@ class _Rewriter:
         kind = CONSTANT
         for x in ins:
             kind |= self._kind(x)
-        made = _Made((primitive, params, ctx), list(ins))
         for x in outs:
             self.kinds[id(x)], self.made[id(x)] = kind, made
-        if primitive.name in UNIFORM and (number := self._number(ins[0])) is not None:
+        if does.moves and len(ins) == 1 and (number := self._number(ins[0])) is not None:
             self.uniform[id(outs[0])] = number
         if key is not None:
             self.seen[key] = outs
@@ -144,15 +148,15 @@ class _Rewriter:
         one = np.ndim(x) == 0 and np.issubdtype(np.asarray(x).dtype, np.floating)
         return float(x) if one else None
 
-    def _neutral(self, name: str, ins):
+    def _neutral(self, neutral: float | None, ins):
         """The operand that is the result, where the other one changes nothing."""
-        if name not in NEUTRAL or len(ins) != 2:
+        if neutral is None or len(ins) != 2:
             return None
         for one, other in (ins, ins[::-1]):
             same = isinstance(one, _jax.Tracer) and (
                 np.shape(other) in ((), one.shape) and one.dtype == jax.numpy.result_type(*ins)
             )
-            if same and self._number(other) == NEUTRAL[name]:
+            if same and self._number(other) == neutral:
                 return one
         return None
 
@@ -170,16 +174,16 @@ class _Rewriter:
 
     # products and splits of what stands beside each other -----------------------------------------
 
-    def _made_by(self, x, *names) -> _Made | None:
+    def _made_by(self, x, name: str) -> _Made | None:
         made = self.made.get(id(x))
-        return made if made is not None and made.eqn[0].name in names else None
+        return made if made is not None and made.primitive.name == name else None
 
     def _product(self, eqn, *ins):
         """A product, as a sum over the pieces of an operand that are of several kinds."""
         (left, right), batch = eqn.params['dimension_numbers']
         for side, dims in enumerate((left, right)):
             made = self._made_by(ins[side], 'concatenate')
-            axis = None if made is None else made.eqn[1]['dimension']
+            axis = None if made is None else made.params['dimension']
             if made is None or axis not in dims or len(set(map(self._kind, made.ins))) < 2:
                 continue
             along = (right, left)[side][dims.index(axis)]
@@ -206,8 +210,8 @@ class _Rewriter:
         low[axis], high[axis] = start, stop
         params = {'start_indices': tuple(low), 'limit_indices': tuple(high), 'strides': None}
         made = self._made_by(x, 'slice')
-        if made is not None and made.eqn[1]['strides'] is None:  # a part of a part
-            first = made.eqn[1]['start_indices']
+        if made is not None and made.params['strides'] is None:  # a part of a part
+            first = made.params['start_indices']
             params['start_indices'] = tuple(a + b for a, b in zip(first, low, strict=True))
             params['limit_indices'] = tuple(a + b for a, b in zip(first, high, strict=True))
             x = made.ins[0]
@@ -216,12 +220,12 @@ class _Rewriter:
     def _split(self, eqn, x) -> list:
         """A split, made where the terms of a sum are of several kinds."""
         sizes, axis = eqn.params['sizes'], eqn.params['axis']
-        made = self._made_by(x, *SUMS)
+        made = self._made_by(x, 'add')
         if made is not None and len({self._kind(v) & CARRY for v in made.ins}) > 1:
             if all(np.shape(v) == x.shape for v in made.ins):
                 terms = [self._split(eqn, v) for v in made.ins]
                 return [
-                    None if any(x is None for x in pair) else self._bound(*made.eqn, *pair)[0]
+                    None if any(x is None for x in pair) else self._bound(*made.on(*pair))[0]
                     for pair in zip(*terms, strict=True)
                 ]
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
@@ -229,14 +233,14 @@ class _Rewriter:
         mapped = self._kind(x) == INPUT  # a product over all steps writes each part by itself
         if made is None or self.readers[eqn.invars[0]] != 1 or (all(wanted) and not mapped):
             return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
-        side, along = _free_axis(made.eqn[1]['dimension_numbers'], made.ins, axis)
+        side, along = _free_axis(made.params['dimension_numbers'], made.ins, axis)
         if side is None:
             return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
         outs, start = [], 0
         for size, there in zip(map(int, sizes), wanted, strict=True):
             pair = list(made.ins)
             pair[side] = self._part(eqn.ctx, pair[side], along, start, start + size)
-            outs.append(self._bound(*made.eqn, *pair)[0] if there else None)
+            outs.append(self._bound(*made.on(*pair))[0] if there else None)
             start += size
         return outs
 
