@@ -15,7 +15,7 @@ from .._errors import OptionError
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
-from .pending import Pending, Steps
+from .pending import SHORT, Pending, Segment, Steps
 from .reading import solve
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -70,12 +70,11 @@ class DRTRL(Rule):
         # push_t  = p_t . D_f,t                 p_{t-1}   = p_t D_t
         credit, steps = backwards(graph, window, keep)
         # gradient = sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >; a reset at the start ends e_0
-        older = None if pending is None else pending.settled(graph)
-        past = older if older is None or resets is None else older.without(graph, resets[0])
+        past = pending if pending is None or resets is None else pending.without(graph, resets[0])
         grads = self._gradient(network, trace, past, window, credit)
         # e_K = p_0 e_0 + sum_t push_t (x) x_t; any reset ends e_0
-        if older is not None and steps is not None:
-            past = older if resets is None else older.without(graph, resets.any(0))
+        if pending is not None and steps is not None:
+            past = pending if resets is None else pending.without(graph, resets.any(0))
             steps = past.joined_to(graph, steps)
         return grads, steps
 
@@ -91,17 +90,22 @@ class DRTRL(Rule):
         of the window.
         """
         xs, (lam, delta), alive = window.factors.x, credit, window.t[0] > 0
-        delta = {**window.signals.dy, **delta}
+        delta, older = {**window.signals.dy, **delta}, []
         if pending is not None:
-            older = pending.credit(network.graph, lam)
-            delta |= {key: jnp.concatenate([d, delta[key]]) for key, d in older.items()}
-            xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
-            lam, alive = pending.pulled(lam), pending.alive
+            older, lam = pending.credit(network.graph, lam)
+            alive = pending.alive
+            if len(window.t) <= SHORT:
+                older, xs, delta = [], *_joined([*older, (xs, delta)])
         grads = same_step(network.graph, xs, delta, network.weights)
+        for of_segment in older:
+            few = same_step(network.graph, *of_segment, network.weights, delta.keys() - of_segment[1])
+            grads = add_gradients(grads, few)
         return add_gradients(grads, self._history(network, trace, lam, alive))
 
     def close(self, network, trace, pending, t, read):
-        pending = pending._replace(p=after(read, t, pending.p))
+        first, *rest = pending.segments
+        first = first._replace(p=after(read, t, first.p))
+        pending = pending._replace(segments=(first, *rest))
 
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
@@ -169,7 +173,8 @@ class DRTRL(Rule):
         trace, steps = _apart(carried)
         if steps is None:
             x, q = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
-            return self.close(network, trace, Pending(t > 0, factors.d, x, q), t, ())
+            steps = Pending(t > 0, (Segment(factors.d, x, q),))
+            return self.close(network, trace, steps, t, ())
         # the write comes before the new step, so that the old and the new state share the trace
         trace = self._written_if(steps.is_full, network, trace, steps, t)
         return {**trace, PENDING: steps.added(network.graph, factors, t)}
@@ -203,6 +208,18 @@ def _apart(carried: dict) -> tuple[Trace, Steps | None]:
     """The trace, and the steps that are pending beside it."""
     trace = {key: of_group for key, of_group in carried.items() if key != PENDING}
     return trace, carried.get(PENDING)
+
+
+def _joined(pieces: list) -> tuple[dict, dict]:
+    """x and delta of some steps after each other, by op."""
+    joined = tuple(
+        {
+            key: jnp.concatenate([each[key] for each in of_pieces if key in each])
+            for key in of_pieces[-1]
+        }
+        for of_pieces in zip(*pieces, strict=True)
+    )
+    return joined
 
 
 def _bytes(trace) -> int:

@@ -2,6 +2,9 @@
 
 delta_t = dy_t + lam_t . D_f,t      lam_{t-1} = c_t + lam_t D_t
 push_t  = p_t . D_f,t               p_{t-1}   = p_t D_t
+
+The loop holds the recursions alone; what they give at each step's y is made after it, for all
+steps at once.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .coordinates import by_pair, pairs, to_y
 from .lanes import of_groups, of_pairs, of_rows
-from .pending import Pending, group_dtype
+from .pending import Pending, Segment, group_dtype
 from .rule import Window
 from .transition import (
     Transition,
@@ -43,55 +46,58 @@ class Credit(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The carry of the scan."""
+    """The carry of the scan: what stands after a step."""
 
     lam: dict[str, Vector]
     p: dict[str, Transition]
-    dead: jax.Array | None  # lanes that are reset at a later step
 
 
 def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
     """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    factors, signals, _, resets = window
+    factors, signals, t, resets = window
     # the newest step stays apart from the rows where a state is read by no new state
     split = keep and any(not all(is_read(d)) for d in factors.d.values())
+    dead = None if resets is None else _reset_later(resets)
 
     def back(after: _State, at):
-        (d, df), (dy, c), reset, is_last = at
-        delta = {r.key: dy[r.key] for r in graph.hidden_param_op_relations}
-        for pair in pairs(graph):
-            credit = dot(pair.gathered(after.lam), pair.of(df))
-            if credit is not None:
-                delta[pair.relation.key] += to_y(pair.op, credit)
-        pushes = {}
-        if keep:
-            pushes = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
-            if reset is not None:
-                pushes = of_pairs(graph, ~after.dead, pushes)
-
+        d, c, flags, is_last = at
         lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
         p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
         if split:  # p starts before the last step
             p = {g: _started(s, is_last) for g, s in p.items()}
-        if reset is None:
-            return _State(lam, p, None), (delta, pushes)
-        # nothing crosses a reset, in either direction
-        dead = after.dead | reset
-        lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~dead, p)
-        return _State(lam, p, dead), (delta, pushes)
+        if flags is not None:  # nothing crosses a reset, in either direction
+            reset, later = flags
+            lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
+        return _State(lam, p), after
 
-    number = len(window.t)
-    at = (
-        (factors.d, factors.df),
-        (signals.dy, signals.c),
-        resets,
-        jnp.arange(number) == number - 1 if split else None,
-    )
-    before, (delta, pushes) = jax.lax.scan(back, _end(graph, window, keep, split), at, reverse=True)
-    credit = Credit(before.lam, delta)
+    flags = None if resets is None else (resets, dead)
+    is_last = jnp.arange(len(t)) == len(t) - 1 if split else None
+    start, at = _end(graph, window, keep, split), (factors.d, signals.c, flags, is_last)
+    before, after = jax.lax.scan(back, start, at, len(t), reverse=True)
+    credit = Credit(before.lam, _delta(graph, window, after.lam))
     if not keep:
         return credit, None
-    return credit, _as_pending(graph, window, before.p, pushes, split)
+    return credit, _as_pending(graph, window, (before.p, after.p), dead, split)
+
+
+def _reset_later(resets: jax.Array) -> jax.Array:
+    """Of each step the lanes that a later step resets."""
+    return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
+
+
+def _delta(graph: ETraceGraph, window: Window, lam: dict[str, Vector]) -> dict[str, jax.Array]:
+    """``dy_t + lam_t . D_f,t`` of every relation, at all steps."""
+
+    def of_step(lam, df, dy):
+        delta = dict(dy)
+        for pair in pairs(graph):
+            credit = dot(pair.gathered(lam), pair.of(df))
+            if credit is not None:
+                delta[pair.relation.key] += to_y(pair.op, credit)
+        return delta
+
+    dy = {r.key: window.signals.dy[r.key] for r in graph.hidden_param_op_relations}
+    return jax.vmap(of_step, axis_size=len(window.t))(lam, window.factors.df, dy)
 
 
 def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
@@ -118,8 +124,7 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
                 else (None,) * len(row)
                 for s, row in enumerate(rows)
             )
-    dead = None if window.resets is None else jnp.zeros_like(window.resets[0])
-    return _State(lam, p, dead)
+    return _State(lam, p)
 
 
 def _started(p: Transition, here: jax.Array) -> Transition:
@@ -134,31 +139,39 @@ def _started(p: Transition, here: jax.Array) -> Transition:
 
 
 def _as_pending(
-    graph: ETraceGraph, window: Window, p: dict[str, Transition], pushes: dict, split: bool
+    graph: ETraceGraph,
+    window: Window,
+    moves: tuple[dict[str, Transition], dict[str, Transition]],
+    dead: jax.Array | None,
+    split: bool,
 ) -> Pending:
-    """A window's steps as pending rows: ``p`` moves the states before it to its end, where h owes
-    ``pushes`` to each step's y.
+    """A window's steps as pending rows. ``moves``: ``p``, from the states before the window and
+    after each step to its end.
     """
-    factors, _, t, resets = window
+    (factors, _, t, resets), (p, after) = window, moves
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in factors.x.items() if key in related}
-    alive = t[0] > 0
-    if resets is not None:
-        # the lanes that no later step resets
-        kept = ~(jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0)
-        x = {key: of_rows(graph, related[key], kept, rows) for key, rows in x.items()}
-        alive = alive & ~resets.any(0)
-    last = None
-    if split:
-        last = jax.tree.map(lambda a: a[-1], factors)
-        x, pushes = jax.tree.map(lambda a: a[:-1], (x, pushes))
-    if len(t) > split:
-        # of the diagonal with which p started, only what a step carries on is left
-        p = {
-            g: tuple(
-                tuple(e if there else None for e, there in zip(*row, strict=True))
-                for row in zip(rows, closure(factors.d[g]), strict=True)
-            )
-            for g, rows in p.items()
-        }
-    return Pending(alive, p, x, pushes, last)
+    alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
+    of_last = jax.tree.map(lambda a: a[-1:], (x, factors.df))
+    newest = Segment(jax.tree.map(lambda a: a[-1], factors.d), *of_last)
+    if split and len(t) == 1:
+        return Pending(alive, (newest,))
+
+    def of_step(p, df, dead):
+        pushes = by_pair(graph, lambda pair: apply(pair.gathered(p), pair.of(df)))
+        return pushes if dead is None else of_pairs(graph, ~dead, pushes)
+
+    q = jax.vmap(of_step, axis_size=len(t))(after, factors.df, dead)
+    if dead is not None:
+        x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
+    # of the diagonal with which p started, only what a step carries on is left
+    p = {
+        g: tuple(
+            tuple(e if there else None for e, there in zip(*row, strict=True))
+            for row in zip(rows, closure(factors.d[g]), strict=True)
+        )
+        for g, rows in p.items()
+    }
+    if not split:
+        return Pending(alive, (Segment(p, x, q),))
+    return Pending(alive, (Segment(p, *jax.tree.map(lambda a: a[:-1], (x, q))), newest))

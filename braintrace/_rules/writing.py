@@ -19,10 +19,11 @@ from .transition import Transition, Vector, dense, is_read
 __all__ = ['Change', 'has_kernel', 'renewed']
 
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
+SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
 
 
 class Change(NamedTuple):
-    """The change of one entry, then the change ``then``; factors are at its relation's coordinates.
+    """The change of one entry; factors are at its relation's coordinates.
 
     e <- p e + sum over rows k of x_k (x) q_k
     """
@@ -30,7 +31,6 @@ class Change(NamedTuple):
     p: Transition
     x: jax.Array | None
     q: Vector
-    then: Change | None = None
 
     @property
     def rows(self) -> int:
@@ -43,24 +43,30 @@ class Change(NamedTuple):
 
     def lane(self, b) -> Change:
         """The change of one lane, with an axis of size 1."""
-        then = None if self.then is None else self.then.lane(b)
-        x, q = one_lane((self.x, self.q), b, 1)
-        return Change(one_lane(self.p, b), x, q, then)
+        return Change(one_lane(self.p, b), *one_lane((self.x, self.q), b, 1))
 
 
-def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry) -> States:
-    """The stored entry after a change."""
-    if change.rows == 1 and change.then is None and has_kernel(op, coords):
-        return _by_kernel(op, coords, old, change, weights)
+Changes = tuple[Change, ...]  # one after the other
 
-    def new(entry: Vector, change: Change, summed: Callable) -> Vector:
+
+def renewed(
+    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry
+) -> States:
+    """The stored entry after some changes."""
+    rows = max(change.rows for change in changes)
+    single = rows == 1 and len(changes) == 1
+    if single and has_kernel(op, coords):
+        return _by_kernel(op, coords, old, changes[0], weights)
+
+    def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
         """The new entry; ``summed(change)`` is its sum over rows."""
-        entry = added(carry(op, coords, change.p, entry), summed(change))
-        return entry if change.then is None else new(entry, change.then, summed)
+        for change in changes:
+            entry = added(carry(op, coords, change.p, entry), summed(change))
+        return entry
 
     def multiplied_out(change):
-        rows = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
-        return functools.reduce(added, rows) if rows else (None,) * len(change.q)
+        made = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
+        return functools.reduce(added, made) if made else (None,) * len(change.q)
 
     def contracted(change):
         return accumulate(op, coords, change.x, change.q, weights)
@@ -71,25 +77,27 @@ def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights
 
     def all_at_once(entry):
         numbers = by_state(old._replace(entry=entry).numbers)
-        return _stored(new(numbers, change, contracted), entry)
+        return _stored(new(numbers, changes, multiplied_out if few else contracted), entry)
 
     def lane_by_lane(entry):
-        return _lane_by_lane(old._replace(entry=entry), change, lambda *at: new(*at, of_one_lane))
+        return _lane_by_lane(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
 
-    if change.rows <= FEW_ROWS:
-        return _stored(new(by_state(old.numbers), change, multiplied_out), old.entry)
-    if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
-        return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
+    few = rows <= FEW_ROWS
+    in_place = single and len(changes[0].q) == 1
+    if is_by_sample(op, coords) and coords.shape and coords.shape[0] and not in_place:
+        lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
+        if not few or lane > SMALL_LANE:
+            return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
 
 
-def _lane_by_lane(old: Stored, change: Change, new: Callable) -> States:
+def _lane_by_lane(old: Stored, changes: Changes, new: Callable) -> States:
     """Each lane in turn: one product of matrices, written in place.
 
     A lane's old numbers are read one turn ahead. Each new state is made of several old ones, so
     XLA would copy all of them to write one of them.
     """
-    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(change.p)
+    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
 
     def lane(entry, b):
         read = {
@@ -101,7 +109,7 @@ def _lane_by_lane(old: Stored, change: Change, new: Callable) -> States:
     def write(b, carried):
         entry, numbers = carried
         here = Stored(numbers, old.alive_in(b), old.dtype)
-        made = new(by_state(here.numbers), change.lane(b))
+        made = new(by_state(here.numbers), tuple(change.lane(b) for change in changes))
         entry = _stored(made, entry, lambda e, x: jax.lax.dynamic_update_slice_in_dim(e, x, b, 0))
         return entry, lane(entry, jnp.minimum(b + 1, lanes - 1))
 
