@@ -159,6 +159,10 @@ class DRTRL(Rule):
         network = Network(graph, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), avals))
         return self._written_if(steps.number > 0, network, trace, steps, t)
 
+    def apart(self, graph, carried, t):
+        trace, steps = _apart(carried)
+        return trace, None if steps is None else steps.pending(graph, t)
+
     def _written_if(
         self, flag: jax.Array, network: Network, trace: Trace, steps: Steps, t: jax.Array
     ) -> Trace:

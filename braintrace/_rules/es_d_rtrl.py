@@ -145,6 +145,9 @@ class ESDRTRL(Rule):
     def written(self, graph, carried, t):
         return carried
 
+    def apart(self, graph, carried, t):
+        return carried, None
+
     def close(self, network, trace, pending, t, read):
         return pending
 

@@ -2,9 +2,6 @@
 
 delta_t = dy_t + lam_t . D_f,t      lam_{t-1} = c_t + lam_t D_t
 push_t  = p_t . D_f,t               p_{t-1}   = p_t D_t
-
-The loop holds the recursions alone; what they give at each step's y is made after it, for all
-steps at once.
 """
 
 from __future__ import annotations
@@ -59,25 +56,41 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     split = keep and any(not all(is_read(d)) for d in factors.d.values())
     dead = None if resets is None else _reset_later(resets)
 
+    def made(after: _State, df, dy, later):
+        """What a step sends to each y, and with ``keep`` what h owes to each y."""
+        delta, pushes = _delta(graph, after.lam, df, dy), {}
+        if keep:
+            pushes = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
+            pushes = pushes if later is None else of_pairs(graph, ~later, pushes)
+        return delta, pushes
+
     def back(after: _State, at):
-        d, c, flags, is_last = at
+        (d, c, reset, is_last), of_y = at
         lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
         p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
         if split:  # p starts before the last step
             p = {g: _started(s, is_last) for g, s in p.items()}
-        if flags is not None:  # nothing crosses a reset, in either direction
-            reset, later = flags
-            lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
-        return _State(lam, p), after
+        if reset is not None:  # nothing crosses a reset, in either direction
+            kept = ~(reset | of_y[-1])
+            lam, p = of_groups(graph, ~reset, lam), of_groups(graph, kept, p)
+        return _State(lam, p), after if late else made(after, *of_y)
 
-    flags = None if resets is None else (resets, dead)
     is_last = jnp.arange(len(t)) == len(t) - 1 if split else None
-    start, at = _end(graph, window, keep, split), (factors.d, signals.c, flags, is_last)
-    before, after = jax.lax.scan(back, start, at, len(t), reverse=True)
-    credit = Credit(before.lam, _delta(graph, window, after.lam))
+    end, of_y = _end(graph, window, keep, split), (factors.df, signals.dy, dead)
+    # rows for wide ys are made after the loop, of the smaller ones for the states
+    one = jax.tree.map(lambda a: a[0], of_y)
+    late = keep and 2 * _size(end) <= _size(jax.eval_shape(made, end, *one))
+    at = (factors.d, signals.c, resets, is_last), of_y
+    before, found = jax.lax.scan(back, end, at, reverse=True)
+    delta, q = jax.vmap(made, axis_size=len(t))(found, *of_y) if late else found
+    credit = Credit(before.lam, delta)
     if not keep:
         return credit, None
-    return credit, _as_pending(graph, window, (before.p, after.p), dead, split)
+    return credit, _as_pending(graph, window, (before.p, q), dead, split)
+
+
+def _size(tree) -> int:
+    return sum(a.size for a in jax.tree.leaves(tree))
 
 
 def _reset_later(resets: jax.Array) -> jax.Array:
@@ -85,19 +98,14 @@ def _reset_later(resets: jax.Array) -> jax.Array:
     return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
 
 
-def _delta(graph: ETraceGraph, window: Window, lam: dict[str, Vector]) -> dict[str, jax.Array]:
-    """``dy_t + lam_t . D_f,t`` of every relation, at all steps."""
-
-    def of_step(lam, df, dy):
-        delta = dict(dy)
-        for pair in pairs(graph):
-            credit = dot(pair.gathered(lam), pair.of(df))
-            if credit is not None:
-                delta[pair.relation.key] += to_y(pair.op, credit)
-        return delta
-
-    dy = {r.key: window.signals.dy[r.key] for r in graph.hidden_param_op_relations}
-    return jax.vmap(of_step, axis_size=len(window.t))(lam, window.factors.df, dy)
+def _delta(graph: ETraceGraph, lam: dict[str, Vector], df: dict, dy: dict) -> dict[str, jax.Array]:
+    """``dy + lam . D_f`` of every relation."""
+    delta = {r.key: dy[r.key] for r in graph.hidden_param_op_relations}
+    for pair in pairs(graph):
+        credit = dot(pair.gathered(lam), pair.of(df))
+        if credit is not None:
+            delta[pair.relation.key] += to_y(pair.op, credit)
+    return delta
 
 
 def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
@@ -141,14 +149,14 @@ def _started(p: Transition, here: jax.Array) -> Transition:
 def _as_pending(
     graph: ETraceGraph,
     window: Window,
-    moves: tuple[dict[str, Transition], dict[str, Transition]],
+    made: tuple[dict[str, Transition], dict],
     dead: jax.Array | None,
     split: bool,
 ) -> Pending:
-    """A window's steps as pending rows. ``moves``: ``p``, from the states before the window and
-    after each step to its end.
+    """A window's steps as pending rows. ``made``: ``p``, which moves the states before it to its
+    end, where h owes ``q`` to each step's y.
     """
-    (factors, _, t, resets), (p, after) = window, moves
+    (factors, _, t, resets), (p, q) = window, made
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in factors.x.items() if key in related}
     alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
@@ -156,12 +164,6 @@ def _as_pending(
     newest = Segment(jax.tree.map(lambda a: a[-1], factors.d), *of_last)
     if split and len(t) == 1:
         return Pending(alive, (newest,))
-
-    def of_step(p, df, dead):
-        pushes = by_pair(graph, lambda pair: apply(pair.gathered(p), pair.of(df)))
-        return pushes if dead is None else of_pairs(graph, ~dead, pushes)
-
-    q = jax.vmap(of_step, axis_size=len(t))(after, factors.df, dead)
     if dead is not None:
         x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
     # of the diagonal with which p started, only what a step carries on is left

@@ -92,6 +92,10 @@ class Rule(ABC):
         """
 
     @abstractmethod
+    def apart(self, graph: ETraceGraph, carried: Any, t: jax.Array) -> tuple[Trace, Any]:
+        """The trace as it is stored, and the steps of ``carried`` that are pending beside it."""
+
+    @abstractmethod
     def update(self, network: Network, carried: Any, factors: Factors, t: jax.Array) -> Any:
         """``carried`` after one step."""
 

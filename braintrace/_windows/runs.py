@@ -109,6 +109,11 @@ class Run:
         """The moment, the pending steps of its trace written out."""
         return start._replace(trace=self.rule.written(self.graph, start.trace, start.t))
 
+    def apart(self, start: Moment) -> tuple[Moment, Any]:
+        """The moment, and the steps that are pending beside its trace."""
+        trace, pending = self.rule.apart(self.graph, start.trace, start.t)
+        return start._replace(trace=trace), pending
+
     def closed(self, end: Moment) -> Moment:
         """The inverse of :meth:`opened`."""
         return end._replace(trace=self.rule.carried(self.graph, end.trace, end.t))
@@ -137,18 +142,21 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     per_step = step_bytes(run.graph) + run.traced.operand_bytes
     size = choose_window(options, length, tree_bytes(start.trace), per_step)
 
-    def window(state, part: Sequence, keep: bool = True):
+    def window(state, part: Sequence, keep: bool = True, pending=None):
         now, total = state
-        now, pending, gradients, shown = run.window(weights, now, None, part, keep)
+        now, pending, gradients, shown = run.window(weights, now, pending, part, keep)
         if keep:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    walk = Walk(course.sequence, (run.opened(start), run.zeros(weights)), course.show)
+    # Pending steps are written first where a trace is written anyway.
+    once = size == length and not options.keep
+    opened, pending = run.apart(start) if once else (run.opened(start), None)
+    walk = Walk(course.sequence, (opened, run.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
     # The last window stands apart: where its trace is dropped, it is not written.
     walk.blocks(window, whole if rest else whole - 1, size)
-    walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
+    walk.blocks(partial(window, keep=options.keep, pending=pending), 1, length - walk.done)
     now, total = walk.state
     end = run.closed(now)
     grads = course.observer.total(weights, total)
