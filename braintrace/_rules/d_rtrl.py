@@ -110,7 +110,7 @@ class DRTRL(Rule):
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
             weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, pending.change(pair), weights)
+            return renewed(pair.op, pair.coords, old, pending.change(pair), weights, t)
 
         return by_pair(network.graph, one)
 

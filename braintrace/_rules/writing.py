@@ -13,8 +13,8 @@ from .._compiler import Coordinates, OpUse
 from .._errors import RuleContractError
 from .contraction import op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
-from .storage import Entry, States, Stored, by_name, by_state, one_lane, stored
-from .transition import Transition, Vector, dense, is_read
+from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
+from .transition import Transition, Vector, compose, dense, is_read
 
 __all__ = ['Change', 'has_kernel', 'renewed']
 
@@ -50,12 +50,11 @@ Changes = tuple[Change, ...]  # one after the other
 
 
 def renewed(
-    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry
+    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry, t: jax.Array
 ) -> States:
-    """The stored entry after some changes."""
+    """The stored entry after some changes, at step count ``t``."""
     rows = max(change.rows for change in changes)
-    single = rows == 1 and len(changes) == 1
-    if single and has_kernel(op, coords):
+    if rows == 1 and len(changes) == 1 and has_kernel(op, coords):
         return _by_kernel(op, coords, old, changes[0], weights)
 
     def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
@@ -75,20 +74,53 @@ def renewed(
         made = (None if d is None else op_gradient(op, change.x, d, weights) for d in change.q)
         return tuple(jax.tree.map(lambda e: e[None], e) for e in made)
 
-    def all_at_once(entry):
-        numbers = by_state(old._replace(entry=entry).numbers)
-        return _stored(new(numbers, changes, multiplied_out if few else contracted), entry)
+    def all_at_once(entry, order=None):
+        here = old._replace(entry=entry)
+        summed = multiplied_out if few else contracted
+        return _state_by_state(here, changes, lambda *at: new(*at, summed), order, t)
 
     def lane_by_lane(entry):
         return _lane_by_lane(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
 
-    few = rows <= FEW_ROWS
-    in_place = single and len(changes[0].q) == 1
-    if is_by_sample(op, coords) and coords.shape and coords.shape[0] and not in_place:
+    few, order = rows <= FEW_ROWS, _order(changes)
+    terms = max(sum(x is not None for x in row) for row in changes[0].p)
+    # one row for states that are made of several: XLA's code for it is slower than lane by lane
+    if few and order is not None and (terms < 2 or rows > 1):
+        return all_at_once(old.entry, order)
+    if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
         lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
         if not few or lane > SMALL_LANE:
             return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
+
+
+def _order(changes: Changes) -> list[int] | None:
+    """An order of the states in which each is read for the last time when it is written, if there
+    is one.
+    """
+    reads = functools.reduce(lambda p, change: compose(change.p, p), changes[1:], changes[0].p)
+    left, order = list(range(len(reads))), []
+    while left:
+        free = [s for s in left if all(reads[r][s] is None for r in left if r != s)]
+        if not free:
+            return None
+        order.append(free[0])
+        left.remove(free[0])
+    return order
+
+
+def _state_by_state(
+    old: Stored, changes: Changes, new: Callable, order: list[int] | None, t: jax.Array
+) -> States:
+    """All lanes at once, one state after the other in an order in which XLA can write in place."""
+    numbers, first = by_state(old.numbers), changes[0]
+    if order is None or len(order) == 1:
+        return _stored(new(numbers, changes), old.entry)
+    made: list = [None] * len(order)
+    for state in order:
+        made[state] = new(numbers, (first, *changes[1:]))[state]
+        first = first._replace(p=after(made[state], t, first.p))
+    return _stored(tuple(made), old.entry)
 
 
 def _lane_by_lane(old: Stored, changes: Changes, new: Callable) -> States:
