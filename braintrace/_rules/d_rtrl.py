@@ -97,8 +97,9 @@ class DRTRL(Rule):
             if len(window.t) <= SHORT:
                 older, xs, delta = [], *_joined([*older, (xs, delta)])
         grads = same_step(network.graph, xs, delta, network.weights)
-        for of_segment in older:
-            few = same_step(network.graph, *of_segment, network.weights, delta.keys() - of_segment[1])
+        for x, of_rows in older:
+            others = delta.keys() - of_rows
+            few = same_step(network.graph, x, of_rows, network.weights, others)
             grads = add_gradients(grads, few)
         return add_gradients(grads, self._history(network, trace, lam, alive))
 
@@ -214,16 +215,15 @@ def _apart(carried: dict) -> tuple[Trace, Steps | None]:
     return trace, carried.get(PENDING)
 
 
-def _joined(pieces: list) -> tuple[dict, dict]:
+def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
     """x and delta of some steps after each other, by op."""
-    joined = tuple(
-        {
-            key: jnp.concatenate([each[key] for each in of_pieces if key in each])
-            for key in of_pieces[-1]
+
+    def together(dicts: list[dict]) -> dict:
+        return {
+            key: jnp.concatenate([each[key] for each in dicts if key in each]) for key in dicts[-1]
         }
-        for of_pieces in zip(*pieces, strict=True)
-    )
-    return joined
+
+    return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
 
 
 def _bytes(trace) -> int:

@@ -67,8 +67,8 @@ class Segment(NamedTuple):
         return Segment(of_groups(graph, kept, self.p), x, q)
 
     def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> dict[str, jax.Array]:
-        """``delta_k = lam . q_k``: a signal at the states after them, sent to each row's y; an op that gets
-        none is left out.
+        """``delta_k = lam . q_k``: a signal at the states after them, sent to each row's y; an op
+        that gets none is left out.
         """
         found: dict[str, jax.Array] = {}
         for pair in pairs(graph):
@@ -82,15 +82,14 @@ class Segment(NamedTuple):
     def read_by(self, later: Segment) -> Segment:
         """The change of the states that a later one reads; the others are left out."""
         read = {g: is_read(p) for g, p in later.p.items()}
-        p = {
-            g: tuple(row if there else (None,) * len(row) for row, there in zip(rows, read[g], strict=True))
-            for g, rows in self.p.items()
-        }
+
+        def chosen(vector: tuple, g: str, zero=None) -> tuple:
+            pairs_of = zip(vector, read[g], strict=True)
+            return tuple(x if there else zero for x, there in pairs_of)
+
+        p = {g: chosen(rows, g, (None,) * len(rows)) for g, rows in self.p.items()}
         q = {
-            key: {
-                g: tuple(a if there else None for a, there in zip(rows, read[g], strict=True))
-                for g, rows in by_group.items()
-            }
+            key: {g: chosen(rows, g) for g, rows in by_group.items()}
             for key, by_group in self.q.items()
         }
         return Segment(p, self.x, q)

@@ -98,6 +98,7 @@ def after(read, t: jax.Array, values):
     first = [jnp.real(leaf).ravel()[0] for leaf in jax.tree.leaves(read) if leaf.size]
     if not first:
         return values
+
     def guarded():
         return jax.tree.map(
             lambda v: v + sum(x.astype(v.dtype) for x in first) if v.size else v, values
