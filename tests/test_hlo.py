@@ -86,6 +86,48 @@ def own_loop(write_every):
     return optimised(run).lower(state, params, xs, ys).compile()
 
 
+def coupled(params, states, x):
+    """Each state reads both, as a membrane and its adaptation do."""
+    v, a = states
+    y = braintrace.matmul(jnp.concatenate([x, v], -1), params['w'])
+    v, a = 0.8 * v - 0.3 * a + jnp.tanh(y), 0.9 * a + 0.1 * jnp.tanh(v)
+    return v @ params['out'], (v, a)
+
+
+def unread(params, states, x):
+    """The second state is read by no new state but through the op, as the h of an LSTM is."""
+    c, h = states
+    c = 0.8 * c + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['w']))
+    return jnp.tanh(c) @ params['out'], (c, jnp.tanh(c))
+
+
+def run_of_two(cell, what):
+    """A compiled run with a trace of two states, donated."""
+    _, params, _, xs, ys = setting()
+    learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(write_every=2))
+    state, optimizer = learner.init(params, (jnp.zeros((B, N)),) * 2, xs[0]), optax.sgd(0.1)
+
+    def run(state, params, xs, ys):
+        if what == 'updates':
+            update = learner.sequence_update(loss, optimizer, write_every=1)
+            return update(params, optimizer.init(params), state, xs, ys)
+        return learner.sequence_grad(loss, window=None)(params, state, xs, ys)
+
+    return optimised(run).lower(state, params, xs, ys).compile()
+
+
+@pytest.mark.parametrize('what', ['updates', 'kept'])
+@pytest.mark.parametrize('cell', [coupled, unread])
+def test_a_trace_of_two_states_is_never_copied(cell, what):
+    """Not where steps that are pending between single steps are written first, either."""
+    made = [
+        opcode
+        for _, result, opcode in instructions(run_of_two(cell, what))
+        if result.startswith(f'f32[{TRACE}]') and opcode not in ('get-tuple-element', 'parameter')
+    ]
+    assert made and 'copy' not in made
+
+
 def trace_bytes():
     return sum(e.nbytes for e in jax.tree.leaves(setting()[2].trace))
 

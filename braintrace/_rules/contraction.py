@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def same_step(
-    graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip=frozenset()
+    graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip: Set[str] = frozenset()
 ) -> OpGradients:
     """Weight gradients of every owned op but those in ``skip``, from inputs and cotangents of y
     stacked over time.

@@ -16,7 +16,7 @@ from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import anywhere
-from .pending import Pending, Steps
+from .pending import SHORT, Pending, Segment, Steps
 from .reading import solve
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -74,12 +74,11 @@ class DRTRL(Rule):
         # push_t  = p_t . D_f,t                 p_{t-1}   = p_t D_t
         credit, steps = backwards(graph, window, keep)
         # gradient = sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >; a reset at the start ends e_0
-        older = None if pending is None else pending.settled(graph)
-        past = older if older is None or resets is None else older.without(graph, resets[0])
+        past = pending if pending is None or resets is None else pending.without(graph, resets[0])
         grads = self._gradient(network, trace, past, window, credit)
         # e_K = p_0 e_0 + sum_t push_t (x) x_t; any reset ends e_0
-        if older is not None and steps is not None:
-            past = older if resets is None else older.without(graph, resets.any(0))
+        if pending is not None and steps is not None:
+            past = pending if resets is None else pending.without(graph, resets.any(0))
             steps = past.joined_to(graph, steps)
         return grads, steps
 
@@ -94,22 +93,24 @@ class DRTRL(Rule):
         """``sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >``; pending steps count as earlier steps
         of the window.
         """
-        xs, (lam, delta), alive = window.x, credit, window.t[0] > 0
+        xs, (lam, delta), alive, older = window.x, credit, window.t[0] > 0, []
         if pending is not None:
-            older = pending.credit(network.graph, lam)
-            delta |= {key: jnp.concatenate([d, delta[key]]) for key, d in older.items()}
-            xs = xs | {key: jnp.concatenate([x, xs[key]]) for key, x in pending.x.items()}
-            lam, alive = pending.pulled(lam), pending.alive
-        grads = same_step(network.graph, xs, delta, network.weights)
+            older, lam = pending.credit(network.graph, lam)
+            alive = pending.alive
+            if len(window.t) <= SHORT:
+                older, xs, delta = [], *_joined([*older, (xs, delta)])
+        grads = _with_rows(same_step(network.graph, xs, delta, network.weights), network, older)
         return add_gradients(grads, self._history(network, trace, lam, alive, window.t[0]))
 
     def close(self, network, trace, pending, t, read):
-        pending = pending._replace(p=after(read, t, pending.p))
+        first, *rest = pending.segments
+        first = first._replace(p=after(read, t, first.p))
+        pending = pending._replace(segments=(first, *rest))
 
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
             weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, pending.change(pair), weights)
+            return renewed(pair.op, pair.coords, old, pending.change(pair), weights, t)
 
         return by_pair(network.graph, one)
 
@@ -135,10 +136,9 @@ class DRTRL(Rule):
             if steps is None:
                 return self._read(network, trace, lam, alive)
             pending = steps.pending(graph, t)
-            others = network.weights.keys() - related.keys()
-            rows = same_step(graph, pending.x, pending.credit(graph, lam), network.weights, others)
-            of_trace = self._read(network, trace, pending.pulled(lam), pending.alive)
-            return add_gradients(rows, of_trace)
+            older, before = pending.credit(graph, lam)
+            of_trace = self._read(network, trace, before, pending.alive)
+            return _with_rows(of_trace, network, older)
 
         return jax.lax.cond(anywhere(alive), of_past, lambda: jax.tree.map(jnp.zeros_like, related))
 
@@ -193,7 +193,8 @@ class DRTRL(Rule):
         trace, steps = _apart(carried)
         if steps is None:
             x, q = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
-            return self.close(network, trace, Pending(t > 0, factors.d, x, q), t, ())
+            steps = Pending(t > 0, (Segment(factors.d, x, q),))
+            return self.close(network, trace, steps, t, ())
         # the write comes before the new step, so that the old and the new state share the trace
         trace = self._written_if(steps.is_full, network, trace, steps, t)
         return {**trace, PENDING: steps.added(network.graph, factors, t)}
@@ -229,6 +230,26 @@ def _apart(carried: dict) -> tuple[Trace, Steps | None]:
     """The trace, and the steps that are pending beside it."""
     trace = {key: of_group for key, of_group in carried.items() if key != PENDING}
     return trace, carried.get(PENDING)
+
+
+def _with_rows(grads: OpGradients, network: Network, older: list) -> OpGradients:
+    """Gradients, and those of earlier steps: pairs of x and the signal at each y, by op."""
+    for x, of_rows in older:
+        others = network.weights.keys() - of_rows
+        few = same_step(network.graph, x, of_rows, network.weights, others)
+        grads = add_gradients(grads, few)
+    return grads
+
+
+def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
+    """x and delta of some steps after each other, by op."""
+
+    def together(dicts: list[dict]) -> dict:
+        return {
+            key: jnp.concatenate([each[key] for each in dicts if key in each]) for key in dicts[-1]
+        }
+
+    return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
 
 
 def _bytes(trace) -> int:

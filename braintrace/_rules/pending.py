@@ -11,10 +11,23 @@ from .._compiler import ETraceGraph, HiddenGroup
 from .._executor import Factors
 from .coordinates import Pair, by_pair, pairs, to_y
 from .lanes import of_groups, of_pairs, of_rows
-from .transition import Transition, Vector, apply, compose, dot, filled, identity, pull
+from .transition import (
+    Transition,
+    Vector,
+    add,
+    apply,
+    compose,
+    dot,
+    filled,
+    identity,
+    is_read,
+    pull,
+)
 from .writing import Change
 
-__all__ = ['Pending', 'Steps', 'group_dtype']
+__all__ = ['SHORT', 'Pending', 'Segment', 'Steps', 'group_dtype']
+
+SHORT = 8  # rows that are copied rather than contracted by themselves
 
 
 def group_dtype(graph: ETraceGraph, group: HiddenGroup):
@@ -23,84 +36,131 @@ def group_dtype(graph: ETraceGraph, group: HiddenGroup):
     return jnp.result_type(*(avals[carry[c]].dtype for c in group.states))
 
 
-class Pending(NamedTuple):
-    """Steps since the trace was written. The trace that counts is
+class Segment(NamedTuple):
+    """Some steps, one after the other, as one change of the trace:
 
-        e = p e_stored + sum over rows k of x_k (x) q_k
+        e <- p e + sum over rows k of x_k (x) q_k
 
-    ``p`` (group -> transition): the decay of the stored trace, in which the lanes ``alive`` count;
-    ``q`` (relation -> group -> vector): ``dh/dy_k`` of the present h.
-
-    ``last``: the factors of the newest step, where it is still to be applied to this ``e``. A state
-    that no new state reads (the h of an LSTM) needs no rows then: that step makes its entry of the
-    others'.
+    ``p`` (group -> transition): the decay of the trace before them; ``q`` (relation -> group ->
+    vector): ``dh/dy_k`` of the h after them.
     """
 
-    alive: jax.Array
     p: dict[str, Transition]
     x: dict[str, jax.Array]
     q: dict[str, dict[str, Vector]]
-    last: Factors | None = None
 
-    def settled(self, graph: ETraceGraph) -> Pending:
-        """The same steps, the last one a row too: ``p <- D p``, ``q_k <- D q_k``, and a row of x
-        and D_f.
-        """
-        if self.last is None:
-            return self
-        x, q = jax.tree.map(lambda a: a[None], (self.last.x, self.last.df))
-        row = Pending(self.alive, self.last.d, {key: x[key] for key in self.x}, q)
-        return self._replace(last=None).joined_to(graph, row)
-
-    def _number(self, pair: Pair) -> int:
+    def number(self, pair: Pair) -> int:
         """The number of rows of a pair."""
         rows = self.x.get(pair.relation.key), pair.of(self.q)
         return next((len(a) for a in jax.tree.leaves(rows)), 0)
 
-    def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
-        """The steps, all of them rows, without the lanes that are reset."""
+    @property
+    def is_short(self) -> bool:
+        """Whether its rows are few enough to be copied."""
+        return all(len(a) <= SHORT for a in jax.tree.leaves((self.x, self.q)))
+
+    def without(self, graph: ETraceGraph, dead: jax.Array) -> Segment:
+        """The steps without the lanes that are reset."""
         ops, kept = {r.key: r.op for r in graph.hidden_param_op_relations}, ~dead
         x = {key: of_rows(graph, ops[key], kept[None], rows) for key, rows in self.x.items()}
-        alive, p = self.alive & kept, of_groups(graph, kept, self.p)
-        return Pending(alive, p, x, of_pairs(graph, kept, self.q, rows=True))
+        q = of_pairs(graph, kept, self.q, rows=True)
+        return Segment(of_groups(graph, kept, self.p), x, q)
 
     def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> dict[str, jax.Array]:
-        """``delta_k = lam . q_k``: a signal at the present states, sent to each row's y."""
-        found: dict[str, list] = {r.key: [] for r in graph.hidden_param_op_relations}
+        """``delta_k = lam . q_k``: a signal at the states after them, sent to each row's y; an op
+        that gets none is left out.
+        """
+        found: dict[str, jax.Array] = {}
         for pair in pairs(graph):
+            key, op = pair.relation.key, pair.op
             delta = dot(pair.gathered(lam, rows=True), pair.of(self.q))
-            if delta is None:
-                shape = (self._number(pair), *pair.op.repeats, *pair.coords.shape)
-                delta = jnp.zeros(shape, pair.op.y_aval.dtype)
-            found[pair.relation.key].append(jax.vmap(lambda d, op=pair.op: to_y(op, d))(delta))
-        return {key: sum(parts) for key, parts in found.items()}
+            if delta is not None:
+                delta = jax.vmap(lambda d, op=op: to_y(op, d))(delta)
+                found[key] = add(found.get(key), delta)
+        return found
 
-    def pulled(self, lam: dict[str, Vector]) -> dict[str, Vector]:
-        """``lam p``: a signal at the present states, pulled back to the stored trace."""
-        return {g: pull(s, self.p[g]) for g, s in lam.items()}
+    def read_by(self, later: Segment) -> Segment:
+        """The change of the states that a later one reads; the others are left out."""
+        read = {g: is_read(p) for g, p in later.p.items()}
 
-    def joined_to(self, graph: ETraceGraph, later: Pending) -> Pending:
-        """These steps, all of them rows, and the later ones of a window: ``p <- p_later p``,
-        ``q_k <- p_later q_k``, then the rows of the window.
+        def chosen(vector: tuple, g: str, zero=None) -> tuple:
+            pairs_of = zip(vector, read[g], strict=True)
+            return tuple(x if there else zero for x, there in pairs_of)
+
+        p = {g: chosen(rows, g, (None,) * len(rows)) for g, rows in self.p.items()}
+        q = {
+            key: {g: chosen(rows, g) for g, rows in by_group.items()}
+            for key, by_group in self.q.items()
+        }
+        return Segment(p, self.x, q)
+
+    def then(self, graph: ETraceGraph, later: Segment) -> Segment:
+        """These steps and later ones as one change: ``p <- p_later p``, ``q_k <- p_later q_k``,
+        then the later rows.
         """
 
         def one(pair: Pair) -> Vector:
             moved = apply(pair.gathered(later.p, rows=True), pair.of(self.q))
             rows = zip(moved, pair.of(later.q), strict=True)
-            numbers = self._number(pair), later._number(pair)
+            numbers = self.number(pair), later.number(pair)
             return tuple(_joined(a, b, *numbers) for a, b in rows)
 
         p = {g: compose(move, self.p[g]) for g, move in later.p.items()}
         x = {key: jnp.concatenate([self.x[key], x]) for key, x in later.x.items()}
-        return Pending(self.alive, p, x, by_pair(graph, one), later.last)
+        return Segment(p, x, by_pair(graph, one))
 
-    def change(self, pair: Pair) -> Change:
-        """The change of one entry by these steps."""
-        x, then = self.x.get(pair.relation.key), None
-        if self.last is not None:
-            newest, q = self.last.x.get(pair.relation.key), pair.of(self.last.df)
-            then = Change(pair.gathered(self.last.d), *jax.tree.map(lambda a: a[None], (newest, q)))
-        return Change(pair.gathered(self.p), x, pair.of(self.q), then)
+
+class Pending(NamedTuple):
+    """Steps since the trace was written: changes in the order of time, of a stored trace in which
+    the lanes ``alive`` count.
+
+    The newest step is a change of its own where no new state reads some state (the h of an LSTM):
+    that state needs no rows of older steps then, since the newest makes its entry of the others'.
+    """
+
+    alive: jax.Array
+    segments: tuple[Segment, ...]
+
+    def without(self, graph: ETraceGraph, dead: jax.Array) -> Pending:
+        """The steps without the lanes that are reset."""
+        return Pending(self.alive & ~dead, tuple(s.without(graph, dead) for s in self.segments))
+
+    def credit(self, graph: ETraceGraph, lam: dict[str, Vector]) -> tuple[list, dict[str, Vector]]:
+        """A signal at the present states: for each segment x and the signal at each row's y, and
+        the signal at the stored trace.
+        """
+        found = []
+        for segment in reversed(self.segments):
+            delta = segment.credit(graph, lam)
+            found.append(({key: x for key, x in segment.x.items() if key in delta}, delta))
+            lam = {g: pull(s, segment.p[g]) for g, s in lam.items()}
+        return found[::-1], lam
+
+    def joined_to(self, graph: ETraceGraph, later: Pending) -> Pending:
+        """These steps and later ones; few rows become one change."""
+        *older, newest = *self.segments, *later.segments
+        after, body = newest, []
+        for segment in reversed(older):
+            after = segment.read_by(after)
+            body.insert(0, after)
+        if all(all(is_read(p)) for p in newest.p.values()):
+            body.append(newest)
+        segments = body[:1]
+        for segment in body[1:]:
+            if segments[-1].is_short and segment.is_short:
+                segments[-1] = segments[-1].then(graph, segment)
+            else:
+                segments.append(segment)
+        if not body or body[-1] is not newest:
+            segments.append(newest)
+        return Pending(self.alive, tuple(segments))
+
+    def change(self, pair: Pair) -> tuple[Change, ...]:
+        """The changes of one entry by these steps."""
+        return tuple(
+            Change(pair.gathered(s.p), s.x.get(pair.relation.key), pair.of(s.q))
+            for s in self.segments
+        )
 
 
 def _joined(a: jax.Array | None, b: jax.Array | None, first: int, second: int):
@@ -169,26 +229,28 @@ class Steps(NamedTuple):
             }
             for key, by_group in self.q.items()
         }
-        return Pending(self.alive, self.p, x, q).without(graph, t == 0)
+        return Pending(self.alive, (Segment(self.p, x, q),)).without(graph, t == 0)
 
     def with_room(self, graph: ETraceGraph, t: jax.Array) -> tuple[Pending, jax.Array]:
         """The pending steps and their number before the step at ``t``: none if the rows were full,
         since the trace is written then.
         """
         pending, full = self.pending(graph, t), self.is_full
-        x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (pending.x, pending.q))
+        (segment,) = pending.segments
+        x, q = jax.tree.map(lambda rows: jnp.where(full, 0, rows), (segment.x, segment.q))
         p = {
             g.name: jax.tree.map(
-                lambda a, b: jnp.where(full, a, b), _no_step(graph, g), pending.p[g.name]
+                lambda a, b: jnp.where(full, a, b), _no_step(graph, g), segment.p[g.name]
             )
             for g in graph.hidden_groups
         }
         alive = jnp.where(full, t > 0, pending.alive)
-        return Pending(alive, p, x, q), jnp.where(full, 0, self.number)
+        return Pending(alive, (Segment(p, x, q),)), jnp.where(full, 0, self.number)
 
     def added(self, graph: ETraceGraph, factors: Factors, t: jax.Array) -> Steps:
         """One step more: ``p <- D p``, ``q_k <- D q_k``, and a row of x and D_f."""
         pending, number = self.with_room(graph, t)
+        (segment,) = pending.segments
 
         def placed(rows, new):
             return tuple(
@@ -196,13 +258,13 @@ class Steps(NamedTuple):
             )
 
         def one(pair: Pair):
-            old = pair.of(pending.q)
+            old = pair.of(segment.q)
             moved = filled(apply(pair.gathered(factors.d, rows=True), old), old)
             new = filled(pair.of(factors.df), tuple(o[0] for o in old))
             return tuple(zip(*map(placed, moved, new), strict=True))
 
-        p = {g: filled(compose(d, pending.p[g]), pending.p[g]) for g, d in factors.d.items()}
-        x = {key: placed(rows, factors.x[key]) for key, rows in pending.x.items()}
+        p = {g: filled(compose(d, segment.p[g]), segment.p[g]) for g, d in factors.d.items()}
+        x = {key: placed(rows, factors.x[key]) for key, rows in segment.x.items()}
         return Steps(pending.alive, p, x, by_pair(graph, one), number + 1)
 
 

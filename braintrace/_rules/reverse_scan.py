@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .coordinates import by_pair, pairs, to_y
 from .lanes import of_groups, of_pairs, of_rows
-from .pending import Pending, group_dtype
+from .pending import Pending, Segment, group_dtype
 from .rule import Window
 from .transition import (
     Transition,
@@ -43,51 +43,69 @@ class Credit(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The carry of the scan."""
+    """The carry of the scan: what stands after a step."""
 
     lam: dict[str, Vector]
     p: dict[str, Transition]
-    dead: jax.Array | None  # lanes that are reset at a later step
 
 
 def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
     """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    resets = window.resets
+    t, resets, (ds, _, _) = window.t, window.resets, window.steps.like
     # the newest step stays apart from the rows where a state is read by no new state
-    split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
+    split = keep and any(not all(is_read(d)) for d in ds.values())
+    dead = None if resets is None else _reset_later(resets)
 
-    def back(after: _State, at):
-        row, reset, is_last = at
-        d, df, (dy, c, _) = window.steps.open(row)
-        delta = dict(dy)
-        for pair in pairs(graph):
-            credit = dot(pair.gathered(after.lam), pair.of(df))
-            if credit is not None:
-                delta[pair.relation.key] += to_y(pair.op, credit)
-        pushes = {}
+    def made(after: _State, row, later):
+        """What a step sends to each y, and with ``keep`` what h owes to each y."""
+        _, df, (dy, _, _) = window.steps.open(row)
+        delta, pushes = _delta(graph, after.lam, df, dy), {}
         if keep:
             pushes = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
-            if reset is not None:
-                pushes = of_pairs(graph, ~after.dead, pushes)
+            pushes = pushes if later is None else of_pairs(graph, ~later, pushes)
+        return delta, pushes
 
+    def back(after: _State, at):
+        row, later, reset, is_last = at
+        d, _, (_, c, _) = window.steps.open(row)
         lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
         p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
         if split:  # p starts before the last step
             p = {g: _started(s, is_last) for g, s in p.items()}
-        if reset is None:
-            return _State(lam, p, None), (delta, pushes)
-        # nothing crosses a reset, in either direction
-        dead = after.dead | reset
-        lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~dead, p)
-        return _State(lam, p, dead), (delta, pushes)
+        if reset is not None:  # nothing crosses a reset, in either direction
+            lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
+        return _State(lam, p), after if late else made(after, row, later)
 
-    number = len(window.t)
-    at = window.steps.rows, resets, jnp.arange(number) == number - 1 if split else None
-    before, (delta, pushes) = jax.lax.scan(back, _end(graph, window, keep, split), at, reverse=True)
+    is_last = jnp.arange(len(t)) == len(t) - 1 if split else None
+    end, of_y = _end(graph, window, keep, split), (window.steps.rows, dead)
+    # rows for wide ys are made after the loop, of the smaller ones for the states
+    one = jax.tree.map(lambda a: a[0], of_y)
+    late = keep and 2 * _size(end) <= _size(jax.eval_shape(made, end, *one))
+    before, found = jax.lax.scan(back, end, (*of_y, resets, is_last), reverse=True)
+    delta, q = jax.vmap(made, axis_size=len(t))(found, *of_y) if late else found
     credit = Credit(before.lam, delta)
     if not keep:
         return credit, None
-    return credit, _as_pending(graph, window, before.p, pushes, split)
+    return credit, _as_pending(graph, window, (before.p, q), dead, split)
+
+
+def _size(tree) -> int:
+    return sum(a.size for a in jax.tree.leaves(tree))
+
+
+def _reset_later(resets: jax.Array) -> jax.Array:
+    """Of each step the lanes that a later step resets."""
+    return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
+
+
+def _delta(graph: ETraceGraph, lam: dict[str, Vector], df: dict, dy: dict) -> dict[str, jax.Array]:
+    """``dy + lam . D_f`` of every op."""
+    delta = dict(dy)
+    for pair in pairs(graph):
+        credit = dot(pair.gathered(lam), pair.of(df))
+        if credit is not None:
+            delta[pair.relation.key] += to_y(pair.op, credit)
+    return delta
 
 
 def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
@@ -114,8 +132,7 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
                 else (None,) * len(row)
                 for s, row in enumerate(rows)
             )
-    dead = None if window.resets is None else jnp.zeros_like(window.resets[0])
-    return _State(lam, p, dead)
+    return _State(lam, p)
 
 
 def _started(p: Transition, here: jax.Array) -> Transition:
@@ -130,31 +147,33 @@ def _started(p: Transition, here: jax.Array) -> Transition:
 
 
 def _as_pending(
-    graph: ETraceGraph, window: Window, p: dict[str, Transition], pushes: dict, split: bool
+    graph: ETraceGraph,
+    window: Window,
+    made: tuple[dict[str, Transition], dict],
+    dead: jax.Array | None,
+    split: bool,
 ) -> Pending:
-    """A window's steps as pending rows: ``p`` moves the states before it to its end, where h owes
-    ``pushes`` to each step's y.
+    """A window's steps as pending rows. ``made``: ``p``, which moves the states before it to its
+    end, where h owes ``q`` to each step's y.
     """
-    t, resets = window.t, window.resets
+    t, resets, newest, (p, q) = window.t, window.resets, window.newest, made
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in window.x.items() if key in related}
-    alive = t[0] > 0
-    if resets is not None:
-        # the lanes that no later step resets
-        kept = ~(jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0)
-        x = {key: of_rows(graph, related[key], kept, rows) for key, rows in x.items()}
-        alive = alive & ~resets.any(0)
-    last = None
-    if split:
-        last = window.newest
-        x, pushes = jax.tree.map(lambda a: a[:-1], (x, pushes))
-    if len(t) > split:
-        # of the diagonal with which p started, only what a step carries on is left
-        p = {
-            g: tuple(
-                tuple(e if there else None for e, there in zip(*row, strict=True))
-                for row in zip(rows, closure(window.steps.like[0][g]), strict=True)
-            )
-            for g, rows in p.items()
-        }
-    return Pending(alive, p, x, pushes, last)
+    alive = t[0] > 0 if resets is None else (t[0] > 0) & ~resets.any(0)
+    of_last = {key: newest.x[key] for key in x}, newest.df
+    last = Segment(newest.d, *jax.tree.map(lambda a: a[None], of_last))
+    if split and len(t) == 1:
+        return Pending(alive, (last,))
+    if dead is not None:
+        x = {key: of_rows(graph, related[key], ~dead, rows) for key, rows in x.items()}
+    # of the diagonal with which p started, only what a step carries on is left
+    p = {
+        g: tuple(
+            tuple(e if there else None for e, there in zip(*row, strict=True))
+            for row in zip(rows, closure(newest.d[g]), strict=True)
+        )
+        for g, rows in p.items()
+    }
+    if not split:
+        return Pending(alive, (Segment(p, x, q),))
+    return Pending(alive, (Segment(p, *jax.tree.map(lambda a: a[:-1], (x, q))), last))

@@ -111,8 +111,11 @@ def after(read, t: jax.Array, values):
     first = [jnp.real(leaf).ravel()[0] for leaf in jax.tree.leaves(read) if leaf.size]
     if not first:
         return values
-    never = jnp.any(t < 0)
-    return jax.tree.map(
-        lambda v: jnp.where(never, v + sum(x.astype(v.dtype) for x in first), v) if v.size else v,
-        values,
-    )
+
+    def guarded():
+        return jax.tree.map(
+            lambda v: v + sum(x.astype(v.dtype) for x in first) if v.size else v, values
+        )
+
+    # a branch, since an expression would be made again for each number of the trace
+    return jax.lax.cond(jnp.any(t < 0), guarded, lambda: values)

@@ -13,16 +13,17 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .contraction import in_parts, op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
-from .storage import Entry, States, Stored, by_name, by_state, one_lane, stored
-from .transition import Transition, Vector, dense, is_read
+from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
+from .transition import Transition, Vector, compose, dense, is_read
 
 __all__ = ['Change', 'has_kernel', 'renewed']
 
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
+SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
 
 
 class Change(NamedTuple):
-    """The change of one entry, then the change ``then``; factors are at its relation's coordinates.
+    """The change of one entry; factors are at its relation's coordinates.
 
     e <- p e + sum over rows k of x_k (x) q_k
     """
@@ -30,7 +31,6 @@ class Change(NamedTuple):
     p: Transition
     x: jax.Array | None
     q: Vector
-    then: Change | None = None
 
     @property
     def rows(self) -> int:
@@ -43,26 +43,32 @@ class Change(NamedTuple):
 
     def lane(self, b) -> Change:
         """The change of one lane, with an axis of size 1."""
-        then = None if self.then is None else self.then.lane(b)
-        x, q = one_lane((self.x, self.q), b, 1)
-        return Change(one_lane(self.p, b), x, q, then)
+        return Change(one_lane(self.p, b), *one_lane((self.x, self.q), b, 1))
 
 
-def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry) -> States:
-    """The stored entry after a change."""
+Changes = tuple[Change, ...]  # one after the other
+
+
+def renewed(
+    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry, t: jax.Array
+) -> States:
+    """The stored entry after some changes, at step count ``t``."""
+    rows = max(change.rows for change in changes)
     # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
-    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
-    if change.rows == 1 and change.then is None and alike and has_kernel(op, coords):
-        return _by_kernel(op, coords, old, change, weights)
+    of_rows = jax.tree.leaves([change.q for change in changes])
+    alike = all(is_complex(q) == is_complex(op.y_aval) for q in of_rows)
+    if rows == 1 and len(changes) == 1 and alike and has_kernel(op, coords):
+        return _by_kernel(op, coords, old, changes[0], weights)
 
-    def new(entry: Vector, change: Change, summed: Callable) -> Vector:
+    def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
         """The new entry; ``summed(change)`` is its sum over rows."""
-        entry = added(carry(op, coords, change.p, entry), summed(change))
-        return entry if change.then is None else new(entry, change.then, summed)
+        for change in changes:
+            entry = added(carry(op, coords, change.p, entry), summed(change))
+        return entry
 
     def multiplied_out(change):
-        rows = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
-        return functools.reduce(added, rows) if rows else (None,) * len(change.q)
+        made = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
+        return functools.reduce(added, made) if made else (None,) * len(change.q)
 
     def contracted(change):
         return accumulate(op, coords, change.x, change.q, weights)
@@ -74,27 +80,62 @@ def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights
         of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
         return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
 
-    def all_at_once(entry):
-        numbers = by_state(old._replace(entry=entry).numbers)
-        return _stored(new(numbers, change, contracted), entry)
+    def all_at_once(entry, order=None):
+        here = old._replace(entry=entry)
+        summed = multiplied_out if few else contracted
+        return _state_by_state(here, changes, lambda *at: new(*at, summed), order, t)
 
     def lane_by_lane(entry):
-        return _lane_by_lane(old._replace(entry=entry), change, lambda *at: new(*at, of_one_lane))
+        return _lane_by_lane(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
 
-    if change.rows <= FEW_ROWS:
-        return _stored(new(by_state(old.numbers), change, multiplied_out), old.entry)
+    few, order = rows <= FEW_ROWS, _order(changes)
+    terms = max(sum(x is not None for x in row) for row in changes[0].p)
+    # one row for states that are made of several: XLA's code for it is slower than lane by lane
+    if few and order is not None and (terms < 2 or rows > 1):
+        return all_at_once(old.entry, order)
     if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
-        return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
+        lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
+        if not few or lane > SMALL_LANE:
+            return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
 
 
-def _lane_by_lane(old: Stored, change: Change, new: Callable) -> States:
+def _order(changes: Changes) -> list[int] | None:
+    """An order of the states in which each is read for the last time when it is written, if there
+    is one.
+    """
+    reads = functools.reduce(lambda p, change: compose(change.p, p), changes[1:], changes[0].p)
+    left, order = list(range(len(reads))), []
+    while left:
+        free = [s for s in left if all(reads[r][s] is None for r in left if r != s)]
+        if not free:
+            return None
+        order.append(free[0])
+        left.remove(free[0])
+    return order
+
+
+def _state_by_state(
+    old: Stored, changes: Changes, new: Callable, order: list[int] | None, t: jax.Array
+) -> States:
+    """All lanes at once, one state after the other in an order in which XLA can write in place."""
+    numbers, first = by_state(old.numbers), changes[0]
+    if order is None or len(order) == 1:
+        return _stored(new(numbers, changes), old.entry)
+    made: list = [None] * len(order)
+    for state in order:
+        made[state] = new(numbers, (first, *changes[1:]))[state]
+        first = first._replace(p=after(made[state], t, first.p))
+    return _stored(tuple(made), old.entry)
+
+
+def _lane_by_lane(old: Stored, changes: Changes, new: Callable) -> States:
     """Each lane in turn: one product of matrices, written in place.
 
     A lane's old numbers are read one turn ahead. Each new state is made of several old ones, so
     XLA would copy all of them to write one of them.
     """
-    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(change.p)
+    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
 
     def lane(entry, b):
         read = {
@@ -106,7 +147,7 @@ def _lane_by_lane(old: Stored, change: Change, new: Callable) -> States:
     def write(b, carried):
         entry, numbers = carried
         here = Stored(numbers, old.alive_in(b), old.dtype)
-        made = new(by_state(here.numbers), change.lane(b))
+        made = new(by_state(here.numbers), tuple(change.lane(b) for change in changes))
         entry = _stored(made, entry, lambda e, x: jax.lax.dynamic_update_slice_in_dim(e, x, b, 0))
         return entry, lane(entry, jnp.minimum(b + 1, lanes - 1))
 
