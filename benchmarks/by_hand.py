@@ -177,7 +177,7 @@ def backward(kind: Kind, stored: tuple, dy: Array, lowest: bool):
 
 
 def recurrent(name: str, p: dict, hidden: dict, x: Array, lowest: bool):
-    """The outputs of a layer, and a function from their gradient to those of its parameters and of
+    """The outputs of a layer, and a function from their gradients to those of its parameters and of
     its inputs.
     """
     kind, of_pictures = KINDS[name], None
@@ -188,26 +188,29 @@ def recurrent(name: str, p: dict, hidden: dict, x: Array, lowest: bool):
     y, stored = forward(kind, weights, kind.start(hidden), x)
 
     def pull(dy):
-        grads, dx = backward(kind, stored, dy, lowest and not of_pictures)
+        grads, dx = backward(kind, stored, *dy, lowest and not of_pictures)
         return (grads | of_pictures(dx)[0], None) if of_pictures else (grads, dx)
 
-    return y, pull
+    return (y,), pull
 
 
 def gradient(spec, params: dict, hidden: dict, xs: Array, ys: Array, associative=False) -> dict:
     """The gradient of the mean over time of each step's mean squared error, by parameter."""
-    pulls, x, names = [], xs, {n[:-1] for n in params if n[-1].isdigit()}
+    pulls, x, names = [], (xs,), {n[:-1] for n in params if n[-1].isdigit()}
     for k in range(spec.layers):
-        given = of_layer(names, params, k), of_layer(spec.cell.states, hidden, k), x
+        given = of_layer(names, params, k), of_layer(spec.cell.states, hidden, k)
+        below = x[0] if len(x) == 1 else jnp.concatenate(x, -1)
         if spec.kind in LINEAR:
-            x, pull = LINEAR[spec.kind](*given, k == 0, associative)
+            x, pull = LINEAR[spec.kind](*given, below, associative)
         else:
-            x, pull = recurrent(spec.kind, *given, k == 0)
+            x, pull = recurrent(spec.kind, *given, below, k == 0)
         pulls.append(pull)
-    signal = 2 / ys.size * (flat(x) @ params['out'] - flat(ys))
-    grads = {'out': flat(x).T @ signal}
-    dy = (signal @ params['out'].T).reshape(x.shape)
+    out = jnp.split(params['out'], len(x))
+    signal = 2 / ys.size * (sum(flat(part) @ w for part, w in zip(x, out)) - flat(ys))
+    grads = {'out': jnp.concatenate([flat(part).T @ signal for part in x])}
+    dy = [(signal @ w.T).reshape(part.shape) for part, w in zip(x, out)]
     for k in reversed(range(spec.layers)):
-        of_k, dy = pulls[k](dy)
+        of_k, dx = pulls[k](tuple(dy))
         grads |= {f'{name}{k}': g for name, g in of_k.items()}
+        dy = [] if k == 0 else jnp.split(dx, len(dy), -1)
     return grads

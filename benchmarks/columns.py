@@ -110,7 +110,7 @@ UPDATES = (
             f'the same with `write_every={k}`',
             everywhere=False,
             write_every=k,
-        )
+        )._replace(kinds=ONE_STATE)
         for k in (1, 2, 4, 8)
     ],
     ours(
@@ -166,6 +166,7 @@ ON_DEVICE = (
     ours('d_rtrl drop', 'sequence_grad', '`functional`', 'jax.jit', keep=False),
     ours('d_rtrl trace', 'sequence_grad', '`functional`', 'jax.jit', keep=True),
 )
+EAGER = ours('learner(x)', 'eager', '`learner(x)` step by step from Python')
 SCALING = (BPTT, BY_HAND, DROP, TRACE, ES_TRACE, TRAIN)
 # Columns of SEQUENCES whose first call is timed, by their rule.
 FIRST = {

@@ -49,90 +49,104 @@ def behind(first: Array, rest: Array) -> Array:
     return jnp.concatenate([first[None], rest[:-1]])
 
 
-def mingru(p: dict, hidden: dict, x: Array, lowest: bool, associative: bool):
-    """The outputs, and a function from their gradient to those of parameters and inputs."""
+def mingru(p: dict, hidden: dict, x: Array, associative: bool):
+    """The outputs, and a function from their gradients to those of parameters and inputs."""
     weights = jnp.concatenate([p['z'], p['h']], -1)
     z, v = jnp.split(product(x, weights), 2, -1)
     z = sigmoid(z)
     h = run(1 - z, z * v, hidden['state'], associative)
 
     def pull(dy):
+        (dy,) = dy
         # the step after multiplies the gradient with its own gate
         later = jnp.concatenate([1 - z[1:], jnp.zeros_like(z[:1])])
         g = run(later, dy, jnp.zeros_like(dy[0]), associative, reverse=True)
         dz = g * (v - behind(hidden['state'], h)) * z * (1 - z)
         d = jnp.concatenate([dz, g * z], -1)
         of_z, of_h = jnp.split(flat(x).T @ flat(d), 2, -1)
-        return {'z': of_z, 'h': of_h}, None if lowest else product(d, weights.T)
+        return {'z': of_z, 'h': of_h}, product(d, weights.T)
 
-    return h, pull
+    return (h,), pull
 
 
-def rotated(a: Array, b: Array, p: tuple, h: tuple, reverse: bool = False) -> tuple:
+def turned(a: Array, b: Array, p: tuple, h: tuple, associative: bool) -> tuple:
     """All states of ``h = (a + ib) h + p`` in real and imaginary parts."""
+    if associative:
+        z = run(a + 1j * b, p[0] + 1j * p[1], h[0] + 1j * h[1], True)
+        return z.real, z.imag
 
     def step(h, p):
         h = a * h[0] - b * h[1] + p[0], b * h[0] + a * h[1] + p[1]
         return h, h
 
-    return jax.lax.scan(step, h, p, reverse=reverse)[1]
+    return jax.lax.scan(step, h, p)[1]
 
 
-def turned(a: Array, b: Array, p: tuple, h: tuple, associative: bool, reverse: bool = False):
-    if not associative:
-        return rotated(a, b, p, h, reverse)
-    z = run(a + 1j * b, p[0] + 1j * p[1], h[0] + 1j * h[1], True, reverse)
+def turned_back(a: Array, b: Array, dy: tuple, states: tuple, h: tuple, associative: bool):
+    """The gradients of a, of b and of the products, from those of the states."""
+    zero = jnp.zeros_like(h[0])
+    if associative:
+        g, q = z = turned_in_reverse(a, b, dy)
+        old_re, old_im = behind(h[0], states[0]), behind(h[1], states[1])
+        return (g * old_re + q * old_im).sum((0, 1)), (q * old_re - g * old_im).sum((0, 1)), z
+
+    def step(carry, at):
+        (g, q, da, db), (dre, dim, re, im) = carry, at
+        # g and q are those of the step after, which read these states
+        da, db = da + g * re + q * im, db + q * re - g * im
+        g, q = a * g + b * q + dre, a * q - b * g + dim
+        return (g, q, da, db), (g, q)
+
+    (g, q, da, db), z = jax.lax.scan(step, (zero,) * 4, (*dy, *states), reverse=True)
+    da, db = da + g * h[0] + q * h[1], db + q * h[0] - g * h[1]
+    return da.sum(0), db.sum(0), z
+
+
+def turned_in_reverse(a: Array, b: Array, dy: tuple) -> tuple:
+    z = dy[0] + 1j * dy[1]
+    z = run(a - 1j * b, z, jnp.zeros_like(z[0]), True, reverse=True)
     return z.real, z.imag
 
 
-def pair_loop(a: Array, b: Array, weights: Array, h: tuple, x: Array, associative: bool):
-    """The outputs of an LRU, and a function from their gradient to those of a, b, the weights and
-    the products.
+def pair_loop(a: Array, b: Array, weights: tuple, h: tuple, x: Array, associative: bool):
+    """Both parts of the states of an LRU, and a function from their gradients to those of a, b, the
+    weights and the inputs.
     """
-    re, im = turned(a, b, tuple(jnp.split(product(x, weights), 2, -1)), h, associative)
+    states = turned(a, b, tuple(product(x, w) for w in weights), h, associative)
 
     def pull(dy):
-        zero = jnp.zeros_like(h[0])
-        given = tuple(jnp.split(dy, 2, -1))
-        g, q = turned(a, -b, given, (zero, zero), associative, reverse=True)
-        old_re, old_im = behind(h[0], re), behind(h[1], im)
-        da = (g * old_re + q * old_im).sum((0, 1))
-        db = (q * old_re - g * old_im).sum((0, 1))
-        d = jnp.concatenate([g, q], -1)
-        return da, db, jnp.split(flat(x).T @ flat(d), 2, -1), d
+        da, db, d = turned_back(a, b, dy, states, h, associative)
+        of_weights = [flat(x).T @ flat(part) for part in d]
+        return da, db, of_weights, sum(product(part, w.T) for part, w in zip(d, weights))
 
-    return jnp.concatenate([re, im], -1), pull
+    return states, pull
 
 
-def lru(p: dict, hidden: dict, x: Array, lowest: bool, associative: bool):
-    """The outputs, and a function from their gradient to those of parameters and inputs."""
-    weights = jnp.concatenate([p['b_re'], p['b_im']], -1)
+def lru(p: dict, hidden: dict, x: Array, associative: bool):
+    """The outputs, and a function from their gradients to those of parameters and inputs."""
 
     def parts(nu, theta):
         r, angle = radius_of(nu), jnp.exp(theta)
         return r * jnp.cos(angle), r * jnp.sin(angle)
 
     (a, b), of_parts = jax.vjp(parts, p['nu'], p['theta'])
-    y, of_loop = pair_loop(a, b, weights, (hidden['re'], hidden['im']), x, associative)
+    weights, h = (p['b_re'], p['b_im']), (hidden['re'], hidden['im'])
+    y, of_loop = pair_loop(a, b, weights, h, x, associative)
 
     def pull(dy):
-        da, db, of_weights, d = of_loop(dy)
-        values = *of_parts((da, db)), *of_weights
-        dx = None if lowest else product(d, weights.T)
-        return dict(zip(('nu', 'theta', 'b_re', 'b_im'), values)), dx
+        da, db, of_weights, dx = of_loop(dy)
+        return dict(zip(('nu', 'theta', 'b_re', 'b_im'), (*of_parts((da, db)), *of_weights))), dx
 
     return y, pull
 
 
-def lru_complex(p: dict, hidden: dict, x: Array, lowest: bool, associative: bool):
+def lru_complex(p: dict, hidden: dict, x: Array, associative: bool):
     """The same of complex parameters; JAX's gradient of a real loss is the conjugate one."""
-    weights = jnp.concatenate([p['b'].real, p['b'].imag], -1)
-    h = hidden['state'].real, hidden['state'].imag
+    weights, h = (p['b'].real, p['b'].imag), (hidden['state'].real, hidden['state'].imag)
     y, of_loop = pair_loop(p['lam'].real, p['lam'].imag, weights, h, x, associative)
 
     def pull(dy):
-        da, db, (re, im), d = of_loop(dy)
-        dx = None if lowest else product(d, weights.T)
+        da, db, (re, im), dx = of_loop(dy)
         return {'lam': da - 1j * db, 'b': re - 1j * im}, dx
 
     return y, pull

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from columns import (
+    EAGER,
     FIRST,
     OF_CELLS,
     ON_DEVICE,
@@ -35,6 +36,7 @@ from columns import (
     windows_of,
 )
 from rows import (
+    CALLED_BY_STEPS,
     CELLS,
     CORNERS,
     MAIN,
@@ -245,8 +247,11 @@ def measure_memory(pairs, repeats):
 
 
 def measure_once(pairs, repeats):
-    """First calls, ours and the public package's in turn, and the time of importing."""
+    """First calls, ours and the public package's in turn, the time of importing, and calls of the
+    learner from Python.
+    """
     found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
+    found['eager'] = of_ours(pairs, CALLED_BY_STEPS, lambda spec: (EAGER,), repeats)
     for pair, workers in pairs.items():
         for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
             for rule, names in FIRST.items():

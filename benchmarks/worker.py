@@ -157,6 +157,19 @@ def own_loop(spec, options=()):
     return lambda xs, ys: brainstate.transform.for_loop(step, xs, ys), (xs, ys)
 
 
+def eager(spec):
+    """Each step a call of the learner from Python."""
+    learner, xs, _ = learner_of(spec, 'd_rtrl')
+    steps = list(xs)
+
+    def run():
+        for x in steps:
+            y = learner(x)
+        return y
+
+    return run, ()
+
+
 def read_and_write(spec):
     """``spec.steps`` donated reads and writes of an array of the trace's size."""
     bump = jax.jit(lambda e: e * 0.5 + 1.0, donate_argnums=0)
@@ -197,7 +210,7 @@ def large_product(spec):
     return jnp.matmul, (jnp.ones((size, size)), jnp.ones((size, size)))
 
 
-MODELS = (grad, bptt, by_hand, sequence_grad, bare, evolve, train, own_loop)
+MODELS = (grad, bptt, by_hand, sequence_grad, bare, evolve, train, own_loop, eager)
 TASKS = {f.__name__: f for f in (*MODELS, read_and_write, product, copy, large_product)}
 CALLS = {
     'brainstate.transform.jit': brainstate.transform.jit,
