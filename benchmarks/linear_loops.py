@@ -49,22 +49,35 @@ def behind(first: Array, rest: Array) -> Array:
     return jnp.concatenate([first[None], rest[:-1]])
 
 
+def gated_back(z: Array, v: Array, old: Array, dy: Array, associative: bool):
+    """The gradients of both products of a minGRU, from those of its states."""
+
+    def apart(g, z, v, old):
+        return g * (v - old) * z * (1 - z), g * z
+
+    zero = jnp.zeros_like(dy[0])
+    if associative:
+        # the step after multiplies the gradient with its own gate
+        later = jnp.concatenate([1 - z[1:], zero[None]])
+        return apart(run(later, dy, zero, True, reverse=True), z, v, old)
+
+    def step(g, at):
+        z, v, old, dy = at
+        g = g + dy
+        return g * (1 - z), apart(g, z, v, old)
+
+    return jax.lax.scan(step, zero, (z, v, old, dy), reverse=True)[1]
+
+
 def mingru(p: dict, hidden: dict, x: Array, associative: bool):
     """The outputs, and a function from their gradients to those of parameters and inputs."""
-    weights = jnp.concatenate([p['z'], p['h']], -1)
-    z, v = jnp.split(product(x, weights), 2, -1)
-    z = sigmoid(z)
-    h = run(1 - z, z * v, hidden['state'], associative)
+    z, v, first = sigmoid(product(x, p['z'])), product(x, p['h']), hidden['state']
+    h = run(1 - z, z * v, first, associative)
 
     def pull(dy):
-        (dy,) = dy
-        # the step after multiplies the gradient with its own gate
-        later = jnp.concatenate([1 - z[1:], jnp.zeros_like(z[:1])])
-        g = run(later, dy, jnp.zeros_like(dy[0]), associative, reverse=True)
-        dz = g * (v - behind(hidden['state'], h)) * z * (1 - z)
-        d = jnp.concatenate([dz, g * z], -1)
-        of_z, of_h = jnp.split(flat(x).T @ flat(d), 2, -1)
-        return {'z': of_z, 'h': of_h}, product(d, weights.T)
+        dz, dv = gated_back(z, v, behind(first, h), *dy, associative)
+        grads = {'z': flat(x).T @ flat(dz), 'h': flat(x).T @ flat(dv)}
+        return grads, product(dz, p['z'].T) + product(dv, p['h'].T)
 
     return (h,), pull
 

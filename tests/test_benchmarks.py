@@ -120,8 +120,8 @@ def in_float64(arrays, add=0.0):
     )
 
 
-BY_HAND = [(kind, False) for kind in ('gru', 'alif', 'lru', 'mingru', 'conv_lstm')]
-BY_HAND += [(kind, False) for kind in ('rnn', 'lstm', 'alif3', 'lif_syn', 'lru_complex')]
+BY_HAND = [(kind, False) for kind in ('rnn', 'gru', 'lstm', 'conv_lstm', 'alif', 'alif3')]
+BY_HAND += [(kind, False) for kind in ('lif_syn', 'lru', 'lru_complex', 'mingru')]
 BY_HAND += [(kind, True) for kind in ('lru', 'lru_complex', 'mingru')]
 
 
