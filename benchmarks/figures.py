@@ -123,9 +123,23 @@ def lane(found: dict, pair: str) -> str:
     return f'Python {at["python"]}, JAX {at["jax"]}' if at else '(not measured)'
 
 
+def runs(found: dict) -> str:
+    """Which parts are of which run, if there were several."""
+    parts = sorted(found.keys() - {'runs', 'environments'})
+    of_run: dict = {}
+    for part in parts:
+        of_run.setdefault(found.get('runs', {}).get(part, {}).get('run', 'earlier'), []).append(
+            part
+        )
+    if len(of_run) < 2:
+        return 'All figures are of one run.'
+    each = '; '.join(f'{run}: {", ".join(names)}' for run, names in sorted(of_run.items()))
+    return f'The figures are of several runs, so compare within a row only ({each}).'
+
+
 def figures(found: dict) -> dict:
     """Each figure of the two texts, by the name of its placeholder."""
-    values = beside_bptt(found)
+    values = beside_bptt(found) | {'runs': runs(found)}
     for pair in PAIRS:
         values |= beside_public(found, pair)
     return values | of_this_package(found)

@@ -316,12 +316,13 @@ def main():
     }
     path = HERE / 'results' / f'{machine()}.json'
     found = json.loads(path.read_text()) if path.exists() else {}
+    begun = time.strftime('%Y-%m-%d %H:%M', time.gmtime())
     for part in args.parts:
         print(part, flush=True)
         start = time.perf_counter()
         found[part] = PARTS[part](pairs, args.repeats)
         seconds = round(time.perf_counter() - start)
-        found.setdefault('seconds', {})[part] = seconds
+        found.setdefault('runs', {})[part] = {'run': begun, 'seconds': seconds}
         print(f'{part}: {seconds} s', flush=True)
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + '\n')

@@ -23,7 +23,6 @@ SEVERAL = ('lstm', 'alif', 'alif3', 'lif_syn', 'lru', 'lru_complex')
 UPDATED = (*MAIN, ('lstm', 128, 128, 100), ('alif', 100, 40, 100))
 CORNERS = (
     ('gru', 128, 128, 100, 16, 1),
-    ('lstm', 128, 128, 100, 16, 1),
     *[('lstm', 128, 128, t, 16, 1) for t in (10, 30)],
     *[('lstm', 128, 128, 100, b, 1) for b in (1, 256)],
     ('lstm', 64, 64, 200, 16, 1),

@@ -250,6 +250,14 @@ def test_auto_is_compared_with_the_fastest_fixed_window(bench, found):
     assert '| 32 | 2 |' in table[2]
 
 
+def test_the_page_says_whether_its_parts_are_of_one_run(bench, found):
+    parts = found.keys() - {'environments'}
+    found['runs'] = {part: {'run': 'monday', 'seconds': 1} for part in parts}
+    assert bench.figures.runs(found) == 'All figures are of one run.'
+    del found['runs']['windows']
+    assert 'earlier: windows; monday: cells' in bench.figures.runs(found)
+
+
 def test_an_aim_says_how_many_rows_reach_it(bench, found):
     rows = [row for row in found['cells'] if row['pair'] == 'oldest']
     for row in rows:
