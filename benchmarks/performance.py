@@ -170,7 +170,7 @@ def measure_cells(pairs, repeats):
 
 def measure_windows(pairs, repeats):
     """``window='auto'`` beside fixed windows."""
-    return of_ours(pairs, (*MAIN, *CELLS), lambda spec: windows_of(spec[3]), min(repeats, 5))
+    return of_ours(pairs, (*MAIN, *CELLS), lambda spec: windows_of(spec[3]), min(repeats, TURNS))
 
 
 def measure_updates(pairs, repeats):
