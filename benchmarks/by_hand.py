@@ -2,7 +2,7 @@
 
 Values that do not depend on the previous state are one large product: the inputs' products, the
 readout and the loss in the forward pass, every weight's gradient in the backward pass. The loops
-over time hold the products with the recurrent weights alone. Nothing of ``braintrace`` is used.
+over time hold the products with the recurrent weights alone, or no product (``linear_loops.py``).
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from cells import ADAPTATION, LEAK, SLOW, SYNAPSE, THRESHOLD, adapted, encoder, slope, spike
 from jax import Array
 from jax.nn import sigmoid
+from linear_loops import LINEAR, flat
+from models import of_layer
 
 
 class Kind(NamedTuple):
     """A kind of layer; ``u`` are the recurrent weights of all its gates side by side.
 
-    ``gates`` are the names of its weights. ``forward(u, h, p) -> (new states, kept)`` takes the old
-    states and the products ``p`` of the input; the backward pass needs ``kept``.
-    ``backward(u.T, h, kept, dh)`` turns gradients of the new states into gradients of the products
-    and of the old states. ``sources(h, kept)`` are the arrays with which each gate's recurrent
-    weights are multiplied.
+    ``gates`` are the names of its weights. ``start(hidden)`` are the first states, that of the
+    output in front. ``forward(u, h, p) -> (new states, kept)`` takes the old states and the
+    products ``p`` of the input; the backward pass needs ``kept``. ``backward(u.T, h, kept, dh)``
+    turns gradients of the new states into gradients of the products and of the old states.
+    ``sources(h, kept)`` are the arrays with which each gate's recurrent weights are multiplied.
     """
 
     gates: str
-    states: tuple
+    start: Any
     forward: Any
     backward: Any
-    sources: Any
+    sources: Any = lambda h, kept: (h[0],)
 
 
 def rnn_forward(u, h, p):
@@ -80,18 +83,62 @@ def lstm_backward(ut, h, kept, dh):
     return da, (da @ ut, dc * f)
 
 
+def alif_forward(u, h, p):
+    s, v, a = h
+    v = LEAK * v + p + s @ u - THRESHOLD * s
+    a = SLOW * a + s
+    return (adapted(v, a), v, a), (v, a)
+
+
+def alif_backward(ut, h, kept, dh):
+    (ds, dv, da), (v, a) = dh, kept
+    ds = ds * slope(v - THRESHOLD - ADAPTATION * a)
+    dv, da = dv + ds, da - ADAPTATION * ds
+    return dv, (dv @ ut - THRESHOLD * dv + da, LEAK * dv, SLOW * da)
+
+
+def lif_syn_forward(u, h, p):
+    s, i, v = h
+    i = SYNAPSE * i + p + s @ u
+    v = LEAK * v + i - THRESHOLD * s
+    return (spike(v - THRESHOLD), i, v), (v,)
+
+
+def lif_syn_backward(ut, h, kept, dh):
+    ds, di, dv = dh
+    dv = dv + ds * slope(kept[0] - THRESHOLD)
+    di = di + dv
+    return di, (di @ ut - THRESHOLD * dv, SYNAPSE * di, LEAK * dv)
+
+
+def alif_start(h):
+    v, a = h['membrane'], h['adaptation']
+    return h.get('spike', adapted(v, a)), v, a
+
+
+def lif_syn_start(h):
+    return spike(h['membrane'] - THRESHOLD), h['current'], h['membrane']
+
+
+def one_state(h):
+    return (h['state'],)
+
+
+def gru_sources(h, kept):
+    return h[0], h[0], kept[1] * h[0]
+
+
+LSTM = Kind('w', lambda h: (h['state'], h['memory']), lstm_forward, lstm_backward)
+ALIF = Kind('w', alif_start, alif_forward, alif_backward)
 KINDS = {
-    'rnn': Kind('w', ('state',), rnn_forward, rnn_backward, lambda h, kept: (h[0],)),
-    'gru': Kind(
-        'zrh', ('state',), gru_forward, gru_backward, lambda h, kept: (h[0], h[0], kept[1] * h[0])
-    ),
-    'lstm': Kind('w', ('state', 'memory'), lstm_forward, lstm_backward, lambda h, kept: (h[0],)),
+    'rnn': Kind('w', one_state, rnn_forward, rnn_backward),
+    'gru': Kind('zrh', one_state, gru_forward, gru_backward, gru_sources),
+    'lstm': LSTM,
+    'conv_lstm': LSTM,
+    'alif': ALIF,
+    'alif3': ALIF,
+    'lif_syn': Kind('w', lif_syn_start, lif_syn_forward, lif_syn_backward),
 }
-
-
-def flat(x: Array) -> Array:
-    """Merge time and batch into one axis of rows."""
-    return x.reshape(-1, x.shape[-1])
 
 
 def forward(kind: Kind, weights: Array, h: tuple, x: Array):
@@ -122,24 +169,48 @@ def backward(kind: Kind, stored: tuple, dy: Array, lowest: bool):
     last = jax.tree.map(lambda h: jnp.zeros_like(h[0]), old)
     _, d = jax.lax.scan(step, last, (old, kept, dy), reverse=True)
     of_inputs, share = flat(x).T @ flat(d), d.shape[-1] // len(kind.gates)
-    gates = []
-    for i, source in enumerate(kind.sources(old, kept)):
+    gates = {}
+    for i, (gate, source) in enumerate(zip(kind.gates, kind.sources(old, kept))):
         at = slice(i * share, (i + 1) * share)
-        gates.append(jnp.concatenate([of_inputs[:, at], flat(source).T @ flat(d[..., at])]))
+        gates[gate] = jnp.concatenate([of_inputs[:, at], flat(source).T @ flat(d[..., at])])
     return gates, None if lowest else (flat(d) @ w.T).reshape(x.shape)
 
 
-def gradient(name: str, layers: int, params: dict, hidden: dict, xs: Array, ys: Array) -> dict:
+def recurrent(name: str, p: dict, hidden: dict, x: Array, lowest: bool):
+    """The outputs of a layer, and a function from their gradients to those of its parameters and of
+    its inputs.
+    """
+    kind, of_pictures = KINDS[name], None
+    if name == 'conv_lstm':
+        kernels = {n: p[n] for n in ('conv_a', 'conv_b')}
+        x, of_pictures = jax.vjp(lambda kernels: encoder(kernels, x), kernels)
+    weights = jnp.concatenate([p[gate] for gate in kind.gates], -1)
+    y, stored = forward(kind, weights, kind.start(hidden), x)
+
+    def pull(dy):
+        grads, dx = backward(kind, stored, *dy, lowest and not of_pictures)
+        return (grads | of_pictures(dx)[0], None) if of_pictures else (grads, dx)
+
+    return (y,), pull
+
+
+def gradient(spec, params: dict, hidden: dict, xs: Array, ys: Array, associative=False) -> dict:
     """The gradient of the mean over time of each step's mean squared error, by parameter."""
-    kind, stored, x = KINDS[name], [], xs
-    for k in range(layers):
-        weights = jnp.concatenate([params[f'{gate}{k}'] for gate in kind.gates], -1)
-        x, each = forward(kind, weights, tuple(hidden[f'{s}{k}'] for s in kind.states), x)
-        stored.append(each)
-    signal = 2 / ys.size * (flat(x) @ params['out'] - flat(ys))
-    grads = {'out': flat(x).T @ signal}
-    dy = (signal @ params['out'].T).reshape(x.shape)
-    for k in reversed(range(layers)):
-        gates, dy = backward(kind, stored[k], dy, lowest=k == 0)
-        grads |= {f'{gate}{k}': g for gate, g in zip(kind.gates, gates)}
+    pulls, x, names = [], (xs,), {n[:-1] for n in params if n[-1].isdigit()}
+    for k in range(spec.layers):
+        given = of_layer(names, params, k), of_layer(spec.cell.states, hidden, k)
+        below = x[0] if len(x) == 1 else jnp.concatenate(x, -1)
+        if spec.kind in LINEAR:
+            x, pull = LINEAR[spec.kind](*given, below, associative)
+        else:
+            x, pull = recurrent(spec.kind, *given, below, k == 0)
+        pulls.append(pull)
+    out = jnp.split(params['out'], len(x))
+    signal = 2 / ys.size * (sum(flat(part) @ w for part, w in zip(x, out)) - flat(ys))
+    grads = {'out': jnp.concatenate([flat(part).T @ signal for part in x])}
+    dy = [(signal @ w.T).reshape(part.shape) for part, w in zip(x, out)]
+    for k in reversed(range(spec.layers)):
+        of_k, dx = pulls[k](tuple(dy))
+        grads |= {f'{name}{k}': g for name, g in of_k.items()}
+        dy = [] if k == 0 else jnp.split(dx, len(dy), -1)
     return grads

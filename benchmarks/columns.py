@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rows import FIXED, LINEAR, ONE_STATE
+
 JIT = 'brainstate.transform.jit'
-MAIN = (('rnn', 256, 256, 100), ('rnn', 512, 512, 50), ('gru', 256, 64, 200))
-PAIRS = ('oldest', 'latest')  # of environments, each with our package and a public one
 
 
 class Column(NamedTuple):
@@ -15,6 +15,7 @@ class Column(NamedTuple):
     ``task`` of ``worker.TASKS`` runs with ``arguments`` in the environment of ``package``, 'ours'
     or 'public', wrapped in ``call`` of ``worker.CALLS``; ``text`` says on the page how it is
     called. ``everywhere``: measured in both pairs of environments, otherwise in the oldest alone.
+    ``kinds`` are the cells that it is measured for; none stands for all.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Column(NamedTuple):
     text: str
     arguments: dict = {}
     everywhere: bool = True
+    kinds: tuple = ()
 
 
 GRAD = '`etrace_grad(xs, ys, step_fn=loss{})`'
@@ -40,27 +42,26 @@ def public(name, task, text, **arguments) -> Column:
 
 BPTT = ours('bptt', 'bptt', '`jax.grad` of the loss of a `jax.lax.scan`', 'jax.jit')
 BY_HAND = ours('by hand', 'by_hand', '`benchmarks/by_hand.py`', 'jax.jit')
+ASSOCIATIVE = ours(
+    'by hand, associative',
+    'by_hand',
+    'the same with `jax.lax.associative_scan`',
+    'jax.jit',
+    associative=True,
+)._replace(kinds=LINEAR)
 DROP = ours('d_rtrl drop', 'grad', GRAD.format(", carry='drop'"), carry='drop')
 TRACE = ours('d_rtrl trace', 'grad', GRAD.format(", carry='trace'"), carry='trace')
 ES_TRACE = ours(
     'es_d_rtrl trace', 'grad', "`ES_D_RTRL`, `carry='trace'`", rule='es_d_rtrl', carry='trace'
 )
 TRAIN = ours('etrace_train', 'train', '`etrace_train(xs, ys, step_fn=loss, optimizer=sgd)`')
+ES_DROP = ours(
+    'es_d_rtrl drop', 'grad', "`ES_D_RTRL`, `carry='drop'`", rule='es_d_rtrl', carry='drop'
+)
 LOOP = '`brainstate.transform.for_loop` over `brainstate.transform.grad`'
 
-SEQUENCES = (
-    BPTT,
-    BY_HAND,
-    DROP,
-    TRACE,
-    ours('es_d_rtrl drop', 'grad', "`ES_D_RTRL`, `carry='drop'`", rule='es_d_rtrl', carry='drop'),
-    ES_TRACE,
-    ours('d_rtrl drop, in jit', 'grad', "`carry='drop'` inside a jit", JIT, False, carry='drop'),
-    ours('d_rtrl trace, in jit', 'grad', "`carry='trace'` inside a jit", JIT, False, carry='trace'),
-    ours('bare model', 'bare', '`jax.lax.scan` of the model', 'jax.jit', False),
-    ours('evaluation', 'evolve', '`etrace_evolve(xs, trace=False)`', everywhere=False),
-    ours('least operations', 'product', 'one product, `jax.jit(jnp.matmul)`', everywhere=False),
-    public('d_rtrl', 'grad', '`D_RTRL(model)`, ' + GRAD.format('')),
+BY_STEPS = public('d_rtrl', 'grad', '`D_RTRL(model)`, ' + GRAD.format(''))
+BY_WINDOWS = (
     public('d_rtrl 2 windows', 'grad', WINDOW.format('T // 2'), windows=2),
     public('d_rtrl 1 window', 'grad', WINDOW.format('T'), windows=1),
     public(
@@ -79,6 +80,21 @@ SEQUENCES = (
         windows=1,
     ),
 )
+PEERS = (BY_STEPS, *BY_WINDOWS)
+SEQUENCES = (
+    BPTT,
+    BY_HAND,
+    DROP,
+    TRACE,
+    ES_DROP,
+    ES_TRACE,
+    ours('d_rtrl drop, in jit', 'grad', "`carry='drop'` inside a jit", JIT, False, carry='drop'),
+    ours('d_rtrl trace, in jit', 'grad', "`carry='trace'` inside a jit", JIT, False, carry='trace'),
+    ours('bare model', 'bare', '`jax.lax.scan` of the model', 'jax.jit', False),
+    ours('evaluation', 'evolve', '`etrace_evolve(xs, trace=False)`', everywhere=False),
+    ours('least operations', 'product', 'one product, `jax.jit(jnp.matmul)`', everywhere=False),
+    *PEERS,
+)
 UPDATES = (
     ours(
         'read and write of the trace',
@@ -94,7 +110,7 @@ UPDATES = (
             f'the same with `write_every={k}`',
             everywhere=False,
             write_every=k,
-        )
+        )._replace(kinds=ONE_STATE)
         for k in (1, 2, 4, 8)
     ],
     ours(
@@ -105,20 +121,65 @@ UPDATES = (
         options={'trace_dtype': 'bfloat16'},
     ),
     ours('own loop', 'own_loop', LOOP, JIT),
-    public('own loop', 'own_loop', LOOP),
+    public('own loop', 'own_loop', LOOP)._replace(kinds=ONE_STATE),
     public(
         'own loop, fast_solve=False',
         'own_loop',
         'the same of `D_RTRL(model, fast_solve=False)`',
         options={'fast_solve': False},
-    ),
+    )._replace(kinds=ONE_STATE),
 )
+# Step by step the public package takes many seconds a sequence here: its windows alone.
+OF_CELLS = (
+    BPTT,
+    BY_HAND,
+    ASSOCIATIVE,
+    DROP,
+    TRACE,
+    ES_DROP,
+    ES_TRACE,
+    *[c._replace(kinds=('lstm', 'alif')) for c in BY_WINDOWS],
+)
+
+
+def windows_of(steps: int) -> tuple[Column, ...]:
+    """A gradient with ``window='auto'`` and with each fixed window."""
+    return tuple(
+        ours(
+            f'{carry} {window}',
+            'grad',
+            f'`carry={carry!r}`, `window={window!r}`',
+            carry=carry,
+            window=window,
+        )
+        for carry in ('drop', 'trace')
+        for window in ('auto', *[k for k in FIXED if k is None or k < steps])
+    )
+
+
+REFERENCES = (BPTT, BY_HAND, DROP, TRACE)
+ON_DEVICE = (
+    ours('copy', 'copy', '`jax.jit(lambda e: e + 1)`', 'jax.jit'),
+    ours('product', 'large_product', 'one product, `jax.jit(jnp.matmul)`', 'jax.jit'),
+    BPTT,
+    BY_HAND,
+    ours('d_rtrl drop', 'sequence_grad', '`functional`', 'jax.jit', keep=False),
+    ours('d_rtrl trace', 'sequence_grad', '`functional`', 'jax.jit', keep=True),
+)
+EAGER = ours('learner(x)', 'eager', '`learner(x)` step by step from Python')
 SCALING = (BPTT, BY_HAND, DROP, TRACE, ES_TRACE, TRAIN)
 # Columns of SEQUENCES whose first call is timed, by their rule.
 FIRST = {
     'd_rtrl': ('d_rtrl trace', 'public d_rtrl', 'public d_rtrl 1 window'),
     'es_d_rtrl': ('es_d_rtrl trace', 'public pp_prop'),
 }
+
+
+def chosen(columns, kind: str, everywhere: bool) -> list[Column]:
+    """The columns that are measured for a kind of cell."""
+    return [
+        c for c in columns if (not c.kinds or kind in c.kinds) and (c.everywhere or not everywhere)
+    ]
 
 
 def named(name: str) -> Column:

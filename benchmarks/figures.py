@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from columns import PAIRS
+from rows import PAIRS, SEVERAL
 
 WINDOWS = ('public d_rtrl', 'public d_rtrl 2 windows', 'public d_rtrl 1 window')
 DROPPED = (*WINDOWS, 'public d_rtrl 1 window, reset')
 FACTORISED = ('public pp_prop', 'public pp_prop 1 window')
+HAND = ('by hand', 'by hand, associative')  # with either kind of loop
 OWN_LOOPS = ('public own loop', 'public own loop, fast_solve=False')
 
 
@@ -15,6 +16,11 @@ def ms(row: dict, *names: str) -> float | None:
     times = [row['times'].get(name, {}).get('median') for name in names]
     found = [t for t in times if t is not None]
     return min(found) / row['spec'][3] * 1e3 if found else None
+
+
+def fastest(row: dict, names: tuple) -> str:
+    """The name of the fastest of these columns."""
+    return min((n for n in names if ms(row, n)), key=lambda n: ms(row, n), default='')
 
 
 def ratio(row: dict, ours: tuple, theirs: tuple) -> float | None:
@@ -49,7 +55,6 @@ def points(found: dict):
         ('steps', 'T', 3),
         ('batch', 'B', 4),
         ('layers', 'layers', 5),
-        ('cells', '', 0),
     ):
         for row in found['scaling'].get(axis, ()):
             spec = tuple(row['spec'])
@@ -63,27 +68,17 @@ def slower(found: dict, ours: str, theirs: str) -> str:
     places: dict = {}
     for letter, size, row in points(found):
         if (r := ratio(row, (ours,), (theirs,))) and r > 1:
-            places.setdefault(letter, []).append(size if isinstance(size, str) else f'{size:,}')
-    return (
-        '; '.join(
-            (f'{letter} = ' if letter else '') + ', '.join(sizes)
-            for letter, sizes in places.items()
-        )
-        or 'nowhere'
-    )
+            places.setdefault(letter, []).append(f'{size:,}')
+    named = [f'{letter} = ' + ', '.join(sizes) for letter, sizes in places.items()]
+    return '; '.join(named) or 'nowhere'
 
 
 def count(found: dict, ours: str, theirs: str) -> str:
-    ratios = [ratio(row, (ours,), (theirs,)) for _, _, row in points(found)]
+    """At how many sizes of the plots, of the corners and of one core ours takes longer."""
+    rows = [row for _, _, row in points(found)]
+    rows += [row for each in found['corners'].values() for row in each]
+    ratios = [ratio(row, (ours,), (theirs,)) for row in rows]
     return f'{sum(r > 1 for r in ratios if r)} of {sum(r is not None for r in ratios)}'
-
-
-def cell(found: dict, kind: str, ours: str, theirs: str) -> str:
-    return span(
-        ratio(row, (ours,), (theirs,))
-        for row in found['scaling'].get('cells', ())
-        if row['spec'][0] == kind
-    )
 
 
 def name_of(spec) -> str:
@@ -128,9 +123,23 @@ def lane(found: dict, pair: str) -> str:
     return f'Python {at["python"]}, JAX {at["jax"]}' if at else '(not measured)'
 
 
+def runs(found: dict) -> str:
+    """Which parts are of which run, if there were several."""
+    parts = sorted(found.keys() - {'runs', 'environments'})
+    of_run: dict = {}
+    for part in parts:
+        of_run.setdefault(found.get('runs', {}).get(part, {}).get('run', 'earlier'), []).append(
+            part
+        )
+    if len(of_run) < 2:
+        return 'All figures are of one run.'
+    each = '; '.join(f'{run}: {", ".join(names)}' for run, names in sorted(of_run.items()))
+    return f'The figures are of several runs, so compare within a row only ({each}).'
+
+
 def figures(found: dict) -> dict:
     """Each figure of the two texts, by the name of its placeholder."""
-    values = beside_bptt(found)
+    values = beside_bptt(found) | {'runs': runs(found)}
     for pair in PAIRS:
         values |= beside_public(found, pair)
     return values | of_this_package(found)
@@ -148,8 +157,28 @@ def beside_bptt(found: dict) -> dict:
                 f'latest {mode} {key}': span(of(rows, ours, reference, PAIRS[1])),
                 f'slower {mode} {key}': slower(found, ours, reference),
                 f'count {mode} {key}': count(found, ours, reference),
-                f'lstm {mode} {key}': cell(found, 'lstm', ours, reference),
-            }
+            } | of_cells(found, mode, key, ours)
+    return values | {'several hand scan': several_by_hand(found)}
+
+
+def several(found: dict, ours: str, theirs: tuple) -> list:
+    """A ratio in every row of cells of several states."""
+    rows = [r for r in found['cells'] if r['pair'] == PAIRS[0] and r['spec'][0] in SEVERAL]
+    return [ratio(row, (ours,), theirs) for row in rows]
+
+
+def several_by_hand(found: dict) -> str:
+    rows = [r for r in found['cells'] if r['pair'] == PAIRS[0] and r['spec'][0] in SEVERAL]
+    return span(ratio(row, HAND, ('bptt',)) for row in rows)
+
+
+def of_cells(found: dict, mode: str, key: str, ours: str) -> dict:
+    """The ratio to a reference in cells of several states, in minGRU and behind an encoder."""
+    theirs = ('bptt',) if key == 'scan' else HAND
+    values = {f'several {mode} {key}': span(several(found, ours, theirs))}
+    for kind in ('mingru', 'conv_lstm'):
+        rows = [row for row in found['cells'] if row['spec'][0] == kind]
+        values[f'{kind} {mode} {key}'] = span(ratio(row, (ours,), theirs) for row in rows)
     return values
 
 
@@ -174,17 +203,21 @@ def of_this_package(found: dict) -> dict:
     rows, updates = found['sequences'], found['updates']
     gradients = [row for row in rows if row['pair'] == PAIRS[0]]
     learning = [row for row in updates if row['pair'] == PAIRS[0]]
+    simple = [row for row in learning if row['spec'][0] not in SEVERAL]
+    twice = [row for row in learning if row['spec'][0] in SEVERAL]
     whole = [ms(row, 'd_rtrl drop') for row in gradients]
+    memory = 'read and write of the trace'
     return {
         'drop jit': span(of(rows, 'd_rtrl drop, in jit', 'd_rtrl drop')),
         'trace jit': span(of(rows, 'd_rtrl trace, in jit', 'd_rtrl trace')),
-        'train read and write': span(of(updates, 'etrace_train', 'read and write of the trace')),
+        'train read and write': span(of(simple, 'etrace_train', memory)),
+        'train of two states': span(of(twice, 'etrace_train', memory)),
         'train whole': span(
-            ms(row, 'etrace_train') / w if w else None for row, w in zip(learning, whole)
+            ms(row, 'etrace_train') / w if w else None for row, w in zip(simple, whole)
         ),
-        'met 3': met(updates, 'etrace_train', 'read and write of the trace', 3.0),
-        'met 2': met(updates, 'etrace_train', 'read and write of the trace', 2.0),
-        'bfloat16': each(learning, 'bfloat16', 'etrace_train'),
+        'met 2.5': met(simple, 'etrace_train', memory, 2.5),
+        'met 2': met(simple, 'etrace_train', memory, 2.0),
+        'bfloat16': each(simple, 'bfloat16', 'etrace_train'),
         'MiB million': mebibytes(found, 'd_rtrl', 1_000_000),
         'MiB thousand': mebibytes(found, 'd_rtrl', 1000),
         'MiB bptt': mebibytes(found, 'bptt', 100_000),

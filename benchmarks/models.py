@@ -8,21 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
-
-import braintrace
+from cells import CELLS, Cell
 
 OUTPUTS = 10
-GATES = {'rnn': ('w', 1), 'gru': ('zrh', 1), 'lstm': ('w', 4)}  # ops, and their width in units
 traced = [0]
 
 
 class Spec(NamedTuple):
-    """A network and its data. ``kind`` is 'rnn' (leaky, one op), 'gru' (three ops) or 'lstm' (one
-    op, two hidden states).
-    """
+    """A network and its data. ``kind`` is a key of ``cells.CELLS``."""
 
     kind: str
     units: int
@@ -32,43 +27,53 @@ class Spec(NamedTuple):
     layers: int = 1
 
     @property
-    def name(self) -> str:
-        return f'{self.kind} {self.units}' + (f', {self.layers} layers' if self.layers > 1 else '')
+    def cell(self) -> Cell:
+        return CELLS[self.kind]
 
     @property
     def states(self) -> list[str]:
-        each = ('state', 'memory') if self.kind == 'lstm' else ('state',)
-        return [f'{s}{k}' for k in range(self.layers) for s in each]
+        return [f'{s}{k}' for k in range(self.layers) for s in self.cell.states]
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the parameters of all layers; the readout is none of them."""
+        params = initial(self)[0]
+        return sum(w.size for name, w in params.items() if name != 'out')
 
     @property
     def trace_numbers(self) -> int:
-        """Numbers in the D-RTRL trace of all layers of a cell of one state."""
-        sizes = [self.inputs] + [self.units] * (self.layers - 1)
-        weights = sum((i + self.units) * self.units for i in sizes)
-        return self.batch * weights * (3 if self.kind == 'gru' else 1)
+        """Numbers in the D-RTRL trace of all layers."""
+        return self.batch * self.weights * self.cell.traced
 
     @property
     def operations(self) -> int:
         """The operations of the forward products and of the weight gradient, which every method
-        needs.
+        needs, of a cell of real products.
         """
-        return 4 * self.trace_numbers * self.steps
+        return 4 * self.batch * self.weights * self.steps
 
 
 def initial(spec: Spec, seed: int = 0):
     """Parameters and hidden states, each by name."""
     rng = np.random.default_rng(seed)
 
-    def weights(rows, columns):
-        return jnp.asarray(rng.normal(size=(rows, columns)) / np.sqrt(rows), jnp.float32)
+    def single(w):
+        return jnp.asarray(w, jnp.complex64 if np.iscomplexobj(w) else jnp.float32)
 
-    params = {}
+    params, hidden, cell, inputs = {}, {}, spec.cell, spec.inputs
     for k in range(spec.layers):
-        (gates, width), inputs = GATES[spec.kind], spec.units if k else spec.inputs
-        for gate in gates:
-            params[f'{gate}{k}'] = weights(inputs + spec.units, width * spec.units)
-    params['out'] = weights(spec.units, OUTPUTS)
-    return params, {name: jnp.zeros((spec.batch, spec.units), jnp.float32) for name in spec.states}
+        for name, w in cell.weights(rng, inputs, spec.units).items():
+            params[f'{name}{k}'] = single(w)
+        for name, dtype in cell.states.items():
+            hidden[f'{name}{k}'] = jnp.zeros((spec.batch, spec.units), dtype)
+        inputs = cell.wide * spec.units
+    params['out'] = single(rng.normal(size=(inputs, OUTPUTS)) / np.sqrt(inputs))
+    return params, hidden
+
+
+def of_layer(names, values: dict, k: int) -> dict:
+    """The values of layer k, without its number in their names."""
+    return {name: values[f'{name}{k}'] for name in names}
 
 
 def cell(spec: Spec, params: dict, hidden: dict, x):
@@ -76,21 +81,9 @@ def cell(spec: Spec, params: dict, hidden: dict, x):
     traced[0] += 1
     new = {}
     for k in range(spec.layers):
-        h = hidden[f'state{k}']
-        if spec.kind == 'gru':
-            xh = jnp.concatenate([x, h], -1)
-            z = jax.nn.sigmoid(braintrace.matmul(xh, params[f'z{k}']))
-            r = jax.nn.sigmoid(braintrace.matmul(xh, params[f'r{k}']))
-            xrh = jnp.concatenate([x, r * h], -1)
-            x = (1 - z) * h + z * jnp.tanh(braintrace.matmul(xrh, params[f'h{k}']))
-        elif spec.kind == 'lstm':
-            products = braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}'])
-            i, f, g, o = jnp.split(products, 4, -1)
-            c = jax.nn.sigmoid(f) * hidden[f'memory{k}'] + jax.nn.sigmoid(i) * jnp.tanh(g)
-            x, new[f'memory{k}'] = jax.nn.sigmoid(o) * jnp.tanh(c), c
-        else:
-            x = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params[f'w{k}']))
-        new[f'state{k}'] = x
+        p = {name[:-1]: w for name, w in params.items() if name.endswith(str(k))}
+        x, at = spec.cell.step(p, of_layer(spec.cell.states, hidden, k), x)
+        new |= {f'{name}{k}': h for name, h in at.items()}
     return x @ params['out'], new
 
 

@@ -21,7 +21,31 @@ import sys
 import time
 from pathlib import Path
 
-from columns import FIRST, MAIN, PAIRS, SCALING, SEQUENCES, UPDATES, Column, named
+from columns import (
+    EAGER,
+    FIRST,
+    OF_CELLS,
+    ON_DEVICE,
+    REFERENCES,
+    SCALING,
+    SEQUENCES,
+    UPDATES,
+    Column,
+    chosen,
+    named,
+    windows_of,
+)
+from rows import (
+    CALLED_BY_STEPS,
+    CELLS,
+    CORNERS,
+    MAIN,
+    MEASURED_ON_DEVICE,
+    ONE_CORE,
+    PAIRS,
+    UPDATED,
+)
+from rows import SCALING as POINTS
 
 HERE = Path(__file__).parent
 SLOW, TURNS = 0.5, 3  # a run of more than SLOW seconds takes part in TURNS turns only
@@ -33,10 +57,15 @@ def environment(ours: bool) -> dict:
     return env | ({'PYTHONPATH': str(HERE.parent)} if ours else {})
 
 
-class Worker:
-    """A process of ``worker.py`` under one interpreter."""
+def alone():
+    """Keep this process on one core."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
-    def __init__(self, python: str, ours: bool):
+
+class Worker:
+    """A process of ``worker.py`` under one interpreter, on one core alone if it is asked to."""
+
+    def __init__(self, python: str, ours: bool, one_core: bool = False):
         self.python, self.ours = python, ours
         self.process = subprocess.Popen(
             [python, str(HERE / 'worker.py')],
@@ -45,6 +74,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment(ours),
+            preexec_fn=alone if one_core else None,
         )
 
     def ask(self, **message) -> dict:
@@ -70,15 +100,18 @@ class Worker:
         self.process.wait()
 
 
-def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
-    """Seconds of each column, by name. In every turn each column runs once."""
-    times, errors = {}, {}
+def in_turn(workers: dict, columns, spec, repeats: int, counted: bool = False) -> dict:
+    """Seconds of each column, by name, and what it moves and computes if it is counted. In every
+    turn each column runs once.
+    """
+    times, errors, extra = {}, {}, {}
     of = {c.name: workers[c.package] for c in columns if c.package in workers}
     for c in columns:
         if c.name in of:
             made = of[c.name].ask(make=c.name, task=c.task, call=c.call, spec=spec, **c.arguments)
             errors |= {c.name: made['error']} if 'error' in made else {}
             times |= {} if 'error' in made else {c.name: []}
+            extra[c.name] = of[c.name].ask(count=c.name) if counted else {}
     for turn in range(repeats):
         for name in [n for n in times if turn < TURNS or statistics.median(times[n]) < SLOW]:
             answer = of[name].ask(time=name)
@@ -90,7 +123,7 @@ def in_turn(workers: dict, columns, spec, repeats: int) -> dict:
     for worker in workers.values():
         worker.ask(forget=True)
     found = {
-        name: {'median': statistics.median(t), 'low': min(t), 'high': max(t)}
+        name: {'median': statistics.median(t), 'low': min(t), 'high': max(t), **extra[name]}
         for name, t in times.items()
     }
     show(found, errors, spec)
@@ -105,14 +138,15 @@ def show(found: dict, errors: dict, spec):
         print(f'    {name}: {text}', flush=True)
 
 
-def everywhere(pairs: dict, columns, repeats: int) -> list:
-    """Rows of the three networks, in each pair of environments."""
+def everywhere(pairs: dict, specs, columns, repeats: int) -> list:
+    """Rows of networks, in each pair of environments."""
     rows = []
     for pair, workers in pairs.items():
-        for spec in MAIN:
-            chosen = [c for c in columns if pair == PAIRS[0] or c.everywhere]
-            times = in_turn(workers, chosen, spec, repeats)
-            rows.append({'spec': spec, 'pair': pair, 'times': times})
+        for spec in specs:
+            picked = chosen(columns, spec[0], pair != PAIRS[0])
+            if pair == PAIRS[0] or any(c.package == 'public' for c in picked):
+                times = in_turn(workers, picked, spec, repeats)
+                rows.append({'spec': spec, 'pair': pair, 'times': times})
     return rows
 
 
@@ -126,16 +160,36 @@ def measure_environments(pairs, repeats):
 
 def measure_sequences(pairs, repeats):
     """A gradient of a whole sequence."""
-    return everywhere(pairs, SEQUENCES, repeats)
+    return everywhere(pairs, MAIN, SEQUENCES, repeats)
+
+
+def measure_cells(pairs, repeats):
+    """The same for cells that people use."""
+    return everywhere(pairs, CELLS, OF_CELLS, repeats)
+
+
+def measure_windows(pairs, repeats):
+    """``window='auto'`` beside fixed windows."""
+    return of_ours(pairs, (*MAIN, *CELLS), lambda spec: windows_of(spec[3]), min(repeats, TURNS))
 
 
 def measure_updates(pairs, repeats):
     """A gradient and a weight update at every step."""
-    return everywhere(pairs, UPDATES, repeats)
+    rows = everywhere(pairs, UPDATED, UPDATES, repeats)
+    return [row | {'trace': ours(pairs).ask(trace=True, spec=row['spec'])['bytes']} for row in rows]
 
 
 def ours(pairs) -> Worker:
     return pairs[PAIRS[0]]['ours']
+
+
+def of_ours(pairs, specs, columns_of, repeats: int, counted: bool = False) -> list:
+    """Rows of networks in our package alone."""
+    workers = {'ours': ours(pairs)}
+    return [
+        {'spec': spec, 'times': in_turn(workers, columns_of(spec), spec, repeats, counted)}
+        for spec in specs
+    ]
 
 
 def measure_progress(pairs, repeats):
@@ -151,20 +205,28 @@ def measure_progress(pairs, repeats):
 
 
 def measure_scaling(pairs, repeats):
-    """Time a step against units, steps, batch and layers, and of each kind of cell."""
-    steps = {64: 200, 128: 200, 256: 100, 512: 50, 1024: 20, 2048: 10}
-    specs = {
-        'units': [('rnn', n, n, t, 16, 1) for n, t in steps.items()],
-        'steps': [('rnn', 128, 128, t, 16, 1) for t in (10, 30, 100, 300, 1000, 3000, 10_000)],
-        'batch': [('rnn', 128, 128, 100, b, 1) for b in (1, 4, 16, 64, 256)],
-        'layers': [('rnn', 128, 128, 100, 16, k) for k in (1, 2, 4, 8)],
-        'cells': [(kind, 128, 128, 100, 16, 1) for kind in ('rnn', 'gru', 'lstm')],
-    }
-    workers, turns = {'ours': ours(pairs)}, min(repeats, TURNS)
+    """Time a step against units, steps, batch and layers."""
     return {
-        axis: [{'spec': spec, 'times': in_turn(workers, SCALING, spec, turns)} for spec in each]
-        for axis, each in specs.items()
+        axis: of_ours(pairs, specs, lambda spec: SCALING, min(repeats, TURNS))
+        for axis, specs in POINTS.items()
     }
+
+
+def measure_corners(pairs, repeats):
+    """Short, narrow, wide and deep networks of gates, and some on one core."""
+    worker = Worker(ours(pairs).python, True, one_core=True)
+    alone = {PAIRS[0]: {'ours': worker}}
+    found = {
+        'sizes': of_ours(pairs, CORNERS, lambda spec: REFERENCES, min(repeats, 5)),
+        'one core': of_ours(alone, ONE_CORE, lambda spec: REFERENCES, min(repeats, 5)),
+    }
+    worker.close()
+    return found
+
+
+def measure_device(pairs, repeats):
+    """Bytes and operations a second, beside a copy and a large product."""
+    return of_ours(pairs, MEASURED_ON_DEVICE, lambda spec: ON_DEVICE, repeats, counted=True)
 
 
 def measure_precision(pairs, repeats):
@@ -185,8 +247,11 @@ def measure_memory(pairs, repeats):
 
 
 def measure_once(pairs, repeats):
-    """First calls, ours and the public package's in turn, and the time of importing."""
+    """First calls, ours and the public package's in turn, the time of importing, and calls of the
+    learner from Python.
+    """
     found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
+    found['eager'] = of_ours(pairs, CALLED_BY_STEPS, lambda spec: (EAGER,), repeats)
     for pair, workers in pairs.items():
         for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
             for rule, names in FIRST.items():
@@ -210,12 +275,16 @@ def first_calls(workers: dict, names: tuple, spec, turns: int) -> dict:
 PARTS = {
     'environments': measure_environments,
     'sequences': measure_sequences,
+    'cells': measure_cells,
+    'windows': measure_windows,
     'updates': measure_updates,
     'progress': measure_progress,
     'precision': measure_precision,
     'once': measure_once,
     'memory': measure_memory,
     'scaling': measure_scaling,
+    'corners': measure_corners,
+    'device': measure_device,
 }
 
 
@@ -247,11 +316,14 @@ def main():
     }
     path = HERE / 'results' / f'{machine()}.json'
     found = json.loads(path.read_text()) if path.exists() else {}
+    begun = time.strftime('%Y-%m-%d %H:%M', time.gmtime())
     for part in args.parts:
         print(part, flush=True)
         start = time.perf_counter()
         found[part] = PARTS[part](pairs, args.repeats)
-        print(f'{part}: {time.perf_counter() - start:.0f} s', flush=True)
+        seconds = round(time.perf_counter() - start)
+        found.setdefault('runs', {})[part] = {'run': begun, 'seconds': seconds}
+        print(f'{part}: {seconds} s', flush=True)
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + '\n')
     for worker in (worker for workers in pairs.values() for worker in workers.values()):

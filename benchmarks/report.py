@@ -10,30 +10,29 @@ import re
 import sys
 from pathlib import Path
 
-from columns import SEQUENCES, UPDATES
+from aims import aims
+from columns import OF_CELLS, SEQUENCES, UPDATES
 from figures import DROPPED, FACTORISED, OWN_LOOPS, WINDOWS, figures, ms, ratio, version
+from tables import (
+    FACTORS,
+    RATIOS,
+    TIMES,
+    cell,
+    cells,
+    corners,
+    device,
+    headed,
+    listed,
+    name_of,
+    share,
+    table,
+    windows,
+)
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / 'docs'
 README = HERE.parent / 'README.md'
 SECTION = re.compile(r'(?<=## What it costs\n\n).*?(?=\n+## )', re.DOTALL)
-
-
-def name_of(spec) -> str:
-    return f'{spec[0]} {spec[1]} ({spec[2]} inputs, T {spec[3]})'
-
-
-def table(head: list[str], rows: list[list]) -> str:
-    def text(x):
-        return '' if x is None else x if isinstance(x, str) else f'{x:.3g}'
-
-    lines = [head, ['---'] * len(head), *[[text(x) for x in row] for row in rows]]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
-
-
-def trace_bytes(spec) -> int:
-    kind, units, inputs, _, *more = spec
-    return 4 * (more or [16])[0] * (inputs + units) * units * (3 if kind == 'gru' else 1)
 
 
 def calls(columns, found) -> str:
@@ -53,51 +52,12 @@ def calls(columns, found) -> str:
     )
 
 
-def cell(*names):
-    """A column of the page: milliseconds a step of the fastest of these results."""
-    return lambda row: ms(row, *names)
-
-
-def share(ours: str, theirs):
-    """A column of the page: the time of ``ours`` over the fastest time of ``theirs``."""
-    return lambda row: ratio(row, (ours,), theirs if isinstance(theirs, tuple) else (theirs,))
-
-
-def listed(rows, columns: dict) -> str:
-    """A table of functions of a row, by their headings."""
-    return table(list(columns), [[column(row) for column in columns.values()] for row in rows])
-
-
-def headed(first: str, found: dict) -> dict:
-    """The columns with which a row of a pair of environments starts."""
-    return {
-        first: lambda row: name_of(row['spec']),
-        'JAX': lambda row: found['environments'][row['pair']]['ours']['jax'],
-    }
-
-
-CELLS = {
-    '`jax.grad` of a scan': cell('bptt'),
-    'BPTT by hand': cell('by hand'),
-    'D_RTRL drop': cell('d_rtrl drop'),
-    'D_RTRL trace': cell('d_rtrl trace'),
-}
-RATIOS = {
-    'by hand / scan': share('by hand', 'bptt'),
-    'drop / scan': share('d_rtrl drop', 'bptt'),
-    'trace / scan': share('d_rtrl trace', 'bptt'),
-    'drop / by hand': share('d_rtrl drop', 'by hand'),
-    'trace / by hand': share('d_rtrl trace', 'by hand'),
-}
-
-
 def sequences(found) -> str:
     times = (
         headed('ms a step', found)
-        | CELLS
+        | TIMES
+        | FACTORS
         | {
-            'ES drop': cell('es_d_rtrl drop'),
-            'ES trace': cell('es_d_rtrl trace'),
             'model alone': cell('bare model'),
             '`etrace_evolve`': cell('evaluation'),
         }
@@ -119,23 +79,10 @@ def sequences(found) -> str:
     )
 
 
-def cells(found) -> str:
-    return listed(
-        found['scaling']['cells'],
-        {
-            'ms a step': lambda row: name_of(row['spec']),
-            **CELLS,
-            'ES trace': cell('es_d_rtrl trace'),
-            '`etrace_train`': cell('etrace_train'),
-            **RATIOS,
-        },
-    )
-
-
 def peers(found) -> str:
     names = (*DROPPED, *FACTORISED)
     return listed(
-        [row for row in found['sequences'] if ms(row, *names)],
+        [row for row in (*found['sequences'], *found['cells']) if ms(row, *names)],
         {
             **headed('ms a step', found),
             'version': lambda row: version(found, row['pair']),
@@ -152,7 +99,7 @@ def peers(found) -> str:
 
 def least_bytes(row) -> float | None:
     """The least share of a step for one read of the trace, and one write every few steps."""
-    between = 4 if trace_bytes(row['spec']) > 2**24 else 2
+    between = 4 if row['trace'] > 2**24 else 2
     return (1 + 2 / between) / 2 / ratio(row, ('etrace_train',), ('read and write of the trace',))
 
 
@@ -183,8 +130,9 @@ def updates(found) -> str:
         + '\n\n'
         + listed(found['updates'], both)
         + (
-            "\n\nAims: 3.0 (then 2.0) times one donated read and write of an array of the trace's "
-            "size (`e * a + b`), whole step included; 0.12 of the public package's own loop."
+            '\n\nAims: 2.5 (then 2.0; 3.0 with two states) times one donated read and write of an '
+            "array of the trace's size (`e * a + b`), whole step included; 0.12 of the public "
+            "package's own loop."
         )
     )
 
@@ -231,7 +179,14 @@ def once(found) -> str:
         },
     ) + (
         f'\n\nAim: 1.2. Importing `braintrace` after `brainstate` ({base[len(base) // 2]:.2f} s) '
-        f'takes {imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).'
+        f'takes {imports[len(imports) // 2]:.2f} s more (median of {len(imports)}; aim 0.15 s).\n\n'
+        + listed(
+            found['once']['eager'],
+            {
+                'ms a call from Python': lambda row: name_of(row['spec']),
+                '`learner(x)`': cell('learner(x)'),
+            },
+        )
     )
 
 
@@ -305,10 +260,17 @@ def plots(found) -> None:
 
 
 PARTS = {
-    f.__name__: f for f in (sequences, peers, cells, updates, progress, precision, once, memory)
+    f.__name__: f
+    for f in (
+        *(sequences, cells, windows, peers, updates, progress, precision, once, memory),
+        *(corners, device, aims),
+    )
 }
-MEASURED = {'environments', 'scaling', 'sequences', 'updates', 'progress', 'precision', 'once'}
-MEASURED |= {'memory'}
+MEASURED = {'environments', 'sequences', 'cells', 'windows', 'updates', 'progress', 'precision'}
+MEASURED |= {'once', 'memory', 'scaling', 'corners', 'device'}
+
+
+NAMED = {c.name for c in SEQUENCES}
 
 
 def filled(text: str, found: dict, machine: str) -> str:
@@ -317,7 +279,9 @@ def filled(text: str, found: dict, machine: str) -> str:
     values |= {
         'calls of sequences': calls(SEQUENCES, found),
         'calls of updates': calls(UPDATES, found),
+        'calls of cells': calls([c for c in OF_CELLS if c.name not in NAMED], found),
         'machine': machine,
+        'device name': found['environments']['oldest']['ours']['device'],
     }
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
 

@@ -2,9 +2,10 @@
 
 So several packages can take turns. Each line of standard input is a JSON object, and so is the
 answer. ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` is answered when the task
-is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"versions": true}`` gives
-the versions of packages. A call that traces the model again is an error, since its time would
-include the tracing. Only public names of ``braintrace`` are used.
+is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"count": name}`` gives the
+operations and bytes of a task under ``jax.jit``, ``{"trace": true, "spec": [...]}`` the bytes of
+the trace, ``{"versions": true}`` the versions of packages. A call that traces the model again is an
+error, since its time would include the tracing. Only public names of ``braintrace`` are used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import brainstate
 import by_hand as expert
 import jax
 import jax.numpy as jnp
+from counts import count
 from models import Network, Spec, cell, data, initial, loss_of, traced
 
 import braintrace
@@ -73,14 +75,29 @@ def bptt(spec):
     return gradient, (params, hidden, *data(spec))
 
 
-def by_hand(spec):
+def by_hand(spec, associative=False):
     """The same gradient by the code of an expert."""
     params, hidden = initial(spec)
 
     def gradient(params, hidden, xs, ys):
-        return expert.gradient(spec.kind, spec.layers, params, hidden, xs, ys)
+        return expert.gradient(spec, params, hidden, xs, ys, associative)
 
     return gradient, (params, hidden, *data(spec))
+
+
+def sequence_grad(spec, keep):
+    """D_RTRL of pure functions, whose program can be read; ``keep`` gives the new state too."""
+    (params, hidden), (xs, ys) = initial(spec), data(spec)
+    online = braintrace.functional.online(
+        lambda params, hidden, x: cell(spec, params, hidden, x), braintrace.rules.d_rtrl()
+    )
+    gradient = online.sequence_grad(loss_of)
+
+    def run(*given):
+        grads, state, _ = gradient(*given)
+        return (grads, state) if keep else grads
+
+    return run, (params, online.init(params, hidden, xs[0]), xs, ys)
 
 
 def bare(spec):
@@ -140,6 +157,19 @@ def own_loop(spec, options=()):
     return lambda xs, ys: brainstate.transform.for_loop(step, xs, ys), (xs, ys)
 
 
+def eager(spec):
+    """Each step a call of the learner from Python."""
+    learner, xs, _ = learner_of(spec, 'd_rtrl')
+    steps = list(xs)
+
+    def run():
+        for x in steps:
+            y = learner(x)
+        return y
+
+    return run, ()
+
+
 def read_and_write(spec):
     """``spec.steps`` donated reads and writes of an array of the trace's size."""
     bump = jax.jit(lambda e: e * 0.5 + 1.0, donate_argnums=0)
@@ -169,10 +199,19 @@ def product(spec):
     return run, ()
 
 
-TASKS = {
-    f.__name__: f
-    for f in (grad, bptt, by_hand, bare, evolve, train, own_loop, read_and_write, product)
-}
+def copy(spec):
+    """A read and a write of 256 MiB."""
+    return lambda e: e + 1, (jnp.zeros(2**26, jnp.float32),)
+
+
+def large_product(spec):
+    """A product of two square matrices, large enough for the device."""
+    size = 2048 if jax.default_backend() == 'cpu' else 8192
+    return jnp.matmul, (jnp.ones((size, size)), jnp.ones((size, size)))
+
+
+MODELS = (grad, bptt, by_hand, sequence_grad, bare, evolve, train, own_loop, eager)
+TASKS = {f.__name__: f for f in (*MODELS, read_and_write, product, copy, large_product)}
 CALLS = {
     'brainstate.transform.jit': brainstate.transform.jit,
     'jax.jit': jax.jit,
@@ -190,6 +229,7 @@ def made(task, call, spec, **arguments):
         jax.block_until_ready(called(*given))
         return (time.perf_counter() - start) * share
 
+    once.text = lambda: called.lower(*given).compile().as_text()
     return once
 
 
@@ -208,9 +248,14 @@ def answer(ask: dict, runs: dict) -> dict:
         if traced[0] != before:
             return {'error': 'the model was traced again; wrap the call in jit'}
         return {'seconds': seconds}
+    if 'count' in ask:
+        return count(runs[ask['count']].text())
+    if 'trace' in ask:
+        return {'bytes': 4 * Spec(*ask['spec']).trace_numbers}
     if 'versions' in ask:
         versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate', 'braintrace')}
-        return {'python': platform.python_version(), **versions}
+        kind = jax.devices()[0].device_kind
+        return {'python': platform.python_version(), 'device': kind, **versions}
     runs.clear()
     jax.clear_caches()
     return {}

@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ('rnn', 3, 2, 4, 2)
-MODULES = ('models', 'by_hand', 'columns', 'worker', 'figures', 'report')
+MODULES = (
+    *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
+    *('figures', 'tables', 'aims', 'report'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -74,8 +77,21 @@ def second_run(worker, column, call):
     return worker.answer({'time': 'it'}, runs)
 
 
+def columns_of(bench):
+    c = bench.columns
+    return [*c.SEQUENCES, *c.UPDATES, *c.OF_CELLS, *c.ON_DEVICE, c.EAGER, *c.windows_of(100)]
+
+
 def peers(bench):
     return [c for c in (*bench.columns.SEQUENCES, *bench.columns.UPDATES) if c.package == 'public']
+
+
+def test_a_column_is_compiled_by_jit_or_by_its_own_call(bench):
+    alone = {'grad', 'train', 'evolve', 'read_and_write', 'product', 'eager'}
+    for column in columns_of(bench):
+        assert column.call != 'as it is' or column.task in alone, column.name
+        assert column.task in bench.worker.TASKS and column.call in bench.worker.CALLS
+        assert set(column.kinds) <= set(bench.cells.CELLS), column.name
 
 
 def test_every_column_of_the_public_package_is_compiled_once(bench, peer):
@@ -97,74 +113,109 @@ def test_the_first_calls_are_those_columns_too(bench):
         assert {bench.columns.named(c).package for c in columns} == {'ours', 'public'}
 
 
-@pytest.mark.parametrize('kind', ['rnn', 'gru', 'lstm'])
-def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind):
-    spec = bench.models.Spec(kind, 3, 2, 4, batch=2, layers=2)
+def in_float64(arrays, add=0.0):
+    return jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.complex128 if jnp.iscomplexobj(a) else jnp.float64) + add,
+        arrays,
+    )
+
+
+BY_HAND = [(kind, False) for kind in ('rnn', 'gru', 'lstm', 'conv_lstm', 'alif', 'alif3')]
+BY_HAND += [(kind, False) for kind in ('lif_syn', 'lru', 'lru_complex', 'mingru')]
+BY_HAND += [(kind, True) for kind in ('lru', 'lru_complex', 'mingru')]
+
+
+@pytest.mark.parametrize(('kind', 'associative'), BY_HAND)
+def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind, associative):
+    of_pictures = kind == 'conv_lstm'
+    spec = bench.models.Spec(kind, 6, 784 if of_pictures else 2, 12, 4, 1 if of_pictures else 2)
     with jax.enable_x64(True):
-        params, hidden = jax.tree.map(
-            lambda a: jnp.asarray(a, jnp.float64), bench.models.initial(spec)
-        )
-        hidden = {name: h + 0.1 * (1 + i) for i, (name, h) in enumerate(hidden.items())}
-        xs, ys = (jnp.asarray(a, jnp.float64) for a in bench.models.data(spec))
+        params, hidden = map(in_float64, bench.models.initial(spec))
+        hidden = {name: h + 0.4 * (1 + i) for i, (name, h) in enumerate(hidden.items())}
+        xs, ys = in_float64(bench.models.data(spec))
         oracle, _ = bench.worker.bptt(spec)
-        gradient, _ = bench.worker.by_hand(spec)
-        wanted, found = jax.jit(lambda *at: (oracle(*at), gradient(*at)))(params, hidden, xs, ys)
+        gradient, _ = bench.worker.by_hand(spec, associative)
+        at = params, hidden, 3 * xs, ys
+        wanted, found = jax.jit(lambda *at: (oracle(*at), gradient(*at)))(*at)
     assert found.keys() == wanted.keys()
     for name, exact in wanted.items():
         size = np.linalg.norm(exact)
-        assert exact.dtype == np.float64 and size > 1e-6
+        assert exact.dtype in (np.float64, np.complex128) and size > 1e-6, name
         assert np.linalg.norm(found[name] - exact) < 1e-10 * size, name
+
+
+def test_every_cell_measured_has_a_kind_and_a_gradient_by_hand(bench):
+    rows, by_hand = bench.rows, {kind for kind, _ in BY_HAND}
+    assert {spec[0] for spec in (*rows.MAIN, *rows.CELLS, *rows.CORNERS)} <= by_hand
+    assert set(bench.cells.CELLS) == by_hand
+    assert set(bench.linear_loops.LINEAR) == set(rows.LINEAR)
+
+
+def test_products_and_bytes_inside_a_loop_count_as_often_as_it_turns(bench):
+    def program(h, xs, w):
+        return jax.lax.scan(lambda h, x: (jnp.tanh(x + h @ w), h), h, xs)
+
+    given = jnp.ones((4, 16)), jnp.ones((50, 4, 16)), jnp.ones((16, 16))
+    text = jax.jit(program).lower(*given).compile().as_text()
+    counted = bench.counts.count(text)
+    assert counted['flops'] == 50 * 2 * 4 * 16 * 16
+    least = 50 * 4 * (16 * 16 + 4 * 4 * 16)  # the weights, x, h, what is kept and the new h
+    assert least <= counted['bytes'] <= 3 * least
 
 
 def timed(columns, spec, pair='oldest'):
     """A row of results in which the k-th column takes k + 1 ms a step."""
     times = {
-        c.name: {'median': 1e-3 * (k + 1) * spec[3]}
+        c.name: {'median': 1e-3 * (k + 1) * spec[3], 'flops': 1e6, 'bytes': 1e6}
         for k, c in enumerate(columns)
         if pair == 'oldest' or c.everywhere
     }
     return {
         'spec': spec,
         'pair': pair,
+        'trace': 2**20,
         'times': {n: {**t, 'low': t['median'], 'high': t['median']} for n, t in times.items()},
+    }
+
+
+def of_gradients(bench) -> dict:
+    c, r = bench.columns, bench.rows
+    return {
+        'sequences': [timed(c.SEQUENCES, spec, pair) for spec in r.MAIN for pair in r.PAIRS],
+        'cells': [timed(c.OF_CELLS, spec, pair) for spec in r.CELLS for pair in r.PAIRS],
+        'updates': [timed(c.UPDATES, spec, pair) for spec in r.UPDATED for pair in r.PAIRS],
+        'windows': [timed(c.windows_of(spec[3]), spec) for spec in (*r.MAIN, *r.CELLS)],
+        'scaling': {
+            axis: [timed(c.SCALING, ('rnn', n, 8, 10, 2, 1)) for n in (8, 16)]
+            for axis in ('units', 'steps', 'batch', 'layers')
+        },
+        'corners': {
+            'sizes': [timed(c.REFERENCES, spec) for spec in r.CORNERS],
+            'one core': [timed(c.REFERENCES, spec) for spec in r.ONE_CORE],
+        },
+        'device': [timed(c.ON_DEVICE, spec) for spec in r.MEASURED_ON_DEVICE],
     }
 
 
 @pytest.fixture
 def found(bench):
     """Results as performance.py writes them."""
-    c = bench.columns
-    versions = {'python': '3', 'jax': '1', 'brainstate': '2', 'braintrace': '0.0'}
-    main = [(spec, pair) for pair in c.PAIRS for spec in c.MAIN]
-    return {
+    r = bench.rows
+    versions = {'python': '3', 'jax': '1', 'brainstate': '2', 'braintrace': '0.0', 'device': 'cpu'}
+    first = {'d_rtrl trace': 1.0, 'public d_rtrl': 4.0, 'public d_rtrl 1 window': 2.0}
+    return of_gradients(bench) | {
         'environments': {
             pair: {'ours': versions, 'public': {**versions, 'braintrace': f'{pair}.9'}}
-            for pair in c.PAIRS
-        },
-        'sequences': [timed(c.SEQUENCES, *at) for at in main],
-        'updates': [timed(c.UPDATES, *at) for at in main],
-        'scaling': {
-            axis: [timed(c.SCALING, (kind, 8, 8, 10, 2, 1)) for kind in ('rnn', 'lstm')]
-            for axis in ('units', 'steps', 'batch', 'layers', 'cells')
+            for pair in r.PAIRS
         },
         'memory': [{'rule': 'd_rtrl', 'steps': 1000, 'peak': 2**20 * 400, 'seconds': 1.0}],
         'once': {
             'import': [{'brainstate': 1.0, 'braintrace': 0.1}],
-            'first': [
-                {
-                    'spec': c.MAIN[0],
-                    'pair': 'oldest',
-                    'rule': 'd_rtrl',
-                    'seconds': {
-                        'd_rtrl trace': 1.0,
-                        'public d_rtrl': 4.0,
-                        'public d_rtrl 1 window': 2.0,
-                    },
-                }
-            ],
+            'eager': [timed([bench.columns.EAGER], ('gru', 64, 64, 100))],
+            'first': [{'spec': r.MAIN[0], 'pair': 'oldest', 'rule': 'd_rtrl', 'seconds': first}],
         },
-        'progress': [{'spec': c.MAIN[0], 'times': {'on': {'low': 1.0}, 'off': {'low': 1.0}}}],
-        'precision': [{'spec': c.MAIN[0], 'errors': {'w0': 1e-3}}],
+        'progress': [{'spec': r.MAIN[0], 'times': {'on': {'low': 1.0}, 'off': {'low': 1.0}}}],
+        'precision': [{'spec': r.MAIN[0], 'errors': {'w0': 1e-3}}],
     }
 
 
@@ -191,6 +242,32 @@ def test_the_peer_is_compared_by_its_fastest_column(bench, found):
     assert '| 3 |' in bench.report.peers(found)
 
 
+def test_auto_is_compared_with_the_fastest_fixed_window(bench, found):
+    row = found['windows'][0]
+    row['times']['trace 32']['median'] = row['times']['trace auto']['median'] / 2
+    assert bench.tables.auto(row, 'trace') == pytest.approx(2)
+    table = bench.tables.windows(found).splitlines()
+    assert '| 32 | 2 |' in table[2]
+
+
+def test_the_page_says_whether_its_parts_are_of_one_run(bench, found):
+    parts = found.keys() - {'environments'}
+    found['runs'] = {part: {'run': 'monday', 'seconds': 1} for part in parts}
+    assert bench.figures.runs(found) == 'All figures are of one run.'
+    del found['runs']['windows']
+    assert 'earlier: windows; monday: cells' in bench.figures.runs(found)
+
+
+def test_an_aim_says_how_many_rows_reach_it(bench, found):
+    rows = [row for row in found['cells'] if row['pair'] == 'oldest']
+    for row in rows:
+        row['times']['d_rtrl drop']['median'] = 0.7 * row['times']['bptt']['median']
+    lru = next(row for row in rows if tuple(row['spec']) == ('lru', 128, 10, 70))
+    lru['times']['d_rtrl drop']['median'] *= 2
+    aim = next(line for line in bench.aims.aims(found).splitlines() if '0.80' in line)
+    assert '| 0.80 | 0.7 to 1.4 | 6 of 7 |' in aim
+
+
 def test_the_section_of_readme_is_made_of_the_results(bench, found):
     readme = bench.report.readme('# a\n\n## What it costs\n\nold\n\n## More\n', found, 'a machine')
     assert (
@@ -198,7 +275,8 @@ def test_the_section_of_readme_is_made_of_the_results(bench, found):
         and readme.startswith('# a\n\n## What it costs\n\nOn ')
         and readme.endswith('\n\n## More\n')
     )
-    assert 'D_RTRL takes 3 times as long as `jax.grad`' in ' '.join(readme.split())
+    words = ' '.join(readme.split())
+    assert 'takes 3 times as long as the scan and 1.5 times as long as by hand' in words
 
 
 def test_readme_and_page_are_those_of_the_results_that_are_kept(bench):

@@ -1,0 +1,202 @@
+"""The kinds of cells that the benchmarks measure, each as people write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+
+FRAME = 28  # rows and columns of a picture
+THRESHOLD, LEAK, SLOW, SYNAPSE, ADAPTATION = 1.0, 0.95, 0.98, 0.9, 0.2
+
+
+class Cell(NamedTuple):
+    """A kind of cell.
+
+    ``weights(rng, inputs, units)`` draws its parameters. ``step(p, h, x) -> (y, new states)`` takes
+    one step. ``states`` names the hidden states with their dtype. y is ``wide`` times as wide as
+    the units. ``traced`` numbers stand in the D-RTRL trace for each weight and sample: one for each
+    state, but a stored spike, which the other new states tell.
+    """
+
+    weights: Callable
+    step: Callable
+    states: dict
+    wide: int = 1
+    traced: int = 1
+
+
+def dense(rng, rows, columns):
+    return rng.normal(size=(rows, columns)) / np.sqrt(rows)
+
+
+def joint(width, name='w'):
+    """One matrix for inputs and recurrence, ``width`` times as wide as the units."""
+    return lambda rng, inputs, units: {name: dense(rng, inputs + units, width * units)}
+
+
+def with_state(x, h):
+    return jnp.concatenate([x, h], -1)
+
+
+def rnn(p, h, x):
+    h = 0.8 * h['state'] + jnp.tanh(braintrace.matmul(with_state(x, h['state']), p['w']))
+    return h, {'state': h}
+
+
+def gru_weights(rng, inputs, units):
+    return {gate: dense(rng, inputs + units, units) for gate in 'zrh'}
+
+
+def gru(p, h, x):
+    h = h['state']
+    xh = with_state(x, h)
+    z = jax.nn.sigmoid(braintrace.matmul(xh, p['z']))
+    r = jax.nn.sigmoid(braintrace.matmul(xh, p['r']))
+    h = (1 - z) * h + z * jnp.tanh(braintrace.matmul(with_state(x, r * h), p['h']))
+    return h, {'state': h}
+
+
+def lstm(p, h, x):
+    products = braintrace.matmul(with_state(x, h['state']), p['w'])
+    i, f, g, o = jnp.split(products, 4, -1)
+    c = jax.nn.sigmoid(f) * h['memory'] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    y = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return y, {'state': y, 'memory': c}
+
+
+def encoder(p, x):
+    """Features of pictures ``(..., pixels)`` by two convolutions with a stride of two."""
+    y = x.reshape(-1, FRAME, FRAME, 1)
+    for name in ('conv_a', 'conv_b'):
+        y = braintrace.conv(y, p[name], strides=2, dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+        y = jax.nn.relu(y)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def conv_lstm_weights(rng, inputs, units):
+    features = (FRAME // 4) ** 2 * 16
+    return {
+        'conv_a': rng.normal(size=(3, 3, 1, 8)) / 3,
+        'conv_b': rng.normal(size=(3, 3, 8, 16)) / 8,
+        'w': dense(rng, features + units, 4 * units),
+    }
+
+
+def conv_lstm(p, h, x):
+    return lstm(p, h, encoder(p, x))
+
+
+@jax.custom_jvp
+def spike(v):
+    """1 where v is above zero; its surrogate derivative is ``slope``."""
+    return (v > 0).astype(v.dtype)
+
+
+def slope(v):
+    return 0.3 * jnp.maximum(1 - jnp.abs(v), 0)
+
+
+spike.defjvp(lambda v, dv: (spike(v[0]), slope(v[0]) * dv[0]))
+
+
+def adapted(v, a):
+    """The spike of a membrane whose threshold adapts."""
+    return spike(v - THRESHOLD - ADAPTATION * a)
+
+
+def alif(p, h, x):
+    v, a = h['membrane'], h['adaptation']
+    s = adapted(v, a)
+    v = LEAK * v + braintrace.matmul(with_state(x, s), p['w']) - THRESHOLD * s
+    a = SLOW * a + s
+    return adapted(v, a), {'membrane': v, 'adaptation': a}
+
+
+def alif3(p, h, x):
+    s = h['spike']
+    v = LEAK * h['membrane'] + braintrace.matmul(with_state(x, s), p['w']) - THRESHOLD * s
+    a = SLOW * h['adaptation'] + s
+    s = adapted(v, a)
+    return s, {'membrane': v, 'adaptation': a, 'spike': s}
+
+
+def lif_syn(p, h, x):
+    s = spike(h['membrane'] - THRESHOLD)
+    i = SYNAPSE * h['current'] + braintrace.matmul(with_state(x, s), p['w'])
+    v = LEAK * h['membrane'] + i - THRESHOLD * s
+    return spike(v - THRESHOLD), {'current': i, 'membrane': v}
+
+
+def lru_weights(rng, inputs, units):
+    radius, angle = rng.uniform(0.9, 0.99, units), rng.uniform(0.1, 3.0, units)
+    return {
+        'nu': np.log(-np.log(radius)),
+        'theta': np.log(angle),
+        'b_re': dense(rng, inputs, units),
+        'b_im': dense(rng, inputs, units),
+    }
+
+
+def radius_of(nu):
+    return jnp.exp(-jnp.exp(nu))
+
+
+def lru(p, h, x):
+    """A complex state as two real ones."""
+    r, angle = braintrace.element_wise(p['nu']), braintrace.element_wise(p['theta'])
+    r, angle = radius_of(r), jnp.exp(angle)
+    a, b, re, im = r * jnp.cos(angle), r * jnp.sin(angle), h['re'], h['im']
+    new = {
+        're': a * re - b * im + braintrace.matmul(x, p['b_re']),
+        'im': b * re + a * im + braintrace.matmul(x, p['b_im']),
+    }
+    return jnp.concatenate([new['re'], new['im']], -1), new
+
+
+def lru_complex_weights(rng, inputs, units):
+    p = lru_weights(rng, inputs, units)
+    return {
+        'lam': np.exp(-np.exp(p['nu']) + 1j * np.exp(p['theta'])),
+        'b': p['b_re'] + 1j * p['b_im'],
+    }
+
+
+def lru_complex(p, h, x):
+    """One complex state with complex parameters."""
+    u = braintrace.matmul(x.astype(p['b'].dtype), p['b'])
+    z = braintrace.element_wise(p['lam']) * h['state'] + u
+    return jnp.concatenate([z.real, z.imag], -1), {'state': z}
+
+
+def mingru_weights(rng, inputs, units):
+    return {gate: dense(rng, inputs, units) for gate in 'zh'}
+
+
+def mingru(p, h, x):
+    z = jax.nn.sigmoid(braintrace.matmul(x, p['z']))
+    h = (1 - z) * h['state'] + z * braintrace.matmul(x, p['h'])
+    return h, {'state': h}
+
+
+def real(*names):
+    return dict.fromkeys(names, 'float32')
+
+
+CELLS = {
+    'rnn': Cell(joint(1), rnn, real('state')),
+    'gru': Cell(gru_weights, gru, real('state')),
+    'lstm': Cell(joint(4), lstm, real('state', 'memory'), traced=2),
+    'conv_lstm': Cell(conv_lstm_weights, conv_lstm, real('state', 'memory'), traced=2),
+    'alif': Cell(joint(1), alif, real('membrane', 'adaptation'), traced=2),
+    'alif3': Cell(joint(1), alif3, real('membrane', 'adaptation', 'spike'), traced=2),
+    'lif_syn': Cell(joint(1), lif_syn, real('current', 'membrane'), traced=2),
+    'lru': Cell(lru_weights, lru, real('re', 'im'), wide=2, traced=2),
+    'lru_complex': Cell(lru_complex_weights, lru_complex, {'state': 'complex64'}, wide=2, traced=2),
+    'mingru': Cell(mingru_weights, mingru, real('state')),
+}
