@@ -49,44 +49,94 @@ class _State(NamedTuple):
     p: dict[str, Transition]
 
 
+class _Sent(NamedTuple):
+    """What a step sends to each y, ``delta``, and what h owes to each y, ``q``.
+
+    Of an op without x only the sum over the steps counts: ``sums`` holds the parts that lam makes
+    of delta, and q, for these.
+    """
+
+    delta: dict[str, jax.Array]
+    q: dict[str, dict[str, Vector]]
+    sums: tuple[dict, dict]
+
+
 def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
     """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    t, resets, (ds, _, _) = window.t, window.resets, window.steps.like
+    t, resets = window.t, window.resets
     # the newest step stays apart from the rows where a state is read by no new state
-    split = keep and any(not all(is_read(d)) for d in ds.values())
-    dead = None if resets is None else _reset_later(resets)
-
-    def made(after: _State, row, later):
-        """What a step sends to each y, and with ``keep`` what h owes to each y."""
-        _, df, (dy, _, _) = window.steps.open(row)
-        delta, pushes = _delta(graph, after.lam, df, dy), {}
-        if keep:
-            pushes = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
-            pushes = pushes if later is None else of_pairs(graph, ~later, pushes)
-        return delta, pushes
-
-    def back(after: _State, at):
-        row, later, reset, is_last = at
-        d, _, (_, c, _) = window.steps.open(row)
-        lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
-        p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
-        if split:  # p starts before the last step
-            p = {g: _started(s, is_last) for g, s in p.items()}
-        if reset is not None:  # nothing crosses a reset, in either direction
-            lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
-        return _State(lam, p), after if late else made(after, row, later)
-
+    split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
+    later = None if resets is None else _reset_later(resets)
     is_last = jnp.arange(len(t)) == len(t) - 1 if split else None
-    end, of_y = _end(graph, window, keep, split), (window.steps.rows, dead)
+    end, rows = _end(graph, window, keep, split), (window.steps.rows, later)
+
+    def sent(after: _State, row, later) -> _Sent:
+        return _sent(graph, after, window.steps.open(row), later, keep)
+
     # rows for wide ys are made after the loop, of the smaller ones for the states
-    one = jax.tree.map(lambda a: a[0], of_y)
-    late = keep and 2 * _size(end) <= _size(jax.eval_shape(made, end, *one))
-    before, found = jax.lax.scan(back, end, (*of_y, resets, is_last), reverse=True)
-    delta, q = jax.vmap(made, axis_size=len(t))(found, *of_y) if late else found
+    like = jax.eval_shape(sent, end, *jax.tree.map(lambda a: a[0], rows))
+    late = keep and 2 * _size(end) <= _size((like.delta, like.q))
+
+    def back(carry, at):
+        (after, sums), (row, later, reset, is_last) = carry, at
+        d, _, (_, c, _) = window.steps.open(row)
+        before = _before(graph, after, (d, c), (reset, later), is_last if split else None)
+        if late:
+            return (before, sums), after
+        made = sent(after, row, later)
+        return (before, jax.tree.map(jnp.add, sums, made.sums)), made[:2]
+
+    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), () if late else like.sums)
+    (before, sums), found = jax.lax.scan(back, (end, none), (*rows, resets, is_last), reverse=True)
+    if late:
+        *found, each = jax.vmap(sent, axis_size=len(t))(found, *rows)
+        sums = jax.tree.map(lambda a: a.sum(0), each)
+    delta, q = _with_sums(graph, found[0], found[1], sums)
     credit = Credit(before.lam, delta)
-    if not keep:
-        return credit, None
-    return credit, _as_pending(graph, window, (before.p, q), dead, split)
+    return credit, _as_pending(graph, window, (before.p, q), later, split) if keep else None
+
+
+def _sent(graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool) -> _Sent:
+    """What a step sends; ``later``: the lanes that a later step resets."""
+    _, df, (dy, _, _) = opened
+    delta, credits = dict(dy), {}
+    for pair in pairs(graph):
+        key, credit = pair.relation.key, dot(pair.gathered(after.lam), pair.of(df))
+        if credit is not None and pair.op.x is None:
+            credits.setdefault(key, {})[pair.group.name] = credit
+        elif credit is not None:
+            delta[key] += to_y(pair.op, credit)
+    q: dict = {}
+    if keep:
+        q = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
+        q = q if later is None else of_pairs(graph, ~later, q)
+    without_x = {r.key for r in graph.hidden_param_op_relations if r.op.x is None}
+    summed = {key: q.pop(key) for key in without_x if key in q}
+    return _Sent(delta, q, (credits, summed))
+
+
+def _with_sums(graph: ETraceGraph, delta: dict, q: dict, sums: tuple[dict, dict]) -> tuple:
+    """``delta`` and ``q`` of all steps; ops without x have one row, the sum."""
+    credits, summed = sums
+    for pair in pairs(graph):
+        key = pair.relation.key
+        if key in credits and pair.group.name in credits[key]:
+            credit = to_y(pair.op, credits[key][pair.group.name])
+            own = delta[key] if len(delta[key]) == 1 else delta[key].sum(0, keepdims=True)
+            delta = delta | {key: own + credit}
+    return delta, q | jax.tree.map(lambda a: a[None], summed)
+
+
+def _before(graph: ETraceGraph, after: _State, step: tuple, resets: tuple, is_last) -> _State:
+    """The state before a step: ``lam = c + lam D`` and ``p = p D``."""
+    (d, c), (reset, later) = step, resets
+    lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
+    p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
+    if is_last is not None:  # p starts before the last step
+        p = {g: _started(s, is_last) for g, s in p.items()}
+    if reset is not None:  # nothing crosses a reset, in either direction
+        lam, p = of_groups(graph, ~reset, lam), of_groups(graph, ~(reset | later), p)
+    return _State(lam, p)
 
 
 def _size(tree) -> int:
@@ -96,16 +146,6 @@ def _size(tree) -> int:
 def _reset_later(resets: jax.Array) -> jax.Array:
     """Of each step the lanes that a later step resets."""
     return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
-
-
-def _delta(graph: ETraceGraph, lam: dict[str, Vector], df: dict, dy: dict) -> dict[str, jax.Array]:
-    """``dy + lam . D_f`` of every op."""
-    delta = dict(dy)
-    for pair in pairs(graph):
-        credit = dot(pair.gathered(lam), pair.of(df))
-        if credit is not None:
-            delta[pair.relation.key] += to_y(pair.op, credit)
-    return delta
 
 
 def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
@@ -176,4 +216,9 @@ def _as_pending(
     }
     if not split:
         return Pending(alive, (Segment(p, x, q),))
-    return Pending(alive, (Segment(p, *jax.tree.map(lambda a: a[:-1], (x, q))), last))
+    # the sums of ops without x leave the last step out, since p is zero there
+    older = {
+        key: rows if key not in x else jax.tree.map(lambda a: a[:-1], rows)
+        for key, rows in q.items()
+    }
+    return Pending(alive, (Segment(p, jax.tree.map(lambda a: a[:-1], x), older), last))
