@@ -58,9 +58,8 @@ def _over_axis(form, fn: Callable, params: dict, axis: int = 0) -> Callable:
 
 
 def _shares_a_trainable(form) -> bool:
-    return any(
-        axis is None for operand, axis in enumerate(form.axes) if operand != form.x_invar_index
-    )
+    others = {form.x_invar_index, *form.structure_invars.values()}
+    return any(axis is None for operand, axis in enumerate(form.axes) if operand not in others)
 
 
 def _has_own_layout(primitive) -> bool:
@@ -98,7 +97,9 @@ def _xy_to_dw(form, x, hidden_dim, weights, /, **params):
     def forward(weights):
         operands = {form.x_invar_index: x} if form.x_invar_index is not None else {}
         operands |= {index: weights[name] for name, index in form.trainable_invars(params).items()}
-        out = form.impl_fn(*(operands[index] for index in sorted(operands)), **params)
+        operands |= {index: params[name] for name, index in form.structure_invars.items()}
+        static = {name: p for name, p in params.items() if name not in form.structure_invars}
+        out = form.impl_fn(*(operands[index] for index in sorted(operands)), **static)
         return out[form.y_outvar_index] if isinstance(out, tuple | list) else out
 
     return jax.vjp(forward, weights)[1](hidden_dim)[0]

@@ -48,6 +48,19 @@ class Compiled:
         step.defvjp(without_types(self._forward), without_types(self._backward))
         self.step = jax.jit(step)
 
+    @cached_property
+    def held(self) -> list[jax.Array]:
+        """Arrays of the constants ``graph.held``; they stand behind the leaves of the
+        parameters.
+        """
+        with jax.ensure_compile_time_eval():
+            return [jnp.asarray(self.program.constants[v]) for v in self.graph.held]
+
+    def network(self, params: list, weights: dict | None = None) -> Network:
+        """The graph and the weights of its ops, for the rule."""
+        weights = self.executor.op_weights(params) if weights is None else weights
+        return Network(self.executor.bound_graph(params), weights)
+
     @property
     def t_shape(self) -> tuple[int, ...]:
         return () if self.graph.lanes is None else (self.graph.lanes,)
@@ -60,9 +73,9 @@ class Compiled:
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
         return {} if rule is None else rule.carried(self.graph, rule.init(self.graph), t), t
 
-    def written(self, carried, t: jax.Array):
+    def written(self, params: list, carried, t: jax.Array):
         """The trace with the pending steps that a learner carries, also under ``vmap``."""
-        written = partial(self.rule.written, self.graph)
+        written = partial(self.rule.written, self.executor.bound_graph([*params, *self.held]))
         for _ in range(t.ndim - len(self.t_shape)):
             written = jax.vmap(written)
         return written(carried, t)
@@ -134,14 +147,15 @@ class Compiled:
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
         if self.rule is not None:
             factors = self._factors(params, weights, carry, inputs, xs)
-            trace = self.rule.update(Network(self.graph, weights), trace, factors, t)
+            trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
-    def observe(self, step: Callable, given, carry: list) -> Seen:
+    def observe(self, step: Callable, given, carry: list, held: list) -> Seen:
         """One step around one call of the cell.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
-        (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated.
+        (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
+        behind these parameters.
         """
         program, executor = self.program, self.executor
 
@@ -149,6 +163,7 @@ class Compiled:
             calls = []
 
             def cell(params, carry, inputs):
+                params = [*params, *held]
                 # Factors and signals give the gradient of an op's weight, not this pull-back.
                 weights = executor.op_weights(stopped(params))
                 outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, probes)
@@ -177,11 +192,11 @@ class Compiled:
             return cell(*now), None
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
-        seen = self.observe(step, given, carry)
+        seen = self.observe(step, given, carry, held=[])  # params have it
         (outputs, new_carry), factors = seen.result, seen.factors
         new = trace
         if self.rule is not None:
-            new = self.rule.update(Network(self.graph, seen.weights), trace, factors, t)
+            new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
         return (outputs, new_carry, new, counted(t)), rest
 
@@ -190,10 +205,10 @@ class Compiled:
         (to_direct, to_inputs), signals = self.executor.signals(pull, tuple(cotangents[:2]))
         if self.rule is None:
             one = jax.tree.map(lambda a: a[None], (factors.x, signals.dy))
-            ops = same_step(self.graph, *one, weights)
+            ops = same_step(self.network(params, weights).graph, *one, weights)
         else:
             step = Window.of_step(factors, signals, t)
-            ops = self.rule.gradient(Network(self.graph, weights), trace, new, step)
+            ops = self.rule.gradient(self.network(params, weights), trace, new, step)
         direct = dict(zip(self.graph.direct, to_direct, strict=True))
         grads = self.total(params, Gradients(ops, direct))
         of_inputs = dict(zip(self._inexact_inputs, to_inputs, strict=True))
@@ -245,7 +260,7 @@ class ObservedStep:
     inputs) -> (outputs, carry)`` once, on lists of leaves. A world is a pair: the leaves of the
     cell's carry, and whatever else the step changes.
 
-    ``params``: the leaves of the cell's parameters. ``places``: for each leaf of the weights the
+    ``params``: the leaves of the cell's parameters; ``held``: what stands behind them. ``places``: for each leaf of the weights the
     parameter that it replaces; places from ``len(params)`` on belong to weights of the step alone.
     ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
     ``restart(carry, flags)``: the carry with flagged lanes put back. ``share``: the part of the
@@ -258,6 +273,7 @@ class ObservedStep:
     places: tuple[int, ...]
     direct: frozenset[int]
     restart: Callable
+    held: list
     share: float = 1.0
 
     @property
@@ -271,10 +287,11 @@ class ObservedStep:
     def _params(self, weights) -> list:
         """The cell's parameters; weights stand in their places."""
         full = [*self.params, *[None] * len(self.places)]
-        return _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
+        full = _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
+        return [*full, *self.held]
 
-    def op_weights(self, weights) -> dict[str, dict[str, jax.Array]]:
-        return self.compiled.executor.op_weights(self._params(weights))
+    def network(self, weights) -> Network:
+        return self.compiled.network(self._params(weights))
 
     def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
@@ -285,7 +302,7 @@ class ObservedStep:
             (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
             return loss, (aux, new)
 
-        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry)
+        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry, self.held)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * mask).astype(loss.dtype)
         to_given, signals = self.compiled.executor.signals(seen.pull, weight)

@@ -120,6 +120,7 @@ class SequenceCalls:
             places=tuple(range(len(leaves))),
             direct=frozenset(compiled.graph.direct),
             restart=partial(compiled.restarted, fresh, self.hidden),
+            held=spread(compiled.held, axes),
             share=share(axes, of_loss),
         )
         # under `vmap` each lane would print a line of progress

@@ -40,9 +40,13 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         eqn = program.equations[i]
         slots = _slots(eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        made_of = flow.union(sources.facts, trainable.values())
+        structure = {name: eqn.ins[k] for name, k in eqn.primitive.structure_invars.items()}
+        read = (*trainable.values(), *structure.values())
+        made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
-            raise MustUnroll(_loop_of_weights(program, eqn, trainable.values()))
+            raise MustUnroll(_loop_of_weights(program, eqn, read))
+        fixed = not flow.union(sources.facts, structure.values()) & sources.moving
+        fixed = fixed and not _has_mapped_structure(eqn.primitive)
         parameters = {name: sources.parameters(v) for name, v in trainable.items()}
         x = None if eqn.primitive.x_invar_index is None else eqn.ins[eqn.primitive.x_invar_index]
         y = program.y_of(i)
@@ -57,16 +61,26 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
                 slots=slots,
                 trainable=trainable,
                 parameters=parameters,
-                owned=not made_of & sources.moving and any(parameters.values()),
+                owned=fixed and not made_of & sources.moving and any(parameters.values()),
                 where=eqn.where,
                 x_aval=None if x is None else program.avals[x],
                 y_aval=program.avals[y],
                 weight_avals={name: program.avals[v] for name, v in trainable.items()},
                 repeats=eqn.repeats,
                 conditional=eqn.conditional,
+                structure=structure,
+                structure_avals={name: program.avals[v] for name, v in structure.items()},
+                fixed_structure=fixed,
             )
         )
     return tuple(ops)
+
+
+def _has_mapped_structure(primitive: Any) -> bool:
+    """Whether lanes of ``vmap`` have structures of their own."""
+    forms = [primitive, *primitive.originals()]
+    places = primitive.structure_invars.values()
+    return any(form.axes and form.axes[k] is not None for form in forms for k in places)
 
 
 def _sources(program: Program) -> Sources:
@@ -123,11 +137,12 @@ def _slots(eqn: Equation) -> dict[str, int]:
             f'{eqn.where}: trainable_invars_fn of {primitive.name} names inputs {wrong}, but the '
             f'equation has {len(eqn.ins)} inputs. Return {{name: position}} within them.'
         )
-    others = set(range(len(eqn.ins))) - set(slots.values()) - {primitive.x_invar_index}
+    structure = set(primitive.structure_invars.values())
+    others = set(range(len(eqn.ins))) - {*slots.values(), *structure, primitive.x_invar_index}
     if others:
         raise RuleContractError(
             f'{eqn.where}: inputs {sorted(others)} of {primitive.name} are neither its x nor '
-            'trainable, and no rule sees them. Name them in trainable_invars_fn, or make them '
-            'static parameters.'
+            'trainable, and no rule sees them. Name them in trainable_invars_fn or structure_invars, '
+            'or make them static parameters.'
         )
     return slots
