@@ -35,12 +35,13 @@ __all__ = ['Case', 'cases_of', 'registered', 'subject']
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A call of an op: the shapes and dtypes of its arrays, by position (``'0'``, ``'1'``, ...) or
-    keyword, and its static arguments.
+    keyword, and its static arguments; ``structure``: the structure operands of a bare primitive.
     """
 
     op: Callable
     arrays: dict[str, jax.ShapeDtypeStruct]
     static: dict[str, Any]
+    structure: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_bare(self) -> bool:
@@ -87,14 +88,18 @@ class Case:
     def applications(self) -> list[Application]:
         """The ETP equations that the call binds."""
         if isinstance(self.op, ETPPrimitive):
-            return [Application(self.op, self.static, tuple(self.arrays.values()))]
+            operands = tuple(self.arrays.values())
+            return [Application(self.op, self.static, operands, self.structure)]
+        closed = jax.make_jaxpr(self.call)(self.arrays)
+        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         return [
             Application(
                 eqn.primitive,
                 dict(eqn.params),
                 tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars),
+                {i: constants[eqn.invars[i]] for i in eqn.primitive.structure_invars.values()},
             )
-            for eqn in equations(jax.make_jaxpr(self.call)(self.arrays))
+            for eqn in equations(closed)
         ]
 
 
@@ -112,9 +117,9 @@ def made(op: Callable, case: Any) -> Case:
             for name, a in params.items()
             if is_array(a)
         }
-        return Case(
-            op, arrays, {name: value for name, value in params.items() if not is_array(value)}
-        )
+        static = {name: value for name, value in params.items() if not is_array(value)}
+        places = getattr(op, 'structure_invars', {}).values()
+        return Case(op, arrays, static, {i: jnp.asarray(operands[i]) for i in places})
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(
             f'check: a case is {case!r}; expected a pair (operands, params): operands with shape '
