@@ -95,12 +95,14 @@ class OpUse:
         return self.bound(zeros)
 
     def impl(self, x, weights: dict):
-        static, places = dict(self.params), self.primitive.structure_invars
-        operands = {k: weights[name] for name, k in self.slots.items()}
-        operands |= {k: static.pop(name) for name, k in places.items()}
+        args: list = [None] * (len(self.slots) + (self.x is not None))
+        for name, k in self.slots.items():
+            args[k] = weights[name]
         if self.x is not None:
-            operands[self.primitive.x_invar_index] = x
-        outs = self.primitive.impl_fn(*(operands[k] for k in sorted(operands)), **static)
+            args[self.primitive.x_invar_index] = x
+        static = dict(self.params)
+        args += [static.pop(name) for name in self.primitive.structure]
+        outs = self.primitive.impl_fn(*args, **static)
         return outs[self.primitive.y_outvar_index] if self.primitive.multiple_results else outs
 
 

@@ -30,7 +30,6 @@ __all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
 # gathered array would be.
 DENSE_FROM = 2
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
-STRUCTURE = {'rows': 1, 'columns': 2, 'pointers': 3}  # operands beside x and the trainables
 
 
 def _at(array, index):
@@ -64,7 +63,8 @@ def _product(x, data, rows, columns, shape):
     return jnp.zeros((shape[1], len(x)), products.dtype).at[columns].add(products, **add).T
 
 
-def _impl(x, rows, columns, pointers, data, *bias, shape, padded, has_bias: bool = False):
+def _impl(x, data, *others, shape, padded, has_bias: bool = False):
+    *bias, rows, columns, _ = others
     rows, columns, live = _places(rows, columns, shape, padded)
     if live is not None:
         data = jnp.where(live, data, 0)
@@ -144,9 +144,9 @@ def _register(batched: bool) -> ETPPrimitive:
             _xy_to_dw,
             parameter_trace(batched),
             output_trace,
-            bias_at(5, weight=4),
+            bias_at(2, weight=1),
             batched=batched,
-            structure_invars=STRUCTURE,
+            structure=('rows', 'columns', 'pointers'),
         )
     )
 
@@ -193,5 +193,5 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
     bias = bias_operands(op, bias, structure.shape[1:], unit)
     primitive = etp_sp_mm_p if x.ndim == 2 else etp_sp_mv_p
     places, (shape, padded) = structure.tree_flatten()
-    y = primitive.bind(x, *places, data, *bias, shape=shape, padded=padded, has_bias=bool(bias))
+    y = primitive.bind(x, data, *bias, *places, shape=shape, padded=padded, has_bias=bool(bias))
     return with_unit(y, unit)

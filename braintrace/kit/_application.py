@@ -93,14 +93,14 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Application:
-    """A primitive, static parameters, and the shapes and dtypes of its operands; ``structure``: by
-    their index, the operands that are given and not drawn.
+    """A primitive, static parameters, and the shapes and dtypes of its operands; ``structure``: the
+    last operands, which are given and not drawn.
     """
 
     primitive: ETPPrimitive
     params: dict[str, Any]
     avals: tuple[jax.ShapeDtypeStruct, ...]
-    structure: dict[int, Any] = dataclasses.field(default_factory=dict)
+    structure: tuple = ()
 
     @functools.cached_property
     def invars(self) -> dict[str, int]:
@@ -181,10 +181,8 @@ class Application:
         rng, y = np.random.default_rng(seed), self.y_aval
         rows = min((a.shape[0] for a in self.weights(self.avals).values() if a.shape), default=2)
         new = functools.partial(values, rng, below=rows)
-        operands = lambda: tuple(
-            jnp.asarray(self.structure[i]) if i in self.structure else new(aval)
-            for i, aval in enumerate(self.avals)
-        )
+        drawn = self.avals[: len(self.avals) - len(self.structure)]
+        operands = lambda: (*map(new, drawn), *map(jnp.asarray, self.structure))
         x = lambda: None if self.x_aval is None else new(self.x_aval)
         ys = lambda *more: values(rng, jax.ShapeDtypeStruct((*more, *y.shape), y.dtype), below=2)
         return Draw(
@@ -226,8 +224,7 @@ class Application:
     @property
     def rule_params(self) -> dict[str, Any]:
         """The parameters as rules get them, with the structure."""
-        places = self.primitive.structure_invars
-        return {**self.params, **{name: self.structure[i] for name, i in places.items()}}
+        return {**self.params, **dict(zip(self.primitive.structure, self.structure, strict=True))}
 
     def rule(self, slot: str) -> Callable:
         return self.primitive.bound_rule(slot, self.rule_params, 'kit.check')

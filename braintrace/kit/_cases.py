@@ -41,7 +41,7 @@ class Case:
     op: Callable
     arrays: dict[str, jax.ShapeDtypeStruct]
     static: dict[str, Any]
-    structure: dict[int, Any] = dataclasses.field(default_factory=dict)
+    structure: tuple = ()
 
     @property
     def is_bare(self) -> bool:
@@ -97,10 +97,15 @@ class Case:
                 eqn.primitive,
                 dict(eqn.params),
                 tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars),
-                {i: constants[eqn.invars[i]] for i in eqn.primitive.structure_invars.values()},
+                tuple(constants[v] for v in structure_of(eqn.primitive, eqn.invars)),
             )
             for eqn in equations(closed)
         ]
+
+
+def structure_of(op: Any, operands: Sequence) -> Sequence:
+    """The operands that are the structure of a bare primitive."""
+    return operands[len(operands) - len(getattr(op, 'structure', ())) :]
 
 
 def made(op: Callable, case: Any) -> Case:
@@ -118,8 +123,7 @@ def made(op: Callable, case: Any) -> Case:
             if is_array(a)
         }
         static = {name: value for name, value in params.items() if not is_array(value)}
-        places = getattr(op, 'structure_invars', {}).values()
-        return Case(op, arrays, static, {i: jnp.asarray(operands[i]) for i in places})
+        return Case(op, arrays, static, tuple(map(jnp.asarray, structure_of(op, operands))))
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(
             f'check: a case is {case!r}; expected a pair (operands, params): operands with shape '

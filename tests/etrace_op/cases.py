@@ -25,7 +25,7 @@ class Case:
     x: tuple[int, ...] | None
     weights: dict[str, tuple[int, ...]]
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
-    structure: dict[str, Any] = dataclasses.field(default_factory=dict)  # between x and the weights
+    structure: dict[str, Any] = dataclasses.field(default_factory=dict)  # the last operands
 
     def __str__(self) -> str:
         return self.name
@@ -52,7 +52,7 @@ class Case:
 
     def operands(self, x, weights) -> list:
         x = [] if x is None else [x]
-        return [*x, *self.structure.values(), *(weights[name] for name in self.weights)]
+        return [*x, *(weights[name] for name in self.weights), *self.structure.values()]
 
     def call(self, x, weights):
         """Bind the primitive."""
@@ -92,7 +92,7 @@ def sparse(name, primitive, lead, inputs, outputs, entries, bias, **options):
         (*lead, inputs),
         weights,
         {'shape': shape, 'padded': padded, 'has_bias': bias},
-        dict(zip(ops.etp_sp_mm_p.structure_invars, places, strict=True)),
+        dict(zip(ops.etp_sp_mm_p.structure, places, strict=True)),
     )
 
 

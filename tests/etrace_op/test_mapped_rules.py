@@ -32,9 +32,8 @@ class Placed(cases.Case):
             index: weights[name]
             for name, index in self.primitive.trainable_invars(self.params).items()
         }
-        fixed = self.primitive.structure_invars
-        places |= {index: self.structure[name] for name, index in fixed.items()}
-        return [places[index] for index in sorted(index for index in places if index is not None)]
+        operands = [places[index] for index in sorted(i for i in places if i is not None)]
+        return [*operands, *self.structure.values()]
 
     def chosen(self, out):
         return out[self.primitive.y_outvar_index] if isinstance(out, tuple | list) else out
@@ -66,8 +65,7 @@ class Mapped(Placed):
 
 def mapped(case, axes) -> Mapped:
     name = f'{case.name} {"".join("-" if axis is None else "m" for axis in axes)}'
-    fixed, each = set(case.primitive.structure_invars.values()), iter(axes)
-    axes = [None if i in fixed else next(each) for i in range(len(axes) + len(fixed))]
+    axes = (*axes, *(None for _ in case.structure))
     primitive, invars = case.primitive.mapped(axes), case.primitive.trainable_invars(case.params)
     wide = lambda shape, index: (LANES, *shape) if axes[index] == 0 else shape
     return Mapped(

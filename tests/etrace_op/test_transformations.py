@@ -186,7 +186,8 @@ def test_mapping_weights_binds_one_derived_primitive_that_knows_its_original_and
         eqn.primitive for eqn in mapped.eqns if isinstance(eqn.primitive, ops.ETPPrimitive)
     ]
     assert derived.original is case.primitive
-    assert derived.axes == ((0,) if x is None else (None, *[0] * len(weights)))
+    of_x = () if x is None else (None,)
+    assert derived.axes == (*of_x, *[0] * len(weights), *[None] * len(case.structure))
     assert ops.is_etp_primitive(derived) and derived not in ops.ETP_PRIMITIVES
     assert derived in [eqn.primitive for eqn in again.eqns]
     assert (

@@ -40,7 +40,8 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         eqn = program.equations[i]
         slots = _slots(eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        structure = {name: eqn.ins[k] for name, k in eqn.primitive.structure_invars.items()}
+        names = eqn.primitive.structure
+        structure = dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
         read = (*trainable.values(), *structure.values())
         made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
@@ -78,9 +79,9 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
 
 def _has_mapped_structure(primitive: Any) -> bool:
     """Whether lanes of ``vmap`` have structures of their own."""
-    forms = [primitive, *primitive.originals()]
-    places = primitive.structure_invars.values()
-    return any(form.axes and form.axes[k] is not None for form in forms for k in places)
+    axes = [form.axes or () for form in (primitive, *primitive.originals())]
+    size = len(primitive.structure)
+    return any(axis is not None for each in axes for axis in each[len(each) - size :])
 
 
 def _sources(program: Program) -> Sources:
@@ -137,12 +138,12 @@ def _slots(eqn: Equation) -> dict[str, int]:
             f'{eqn.where}: trainable_invars_fn of {primitive.name} names inputs {wrong}, but the '
             f'equation has {len(eqn.ins)} inputs. Return {{name: position}} within them.'
         )
-    structure = set(primitive.structure_invars.values())
-    others = set(range(len(eqn.ins))) - {*slots.values(), *structure, primitive.x_invar_index}
+    operands = set(range(len(eqn.ins) - len(primitive.structure)))
+    others = operands - set(slots.values()) - {primitive.x_invar_index}
     if others:
         raise RuleContractError(
             f'{eqn.where}: inputs {sorted(others)} of {primitive.name} are neither its x nor '
-            'trainable, and no rule sees them. Name them in trainable_invars_fn or structure_invars, '
+            'trainable, and no rule sees them. Name them in trainable_invars_fn or structure, '
             'or make them static parameters.'
         )
     return slots
