@@ -18,6 +18,7 @@ from ._operands import (
 )
 from ._primitive import ETPPrimitive
 from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace
+from ._sparse_kernels import kernel
 from ._sparsity import SparseStructure
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
@@ -73,6 +74,20 @@ def _impl(x, data, *others, shape, padded, has_bias: bool = False):
     return add_bias(y, bias[0]) if has_bias else y
 
 
+def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
+    """The product by a kernel, where there is one for this dtype and the entries are few."""
+    *bias, rows, columns, pointers = others
+    plain = functools.partial(_impl, shape=shape, padded=padded, has_bias=has_bias)
+    lanes = len(x) if x.ndim == 2 else 1
+    found = None if padded or not lanes else kernel('product', x.dtype, data.dtype)
+    if found is None or _is_dense(lanes, len(rows), shape):
+        return plain(x, data, *others)
+    columns_of_x = x.T if x.ndim == 2 else x[:, None]
+    y = found(columns_of_x, data, rows, columns, pointers, (shape[1], lanes))
+    y = y.T if x.ndim == 2 else y[:, 0]
+    return add_bias(y, bias[0]) if has_bias else y
+
+
 # the gradient of the entries ----------------------------------------------------------------------
 
 
@@ -100,8 +115,16 @@ def _entries(x, d, rows, columns, pointers, *, shape):
     return jax.lax.scan(lambda total, at: (total + block(*at), None), total, blocks)[0]
 
 
+def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
+    found = kernel('entries', x.dtype, d.dtype) if len(x) else None
+    if found is None or _is_dense(len(x), len(rows), shape):
+        return _entries(x, d, rows, columns, pointers, shape=shape)
+    return found(x.T, d.T, rows, columns, pointers, rows.shape)
+
+
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.
 entries_p = ETPPrimitive('sp_entries', _entries)
+entries_p.lowering['cpu'] = _entries_on_cpu
 
 
 def _xy_to_dw(x, hidden_dim, weights, *, rows, columns, pointers, shape, padded, has_bias=False):
@@ -152,6 +175,7 @@ def _register(batched: bool) -> ETPPrimitive:
 
 
 etp_sp_mm_p, etp_sp_mv_p = register_both_forms(_register)
+etp_sp_mm_p.lowering['cpu'] = etp_sp_mv_p.lowering['cpu'] = _on_cpu
 
 
 def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
