@@ -1,11 +1,13 @@
 """A step of a spiking network with millions of synapses, beside the same step written by hand.
 
-python benchmarks/sparse.py [--synapses N] [--degree K] [--steps T] [--rules ES D] [--json FILE]
+python benchmarks/sparse.py [--synapses N] [--degree K] [--steps T] [--order row|column]
+                            [--rules es,d] [--json FILE]
 
-Prints ratios of CPU seconds, and writes JSON where it is asked for. The network is a recurrent layer
-of leaky neurons with a synaptic current, sparse at random, and a dense readout; a step gives the loss
-and the gradients. References, written by hand: the step of ES_D_RTRL in NumPy's place by kernels of
-`numba` (where installed), a pass over the synapses by XLA, and one read and write of D_RTRL's trace.
+The network: one sparse recurrent layer of leaky neurons with a synaptic current, and a dense
+readout; a step gives the loss and the gradients. Beside it, in the same process and turn by turn:
+ES_D_RTRL written by hand, by kernels of `numba` and `brainevent` where both are installed, else by
+XLA; one pass over the synapses; one read and one write of D_RTRL's trace. Times are CPU
+milliseconds, medians; the ratios are what counts.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import json
 import resource
 import statistics
 import time
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,8 @@ class Network:
 def cell(params, carry, x):
     y = braintrace.sparse_matmul(carry['z'], params['w'], sparse_mat=params['places'])
     s = SYNAPSE * carry['s'] + y
-    v = MEMBRANE * carry['v'] * (1 - carry['z']) + GAIN * s + x
+    kept = 1 - jax.lax.stop_gradient(carry['z'])  # a spike puts the membrane back
+    v = MEMBRANE * carry['v'] * kept + GAIN * s + x
     z = spike(v - 1.0)
     return z @ params['readout'], {'v': v, 's': s, 'z': z}
 
@@ -84,27 +86,55 @@ def loss(output, target):
 # the step by hand ---------------------------------------------------------------------------------
 
 
-def kernels():
-    """Both passes over the synapses by numba, or None."""
-    from braintrace._etrace_op import sparse_kernels
-
-    return sparse_kernels()
+GET = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
 
 
-def passes(by_kernels: bool):
-    """``forward(z, w, structure)`` and ``outer(x, d, structure)``."""
-    from braintrace._etrace_op import sparse as library
-
-    get = dict(mode='promise_in_bounds', wrap_negative_indices=False)
+def passes():
+    """``forward(z, w, structure)`` and ``outer(x, d, structure)`` by XLA."""
 
     def forward(z, w, structure):
-        products = z.at[structure.rows].get(**get)[:, None] * w[:, None]
+        products = z.at[structure.rows].get(**GET)[:, None] * w[:, None]
         zeros = jnp.zeros((structure.shape[1], 1), w.dtype)
-        return zeros.at[structure.columns].add(products, **get)[:, 0]
+        return zeros.at[structure.columns].add(products, **GET)[:, 0]
 
     def outer(x, d, structure):
         x, d = jax.lax.optimization_barrier((x, d))
-        return x.at[structure.rows].get(**get) * d.at[structure.columns].get(**get)
+        return x.at[structure.rows].get(**GET) * d.at[structure.columns].get(**GET)
+
+    return forward, outer
+
+
+def kernel_passes():
+    """The same by kernels for entries sorted by row; None where a package is missing."""
+    try:
+        import brainevent
+        import numba
+    except ImportError:
+        return None
+
+    @numba.njit(fastmath=True)
+    def product(z, w, columns, pointers, y):
+        y[:] = 0
+        for i in range(len(z)):
+            if z[i] != 0:
+                for k in range(pointers[i], pointers[i + 1]):
+                    y[columns[k]] += z[i] * w[k]
+
+    @numba.njit(fastmath=True)
+    def gradient(x, d, columns, pointers, g):
+        for i in range(len(x)):
+            for k in range(pointers[i], pointers[i + 1]):
+                g[k] = x[i] * d[columns[k]]
+
+    def call(fn, size, *arrays):
+        result = jax.ShapeDtypeStruct((size,), jnp.float32)
+        return jax.tree.leaves(brainevent.numba_kernel(fn, outs=result)(*arrays))[0]
+
+    def forward(z, w, structure):
+        return call(product, structure.shape[1], z, w, structure.columns, structure.pointers)
+
+    def outer(x, d, structure):
+        return call(gradient, structure.size, x, d, structure.columns, structure.pointers)
 
     return forward, outer
 
@@ -121,8 +151,140 @@ def by_hand(forward, outer, params, carry, trace, x, target):
     fs = DECAY * SYNAPSE * es + (1 - DECAY)
     fv = DECAY * (MEMBRANE * (1 - z) * ev + GAIN * SYNAPSE * es) + (1 - DECAY) * GAIN
     d = (params['readout'] @ to_output) * slope * fv / (1 - DECAY ** (t + 1.0))
-    grads = {
-        'w': outer(ex, d, params['places']),
-        'readout': new_z[:, None] * to_output,
+    grads = {'w': outer(ex, d, params['places']), 'readout': new_z[:, None] * to_output}
+    return (error**2).mean(), grads, ({'v': new_v, 's': new_s, 'z': new_z}, (ex, fv, fs, t + 1))
+
+
+# measuring ----------------------------------------------------------------------------------------
+
+
+class Timed:
+    """A compiled step ``(state, ...) -> (loss, gradients, state)``, its state and its times."""
+
+    def __init__(self, name, step, params, state, *rest):
+        self.name, self.state, self.times, self.losses = name, state, [], []
+        start = time.perf_counter()
+        lowered = jax.jit(step, donate_argnums=1).lower(params, state, *rest)
+        self.run = lowered.compile()
+        self.compile_s = time.perf_counter() - start
+        self.literals = len(lowered.as_text())
+        self.memory = self.run.memory_analysis().temp_size_in_bytes
+        self.arguments = params, rest
+
+    def turn(self):
+        params, rest = self.arguments
+        start = time.process_time()
+        loss, grads, self.state = jax.block_until_ready(self.run(params, self.state, *rest))
+        self.times.append(1e3 * (time.process_time() - start))
+        self.losses.append((float(loss), float(jnp.linalg.norm(grads['w']))))
+
+    @property
+    def ms(self):
+        return statistics.median(self.times[1:])
+
+    @property
+    def mean_ms(self):
+        """Over all steps: one in several writes a trace."""
+        return statistics.mean(self.times[1:])
+
+
+def learner_of(name, rule, network: Network, target):
+    learner = functional.online(cell, rule)
+    state = learner.init(network.params, network.start, network.input)
+    grad = learner.grad(loss)
+
+    def step(params, state, x, target):
+        (value, _), grads, state = grad(params, state, x, target)
+        return value, {n: grads[n] for n in ('w', 'readout')}, state
+
+    return Timed(name, step, network.params, state, network.input, target)
+
+
+def hand_step(name, forward, outer, network: Network, target):
+    def step(params, state, x, target):
+        return by_hand(forward, outer, params, *state, x, target)
+
+    n = network.neurons
+    carry = jax.tree.map(jnp.copy, network.start)
+    trace = *(jnp.zeros(n) for _ in range(3)), jnp.int32(0)
+    return Timed(name, step, network.params, (carry, trace), network.input, target)
+
+
+def one_pass(network: Network, states: int):
+    """Milliseconds of a pass over the synapses (gather, gather, write), and of reading and writing
+    as many numbers as a trace of some states has.
+    """
+    x = jnp.ones(network.neurons)
+    outer = jax.jit(passes()[1])
+    trace = [jnp.ones(network.entries) for _ in range(states)]
+    move = jax.jit(lambda trace: [0.9 * e + 0.1 for e in trace], donate_argnums=0)
+    found = {'pass': [], 'read and write': []}
+    for _ in range(5):
+        start = time.process_time()
+        jax.block_until_ready(outer(x, x, network.structure))
+        found['pass'].append(1e3 * (time.process_time() - start))
+        start = time.process_time()
+        trace = jax.block_until_ready(move(trace))
+        found['read and write'].append(1e3 * (time.process_time() - start))
+    return {name: statistics.median(each[1:]) for name, each in found.items()}
+
+
+def measured(options) -> dict:
+    """All rows and ratios of one network."""
+    network = Network(options.synapses // options.degree, options.degree, options.order)
+    target, of = jnp.full(2, 0.5), {}
+    by_xla, by_kernel = passes(), kernel_passes() if options.order == 'row' else None
+    hand = by_kernel or by_xla
+    steps = [hand_step('by hand', *hand, network, target)]
+    if 'es' in options.rules:
+        steps.append(learner_of('ES_D_RTRL', rules.es_d_rtrl(DECAY), network, target))
+    if 'd' in options.rules:
+        steps.append(learner_of('D_RTRL', rules.d_rtrl(), network, target))
+    for _ in range(options.steps):
+        for step in steps:
+            step.turn()
+    floor = one_pass(network, 2)
+    for step in steps:
+        of[step.name] = {
+            'cpu_ms': step.ms,
+            'mean_cpu_ms': step.mean_ms,
+            'compile_s': step.compile_s,
+            'program_characters': step.literals,
+            'temporary_mib': step.memory / 2**20,
+            'loss, norm of gradient': step.losses[-1],
+        }
+    ratios = {}
+    if 'ES_D_RTRL' in of:
+        ratios['ES_D_RTRL / by hand'] = of['ES_D_RTRL']['cpu_ms'] / of['by hand']['cpu_ms']
+        ratios['ES_D_RTRL / pass'] = of['ES_D_RTRL']['cpu_ms'] / floor['pass']
+    if 'D_RTRL' in of:
+        ratios['D_RTRL / read and write'] = of['D_RTRL']['mean_cpu_ms'] / floor['read and write']
+    return {
+        'synapses': network.entries,
+        'order': options.order,
+        'kernels': by_kernel is not None,
+        'peak_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        'floor_cpu_ms': floor,
+        'steps': of,
+        'ratios': ratios,
     }
-    return (error**2).mean(), grads, {'v': new_v, 's': new_s, 'z': new_z}, (ex, fv, fs, t + 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--synapses', type=int, default=10_000_000)
+    parser.add_argument('--degree', type=int, default=100)
+    parser.add_argument('--steps', type=int, default=9)
+    parser.add_argument('--order', choices=['row', 'column'], default='row')
+    parser.add_argument('--rules', type=lambda text: text.split(','), default=['es', 'd'])
+    parser.add_argument('--json', help='a file for the numbers')
+    options = parser.parse_args()
+    found = measured(options)
+    print(json.dumps(found, indent=1))
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == '__main__':
+    main()
