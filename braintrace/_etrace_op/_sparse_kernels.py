@@ -87,18 +87,15 @@ def _product(dtype: np.dtype):
 
 
 def _entries(dtype: np.dtype):
-    """``g = sum over lanes of x[row] d[column]`` for x ``(in, lanes)`` and d ``(out, lanes)``."""
+    """``g = x[row] d[column]`` for x ``(in,)`` and d ``(out,)``."""
     import numba
 
     @numba.njit(fastmath={'contract'})
     def body(x, d, rows, columns, pointers, g):
-        lanes = x.shape[1]
         for k in range(g.shape[0]):
-            g[k] = x[rows[k], 0] * d[columns[k], 0] if lanes else 0
-            for t in range(1, lanes):
-                g[k] += x[rows[k], t] * d[columns[k], t]
+            g[k] = x[rows[k]] * d[columns[k]]
 
-    return _handler(body, (2, 2, 1), dtype)
+    return _handler(body, (1, 1, 1), dtype)
 
 
 def _handler(body: Callable, ranks: tuple[int, int, int], dtype: np.dtype):

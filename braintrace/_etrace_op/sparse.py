@@ -116,10 +116,11 @@ def _entries(x, d, rows, columns, pointers, *, shape):
 
 
 def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
-    found = kernel('entries', x.dtype, d.dtype) if len(x) else None
-    if found is None or _is_dense(len(x), len(rows), shape):
+    """The same by a kernel for one lane; XLA is as fast for several."""
+    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 else None
+    if found is None or _is_dense(1, len(rows), shape):
         return _entries(x, d, rows, columns, pointers, shape=shape)
-    return found(x.T, d.T, rows, columns, pointers, rows.shape)
+    return found(x[0], d[0], rows, columns, pointers, rows.shape)
 
 
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.

@@ -76,6 +76,8 @@ def renewed(op: OpUse, coords: Coordinates, old: Stored, change: Change, weights
     def lane_by_lane(entry):
         return _lane_by_lane(old._replace(entry=entry), change, lambda *at: new(*at, of_one_lane))
 
+    if change.rows <= FEW_ROWS and op.primitive.structure:
+        return all_at_once(old.entry)
     if change.rows <= FEW_ROWS:
         return _stored(new(by_state(old.numbers), change, multiplied_out), old.entry)
     if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
