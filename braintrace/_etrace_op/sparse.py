@@ -94,8 +94,8 @@ def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
 def _entries(x, d, rows, columns, pointers, *, shape):
     """``sum_t x_t[row] d_t[column]`` of each entry, for x ``(t, in)`` and d ``(t, out)``."""
     if _is_dense(len(x), len(rows), shape):
-        return (x.T @ d).at[rows, columns].get(
-            mode='promise_in_bounds', wrap_negative_indices=False
+        return (
+            (x.T @ d).at[rows, columns].get(mode='promise_in_bounds', wrap_negative_indices=False)
         )
     dtype = jnp.result_type(x, d)
 

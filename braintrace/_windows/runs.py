@@ -119,7 +119,9 @@ class Run:
         )
         factors, signals, ts, losses, aux = shown
         window = Window(factors, signals, ts, part.flags)
-        ops, pending = self.rule.window(self.observer.network(weights), now.trace, pending, window, keep)
+        ops, pending = self.rule.window(
+            self.observer.network(weights), now.trace, pending, window, keep
+        )
         return Moment(world, now.trace, t), pending, Gradients(ops, direct), (losses, aux)
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:

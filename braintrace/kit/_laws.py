@@ -216,7 +216,9 @@ def _is_index(app: Application) -> bool:
 
 def _can_learn(app: Application) -> bool:
     operands = app.avals[: len(app.avals) - len(app.structure)]
-    return all(a.size for a in (*operands, app.y_aval)) and jnp.issubdtype(app.y_aval.dtype, jnp.floating)
+    return all(a.size for a in (*operands, app.y_aval)) and jnp.issubdtype(
+        app.y_aval.dtype, jnp.floating
+    )
 
 
 _has_x = unless(lambda app: app.x_aval is not None, 'no x')

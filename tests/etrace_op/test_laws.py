@@ -101,7 +101,9 @@ def sample_by_sample(case, x, weights, d, trace, carried):
                 jnp.concatenate([case.call(xi[None], weights) for xi in x]),
             )
         }
-    row = cases.Case('row', UNBATCHED[case.primitive], case.x[1:], case.weights, case.params, case.structure)
+    row = cases.Case(
+        'row', UNBATCHED[case.primitive], case.x[1:], case.weights, case.params, case.structure
+    )
     return found | {
         'a batch is a stack of rows': (
             case.call(x, weights),

@@ -277,7 +277,8 @@ def test_a_second_call_does_not_trace_again():
 
 def test_structures_of_one_form_share_one_program_and_are_no_literals():
     a, b = (
-        ops.SparseStructure([0, 1, 2, 2], columns, (3, 4)) for columns in ([0, 1, 2, 3], [3, 1, 2, 0])
+        ops.SparseStructure([0, 1, 2, 2], columns, (3, 4))
+        for columns in ([0, 1, 2, 3], [3, 1, 2, 0])
     )
     outer = jax.jit(lambda x, w, s: ops.sparse_matmul(x, w, sparse_mat=s))
     x, w = jnp.arange(1.0, 4.0), jnp.arange(1.0, 5.0)
