@@ -381,8 +381,8 @@ def register_primitive(
     operand index}`` (default ``{'weight': 1}``). ``x_invar_index`` is the index of the untrained
     operand, or None without such an operand. ``batched`` says that axis 0 of x and y counts
     independent samples. ``gradient_enabled`` marks identity-like ops. ``structure`` names the
-    last operands that are arrays without a gradient, which no step changes. Give the primitive its trace
-    rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
+    last operands that are arrays without a gradient, which no step changes. Give the primitive its
+    trace rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
 
     Raises ``RuleContractError`` for a name that is taken or a malformed description::
 

@@ -19,7 +19,9 @@ KEPT = 8  # programs of a learner
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A learner (``owner``, with states ``etrace``, ``initial`` and ``structure``) and its compiled model."""
+    """A learner (``owner``, with states ``etrace``, ``initial`` and ``structure``) and its compiled
+    model.
+    """
 
     owner: Any
     core: OnlineLearner

@@ -260,8 +260,9 @@ class ObservedStep:
     inputs) -> (outputs, carry)`` once, on lists of leaves. A world is a pair: the leaves of the
     cell's carry, and whatever else the step changes.
 
-    ``params``: the leaves of the cell's parameters; ``held``: what stands behind them. ``places``: for each leaf of the weights the
-    parameter that it replaces; places from ``len(params)`` on belong to weights of the step alone.
+    ``params``: the leaves of the cell's parameters; ``held``: what stands behind them. ``places``:
+    for each leaf of the weights the parameter that it replaces; places from ``len(params)`` on
+    belong to weights of the step alone.
     ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
     ``restart(carry, flags)``: the carry with flagged lanes put back. ``share``: the part of the
     loss that belongs to this shard.

@@ -40,14 +40,13 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         eqn = program.equations[i]
         slots = _slots(eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        names = eqn.primitive.structure
-        structure = dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
+        structure = _structure(eqn)
         read = (*trainable.values(), *structure.values())
         made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
             raise MustUnroll(_loop_of_weights(program, eqn, read))
-        fixed = not flow.union(sources.facts, structure.values()) & sources.moving
-        fixed = fixed and not _has_mapped_structure(eqn.primitive)
+        moves = flow.union(sources.facts, structure.values()) & sources.moving
+        fixed = not moves and not _has_mapped_structure(eqn.primitive)
         parameters = {name: sources.parameters(v) for name, v in trainable.items()}
         x = None if eqn.primitive.x_invar_index is None else eqn.ins[eqn.primitive.x_invar_index]
         y = program.y_of(i)
@@ -75,6 +74,12 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
             )
         )
     return tuple(ops)
+
+
+def _structure(eqn: Equation) -> dict[str, int]:
+    """The values that are an op's structure."""
+    names = eqn.primitive.structure
+    return dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
 
 
 def _has_mapped_structure(primitive: Any) -> bool:
