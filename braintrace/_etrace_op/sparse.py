@@ -189,8 +189,8 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
     ``(entries,)`` in the order of ``sparse_mat.data`` and ``bias`` ``(out,)``. y has the unit of x
     times the unit of the data.
 
-    With ``numba`` installed, ``float32`` and ``float64`` run as kernels on a CPU; an x of zero then
-    adds nothing, whatever the entry.
+    With ``numba`` installed, float32 and float64 run as kernels on a CPU. An x of zero may then add
+    nothing where XLA adds ``0 * inf``, not a number.
 
     Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
     fit.
