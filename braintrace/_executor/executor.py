@@ -100,6 +100,10 @@ class Executor:
         given = dict(zip(self.graph.held, held, strict=True))
         return replace(self.program, constants={**self.program.constants, **given})
 
+    def _parameters(self, params: Sequence) -> dict[int, Any]:
+        numbers = self.program.params
+        return dict(zip(numbers, params[: len(numbers)], strict=True))
+
     # weights -------------------------------------------------------------------------------------
 
     @cached_property
@@ -124,7 +128,7 @@ class Executor:
 
     def _values(self, params: Sequence, equations: Iterable[int]) -> dict[int, Any]:
         """Functions of the parameters, made by these equations."""
-        env = {**self._program(params).constants, **dict(zip(self.program.params, params))}
+        env = {**self._program(params).constants, **self._parameters(params)}
         for i in equations:
             eqn = self.program.equations[i]
             env.update(zip(eqn.outs, eqn.evaluate([env[v] for v in eqn.ins]), strict=True))
@@ -197,7 +201,7 @@ class Executor:
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
         values = [
-            *zip(self.program.params, params),  # perhaps held constants stand behind
+            *self._parameters(params).items(),
             *zip(self.program.carry, self.program.apart(carry), strict=True),
             *zip(self.program.inputs, inputs, strict=True),
         ]

@@ -45,8 +45,7 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
             raise MustUnroll(_loop_of_weights(program, eqn, read))
-        moves = flow.union(sources.facts, structure.values()) & sources.moving
-        fixed = not moves and not _has_mapped_structure(eqn.primitive)
+        fixed = _is_fixed(sources, eqn.primitive, structure)
         parameters = {name: sources.parameters(v) for name, v in trainable.items()}
         x = None if eqn.primitive.x_invar_index is None else eqn.ins[eqn.primitive.x_invar_index]
         y = program.y_of(i)
@@ -82,11 +81,12 @@ def _structure(eqn: Equation) -> dict[str, int]:
     return dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
 
 
-def _has_mapped_structure(primitive: Any) -> bool:
-    """Whether lanes of ``vmap`` have structures of their own."""
+def _is_fixed(sources: Sources, primitive: Any, structure: Mapping[str, int]) -> bool:
+    """Whether an op's structure is the same at each step, and in each lane of a ``vmap``."""
+    moves = flow.union(sources.facts, structure.values()) & sources.moving
     axes = [form.axes or () for form in (primitive, *primitive.originals())]
-    size = len(primitive.structure)
-    return any(axis is not None for each in axes for axis in each[len(each) - size :])
+    mapped = [axis for each in axes for axis in each[len(each) - len(structure) :]]
+    return not moves and all(axis is None for axis in mapped)
 
 
 def _sources(program: Program) -> Sources:
