@@ -202,6 +202,8 @@ def optimised(optimizer, learnt, grads, moves):
     ``moves``: a tree of bool like the values; leaves where it is false stay as they are.
     """
     values, opt_state = learnt
+    none = jax.dtypes.float0  # of an integer, which stays
+    grads = jax.tree.map(lambda g: jnp.zeros(g.shape) if g.dtype == none else g, grads)
     updates, new = optimizer.update(grads, opt_state, values)
     new = jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, opt_state)
     values = jax.tree.map(

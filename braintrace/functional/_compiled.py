@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, is_inexact, param_name, path_name
+from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import Executor, Factors, stopped, without_types
 from .._rules import Network, Rule, Window, same_step
 from .._windows import (
@@ -325,6 +325,11 @@ class ObservedStep:
         return jax.tree.unflatten(treedef, grads)
 
     def moves(self, weights):
-        """Whether each leaf of the weights may change: all but the cell's frozen parameters."""
-        moves = [place not in self.compiled.frozen for place in self.places]
+        """Whether each leaf of the weights may change: all but integers and the cell's frozen
+        parameters.
+        """
+        moves = [
+            place not in self.compiled.frozen and is_inexact(abstract(leaf))
+            for place, leaf in zip(self.places, jax.tree.leaves(weights), strict=True)
+        ]
         return jax.tree.unflatten(jax.tree.structure(weights), moves)

@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import saiunit as u
 
@@ -175,3 +176,21 @@ def test_kernels_compute_what_xla_does(order, lead, monkeypatch):
     (by_kernel, called), (by_xla, not_called) = found
     assert called and not not_called
     assert_close(by_kernel, by_xla)
+
+
+@pytest.mark.slow
+def test_updates_leave_places_among_the_parameters_as_they_are():
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    with jax.enable_x64(True):
+        params, h, xs, ys = sequence(())
+        found = []
+        for cells, given in (
+            (cell, params | {'at': structure(0)}),
+            (dense_cell(*places(0)), params),
+        ):
+            learner = functional.online(cells, rules.d_rtrl())
+            state = learner.init(given, h, xs[0])
+            train = jax.jit(learner.sequence_update(loss, optimizer))
+            found.append(train(given, optimizer.init(given), state, xs, ys)[0])
+    assert_close({n: found[0][n] for n in 'wb'}, found[1])
+    assert_close(jax.tree.leaves(found[0]['at']), jax.tree.leaves(structure(0)))
