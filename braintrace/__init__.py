@@ -10,6 +10,7 @@ from ._errors import __all__ as _errors
 from ._etrace_op import (
     ETPPrimitive,
     ETPPrimitiveSpec,
+    SparseStructure,
     conv,
     einsum,
     element_wise,
@@ -56,6 +57,7 @@ __all__ = [
     'Relation',
     'Report',
     'Route',
+    'SparseStructure',
     'compile',
     'compile_etrace_graph',
     'conv',

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from .program.dataflow import Groups
@@ -72,7 +73,9 @@ class OpUse:
     Each trainable has its place among the operands in ``slots``, its value number in ``trainable``,
     and in ``parameters`` the positions of the parameters that it is a function of. ``owned``: the
     weights come from parameters alone, so their gradient is ``xy_to_dw``. ``repeats``: the lengths
-    of the loops around the op, leading axes of its x and y.
+    of the loops around the op, leading axes of its x and y. ``structure``: the value numbers of the
+    operands that are neither x nor trained, ``fixed_structure``: whether they are the same at each
+    step and in each lane; :meth:`bound` puts their arrays among ``params``.
     """
 
     key: str
@@ -91,6 +94,9 @@ class OpUse:
     weight_avals: dict[str, Any]
     repeats: tuple[int, ...] = ()
     conditional: bool = False
+    structure: dict[str, int] = field(default_factory=dict)
+    structure_avals: dict[str, Any] = field(default_factory=dict)
+    fixed_structure: bool = True
 
     @property
     def pointwise(self) -> bool:
@@ -99,13 +105,26 @@ class OpUse:
             self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
         )
 
+    def bound(self, structure: dict[str, Any]) -> OpUse:
+        """The op with the arrays of its structure among its parameters, where its rules find
+        them.
+        """
+        return replace(self, params={**self.params, **structure}) if structure else self
+
+    def empty(self) -> OpUse:
+        """The op bound to zeros, where only shapes are asked for."""
+        zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in self.structure_avals.items()}
+        return self.bound(zeros)
+
     def impl(self, x, weights: dict):
         args: list = [None] * (len(self.slots) + (self.x is not None))
         for name, k in self.slots.items():
             args[k] = weights[name]
         if self.x is not None:
             args[self.primitive.x_invar_index] = x
-        outs = self.primitive.impl_fn(*args, **self.params)
+        static = dict(self.params)
+        args += [static.pop(name) for name in self.primitive.structure]
+        outs = self.primitive.impl_fn(*args, **static)
         return outs[self.primitive.y_outvar_index] if self.primitive.multiple_results else outs
 
 
@@ -290,6 +309,26 @@ class ETraceGraph:
     @cached_property
     def op_at(self) -> dict[int, OpUse]:
         return {op.equation: op for op in self.ops}
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """The constants that are structures of ops: a compiled step takes them as arguments, since
+        literals of millions of indices make a program slow to compile.
+        """
+        read = {v for op in self.ops for v in op.structure.values()}
+        return tuple(sorted(read.intersection(self.program.constants)))
+
+    def bound(self, structures: dict[str, dict[str, Any]]) -> ETraceGraph:
+        """The graph with the arrays of its ops' structures, for the ops' rules."""
+        if not any(structures.values()):
+            return self
+        ops = {op.key: op.bound(structures.get(op.key, {})) for op in self.ops}
+        relations = self.hidden_param_op_relations
+        return replace(
+            self,
+            ops=tuple(ops.values()),
+            hidden_param_op_relations=tuple(replace(r, op=ops[r.key]) for r in relations),
+        )
 
     def lanes_of(self, group: HiddenGroup) -> int | None:
         """The batch size, if axis 0 of the group's states is known to be the batch."""

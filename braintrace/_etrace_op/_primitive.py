@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -101,6 +101,9 @@ class ETPPrimitive(Primitive):
     is mapped. ``represent(x, weights)`` may give the numbers for which an input of integers stands
     in a factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
 
+    ``structure`` are the names of the last operands that are arrays without a gradient, such as the
+    places of sparse entries. Each rule gets them by keyword, beside the static parameters.
+
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform.
     ``trace_kernel[platform] = fn(D, trace, D_f, x, weights, **params) -> trace`` replaces the
     update of D_RTRL's trace by a single step; D is ``(*y, S, S)``, D_f ``(*y, S)``, and each array
@@ -118,6 +121,7 @@ class ETPPrimitive(Primitive):
         trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
         y_outvar_index: int = 0,
+        structure: Sequence[str] = (),
     ):
         super().__init__(name)
         self.impl_fn = impl
@@ -126,6 +130,7 @@ class ETPPrimitive(Primitive):
         self.trainable_invars_fn = trainable_invars_fn or _single_weight
         self.x_invar_index = x_invar_index
         self.y_outvar_index = y_outvar_index
+        self.structure = tuple(structure)
         self.batched_form: ETPPrimitive | None = None
         self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
         self.represent: Callable | None = None
@@ -206,6 +211,7 @@ class ETPPrimitive(Primitive):
                 trainable_invars_fn=self.trainable_invars_fn,
                 x_invar_index=self.x_invar_index,
                 y_outvar_index=self.y_outvar_index,
+                structure=self.structure,
             )
             form.original, form.axes = self, axes
             form.fold_axes = _no_fold
@@ -366,6 +372,7 @@ def register_primitive(
     trainable_invars_fn: Callable[[dict], dict[str, int]] | None = None,
     x_invar_index: int | None = 0,
     y_outvar_index: int = 0,
+    structure: Sequence[str] = (),
 ) -> ETPPrimitive:
     """Make an ETP primitive from a plain JAX function, which gives it every JAX rule, and register
     it.
@@ -373,8 +380,9 @@ def register_primitive(
     ``trainable_invars_fn(params)`` maps the static parameters of an equation to ``{trainable name:
     operand index}`` (default ``{'weight': 1}``). ``x_invar_index`` is the index of the untrained
     operand, or None without such an operand. ``batched`` says that axis 0 of x and y counts
-    independent samples. ``gradient_enabled`` marks identity-like ops. Give the primitive its trace
-    rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
+    independent samples. ``gradient_enabled`` marks identity-like ops. ``structure`` names the
+    last operands that are arrays without a gradient, which no step changes. Give the primitive its
+    trace rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
 
     Raises ``RuleContractError`` for a name that is taken or a malformed description::
 
@@ -395,6 +403,7 @@ def register_primitive(
         trainable_invars_fn=trainable_invars_fn,
         x_invar_index=x_invar_index,
         y_outvar_index=y_outvar_index,
+        structure=structure,
     )
     ETP_PRIMITIVES.add(primitive)
     if batched:

@@ -43,7 +43,9 @@ class ETPPrimitiveSpec:
     ``braintrace.kit.check`` tries the laws; an operand is anything with shape and dtype.
     ``reverse``, made by ``braintrace.kit.rule_reverse``, replaces the reverse rule of ``impl``.
     ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees them.
-    ``static`` are the names of the parameters, whose values must be hashable.
+    ``static`` are the names of the parameters, whose values must be hashable. ``structure``
+    names the last operands that are arrays without a gradient, which no step changes, such as the
+    places of sparse entries; each rule gets them by keyword, beside the parameters.
     """
 
     name: str
@@ -63,6 +65,7 @@ class ETPPrimitiveSpec:
     reverse: Reverse | None = None
     check: Callable | None = None
     static: Sequence[str] | None = None
+    structure: Sequence[str] = ()
 
     def __new__(cls, *args, **fields):
         """Refuse a misnamed field by its name."""
@@ -101,6 +104,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
         trainable_invars_fn=spec.trainable_invars_fn,
         x_invar_index=spec.x_invar_index,
         y_outvar_index=spec.y_outvar_index,
+        structure=spec.structure,
     )
     primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
     ETP_PRIMITIVE_SPECS[primitive] = spec
@@ -122,7 +126,7 @@ def _check_spec(spec: ETPPrimitiveSpec) -> None:
     given = lambda *names: {n: v for n in names if (v := getattr(spec, n)) is not None}
     unlisted = [
         f'{name} is {value!r}'
-        for name, value in given('static', 'cases').items()
+        for name, value in given('static', 'cases', 'structure').items()
         if isinstance(value, str) or not isinstance(value, Sequence)
     ]
     if unlisted:

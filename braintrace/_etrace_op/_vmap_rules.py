@@ -58,9 +58,8 @@ def _over_axis(form, fn: Callable, params: dict, axis: int = 0) -> Callable:
 
 
 def _shares_a_trainable(form) -> bool:
-    return any(
-        axis is None for operand, axis in enumerate(form.axes) if operand != form.x_invar_index
-    )
+    axes = form.axes[: len(form.axes) - len(form.structure)]
+    return any(axis is None for operand, axis in enumerate(axes) if operand != form.x_invar_index)
 
 
 def _has_own_layout(primitive) -> bool:
@@ -98,7 +97,9 @@ def _xy_to_dw(form, x, hidden_dim, weights, /, **params):
     def forward(weights):
         operands = {form.x_invar_index: x} if form.x_invar_index is not None else {}
         operands |= {index: weights[name] for name, index in form.trainable_invars(params).items()}
-        out = form.impl_fn(*(operands[index] for index in sorted(operands)), **params)
+        static, in_order = dict(params), [operands[index] for index in sorted(operands)]
+        structure = [static.pop(name) for name in form.structure]
+        out = form.impl_fn(*in_order, *structure, **static)
         return out[form.y_outvar_index] if isinstance(out, tuple | list) else out
 
     return jax.vjp(forward, weights)[1](hidden_dim)[0]

@@ -107,7 +107,9 @@ def _of_weights(spec: ETPPrimitiveSpec, invars: Callable) -> Callable:
     def of_weights(x, weights, **params):
         operands = {} if spec.x_invar_index is None else {spec.x_invar_index: x}
         operands |= {index: weights[name] for name, index in invars(params).items()}
-        out = impl(*(operands[i] for i in sorted(operands)), **params)
+        static = dict(params)
+        structure = [static.pop(name) for name in spec.structure]
+        out = impl(*(operands[i] for i in sorted(operands)), *structure, **static)
         return out[spec.y_outvar_index] if isinstance(out, tuple | list) else out
 
     return of_weights

@@ -1,6 +1,9 @@
-"""Sparse products: ``y = x @ M (+ b)`` with a static structure and trained entries."""
+"""Sparse products: ``y = x @ M (+ b)`` with places of entries that stay and trained entries."""
 
 from __future__ import annotations
+
+import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,8 @@ from ._operands import (
     with_unit,
 )
 from ._primitive import ETPPrimitive
-from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace, vjp_of
+from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace
+from ._sparse_kernels import kernel
 from ._sparsity import SparseStructure
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
@@ -26,48 +30,153 @@ __all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
+FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
-def _product(x, data, structure: SparseStructure):
+def _at(array, index):
+    """``array[index]`` along axis 0, for indices that were checked."""
+    return array.at[index].get(mode='promise_in_bounds', wrap_negative_indices=False)
+
+
+def _is_dense(lanes: int, entries: int, shape: tuple[int, int]) -> bool:
+    return lanes * entries >= DENSE_FROM * shape[0] * shape[1]
+
+
+def _places(rows, columns, shape, padded: bool):
+    """Rows and columns, and where an entry counts (None: everywhere); one that only pads the matrix
+    stands at its corner.
+    """
+    if not padded:
+        return rows, columns, None
+    live = (rows < shape[0]) & (columns < shape[1])
+    return jnp.where(live, rows, 0), jnp.where(live, columns, 0), live
+
+
+# the product --------------------------------------------------------------------------------------
+
+
+def _product(x, data, rows, columns, shape):
     """``x @ M`` for x of shape ``(batch, in)``."""
-    rows, columns, (inputs, outputs) = structure.rows, structure.columns, structure.shape
-    if structure.live is not None:
-        data = jnp.where(structure.live, data, 0)
-    if x.shape[0] * structure.size >= DENSE_FROM * inputs * outputs:
-        return x @ jnp.zeros((inputs, outputs), data.dtype).at[rows, columns].add(data)
-    return jax.ops.segment_sum(x.T[rows] * data[:, None], columns, outputs).T
+    add = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
+    if _is_dense(len(x), len(rows), shape):
+        return x @ jnp.zeros(shape, data.dtype).at[rows, columns].add(data, **add)
+    products = _at(x.T, rows) * data[:, None]
+    return jnp.zeros((shape[1], len(x)), products.dtype).at[columns].add(products, **add).T
 
 
-def _impl(x, data, *bias, sparse_mat, has_bias: bool = False):
-    structure = SparseStructure.of(sparse_mat)
-    y = _product(x, data, structure) if x.ndim == 2 else _product(x[None], data, structure)[0]
+def _impl(x, data, *others, shape, padded, has_bias: bool = False):
+    *bias, rows, columns, _ = others
+    rows, columns, live = _places(rows, columns, shape, padded)
+    if live is not None:
+        data = jnp.where(live, data, 0)
+    y = _product(x if x.ndim == 2 else x[None], data, rows, columns, shape)
+    y = y if x.ndim == 2 else y[0]
     return add_bias(y, bias[0]) if has_bias else y
 
 
-def _yw_to_w(hidden_dim, trace, *, sparse_mat, has_bias: bool = False):
-    at_entry = hidden_dim[..., SparseStructure.of(sparse_mat).columns]
+def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
+    """The product by a kernel, where there is one for this dtype and the entries are few."""
+    *bias, rows, columns, pointers = others
+    plain = functools.partial(_impl, shape=shape, padded=padded, has_bias=has_bias)
+    lanes = len(x) if x.ndim == 2 else 1
+    found = None if padded or not lanes else kernel('product', x.dtype, data.dtype)
+    if found is None or _is_dense(lanes, len(rows), shape):
+        return plain(x, data, *others)
+    columns_of_x = x.T if x.ndim == 2 else x[:, None]
+    y = found(columns_of_x, data, rows, columns, pointers, (shape[1], lanes))
+    y = y.T if x.ndim == 2 else y[:, 0]
+    return add_bias(y, bias[0]) if has_bias else y
+
+
+# the gradient of the entries ----------------------------------------------------------------------
+
+
+def _entries(x, d, rows, columns, pointers, *, shape):
+    """``sum_t x_t[row] d_t[column]`` of each entry, for x ``(t, in)`` and d ``(t, out)``."""
+    if _is_dense(len(x), len(rows), shape):
+        return (
+            (x.T @ d).at[rows, columns].get(mode='promise_in_bounds', wrap_negative_indices=False)
+        )
+    dtype = jnp.result_type(x, d)
+
+    def block(x, d):
+        # without the barrier XLA may compute what made x and d once more for each entry
+        x, d = jax.lax.optimization_barrier((x, d))
+        lanes = (_at(x[t], rows) * _at(d[t], columns) for t in range(len(x)))
+        return functools.reduce(operator.add, lanes)
+
+    whole, rest = divmod(len(x), FUSED_LANES)
+    total = block(x[-rest:], d[-rest:]) if rest else jnp.zeros(rows.shape, dtype)
+    if not whole:
+        return total
+    blocks = jax.tree.map(
+        lambda a: a[: whole * FUSED_LANES].reshape(whole, FUSED_LANES, -1), (x, d)
+    )
+    return jax.lax.scan(lambda total, at: (total + block(*at), None), total, blocks)[0]
+
+
+def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
+    """The same by a kernel for one lane; XLA is as fast for several."""
+    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 else None
+    if found is None or _is_dense(1, len(rows), shape):
+        return _entries(x, d, rows, columns, pointers, shape=shape)
+    return found(x[0], d[0], rows, columns, pointers, rows.shape)
+
+
+# Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.
+entries_p = ETPPrimitive('sp_entries', _entries)
+entries_p.lowering['cpu'] = _entries_on_cpu
+
+
+def _xy_to_dw(x, hidden_dim, weights, *, rows, columns, pointers, shape, padded, has_bias=False):
+    rows, columns, live = _places(rows, columns, shape, padded)
+    x, d = (a if a.ndim == 2 else a[None] for a in (x, hidden_dim))
+    dw = entries_p.bind(x, d, rows, columns, pointers, shape=shape)
+    if live is not None:
+        dw = jnp.where(live, dw, 0)
+    found = {'weight': _like(dw, weights['weight'])}
+    return found | ({'bias': _like(d.sum(0), weights['bias'])} if has_bias else {})
+
+
+def _like(gradient, weight):
+    """A gradient in the dtype of its weight."""
+    if not jnp.issubdtype(weight.dtype, jnp.complexfloating):
+        gradient = gradient.real
+    return gradient.astype(weight.dtype)
+
+
+def _yw_to_w(hidden_dim, trace, *, columns, shape, padded, **params):
+    if padded:
+        columns = jnp.minimum(columns, shape[1] - 1)
+    at_entry = hidden_dim.at[..., columns].get(
+        mode='promise_in_bounds', wrap_negative_indices=False
+    )
     return {
         name: value * (hidden_dim if name == 'bias' else at_entry) for name, value in trace.items()
     }
 
 
+# the primitives -----------------------------------------------------------------------------------
+
+
 def _register(batched: bool) -> ETPPrimitive:
-    trainable_invars = bias_at(2, weight=1)
     return register_primitive_spec(
         ETPPrimitiveSpec(
             'etp_sp_mm' if batched else 'etp_sp_mv',
             _impl,
             _yw_to_w,
-            vjp_of(_impl, trainable_invars),
+            _xy_to_dw,
             parameter_trace(batched),
             output_trace,
-            trainable_invars,
+            bias_at(2, weight=1),
             batched=batched,
+            structure=('rows', 'columns', 'pointers'),
         )
     )
 
 
 etp_sp_mm_p, etp_sp_mv_p = register_both_forms(_register)
+etp_sp_mm_p.lowering['cpu'] = etp_sp_mv_p.lowering['cpu'] = _on_cpu
 
 
 def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
@@ -75,9 +184,13 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
     ``M[row_k, col_k] += weight_data[k]``.
 
     ``x`` is ``(in,)`` or ``(batch, in)``; ``sparse_mat`` gives only the places of the entries: a
-    concrete ``(in, out)`` CSR, CSC or COO matrix of ``saiunit.sparse`` or ``brainevent``, or a
-    ``SparseStructure`` made of one. ``weight_data`` is ``(entries,)`` in the order of
-    ``sparse_mat.data`` and ``bias`` ``(out,)``. y has the unit of x times the unit of the data.
+    :class:`braintrace.SparseStructure`, or a concrete ``(in, out)`` CSR, CSC or COO matrix of
+    ``saiunit.sparse`` or ``brainevent``, of which one is made at each trace. ``weight_data`` is
+    ``(entries,)`` in the order of ``sparse_mat.data`` and ``bias`` ``(out,)``. y has the unit of x
+    times the unit of the data.
+
+    With ``numba`` installed, float32 and float64 run as kernels on a CPU. An x of zero may then add
+    nothing where XLA adds ``0 * inf``, not a number.
 
     Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
     fit.
@@ -104,6 +217,6 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
     unit = unit_product(x_unit, data_unit)
     bias = bias_operands(op, bias, structure.shape[1:], unit)
     primitive = etp_sp_mm_p if x.ndim == 2 else etp_sp_mv_p
-    return with_unit(
-        primitive.bind(x, data, *bias, sparse_mat=structure, has_bias=bool(bias)), unit
-    )
+    places, (shape, padded) = structure.tree_flatten()
+    y = primitive.bind(x, data, *bias, *places, shape=shape, padded=padded, has_bias=bool(bias))
+    return with_unit(y, unit)

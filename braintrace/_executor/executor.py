@@ -4,14 +4,15 @@ factors D and D_f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, is_complex, is_inexact
+from .._compiler import ETraceGraph, Program, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .pull_backs import PullBack
@@ -84,6 +85,7 @@ _moving_with.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 class Executor:
     """Pure functions of one compiled step; params, carry and inputs are lists of the cell's leaves.
 
+    Behind the parameters ``params`` may have arrays for the constants ``graph.held``.
     ``probes``: whether the rule needs ``dL/dh`` of the new states (:class:`Signals` field ``l``).
     """
 
@@ -99,25 +101,61 @@ class Executor:
     def d_plan(self):
         return make_d_plan(self.graph)
 
+    def _program(self, params: Sequence) -> Program:
+        """The program with the held constants behind ``params``."""
+        held = params[len(self.program.params) :]
+        if not held:
+            return self.program
+        given = dict(zip(self.graph.held, held, strict=True))
+        return replace(self.program, constants={**self.program.constants, **given})
+
+    def _parameters(self, params: Sequence) -> dict[int, Any]:
+        numbers = self.program.params
+        return dict(zip(numbers, params[: len(numbers)], strict=True))
+
     # weights -------------------------------------------------------------------------------------
 
     @cached_property
     def _weight_equations(self) -> list[int]:
-        wanted = {v for op in self.owned.values() for v in op.trainable.values()}
-        found = []
+        return self._equations_behind(
+            v for op in self.owned.values() for v in op.trainable.values()
+        )
+
+    @cached_property
+    def _structure_equations(self) -> list[int]:
+        return self._equations_behind(
+            v for op in self.owned.values() for v in op.structure.values()
+        )
+
+    def _equations_behind(self, values: Iterable[int]) -> list[int]:
+        wanted, found = set(values), []
         for i in range(len(self.program.equations) - 1, -1, -1):
             if not wanted.isdisjoint(self.program.equations[i].outs):
                 found.append(i)
                 wanted.update(self.program.equations[i].ins)
         return found[::-1]
 
-    def op_weights(self, params: Sequence) -> dict[str, dict[str, jax.Array]]:
-        """The trainable inputs of every owned op, as functions of the parameters."""
-        env = {**self.program.constants, **dict(zip(self.program.params, params, strict=True))}
-        for i in self._weight_equations:
+    def _values(self, params: Sequence, equations: Iterable[int]) -> dict[int, Any]:
+        """Functions of the parameters, made by these equations."""
+        env = {**self._program(params).constants, **self._parameters(params)}
+        for i in equations:
             eqn = self.program.equations[i]
             env.update(zip(eqn.outs, eqn.evaluate([env[v] for v in eqn.ins]), strict=True))
+        return env
+
+    def op_weights(self, params: Sequence) -> dict[str, dict[str, jax.Array]]:
+        """The trainable inputs of every owned op, as functions of the parameters."""
+        env = self._values(params, self._weight_equations)
         return {op.key: {n: env[v] for n, v in op.trainable.items()} for op in self.owned.values()}
+
+    def bound_graph(self, params: Sequence) -> ETraceGraph:
+        """The graph with the structures of its owned ops, as functions of the parameters."""
+        if not any(op.structure for op in self.owned.values()):
+            return self.graph
+        env = self._values(params, self._structure_equations)
+        return self.graph.bound(
+            {op.key: {n: env[v] for n, v in op.structure.items()} for op in self.owned.values()}
+        )
 
     def pull_back(
         self, params: Sequence, op_grads: dict[str, dict[str, jax.Array]]
@@ -195,7 +233,7 @@ class Executor:
 
     def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
         values = [
-            *zip(self.program.params, params, strict=True),
+            *self._parameters(params).items(),
             *zip(self.program.carry, self.program.apart(carry), strict=True),
             *zip(self.program.inputs, inputs, strict=True),
         ]
@@ -219,7 +257,7 @@ class Executor:
         ``weights`` as constants.
         """
         outputs, new_carry, xs = self.plan.run(
-            self.program,
+            self._program(params),
             self._env(params, carry, inputs, probes.y),
             partial(self._evaluate_op, weights=weights),
             probes.h,
@@ -254,7 +292,7 @@ class Executor:
         """New hidden states as a function of old ones and of the free y's."""
         carry = self.with_states(carry, hidden)
         return self.d_plan.run(
-            self.program,
+            self._program(params),
             self._env(params, carry, inputs, probes),
             partial(self._evaluate_op, weights=weights),
             {},

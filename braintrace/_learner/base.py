@@ -41,6 +41,12 @@ class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""
 
 
+class StructureState(brainstate.State):
+    """The places of the entries of sparse matrices that a model holds as constants: a state, so
+    that jitted functions take them as arguments instead of millions of literals.
+    """
+
+
 class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
@@ -90,6 +96,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         state = core.init(params, carry, *inputs)
         self._bound = Bound(self, core, states)
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
+        self.structure = StructureState(core.first.held)
         self._remember_start()
         return core.graph
 
@@ -202,7 +209,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             return call(*inputs)
         told, world = self._notices.of_call(bound.states), bound.states.now()
         state = OnlineState(world.read(*CARRY), **self.etrace.value)
-        outputs, new = bound.core.step(world.read(Role.WEIGHT), state, *inputs)
+        params = world.read(Role.WEIGHT)
+        outputs, new = bound.core.advance(params, state, inputs, bound.held())
         outputs, carry = told((outputs, new.carry))
         world.write(carry)
         self.etrace.value = {'trace': new.trace, 't': new.t}
@@ -263,7 +271,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         graph, etrace = self.graph, self.etrace.value
         path = traces.parameter_path(self.param_states, param)
-        trace = self._compiled().core.first.written(etrace['trace'], etrace['t'])
+        bound = self._compiled()
+        params = jax.tree.leaves(bound.states.now().read(Role.WEIGHT))
+        trace = bound.core.first.written(params, etrace['trace'], etrace['t'])
         return traces.of_parameter(graph, trace, etrace['t'], path)
 
     # whole sequences ------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ KEPT = 8  # programs of a learner
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """A learner (``owner``, with states ``etrace`` and ``initial``) and its compiled model."""
+    """A learner (``owner``, with states ``etrace``, ``initial`` and ``structure``) and its compiled
+    model.
+    """
 
     owner: Any
     core: OnlineLearner
@@ -33,6 +35,10 @@ class Bound:
             while len(self.programs) > KEPT:
                 self.programs.popitem(last=False)
         return self.programs[key]
+
+    def held(self) -> list:
+        """The constants that the compiled step takes as arguments."""
+        return self.owner.structure.value
 
     def initial(self) -> dict[Path, Any]:
         """The hidden states that a reset puts back."""

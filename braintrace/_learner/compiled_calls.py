@@ -111,6 +111,7 @@ class SequenceProgram:
             world.read(*CARRY),
             world.read(Role.THREADED),
             self.step.bound.initial(),
+            self.step.bound.held(),
         )
         result = self._donating(owner.etrace, values, learnt, data)
         (carry, threaded), trace, t = result.end

@@ -47,13 +47,14 @@ class Touched:
 
 class Values(NamedTuple):
     """The values of a world when a call begins, by path and role; ``initial`` are the hidden states
-    that a reset puts back.
+    that a reset puts back, ``held`` constants that the step takes as arguments.
     """
 
     constants: dict[Path, Any]
     carry: dict[Path, Any]
     threaded: dict[Path, Any]
     initial: dict[Path, Any]
+    held: list
 
 
 class StepFunction:
@@ -159,6 +160,7 @@ class StepFunction:
             places=self.places,
             direct=self.direct,
             restart=partial(self.compiled.restarted, fresh, self.bound.core.hidden),
+            held=values.held,
         )
 
     def _direct(self, weights: dict, slices) -> frozenset[int]:

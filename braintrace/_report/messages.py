@@ -19,10 +19,6 @@ STEP_ONLY = 'its gradient holds the current step only'
 
 # sentences that name the path and the group alone
 PLAIN = {
-    'input-dependent-weight': (
-        "{path}: the op's weight changes from step to step (it depends on an input or a state), "
-        'so it has no trace'
-    ),
     'cross-group': (
         '{group} reads the old {path} by a plain path between different shapes: what goes that way '
         'has no trace. Give both states one shape to trace it'
@@ -51,6 +47,16 @@ MIXES = {
     'merges': 'merges positions of a hidden state',
     'merges-result': 'merges positions of the result of an op',
     'moves': 'moves values to other positions of a hidden state',
+}
+DEPENDENT = {
+    '': (
+        "{path}: the op's weight changes from step to step (it depends on an input or a state), "
+        'so it has no trace'
+    ),
+    'structure': (
+        "{path}: the places of the entries of the op's matrix change from step to step or with the "
+        'lanes of a vmap, so the op has no trace. Keep them among the parameters, or constant'
+    ),
 }
 STACKED = {
     'moved': (
@@ -162,8 +168,13 @@ def _partial(graph: ETraceGraph, found: Diagnostic) -> str:
     )
 
 
+def _dependent(graph: ETraceGraph, found: Diagnostic) -> str:
+    return DEPENDENT[found.reason].format(path=found.path)
+
+
 WRITERS: dict[str, Callable[[ETraceGraph, Diagnostic], str]] = {
     'mixing': _mixing,
+    'input-dependent-weight': _dependent,
     'lost-relation': _lost,
     'constant-weight': _constant,
     'stacked-state': _stacked,

@@ -48,8 +48,8 @@ REASONS = {
         'has all axes of the state.',
     ),
     'input_dependent_weight': (
-        'the weight of its op changes from step to step, so no trace fits it: its gradient holds '
-        'the current step only',
+        'the weight of its op, or the places of its entries, change from step to step, so no trace '
+        'fits it: its gradient holds the current step only',
         "Make the op's weight a function of parameters alone, and apply what changes to the "
         "op's input or result.",
     ),

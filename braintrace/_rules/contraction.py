@@ -50,8 +50,8 @@ def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
 def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
     """``sum_t xy_to_dw(x_t, d_t)`` over a leading time axis, as one contraction.
 
-    Time is folded into the batch where the op has one. Elsewhere it is the reverse rule of the op
-    mapped over time.
+    Time is folded into the batch where the op has one, and is the batch where the op has a form for
+    one. Elsewhere it is the reverse rule of the op mapped over time.
     """
     weights = finite(op, weights)
     if op.repeats:
@@ -64,6 +64,8 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
         return rule(None if xs is None else xs[0], ds[0], weights)
     if op.primitive.batched and xs is not None and (fold is None or fold(op.params) == (0, 0)):
         return rule(folded(xs, xs.shape[2:]), folded(ds, ds.shape[2:]), weights)
+    if (form := op.primitive.batched_form) is not None:
+        return form.bound_rule('xy_to_dw', op.params, 'every learner')(xs, ds, weights)
 
     def over_time(weights):
         return jax.vmap(lambda x: op.impl(x, weights), axis_size=ds.shape[0])(xs)

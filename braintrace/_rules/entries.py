@@ -80,7 +80,10 @@ def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) 
     """Refuse an ``init_drtrl`` whose arrays have other shapes than the entries of one step."""
     op = outside_loops(op)
     d = (jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype),)
-    one = functools.partial(instant, op, coords)
+
+    def one(x, d, weights):
+        return instant(op.empty(), coords, x, d, weights)
+
     (fresh,) = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
     wanted = {n: (*fresh[n].shape, num_state) for n in entry}
     wrong = {n: (e.shape, wanted[n]) for n, e in entry.items() if e.shape != wanted[n]}
@@ -189,7 +192,7 @@ def reads_weights(pair: Pair) -> bool:
 
     def one(values, x, d):
         weights = dict(zip(op.weight_avals, values, strict=True))
-        return sum(e.sum() for e in jax.tree.leaves(instant(op, coords, x, (d,), weights)))
+        return sum(e.sum() for e in jax.tree.leaves(instant(op.empty(), coords, x, (d,), weights)))
 
     d = jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype)
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))

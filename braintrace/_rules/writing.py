@@ -82,16 +82,16 @@ def renewed(
 
     def all_at_once(entry, order=None):
         here = old._replace(entry=entry)
-        summed = multiplied_out if few else contracted
+        summed = multiplied_out if few and not sparse else contracted
         return _state_by_state(here, changes, lambda *at: new(*at, summed), order, t)
 
     def lane_by_lane(entry):
         return _lane_by_lane(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
 
-    few, order = rows <= FEW_ROWS, _order(changes)
+    few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
     terms = max(sum(x is not None for x in row) for row in changes[0].p)
     # one row for states that are made of several: XLA's code for it is slower than lane by lane
-    if few and order is not None and (terms < 2 or rows > 1):
+    if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
         return all_at_once(old.entry, order)
     if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
         lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]

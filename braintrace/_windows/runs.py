@@ -40,8 +40,8 @@ class Observer(Protocol):
     @property
     def rule(self) -> Rule: ...
 
-    def op_weights(self, weights) -> dict[str, dict[str, jax.Array]]:
-        """The weights of the ops."""
+    def network(self, weights) -> Network:
+        """The graph and these weights of its ops, for the rule."""
 
     def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
         """One step, its loss weighed by ``mask``."""
@@ -94,21 +94,18 @@ class Run:
         shown = x, t, seen.loss, seen.aux
         return (seen.world, counted(t)), seen.direct, shown, (d, df, signals)
 
-    def network(self, weights) -> Network:
-        """The graph and these weights of its ops, for the rule."""
-        return Network(self.graph, self.observer.op_weights(weights))
-
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
-        of_ops = self.observer.op_weights(weights)
+        of_ops = self.observer.network(weights).weights
         owned = [op.key for op in self.graph.ops if op.owned]
         return Gradients(
             {key: jax.tree.map(jnp.zeros_like, of_ops[key]) for key in owned}, self.traced.zeros()
         )
 
-    def opened(self, start: Moment) -> Moment:
+    def opened(self, weights, start: Moment) -> Moment:
         """The moment, the pending steps of its trace written out."""
-        return start._replace(trace=self.rule.written(self.graph, start.trace, start.t))
+        graph = self.observer.network(weights).graph
+        return start._replace(trace=self.rule.written(graph, start.trace, start.t))
 
     def closed(self, end: Moment) -> Moment:
         """The inverse of :meth:`opened`."""
@@ -122,12 +119,15 @@ class Run:
             weights, (now.world, now.t), part, len(part.mask), part.counts
         )
         window = Window(x, steps, ts, part.flags)
-        ops, pending = self.rule.window(self.network(weights), now.trace, pending, window, keep)
+        ops, pending = self.rule.window(
+            self.observer.network(weights), now.trace, pending, window, keep
+        )
         return Moment(world, now.trace, t), pending, Gradients(ops, direct), (losses, aux)
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
-        trace = self.rule.close(self.network(weights), now.trace, pending, now.t, read.ops)
+        network = self.observer.network(weights)
+        trace = self.rule.close(network, now.trace, pending, now.t, read.ops)
         return now._replace(trace=trace)
 
 
@@ -145,7 +145,7 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
             now = run.write(weights, now, pending, gradients)
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
-    first = start if dropped else run.opened(start)
+    first = start if dropped else run.opened(weights, start)
     walk = Walk(course.sequence, (first, run.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
     # The last window stands apart: where its trace is dropped, it is not written.
@@ -179,7 +179,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
         return (learnt, run.write(before, now, pending, gradients)), shown
 
-    walk = Walk(course.sequence, (learnt, run.opened(course.start)), course.show)
+    walk = Walk(course.sequence, (learnt, run.opened(learnt[0], course.start)), course.show)
     walk.blocks(block, length // (every * options.delay), every * options.delay)
     walk.blocks(block, 1, (length - walk.done) // every * every)
     walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
@@ -204,6 +204,8 @@ def optimised(optimizer, learnt, grads, moves):
     ``moves``: a tree of bool like the values; leaves where it is false stay as they are.
     """
     values, opt_state = learnt
+    none = jax.dtypes.float0  # of an integer, which stays
+    grads = jax.tree.map(lambda g: jnp.zeros(g.shape) if g.dtype == none else g, grads)
     updates, new = optimizer.update(grads, opt_state, values)
     new = jax.tree.map(lambda a, old: jnp.asarray(a, jnp.result_type(old)), new, opt_state)
     values = jax.tree.map(

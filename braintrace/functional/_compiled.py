@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, is_inexact, param_name, path_name
+from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import Executor, Factors, Signals, stopped, without_types
 from .._rules import Network, NoTrace, Rule, Window
 from .._windows import (
@@ -49,6 +49,19 @@ class Compiled:
         step.defvjp(without_types(self._forward), without_types(self._backward))
         self.step = jax.jit(step)
 
+    @cached_property
+    def held(self) -> list[jax.Array]:
+        """Arrays of the constants ``graph.held``; they stand behind the leaves of the
+        parameters.
+        """
+        with jax.ensure_compile_time_eval():
+            return [jnp.asarray(self.program.constants[v]) for v in self.graph.held]
+
+    def network(self, params: list, weights: dict | None = None) -> Network:
+        """The graph and the weights of its ops, for the rule."""
+        weights = self.executor.op_weights(params) if weights is None else weights
+        return Network(self.executor.bound_graph(params), weights)
+
     @property
     def t_shape(self) -> tuple[int, ...]:
         return () if self.graph.lanes is None else (self.graph.lanes,)
@@ -61,9 +74,9 @@ class Compiled:
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
         return rule.carried(self.graph, rule.init(self.graph), t), t
 
-    def written(self, carried, t: jax.Array):
+    def written(self, params: list, carried, t: jax.Array):
         """The trace with the pending steps that a learner carries, also under ``vmap``."""
-        written = partial(self.rule.written, self.graph)
+        written = partial(self.rule.written, self.executor.bound_graph([*params, *self.held]))
         for _ in range(t.ndim - len(self.t_shape)):
             written = jax.vmap(written)
         return written(carried, t)
@@ -134,14 +147,15 @@ class Compiled:
     def _primal(self, params, carry, trace, t, inputs):
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
         factors = self._factors(params, weights, carry, inputs, xs)
-        trace = self.rule.update(Network(self.graph, weights), trace, factors, t)
+        trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
-    def observe(self, step: Callable, given, carry: list) -> Seen:
+    def observe(self, step: Callable, given, carry: list, held: list) -> Seen:
         """One step around one call of the cell.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
-        (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated.
+        (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
+        behind these parameters.
         """
         executor = self.executor
 
@@ -149,6 +163,7 @@ class Compiled:
             calls = []
 
             def cell(params, carry, inputs):
+                params = [*params, *held]
                 # Factors and signals give the gradient of an op's weight, not this pull-back.
                 weights = executor.op_weights(stopped(params))
                 outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, probes)
@@ -182,9 +197,9 @@ class Compiled:
             return cell(*now), None
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
-        seen = self.observe(step, given, carry)
+        seen = self.observe(step, given, carry, held=[])  # params have it
         (outputs, new_carry), factors = seen.result, seen.factors
-        new = self.rule.update(Network(self.graph, seen.weights), trace, factors, t)
+        new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
         return (outputs, new_carry, new, counted(t)), rest
 
@@ -192,7 +207,7 @@ class Compiled:
         pull, params, weights, factors, trace, new, t = residuals
         (to_direct, to_inputs), signals = self.signals(pull, tuple(cotangents[:2]))
         step = Window.of_step(factors, signals, t)
-        ops = self.rule.gradient(Network(self.graph, weights), trace, new, step)
+        ops = self.rule.gradient(self.network(params, weights), trace, new, step)
         direct = dict(zip(self.graph.direct, to_direct, strict=True))
         grads = self.total(params, Gradients(ops, direct))
         of_inputs = dict(zip(self._inexact_inputs, to_inputs, strict=True))
@@ -244,8 +259,9 @@ class ObservedStep:
     inputs) -> (outputs, carry)`` once, on lists of leaves. A world is a pair: the leaves of the
     cell's carry, and whatever else the step changes.
 
-    ``params``: the leaves of the cell's parameters. ``places``: for each leaf of the weights the
-    parameter that it replaces; places from ``len(params)`` on belong to weights of the step alone.
+    ``params``: the leaves of the cell's parameters; ``held``: what stands behind them. ``places``:
+    for each leaf of the weights the parameter that it replaces; places from ``len(params)`` on
+    belong to weights of the step alone.
     ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
     ``restart(carry, flags)``: the carry with flagged lanes put back. ``share``: the part of the
     loss that belongs to this shard.
@@ -257,6 +273,7 @@ class ObservedStep:
     places: tuple[int, ...]
     direct: frozenset[int]
     restart: Callable
+    held: list
     share: float = 1.0
 
     @property
@@ -270,10 +287,11 @@ class ObservedStep:
     def _params(self, weights) -> list:
         """The cell's parameters; weights stand in their places."""
         full = [*self.params, *[None] * len(self.places)]
-        return _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
+        full = _replaced(full, self.places, jax.tree.leaves(weights))[: len(self.params)]
+        return [*full, *self.held]
 
-    def op_weights(self, weights) -> dict[str, dict[str, jax.Array]]:
-        return self.compiled.executor.op_weights(self._params(weights))
+    def network(self, weights) -> Network:
+        return self.compiled.network(self._params(weights))
 
     def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
@@ -284,7 +302,7 @@ class ObservedStep:
             (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
             return loss, (aux, new)
 
-        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry)
+        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry, self.held)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)
@@ -306,6 +324,11 @@ class ObservedStep:
         return jax.tree.unflatten(treedef, grads)
 
     def moves(self, weights):
-        """Whether each leaf of the weights may change: all but the cell's frozen parameters."""
-        moves = [place not in self.compiled.frozen for place in self.places]
+        """Whether each leaf of the weights may change: all but integers and the cell's frozen
+        parameters.
+        """
+        moves = [
+            place not in self.compiled.frozen and is_inexact(abstract(leaf))
+            for place, leaf in zip(self.places, jax.tree.leaves(weights), strict=True)
+        ]
         return jax.tree.unflatten(jax.tree.structure(weights), moves)

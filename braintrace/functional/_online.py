@@ -146,9 +146,15 @@ class OnlineLearner:
 
         The old carry, trace and t get a zero cotangent: history is the trace's part.
         """
+        return self.advance(params, state, inputs, None)
+
+    def advance(self, params, state: OnlineState, inputs: tuple, held: list | None):
+        """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
+        function may take as arguments; None: as constants.
+        """
         compiled = self._matching(params, state, inputs)
         p, c, x = map(jax.tree.leaves, (params, state.carry, inputs))
-        args = p, c, state.trace, state.t, x
+        args = [*p, *(compiled.held if held is None else held)], c, state.trace, state.t, x
         outputs, carry, trace, t = compiled.step(*spread(args, varying(args)))
         trees = compiled.program.trees
         new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)

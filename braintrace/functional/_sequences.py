@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import abstract
@@ -95,7 +96,7 @@ class SequenceCalls:
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
             course, of_loss = self._course(axes, params, state, data)
-            check_updatable(params)
+            check_updatable(jax.tree.map(lambda p: None if _is_integer(p) else p, params))
             check_opt_state(optimizer, params, opt_state)
             delay = choose_delay(write_every, every, course.observer.graph, course.observer.rule)
             options = UpdateOptions(optimizer, every, delay, reduction)
@@ -120,6 +121,7 @@ class SequenceCalls:
             places=tuple(range(len(leaves))),
             direct=frozenset(compiled.graph.direct),
             restart=partial(compiled.restarted, fresh, self.hidden),
+            held=spread(compiled.held, axes),
             share=share(axes, of_loss),
         )
         # under `vmap` each lane would print a line of progress
@@ -158,6 +160,11 @@ def _axes_of_loss(compiled: Compiled, loss: Callable, axes: Axes, ys) -> Axes:
     outputs = [abstract(program.avals[v]) for v in program.outputs]
     outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
     return axes_of(loss, axes, outputs, jax.tree.map(lambda a: abstract(a[0]), ys))
+
+
+def _is_integer(leaf) -> bool:
+    """Whether a leaf stays as it is in updates, such as the places of sparse entries."""
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
 
 
 def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:

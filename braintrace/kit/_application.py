@@ -93,11 +93,14 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Application:
-    """A primitive, static parameters, and the shapes and dtypes of its operands."""
+    """A primitive, static parameters, and the shapes and dtypes of its operands; ``structure``: the
+    last operands, which are given and not drawn.
+    """
 
     primitive: ETPPrimitive
     params: dict[str, Any]
     avals: tuple[jax.ShapeDtypeStruct, ...]
+    structure: tuple = ()
 
     @functools.cached_property
     def invars(self) -> dict[str, int]:
@@ -148,7 +151,9 @@ class Application:
 
     def _like(self, primitive, shape) -> Application:
         x = jax.ShapeDtypeStruct(shape, self.x_aval.dtype)
-        return Application(primitive, self.params, tuple(self.place(self.avals, x=x)))
+        return dataclasses.replace(
+            self, primitive=primitive, avals=tuple(self.place(self.avals, x=x))
+        )
 
     def cast(self, dtype) -> Application:
         """The same application with operands of another floating dtype."""
@@ -176,7 +181,8 @@ class Application:
         rng, y = np.random.default_rng(seed), self.y_aval
         rows = min((a.shape[0] for a in self.weights(self.avals).values() if a.shape), default=2)
         new = functools.partial(values, rng, below=rows)
-        operands = lambda: tuple(map(new, self.avals))
+        drawn = self.avals[: len(self.avals) - len(self.structure)]
+        operands = lambda: (*map(new, drawn), *map(jnp.asarray, self.structure))
         x = lambda: None if self.x_aval is None else new(self.x_aval)
         ys = lambda *more: values(rng, jax.ShapeDtypeStruct((*more, *y.shape), y.dtype), below=2)
         return Draw(
@@ -215,8 +221,13 @@ class Application:
 
     # the rules ------------------------------------------------------------------------------------
 
+    @property
+    def rule_params(self) -> dict[str, Any]:
+        """The parameters as rules get them, with the structure."""
+        return {**self.params, **dict(zip(self.primitive.structure, self.structure, strict=True))}
+
     def rule(self, slot: str) -> Callable:
-        return self.primitive.bound_rule(slot, self.params, 'kit.check')
+        return self.primitive.bound_rule(slot, self.rule_params, 'kit.check')
 
     def gradient(self, operands: Sequence, d: jax.Array, x: Any = None) -> dict[str, jax.Array]:
         return self.rule('xy_to_dw')(
@@ -227,7 +238,8 @@ class Application:
         """One step's trace entry, sample by sample."""
         root = self.primitive.root
         slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
-        one = self.primitive.by_lane(root.bound_rule(slot, self.params, 'kit.check'), self.params)
+        rule = root.bound_rule(slot, self.rule_params, 'kit.check')
+        one = self.primitive.by_lane(rule, self.rule_params)
         return one(self.x(operands), d, self.weights(operands))
 
     def carried(self, d: jax.Array, trace: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -35,12 +35,13 @@ __all__ = ['Case', 'cases_of', 'registered', 'subject']
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A call of an op: the shapes and dtypes of its arrays, by position (``'0'``, ``'1'``, ...) or
-    keyword, and its static arguments.
+    keyword, and its static arguments; ``structure``: the structure operands of a bare primitive.
     """
 
     op: Callable
     arrays: dict[str, jax.ShapeDtypeStruct]
     static: dict[str, Any]
+    structure: tuple = ()
 
     @property
     def is_bare(self) -> bool:
@@ -87,15 +88,24 @@ class Case:
     def applications(self) -> list[Application]:
         """The ETP equations that the call binds."""
         if isinstance(self.op, ETPPrimitive):
-            return [Application(self.op, self.static, tuple(self.arrays.values()))]
+            operands = tuple(self.arrays.values())
+            return [Application(self.op, self.static, operands, self.structure)]
+        closed = jax.make_jaxpr(self.call)(self.arrays)
+        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         return [
             Application(
                 eqn.primitive,
                 dict(eqn.params),
                 tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars),
+                tuple(constants[v] for v in structure_of(eqn.primitive, eqn.invars)),
             )
-            for eqn in equations(jax.make_jaxpr(self.call)(self.arrays))
+            for eqn in equations(closed)
         ]
+
+
+def structure_of(op: Any, operands: Sequence) -> Sequence:
+    """The operands that are the structure of a bare primitive."""
+    return operands[len(operands) - len(getattr(op, 'structure', ())) :]
 
 
 def made(op: Callable, case: Any) -> Case:
@@ -112,9 +122,8 @@ def made(op: Callable, case: Any) -> Case:
             for name, a in params.items()
             if is_array(a)
         }
-        return Case(
-            op, arrays, {name: value for name, value in params.items() if not is_array(value)}
-        )
+        static = {name: value for name, value in params.items() if not is_array(value)}
+        return Case(op, arrays, static, tuple(map(jnp.asarray, structure_of(op, operands))))
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(
             f'check: a case is {case!r}; expected a pair (operands, params): operands with shape '

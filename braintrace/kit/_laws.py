@@ -215,8 +215,10 @@ def _is_index(app: Application) -> bool:
 
 
 def _can_learn(app: Application) -> bool:
-    sizes = [a.size for a in (*app.avals, app.y_aval)]
-    return all(sizes) and jnp.issubdtype(app.y_aval.dtype, jnp.floating)
+    operands = app.avals[: len(app.avals) - len(app.structure)]
+    return all(a.size for a in (*operands, app.y_aval)) and jnp.issubdtype(
+        app.y_aval.dtype, jnp.floating
+    )
 
 
 _has_x = unless(lambda app: app.x_aval is not None, 'no x')

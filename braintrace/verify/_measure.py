@@ -102,7 +102,7 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
     """
 
     def entries(state) -> dict:
-        trace = learner.rule.written(graph, state.trace, state.t)
+        trace = learner.first.written(jax.tree.leaves(params), state.trace, state.t)
         return {
             rel.key: list(map(_numbers, jax.tree.leaves(trace[rel.key])))
             for rel in graph.hidden_param_op_relations

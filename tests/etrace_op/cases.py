@@ -25,9 +25,15 @@ class Case:
     x: tuple[int, ...] | None
     weights: dict[str, tuple[int, ...]]
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    structure: dict[str, Any] = dataclasses.field(default_factory=dict)  # the last operands
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def rule_params(self) -> dict[str, Any]:
+        """What rules get by keyword."""
+        return {**self.params, **self.structure}
 
     def draw(self, seed: int = 0, dtype=None):
         """x (or None) and the weights by name."""
@@ -45,7 +51,8 @@ class Case:
         return jax.eval_shape(lambda: self.call(*self.draw()))
 
     def operands(self, x, weights) -> list:
-        return ([] if x is None else [x]) + [weights[name] for name in self.weights]
+        x = [] if x is None else [x]
+        return [*x, *(weights[name] for name in self.weights), *self.structure.values()]
 
     def call(self, x, weights):
         """Bind the primitive."""
@@ -78,12 +85,14 @@ def lora(name, primitive, lead, inputs, rank, outputs, bias, alpha=1.5):
 
 def sparse(name, primitive, lead, inputs, outputs, entries, bias, **options):
     weights = {'weight': (entries,)} | ({'bias': (outputs,)} if bias else {})
+    places, (shape, padded) = pattern(inputs, outputs, entries, **options).tree_flatten()
     return Case(
         name,
         primitive,
         (*lead, inputs),
         weights,
-        {'sparse_mat': pattern(inputs, outputs, entries, **options), 'has_bias': bias},
+        {'shape': shape, 'padded': padded, 'has_bias': bias},
+        dict(zip(ops.etp_sp_mm_p.structure, places, strict=True)),
     )
 
 
@@ -226,7 +235,7 @@ def variable(array):
 
 
 def rule(case: Case, slot: str):
-    return functools.partial(case.primitive.rule(slot), **case.params)
+    return functools.partial(case.primitive.rule(slot), **case.rule_params)
 
 
 def gradient(case: Case, x, d, weights):
@@ -236,7 +245,7 @@ def gradient(case: Case, x, d, weights):
 def instant(case: Case, x, d, weights):
     """One step's trace entry: for a batched op mapped over its samples as batches of one."""
     one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
-    one = functools.partial(one, **case.params)
+    one = functools.partial(one, **case.rule_params)
     if case.primitive.batched:
         return jax.vmap(lambda x, d: one(x[None], d[None], weights))(x, d)
     return one(x, d, weights)
@@ -249,7 +258,7 @@ def transport(case: Case, d, trace):
 def solve(case: Case, signal, trace, weights):
     own = case.primitive.optional_rule('solve_drtrl')
     if own is not None:
-        return own(signal, trace, weights, **case.params)
+        return own(signal, trace, weights, **case.rule_params)
     return {
         n: e.sum(0) if case.primitive.batched else e
         for n, e in transport(case, signal, trace).items()
@@ -257,7 +266,7 @@ def solve(case: Case, signal, trace, weights):
 
 
 def init(case: Case, x, weights, num_state: int):
-    bound = case.primitive.bound_rule('init_drtrl', case.params)
+    bound = case.primitive.bound_rule('init_drtrl', case.rule_params)
     return bound(
         variable(x), variable(case.y), {n: variable(w) for n, w in weights.items()}, num_state
     )

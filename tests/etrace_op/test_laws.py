@@ -64,7 +64,7 @@ def pairs(case, x, weights, other_x, d, e, signals):
     if case.primitive.batched:
         one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
         found['a whole batch is summed'] = (
-            one(x, e, weights, **case.params),
+            one(x, e, weights, **case.rule_params),
             {n: t.sum(0) for n, t in trace.items()},
         )
     if case.primitive.batched and len(x):
@@ -101,7 +101,9 @@ def sample_by_sample(case, x, weights, d, trace, carried):
                 jnp.concatenate([case.call(xi[None], weights) for xi in x]),
             )
         }
-    row = cases.Case('row', UNBATCHED[case.primitive], case.x[1:], case.weights, case.params)
+    row = cases.Case(
+        'row', UNBATCHED[case.primitive], case.x[1:], case.weights, case.params, case.structure
+    )
     return found | {
         'a batch is a stack of rows': (
             case.call(x, weights),
@@ -247,7 +249,7 @@ def test_the_empty_trace_has_the_shape_and_dtype_of_an_entry_with_states(case, n
 @every_case
 def test_empty_traces_are_zero(case):
     x, weights = case.draw()
-    output = case.primitive.bound_rule('init_pp', case.params)(
+    output = case.primitive.bound_rule('init_pp', case.rule_params)(
         cases.variable(x),
         cases.variable(case.y),
         {n: cases.variable(w) for n, w in weights.items()},
@@ -263,7 +265,7 @@ def test_empty_traces_are_zero(case):
 def test_the_empty_trace_follows_axes_that_the_hidden_state_adds_to_y(case):
     x, weights = case.draw()
     wide = lambda a: cases.variable(np.broadcast_to(a, (7, *a.shape)))
-    found = case.primitive.bound_rule('init_drtrl', case.params)(
+    found = case.primitive.bound_rule('init_drtrl', case.rule_params)(
         cases.variable(x), wide(case.draw_y(1)), {n: wide(w) for n, w in weights.items()}, 2
     )
     expected = jax.eval_shape(lambda: results(case, num_state=2))['empty']

@@ -32,7 +32,8 @@ class Placed(cases.Case):
             index: weights[name]
             for name, index in self.primitive.trainable_invars(self.params).items()
         }
-        return [places[index] for index in sorted(index for index in places if index is not None)]
+        operands = [places[index] for index in sorted(i for i in places if i is not None)]
+        return [*operands, *self.structure.values()]
 
     def chosen(self, out):
         return out[self.primitive.y_outvar_index] if isinstance(out, tuple | list) else out
@@ -63,14 +64,17 @@ class Mapped(Placed):
 
 
 def mapped(case, axes) -> Mapped:
+    name = f'{case.name} {"".join("-" if axis is None else "m" for axis in axes)}'
+    axes = (*axes, *(None for _ in case.structure))
     primitive, invars = case.primitive.mapped(axes), case.primitive.trainable_invars(case.params)
     wide = lambda shape, index: (LANES, *shape) if axes[index] == 0 else shape
     return Mapped(
-        f'{case.name} {"".join("-" if axis is None else "m" for axis in axes)}',
+        name,
         primitive,
         None if case.x is None else wide(case.x, primitive.x_invar_index),
         {n: wide(shape, invars[n]) for n, shape in case.weights.items()},
         case.params,
+        case.structure,
         case,
     )
 
@@ -229,7 +233,7 @@ def pairs(case, x, weights, d, e):
     if case.primitive.batched:
         one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
         found['a whole batch is summed'] = (
-            one(x, e, weights, **case.params),
+            one(x, e, weights, **case.rule_params),
             {n: t.sum(0) for n, t in entry.items()},
         )
     return found
@@ -248,7 +252,7 @@ def test_rules_of_a_mapped_primitive_keep_the_laws_and_are_those_of_its_lanes(ca
 def results(case, num_state, dtype=None):
     x, weights, d, e = arguments(case, dtype)
     entry, (x_var, y_var) = cases.instant(case, x, e, weights), map(cases.variable, (x, case.y))
-    init_pp = case.primitive.bound_rule('init_pp', case.params)
+    init_pp = case.primitive.bound_rule('init_pp', case.rule_params)
     return {
         'gradient': cases.gradient(case, x, e, weights),
         'entry': entry,
@@ -287,7 +291,7 @@ def test_a_dtype_goes_in_and_comes_out_of_a_mapped_primitive(case, dtype):
         lambda: {n: r for n, r in results(case, 1, dtype).items() if n != 'output'}
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
-    zeros = case.primitive.bound_rule('init_pp', case.params)(
+    zeros = case.primitive.bound_rule('init_pp', case.rule_params)(
         cases.variable(x), *y.values(), {n: cases.variable(w) for n, w in weights.items()}, 1
     )
     assert (
@@ -455,7 +459,7 @@ def use(case) -> OpUse:
         'w',
         0,
         case.primitive,
-        case.params,
+        case.rule_params,
         None if x is None else 100,
         101,
         slots,

@@ -238,18 +238,18 @@ def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
     train(learner, xs, ys)
 
 
-def test_an_integer_parameter_is_refused_by_name():
+def test_a_boolean_parameter_is_refused_by_name():
     def cell(p, h, x):
         h = 0.5 * h + braintrace.matmul(x, p['w'])
         return h, h
 
     learner, params = (
         braintrace.functional.online(cell, braintrace.rules.d_rtrl()),
-        {'w': jnp.ones((2, 3)), 'n': jnp.arange(3)},
+        {'w': jnp.ones((2, 3)), 'n': jnp.ones(3, bool)},
     )
     state = learner.init(params, jnp.zeros((1, 3)), jnp.ones((1, 2)))
     run = learner.sequence_update(lambda out, y: jnp.sum((out - y) ** 2), ADAM)
-    with pytest.raises(StructureError, match='parameter n is int'):
+    with pytest.raises(StructureError, match='parameter n is bool'):
         run(params, ADAM.init({'w': params['w']}), state, jnp.ones((4, 1, 2)), jnp.ones((4, 1, 3)))
 
 

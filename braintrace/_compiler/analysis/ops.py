@@ -40,9 +40,12 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         eqn = program.equations[i]
         slots = _slots(eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        made_of = flow.union(sources.facts, trainable.values())
+        structure = _structure(eqn)
+        read = (*trainable.values(), *structure.values())
+        made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
-            raise MustUnroll(_loop_of_weights(program, eqn, trainable.values()))
+            raise MustUnroll(_loop_of_weights(program, eqn, read))
+        fixed = _is_fixed(sources, eqn.primitive, structure)
         parameters = {name: sources.parameters(v) for name, v in trainable.items()}
         x = None if eqn.primitive.x_invar_index is None else eqn.ins[eqn.primitive.x_invar_index]
         y = program.y_of(i)
@@ -57,16 +60,33 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
                 slots=slots,
                 trainable=trainable,
                 parameters=parameters,
-                owned=not made_of & sources.moving and any(parameters.values()),
+                owned=fixed and not made_of & sources.moving and any(parameters.values()),
                 where=eqn.where,
                 x_aval=None if x is None else program.avals[x],
                 y_aval=program.avals[y],
                 weight_avals={name: program.avals[v] for name, v in trainable.items()},
                 repeats=eqn.repeats,
                 conditional=eqn.conditional,
+                structure=structure,
+                structure_avals={name: program.avals[v] for name, v in structure.items()},
+                fixed_structure=fixed,
             )
         )
     return tuple(ops)
+
+
+def _structure(eqn: Equation) -> dict[str, int]:
+    """The values that are an op's structure."""
+    names = eqn.primitive.structure
+    return dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
+
+
+def _is_fixed(sources: Sources, primitive: Any, structure: Mapping[str, int]) -> bool:
+    """Whether an op's structure is the same at each step, and in each lane of a ``vmap``."""
+    moves = flow.union(sources.facts, structure.values()) & sources.moving
+    axes = [form.axes or () for form in (primitive, *primitive.originals())]
+    mapped = [axis for each in axes for axis in each[len(each) - len(structure) :]]
+    return not moves and all(axis is None for axis in mapped)
 
 
 def _sources(program: Program) -> Sources:
@@ -123,11 +143,12 @@ def _slots(eqn: Equation) -> dict[str, int]:
             f'{eqn.where}: trainable_invars_fn of {primitive.name} names inputs {wrong}, but the '
             f'equation has {len(eqn.ins)} inputs. Return {{name: position}} within them.'
         )
-    others = set(range(len(eqn.ins))) - set(slots.values()) - {primitive.x_invar_index}
+    operands = set(range(len(eqn.ins) - len(primitive.structure)))
+    others = operands - set(slots.values()) - {primitive.x_invar_index}
     if others:
         raise RuleContractError(
             f'{eqn.where}: inputs {sorted(others)} of {primitive.name} are neither its x nor '
-            'trainable, and no rule sees them. Name them in trainable_invars_fn, or make them '
-            'static parameters.'
+            'trainable, and no rule sees them. Name them in trainable_invars_fn or structure, '
+            'or make them static parameters.'
         )
     return slots

@@ -40,7 +40,10 @@ def find_relations(
         elif reached and any(op.parameters.values()):
             first = next(i for behind in op.parameters.values() for i in behind)
             path = positions.program.param_names[first]
-            missing.append(Diagnostic('input-dependent-weight', path, op.where, (op.equation,)))
+            why = '' if op.fixed_structure else 'structure'
+            missing.append(
+                Diagnostic('input-dependent-weight', path, op.where, (op.equation,), why)
+            )
     return tuple(relations), missing
 
 

@@ -1,0 +1,196 @@
+"""The places of sparse entries: operands of the program, constant in time, never literals."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import functional, rules
+from braintrace._etrace_op import sparse as implementation
+from tests.compare import assert_close
+
+IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
+RULES = [rules.d_rtrl(), rules.d_rtrl(write_every=3), rules.es_d_rtrl(0.7)]
+
+
+def places(seed: int, order: str = 'none') -> np.ndarray:
+    """Rows and columns of entries, of which some repeat."""
+    found = np.random.default_rng(seed).integers(0, [IN, OUT], (ENTRIES, 2))
+    if order != 'none':
+        found = found[np.argsort(found[:, int(order == 'column')], kind='stable')]
+    return found.T
+
+
+def structure(*args) -> braintrace.SparseStructure:
+    return braintrace.SparseStructure(*places(*args), (IN, OUT))
+
+
+def cell(params, h, x):
+    y = braintrace.sparse_matmul(x, params['w'], sparse_mat=params['at'], bias=params['b'])
+    h = jnp.tanh(0.8 * h + y)
+    return h, h
+
+
+def dense_cell(rows, columns):
+    def run(params, h, x):
+        matrix = jnp.zeros((IN, OUT)).at[rows, columns].add(params['w'])
+        h = jnp.tanh(0.8 * h + braintrace.matmul(x, matrix, params['b']))
+        return h, h
+
+    return run
+
+
+def loss(output, target):
+    return jnp.sum((output - target) ** 2)
+
+
+def sequence(lead, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape))
+    params, h = {'w': draw(ENTRIES), 'b': draw(OUT)}, jnp.zeros((*lead, OUT))
+    return params, h, draw(STEPS, *lead, IN), draw(STEPS, *lead, OUT)
+
+
+def gradients(learner, params, h, xs, ys):
+    """Summed over the steps: by windows, and step by step."""
+    state = learner.init(params, h, xs[0])
+    grads = jax.jit(learner.sequence_grad(loss, window=4, reduction='sum'))(params, state, xs, ys)[
+        0
+    ]
+    step, total = jax.jit(learner.grad(loss)), []
+    for x, y in zip(xs, ys, strict=True):
+        _, found, state = step(params, state, x, y)
+        total.append(found)
+    grads, *total = ({n: g[n] for n in 'wb'} for g in (grads, *total))
+    return grads, jax.tree.map(lambda *g: sum(g), *total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('lead', [(), (3,)], ids=['alone', 'batch'])
+@pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'd_rtrl pending', 'es_d_rtrl'])
+def test_gradients_are_those_of_a_dense_matrix(rule, lead, monkeypatch):
+    monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
+    with jax.enable_x64(True):
+        params, h, xs, ys = sequence(lead)
+        dense = gradients(functional.online(dense_cell(*places(0)), rule), params, h, xs, ys)
+        learner = functional.online(cell, rule)
+        assert_close(gradients(learner, params | {'at': structure(0)}, h, xs, ys), dense)
+
+
+def test_one_program_serves_two_structures():
+    params, h, xs, ys = sequence(())
+    learner = functional.online(cell, rules.d_rtrl())
+    step, found = jax.jit(learner.grad(loss)), []
+    for seed in (0, 1):
+        given = params | {'at': structure(seed)}
+        state = learner.init(given, h, xs[0])
+        found.append(step(given, state, xs[0], ys[0])[1]['w'])
+    assert step._cache_size() == 1
+    assert not np.allclose(*found)
+
+
+@pytest.mark.slow
+def test_places_that_a_module_holds_are_no_literals_of_its_step():
+    class Layer(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones(ENTRIES))
+            self.h = brainstate.HiddenState(jnp.zeros(OUT))
+            self.mat = u.sparse.COO((np.ones(ENTRIES), *places(0)), shape=(IN, OUT))
+
+        def update(self, x):
+            y = braintrace.sparse_matmul(x, self.w.value, sparse_mat=self.mat)
+            self.h.value = jnp.tanh(0.8 * self.h.value + y)
+            return self.h.value
+
+    model = Layer()
+    learner = braintrace.D_RTRL(model)
+    learner.compile_graph(jnp.zeros(IN))
+
+    def step(x):
+        return brainstate.transform.grad(lambda: learner(x).sum(), learner.param_states)()
+
+    jaxpr = brainstate.transform.make_jaxpr(step)(jnp.ones(IN))[0]
+    assert ENTRIES not in [np.size(constant) for constant in jaxpr.consts]
+    xs = jnp.ones((3, IN))
+    by_steps = sum(step(x)[('w',)] for x in xs)
+    learner.reset_state()
+    at_once = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction='sum')
+    assert_close(at_once[('w',)], by_steps, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('source', ['input', 'carry', 'lanes'])
+def test_places_that_change_have_no_trace_and_the_graph_says_so(source):
+    def cell(params, carry, x):
+        h, kept = carry
+        at = {'input': x[1], 'carry': kept, 'lanes': None}[source]
+        product = lambda at: braintrace.sparse_matmul(x[0], params['w'], sparse_mat=at)
+        many = jax.tree.map(lambda a: jnp.stack([a, a]), structure(0))
+        y = product(at) if at is not None else jax.vmap(product)(many)[0]
+        h = jnp.tanh(0.8 * h + y)
+        return h, (h, jax.tree.map(lambda a: a + 0, kept))
+
+    params, h, xs, ys = sequence(())
+    learner = functional.online(cell, rules.d_rtrl())
+    x = (xs[0], structure(0))
+    with pytest.warns(UserWarning, match='the places of the entries'):
+        state = learner.init({'w': params['w']}, (h, structure(0)), x)
+    assert learner.routes['w'].reason == 'input_dependent_weight'
+    grads = learner.grad(loss)({'w': params['w']}, state, (x,), ys[0])[1]
+    dense = functional.online(dense_cell(*places(0)))
+    zero = {'w': params['w'], 'b': jnp.zeros(OUT)}
+    wanted = dense.grad(loss)(zero, dense.init(zero, h, xs[0]), xs[0], ys[0])[1]
+    assert_close(grads['w'], wanted['w'], 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('order', ['none', 'row', 'column'])
+@pytest.mark.parametrize('lead', [(), (3,)], ids=['alone', 'batch'])
+def test_kernels_compute_what_xla_does(order, lead, monkeypatch):
+    pytest.importorskip('numba')
+    monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
+    with jax.enable_x64(True):
+        params, _, xs, ys = sequence(lead)
+        x, at = jnp.where(xs[0] > 0.5, xs[0], 0), structure(0, order)
+        found = []
+        for kernel in (implementation.kernel, lambda *_: None):
+            monkeypatch.setattr(implementation, 'kernel', kernel)
+
+            def run(w, x):  # traced anew for each
+                y = braintrace.sparse_matmul(x, w, sparse_mat=at)
+                operands = at.rows, at.columns, at.pointers
+                lane = implementation.entries_p.bind(
+                    x.reshape(-1, IN)[:1], ys[0].reshape(-1, OUT)[:1], *operands, shape=at.shape
+                )
+                return y, lane
+
+            compiled = jax.jit(run).lower(params['w'], x)
+            found.append((compiled.compile()(params['w'], x), 'braintrace_' in compiled.as_text()))
+    (by_kernel, called), (by_xla, not_called) = found
+    assert called and not not_called
+    assert_close(by_kernel, by_xla)
+
+
+@pytest.mark.slow
+def test_updates_leave_places_among_the_parameters_as_they_are():
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    with jax.enable_x64(True):
+        params, h, xs, ys = sequence(())
+        found = []
+        for cells, given in (
+            (cell, params | {'at': structure(0)}),
+            (dense_cell(*places(0)), params),
+        ):
+            learner = functional.online(cells, rules.d_rtrl())
+            state = learner.init(given, h, xs[0])
+            train = jax.jit(learner.sequence_update(loss, optimizer))
+            found.append(train(given, optimizer.init(given), state, xs, ys)[0])
+    assert_close({n: found[0][n] for n in 'wb'}, found[1])
+    assert_close(jax.tree.leaves(found[0]['at']), jax.tree.leaves(structure(0)))
