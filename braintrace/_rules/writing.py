@@ -54,10 +54,7 @@ def renewed(
 ) -> States:
     """The stored entry after some changes, at step count ``t``."""
     rows = max(change.rows for change in changes)
-    # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
-    of_rows = jax.tree.leaves([change.q for change in changes])
-    alike = all(is_complex(q) == is_complex(op.y_aval) for q in of_rows)
-    if rows == 1 and len(changes) == 1 and alike and has_kernel(op, coords):
+    if rows == 1 and len(changes) == 1 and _fits_kernel(op, coords, changes[0]):
         return _by_kernel(op, coords, old, changes[0], weights)
 
     def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
@@ -74,11 +71,7 @@ def renewed(
         return accumulate(op, coords, change.x, change.q, weights)
 
     def of_one_lane(change):
-        def made(d):
-            return op_gradient(op, change.x, d, weights)
-
-        of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
-        return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
+        return _of_one_lane(op, change, weights)
 
     def all_at_once(entry, order=None):
         here = old._replace(entry=entry)
@@ -98,6 +91,24 @@ def renewed(
         if not few or lane > SMALL_LANE:
             return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
+
+
+def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
+    """Whether a kernel can write a change: it knows values of y's dtype, not the derivative of a
+    complex state by a real y.
+    """
+    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
+    return alike and has_kernel(op, coords)
+
+
+def _of_one_lane(op: OpUse, change: Change, weights: Entry) -> Vector:
+    """The sum over rows of a change of one lane, in one contraction."""
+
+    def made(d):
+        return op_gradient(op, change.x, d, weights)
+
+    of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
+    return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
 
 
 def _order(changes: Changes) -> list[int] | None:

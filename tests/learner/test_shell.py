@@ -137,7 +137,7 @@ def test_signatures_are_those_of_the_nearest_constructor():
     classes = braintrace.ETraceLearner, braintrace.D_RTRL, Own
     shown = [str(inspect.signature(cls)) for cls in classes]
     assert [s[: s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
-        "(model: 'brainstate.nn.Module', rule: 'Rule'",
+        "(model: 'brainstate.nn.Module', rule: 'Rule | None'",
         "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None",
         "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int'",
     ]

@@ -453,8 +453,12 @@ class Forgets(type(braintrace.rules.d_rtrl())):
     """D_RTRL whose trace does not last."""
 
     def window(self, network, trace, pending, window, keep):
-        factors = window.factors._replace(d=jax.tree.map(jnp.zeros_like, window.factors.d))
-        return super().window(network, trace, pending, window._replace(factors=factors), keep)
+        def without_d(row):
+            d, *rest = window.steps.open(row)
+            return jax.tree.map(jnp.zeros_like, d), *rest
+
+        steps = window.steps._replace(open=without_d)
+        return super().window(network, trace, pending, window._replace(steps=steps), keep)
 
 
 def test_a_wrong_rule_is_noticed():
