@@ -28,9 +28,6 @@ class Steps(NamedTuple):
     rows: Any
     open: Callable[[Any], Any]
 
-    def __len__(self) -> int:
-        return len(jax.tree.leaves(self.rows)[0])
-
     def at(self, k: int):
         """The values of one step."""
         return self.open(jax.tree.map(lambda a: a[k], self.rows))
