@@ -18,12 +18,8 @@ from .sums import Term
 
 __all__ = ['Blocks', 'even']
 
-import os
 
-BLOCK_BYTES = int(
-    os.environ.get('BB', 2**20)
-)  # of what is computed for all steps of a block at once, near a processor
-FAR = 2**26  # the same on a device on which a launch costs more than a cache saves
+BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
 Values = dict[Any, jax.Array]
 
 
@@ -166,9 +162,10 @@ def keeps_its_order(eqn) -> bool:
 
 
 def most_steps(bytes_of_one: int) -> int:
-    """The number of steps in a block: on a CPU what they compute at once stays in its cache."""
-    most = BLOCK_BYTES if jax.default_backend() == 'cpu' else FAR
-    return max(1, most // max(bytes_of_one, 1))
+    """The number of steps in a block: what they compute at once does not outgrow the memory that
+    an allocator keeps.
+    """
+    return max(1, BLOCK_BYTES // max(bytes_of_one, 1))
 
 
 def even(length: int, most: int) -> int:

@@ -230,8 +230,7 @@ class _Rewriter:
                 ]
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
         made = self._made_by(x, 'dot_general')
-        mapped = self._kind(x) == INPUT  # a product over all steps writes each part by itself
-        if made is None or self.readers[eqn.invars[0]] != 1 or (all(wanted) and not mapped):
+        if made is None or self.readers[eqn.invars[0]] != 1 or all(wanted):
             return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
         side, along = _free_axis(made.params['dimension_numbers'], made.ins, axis)
         if side is None:

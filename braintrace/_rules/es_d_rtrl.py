@@ -4,6 +4,7 @@ parameter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ from .contraction import (
 from .coordinates import Pair, added_axes, by_pair, gathered, pairs, to_y
 from .entries import zeros_pp
 from .lanes import where_lanes
-from .rule import Network, OpGradients, Rule, Trace, Window
+from .rule import Network, OpGradients, Rule, Trace
 from .storage import entry_dtype
-from .transition import Vector, add, apply, dense, dot
+from .transition import Vector, add, apply, dot
 
 __all__ = ['ESDRTRL']
 
@@ -69,15 +70,40 @@ class ESDRTRL(Rule):
         return by_pair(graph, one)
 
     def update(self, network, carried, factors, t):
+        return _joined(self._advanced(network, _alive(network, _apart(carried), t > 0), factors))
+
+    def gradient(self, network, before, after, step):
+        _, df, signals = step.steps.at(0)
+        sent = self._sent(network, _apart(after), df, signals, step.t[0])
+        return self._gradient(network, step.x, *jax.tree.map(lambda a: a[None], sent))
+
+    def window(self, network, trace, pending, window, keep):
+        def forward(slots, at):
+            row, x, t = at
+            d, df, signals = window.steps.open(row)
+            if window.resets is not None:
+                slots = _alive(network, slots, t > 0)
+            slots = self._advanced(network, slots, Factors(x, d, df))
+            return slots, self._sent(network, slots, df, signals, t)
+
+        start = _apart(trace if pending is None else pending)
+        start = _alive(network, start, window.t[0] > 0)
+        last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
+        return self._gradient(network, window.x, *sent), _joined(last)
+
+    def _advanced(self, network: Network, slots: Trace, factors: Factors) -> Trace:
+        """The slots after a step."""
         a = self.decay
 
         def one(pair: Pair):
-            front = len(pair.op.repeats)
-            old = {n: where_lanes(t > 0, pair.laned, e, front) for n, e in pair.of(carried).items()}
-            f = old['f']
-            moved = dense(apply(pair.gathered(factors.d), _by_state(f)), f.shape[:-1], f.dtype)
-            fresh = dense(pair.of(factors.df), f.shape[:-1], f.dtype)
-            new = {'f': (a * moved + (1 - a) * fresh).astype(f.dtype)}
+            old = pair.of(slots)
+            moved = apply(pair.gathered(factors.d), old['f'])
+            new = {
+                'f': tuple(
+                    _sum(_scaled(a, m), _scaled(1 - a, q), f)
+                    for m, q, f in zip(moved, pair.of(factors.df), old['f'], strict=True)
+                )
+            }
             if 'x' in old:
                 x = represented(pair.op, factors.x[pair.relation.key])
                 new['x'] = (a * old['x'] + x).astype(old['x'].dtype)
@@ -85,66 +111,53 @@ class ESDRTRL(Rule):
 
         return by_pair(network.graph, one)
 
-    def gradient(self, network, before, after, step):
-        _, dfs, signals = step.steps.at(0)
-        return self._gradient(
-            network, step, *jax.tree.map(lambda a: a[None], (after, dfs, signals))
-        )
-
-    def window(self, network, trace, pending, window, keep):
-        def forward(trace, at):
-            row, x, t = at
-            d, df, signals = window.steps.open(row)
-            trace = self.update(network, trace, Factors(x, d, df), t)
-            return trace, (trace, df, signals)
-
-        start = trace if pending is None else pending
-        at = window.steps.rows, window.x, window.t
-        last, steps = jax.lax.scan(forward, start, at)
-        return self._gradient(network, window, *steps), last
-
-    def _gradient(
-        self, network: Network, window: Window, traces: Trace, dfs: dict, signals: Signals
-    ) -> OpGradients:
-        """The gradient from the traces of each step: one contraction for the factored part, one for
-        the part of dy that misses the groups.
+    def _sent(
+        self, network: Network, slots: Trace, df: dict, signals: Signals, t: jax.Array
+    ) -> tuple[dict, dict, dict]:
+        """Of one step by pair ex and what the factored part sends to y, and by op the part of dy
+        that misses the groups.
         """
-        graph, weights = network.graph, network.weights
-        rest, factored = dict(signals.dy), {}
-        for pair in pairs(graph):
-            key, op, slots = pair.relation.key, pair.op, pair.of(traces)
-            signal = self._signal(pair, signals.l)
-            # the factored part: xy_to_dw(ex, L . ef), corrected for the decay of ef
-            d = dot(signal, _by_state(slots['f']))
-            d = d / self._correction(pair, window.t, d.ndim)
-            got = factored_gradient(
-                as_represented(op), pair.coords, slots.get('x'), d, weights[key]
-            )
-            factored[key] = add(factored.get(key), got)
+        rest, factored, xs = dict(signals.dy), {}, {}
+        for pair in pairs(network.graph):
+            key, name = pair.relation.key, pair.group.name
+            own, signal = pair.of(slots), self._signal(pair, signals.l)
+            # xy_to_dw(ex, L . ef), corrected for the decay of ef
+            d = dot(signal, own['f'])
+            factored.setdefault(key, {})[name] = d / self._correction(pair, t, d.ndim)
+            if 'x' in own:
+                xs.setdefault(key, {})[name] = own['x']
             # it holds the current step through the groups already: dy - L . D_f is left
-            inside = dot(signal, pair.of(dfs))
+            inside = dot(signal, pair.of(df))
             if inside is not None:
-                rest[key] = rest[key] - jax.vmap(lambda s, op=op: to_y(op, s))(inside)
-        through = {r.key for r in graph.hidden_param_op_relations if r.only_through_groups}
+                rest[key] = rest[key] - to_y(pair.op, inside)
+        return xs, factored, {key: rest[key] for key in rest.keys() - _through(network)}
+
+    def _gradient(self, network: Network, x: dict, xs: dict, sent: dict, rest: dict) -> OpGradients:
+        """The gradient: one contraction for the factored part, one for the rest."""
+        graph, weights, factored = network.graph, network.weights, {}
+        for pair in pairs(graph):
+            key, name = pair.relation.key, pair.group.name
+            op, ex = as_represented(pair.op), xs.get(key, {}).get(name)
+            got = factored_gradient(op, pair.coords, ex, sent[key][name], weights[key])
+            factored[key] = add(factored.get(key), got)
+        through = _through(network)
         skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}
-        owned = same_step(graph, window.x, rest, weights, skip=through)
+        owned = same_step(graph, x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
     def _signal(self, pair: Pair, by_group: dict) -> Vector:
-        """``dL/dh`` of each step at the relation's coordinates, with axes for the loops around the
-        op.
-        """
-        of_steps = jax.vmap(lambda l: gathered(pair.coords, _by_state(l)))  # noqa: E741
-        front = range(1, 1 + len(pair.op.repeats))
-        return tuple(jnp.expand_dims(s, front) for s in of_steps(by_group[pair.group.name]))
+        """``dL/dh`` at the relation's coordinates, with axes for the loops around the op."""
+        front = range(len(pair.op.repeats))
+        of_group = gathered(pair.coords, _by_state(by_group[pair.group.name]))
+        return tuple(jnp.expand_dims(s, front) for s in of_group)
 
     def _correction(self, pair: Pair, t: jax.Array, ndim: int) -> jax.Array:
-        """``1 - a^(t+1)`` for each step and lane, with ``ndim`` axes."""
-        if t.ndim == 2 and not pair.laned:
-            t = t.max(-1)
+        """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""
+        if t.ndim and not pair.laned:
+            t = t.max()
         number = jnp.result_type(float)
         correction = 1 - jnp.power(jnp.asarray(self.decay, number), t.astype(number) + 1)
-        correction = jnp.expand_dims(correction, range(1, 1 + len(pair.op.repeats)))
+        correction = jnp.expand_dims(correction, range(len(pair.op.repeats)))
         return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 
     # the trace is small: nothing is ever pending --------------------------------------------------
@@ -165,3 +178,50 @@ class ESDRTRL(Rule):
 def _by_state(f: jax.Array) -> Vector:
     """An array with the states in its last axis as a vector."""
     return tuple(f[..., s] for s in range(f.shape[-1]))
+
+
+def _apart(trace: Trace) -> Trace:
+    """The slots with one f for each state."""
+    return _with_f(trace, _by_state)
+
+
+def _joined(slots: Trace) -> Trace:
+    """The inverse of :func:`_apart`."""
+    return _with_f(slots, lambda f: jnp.stack(f, -1))
+
+
+def _with_f(trace: Trace, change: Callable) -> Trace:
+    return {
+        key: {g: {**slots, 'f': change(slots['f'])} for g, slots in by_group.items()}
+        for key, by_group in trace.items()
+    }
+
+
+def _alive(network: Network, slots: Trace, flags: jax.Array) -> Trace:
+    """The slots, zero in lanes without a past."""
+
+    def one(pair: Pair):
+        front = len(pair.op.repeats)
+        return jax.tree.map(lambda e: where_lanes(flags, pair.laned, e, front), pair.of(slots))
+
+    return by_pair(network.graph, one)
+
+
+def _sum(moved, fresh, like: jax.Array) -> jax.Array:
+    """``moved + fresh``, each None for zero, as an array like another one."""
+    total = add(moved, fresh)
+    return (
+        jnp.zeros_like(like)
+        if total is None
+        else jnp.broadcast_to(total, like.shape).astype(like.dtype)
+    )
+
+
+def _scaled(a: float, x):
+    return None if x is None else a * x
+
+
+def _through(network: Network) -> set[str]:
+    """Ops whose whole dy goes through their groups."""
+    relations = network.graph.hidden_param_op_relations
+    return {r.key for r in relations if r.only_through_groups}
