@@ -283,10 +283,7 @@ class Cut:
 
     def of(self, targets: Collection) -> set:
         """The cut that is nearest to the targets."""
-        flow, nodes = Flow(), set()
-        todo = list(targets)
-        for v in targets:
-            flow.edge((v, 1), 'end', math.inf)
+        flow, nodes, todo = Flow(), set(), list(targets)
         while todo:
             v = todo.pop()
             if v in nodes or v in self.given:
@@ -296,12 +293,12 @@ class Cut:
             flow.edge((v, 0), (v, 1), self._capacity(v) if may else math.inf)
             eqn = self.partition.made.get(v)
             if may and (eqn is None or not is_cheap(eqn)):
-                flow.edge('start', (v, 0), math.inf)
+                flow.edge(Flow.START, (v, 0), math.inf)
                 continue
             for x in self.partition.sources(v):
                 flow.edge((x, 1), (v, 0), math.inf)
                 todo.append(x)
-        reaches = flow.reaching_the_end()
+        reaches = flow.reaching([(v, 1) for v in targets])
         return {v for v in nodes if (v, 1) in reaches and (v, 0) not in reaches}
 
     def _capacity(self, v) -> int:
@@ -309,45 +306,45 @@ class Cut:
 
 
 class Flow:
-    """A network of pipes between nodes, 'start' and 'end'."""
+    """A network of pipes from :attr:`START` to ends."""
+
+    START = None
 
     def __init__(self):
-        self.room: dict[Any, dict[Any, float]] = {'start': {}, 'end': {}}
+        self.room: dict[Any, dict[Any, float]] = {}
 
     def edge(self, a, b, room: float) -> None:
-        self.room.setdefault(a, {})[b] = self.room.setdefault(a, {}).get(b, 0) + room
-        self.room.setdefault(b, {}).setdefault(a, 0)
+        forward, back = self.room.setdefault(a, {}), self.room.setdefault(b, {})
+        forward[b] = forward.get(b, 0) + room
+        back.setdefault(a, 0)
 
-    def reaching_the_end(self) -> set:
-        """After a maximal flow, the nodes from which more could flow to the end."""
-        while (path := self._path()) is not None:
-            amount = min(self.room[a][b] for a, b in path)
-            for a, b in path:
-                self.room[a][b] -= amount
-                self.room[b][a] += amount
-        found, todo = {'end'}, ['end']
-        while todo:
-            b = todo.pop()
-            for a in self.room[b]:
-                if a not in found and self.room[a][b] > 0:
-                    found.add(a)
-                    todo.append(a)
+    def reaching(self, ends: list) -> set:
+        """After a maximal flow, the nodes from which more could flow to an end.
+
+        An end to which nothing more can flow stays so: a flow to another one changes pipes between
+        nodes that the start reaches.
+        """
+        found: set = set()
+        for end in ends:
+            while self.START in (then := self._then(end)):
+                path, a = [], self.START
+                while a != end:
+                    path.append((a, then[a]))
+                    a = then[a]
+                amount = min(self.room[a][b] for a, b in path)
+                for a, b in path:
+                    self.room[a][b] -= amount
+                    self.room[b][a] += amount
+            found.update(then)
         return found
 
-    def _path(self) -> list | None:
-        """A shortest way with room from start to end."""
-        came: dict[Any, Any] = {'start': None}
-        todo: deque = deque(['start'])
-        while todo:
-            a = todo.popleft()
-            for b, room in self.room[a].items():
-                if room > 0 and b not in came:
-                    came[b] = a
-                    todo.append(b)
-                    if b == 'end':
-                        path = []
-                        while came[b] is not None:
-                            path.append((came[b], b))
-                            b = came[b]
-                        return path
-        return None
+    def _then(self, end) -> dict:
+        """The next node on a shortest way with room to the end, of every node up to the start."""
+        then, todo = {end: end}, deque([end])
+        while todo and self.START not in then:
+            b = todo.popleft()
+            for a in self.room.get(b, ()):
+                if a not in then and self.room[a][b] > 0:
+                    then[a] = b
+                    todo.append(a)
+        return then

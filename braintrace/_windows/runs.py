@@ -134,7 +134,7 @@ class Run:
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
     run, start, length = Run(course, weights), course.start, course.length
-    per_step = step_bytes(run.graph) + run.traced.row_bytes
+    per_step = step_bytes(run.graph, options.keep) + run.traced.row_bytes
     size = choose_window(options, length, tree_bytes(start.trace), per_step)
     dropped = size >= length and not options.keep  # one window: the trace is read as it is carried
 

@@ -79,32 +79,29 @@ def _flat(stacked):
 
 
 def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_step: int) -> int:
-    """The number of steps in a window: as asked, or the most whose stacked factors stay within the
-    budget.
+    """The number of steps in a window: as asked, or the most whose stored rows stay within the
+    budget. Longer windows save writes of the trace; where it is dropped, all but one would be for
+    nothing.
     """
     if options.window == 'auto':
         budget = options.memory_budget
-        allowed = budget if budget is not None else max(trace_bytes, DEFAULT_BUDGET)
-        return even(length, max(1, int(allowed // max(per_step, 1))))
+        if budget is None:
+            budget = max(trace_bytes, DEFAULT_BUDGET if options.keep else 4 * DEFAULT_BUDGET)
+        return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
 
 
-def step_bytes(graph: ETraceGraph) -> int:
-    """Bytes that one step adds to a window: x, D, D_f, dy, c and the delta and push made of
-    them.
+def step_bytes(graph: ETraceGraph, keep: bool) -> int:
+    """Bytes that the reverse scan over a window makes of each step: what it sends to each y, and
+    with ``keep`` what h owes to each y.
     """
 
     def size(shape, aval) -> int:
         return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
 
-    owned = [op for op in graph.ops if op.owned]
-    total = sum(
-        {op.x: size(op.x_aval.shape, op.x_aval) for op in owned if op.x is not None}.values()
-    )
-    total += sum(2 * size(op.y_aval.shape, op.y_aval) for op in owned)
-    for group in graph.hidden_groups:
-        total += size(group.shape, group) * (group.num_state**2 + group.num_state)
+    total = sum(size(op.y_aval.shape, op.y_aval) for op in graph.ops if op.owned)
     for rel in graph.hidden_param_op_relations:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-            total += 2 * size(coords.shape, rel.op.y_aval) * group.num_state
+            if keep and rel.op.x is not None:
+                total += size(coords.shape, rel.op.y_aval) * group.num_state
     return total
