@@ -92,8 +92,16 @@ class Blocks:
             env.update(zip(loop.stacked, stacked, strict=True))
             for k, x in zip(loop.carries, moved, strict=True):
                 new[k] = x
+                env.update(self._shifted(k, x, env))
         self._map(self.parts.mapped, env)
         return new, env
+
+    def _shifted(self, k: int, last: jax.Array, env: Values) -> Values:
+        """The new values of a carry, where its old ones are stored: those of the next step."""
+        old, new = self.parts.old[k], self.parts.new[k]
+        if old not in env or isinstance(new, _jax.Literal) or new in env:
+            return {}
+        return {new: jnp.concatenate([env[old][1:], last[None]])}
 
     def _loop(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
         olds = [self.parts.old[k] for k in loop.carries]
