@@ -164,8 +164,9 @@ def keeps_its_order(eqn) -> bool:
     same.
     """
     name = eqn.primitive.name
-    if name == 'random_bits':
-        return 'fry' not in str(eqn.invars[0].aval.dtype)
+    kinds = {str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, 'dtype')}
+    if name.startswith('random_') and any(k.startswith('key<') for k in kinds - {'key<fry>'}):
+        return True
     return properties_of(eqn).alone or name.endswith('callback')
 
 

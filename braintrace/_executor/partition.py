@@ -68,7 +68,9 @@ class Dataflow:
         bits = {v: 0 if same else 1 << k for k, (v, same) in enumerate(zip(self.old, self.kept))}
         self._bits |= bits | dict.fromkeys(self.inputs, 1 << carry)
         for eqn in jaxpr.eqns:
-            found = functools.reduce(operator.or_, map(self.bits, eqn.invars), 0)
+            # what an effect brings in may be another value at each step
+            own = 1 << carry if eqn.effects else 0
+            found = functools.reduce(operator.or_, map(self.bits, eqn.invars), own)
             self._bits.update(dict.fromkeys(eqn.outvars, found))
 
     def bits(self, v) -> int:

@@ -98,6 +98,8 @@ class _Rewriter:
 
     def _equation(self, eqn, ins: list) -> list:
         name = eqn.primitive.name
+        if eqn.effects:  # it happens as often as it is written
+            return self._new(_Made(eqn.primitive, eqn.params, eqn.ctx, ins))
         if name == 'stop_gradient' and not self.differentiable:
             return ins
         if name == 'dot_general':
@@ -125,17 +127,22 @@ class _Rewriter:
         kept = self._neutral(does.neutral, ins)
         if kept is not None:
             return [kept]
-        outs = _jax.bind(primitive, params, ctx, *ins)
-        self.held.extend((*outs, *ins))
-        kind = CONSTANT
-        for x in ins:
-            kind |= self._kind(x)
-        for x in outs:
-            self.kinds[id(x)], self.made[id(x)] = kind, made
+        outs = self._new(made)
         if does.moves and len(ins) == 1 and (number := self._number(ins[0])) is not None:
             self.uniform[id(outs[0])] = number
         if key is not None:
             self.seen[key] = outs
+        return outs
+
+    def _new(self, made: _Made) -> list:
+        """The results of an equation that is not there yet."""
+        outs = _jax.bind(*made.on(*made.ins))
+        self.held.extend((*outs, *made.ins))
+        kind = CONSTANT
+        for x in made.ins:
+            kind |= self._kind(x)
+        for x in outs:
+            self.kinds[id(x)], self.made[id(x)] = kind, made
         return outs
 
     def _kind(self, x) -> int:
@@ -162,7 +169,7 @@ class _Rewriter:
 
     def _key(self, primitive, params: dict, ins):
         """What makes two equations equal; None: they are not compared."""
-        if primitive.name.startswith('random') or primitive.name == 'rng_bit_generator':
+        if primitive.name == 'rng_uniform':  # each draws numbers of its own
             return None
         try:
             key = primitive, tuple(sorted((k, _comparable(v)) for k, v in params.items()))
@@ -263,10 +270,10 @@ def _comparable(value):
         return str(jaxpr), tuple(map(id, consts))
     if isinstance(value, tuple | list):
         return tuple(map(_comparable, value))
-    return value
+    return (type(value), repr(value)) if isinstance(value, int | float) else value
 
 
 def _identity(x) -> tuple:
     if isinstance(x, _jax.Tracer) or np.ndim(x):
         return id(x), None
-    return np.asarray(x).item(), str(jax.numpy.result_type(x))
+    return np.asarray(x).tobytes(), str(jax.numpy.result_type(x))

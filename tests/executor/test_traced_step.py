@@ -3,6 +3,7 @@ least.
 """
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,6 +81,11 @@ def branch(w, h, x):
     return h, h * y
 
 
+def zeros(w, h, x):
+    """Numbers that are equal and not the same."""
+    return h / 2 + x @ w['x'], jnp.copysign(h, 0.0) + 3 * jnp.copysign(h, -0.0)
+
+
 def constant(w, h, x):
     return h, h * 2 + x @ w['x']
 
@@ -93,6 +99,8 @@ STEPS = {
     'delay': (delay, lambda h: (h, h, h)),
     'random': (random, lambda h: (jax.random.key(1), h)),
     'random_rbg': (random, lambda h: (jax.random.key(1, impl='rbg'), h)),
+    'random_unsafe': (random, lambda h: (jax.random.key(1, impl='unsafe_rbg'), h)),
+    'zeros': (zeros, lambda h: h),
     'branch': (branch, lambda h: h),
     'constant': (constant, lambda h: h),
 }
@@ -199,6 +207,28 @@ def test_effects_happen_step_by_step_in_order():
     _, _, shown, _ = jax.jit(lambda *args: traced.loop(*args, T)[:3] + ((),))(w, first, xs)
     jax.effects_barrier()
     assert_close(np.asarray(seen), shown[:, 0, 0])
+
+
+def test_each_effect_happens_as_often_as_it_is_written():
+    calls = []
+
+    def counted(_):
+        calls.append(0)
+        return np.float64(len(calls))
+
+    def step(w, h, x):
+        like = jax.ShapeDtypeStruct((), jnp.float64)
+        u, v = (jax.experimental.io_callback(counted, like, 1.0, ordered=True) for _ in 'uv')
+        return h + u - v, (), u, v
+
+    w, xs, first = weights(), draw(T, B, I), jnp.zeros((B, N))
+    traced = TracedStep(step, w, first, xs[0])
+    state, u, v = jax.jit(lambda *args: (*(got := traced.loop(*args, T))[:1], got[2], got[3].all))(
+        w, first, xs
+    )
+    assert len(calls) == 2 * T
+    assert_close(state, jnp.full((B, N), -T))
+    assert_close((u, v), (jnp.arange(1.0, 2 * T, 2), jnp.arange(2.0, 2 * T + 1, 2)))
 
 
 def test_a_differentiable_loop_keeps_the_rules_of_its_functions():
