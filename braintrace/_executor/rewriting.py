@@ -44,7 +44,10 @@ def rewritten(
     - A split of such a sum is a sum of splits, and a product of which a part is wanted makes that
       part only.
     """
-    run = partial(_Rewriter(jaxpr, numbers, differentiable).run, jaxpr, consts)
+
+    def run(*args):  # what it notes of the values under way ends with it
+        return _Rewriter(jaxpr, numbers, differentiable).run(jaxpr, consts, *args)
+
     jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(run)(*(v.aval for v in jaxpr.invars)))
     return jaxpr.replace(eqns=live_equations(jaxpr)), consts
 
