@@ -13,7 +13,8 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .contraction import finite
 from .coordinates import added_axes, is_widened, mapped
 from .entries import is_by_sample, transport
-from .storage import Entry, Stored, by_state, one_lane
+from .lanes import anywhere
+from .storage import Entry, Stored, by_state, once, one_lane
 from .transition import Vector, dot
 
 __all__ = ['solve']
@@ -27,6 +28,8 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
     some = next((x for x in signal if x is not None), None)
     if some is None:
         return {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+    if coords.positions is not None:
+        signal = once(anywhere(old.alive), signal)
     moved = transport(op, coords)
     own = op.primitive.optional_rule('solve_drtrl')
 
