@@ -23,6 +23,7 @@ __all__ = [
     'by_pair',
     'folded',
     'gathered',
+    'gathered_once',
     'is_widened',
     'mapped',
     'pairs',
@@ -83,6 +84,25 @@ def gathered(coords: Coordinates, tree):
         return wide.reshape(coords.shape)
 
     return jax.tree.map(leaf, tree)
+
+
+def gathered_once(graph: ETraceGraph, flag: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
+    """Values by pair, where a flag is set that XLA does not know, and zeros elsewhere: as a branch
+    the gathered ones are computed once, where XLA would gather them for each number of a trace.
+    """
+    moved = {
+        (pair.relation.key, pair.group.name)
+        for pair in pairs(graph)
+        if pair.coords.positions is not None
+    }
+    chosen = {at: values[at[0]][at[1]] for at in moved}
+    if not chosen:
+        return values
+    made = jax.lax.cond(flag, lambda: chosen, lambda: jax.tree.map(jnp.zeros_like, chosen))
+    return by_pair(
+        graph,
+        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
+    )
 
 
 def _tiled(coords: Coordinates) -> tuple[int, int | None]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .contraction import add_gradients, same_step
-from .coordinates import Pair, by_pair, pairs
+from .coordinates import Pair, by_pair, gathered_once, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import anywhere
 from .pending import SHORT, Pending, Segment, Steps
@@ -106,13 +106,19 @@ class DRTRL(Rule):
         first, *rest = pending.segments
         first = first._replace(p=after(read, t, first.p))
         pending = pending._replace(segments=(first, *rest))
+        graph = network.graph
+        changes = by_pair(graph, pending.change)
+        moves = by_pair(graph, lambda pair: tuple(change.p for change in pair.of(changes)))
+        moves = gathered_once(graph, anywhere(t >= 0), moves)
 
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
+            moved = zip(pair.of(changes), pair.of(moves), strict=True)
+            each = tuple(change._replace(p=p) for change, p in moved)
             weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, pending.change(pair), weights, t)
+            return renewed(pair.op, pair.coords, old, each, weights, t)
 
-        return by_pair(network.graph, one)
+        return by_pair(graph, one)
 
     def _stored(self, trace: Trace, pair: Pair, alive: jax.Array) -> Stored:
         return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
@@ -147,9 +153,11 @@ class DRTRL(Rule):
     ) -> OpGradients:
         """``< lam , e >`` for every relation, of a trace with nothing pending."""
         total: dict = {}
+        signals = by_pair(network.graph, lambda pair: pair.gathered(lam))
+        signals = gathered_once(network.graph, anywhere(alive), signals)
         for pair in pairs(network.graph):
             key, old = pair.relation.key, self._stored(trace, pair, alive)
-            got = solve(pair.op, pair.coords, pair.gathered(lam), old, network.weights[key])
+            got = solve(pair.op, pair.coords, pair.of(signals), old, network.weights[key])
             total[key] = add(total.get(key), got)
         return {
             key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}

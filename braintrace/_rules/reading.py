@@ -13,8 +13,7 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .contraction import finite
 from .coordinates import added_axes, is_widened, mapped
 from .entries import is_by_sample, transport
-from .lanes import anywhere
-from .storage import Entry, Stored, by_state, once, one_lane
+from .storage import Entry, Stored, by_state, one_lane
 from .transition import Vector, dot
 
 __all__ = ['solve']
@@ -27,8 +26,6 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
     some = next((x for x in signal if x is not None), None)
     if some is None:
         return {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
-    if coords.positions is not None:
-        signal = once(anywhere(old.alive), signal)
     moved = transport(op, coords)
     own = op.primitive.optional_rule('solve_drtrl')
 
@@ -84,8 +81,10 @@ def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
     """
     plus = functools.partial(jax.tree.map, operator.add)
 
+    of_lane = jax.jit(of_lane, inline=True)  # traced once
+
     def block(start, number):
-        return functools.reduce(plus, [of_lane(start + b) for b in range(number)])
+        return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
 
     # the lanes that fill no block, then a loop over blocks
     whole, rest = divmod(lanes, fused)

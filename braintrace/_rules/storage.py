@@ -16,7 +16,6 @@ __all__ = [
     'after',
     'by_name',
     'by_state',
-    'once',
     'entry_dtype',
     'one_lane',
     'read',
@@ -101,13 +100,6 @@ class Stored(NamedTuple):
 def one_lane(tree, b, axis: int = 0):
     """Lane ``b`` of every array; its axis stays, with size 1."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, b, 1, axis), tree)
-
-
-def once(flag: jax.Array, values):
-    """``values`` where a flag is set that XLA does not know, and zeros elsewhere: as a branch they
-    are computed once, where XLA would gather them again for each number of a trace.
-    """
-    return jax.lax.cond(flag, lambda: values, lambda: jax.tree.map(jnp.zeros_like, values))
 
 
 def after(read, t: jax.Array, values):

@@ -13,8 +13,7 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .contraction import in_parts, op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
-from .lanes import anywhere
-from .storage import Entry, States, Stored, after, by_name, by_state, once, one_lane, stored
+from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
 from .transition import Transition, Vector, compose, dense, is_read
 
 __all__ = ['Change', 'has_kernel', 'renewed']
@@ -54,8 +53,6 @@ def renewed(
     op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry, t: jax.Array
 ) -> States:
     """The stored entry after some changes, at step count ``t``."""
-    if coords.positions is not None:
-        changes = tuple(c._replace(p=once(anywhere(t >= 0), c.p)) for c in changes)
     rows = max(change.rows for change in changes)
     if rows == 1 and len(changes) == 1 and _fits_kernel(op, coords, changes[0]):
         return _by_kernel(op, coords, old, changes[0], weights)
@@ -140,7 +137,8 @@ def _state_by_state(
     for state in order:
         wanted = [s == state for s in range(len(order))]
         made[state] = new(numbers, _wanted((first, *changes[1:]), wanted))[state]
-        first = first._replace(p=after(made[state], t, first.p))
+        if state != order[-1]:
+            first = first._replace(p=after(made[state], t, first.p))
     return _stored(tuple(made), old.entry)
 
 
