@@ -128,6 +128,40 @@ def test_a_trace_of_two_states_is_never_copied(cell, what):
     assert made and 'copy' not in made
 
 
+def gates(params, h, x):
+    """Two gates in one product: the trace has each position of the state twice."""
+    products = braintrace.matmul(jnp.concatenate([x, h], -1), params['w'])
+    keep, new = jnp.split(products, 2, -1)
+    h = jax.nn.sigmoid(keep) * h + jnp.tanh(new)
+    return h @ params['out'], h
+
+
+def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_numbers():
+    learner = braintrace.functional.online(gates, braintrace.rules.d_rtrl())
+    params = {'w': jnp.ones((I + N, 2 * N)), 'out': jnp.ones((N, 2))}
+    xs, ys, optimizer = jnp.ones((T, B, I)), jnp.ones((T, B, 2)), optax.sgd(0.1)
+    state = learner.init(params, jnp.zeros((B, N)), xs[0])
+    update = optimised(
+        lambda state, params, opt_state: learner.sequence_update(loss, optimizer)(
+            params, opt_state, state, xs, ys
+        )
+    )
+    text = update.lower(state, params, optimizer.init(params)).compile().as_text()
+    trace = f'f32[{B},{I + N},{2 * N}]'
+    fused = [c for c in re.split(r'\n}\n', text) if c.lstrip().startswith('%fused_computation')]
+    passes = [c for c in fused if trace in c]
+    assert passes and not any(f'f32[{B},2,{N}]' in c for c in passes)
+
+
+def test_pending_steps_hold_no_zeros_that_the_structure_gives():
+    """The h of an LSTM is read by no new state: D has no column for it."""
+    learner = braintrace.functional.online(unread, braintrace.rules.d_rtrl(write_every=2))
+    params, xs = setting()[1], setting()[3]
+    state = jax.eval_shape(learner.init, params, (jnp.zeros((B, N)),) * 2, xs[0])
+    (rows,) = state.trace['(pending)'].p.values()
+    assert [[x is not None for x in row] for row in rows] == [[True, False], [True, True]]
+
+
 def trace_bytes():
     return sum(e.nbytes for e in jax.tree.leaves(setting()[2].trace))
 
