@@ -153,9 +153,16 @@ def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_
     assert passes and not any(f'f32[{B},2,{N}]' in c for c in passes)
 
 
+def synapse(params, states, x):
+    """The first state does not read the second one."""
+    i, v = states
+    i = 0.9 * i + braintrace.matmul(jnp.concatenate([x, jnp.tanh(v)], -1), params['w'])
+    v = 0.8 * v + i
+    return v @ params['out'], (i, v)
+
+
 def test_pending_steps_hold_no_zeros_that_the_structure_gives():
-    """The h of an LSTM is read by no new state: D has no column for it."""
-    learner = braintrace.functional.online(unread, braintrace.rules.d_rtrl(write_every=2))
+    learner = braintrace.functional.online(synapse, braintrace.rules.d_rtrl(write_every=2))
     params, xs = setting()[1], setting()[3]
     state = jax.eval_shape(learner.init, params, (jnp.zeros((B, N)),) * 2, xs[0])
     (rows,) = state.trace['(pending)'].p.values()

@@ -22,7 +22,7 @@ from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
 from .storage import Stored, after, entry_dtype, stored_dtype
 from .transition import Vector, add
-from .writing import has_kernel, renewed
+from .writing import Change, has_kernel, renewed
 
 __all__ = ['DRTRL']
 
@@ -108,15 +108,15 @@ class DRTRL(Rule):
         pending = pending._replace(segments=(first, *rest))
         graph = network.graph
         changes = by_pair(graph, pending.change)
-        moves = by_pair(graph, lambda pair: tuple(change.p for change in pair.of(changes)))
-        moves = gathered_once(graph, anywhere(t >= 0), moves)
+        factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
+        factors = gathered_once(graph, anywhere(t >= 0), factors)
 
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
-            moved = zip(pair.of(changes), pair.of(moves), strict=True)
-            each = tuple(change._replace(p=p) for change, p in moved)
+            each = zip(pair.of(changes), pair.of(factors), strict=True)
+            made = tuple(change._replace(**of_entry) for change, of_entry in each)
             weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, each, weights, t)
+            return renewed(pair.op, pair.coords, old, made, weights, t)
 
         return by_pair(graph, one)
 
@@ -258,6 +258,12 @@ def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
         }
 
     return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
+
+
+def _factors(change: Change) -> dict:
+    """What is multiplied with numbers of an entry one by one; many rows are contracted instead."""
+    few = change.rows <= SHORT
+    return {'p': change.p, 'q': change.q} if few else {'p': change.p}
 
 
 def _bytes(trace) -> int:
