@@ -108,6 +108,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         colours=_colours(positions, derived),
         lanes=lanes,
         laned=laned | _named_lanes(program, policy, lanes),
+        policy=policy,
     )
     return replace(graph, diagnostics=find_diagnostics(graph, missing, cross, unhidden))
 

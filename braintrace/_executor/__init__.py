@@ -4,6 +4,8 @@ from .blocks import even
 from .executor import Executor, Factors, Signals, stopped
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
 from .traced_step import Steps, TracedStep
+from .transition import *
+from .transition import __all__ as _transition
 
 __all__ = [
     'Axes',
@@ -21,4 +23,5 @@ __all__ = [
     'stopped',
     'varying',
     'without_types',
+    *_transition,
 ]

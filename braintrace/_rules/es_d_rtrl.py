@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._executor import Factors, Signals
+from .._executor import Factors, Signals, Vector, add, apply, dot
 from .contraction import (
     add_gradients,
     as_represented,
@@ -24,7 +24,6 @@ from .entries import zeros_pp
 from .lanes import where_lanes
 from .rule import Network, OpGradients, Rule, Trace
 from .storage import entry_dtype
-from .transition import Vector, add, apply, dot
 
 __all__ = ['ESDRTRL']
 

@@ -12,11 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .coordinates import by_pair, pairs, to_y
-from .lanes import of_groups, of_pairs, of_rows
-from .pending import Pending, Segment, group_dtype
-from .rule import Window
-from .transition import (
+from .._executor import (
     Transition,
     Vector,
     add,
@@ -29,6 +25,10 @@ from .transition import (
     is_read,
     pull,
 )
+from .coordinates import by_pair, pairs, to_y
+from .lanes import of_groups, of_pairs, of_rows
+from .pending import Pending, Segment, group_dtype
+from .rule import Window
 
 __all__ = ['Credit', 'backwards']
 

@@ -1,0 +1,108 @@
+"""States that move linearly run as associative scans, with the numbers of the loop step by step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace._executor import TracedStep, blocks
+from tests.compare import assert_close
+from tests.executor.test_traced_step import (
+    STEPS,
+    B,
+    I,
+    N,
+    T,
+    draw,
+    expected,
+    numbers,
+    parts_of,
+    step_and_state,
+    weights,
+)
+from tests.precision import float64  # noqa: F401
+
+A, TURN = jnp.linspace(0.3, 0.95, N), jnp.linspace(0.1, 2.0, N)
+
+
+def minlstm(w, hc, x):
+    f, i = jax.nn.sigmoid(x @ w['x']), jax.nn.sigmoid(x @ w['x'] / 2)
+    c = (f * hc[1] + i * jnp.tanh(x @ w['x'])) / (f + i)
+    h = jnp.tanh(c)
+    return (h, c), h
+
+
+def lru(w, z, x):
+    a, b, u = A * jnp.cos(TURN), A * jnp.sin(TURN), x @ w['x']
+    new = a * z[0] - b * z[1] + u, b * z[0] + a * z[1] - u / 2
+    return new, new[0] * new[1]
+
+
+def lru_complex(w, z, x):
+    z = jnp.asarray(A * jnp.exp(1j * TURN)) * z + x @ w['x']
+    return z, z.real * z.imag
+
+
+def through_complex(w, z, x):
+    """Two real states that are turned as one complex number."""
+    both = jax.lax.complex(*z) * (A * jnp.exp(1j * TURN)) + x @ w['x']
+    return (both.real, both.imag), both.imag
+
+
+def with_resets(w, z, x):
+    z = tuple(jnp.where(x[:, :1] > 0, h, 0.5) for h in z)
+    return lru(w, z, x)
+
+
+def of_a_gate(w, hs, x):
+    """A linear state behind a nonlinear one, and one behind that."""
+    h = jnp.tanh(hs[0] * x[:, :1])
+    one = jax.nn.sigmoid(h) * hs[1] + h
+    two = jnp.tanh(hs[2]) * one + 0.5
+    return (h, one, two), one * two
+
+
+def swapped(w, hs, x):
+    return (hs[1], 0.5 * hs[0] + x @ w['x']), hs[0]
+
+
+LINEAR = {
+    **{name: STEPS[name] for name in ('linear', 'delay')},
+    'lru': (lru, lambda h: (h, -h)),
+    'lru_complex': (lru_complex, lambda h: h * (1 + 2j)),
+    'through_complex': (through_complex, lambda h: (h, -h)),
+    'minlstm': (minlstm, lambda h: (h, h)),
+    'swapped': (swapped, lambda h: (h, -h)),
+    'with_resets': (with_resets, lambda h: (h, -h)),
+}
+ALSO = {'of_a_gate': (of_a_gate, lambda h: (h, h, h)), **STEPS}
+ALL = ALSO | LINEAR
+
+
+def traced(name):
+    step, of = ALL[name]
+    state = of(jnp.full((B, N), 0.1))
+    w, x = weights(), draw(B, I)
+    return step, state, w, TracedStep(parts_of(step), w, state, x, associative=True)
+
+
+@pytest.mark.parametrize('length', [1, T])
+@pytest.mark.parametrize('size', ['whole', 'blocks'])
+@pytest.mark.parametrize('name', ALL)
+def test_a_linear_loop_gives_what_the_loop_step_by_step_gives(name, size, length, monkeypatch):
+    if size == 'blocks':  # of three steps, and one is left
+        monkeypatch.setattr(blocks, 'most_steps', lambda bytes_of_one: 3)
+    step, state, w, by_parts = traced(name)
+    xs, counts = draw(length, B, I), jnp.arange(length) % 3 != 1
+    got = jax.jit(lambda *args: (*(r := by_parts.loop(*args, length, counts))[:3], r[3].all))(
+        w, state, xs
+    )
+    wanted = expected(step, w, state, xs, counts)
+    got, wanted = (jax.tree.map(numbers, tree) for tree in (got, wanted))
+    assert_close(got, wanted, relative=1e-12, absolute=1e-14)
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_which_loops_are_linear(name):
+    _, _, _, by_parts = traced(name)
+    print(name, [(l.carries, l.linear, [e.primitive.name for e in l.equations]) for l in by_parts.parts.loops])
