@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import is_complex, is_inexact, properties_of
+from .recurrence import MOST_COUPLED
 
 __all__ = ['Phase', 'is_linear', 'phases']
 
@@ -50,14 +51,14 @@ def is_linear(olds: Sequence, news: Sequence, path: Sequence) -> bool:
     """Whether the new values of carries are linear in the old ones, position by position, by what
     is known of each equation on the ``path`` between them.
 
-    Every value there has the shape and the precision of the carries. An operation on complex
-    numbers that has no complex derivative is linear in the parts of a real state alone.
+    Carries that read each other are few, and every value on the path has their shape and precision.
+    An operation on complex numbers that has no complex derivative is linear in real states alone.
     """
     varying = set(olds)
     if not path and varying.isdisjoint(v for v in news if not isinstance(v, _jax.Literal)):
         return True  # no carry reads itself or another one
     whole = any(is_complex(v.aval) for v in olds)
-    if not all(_alike(v, olds[0]) for v in olds):
+    if len(olds) > MOST_COUPLED or not all(_alike(v, olds[0]) for v in olds):
         return False
     for eqn in path:
         inside = [not isinstance(v, _jax.Literal) and v in varying for v in eqn.invars]

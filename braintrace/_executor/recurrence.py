@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from .transition import Transition, Vector, add, apply, closure, compose, filled
 
-__all__ = ['affine', 'linear_scan']
+__all__ = ['MOST_COUPLED', 'affine', 'linear_scan']
+
+MOST_COUPLED = 3  # states of a recurrence: to join two steps costs the cube of their number
 
 
 def linear_scan(
@@ -27,9 +29,11 @@ def linear_scan(
         x if x is None or more is None else x.at[start].add(more)
         for x, more in zip(b, begun, strict=True)
     )
-    some = next(x for x in b if x is not None)
+    some = next(iter(jax.tree.leaves((b, a))), None)
     moves = closure(a)
     like = tuple(tuple(some if there else None for there in row) for row in moves)
+    if some is None:
+        return a, b
     return jax.lax.associative_scan(_joined, (filled(a, like), b), reverse=reverse)
 
 

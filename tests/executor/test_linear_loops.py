@@ -22,7 +22,7 @@ from tests.executor.test_traced_step import (
 )
 from tests.precision import float64  # noqa: F401
 
-A, TURN = jnp.linspace(0.3, 0.95, N), jnp.linspace(0.1, 2.0, N)
+A, TURN = np.linspace(0.3, 0.95, N), np.linspace(0.1, 2.0, N)
 
 
 def minlstm(w, hc, x):
@@ -33,19 +33,19 @@ def minlstm(w, hc, x):
 
 
 def lru(w, z, x):
-    a, b, u = A * jnp.cos(TURN), A * jnp.sin(TURN), x @ w['x']
+    a, b, u = A * np.cos(TURN), A * np.sin(TURN), x @ w['x']
     new = a * z[0] - b * z[1] + u, b * z[0] + a * z[1] - u / 2
     return new, new[0] * new[1]
 
 
 def lru_complex(w, z, x):
-    z = jnp.asarray(A * jnp.exp(1j * TURN)) * z + x @ w['x']
+    z = A * np.exp(1j * TURN) * z + x @ w['x']
     return z, z.real * z.imag
 
 
 def through_complex(w, z, x):
     """Two real states that are turned as one complex number."""
-    both = jax.lax.complex(*z) * (A * jnp.exp(1j * TURN)) + x @ w['x']
+    both = jax.lax.complex(*z) * (A * np.exp(1j * TURN)) + x @ w['x']
     return (both.real, both.imag), both.imag
 
 
@@ -105,4 +105,10 @@ def test_a_linear_loop_gives_what_the_loop_step_by_step_gives(name, size, length
 @pytest.mark.parametrize('name', ALL)
 def test_which_loops_are_linear(name):
     _, _, _, by_parts = traced(name)
-    print(name, [(l.carries, l.linear, [e.primitive.name for e in l.equations]) for l in by_parts.parts.loops])
+    print(
+        name,
+        [
+            (l.carries, l.linear, [e.primitive.name for e in l.equations])
+            for l in by_parts.parts.loops
+        ],
+    )
