@@ -36,7 +36,7 @@ from .lanes import of_groups, of_pairs, of_rows
 from .pending import Pending, Segment, group_dtype
 from .rule import Window
 
-__all__ = ['Credit', 'backwards']
+__all__ = ['Credit', 'backwards', 'is_associative']
 
 
 class Credit(NamedTuple):
@@ -78,7 +78,7 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     def sent(after: _State, row, later) -> _Sent:
         return _sent(graph, after, window.steps.open(row), later, keep)
 
-    if graph.policy.associative and _is_small(graph) and len(t) > 1:
+    if is_associative(graph, len(t)):
         (before, found), sums = _all_states(graph, window, end, later, split), None
     else:
         before, found, sums = _step_by_step(graph, window, end, later, (split, keep), sent)
@@ -122,8 +122,10 @@ def _step_by_step(
     return before, found, sums
 
 
-def _is_small(graph: ETraceGraph) -> bool:
-    return all(group.num_state <= MOST_COUPLED for group in graph.hidden_groups)
+def is_associative(graph: ETraceGraph, steps: int) -> bool:
+    """Whether what moves by D over some steps does so in an associative scan."""
+    few = all(group.num_state <= MOST_COUPLED for group in graph.hidden_groups)
+    return graph.policy.associative and few and steps > 1
 
 
 def _all_states(graph: ETraceGraph, window: Window, end: _State, later, split: bool) -> tuple:

@@ -17,7 +17,6 @@ from tests.executor.test_traced_step import (
     expected,
     numbers,
     parts_of,
-    step_and_state,
     weights,
 )
 from tests.precision import float64  # noqa: F401
