@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._executor import TracedStep, blocks
+from braintrace._executor import MOST_COUPLED, TracedStep, blocks
 from tests.compare import assert_close
 from tests.executor.test_traced_step import (
     STEPS,
@@ -66,7 +66,7 @@ def swapped(w, hs, x):
 
 
 LINEAR = {
-    **{name: STEPS[name] for name in ('linear', 'delay')},
+    **{name: STEPS[name] for name in ('linear', 'delay', 'zeros')},
     'lru': (lru, lambda h: (h, -h)),
     'lru_complex': (lru_complex, lambda h: h * (1 + 2j)),
     'through_complex': (through_complex, lambda h: (h, -h)),
@@ -74,8 +74,8 @@ LINEAR = {
     'swapped': (swapped, lambda h: (h, -h)),
     'with_resets': (with_resets, lambda h: (h, -h)),
 }
-ALSO = {'of_a_gate': (of_a_gate, lambda h: (h, h, h)), **STEPS}
-ALL = ALSO | LINEAR
+ALSO = {'of_a_gate': (of_a_gate, lambda h: (h, h, h)), 'random': STEPS['random']}
+ALL = LINEAR | ALSO
 
 
 def traced(name):
@@ -101,13 +101,63 @@ def test_a_linear_loop_gives_what_the_loop_step_by_step_gives(name, size, length
     assert_close(got, wanted, relative=1e-12, absolute=1e-14)
 
 
-@pytest.mark.parametrize('name', ALL)
-def test_which_loops_are_linear(name):
-    _, _, _, by_parts = traced(name)
-    print(
-        name,
-        [
-            (l.carries, l.linear, [e.primitive.name for e in l.equations])
-            for l in by_parts.parts.loops
-        ],
-    )
+def linear_carries(step, state):
+    """The carries of each linear loop."""
+    by_parts = TracedStep(parts_of(step), weights(), state, draw(B, I), associative=True)
+    return [loop.carries for loop in by_parts.parts.loops if loop.linear]
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_a_linear_step_has_no_other_loop(name):
+    step, of = LINEAR[name]
+    state = of(jnp.full((B, N), 0.1))
+    found = [k for carries in linear_carries(step, state) for k in carries]
+    assert sorted(found) == list(range(len(jax.tree.leaves(state))))
+
+
+def test_a_linear_state_beside_others_has_a_loop_of_its_own():
+    step, state = ALSO['of_a_gate'][0], (jnp.ones((B, N)),) * 3
+    assert linear_carries(step, state) == [(1,)]
+
+
+NOT_LINEAR = {
+    'a product of states': lambda h, x: h * h,
+    'a power': lambda h, x: h**2,
+    'a quotient': lambda h, x: x / h,
+    'a choice by the state': lambda h, x: jnp.where(h > 0, h, 2 * h),
+    'a bound': lambda h, x: jnp.minimum(h, 1.0),
+    'a sum over positions': lambda h, x: h + h.sum(-1, keepdims=True),
+    'neighbours': lambda h, x: jnp.roll(h, 1, -1) + x,
+    'another precision': lambda h, x: (h.astype(jnp.float32) * 0.5).astype(h.dtype) + x,
+    'fewer digits': lambda h, x: jax.lax.reduce_precision(h, 8, 7) + x,
+    'an integer on the way': lambda h, x: h.astype(int).astype(h.dtype) / 2 + x,
+    'a conjugate': lambda h, x: jnp.conj(h + 1j * x) * 0.5,
+    'a part of a complex state': lambda h, x: h.real * (0.5 + 1j) + x,
+    'an integer': lambda h, x: 3 * h + 1,
+}
+KINDS = {'a conjugate': complex, 'a part of a complex state': complex, 'an integer': int}
+
+
+@pytest.mark.parametrize('name', NOT_LINEAR)
+def test_what_is_not_proved_linear_runs_step_by_step(name):
+    def step(w, h, x):
+        h = NOT_LINEAR[name](h, x @ w['x'])
+        return h, h
+
+    state = jnp.ones((B, N), KINDS.get(name, float))
+    assert linear_carries(step, state) == []
+
+
+def test_a_product_of_two_states_runs_step_by_step():
+    def step(w, hs, x):
+        return (hs[0] * hs[1], 0.5 * hs[1] + 0.1 * hs[0]), hs[0]
+
+    assert linear_carries(step, (jnp.ones((B, N)),) * 2) == []
+
+
+def test_many_coupled_states_run_step_by_step():
+    def ring(w, hs, x):
+        return (*(0.5 * h for h in hs[1:]), hs[0] + x @ w['x']), hs[0]
+
+    assert linear_carries(ring, (jnp.ones((B, N)),) * MOST_COUPLED) == [tuple(range(MOST_COUPLED))]
+    assert linear_carries(ring, (jnp.ones((B, N)),) * (MOST_COUPLED + 1)) == []

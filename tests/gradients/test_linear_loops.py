@@ -10,7 +10,6 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import braintrace
 from braintrace import _jax, functional
@@ -146,7 +145,7 @@ def backpropagated(name, carry):
 
 
 @in_turn(
-    lambda name, *_: name == 'lru',
+    lambda name, *_: name == 'mingru',
     name=CELLS,
     window=[None, 4, 1],
     carry=['trace', 'drop'],
@@ -182,8 +181,7 @@ def loops_over_time(name, how, rule):
     return sum(map(names.count, ('scan', 'while')))
 
 
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('name', ['lru', 'lif'])
+@in_turn(lambda name, rule: name == 'lru', name=['lru', 'lif'], rule=RULES)
 def test_no_loop_over_time_is_left_but_that_of_the_spike(name, rule):
     assert loops_over_time(name, 'sequential', rule) == 2
     assert loops_over_time(name, 'associative', rule) == (name == 'lif')
