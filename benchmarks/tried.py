@@ -6,12 +6,16 @@ python benchmarks/tried.py
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cells import CELLS
+
+import braintrace
 
 B, I, O, T = 16, 1024, 512, 48
 TRACE = f'f32[{B},{I},{O}]'
@@ -194,6 +198,24 @@ def steps():
     timed('lane by lane in a scan', lane_by_lane, e, w, f, donate=(0, 1), per=T)
 
 
+def linear_loops():
+    print('D_RTRL, trace dropped, of cells whose states move linearly; 16 samples, 256 units')
+    for kind, steps in itertools.product(('lru', 'lru_complex', 'mingru'), (100, 1000)):
+        cell, rng = CELLS[kind], np.random.default_rng(0)
+        params = jax.tree.map(jnp.asarray, cell.weights(rng, 64, 256))
+        hidden = {name: jnp.zeros((B, 256), dtype) for name, dtype in cell.states.items()}
+        xs, ys = draw(0, steps, B, 64), draw(1, steps, B, 256 * cell.wide)
+        for how in ('sequential', 'associative'):
+            learner = braintrace.functional.online(
+                cell.step,
+                braintrace.rules.d_rtrl(),
+                policy=braintrace.Policy(linear_loops=how),
+            )
+            state = learner.init(params, hidden, xs[0])
+            run = learner.sequence_grad(lambda y, target: jnp.mean((y - target) ** 2), carry='drop')
+            timed(f'{kind}, {steps} steps, {how}', run, params, state, xs, ys)
+
+
 def writing():
     print('p e + sum over K rows of x (x) q')
     e, p = jnp.zeros((B, I, O)), jnp.ones((B, O))
@@ -233,3 +255,4 @@ if __name__ == '__main__':
     reading()
     steps()
     writing()
+    linear_loops()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import braintrace
 from braintrace._executor import MOST_COUPLED, TracedStep, blocks
 from tests.compare import assert_close
 from tests.executor.test_traced_step import (
@@ -161,3 +162,22 @@ def test_many_coupled_states_run_step_by_step():
 
     assert linear_carries(ring, (jnp.ones((B, N)),) * MOST_COUPLED) == [tuple(range(MOST_COUPLED))]
     assert linear_carries(ring, (jnp.ones((B, N)),) * (MOST_COUPLED + 1)) == []
+
+
+@pytest.mark.parametrize(
+    'how, backend, found',
+    [
+        ('auto', 'cpu', False),
+        ('auto', 'gpu', True),
+        ('sequential', 'gpu', False),
+        ('associative', 'cpu', True),
+    ],
+)
+def test_a_policy_says_which_way_and_auto_asks_the_backend(how, backend, found, monkeypatch):
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    assert braintrace.Policy(linear_loops=how).associative is found
+
+
+def test_another_way_is_refused():
+    with pytest.raises(braintrace.OptionError, match="linear_loops is 'fast'; choose one of"):
+        braintrace.Policy(linear_loops='fast')
