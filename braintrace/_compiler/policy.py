@@ -41,10 +41,11 @@ class Policy:
       gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
     - ``linear_loops``: how states with ``h' = A h + b`` at each position, ``A`` and ``b`` made of
-      no state of theirs, run over time, and signals in the same way back: ``'sequential'``, step by
-      step, or ``'associative'``, as a ``jax.lax.associative_scan``, which multiplies the ``A`` of
-      many steps, so that an infinite number meets a zero of a later reset and is not a number any
-      more. ``'auto'`` is associative where ``jax.default_backend()`` is a GPU or a TPU.
+      no state of theirs, run over time, and signals in the same way back. ``'sequential'``: step by
+      step. ``'associative'``: in a ``jax.lax.associative_scan``, at most three states that read
+      each other; other loops run step by step. It multiplies the ``A`` of many steps: where that
+      product overflows, or an infinite number meets the zero of a reset, the result is not a
+      number. ``'auto'``: associative where ``jax.default_backend()`` is a GPU or a TPU.
     - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 

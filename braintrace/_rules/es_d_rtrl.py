@@ -126,9 +126,8 @@ class ESDRTRL(Rule):
 
         shape = old['f'][0].shape
         moved = jax.tree.map(lambda e: moves(jnp.broadcast_to(e, shape)), pair.gathered(d))
-        fresh = zip(pair.of(df), old['f'], strict=True)
-        fresh = tuple(_sum(None, _scaled(1 - a, q), f) for q, f in fresh)
-        new = {'f': (moved, fresh)}
+        sums = zip(pair.of(df), old['f'], strict=True)
+        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a, q), f) for q, f in sums))}
         if 'x' in old:
             x = represented(pair.op, x[pair.relation.key])
             x = jnp.broadcast_to(x, old['x'].shape).astype(old['x'].dtype)
