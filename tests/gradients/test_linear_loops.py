@@ -75,7 +75,7 @@ def lif(ops, p, h, x):
     return v, {'re': v, 'im': i}
 
 
-CELLS = {f.__name__: f for f in (lru, lru_complex, mingru, minlstm, lif)}
+CELLS = {f.__name__: f for f in (minlstm, lru, mingru, lru_complex, lif)}
 HOW = 'associative', 'sequential'
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(0.8)}
 NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru': 'z v'}
@@ -147,7 +147,7 @@ def backpropagated(name, carry):
 @in_turn(
     lambda name, *_: name == 'mingru',
     name=CELLS,
-    window=[None, 4, 1],
+    window=[4, None, 3, 1],
     carry=['trace', 'drop'],
 )
 def test_d_rtrl_is_backpropagation(name, window, carry):
