@@ -39,12 +39,19 @@ from .._windows import (
     tree_bytes,
 )
 from ._compiled import Compiled
-from ._findings import check_strict, refuse_shapes, tell_findings
+from ._findings import check_strict, refuse_shapes, shown, tell_findings
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
 from ._sequences import SequenceCalls
 from ._state import OnlineState, flatten_paths, no_key
 
 __all__ = ['Memory', 'OnlineLearner', 'online', 'split']
+
+
+SIGNATURES = {
+    'cell': '`(params, carry, *inputs) -> (outputs, carry)`',
+    'trainable': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[0] == "W"`',
+    'hidden': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[-1] != "count"`',
+}
 
 
 class Memory(NamedTuple):
@@ -62,8 +69,10 @@ def _always(path, leaf) -> bool:
 
 @dataclass(frozen=True)
 class OnlineLearner:
-    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by its
-    fields.
+    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by cell,
+    rule and options.
+
+    ``recompile``: what to call for other shapes, as an error says it.
     """
 
     cell: Callable
@@ -71,8 +80,22 @@ class OnlineLearner:
     trainable: Callable = _always
     hidden: Callable = no_key
     policy: Policy = DEFAULT
-    _kept: dict = field(default_factory=dict, compare=False, repr=False)
-    _warned: set = field(default_factory=set, compare=False, repr=False)
+    recompile: str = field(default='`learner.init(params, carry, *inputs)`', compare=False)
+    _kept: dict = field(default_factory=dict, compare=False)
+    _warned: set = field(default_factory=set, compare=False)
+
+    def __repr__(self) -> str:
+        """Cell, rule and options on one line, and what is compiled."""
+        fields = ('trainable', 'hidden', 'policy')
+        given = ((name, getattr(self, name)) for name in fields)
+        options = [f'{n}={shown(x)}' for n, x in given if x not in (_always, no_key, DEFAULT)]
+        text = ', '.join([shown(self.cell), shown(self.rule), *options])
+        if not self._kept:
+            return f'OnlineLearner({text}): not compiled; `learner.init` compiles it'
+        kinds = [route.kind for route in self.routes.values()]
+        counts = ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))
+        more = f', for {len(self._kept)} signatures' if len(self._kept) > 1 else ''
+        return f'OnlineLearner({text}): compiled{more}; parameters: {counts}'
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -85,7 +108,7 @@ class OnlineLearner:
         key = of_shapes, surrounding_mesh()
         if key not in self._kept:
             if not new and all(shapes != of_shapes for shapes, _ in self._kept):
-                refuse_shapes(self.first.program, params, carry, inputs)
+                refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
             graph = analyse(
                 self.cell,
                 params,
@@ -333,6 +356,9 @@ def online(
     >>> grads['W'].shape, losses.shape, state.t.tolist()
     ((5, 3), (7,), [7])
     """
+    for name, fn in (('cell', cell), ('trainable', trainable), ('hidden', hidden)):
+        if not callable(fn):
+            raise OptionError(f'{name} is {fn!r}; give a function {SIGNATURES[name]}.')
     if rule is not None and not isinstance(rule, Rule):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '
