@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,19 +96,15 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
     )
 
 
-def shown(value) -> str:
+def shown(value: Any) -> str:
     """A function, a rule or a policy as one reads it: its name, and the options that were given."""
     if value is None:
         return 'no rule'
-    if not is_dataclass(value) or not isinstance(value, Rule | Policy):
+    if not isinstance(value, Rule | Policy):
         code = getattr(inspect.unwrap(value), '__code__', None)
         name = getattr(value, '__qualname__', type(value).__name__)
-        place = f' ({code.co_filename}:{code.co_firstlineno})' if code else ''
-        return f'{name}{place}'
-    given = ', '.join(
-        f'{f.name}={getattr(value, f.name)!r}'
-        for f in fields(value)
-        if getattr(value, f.name) != f.default
-    )
+        return f'{name} ({code.co_filename}:{code.co_firstlineno})' if code else name
     name = value.name if isinstance(value, Rule) else type(value).__name__
-    return f'{name}({given})' if given else name
+    own = fields(value) if is_dataclass(value) else ()
+    given = [(f.name, getattr(value, f.name)) for f in own if getattr(value, f.name) != f.default]
+    return f'{name}({", ".join(f"{n}={x!r}" for n, x in given)})' if given else name

@@ -42,6 +42,7 @@ from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
 from ._sequences import SequenceCalls
+from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
 __all__ = ['Memory', 'OnlineLearner', 'online', 'split']
@@ -69,8 +70,8 @@ def _always(path, leaf) -> bool:
 
 @dataclass(frozen=True)
 class OnlineLearner:
-    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by cell,
-    rule and options.
+    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by
+    cell, rule and options.
 
     ``recompile``: what to call for other shapes, as an error says it.
     """
@@ -317,13 +318,45 @@ class OnlineLearner:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates
         nothing.
         """
-        program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
-        carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
-        rows = []
-        for name, tree in (('carry', carry), ('trace', trace), ('t', t)):
+        state, rows = self._abstract_state(), []
+        for name, tree in (('carry', state.carry), ('trace', state.trace), ('t', state.t)):
             for key, leaf in flatten_paths(tree).items():
                 rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
         return Memory(rows, sum(row[-1] for row in rows))
+
+    def partition_specs(self, param_specs, batch_axis: str | None = None) -> OnlineState:
+        """The :class:`OnlineState` of ``PartitionSpec``: each array lies where what it belongs to
+        lies.
+
+        ``param_specs``: a tree like params, of ``PartitionSpec`` or None (replicated);
+        ``batch_axis``: the axis of the mesh along the lanes. A trace of D_RTRL has the batch in
+        front, then the axes of its weight; a hidden state has the op's output axis last, unless two
+        ops disagree. A function of a parameter, such as its transpose, counts as replicated. The
+        specs say where arrays lie, never what is computed. Raises
+        :class:`braintrace.StructureError` for another tree.
+
+        >>> import jax, jax.numpy as jnp, braintrace
+        >>> from jax.sharding import PartitionSpec as P
+        >>> def cell(params, h, x):
+        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        ...     return h, h
+        >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+        >>> params, h, x = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((2, 3)), jnp.ones((2, 2))
+        >>> _ = jax.eval_shape(learner.init, params, h, x)
+        >>> specs = learner.partition_specs({'W': P(None, 'model')}, batch_axis='data')
+        >>> specs.trace['W']['carry']['weight'], specs.carry
+        ((P('data', None, 'model'),), P('data', 'model'))
+        >>> mesh = jax.make_mesh((1, 1), ('data', 'model'))
+        >>> shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
+        >>> state = jax.jit(learner.init, out_shardings=shardings)(params, h, x)
+        """
+        return state_specs(self.first, self._abstract_state(), param_specs, batch_axis)
+
+    def _abstract_state(self) -> OnlineState:
+        """The state of the first signature, of shapes and dtypes."""
+        program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
+        carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
+        return OnlineState(carry, trace, t, self.first.laned, self.first.lane_axes)
 
 
 def online(
