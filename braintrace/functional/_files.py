@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._compiler import abstract, describe_aval, path_key, path_name
+from .._compiler import abstract, check_arrays, describe_aval, path_key, path_name
 from .._errors import StructureError
 from .._windows import is_key
 
@@ -44,6 +44,7 @@ def save_state(file: File, state: Any) -> None:
     >>> load_state(file, tree)['w'].dtype
     dtype(bfloat16)
     """
+    check_arrays(state, 'the state')
     leaves = _leaves(state)[0]
     header = {'format': FORMAT, 'leaves': {name: _describe(leaf) for name, leaf in leaves.items()}}
     entries = {name: _bytes(leaf) for name, leaf in leaves.items()}

@@ -331,8 +331,8 @@ class OnlineLearner:
         ``param_specs``: a tree like params, of ``PartitionSpec`` or None (replicated);
         ``batch_axis``: the axis of the mesh along the lanes. A trace of D_RTRL has the batch in
         front, then the axes of its weight; a hidden state has the op's output axis last, unless two
-        ops disagree. A function of a parameter, such as its transpose, counts as replicated. The
-        specs say where arrays lie, never what is computed. Raises
+        ops disagree. A weight lies as the parameter that it is a function of, element by element; a
+        transpose counts as replicated. Specs say where arrays lie, never what is computed. Raises
         :class:`braintrace.StructureError` for another tree.
 
         >>> import jax, jax.numpy as jnp, braintrace

@@ -75,11 +75,31 @@ class _Specs:
 
     def __init__(self, compiled: Compiled, of_params: dict, batch_axis: str | None):
         self.compiled, self.of_params, self.batch_axis = compiled, of_params, batch_axis
+        self.makers = {v: e for e in compiled.program.equations for v in e.outs}
         self.relations = {r.key: r for r in compiled.graph.hidden_param_op_relations}
 
     def weight(self, relation: Relation, slot: str) -> tuple[Axis, ...] | None:
-        """The entries of a weight that is a parameter as it is; None of a function of one."""
-        return self.of_params.get(relation.op.trainable[slot])
+        """The entries of a weight: those of the parameter that it is, element by element, a
+        function of. None: there is no such parameter.
+        """
+        program, v = self.compiled.program, relation.op.trainable[slot]
+        shape = program.avals[v].shape
+        like = (p for p in self._read_elementwise(v) if program.avals[p].shape == shape)
+        return next(map(self.of_params.get, like), None)
+
+    def _read_elementwise(self, v: int) -> Iterator[int]:
+        """The parameters that a value is made of by equations that act element by element."""
+        waiting, seen = [v], set()
+        while waiting:
+            v = waiting.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            if v in self.of_params:
+                yield v
+            made = self.makers.get(v)
+            if made is not None and (made.does.elementwise or made.does.passes):
+                waiting.extend(made.ins)
 
     def units(self, group: HiddenGroup) -> Axis:
         """The axis of the mesh along the group's last axis, if all ops that say one agree."""
