@@ -27,7 +27,7 @@ from .._errors import NotCompiledError, OptionError, StructureError
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
-from .._rules import Rule
+from .._rules import DRTRL, Rule
 from .._windows import (
     CARRIES,
     REDUCTIONS,
@@ -48,6 +48,7 @@ from ._state import OnlineState, flatten_paths, no_key
 __all__ = ['Memory', 'OnlineLearner', 'online', 'split']
 
 
+D_RTRL = DRTRL()
 SIGNATURES = {
     'cell': '`(params, carry, *inputs) -> (outputs, carry)`',
     'trainable': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[0] == "W"`',
@@ -361,7 +362,7 @@ class OnlineLearner:
 
 def online(
     cell: Callable,
-    rule: Rule | None = None,
+    rule: Rule | None = D_RTRL,
     *,
     trainable: Callable = _always,
     hidden: Callable = no_key,
@@ -370,12 +371,12 @@ def online(
 ) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
-    Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation,
-    same-step gradients); ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on
-    leaves of params and carry, ``path`` a tuple of strings: which leaves of inexact dtype are
-    learned or traced, and which leaves of the carry a reset puts back (by default all but PRNG
-    keys); ``policy``, a :class:`braintrace.Policy`, says what to do with control flow;
-    ``strict=True`` makes it strict.
+    Arguments: ``rule``, a value of :mod:`braintrace.rules`, by default ``d_rtrl()``, or None (no
+    trace: acting, evaluation, same-step gradients); ``trainable`` and ``hidden``, predicates
+    ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
+    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back
+    (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with
+    control flow; ``strict=True`` makes it strict.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):

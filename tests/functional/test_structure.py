@@ -112,6 +112,28 @@ def test_a_state_of_another_rule_is_refused():
 
 
 @pytest.mark.parametrize(
+    'fresh, words',
+    [
+        (lambda h: {'h': h}, r"missing \['carry'\], added \['h'\]"),
+        (lambda h: h[:, :3], r'\[2, 4\], and carry0 has float64\[2, 3\]'),
+        (lambda h: h.astype(complex), r'float64\[2, 4\], and carry0 has complex'),
+    ],
+    ids=['tree', 'shape', 'dtype'],
+)
+def test_a_reset_to_another_structure_is_refused(fresh, words):
+    (xs, ys), (learner, state) = data(), started()
+    fresh = fresh(carry())
+    for way in (
+        lambda: functional.reset(state, jnp.zeros(2, bool), fresh),
+        lambda: learner.sequence_grad(loss)(
+            params(), state, xs, ys, reset=(jnp.zeros(len(xs), bool), fresh)
+        ),
+    ):
+        with pytest.raises(braintrace.StructureError, match=words):
+            way()
+
+
+@pytest.mark.parametrize(
     'new, words',
     [
         (lambda h: {'h': h, 'key': jax.random.key(0)}, 'carry/key: added in the new carry'),
@@ -166,6 +188,7 @@ def test_learners_are_values_of_cell_rule_and_options():
     assert (
         of() == of() and hash(of()) == hash(of()) and of(trainable=chosen) == of(trainable=chosen)
     )
+    assert functional.online(cell) == functional.online(cell, rules.d_rtrl())
     others = [of(by_names), of(rule=0.8), of(trainable=chosen), of(hidden=chosen), of(strict=True)]
     assert len({of(), *others}) == 6
     with pytest.raises(AttributeError):
