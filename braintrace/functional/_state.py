@@ -89,8 +89,8 @@ def _check_fresh(fresh, x, name: str) -> None:
 
 def check_carry0(carry, carry0) -> None:
     """Refuse another tree than the carry's."""
-    here, given = map(jax.tree.structure, (carry, carry0))
-    if here != given:
+    here: Any = jax.tree.structure(carry)
+    if here != jax.tree.structure(carry0):
         names = [{path_name(p, 'carry') for p in flatten_paths(tree)} for tree in (carry, carry0)]
         raise StructureError(
             f'carry0 has another structure than the carry: missing {sorted(names[0] - names[1])}, '

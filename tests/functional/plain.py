@@ -5,12 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import braintrace
 from braintrace import functional, rules
 
 B, I, N, T = 2, 3, 4, 5  # noqa: E741
 D_RTRL, ES = rules.d_rtrl(), rules.es_d_rtrl(0.7)
+both_rules = pytest.mark.parametrize(
+    'rule', [D_RTRL, pytest.param(ES, marks=pytest.mark.slow)], ids=lambda rule: rule.name
+)
 
 
 def cell(p, h, x):

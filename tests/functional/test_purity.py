@@ -14,7 +14,7 @@ from braintrace import functional
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
-from .plain import D_RTRL, ES, cell, data, drawn, loss, params, started
+from .plain import D_RTRL, ES, both_rules, cell, data, drawn, loss, params, started
 
 
 def arrays_within(thing, seen):
@@ -49,7 +49,7 @@ def test_a_constant_of_the_cell_is_found_in_its_learner():
     assert any(a is constant or a.shape == (4,) for a in arrays_within(learner, {}))
 
 
-@pytest.mark.parametrize('rule', [D_RTRL, ES], ids=str)
+@both_rules
 def test_no_tracer_leaks_and_a_repeated_call_gives_the_same_bits(rule):
     def calls(learner, state):
         (xs, ys), p = data(), params()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import braintrace
 from braintrace import functional
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
-from .plain import D_RTRL, ES, I, N, T, drawn, loss
+from .plain import D_RTRL, I, N, T, both_rules, drawn, loss
 
 LANES = 3
 
@@ -80,7 +79,7 @@ def test_lanes_draw_their_own_numbers_and_the_shared_key_comes_back_shared():
         assert_close((out[k], new.carry['v'][k]), (want, c['v']))
 
 
-@pytest.mark.parametrize('rule', [D_RTRL, ES], ids=str)
+@both_rules
 def test_keys_are_threaded_and_have_no_trace_and_no_gradient(rule):
     learner = functional.online(noisy_lif, rule)
     state = learner.init(params(), carry(), XS[0])

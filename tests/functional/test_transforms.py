@@ -14,9 +14,7 @@ from braintrace import functional
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
-from .plain import D_RTRL, ES, carry, cell, data, loss, params, shapes_of, started
-
-both = pytest.mark.parametrize('rule', [D_RTRL, ES], ids=str)
+from .plain import D_RTRL, both_rules, carry, cell, data, loss, params, shapes_of, started
 
 
 def scanned(p, h, x):
@@ -37,7 +35,7 @@ CELLS = {
 }
 
 
-@both
+@both_rules
 @pytest.mark.parametrize('name', CELLS)
 def test_a_transformed_cell_has_the_relations_and_gradients_of_the_plain_one(name, rule):
     found = []
@@ -65,7 +63,7 @@ def stepwise(learner, step):
     return jax.jit(jax.grad(total))
 
 
-@both
+@both_rules
 def test_a_checkpoint_around_a_step_changes_no_gradient(rule):
     learner, state = started(rule=rule)
     args = params(), state, *data()
@@ -92,7 +90,7 @@ def test_an_ensemble_of_weights_and_learning_rates_is_each_member_by_itself():
         assert_close(jax.tree.map(lambda a, k=k: a[k], got), one(p, rates[k]), 1e-11)
 
 
-@both
+@both_rules
 def test_what_a_step_was_given_of_the_past_gets_a_zero_cotangent(rule):
     """The loss may read the new carry; history is the trace's part, so nothing goes back to it."""
     learner, state = started(rule=rule)
