@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import functional, rules
+from tests import models
 from tests.compare import errors
+from tests.models.library import LibraryOps
 
 ROOT = Path(__file__).resolve().parents[2]
 B, I, N, T = 8, 4, 8, 4  # noqa: E741
@@ -131,6 +133,19 @@ def test_bad_specs_are_refused(specs, axis, words):
 def test_specs_before_init_are_refused():
     with pytest.raises(braintrace.NotCompiledError, match='eval_shape'):
         functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize('name', models.names())
+def test_the_specs_of_every_model_fit_its_arrays(name, rule):
+    case = models.case(name)
+    learner = functional.online(lambda *args: case.run(LibraryOps(), *args), rule)
+    state = jax.eval_shape(learner.init, case.params, case.carry, case.xs[0])
+    last = jax.tree.map(lambda a: P(*[None] * (a.ndim - 1), 'm') if a.ndim else P(), case.params)
+    specs = learner.partition_specs(last, 'b')
+    assert jax.tree.structure(specs) == jax.tree.structure(state)
+    assert all(jax.tree.leaves(jax.tree.map(lambda s, a: len(tuple(s)) == a.ndim, specs, state)))
 
 
 # on several devices ---------------------------------------------------------------------------

@@ -50,6 +50,20 @@ def test_a_transformed_cell_has_the_relations_and_gradients_of_the_plain_one(nam
     assert_close(got, want)
 
 
+def test_a_loss_with_more_to_return_goes_through_step_and_has_aux():
+    learner, state = started()
+    (xs, ys), p = data(), params()
+
+    def with_aux(p):
+        out, new = learner.step(p, state, xs[0])
+        return loss(out, ys[0]) + 0.1 * (p['w'] ** 2).sum(), (out, new)
+
+    (_, (out, new)), grads = jax.value_and_grad(with_aux, has_aux=True)(p)
+    (_, want), plain, after = learner.grad(loss)(p, state, xs[0], ys[0])
+    assert_close(grads, {**plain, 'w': plain['w'] + 0.2 * p['w']})
+    assert_close((out, new), (want, after))
+
+
 def stepwise(learner, step):
     """The gradient of a loss over a scan of ``step``."""
 
