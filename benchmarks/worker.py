@@ -92,7 +92,7 @@ def sequence_grad(spec, keep):
     online = braintrace.functional.online(
         lambda params, hidden, x: cell(spec, params, hidden, x), braintrace.rules.d_rtrl()
     )
-    gradient = online.sequence_grad(loss_of)
+    gradient = online.sequence_grad(loss_of, carry='trace' if keep else 'drop')
 
     def run(*given):
         grads, state, _ = gradient(*given)
