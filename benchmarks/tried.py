@@ -103,6 +103,18 @@ def reading():
         timed(name, fn, behind, c)
 
 
+def temporary():
+    """A loop over an array that lives during one call only."""
+    print('temporary memory, ms for each MiB')
+    for size in (16, 24, 64, 128):
+
+        def fill(x, size=size):
+            wide = jnp.broadcast_to(x, (size * 2**18,))
+            return jax.lax.fori_loop(0, 2, lambda i, a: a.at[i].set(x[0] + i), wide)[5]
+
+        timed(f'{size} MiB', fill, jnp.ones(1), per=size)
+
+
 def every_step(order):
     """One read, one weight update and one write of the trace at every step."""
 
@@ -257,6 +269,7 @@ def writing():
 
     timed('K = 50, one batched product', batched, e, x, q, p, donate=(0,))
     timed('K = 50, a product for each lane, in place', lanes, e, x, q, p, donate=(0,))
+    timed('K = 50, the batched product alone', lambda x, q: jnp.einsum('kbi,kbo->bio', x, q), x, q)
     print('products of one sequence of 50 steps')
     timed('weight gradient', lambda x, q: jnp.einsum('kbi,kbo->io', x, q), x, q)
     timed('forward, step by step', lambda x, w: jax.lax.map(lambda a: a @ w, x), x, draw(2, I, O))
@@ -264,6 +277,7 @@ def writing():
 
 if __name__ == '__main__':
     reading()
+    temporary()
     steps()
     writing()
     linear_loops()

@@ -54,6 +54,12 @@ class Pair(NamedTuple):
         front = (1,) * (1 + len(self.op.repeats)) if rows else ()
         return jax.tree.map(lambda v: v.reshape(front + v.shape), values)
 
+    def placed(self, by_group: dict):
+        """The same, made before a pass over an entry: inside one, XLA would work out the position
+        of each number anew.
+        """
+        return jax.lax.optimization_barrier(self.gathered(by_group))
+
 
 def pairs(graph: ETraceGraph) -> Iterator[Pair]:
     """Every relation with each of its groups."""

@@ -149,7 +149,7 @@ class DRTRL(Rule):
         total: dict = {}
         for pair in pairs(network.graph):
             key, old = pair.relation.key, self._stored(trace, pair, alive)
-            got = solve(pair.op, pair.coords, pair.gathered(lam), old, network.weights[key])
+            got = solve(pair.op, pair.coords, pair.placed(lam), old, network.weights[key])
             total[key] = add(total.get(key), got)
         return {
             key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}

@@ -158,7 +158,7 @@ class Pending(NamedTuple):
     def change(self, pair: Pair) -> tuple[Change, ...]:
         """The changes of one entry by these steps."""
         return tuple(
-            Change(pair.gathered(s.p), s.x.get(pair.relation.key), pair.of(s.q))
+            Change(pair.placed(s.p), s.x.get(pair.relation.key), pair.of(s.q))
             for s in self.segments
         )
 
