@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rows import FIXED, LINEAR, ONE_STATE
+from rows import AS_PUBLIC, FIXED, LINEAR, ONE_STATE
 
 JIT = 'brainstate.transform.jit'
 
@@ -26,6 +26,11 @@ class Column(NamedTuple):
     arguments: dict = {}
     everywhere: bool = True
     kinds: tuple = ()
+
+    def network(self, spec: tuple) -> tuple:
+        """The network as the column's package learns it."""
+        kind = AS_PUBLIC.get(spec[0], spec[0]) if self.package == 'public' else spec[0]
+        return (kind, *spec[1:])
 
 
 GRAD = '`etrace_grad(xs, ys, step_fn=loss{})`'

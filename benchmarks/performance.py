@@ -108,7 +108,8 @@ def in_turn(workers: dict, columns, spec, repeats: int, counted: bool = False) -
     of = {c.name: workers[c.package] for c in columns if c.package in workers}
     for c in columns:
         if c.name in of:
-            made = of[c.name].ask(make=c.name, task=c.task, call=c.call, spec=spec, **c.arguments)
+            own = c.network(spec)
+            made = of[c.name].ask(make=c.name, task=c.task, call=c.call, spec=own, **c.arguments)
             errors |= {c.name: made['error']} if 'error' in made else {}
             times |= {} if 'error' in made else {c.name: []}
             extra[c.name] = of[c.name].ask(count=c.name) if counted else {}

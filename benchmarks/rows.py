@@ -36,6 +36,7 @@ CORNERS = (
     *[('lstm', 128, 128, 100, 16, k) for k in (2, 4)],
 )
 ONE_CORE = (*MAIN, ('lstm', 128, 128, 100), ('alif', 100, 40, 100))
+AS_PUBLIC = {'lstm': 'lstm_apart'}  # the kind that the public package learns, in place of another
 ONE_STATE = ('rnn', 'gru')
 LINEAR = ('lru', 'lru_complex', 'mingru')  # kinds whose state enters linearly
 FIXED = (16, 32, 64, None)  # windows beside 'auto'

@@ -6,12 +6,17 @@ python benchmarks/tried.py
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cells import CELLS
+
+import braintrace
 
 B, I, O, T = 16, 1024, 512, 48
 TRACE = f'f32[{B},{I},{O}]'
@@ -96,6 +101,18 @@ def reading():
     behind = jnp.moveaxis(e, 0, 1).copy()
     for name, fn in READS_BEHIND.items():
         timed(name, fn, behind, c)
+
+
+def temporary():
+    """A loop over an array that lives during one call only."""
+    print('temporary memory, ms for each MiB')
+    for size in (16, 24, 64, 128):
+
+        def fill(x, size=size):
+            wide = jnp.broadcast_to(x, (size * 2**18,))
+            return jax.lax.fori_loop(0, 2, lambda i, a: a.at[i].set(x[0] + i), wide)[5]
+
+        timed(f'{size} MiB', fill, jnp.ones(1), per=size)
 
 
 def every_step(order):
@@ -194,6 +211,34 @@ def steps():
     timed('lane by lane in a scan', lane_by_lane, e, w, f, donate=(0, 1), per=T)
 
 
+def linear_loops():
+    print(
+        'D_RTRL, trace dropped, states that move linearly in associative scans; 16 lanes, 256 units'
+    )
+    for kind, steps in itertools.product(('lru', 'lru_complex', 'mingru'), (100, 1000)):
+        runs = [_gradient_of(kind, steps, how) for how in ('associative', 'sequential')]
+        ratios = []
+        for _ in range(10):
+            start = time.process_time()
+            jax.block_until_ready(runs[0]())
+            between = time.process_time()
+            jax.block_until_ready(runs[1]())
+            ratios.append((between - start) / (time.process_time() - between))
+        ratio = np.median(ratios[1:])
+        print(f'  {f"{kind}, {steps} steps":40s} {ratio:.2f} times the CPU seconds step by step')
+
+
+def _gradient_of(kind, steps, how):
+    cell, policy = CELLS[kind], braintrace.Policy(linear_loops=how)
+    params = jax.tree.map(jnp.asarray, cell.weights(np.random.default_rng(0), 64, 256))
+    hidden = {name: jnp.zeros((B, 256), dtype) for name, dtype in cell.states.items()}
+    xs, ys = draw(0, steps, B, 64), draw(1, steps, B, 256 * cell.wide)
+    learner = braintrace.functional.online(cell.step, braintrace.rules.d_rtrl(), policy=policy)
+    state = learner.init(params, hidden, xs[0])
+    run = learner.sequence_grad(lambda y, target: jnp.mean((y - target) ** 2), carry='drop')
+    return functools.partial(jax.jit(run), params, state, xs, ys)
+
+
 def writing():
     print('p e + sum over K rows of x (x) q')
     e, p = jnp.zeros((B, I, O)), jnp.ones((B, O))
@@ -224,6 +269,7 @@ def writing():
 
     timed('K = 50, one batched product', batched, e, x, q, p, donate=(0,))
     timed('K = 50, a product for each lane, in place', lanes, e, x, q, p, donate=(0,))
+    timed('K = 50, the batched product alone', lambda x, q: jnp.einsum('kbi,kbo->bio', x, q), x, q)
     print('products of one sequence of 50 steps')
     timed('weight gradient', lambda x, q: jnp.einsum('kbi,kbo->io', x, q), x, q)
     timed('forward, step by step', lambda x, w: jax.lax.map(lambda a: a @ w, x), x, draw(2, I, O))
@@ -231,5 +277,7 @@ def writing():
 
 if __name__ == '__main__':
     reading()
+    temporary()
     steps()
     writing()
+    linear_loops()

@@ -5,7 +5,8 @@ answer. ``{"make": name, "task": ..., "call": ..., "spec": [...], ...}`` is answ
 is compiled and has run twice, ``{"time": name}`` runs it once more, ``{"count": name}`` gives the
 operations and bytes of a task under ``jax.jit``, ``{"trace": true, "spec": [...]}`` the bytes of
 the trace, ``{"versions": true}`` the versions of packages. A call that traces the model again is an
-error, since its time would include the tracing. Only public names of ``braintrace`` are used.
+error, since its time would include the tracing, and so is a gradient of zeros. Only public names of
+``braintrace`` are used.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def sequence_grad(spec, keep):
     online = braintrace.functional.online(
         lambda params, hidden, x: cell(spec, params, hidden, x), braintrace.rules.d_rtrl()
     )
-    gradient = online.sequence_grad(loss_of)
+    gradient = online.sequence_grad(loss_of, carry='trace' if keep else 'drop')
 
     def run(*given):
         grads, state, _ = gradient(*given)
@@ -219,6 +220,13 @@ CALLS = {
 }
 
 
+def untaught(grads) -> list[str]:
+    """The recurrent weights whose gradient is zero everywhere. A readout has one in no version."""
+    found = jax.tree_util.tree_leaves_with_path(grads)
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in found}
+    return [name for name, leaf in named.items() if 'out' not in name and not jnp.any(leaf)]
+
+
 def made(task, call, spec, **arguments):
     """Make a task, called as its column says, into a function that returns its seconds."""
     run, given = TASKS[task](Spec(*spec), **arguments)
@@ -229,6 +237,7 @@ def made(task, call, spec, **arguments):
         jax.block_until_ready(called(*given))
         return (time.perf_counter() - start) * share
 
+    once.run = lambda: called(*given)
     once.text = lambda: called.lower(*given).compile().as_text()
     return once
 
@@ -241,6 +250,8 @@ def answer(ask: dict, runs: dict) -> dict:
         once()
         once()
         runs[name] = once
+        if ask['task'] == 'grad' and (dead := untaught(once.run())):
+            return {'error': f'the gradient of {dead} is zero everywhere'}
         return {}
     if 'time' in ask:
         before = traced[0]

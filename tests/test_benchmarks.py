@@ -108,6 +108,31 @@ def test_a_call_outside_of_jit_is_refused_and_not_timed(bench, peer):
         assert 'wrap the call in jit' in second_run(peer, column, 'as it is')['error'], column.name
 
 
+class TeachesNothing(TracesAtEachCall):
+    """A learner whose gradient is zero for all but the readout."""
+
+    def etrace_grad(self, *sequences, step_fn, chunk_size=None):
+        return {('w0',): jnp.zeros(3), ('out',): jnp.ones(2)}
+
+
+def test_a_gradient_of_zeros_is_refused_and_not_timed(bench, monkeypatch):
+    monkeypatch.setattr(
+        bench.worker,
+        'braintrace',
+        types.SimpleNamespace(D_RTRL=TeachesNothing, pp_prop=TeachesNothing),
+    )
+    column, runs = bench.columns.named('public d_rtrl'), {}
+    ask = {'make': 'it', 'task': column.task, 'call': column.call, 'spec': TINY}
+    answer = bench.worker.answer(ask | column.arguments, runs)
+    assert "('w0',)" in answer['error'] and 'out' not in answer['error']
+
+
+def test_the_public_package_gets_a_model_that_it_learns(bench):
+    public, own = (bench.columns.named(name) for name in ('public d_rtrl', 'd_rtrl trace'))
+    assert public.network(('lstm', 4, 3, 2)) == ('lstm_apart', 4, 3, 2)
+    assert own.network(('lstm', 4, 3, 2)) == ('lstm', 4, 3, 2)
+
+
 def test_the_first_calls_are_those_columns_too(bench):
     for columns in bench.columns.FIRST.values():
         assert {bench.columns.named(c).package for c in columns} == {'ours', 'public'}

@@ -41,6 +41,34 @@ def test_tracing_does_not_see_an_outer_transformation():
     assert shapes == [(4,)]
 
 
+@pytest.mark.parametrize(
+    'transform',
+    [
+        jax.jit,
+        jax.vmap,
+        jax.grad,
+        jax.checkpoint,
+        lambda f: lambda x: jax.lax.cond(x > 0, f, f, x),
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2),
+    ],
+    ids=['jit', 'vmap', 'grad', 'checkpoint', 'cond', 'scan'],
+)
+def test_each_transformation_has_a_trace_of_its_own(transform):
+    seen = []
+
+    def inner(x):
+        seen.append(_jax.current_trace())
+        return x.sum()
+
+    def outer(x):
+        seen.append(_jax.current_trace())
+        jax.named_call(inner, name='same')(x)
+        return transform(inner)(x)
+
+    jax.make_jaxpr(outer)(jnp.ones(3) if transform is jax.vmap else jnp.ones(()))
+    assert seen[0] is seen[1] and all(trace is not seen[0] for trace in seen[2:]) and seen[2:]
+
+
 def test_flags_are_read_outside_of_with_blocks():
     outside = _jax.config_values()
     assert outside == dict(jax.config.values)

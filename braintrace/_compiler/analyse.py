@@ -108,6 +108,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         colours=_colours(positions, derived),
         lanes=lanes,
         laned=laned | _named_lanes(program, policy, lanes),
+        policy=policy,
     )
     return replace(graph, diagnostics=find_diagnostics(graph, missing, cross, unhidden))
 
@@ -193,8 +194,9 @@ def check_learnable(graph: ETraceGraph) -> None:
     """Refuse a model that online learning can do nothing for."""
     if not graph.program.hidden:
         raise CompileError(
-            'the model has no hidden state of a floating-point dtype. Keep the recurrent state in '
-            'a brainstate.HiddenState (or in the carry) and initialise it before compiling.'
+            'no hidden state of a floating-point dtype: the carry has no such leaf (the model no '
+            'brainstate.HiddenState that holds a value). Give the recurrent state as floats: in '
+            'the carry, or in a HiddenState that is initialised before compiling.'
         )
     opaque = next((e for e in graph.program.equations if e.holds_op()), None)
     if not graph.ops and opaque is not None:

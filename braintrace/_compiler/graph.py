@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from .policy import Policy
 from .program.dataflow import Groups
 from .program.program import Program
 
@@ -285,6 +286,7 @@ class ETraceGraph:
     - ``direct``: parameters that reach a result otherwise than as the weight of an owned op
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
+    - ``policy``: how it was compiled
     """
 
     program: Program
@@ -302,6 +304,7 @@ class ETraceGraph:
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
     laned: frozenset[int]
+    policy: Policy
 
     @cached_property
     def states(self) -> tuple[int, ...]:

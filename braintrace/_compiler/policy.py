@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from numbers import Integral
 
+import jax
+
 from .._errors import OptionError
 
 __all__ = ['DEFAULT', 'Policy']
@@ -16,7 +18,9 @@ CHOICES = {
     'checkpoint': ('keep', 'inline'),
     'custom_rule': ('opaque', 'refuse'),
     'shard_map': ('vmap', 'refuse'),
+    'linear_loops': ('auto', 'sequential', 'associative'),
 }
+PARALLEL = ('gpu', 'tpu')  # backends where a log of passes beats a step after the other
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ class Policy:
     - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
       gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
+    - ``linear_loops``: how states with ``h' = A h + b`` at each position, ``A`` and ``b`` made of
+      no state of theirs, run over time, and signals in the same way back. ``'sequential'``: step by
+      step. ``'associative'``: in a ``jax.lax.associative_scan``, at most three states that read
+      each other; other loops run step by step. It multiplies the ``A`` of many steps: where that
+      product overflows, or an infinite number meets the zero of a reset, the result is not a
+      number. ``'auto'``: associative where ``jax.default_backend()`` is a GPU or a TPU.
     - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
@@ -57,6 +67,7 @@ class Policy:
     checkpoint: str = 'keep'
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
+    linear_loops: str = 'auto'
     lanes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,6 +93,13 @@ class Policy:
                 f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as '
                 "('count',)."
             )
+
+    @property
+    def associative(self) -> bool:
+        """Whether linear loops run as associative scans on the backend at hand."""
+        if self.linear_loops == 'auto':
+            return jax.default_backend() in PARALLEL
+        return self.linear_loops == 'associative'
 
 
 DEFAULT = Policy()

@@ -2,10 +2,14 @@
 
 from .blocks import even
 from .executor import Executor, Factors, Signals, stopped
+from .recurrence import MOST_COUPLED, linear_scan
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
 from .traced_step import Steps, TracedStep
+from .transition import *
+from .transition import __all__ as _transition
 
 __all__ = [
+    'MOST_COUPLED',
     'Axes',
     'Executor',
     'Factors',
@@ -16,9 +20,11 @@ __all__ = [
     'each',
     'even',
     'in_shards',
+    'linear_scan',
     'share',
     'spread',
     'stopped',
     'varying',
     'without_types',
+    *_transition,
 ]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import properties_of
 from .partition import Loop, Partition
+from .recurrence import affine, linear_scan
 from .sums import Term
 
 __all__ = ['Blocks', 'even']
@@ -88,7 +89,8 @@ class Blocks:
         new = list(state)
         for loop in self.parts.loops:
             self._map(loop.outer, env)
-            moved, stacked = self._loop(loop, [state[k] for k in loop.carries], env, length)
+            run = self._recurrence if loop.linear and length > 1 else self._loop
+            moved, stacked = run(loop, [state[k] for k in loop.carries], env, length)
             env.update(zip(loop.stacked, stacked, strict=True))
             for k, x in zip(loop.carries, moved, strict=True):
                 new[k] = x
@@ -103,20 +105,47 @@ class Blocks:
             return {}
         return {new: jnp.concatenate([env[old][1:], last[None]])}
 
-    def _loop(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+    def _step_of(self, loop: Loop, state: Sequence, at: Sequence) -> tuple[list, list]:
+        """The new carries of a loop, and what it stores of the step."""
         olds = [self.parts.old[k] for k in loop.carries]
-        news = [self.parts.new[k] for k in loop.carries]
+        env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
+        self.evaluate(loop.equations, env)
+        news = [self._read(self.parts.new[k], env) for k in loop.carries]
+        return news, [env[v] for v in loop.stacked]
 
-        def step(state, at):
-            env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
-            self.evaluate(loop.equations, env)
-            return [self._read(v, env) for v in news], [env[v] for v in loop.stacked]
-
+    def _loop(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+        step = functools.partial(self._step_of, loop)
         at = [rows[v] for v in loop.outer]
         if length == 1:
             state, stacked = step(state, [x[0] for x in at])
             return state, [x[None] for x in stacked]
         return jax.lax.scan(step, state, at, length)
+
+    def _recurrence(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+        """A linear loop: ``A`` and ``b`` of all steps, from which the states follow at once."""
+
+        def step(h, at):
+            return self._step_of(loop, h, at)[0]
+
+        at = [rows[v] for v in loop.outer]
+        reads = [
+            [self.parts.bits(self.parts.new[k]) >> r & 1 for r in loop.carries]
+            for k in loop.carries
+        ]
+        if any(map(any, reads)):
+            a, b = jax.vmap(lambda at: affine(lambda h: step(h, at), state), axis_size=length)(at)
+            a = tuple(
+                tuple(x if there else None for x, there in zip(*rs, strict=True))
+                for rs in zip(a, reads, strict=True)
+            )
+            _, after = linear_scan(a, b, tuple(state))
+        else:  # no state reads itself
+            after = jax.vmap(lambda at: step(state, at), axis_size=length)(at)
+        before = {
+            self.parts.old[k]: jnp.concatenate([first[None], new[:-1]])
+            for k, first, new in zip(loop.carries, state, after, strict=True)
+        }
+        return [new[-1] for new in after], [before[v] for v in loop.stacked]
 
     def _map(self, targets: Iterable, env: Values) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""

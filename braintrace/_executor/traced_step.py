@@ -49,9 +49,19 @@ class TracedStep:
 
     ``terms`` are summed over the steps of a loop, ``shown`` is stored for each step, and ``opened``
     follows from what is. Only a ``differentiable`` loop keeps derivative rules of functions.
+    ``associative``: states that move linearly run as associative scans.
     """
 
-    def __init__(self, step: Callable, constant, state, at, differentiable: bool = False):
+    def __init__(
+        self,
+        step: Callable,
+        constant,
+        state,
+        at,
+        *,
+        differentiable: bool = False,
+        associative: bool = False,
+    ):
         avals, treedef = jax.tree.flatten((constant, state, at))
         trees = []
 
@@ -70,7 +80,7 @@ class TracedStep:
         flow = Dataflow(jaxpr, numbers)
         self._sums = [terms_of(v, flow) for v in terms]
         summed = [v for term in self._sums for part in term for v in part.wanted]
-        self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened)
+        self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened, associative)
 
     @property
     def row_bytes(self) -> int:

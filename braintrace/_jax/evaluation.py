@@ -19,6 +19,7 @@ __all__ = [
     'bind',
     'closed_jaxpr',
     'config_values',
+    'current_trace',
     'evaluate',
     'inlinable',
     'is_custom_call',
@@ -48,6 +49,11 @@ def config_values() -> dict[str, Any]:
         name: holder.get_global() if isinstance(holder, _config.State) else holder.value
         for name, holder in holders
     }
+
+
+def current_trace():
+    """What operations are done by here: another object inside each transformation."""
+    return _core.trace_ctx.trace
 
 
 def trace(fn, *avals) -> tuple[Any, list]:

@@ -37,6 +37,10 @@ from .world import CARRY, Role
 __all__ = ['ETraceLearner', 'ETraceState']
 
 
+# What to call where a model meets other shapes than it was compiled for.
+REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
+
+
 class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""
 
@@ -92,7 +96,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
-        core = OnlineLearner(states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy)
+        core = OnlineLearner(
+            states.cell(), self.rule, hidden=states.is_hidden, policy=self.policy, recompile=REMEDY
+        )
         state = core.init(params, carry, *inputs)
         self._bound = Bound(self, core, states)
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from .. import _jax
 from .._errors import StepFunctionError
 from .bound import Bound
 from .world import CARRY, Role
@@ -43,8 +44,17 @@ class ObservedCall:
 
     def __init__(self, bound: Bound, cell: Callable):
         self.bound, self.cell, self.made = bound, cell, False
+        self.trace = _jax.current_trace()
 
     def __call__(self, *inputs):
+        if _jax.current_trace() is not self.trace:
+            raise StepFunctionError(
+                'step_fn calls the learner inside a transformation (jit, grad, vmap, cond, scan, '
+                'checkpoint, ...) of its own, out of which the factors of the step can not be '
+                'read. Call `y = learner(x)` in step_fn itself, and transform what stands before '
+                'and after it. (Samples are the batch of the model, several steps a longer '
+                'sequence; `mask` leaves the loss of a step out.)'
+            )
         if self.made:
             raise StepFunctionError(
                 'step_fn called the learner twice in one step. Call it once, and use its output as '

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
 from .._errors import OptionError
+from .._executor import Vector, add
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, gathered_once, pairs
 from .entries import apart, reads_weights, zeros
@@ -21,7 +22,6 @@ from .reading import solve
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
 from .storage import Stored, after, entry_dtype, stored_dtype
-from .transition import Vector, add
 from .writing import Change, has_kernel, renewed
 
 __all__ = ['DRTRL']

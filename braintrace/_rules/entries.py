@@ -1,9 +1,9 @@
 """A trace entry, and how steps make it with the rules of the op's own primitive.
 
 A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array for
-each state, which XLA can write in place. In between an entry is a vector of the algebra of
-:mod:`.transition`: for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors
-stand at a relation's coordinates.
+each state, which XLA can write in place. In between an entry is a vector of the algebra of D: for
+each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at a relation's
+coordinates.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse, depends
 from .._errors import RuleContractError
+from .._executor import Transition, Vector, add, apply
 from .contraction import finite, in_parts, op_gradient, outside_loops
 from .coordinates import Pair, added_axes, folded, is_widened, mapped
 from .storage import Entry, States
-from .transition import Transition, Vector, add, apply
 
 __all__ = [
     'accumulate',

@@ -4,6 +4,7 @@ parameter.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._executor import Factors, Signals
+from .._executor import Factors, Signals, Vector, add, apply, dot, linear_scan
 from .contraction import (
     add_gradients,
     as_represented,
@@ -22,9 +23,9 @@ from .contraction import (
 from .coordinates import Pair, added_axes, by_pair, gathered, pairs, to_y
 from .entries import zeros_pp
 from .lanes import where_lanes
-from .rule import Network, OpGradients, Rule, Trace
+from .reverse_scan import is_associative
+from .rule import Network, OpGradients, Rule, Trace, Window
 from .storage import entry_dtype
-from .transition import Vector, add, apply, dot
 
 __all__ = ['ESDRTRL']
 
@@ -88,8 +89,50 @@ class ESDRTRL(Rule):
 
         start = _apart(trace if pending is None else pending)
         start = _alive(network, start, window.t[0] > 0)
+        if is_associative(network.graph, len(window.t)):
+            return self._at_once(network, start, window)
         last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
         return self._gradient(network, window.x, *sent), _joined(last)
+
+    def _at_once(self, network: Network, start: Trace, window: Window) -> tuple[OpGradients, Trace]:
+        """A window whose slots are linear recurrences."""
+        graph, (_, df, signals) = network.graph, window.steps.all
+
+        def of_step(row, x, t):
+            d, df, _ = window.steps.open(row)
+            alive = jnp.array(True) if window.resets is None else t > 0
+            return by_pair(graph, lambda pair: self._terms(pair, pair.of(start), (x, d, df), alive))
+
+        terms = jax.vmap(of_step)(window.steps.rows, window.x, window.t)
+
+        def slots_of(pair: Pair):
+            old, new = pair.of(start), {}
+            for name, (a, b) in pair.of(terms).items():
+                first = old[name] if name == 'f' else (old[name],)
+                new[name] = linear_scan(a, b, first)[1]
+            return {name: h if name == 'f' else h[0] for name, h in new.items()}
+
+        slots = by_pair(graph, slots_of)
+        sent = jax.vmap(functools.partial(self._sent, network))(slots, df, signals, window.t)
+        last = jax.tree.map(lambda a: a[-1], slots)
+        return self._gradient(network, window.x, *sent), _joined(last)
+
+    def _terms(self, pair: Pair, old: dict, factors: tuple, alive: jax.Array) -> dict:
+        """``A`` and ``b`` of a step for each slot."""
+        (x, d, df), a, front = factors, self.decay, len(pair.op.repeats)
+
+        def moves(e):
+            return where_lanes(alive, pair.laned, a * e, front)
+
+        shape = old['f'][0].shape
+        moved = jax.tree.map(lambda e: moves(jnp.broadcast_to(e, shape)), pair.gathered(d))
+        sums = zip(pair.of(df), old['f'], strict=True)
+        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a, q), f) for q, f in sums))}
+        if 'x' in old:
+            x = represented(pair.op, x[pair.relation.key])
+            x = jnp.broadcast_to(x, old['x'].shape).astype(old['x'].dtype)
+            new['x'] = ((moves(jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
+        return new
 
     def _advanced(self, network: Network, slots: Trace, factors: Factors) -> Trace:
         """The slots after a step."""

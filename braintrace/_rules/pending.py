@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, HiddenGroup
-from .._executor import Factors
-from .coordinates import Pair, by_pair, pairs, to_y
-from .lanes import of_groups, of_pairs, of_rows
-from .transition import (
+from .._executor import (
+    Factors,
     Transition,
     Vector,
     add,
@@ -24,6 +22,8 @@ from .transition import (
     is_read,
     pull,
 )
+from .coordinates import Pair, by_pair, pairs, to_y
+from .lanes import of_groups, of_pairs, of_rows
 from .writing import Change
 
 __all__ = ['SHORT', 'Pending', 'Segment', 'Steps', 'group_dtype']

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse, is_complex
+from .._executor import Vector, dot
 from .contraction import finite
 from .coordinates import added_axes, is_widened, mapped
 from .entries import is_by_sample, transport
 from .storage import Entry, Stored, by_state, one_lane
-from .transition import Vector, dot
 
 __all__ = ['solve']
 

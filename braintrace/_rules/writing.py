@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
+from .._executor import Transition, Vector, compose, dense, is_read
 from .contraction import in_parts, op_gradient
 from .entries import accumulate, added, carry, instant, is_by_sample
 from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
-from .transition import Transition, Vector, compose, dense, is_read
 
 __all__ = ['Change', 'has_kernel', 'renewed']
 

@@ -21,6 +21,7 @@ __all__ = [
     'Show',
     'UpdateOptions',
     'counted',
+    'counts_along',
 ]
 
 Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -118,3 +119,14 @@ def counted(t: jax.Array) -> jax.Array:
     empty the trace.
     """
     return t + (t < jnp.iinfo(t.dtype).max)
+
+
+def counts_along(t: jax.Array, flags: jax.Array | None, length: int) -> tuple:
+    """The step counts before each of some steps, after its reset, and after the last one."""
+    k = jnp.arange(length, dtype=t.dtype).reshape(-1, *[1] * t.ndim)
+    counts = t + jnp.minimum(k, jnp.iinfo(t.dtype).max - t)
+    if flags is not None:
+        flags = flags.reshape(*flags.shape, *[1] * (counts.ndim - flags.ndim))
+        last = jax.lax.cummax(jnp.where(flags, k, -1))  # the latest reset
+        counts = jnp.where(last < 0, counts, k - last)
+    return counts, counted(counts[-1])

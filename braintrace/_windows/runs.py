@@ -24,7 +24,7 @@ from .records import (
     Sequence,
     Show,
     UpdateOptions,
-    counted,
+    counts_along,
 )
 from .walk import Walk, choose_window, step_bytes
 
@@ -79,20 +79,19 @@ class Run:
         self.graph, self.rule = self.observer.graph, self.observer.rule
         start, sequence = course.start, course.sequence
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
-        self.traced = TracedStep(self._step, weights, (start.world, start.t), at)
+        associative = self.graph.policy.associative
+        self.traced = TracedStep(self._step, weights, start.world, at, associative=associative)
 
-    def _step(self, weights, state, at: Sequence):
-        world, t = state
+    def _step(self, weights, world, at: Sequence):
         slices, mask, counts, flags = at
         if flags is not None:
-            world, t = self.observer.reset(world, flags), jnp.where(flags, 0, t)
+            world = self.observer.reset(world, flags)
         seen = self.observer.observe(weights, world, slices, mask)
         signals = seen.signals
         if counts is not None:
             signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
         x, d, df = seen.factors
-        shown = x, t, seen.loss, seen.aux
-        return (seen.world, counted(t)), seen.direct, shown, (d, df, signals)
+        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, signals)
 
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
@@ -115,8 +114,10 @@ class Run:
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
         pending, the trace is as it was.
         """
-        (world, t), direct, (x, ts, losses, aux), steps = self.traced.loop(
-            weights, (now.world, now.t), part, len(part.mask), part.counts
+        length = len(part.mask)
+        ts, t = counts_along(now.t, part.flags, length)
+        world, direct, (x, losses, aux), steps = self.traced.loop(
+            weights, now.world, part, length, part.counts
         )
         window = Window(x, steps, ts, part.flags)
         ops, pending = self.rule.window(

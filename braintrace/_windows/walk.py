@@ -15,7 +15,9 @@ from .records import GradientOptions, Sequence, Show
 __all__ = ['Walk', 'choose_window', 'step_bytes']
 
 LINES = 100  # of progress, at most
-DEFAULT_BUDGET = 32 * 2**20  # bytes
+# Bytes that are stored of a window: more, and the system maps its memory anew at each call.
+WHOLE = 48 * 2**20  # in one window for the whole sequence
+EACH = 8 * 2**20  # in each of several
 
 
 class Walk:
@@ -79,21 +81,20 @@ def _flat(stacked):
 
 
 def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_step: int) -> int:
-    """The number of steps in a window: as asked, or the most whose stored rows stay within the
-    budget. Longer windows save writes of the trace; where it is dropped, all but one would be for
-    nothing.
+    """The number of steps in a window: as asked, or the whole sequence where what is stored of it
+    is little, else as many steps as the trace has bytes, since each window moves the trace.
     """
     if options.window == 'auto':
         budget = options.memory_budget
         if budget is None:
-            budget = max(trace_bytes, DEFAULT_BUDGET if options.keep else 4 * DEFAULT_BUDGET)
+            budget = WHOLE if per_step * length <= WHOLE else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
 
 
 def step_bytes(graph: ETraceGraph, keep: bool) -> int:
     """Bytes that the reverse scan over a window makes of each step: what it sends to each y, and
-    with ``keep`` what h owes to each y.
+    with ``keep`` what h owes to each y. An associative scan makes a tree of D and signals too.
     """
 
     def size(shape, aval) -> int:
@@ -104,4 +105,7 @@ def step_bytes(graph: ETraceGraph, keep: bool) -> int:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
             if keep and rel.op.x is not None:
                 total += size(coords.shape, rel.op.y_aval) * group.num_state
+    if graph.policy.associative:
+        for group in graph.hidden_groups:
+            total += 2 * size(group.shape, group) * group.num_state * (group.num_state + 1)
     return total

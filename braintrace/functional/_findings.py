@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, Program, abstract, describe_aval, path_name
+from .._compiler import ETraceGraph, Policy, Program, abstract, describe_aval, path_name
 from .._errors import StructureError, UntracedParameterError
 from .._report import make_report, message, placed
+from .._rules import Rule
 from .._warnings import tell
 from ._state import flatten_paths
 
-__all__ = ['check_strict', 'refuse_shapes', 'tell_findings']
+__all__ = ['check_strict', 'refuse_shapes', 'shown', 'tell_findings']
 
 LOST = {
     'mixing',
@@ -63,7 +68,7 @@ def check_strict(graph: ETraceGraph) -> None:
         )
 
 
-def refuse_shapes(program: Program, params, carry, inputs) -> None:
+def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> None:
     """Refuse arguments of other shapes than were compiled: say which, and what to do."""
     lines = []
     known = {
@@ -87,7 +92,19 @@ def refuse_shapes(program: Program, params, carry, inputs) -> None:
     raise StructureError(
         'these arguments are not those that were compiled:\n'
         + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
-        + '\nPass what was compiled, or compile for these too: `learner.init(params, '
-        'carry, *inputs)`; a brainstate model by `brainstate.nn.init_all_states(model, '
-        f'batch_size={batch})` and `learner.compile_graph(x)`.'
+        + f'\nPass what was compiled, or compile for these too: {recompile.format(batch=batch)}.'
     )
+
+
+def shown(value: Any) -> str:
+    """A function, a rule or a policy as one reads it: its name, and the options that were given."""
+    if value is None:
+        return 'no rule'
+    if not isinstance(value, Rule | Policy):
+        code = getattr(inspect.unwrap(value), '__code__', None)
+        name = getattr(value, '__qualname__', type(value).__name__)
+        return f'{name} ({code.co_filename}:{code.co_firstlineno})' if code else name
+    name = value.name if isinstance(value, Rule) else type(value).__name__
+    own = fields(value) if is_dataclass(value) else ()
+    given = [(f.name, getattr(value, f.name)) for f in own if getattr(value, f.name) != f.default]
+    return f'{name}({", ".join(f"{n}={x!r}" for n, x in given)})' if given else name

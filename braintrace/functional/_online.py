@@ -27,7 +27,7 @@ from .._errors import NotCompiledError, OptionError, StructureError
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
-from .._rules import Rule
+from .._rules import DRTRL, Rule
 from .._windows import (
     CARRIES,
     REDUCTIONS,
@@ -39,12 +39,21 @@ from .._windows import (
     tree_bytes,
 )
 from ._compiled import Compiled
-from ._findings import check_strict, refuse_shapes, tell_findings
+from ._findings import check_strict, refuse_shapes, shown, tell_findings
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
 from ._sequences import SequenceCalls
+from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
 __all__ = ['Memory', 'OnlineLearner', 'online', 'split']
+
+
+D_RTRL = DRTRL()
+SIGNATURES = {
+    'cell': '`(params, carry, *inputs) -> (outputs, carry)`',
+    'trainable': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[0] == "W"`',
+    'hidden': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[-1] != "count"`',
+}
 
 
 class Memory(NamedTuple):
@@ -62,8 +71,10 @@ def _always(path, leaf) -> bool:
 
 @dataclass(frozen=True)
 class OnlineLearner:
-    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by its
-    fields.
+    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by
+    cell, rule and options.
+
+    ``recompile``: what to call for other shapes, as an error says it.
     """
 
     cell: Callable
@@ -71,8 +82,22 @@ class OnlineLearner:
     trainable: Callable = _always
     hidden: Callable = no_key
     policy: Policy = DEFAULT
-    _kept: dict = field(default_factory=dict, compare=False, repr=False)
-    _warned: set = field(default_factory=set, compare=False, repr=False)
+    recompile: str = field(default='`learner.init(params, carry, *inputs)`', compare=False)
+    _kept: dict = field(default_factory=dict, compare=False)
+    _warned: set = field(default_factory=set, compare=False)
+
+    def __repr__(self) -> str:
+        """Cell, rule and options on one line, and what is compiled."""
+        fields = ('trainable', 'hidden', 'policy')
+        given = ((name, getattr(self, name)) for name in fields)
+        options = [f'{n}={shown(x)}' for n, x in given if x not in (_always, no_key, DEFAULT)]
+        text = ', '.join([shown(self.cell), shown(self.rule), *options])
+        if not self._kept:
+            return f'OnlineLearner({text}): not compiled; `learner.init` compiles it'
+        kinds = [route.kind for route in self.routes.values()]
+        counts = ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))
+        more = f', for {len(self._kept)} signatures' if len(self._kept) > 1 else ''
+        return f'OnlineLearner({text}): compiled{more}; parameters: {counts}'
 
     # compiling ------------------------------------------------------------------------------------
 
@@ -85,7 +110,7 @@ class OnlineLearner:
         key = of_shapes, surrounding_mesh()
         if key not in self._kept:
             if not new and all(shapes != of_shapes for shapes, _ in self._kept):
-                refuse_shapes(self.first.program, params, carry, inputs)
+                refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
             graph = analyse(
                 self.cell,
                 params,
@@ -294,18 +319,50 @@ class OnlineLearner:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates
         nothing.
         """
-        program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
-        carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
-        rows = []
-        for name, tree in (('carry', carry), ('trace', trace), ('t', t)):
+        state, rows = self._abstract_state(), []
+        for name, tree in (('carry', state.carry), ('trace', state.trace), ('t', state.t)):
             for key, leaf in flatten_paths(tree).items():
                 rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
         return Memory(rows, sum(row[-1] for row in rows))
 
+    def partition_specs(self, param_specs, batch_axis: str | None = None) -> OnlineState:
+        """The :class:`OnlineState` of ``PartitionSpec``: each array lies where what it belongs to
+        lies.
+
+        ``param_specs``: a tree like params, of ``PartitionSpec`` or None (replicated);
+        ``batch_axis``: the axis of the mesh along the lanes. A trace of D_RTRL has the batch in
+        front, then the axes of its weight; a hidden state has the op's output axis last, unless two
+        ops disagree. A weight lies as the parameter that it is a function of, element by element; a
+        transpose counts as replicated. Specs say where arrays lie, never what is computed. Raises
+        :class:`braintrace.StructureError` for another tree.
+
+        >>> import jax, jax.numpy as jnp, braintrace
+        >>> from jax.sharding import PartitionSpec as P
+        >>> def cell(params, h, x):
+        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
+        ...     return h, h
+        >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+        >>> params, h, x = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((2, 3)), jnp.ones((2, 2))
+        >>> _ = jax.eval_shape(learner.init, params, h, x)
+        >>> specs = learner.partition_specs({'W': P(None, 'model')}, batch_axis='data')
+        >>> specs.trace['W']['carry']['weight'], specs.carry
+        ((P('data', None, 'model'),), P('data', 'model'))
+        >>> mesh = jax.make_mesh((1, 1), ('data', 'model'))
+        >>> shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
+        >>> state = jax.jit(learner.init, out_shardings=shardings)(params, h, x)
+        """
+        return state_specs(self.first, self._abstract_state(), param_specs, batch_axis)
+
+    def _abstract_state(self) -> OnlineState:
+        """The state of the first signature, of shapes and dtypes."""
+        program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
+        carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
+        return OnlineState(carry, trace, t, self.first.laned, self.first.lane_axes)
+
 
 def online(
     cell: Callable,
-    rule: Rule | None = None,
+    rule: Rule | None = D_RTRL,
     *,
     trainable: Callable = _always,
     hidden: Callable = no_key,
@@ -314,12 +371,12 @@ def online(
 ) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
-    Arguments: ``rule``, a value of :mod:`braintrace.rules` or None (no trace: acting, evaluation,
-    same-step gradients); ``trainable`` and ``hidden``, predicates ``(path, leaf) -> bool`` on
-    leaves of params and carry, ``path`` a tuple of strings: which leaves of inexact dtype are
-    learned or traced, and which leaves of the carry a reset puts back (by default all but PRNG
-    keys); ``policy``, a :class:`braintrace.Policy`, says what to do with control flow;
-    ``strict=True`` makes it strict.
+    Arguments: ``rule``, a value of :mod:`braintrace.rules`, by default ``d_rtrl()``, or None (no
+    trace: acting, evaluation, same-step gradients); ``trainable`` and ``hidden``, predicates
+    ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
+    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back
+    (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with
+    control flow; ``strict=True`` makes it strict.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
@@ -333,6 +390,9 @@ def online(
     >>> grads['W'].shape, losses.shape, state.t.tolist()
     ((5, 3), (7,), [7])
     """
+    for name, fn in (('cell', cell), ('trainable', trainable), ('hidden', hidden)):
+        if not callable(fn):
+            raise OptionError(f'{name} is {fn!r}; give a function {SIGNATURES[name]}.')
     if rule is not None and not isinstance(rule, Rule):
         raise OptionError(
             f'rule is {rule!r}; give a value of braintrace.rules, such as '

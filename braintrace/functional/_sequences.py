@@ -33,7 +33,7 @@ from .._windows import (
 )
 from ._compiled import Compiled
 from ._loss import as_inputs
-from ._state import OnlineState
+from ._state import OnlineState, check_carry0
 
 __all__ = ['SequenceCalls']
 
@@ -151,6 +151,7 @@ def _resets(reset, state: OnlineState, length: int):
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise StructureError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
     flags, carry0 = reset
+    check_carry0(state.carry, carry0)
     return check_flags('reset flags are', flags, length, state.t.shape), jax.tree.leaves(carry0)
 
 

@@ -14,6 +14,7 @@ from .._windows import is_key
 
 __all__ = [
     'OnlineState',
+    'check_carry0',
     'flatten_paths',
     'fold_lane',
     'merge',
@@ -54,6 +55,7 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
     ``name`` is the path of this hidden leaf.
     """
     fresh, x = (v if is_key(v) else jnp.asarray(v) for v in (fresh, x))
+    _check_fresh(fresh, x, name)
     if flags.ndim and not laned:
         remedy = (
             'If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, '
@@ -70,6 +72,30 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
         )
     inner = (1,) * (x.ndim - axis - 1) if flags.ndim else (1,) * x.ndim
     return jnp.where(flags.reshape(flags.shape + inner), fresh, x)
+
+
+def _check_fresh(fresh, x, name: str) -> None:
+    """Refuse a value that would give a leaf another shape or dtype."""
+    pairs = zip(fresh.shape[::-1], x.shape[::-1], strict=False)
+    fits = fresh.ndim <= x.ndim and all(a in (1, b) for a, b in pairs)
+    keys = is_key(fresh) or is_key(x)
+    dtype = fresh.dtype if keys else jnp.result_type(fresh, x)
+    if not fits or dtype != x.dtype:
+        raise StructureError(
+            f'hidden leaf {name} is {describe_aval(x)}, and carry0 has {describe_aval(fresh)} for '
+            'it. Give a carry like the one that `init` got.'
+        )
+
+
+def check_carry0(carry, carry0) -> None:
+    """Refuse another tree than the carry's."""
+    here: Any = jax.tree.structure(carry)
+    if here != jax.tree.structure(carry0):
+        names = [{path_name(p, 'carry') for p in flatten_paths(tree)} for tree in (carry, carry0)]
+        raise StructureError(
+            f'carry0 has another structure than the carry: missing {sorted(names[0] - names[1])}, '
+            f'added {sorted(names[1] - names[0])}. Give a carry like the one that `init` got.'
+        )
 
 
 def no_key(path, leaf) -> bool:
@@ -108,6 +134,7 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     [0, 4]
     """
     flags, axes = _as_flags(flags, state.t), dict(state.lane_axes)
+    check_carry0(state.carry, carry0)
 
     def leaf(path, x, fresh):
         key = path_key(path)

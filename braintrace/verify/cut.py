@@ -165,7 +165,7 @@ def cut_bptt_gradients(
     """
     params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
     if graph is None:
-        online = functional.online(cell)
+        online = functional.online(cell, None)
         online.init(params, carry, *as_inputs(jax.tree.map(lambda a: a[0], xs)))
         graph = online.graph
     elif not isinstance(graph, ETraceGraph):

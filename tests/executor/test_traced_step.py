@@ -153,11 +153,11 @@ def test_the_parts_give_what_the_whole_step_gives(name, size, length, monkeypatc
     )(w, state, xs)
     wanted = expected(step, w, state, xs, counts)
     for got, want in zip((state_, terms, shown, steps), wanted, strict=True):
-        got, want = (jax.tree.map(_numbers, tree) for tree in (got, want))
+        got, want = (jax.tree.map(numbers, tree) for tree in (got, want))
         assert_close(got, want, relative=1e-12, absolute=1e-14)
 
 
-def _numbers(a):
+def numbers(a):
     return jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace._windows.records import counts_along
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other
@@ -265,3 +266,17 @@ def test_the_step_count_stays_at_the_largest_number(rule):
         == [np.iinfo(np.int32).max] * B
     )
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
+
+
+@pytest.mark.parametrize('lanes', [(), (3,)])
+@pytest.mark.parametrize('shared', [True, False])
+def test_the_counts_of_a_window_are_those_of_its_steps(lanes, shared):
+    most, length = np.iinfo(np.int32).max, 6
+    flags = np.random.default_rng(0).random((length, *(() if shared else lanes))) < 0.3
+    t = np.resize([most - 2, 0, 7], lanes).astype(np.int32)
+    counts, end = counts_along(jnp.asarray(t), jnp.asarray(flags), length)
+    for flag, count in zip(flags, counts, strict=True):
+        t = np.where(flag, 0, t)
+        np.testing.assert_array_equal(count, t)
+        t = np.minimum(t.astype(np.int64) + 1, most)
+    np.testing.assert_array_equal(end, t)

@@ -144,7 +144,7 @@ def test_places_that_change_have_no_trace_and_the_graph_says_so(source):
         state = learner.init({'w': params['w']}, (h, structure(0)), x)
     assert learner.routes['w'].reason == 'input_dependent_weight'
     grads = learner.grad(loss)({'w': params['w']}, state, (x,), ys[0])[1]
-    dense = functional.online(dense_cell(*places(0)))
+    dense = functional.online(dense_cell(*places(0)), None)
     zero = {'w': params['w'], 'b': jnp.zeros(OUT)}
     wanted = dense.grad(loss)(zero, dense.init(zero, h, xs[0]), xs[0], ys[0])[1]
     assert_close(grads['w'], wanted['w'], 1e-5)

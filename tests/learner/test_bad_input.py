@@ -153,6 +153,26 @@ def test_another_input_than_compiled_is_refused(x, words):
     assert_close(snapshot(learner), before)
 
 
+@pytest.mark.parametrize(
+    'way',
+    [
+        lambda learner, x: jax.jit(learner)(x),
+        lambda learner, x: jax.vmap(learner)(x[None])[0],
+        lambda learner, x: jax.lax.cond(x.sum() > 0, lambda: learner(x), lambda: 0 * x),
+        lambda learner, x: brainstate.transform.checkpoint(learner)(x),
+        lambda learner, x: jax.grad(lambda x: learner(x).sum())(x),
+    ],
+    ids=['jit', 'vmap', 'cond', 'checkpoint', 'grad'],
+)
+def test_a_step_function_that_transforms_the_learners_call_is_refused(way):
+    learner, (xs, _) = compiled(), data()
+    before = snapshot(learner)
+    with pytest.raises(braintrace.StepFunctionError, match='inside a transformation .* of its own'):
+        learner.etrace_grad(xs, step_fn=lambda x: way(learner, x).sum())
+    assert_close(snapshot(learner), before)
+    learner.etrace_grad(xs, step_fn=lambda x: jax.jit(jnp.sin)(learner(x)).sum())
+
+
 def test_another_batch_is_served_as_the_message_says():
     learner = compiled()
     x = jnp.ones((5, INPUTS))

@@ -196,7 +196,7 @@ def test_wrong_arguments_of_the_doctor():
         braintrace.OptionError,
         'made with rule=None',
         verify.diagnose,
-        braintrace.functional.online(cell),
+        braintrace.functional.online(cell, None),
         XS,
         YS,
         squared,

@@ -1,0 +1,179 @@
+"""Where the arrays of a state lie on a mesh, by where the parameters lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from .._compiler import HiddenGroup, Relation, path_key, path_name
+from .._errors import OptionError, StructureError
+from ._compiled import Compiled
+from ._state import OnlineState
+
+__all__ = ['state_specs']
+
+Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
+
+
+def state_specs(compiled: Compiled, state: OnlineState, param_specs, batch_axis) -> OnlineState:
+    """The state of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``)."""
+    if batch_axis is not None and not isinstance(batch_axis, str):
+        raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
+    specs = _Specs(compiled, _of_params(compiled, param_specs), batch_axis)
+    lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
+
+    def each(what: str, spec: Callable, tree):
+        def leaf(path, x):
+            key = path_key(path)
+            return spec(key, x, lanes.get(path_name((what, *key))))
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
+
+    return state.replace(
+        carry=each('carry', specs.of_carry, state.carry),
+        trace=each('trace', specs.of_trace, state.trace),
+        t=specs.placed(state.t, 0),
+    )
+
+
+def _of_params(compiled: Compiled, param_specs) -> dict[int, tuple[Axis, ...]]:
+    """Value number of each parameter -> the entries of its spec, one for each of its axes."""
+    program, names = compiled.program, compiled.program.trees['params']
+    try:
+        specs = names.flatten_up_to(param_specs)
+    except ValueError as error:
+        raise StructureError(
+            f'param_specs has another structure than params: {error}. Give a tree like params, of '
+            'PartitionSpec, or None where a leaf is replicated.'
+        ) from error
+    found = {}
+    for place, (v, spec) in enumerate(zip(program.params, specs, strict=True)):
+        ndim = program.avals[v].ndim
+        if spec is not None and not isinstance(spec, PartitionSpec):
+            raise OptionError(
+                f'param_specs has {spec!r} for leaf {place} of params; give a PartitionSpec, or '
+                'None where it is replicated.'
+            )
+        entries = tuple(spec or ())
+        if len(entries) > ndim:
+            raise OptionError(f'{spec} has more entries than its parameter has axes ({ndim}).')
+        found[v] = entries + (None,) * (ndim - len(entries))
+    return found
+
+
+def _names(axis: Axis) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    return axis if isinstance(axis, tuple) else (axis,)
+
+
+class _Specs:
+    """Specs of the arrays of one compiled step."""
+
+    def __init__(self, compiled: Compiled, of_params: dict, batch_axis: str | None):
+        self.compiled, self.of_params, self.batch_axis = compiled, of_params, batch_axis
+        self.makers = {v: e for e in compiled.program.equations for v in e.outs}
+        self.relations = {r.key: r for r in compiled.graph.hidden_param_op_relations}
+
+    def weight(self, relation: Relation, slot: str) -> tuple[Axis, ...] | None:
+        """The entries of a weight: those of the parameter that it is, element by element, a
+        function of. None: there is no such parameter.
+        """
+        program, v = self.compiled.program, relation.op.trainable[slot]
+        shape = program.avals[v].shape
+        like = (p for p in self._read_elementwise(v) if program.avals[p].shape == shape)
+        return next(map(self.of_params.get, like), None)
+
+    def _read_elementwise(self, v: int) -> Iterator[int]:
+        """The parameters that a value is made of by equations that act element by element."""
+        waiting, seen = [v], set()
+        while waiting:
+            v = waiting.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            if v in self.of_params:
+                yield v
+            made = self.makers.get(v)
+            if made is not None and (made.does.elementwise or made.does.passes):
+                waiting.extend(made.ins)
+
+    def units(self, group: HiddenGroup) -> Axis:
+        """The axis of the mesh along the group's last axis, if all ops that say one agree."""
+        found = {axis for axis in self._units_by_op(group) if axis is not None}
+        return found.pop() if len(found) == 1 else None
+
+    def _units_by_op(self, group: HiddenGroup) -> Iterator[Axis]:
+        for relation in self.relations.values():
+            for other, coords in zip(relation.groups, relation.coordinates, strict=True):
+                if other is not group or coords.shape != group.shape:
+                    continue
+                for slot, weight in relation.op.weight_avals.items():
+                    entries = self.weight(relation, slot)
+                    if entries and weight.shape[-1] == group.shape[-1]:
+                        yield entries[-1]
+
+    def placed(self, x, lanes: int | None, *last: Axis) -> PartitionSpec:
+        """The batch along the axis ``lanes`` of x, and ``last`` along its last axes: an axis of the
+        mesh once, the batch first.
+        """
+        entries: list[Axis] = [None] * x.ndim
+        order = [x.ndim - len(last) + i for i in range(len(last))]
+        wanted = dict(zip(order, last, strict=True))
+        if lanes is not None and lanes < x.ndim:
+            wanted, order = {**wanted, lanes: self.batch_axis}, [lanes, *order]
+        used: set[str] = set()
+        for i in order:
+            names = _names(wanted[i])
+            if entries[i] is None and used.isdisjoint(names):
+                entries[i] = wanted[i]
+                used.update(names)
+        return PartitionSpec(*entries)
+
+    def of_carry(self, key, x, lanes: int | None) -> PartitionSpec:
+        pieces = self.compiled.program.pieces(self.compiled.program.leaf_keys.index(key))
+        groups = self.compiled.graph.hidden_groups
+        own = next((g for g in groups if not set(pieces).isdisjoint(g.carried)), None)
+        whole = own is not None and x.shape == own.shape and x.ndim > 0
+        return self.placed(x, lanes, self.units(own)) if whole else self.placed(x, lanes)
+
+    def of_trace(self, key, x, lanes: int | None) -> PartitionSpec:
+        name, *rest = key
+        if name not in self.relations:
+            return self.placed(x, self._lanes_beside(x))
+        relation, (of_group, slot, *_) = self.relations[name], rest
+        if slot in relation.op.slots:
+            shape, entries = relation.op.weight_avals[slot].shape, self.weight(relation, slot)
+            own = x.shape if lanes is None else x.shape[1:]
+            has_layout = entries is not None and own[len(own) - len(shape) :] == shape
+            return self.placed(x, lanes, *entries) if has_layout else self.placed(x, lanes)
+        if slot == 'f':  # the factor of the output, states in the last axis
+            group = next(g for g in relation.groups if g.name == of_group)
+            same = x.ndim > 1 and x.shape[-2] == group.shape[-1]
+            return self.placed(x, lanes, self.units(group) if same else None, None)
+        return self.placed(x, lanes, self._input(relation, x))
+
+    def _input(self, relation: Relation, x) -> Axis:
+        """The axis of the mesh along the last axis of the op's input."""
+        for slot, weight in relation.op.weight_avals.items():
+            entries = self.weight(relation, slot)
+            if entries and weight.ndim == 2 and weight.shape[0] == x.shape[-1]:
+                return entries[0]
+        return None
+
+    def _lanes_beside(self, x) -> int | None:
+        """The axis of the lanes in what a rule keeps beside the trace: steps that are pending. It
+        is known where all ops are batched.
+        """
+        graph = self.compiled.graph
+        laned = all(
+            coords.has_lanes(graph.lanes_of(group))
+            and (relation.op.x is None or relation.op.primitive.batched)
+            and not relation.op.repeats
+            for relation in self.relations.values()
+            for group, coords in zip(relation.groups, relation.coordinates, strict=True)
+        )
+        return 0 if laned and x.shape[:1] == (graph.lanes,) else None

@@ -1,0 +1,55 @@
+"""A small cell written in plain JAX, and its data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+
+B, I, N, T = 2, 3, 4, 5  # noqa: E741
+D_RTRL, ES = rules.d_rtrl(), rules.es_d_rtrl(0.7)
+both_rules = pytest.mark.parametrize(
+    'rule', [D_RTRL, pytest.param(ES, marks=pytest.mark.slow)], ids=lambda rule: rule.name
+)
+
+
+def cell(p, h, x):
+    """Leaky units with a bias, in front of a readout."""
+    drive = braintrace.matmul(jnp.concatenate([x, h], -1), p['w'], p['b'])
+    h = 0.6 * h + jnp.tanh(drive)
+    return h @ p['out'], h
+
+
+def loss(out, target):
+    return ((out - target) ** 2).sum()
+
+
+def drawn(*shape, seed: int = 0):
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def params(seed: int = 0):
+    shapes = {'w': (I + N, N), 'b': (N,), 'out': (N, 2)}
+    return {name: drawn(*shape, seed=seed) for name, shape in shapes.items()}
+
+
+def data():
+    return drawn(T, B, I), drawn(T, B, 2)
+
+
+def carry():
+    return drawn(B, N)
+
+
+def started(of=cell, rule=D_RTRL, **options):
+    """A learner and its first state."""
+    learner = functional.online(of, rule, **options)
+    return learner, learner.init(params(), carry(), data()[0][0])
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), tree)

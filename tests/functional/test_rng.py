@@ -1,0 +1,103 @@
+"""Randomness is part of the carry: threaded, never learned, folded by the caller."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+from braintrace import functional
+from tests.compare import assert_close
+from tests.precision import float64 as float64
+
+from .plain import D_RTRL, I, N, T, both_rules, drawn, loss
+
+LANES = 3
+
+
+@jax.custom_vjp
+def spike(v):
+    return (v > 0.5).astype(v.dtype)
+
+
+spike.defvjp(lambda v: (spike(v), v), lambda v, g: (g / (1 + jnp.abs(v - 0.5)) ** 2,))
+
+
+def noisy_lif(p, c, x):
+    """A leaky neuron with noise in its membrane; it spikes and is reset."""
+    key, own = jax.random.split(c['key'])
+    noise = 0.3 * jax.random.normal(own, c['v'].shape)
+    v = 0.8 * c['v'] + braintrace.matmul(x, p['w']) + noise
+    z = spike(v)
+    return z @ p['out'] + noise.sum(), {'v': v - z, 'key': key}
+
+
+def params():
+    return {'w': drawn(I, N), 'out': drawn(N, 2)}
+
+
+def carry(key=None):
+    return {'v': jnp.zeros(N), 'key': jax.random.key(5) if key is None else key}
+
+
+XS = np.random.default_rng(0).normal(size=(T, I))
+YS = np.random.default_rng(1).normal(size=(T, 2))
+
+
+def step_of_a_lane(learner):
+    """A step on lanes that share one key: folded before it, put back as it was after it."""
+
+    def step(state, x):
+        folded = functional.fold_lane(state, 'lane')
+        out, new = learner.step(params(), folded, x)
+        key = jax.random.split(state.carry['key'])[0]  # without the lane's index
+        return out, new.replace(carry={**new.carry, 'key': key})
+
+    return step
+
+
+def test_lanes_draw_their_own_numbers_and_the_shared_key_comes_back_shared():
+    learner = functional.online(noisy_lif, D_RTRL)
+    state = learner.init(params(), carry(), XS[0])
+    axes = jax.tree.map(lambda a: None if a is state.carry['key'] else 0, state)
+    lanes = jax.tree.map(
+        lambda a, axis: a if axis is None else jnp.stack([a] * LANES),
+        state,
+        axes,
+        is_leaf=lambda a: a is None,
+    )
+    step = jax.vmap(
+        step_of_a_lane(learner), in_axes=(axes, None), out_axes=(0, axes), axis_name='lane'
+    )
+    out, new = jax.jit(step)(lanes, XS[0])
+    assert new.carry['key'].shape == ()
+    assert len({float(v) for v in new.carry['v'][:, 0]}) == LANES
+    for k in range(LANES):
+        own = carry(jax.random.fold_in(jax.random.key(5), k))
+        want, c = noisy_lif(params(), own, XS[0])
+        assert_close((out[k], new.carry['v'][k]), (want, c['v']))
+
+
+@both_rules
+def test_keys_are_threaded_and_have_no_trace_and_no_gradient(rule):
+    learner = functional.online(noisy_lif, rule)
+    state = learner.init(params(), carry(), XS[0])
+    assert state.carry['key'] == jax.random.key(5)  # nothing is folded or drawn at init
+    assert not any('key' in row[0] for row in learner.memory().rows if row[0].startswith('trace'))
+    _, end, losses = jax.jit(learner.sequence_grad(loss, window=2))(params(), state, XS, YS)
+    c, want = carry(), []
+    for x, y in zip(XS, YS, strict=True):
+        out, c = noisy_lif(params(), c, x)
+        want.append(loss(out, y))
+    assert_close(losses, jnp.stack(want))
+    assert end.carry['key'] == c['key']
+
+
+def test_a_reset_leaves_the_keys():
+    learner = functional.online(noisy_lif, D_RTRL)
+    state = learner.init(params(), carry(), XS[0])
+    _, moved = learner.step(params(), state, XS[0])
+    again = functional.reset(moved, True, carry())
+    assert again.carry['key'] == moved.carry['key'] != state.carry['key']
+    assert (again.carry['v'] == 0).all() and int(again.t) == 0

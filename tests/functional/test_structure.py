@@ -1,0 +1,233 @@
+"""Names, trees and kinds of parameters; what is refused; learners as values."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+from tests.compare import assert_close
+from tests.precision import float64 as float64
+
+from .plain import D_RTRL, ES, carry, cell, data, loss, params, shapes_of, started
+
+
+def renamed(p):
+    """Parameters under names that are no identifiers."""
+    return {'a/b': {'w~0': p['w'], 'k': (p['b'],)}, 'layers': {('l', 1): p['out']}}
+
+
+def by_names(p, h, x):
+    return cell({'w': p['a/b']['w~0'], 'b': p['a/b']['k'][0], 'out': p['layers'][('l', 1)]}, h, x)
+
+
+def test_any_tree_and_any_names_give_the_same_gradients():
+    (xs, ys), p = data(), params()
+    learner = functional.online(by_names, D_RTRL)
+    state = learner.init(renamed(p), carry(), xs[0])
+    assert set(learner.routes) == {'a~1b/w~00', 'a~1b/k/0', 'layers/l/1'}
+    assert list(state.trace) == ['a~1b/w~00']
+    got, _, _ = jax.jit(learner.sequence_grad(loss))(renamed(p), state, xs, ys)
+    plain, start = started()
+    assert_close(got, renamed(jax.jit(plain.sequence_grad(loss))(p, start, xs, ys)[0]))
+
+
+def test_names_flatten_to_tuples_and_back():
+    tree = {'a/b': (1, {'~': 2}), '': [3, None], 'd': {('p', 'q'): 4}}
+    flat = functional.flatten_paths(tree)
+    assert flat == {('a/b', '0'): 1, ('a/b', '1', '~'): 2, ('', '0'): 3, ('d', 'p', 'q'): 4}
+    assert functional.unflatten_paths(dict(reversed(flat.items())), tree) == tree
+    with pytest.raises(braintrace.StructureError, match=r"missing .*'a/b', '0'.* added .*'z'"):
+        functional.unflatten_paths({('z',): 1}, tree)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twice:
+    """Two leaves of one name."""
+
+    def tree_flatten_with_keys(self):
+        return tuple((jax.tree_util.DictKey(key), jnp.ones(2)) for key in (1, '1')), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, leaves):
+        return cls()
+
+
+def test_two_leaves_of_one_name_are_refused():
+    with pytest.raises(braintrace.StructureError, match='same path'):
+        functional.flatten_paths(Twice())
+    with pytest.raises(braintrace.StructureError, match='two leaves of params have the same path'):
+        functional.online(cell, D_RTRL).init(Twice(), carry(), data()[0][0])
+
+
+def test_relations_groups_and_routes_can_be_walked():
+    learner, state = started()
+    walked = [
+        (relation.key, sorted(relation.paths), [group.name for group in relation.groups])
+        for relation in learner.graph.hidden_param_op_relations
+    ]
+    assert walked == [('w', ['bias', 'weight'], ['carry'])] and list(state.trace) == ['w']
+    assert {name: route.kind for name, route in learner.routes.items()} == {
+        'w': 'trace',
+        'b': 'trace',
+        'out': 'same-step',
+    }
+    report = str(learner.report)
+    assert all(f'\n  {name} ' in report for name in learner.routes)
+
+
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (
+            lambda p, h, x: ({**p, 'w': p['w'].astype('float32')}, h, x),
+            'params w: .* float32.* now',
+        ),
+        (lambda p, h, x: ({**p, 'b': p['b'][None]}, h, x), r'params b: .*\[4\] .*\[1, 4\] now'),
+        (lambda p, h, x: ({**p, 'more': h}, h, x), r'params more: absent .*\[2, 4\] now'),
+        (lambda p, h, x: (list(p.values()), h, x), 'params w: .* absent now'),
+        (lambda p, h, x: (p, h[0], x), r'carry: .*\[2, 4\] .*\[4\] now'),
+        (lambda p, h, x: (p, h, x[:1]), r'inputs 0: .*\[2, 3\] .*\[1, 3\] now'),
+    ],
+    ids=['dtype', 'rank', 'a leaf more', 'another tree', 'carry', 'batch'],
+)
+def test_a_step_on_another_structure_is_refused_and_says_how_to_compile(change, words):
+    learner, state = started()
+    p, h, x = change(params(), carry(), data()[0][0])
+    with pytest.raises(braintrace.StructureError, match=words) as caught:
+        learner.step(p, state.replace(carry=h), x)
+    text = str(caught.value)
+    assert 'learner.init(params, carry, *inputs)' in text and 'brainstate' not in text
+
+
+def test_a_state_of_another_rule_is_refused():
+    learner, _ = started()
+    _, state = started(rule=ES)
+    with pytest.raises(braintrace.StructureError, match='does not belong to this learner'):
+        learner.step(params(), state, data()[0][0])
+
+
+@pytest.mark.parametrize(
+    'fresh, words',
+    [
+        (lambda h: {'h': h}, r"missing \['carry'\], added \['h'\]"),
+        (lambda h: h[:, :3], r'\[2, 4\], and carry0 has float64\[2, 3\]'),
+        (lambda h: h.astype(complex), r'float64\[2, 4\], and carry0 has complex'),
+    ],
+    ids=['tree', 'shape', 'dtype'],
+)
+def test_a_reset_to_another_structure_is_refused(fresh, words):
+    (xs, ys), (learner, state) = data(), started()
+    fresh = fresh(carry())
+    for way in (
+        lambda: functional.reset(state, jnp.zeros(2, bool), fresh),
+        lambda: learner.sequence_grad(loss)(
+            params(), state, xs, ys, reset=(jnp.zeros(len(xs), bool), fresh)
+        ),
+    ):
+        with pytest.raises(braintrace.StructureError, match=words):
+            way()
+
+
+@pytest.mark.parametrize(
+    'new, words',
+    [
+        (lambda h: {'h': h, 'key': jax.random.key(0)}, 'carry/key: added in the new carry'),
+        (lambda h: {}, 'carry/h: missing in the new carry'),
+        (lambda h: {'h': h.astype(jnp.float16)}, r'carry/h: float64.*float16'),
+        (lambda h: {'h': h[0]}, r'carry/h: float64\[2, 4\] .* float64\[4\]'),
+    ],
+    ids=['a key that nobody gave', 'missing', 'dtype', 'shape'],
+)
+def test_a_carry_that_a_step_makes_up_or_loses_is_refused_at_init(new, words):
+    def step(p, c, x):
+        out, h = cell(p, c['h'], x)
+        return out, new(h)
+
+    with pytest.raises(braintrace.StructureError, match=words.replace('carry/', '(carry/)?')):
+        functional.online(step, D_RTRL).init(params(), {'h': carry()}, data()[0][0])
+
+
+def test_structure_comes_first_and_memory_later():
+    args = params(), carry(), data()[0][0]
+    learner = functional.online(cell, D_RTRL)
+    shapes = jax.eval_shape(learner.init, *shapes_of(args))
+    assert functional.online(cell, D_RTRL).init(*args).trace.keys() == shapes.trace.keys()
+    state = learner.init(*args)
+    assert jax.tree.structure(state) == jax.tree.structure(shapes)
+    assert shapes_of(state) == shapes_of(shapes)
+    outputs, after = jax.eval_shape(learner.step, args[0], shapes, args[2])
+    assert shapes_of(after) == shapes_of(shapes) and outputs.shape == (2, 2)
+    losses = jax.eval_shape(learner.sequence_grad(loss), args[0], shapes, *shapes_of(data()))[2]
+    assert losses.shape == (5,)
+
+
+def test_several_learners_share_the_parameters_they_are_given():
+    p, (xs, ys) = params(), data()
+    addresses = {name: a.unsafe_buffer_pointer() for name, a in p.items()}
+    for rule in (D_RTRL, ES, None):
+        learner, state = started(rule=rule)
+        jax.jit(learner.sequence_grad(loss))(p, state, xs, ys)
+        held = [a.unsafe_buffer_pointer() for a in jax.tree.leaves(state)]
+        assert not set(addresses.values()).intersection(held)
+    assert addresses == {name: a.unsafe_buffer_pointer() for name, a in p.items()}
+
+
+def chosen(path, leaf) -> bool:
+    return path != ('b',)
+
+
+def test_learners_are_values_of_cell_rule_and_options():
+    def of(of=cell, rule=0.7, **options):
+        return functional.online(of, rules.es_d_rtrl(rule), **options)
+
+    assert (
+        of() == of() and hash(of()) == hash(of()) and of(trainable=chosen) == of(trainable=chosen)
+    )
+    assert functional.online(cell) == functional.online(cell, rules.d_rtrl())
+    others = [of(by_names), of(rule=0.8), of(trainable=chosen), of(hidden=chosen), of(strict=True)]
+    assert len({of(), *others}) == 6
+    with pytest.raises(AttributeError):
+        of().rule = None
+
+
+def test_a_learner_is_a_static_argument_of_jit():
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(learner, p, h, xs, ys):
+        traced.append(learner)
+        return learner.sequence_grad(loss)(p, learner.init(p, h, xs[0]), xs, ys)[0]
+
+    args = params(), carry(), *data()
+    first = run(functional.online(cell, D_RTRL), *args)
+    assert_close(run(functional.online(cell, D_RTRL), *args), first, 0)
+    assert len(traced) == 1
+    run(functional.online(cell, ES), *args)
+    assert len(traced) == 2
+
+
+def test_what_a_learner_shows_of_itself():
+    learner = functional.online(cell, ES, trainable=chosen, strict=True)
+    shown = repr(learner)
+    assert (
+        shown.startswith('OnlineLearner(cell (')
+        and 'not compiled' in shown
+        and 'plain.py:' in shown
+    )
+    assert 'ES_D_RTRL(decay=0.7), trainable=chosen (' in shown and 'Policy(strict=True)' in shown
+    learner.init(params(), carry(), data()[0][0])
+    assert repr(learner).endswith('compiled; parameters: 1 frozen, 1 same-step, 1 trace')
+    assert '\n' not in repr(learner) and ' at 0x' not in repr(learner)
+    assert 'no rule' in repr(functional.online(functools.partial(cell), None))
+
+
+@pytest.mark.parametrize('name', ['cell', 'trainable', 'hidden'])
+def test_what_is_no_function_is_refused(name):
+    given = {'cell': cell, 'rule': D_RTRL, name: 'W'}
+    with pytest.raises(braintrace.OptionError, match=f"{name} is 'W'; give a function"):
+        functional.online(**given)

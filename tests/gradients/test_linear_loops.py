@@ -1,0 +1,212 @@
+"""Gradients where states and signals move in associative scans: those of backpropagation through
+time, and those of the loops step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+from braintrace import _jax, functional
+from braintrace._executor import blocks
+from tests.compare import assert_close, assert_moves
+from tests.gradients.harness import quick
+from tests.precision import float64  # noqa: F401
+from tests.tiers import in_turn, none
+
+B, I, N, T = 3, 4, 5, 7
+RNG = np.random.default_rng(0)
+XS, YS = RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, N))
+PARAMS = {
+    **{name: RNG.normal(size=(I, N)) / 2 for name in 'zvfi'},
+    **{name: RNG.uniform(0.3, 0.9, N) for name in ('radius', 'angle')},
+}
+FLAGS = np.zeros((T, B), bool)
+FLAGS[[2, 5], 0] = FLAGS[[3, 4], 1] = True
+NEVER, MASK = np.zeros((T, B), bool), np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5, 1.0])
+
+
+def lru(ops, p, h, x):
+    """A complex state as two real ones."""
+    r, angle = ops.element_wise(p['radius']), ops.element_wise(p['angle'])
+    a, b = r * jnp.cos(angle), r * jnp.sin(angle)
+    re = a * h['re'] - b * h['im'] + ops.matmul(x, p['z'])
+    im = b * h['re'] + a * h['im'] + ops.matmul(x, p['v'])
+    return re * im, {'re': re, 'im': im}
+
+
+def lru_complex(ops, p, h, x):
+    lam = ops.element_wise(p['radius']) * jnp.exp(1j * ops.element_wise(p['angle']))
+    h = lam * h['re'] + ops.matmul(x, p['z']) + 1j * ops.matmul(x, p['v'])
+    return h.real * h.imag, {'re': h}
+
+
+def mingru(ops, p, h, x):
+    z = jax.nn.sigmoid(ops.matmul(x, p['z']))
+    h = (1 - z) * h['re'] + z * ops.matmul(x, p['v'])
+    return h, {'re': h}
+
+
+def minlstm(ops, p, h, x):
+    """Its output stands in the carry, and no new state reads it."""
+    f, i = (jax.nn.sigmoid(ops.matmul(x, p[name])) for name in 'fi')
+    c = (f * h['im'] + i * ops.matmul(x, p['v'])) / (f + i)
+    h = jnp.tanh(c) * ops.element_wise(p['radius'])
+    return h, {'re': h, 'im': c}
+
+
+@jax.custom_jvp
+def spike(v):
+    return (v > 0).astype(v.dtype)
+
+
+spike.defjvp(lambda v, dv: (spike(v[0]), dv[0] / (1 + v[0] ** 2)))
+
+
+def lif(ops, p, h, x):
+    """A synapse and a membrane without recurrent weights: the spike alone is not linear."""
+    i = 0.9 * h['im'] + ops.matmul(x, p['z'])
+    v = 0.8 * h['re'] + i - spike(h['re'] - 1)
+    return v, {'re': v, 'im': i}
+
+
+CELLS = {f.__name__: f for f in (minlstm, lru, mingru, lru_complex, lif)}
+HOW = 'associative', 'sequential'
+RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(0.8)}
+NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru': 'z v'}
+NAMES |= {'minlstm': 'radius f i v', 'lif': 'z'}
+
+
+class Plain:
+    """Ops without a trace."""
+
+    matmul = staticmethod(jnp.matmul)
+    element_wise = staticmethod(jnp.asarray)
+
+
+def start(name):
+    """Parameters, and states to begin with."""
+    params = {key: PARAMS[key] for key in NAMES[name].split()}
+    states = {'lru_complex': ['re'], 'mingru': ['re']}.get(name, ['re', 'im'])
+    dtype = complex if name == 'lru_complex' else float
+    return params, {key: np.full((B, N), 0.4, dtype) for key in states}
+
+
+def loss(output, target):
+    return jnp.sum((output - target) ** 2)
+
+
+def online(name, how, rule):
+    cell = functools.partial(CELLS[name], braintrace)
+    return functional.online(cell, rule, policy=braintrace.Policy(linear_loops=how))
+
+
+def fresh(carry):
+    return jax.tree.map(lambda h: h / 2, carry)
+
+
+def over_two_sequences(name, how, rule, window, carry):
+    """Gradients of two sequences, the second one with resets and masks; its carry and losses."""
+    params, h = start(name)
+    learner = online(name, how, RULES[rule])
+    state = learner.init(params, h, XS[0])
+    run = quick(learner.sequence_grad(loss, window=window, carry=carry, reduction='sum'))
+    first, state, _ = run(params, state, XS, YS, np.ones(T), (NEVER, fresh(h)))
+    grads, state, losses = run(params, state, XS, YS, MASK, (FLAGS, fresh(h)))
+    return first, grads, state.carry, losses
+
+
+def backpropagated(name, carry):
+    """The same by reverse mode through plain scans."""
+    params, h = start(name)
+
+    def along(params, h, flags, weights):
+        def step(h, at):
+            x, y, flag, weight = at
+            h = jax.tree.map(lambda a, b: jnp.where(flag[:, None], b, a), h, fresh(start(name)[1]))
+            output, h = CELLS[name](Plain, params, h, x)
+            return h, loss(output, y) * weight
+
+        h, losses = jax.lax.scan(step, h, (XS, YS, flags, weights))
+        return losses.sum(), h
+
+    def total(params, weights):
+        first, then = along(params, h, NEVER, weights[0])
+        then = jax.lax.stop_gradient(then) if carry == 'drop' else then
+        return first + along(params, then, FLAGS, weights[1])[0]
+
+    gradient = quick(jax.grad(total))
+    return [gradient(params, w) for w in ((np.ones(T), 0 * MASK), (np.zeros(T), MASK))]
+
+
+@in_turn(
+    lambda name, *_: name == 'mingru',
+    name=CELLS,
+    window=[4, None, 3, 1],
+    carry=['trace', 'drop'],
+)
+def test_d_rtrl_is_backpropagation(name, window, carry):
+    first, grads, *_ = over_two_sequences(name, 'associative', 'd_rtrl', window, carry)
+    assert_moves(grads)
+    assert_close([first, grads], backpropagated(name, carry), relative=1e-11)
+
+
+@in_turn(none, name=CELLS, window=[None, 4])
+def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
+    each = (over_two_sequences(name, how, 'es_d_rtrl', window, 'trace') for how in HOW)
+    assert_close(*each, relative=1e-12)
+
+
+def inner_jaxprs(jaxpr):
+    yield jaxpr
+    for eqn in jaxpr.eqns:
+        for inner in _jax.sub_jaxprs(eqn.params):
+            yield from inner_jaxprs(inner)
+
+
+def loops_over_time(name, how, rule):
+    """The number of loops of T steps in a compiled gradient, or of unknown length."""
+    params, h = start(name)
+    learner = online(name, how, RULES[rule])
+    run = learner.sequence_grad(loss, window=None, carry='drop')
+    state = learner.init(params, h, XS[0])
+    jaxpr = jax.make_jaxpr(lambda *at: run(params, state, *at, reset=(FLAGS, h)))(XS, YS)
+    eqns = [eqn for inner in inner_jaxprs(jaxpr.jaxpr) for eqn in inner.eqns]
+    names = [eqn.primitive.name for eqn in eqns if eqn.params.get('length', T) == T]
+    return sum(map(names.count, ('scan', 'while')))
+
+
+@in_turn(lambda name, rule: name == 'lru', name=['lru', 'lif'], rule=RULES)
+def test_no_loop_over_time_is_left_but_that_of_the_spike(name, rule):
+    assert loops_over_time(name, 'sequential', rule) == 2
+    assert loops_over_time(name, 'associative', rule) == (name == 'lif')
+
+
+def test_a_learner_evaluates_by_the_same_scan(monkeypatch):
+    calls = []
+    real = blocks.linear_scan
+    monkeypatch.setattr(blocks, 'linear_scan', lambda *at: calls.append(0) or real(*at))
+
+    class Leaky(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.asarray(PARAMS['z']))
+            self.h = brainstate.HiddenState(jnp.full((B, N), 0.4))
+
+        def update(self, x):
+            self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+            return self.h.value
+
+    seen = []
+    for how in HOW:
+        learner = braintrace.D_RTRL(Leaky(), policy=braintrace.Policy(linear_loops=how))
+        learner.compile_graph(XS[0])
+        seen.append((learner.etrace_evolve(XS, trace=False), len(calls)))
+    (got, one), (want, same) = seen
+    assert one == same == 1
+    assert_close(got, want, relative=1e-12)
