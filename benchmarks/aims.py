@@ -63,6 +63,7 @@ def others(found: dict) -> list[Aim]:
         Aim('trace dropped', 'its best window', (0.33,), ratios(both, 'd_rtrl drop', DROPPED)),
         Aim('an update at each step, S = 1', memory[0], (2.5, 2.0), ratios(one, *memory[1:])),
         Aim('an update at each step, S = 2', memory[0], (3.0,), ratios(two, *memory[1:])),
+        Aim('the same, own loop', memory[0], (3.0,), ratios(two, 'own loop', memory[2])),
         Aim("`window='auto'`", 'the best fixed window', (1.1,), chosen),
         Aim('`learner(x)` from Python, GRU 64', '1 ms', (1.0,), eager),
     ]

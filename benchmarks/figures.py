@@ -217,6 +217,7 @@ def of_this_package(found: dict) -> dict:
         ),
         'met 2.5': met(simple, 'etrace_train', memory, 2.5),
         'met 2': met(simple, 'etrace_train', memory, 2.0),
+        'met 3': met(twice, 'etrace_train', memory, 3.0),
         'bfloat16': each(simple, 'bfloat16', 'etrace_train'),
         'MiB million': mebibytes(found, 'd_rtrl', 1_000_000),
         'MiB thousand': mebibytes(found, 'd_rtrl', 1000),

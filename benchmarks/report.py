@@ -112,6 +112,7 @@ def updates(found) -> str:
         **{f'every {k}': cell(f'written every {k}') for k in (2, 4, 8)},
         'bfloat16 trace': cell('bfloat16'),
         'train / read + write': share('etrace_train', 'read and write of the trace'),
+        'own loop / read + write': share('own loop', 'read and write of the trace'),
         'least bytes / train': least_bytes,
     }
     both = {

@@ -20,7 +20,13 @@ CELLS = (
 )
 # Kinds of two and three states, and of one complex state.
 SEVERAL = ('lstm', 'alif', 'alif3', 'lif_syn', 'lru', 'lru_complex')
-UPDATED = (*MAIN, ('lstm', 128, 128, 100), ('alif', 100, 40, 100))
+UPDATED = (
+    *MAIN,
+    ('lstm', 128, 128, 100),
+    ('lstm', 256, 256, 50),
+    ('lif_syn', 256, 64, 100),
+    ('alif', 100, 40, 100),
+)
 CORNERS = (
     ('gru', 128, 128, 100, 16, 1),
     *[('lstm', 128, 128, t, 16, 1) for t in (10, 30)],

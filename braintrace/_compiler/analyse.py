@@ -79,7 +79,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
     derived = find_derived(positions, following.d_pass)
-    groups = tuple(_group(program, states, derived) for states in positions.groups)
+    groups = tuple(_group(positions, states, derived) for states in positions.groups)
     group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
@@ -113,14 +113,28 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     return replace(graph, diagnostics=find_diagnostics(graph, missing, cross, unhidden))
 
 
-def _group(program: Program, states: Sequence[int], derived: Derived) -> HiddenGroup:
+def _group(positions: Positions, states: Sequence[int], derived: Derived) -> HiddenGroup:
+    program = positions.program
     every = [program.hidden[s] for s in states]
     carry = tuple(c for c in every if c not in derived.states)
+    own = [s for s in states if program.hidden[s] in carry]
+    reads = tuple(tuple(r in _old(positions, s, derived) for r in own) for s in own)
     paths = tuple(program.carry_names[c] for c in carry)
     name = ','.join(p.replace(',', '~2') for p in paths)
     aval = program.avals[program.carry[carry[0]]]
     made = tuple(c for c in every if c in derived.states)
-    return HiddenGroup(name, paths, carry, aval.shape, aval.dtype, made)
+    return HiddenGroup(name, paths, carry, aval.shape, aval.dtype, made, reads)
+
+
+def _old(positions: Positions, state: int, derived: Derived) -> set[int]:
+    """The old states that a new one may read, by number in ``program.hidden``: for a derived one
+    all that it may be made of.
+    """
+    hidden, sweep = positions.program.hidden, positions.sweeps[state]
+    read = sweep.clocks.union(sweep.old)
+    made = {m for m in read if hidden[m] in derived.states}
+    behind = {r for m in made for r in positions.groups[positions.group_of[m]]}
+    return read | {r for r in behind if hidden[r] not in derived.states}
 
 
 def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -134,12 +148,8 @@ def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, .
         sets: list[tuple[list[int], set]] = []
         for g, states in enumerate(groups):
             if k < len(states):
-                sweep = positions.sweeps[states[k]]
-                read = sweep.clocks.union(sweep.old)
-                # an old state that is derived leads to those that it is made of
-                read |= {r for m in read & made for r in groups[positions.group_of[m]]}
-                touched = {('h', r) for r in read}
-                touched |= {('y', i) for i in sweep.y}
+                touched = {('h', r) for r in _old(positions, states[k], derived)}
+                touched |= {('y', i) for i in positions.sweeps[states[k]].y}
                 # the first set that the group fits in, else one of its own
                 home = next((entry for entry in sets if entry[1].isdisjoint(touched)), None)
                 if home is None:

@@ -35,6 +35,7 @@ class HiddenGroup:
     carry.
 
     ``derived``: states that are functions of the new ones of ``states``, and no part of a trace.
+    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero.
     """
 
     name: str
@@ -42,7 +43,8 @@ class HiddenGroup:
     states: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: Any
-    derived: tuple[int, ...] = ()
+    derived: tuple[int, ...]
+    reads: tuple[tuple[bool, ...], ...]
 
     @property
     def num_state(self) -> int:

@@ -88,6 +88,8 @@ def filled(tree, like):
     if isinstance(like, tuple):
         return tuple(filled(x, y) for x, y in zip(tree, like, strict=True))
     if like is None:
+        if tree is not None:
+            raise ValueError('A derivative that counts as zero by structure is none.')
         return None
     return jnp.zeros_like(like) if tree is None else tree.astype(like.dtype)
 

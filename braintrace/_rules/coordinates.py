@@ -23,6 +23,7 @@ __all__ = [
     'by_pair',
     'folded',
     'gathered',
+    'gathered_once',
     'is_widened',
     'mapped',
     'pairs',
@@ -54,12 +55,6 @@ class Pair(NamedTuple):
         front = (1,) * (1 + len(self.op.repeats)) if rows else ()
         return jax.tree.map(lambda v: v.reshape(front + v.shape), values)
 
-    def placed(self, by_group: dict):
-        """The same, made before a pass over an entry: inside one, XLA would work out the position
-        of each number anew.
-        """
-        return jax.lax.optimization_barrier(self.gathered(by_group))
-
 
 def pairs(graph: ETraceGraph) -> Iterator[Pair]:
     """Every relation with each of its groups."""
@@ -89,6 +84,25 @@ def gathered(coords: Coordinates, tree):
         return wide.reshape(coords.shape)
 
     return jax.tree.map(leaf, tree)
+
+
+def gathered_once(graph: ETraceGraph, flag: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
+    """Values by pair, where a flag is set that XLA does not know, and zeros elsewhere: as a branch
+    the gathered ones are computed once, where XLA would gather them for each number of a trace.
+    """
+    moved = {
+        (pair.relation.key, pair.group.name)
+        for pair in pairs(graph)
+        if pair.coords.positions is not None
+    }
+    chosen = {at: values[at[0]][at[1]] for at in moved}
+    if not chosen:
+        return values
+    made = jax.lax.cond(flag, lambda: chosen, lambda: jax.tree.map(jnp.zeros_like, chosen))
+    return by_pair(
+        graph,
+        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
+    )
 
 
 def _tiled(coords: Coordinates) -> tuple[int, int | None]:

@@ -14,7 +14,7 @@ from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import Vector, add
 from .contraction import add_gradients, same_step
-from .coordinates import Pair, by_pair, pairs
+from .coordinates import Pair, by_pair, gathered_once, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import anywhere
 from .pending import SHORT, Pending, Segment, Steps
@@ -22,7 +22,7 @@ from .reading import solve
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
 from .storage import Stored, after, entry_dtype, stored_dtype
-from .writing import has_kernel, renewed
+from .writing import Change, has_kernel, renewed
 
 __all__ = ['DRTRL']
 
@@ -106,13 +106,19 @@ class DRTRL(Rule):
         first, *rest = pending.segments
         first = first._replace(p=after(read, t, first.p))
         pending = pending._replace(segments=(first, *rest))
+        graph = network.graph
+        changes = by_pair(graph, pending.change)
+        factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
+        factors = gathered_once(graph, anywhere(t >= 0), factors)
 
         def one(pair: Pair):
             old = self._stored(trace, pair, pending.alive)
+            each = zip(pair.of(changes), pair.of(factors), strict=True)
+            made = tuple(change._replace(**of_entry) for change, of_entry in each)
             weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, pending.change(pair), weights, t)
+            return renewed(pair.op, pair.coords, old, made, weights, t)
 
-        return by_pair(network.graph, one)
+        return by_pair(graph, one)
 
     def _stored(self, trace: Trace, pair: Pair, alive: jax.Array) -> Stored:
         return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
@@ -147,9 +153,11 @@ class DRTRL(Rule):
     ) -> OpGradients:
         """``< lam , e >`` for every relation, of a trace with nothing pending."""
         total: dict = {}
+        signals = by_pair(network.graph, lambda pair: pair.gathered(lam))
+        signals = gathered_once(network.graph, anywhere(alive), signals)
         for pair in pairs(network.graph):
             key, old = pair.relation.key, self._stored(trace, pair, alive)
-            got = solve(pair.op, pair.coords, pair.placed(lam), old, network.weights[key])
+            got = solve(pair.op, pair.coords, pair.of(signals), old, network.weights[key])
             total[key] = add(total.get(key), got)
         return {
             key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}
@@ -250,6 +258,12 @@ def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
         }
 
     return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
+
+
+def _factors(change: Change) -> dict:
+    """What is multiplied with numbers of an entry one by one; many rows are contracted instead."""
+    few = change.rows <= SHORT
+    return {'p': change.p, 'q': change.q} if few else {'p': change.p}
 
 
 def _bytes(trace) -> int:

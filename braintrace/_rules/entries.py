@@ -111,10 +111,28 @@ def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Ve
         return accumulate(op, coords, x, df, weights)
     if is_widened(op, coords):
         weights = {n: jnp.broadcast_to(w, coords.shape) for n, w in weights.items()}
+    rule = _instant_rule(op, coords)
+    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
+
+
+def _instant_rule(op: OpUse, coords: Coordinates) -> Callable:
+    """``fn(x, d, weights)``: one step's entry."""
     root = op.primitive.root
     slot = 'xy_to_dw' if root.optional_rule('instant_drtrl') is None else 'instant_drtrl'
-    rule = _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
-    return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
+    if op.primitive.structure:  # its parameters are arrays
+        return _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
+    params = tuple(op.params.items())
+    return _traced_once(op.primitive, slot, root.rule(slot), params, added_axes(op, coords))
+
+
+@functools.lru_cache(maxsize=256)
+def _traced_once(primitive, slot: str, rule: Callable, params: tuple, added: int) -> Callable:
+    """The rule of a kind of op, which is traced once for each shape: a write asks for each row and
+    state, and a stack of layers for each layer. ``rule`` is a key: another may be registered.
+    """
+    fn = primitive.root.bound_rule(slot, dict(params), 'D_RTRL')
+    fn = primitive.by_lane(fn, dict(params), 0)
+    return jax.jit(mapped(fn, added, (None, 0, None)), inline=True)
 
 
 def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entry) -> Vector:

@@ -14,6 +14,7 @@ from .._executor import (
     Vector,
     add,
     apply,
+    closure,
     compose,
     dot,
     filled,
@@ -158,7 +159,7 @@ class Pending(NamedTuple):
     def change(self, pair: Pair) -> tuple[Change, ...]:
         """The changes of one entry by these steps."""
         return tuple(
-            Change(pair.placed(s.p), s.x.get(pair.relation.key), pair.of(s.q))
+            Change(pair.gathered(s.p), s.x.get(pair.relation.key), pair.of(s.q))
             for s in self.segments
         )
 
@@ -269,6 +270,11 @@ class Steps(NamedTuple):
 
 
 def _no_step(graph: ETraceGraph, group: HiddenGroup) -> Transition:
-    """The transition of a group over no step, as numbers."""
-    dtype = group_dtype(graph, group)
-    return identity(group.num_state, jnp.ones((), dtype), jnp.zeros((), dtype))
+    """The transition of a group over no step, as numbers where some steps have any."""
+    dtype, there = group_dtype(graph, group), (lambda read: True if read else None)
+    moves = closure(jax.tree.map(there, group.reads))
+    rows = identity(group.num_state, jnp.ones((), dtype), jnp.zeros((), dtype))
+    return tuple(
+        tuple(e if s == r or moves[s][r] else None for r, e in enumerate(row))
+        for s, row in enumerate(rows)
+    )

@@ -18,8 +18,7 @@ from .storage import Entry, Stored, by_state, one_lane
 
 __all__ = ['solve']
 
-FUSED_LANES = 8  # lanes that are summed in one expression, which XLA fuses
-UNROLLED_SUMS = 8  # such expressions in a row; more go through a loop
+FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
 
 
 def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry) -> Entry:
@@ -42,7 +41,8 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
             total = dot(one_lane(signal, b), by_state(old.lane(b).numbers), rule)
             return {n: g[0] for n, g in total.items()}
 
-        return _sum_over_lanes(of_lane, some.shape[0])
+        states = sum(x is not None for x in signal)
+        return _sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
 
     if is_by_sample(op, coords) and some.ndim and some.shape[0]:
         return jax.lax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
@@ -75,26 +75,21 @@ def _summed(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Arra
     return x.sum(tuple(range(added_axes(op, coords) + op.primitive.batched)))
 
 
-def _sum_over_lanes(of_lane: Callable, lanes: int):
-    """``sum_b of_lane(b)``: a few lanes in one expression, whose slices XLA fuses with the code
-    that makes them.
+def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
+    """``sum_b of_lane(b)``, so many lanes in one expression: lanes often begin at the same place of
+    a processor's cache, so that few of them can be read at once.
     """
     plus = functools.partial(jax.tree.map, operator.add)
 
-    def block(start, number):
-        return functools.reduce(plus, [of_lane(start + b) for b in range(number)])
+    of_lane = jax.jit(of_lane, inline=True)  # traced once
 
-    starts = range(0, lanes, FUSED_LANES)
-    if len(starts) <= UNROLLED_SUMS:
-        total = block(0, min(lanes, FUSED_LANES))
-        for start in starts[1:]:
-            more = block(start, min(lanes - start, FUSED_LANES))
-            total = plus(jax.lax.optimization_barrier(total), more)
-        return total
-    # many lanes: the rest that fills no block, then a loop over blocks
-    whole, rest = divmod(lanes, FUSED_LANES)
-    first = block(whole * FUSED_LANES, rest) if rest else block(0, FUSED_LANES)
+    def block(start, number):
+        return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
+
+    # the lanes that fill no block, then a loop over blocks
+    whole, rest = divmod(lanes, fused)
+    first = block(whole * fused, rest) if rest else block(0, fused)
     blocks = jnp.arange(not rest, whole)
     return jax.lax.scan(
-        lambda total, i: (plus(total, block(i * FUSED_LANES, FUSED_LANES)), None), first, blocks
+        lambda total, i: (plus(total, block(i * fused, fused)), None), first, blocks
     )[0]

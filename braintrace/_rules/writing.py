@@ -135,9 +135,25 @@ def _state_by_state(
         return _stored(new(numbers, changes), old.entry)
     made: list = [None] * len(order)
     for state in order:
-        made[state] = new(numbers, (first, *changes[1:]))[state]
-        first = first._replace(p=after(made[state], t, first.p))
+        wanted = [s == state for s in range(len(order))]
+        made[state] = new(numbers, _wanted((first, *changes[1:]), wanted))[state]
+        if state != order[-1]:
+            first = first._replace(p=after(made[state], t, first.p))
     return _stored(tuple(made), old.entry)
+
+
+def _wanted(changes: Changes, wanted: list[bool]) -> Changes:
+    """What makes the wanted states: the rest of the changes is left out."""
+    found: list[Change] = []
+    for change in reversed(changes):
+        p = tuple(
+            row if there else (None,) * len(row)
+            for row, there in zip(change.p, wanted, strict=True)
+        )
+        q = tuple(a if there else None for a, there in zip(change.q, wanted, strict=True))
+        found.insert(0, Change(p, change.x, q))
+        wanted = is_read(p)
+    return tuple(found)
 
 
 def _lane_by_lane(old: Stored, changes: Changes, new: Callable) -> States:

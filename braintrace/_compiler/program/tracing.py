@@ -114,14 +114,13 @@ def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
 
 def depends(fn: Callable, values: list, *args) -> list[bool]:
     """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``."""
-    jaxpr = _jax.closed_jaxpr(jax.make_jaxpr(fn)(values, *args))[0]
+    leaves, treedef = jax.tree.flatten((values, *args))
+    jaxpr, _ = _jax.opened(lambda *x: fn(*jax.tree.unflatten(treedef, x)), leaves)
     live = {v for v in jaxpr.outvars[:1] if not isinstance(v, _jax.Literal)}
     for eqn in reversed(jaxpr.eqns):
         if not live.isdisjoint(eqn.outvars):
             live.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-    slots = jax.tree.unflatten(
-        jax.tree.structure((values, *args)), [v in live for v in jaxpr.invars]
-    )[0]
+    slots = jax.tree.unflatten(treedef, [v in live for v in jaxpr.invars])[0]
     return [any(jax.tree.leaves(s)) for s in slots]
 
 
