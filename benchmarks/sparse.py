@@ -159,7 +159,9 @@ def by_hand(forward, outer, params, carry, trace, x, target):
 
 
 class Timed:
-    """A compiled step ``(state, ...) -> (loss, gradients, state)``, its state and its times."""
+    """A compiled step ``(state, ...) -> (state, loss, gradients)``, its state and its times. The
+    state comes first: a gradient with the shape of a trace would be given the trace's memory.
+    """
 
     def __init__(self, name, step, params, state, *rest):
         self.name, self.state, self.times, self.losses = name, state, [], []
@@ -174,7 +176,7 @@ class Timed:
     def turn(self):
         params, rest = self.arguments
         start = time.process_time()
-        loss, grads, self.state = jax.block_until_ready(self.run(params, self.state, *rest))
+        self.state, loss, grads = jax.block_until_ready(self.run(params, self.state, *rest))
         self.times.append(1e3 * (time.process_time() - start))
         self.losses.append((float(loss), float(jnp.linalg.norm(grads['w']))))
 
@@ -195,14 +197,15 @@ def learner_of(name, rule, network: Network, target):
 
     def step(params, state, x, target):
         (value, _), grads, state = grad(params, state, x, target)
-        return value, {n: grads[n] for n in ('w', 'readout')}, state
+        return state, value, {n: grads[n] for n in ('w', 'readout')}
 
     return Timed(name, step, network.params, state, network.input, target)
 
 
 def hand_step(name, forward, outer, network: Network, target):
     def step(params, state, x, target):
-        return by_hand(forward, outer, params, *state, x, target)
+        loss, grads, state = by_hand(forward, outer, params, *state, x, target)
+        return state, loss, grads
 
     n = network.neurons
     carry = jax.tree.map(jnp.copy, network.start)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,12 +18,12 @@ from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import anywhere
 from .pending import SHORT, Pending, Segment, Steps
-from .reading import solve
+from .reading import has_reader, solve, solve_onto
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
-from .storage import Stored, after, entry_dtype, stored_dtype
+from .storage import States, Stored, after, entry_dtype, stored_dtype
 from .transition import Vector, add
-from .writing import has_kernel, renewed
+from .writing import has_kernel, has_writer, renewed, renewed_if
 
 __all__ = ['DRTRL']
 
@@ -100,7 +101,7 @@ class DRTRL(Rule):
             if len(window.t) <= SHORT:
                 older, xs, delta = [], *_joined([*older, (xs, delta)])
         grads = _with_rows(same_step(network.graph, xs, delta, network.weights), network, older)
-        return add_gradients(grads, self._history(network, trace, lam, alive, window.t[0]))
+        return self._with_history(grads, network, trace, lam, alive, window.t[0])
 
     def close(self, network, trace, pending, t, read):
         first, *rest = pending.segments
@@ -108,53 +109,68 @@ class DRTRL(Rule):
         pending = pending._replace(segments=(first, *rest))
 
         def one(pair: Pair):
-            old = self._stored(trace, pair, pending.alive)
-            weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, pending.change(pair), weights, t)
+            return self._renewed(network, trace, pending, pair, t)
 
         return by_pair(network.graph, one)
+
+    def _renewed(
+        self,
+        network: Network,
+        trace: Trace,
+        pending: Pending,
+        pair: Pair,
+        t: jax.Array,
+        flag: jax.Array | None = None,
+    ) -> States:
+        """An entry with all pending steps; where the op has its own writer, if the flag is set."""
+        op, coords, weights = pair.op, pair.coords, network.weights[pair.relation.key]
+        old, changes = self._stored(trace, pair, pending.alive), pending.change(pair)
+        if has_writer(op, coords):
+            return renewed_if(flag, op, coords, old, changes, weights, t)
+        return renewed(op, coords, old, changes, weights, t)
 
     def _stored(self, trace: Trace, pair: Pair, alive: jax.Array) -> Stored:
         return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
 
-    def _history(
+    def _with_history(
         self,
+        grads: OpGradients,
         network: Network,
         carried: dict,
         lam: dict[str, Vector],
         alive: jax.Array,
         t: jax.Array,
     ) -> OpGradients:
-        """``< lam , e >`` for every relation, skipped while no lane has a past. Steps that are
-        pending beside the trace are read with it.
-        """
-        graph = network.graph
-        related = {r.key: network.weights[r.key] for r in graph.hidden_param_op_relations}
-
-        def of_past():
-            trace, steps = _apart(carried)
-            if steps is None:
-                return self._read(network, trace, lam, alive)
+        """``grads + < lam , e >``; steps that are pending beside the trace are read with it."""
+        graph, (trace, steps) = network.graph, _apart(carried)
+        if steps is not None:
             pending = steps.pending(graph, t)
-            older, before = pending.credit(graph, lam)
-            of_trace = self._read(network, trace, before, pending.alive)
-            return _with_rows(of_trace, network, older)
+            older, lam = pending.credit(graph, lam)
+            alive, grads = pending.alive, _with_rows(grads, network, older)
 
-        return jax.lax.cond(anywhere(alive), of_past, lambda: jax.tree.map(jnp.zeros_like, related))
+        def arguments(pair: Pair):
+            old = self._stored(trace, pair, alive)
+            return pair.op, pair.coords, pair.gathered(lam), old, network.weights[pair.relation.key]
 
-    def _read(
-        self, network: Network, trace: Trace, lam: dict[str, Vector], alive: jax.Array
-    ) -> OpGradients:
-        """``< lam , e >`` for every relation, of a trace with nothing pending."""
-        total: dict = {}
-        for pair in pairs(network.graph):
-            key, old = pair.relation.key, self._stored(trace, pair, alive)
-            got = solve(pair.op, pair.coords, pair.gathered(lam), old, network.weights[key])
-            total[key] = add(total.get(key), got)
-        return {
-            key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}
-            for key, got in total.items()
-        }
+        def read():
+            total: dict = {}
+            for pair in together:
+                key = pair.relation.key
+                total[key] = add(total.get(key), solve(*arguments(pair)))
+            dtypes = {key: jax.tree.map(jnp.dtype, network.weights[key]) for key in total}
+            return jax.tree.map(lambda g, dtype: g.astype(dtype), total, dtypes)
+
+        apart, together = _parted(graph, has_reader)
+        if together:
+            zeros = {pair.relation.key: network.weights[pair.relation.key] for pair in together}
+            grads = add_gradients(
+                grads,
+                jax.lax.cond(anywhere(alive), read, lambda: jax.tree.map(jnp.zeros_like, zeros)),
+            )
+        for pair in apart:
+            key = pair.relation.key
+            grads = {**grads, key: solve_onto(grads[key], *arguments(pair))}
+        return grads
 
     # single steps ---------------------------------------------------------------------------------
 
@@ -184,10 +200,18 @@ class DRTRL(Rule):
     ) -> Trace:
         """The trace, with the pending steps written into it where the flag is set."""
 
-        def close(trace):
-            return self.close(network, trace, steps.pending(network.graph, t), t, ())
+        apart, together = _parted(network.graph, has_writer)
 
-        return jax.lax.cond(flag, close, lambda trace: trace, trace)
+        def close(_):
+            pending = steps.pending(network.graph, t)
+            return [self._renewed(network, trace, pending, pair, t) for pair in together]
+
+        old = [pair.of(trace) for pair in together]
+        new = dict(zip(map(_place, together), jax.lax.cond(flag, close, lambda old: old, old)))
+        pending = steps.pending(network.graph, t)
+        for pair in apart:
+            new[_place(pair)] = self._renewed(network, trace, pending, pair, t, flag)
+        return by_pair(network.graph, lambda pair: new[_place(pair)])
 
     def update(self, network, carried, factors, t):
         trace, steps = _apart(carried)
@@ -224,6 +248,17 @@ class DRTRL(Rule):
         size = _bytes(jax.eval_shape(lambda: self.init(graph)))
         at_once = bound or any(has_kernel(pair.op, pair.coords) for pair in pairs(graph))
         return 1 if at_once else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
+
+
+def _parted(graph: ETraceGraph, has_own: Callable) -> tuple[list[Pair], list[Pair]]:
+    """The pairs whose op has code of its own, and the others."""
+    own = [pair for pair in pairs(graph) if has_own(pair.op, pair.coords)]
+    places = {_place(pair) for pair in own}
+    return own, [pair for pair in pairs(graph) if _place(pair) not in places]
+
+
+def _place(pair: Pair) -> tuple[str, str]:
+    return pair.relation.key, pair.group.name
 
 
 def _apart(carried: dict) -> tuple[Trace, Steps | None]:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .contraction import in_parts, op_gradient
+from .coordinates import is_plain
 from .entries import accumulate, added, carry, instant, is_by_sample
 from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
 from .transition import Transition, Vector, compose, dense, is_read
 
-__all__ = ['Change', 'has_kernel', 'renewed']
+__all__ = ['Change', 'has_kernel', 'has_writer', 'renewed', 'renewed_if']
 
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
 SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
@@ -91,6 +92,38 @@ def renewed(
         if not few or lane > SMALL_LANE:
             return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
+
+
+def renewed_if(
+    flag: jax.Array | None,
+    op: OpUse,
+    coords: Coordinates,
+    old: Stored,
+    changes: Changes,
+    weights: Entry,
+    t: jax.Array,
+) -> States:
+    """The stored entry after some changes where the flag is set (None: always), else as it was, by
+    the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
+    """
+
+    def default(flag, changes, entry, alive):
+        def new(entry):
+            here = Stored(entry, alive, old.dtype)
+            return renewed(op, coords, here, changes, weights, t)
+
+        return new(entry) if always else jax.lax.cond(flag, new, lambda entry: entry, entry)
+
+    def by(writer):
+        def run(*operands):
+            return {**default(*operands), **writer(*operands, **op.params)}
+
+        return run
+
+    writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
+    always, flag = flag is None, jnp.ones((), bool) if flag is None else flag
+    operands = flag, changes, old.entry, old.alive
+    return jax.lax.platform_dependent(*operands, default=default, **writers)
 
 
 def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
@@ -178,8 +211,12 @@ def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> State
 
 def has_kernel(op: OpUse, coords: Coordinates) -> bool:
     """Whether a platform may have a kernel that writes one step into this entry."""
-    plain = not op.repeats and not coords.expanded and coords.positions is None
-    return bool(op.primitive.trace_kernel) and plain
+    return bool(op.primitive.trace_kernel) and is_plain(op, coords)
+
+
+def has_writer(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have code of its own that writes pending steps into this entry."""
+    return bool(op.primitive.trace_writer) and is_plain(op, coords)
 
 
 def _by_kernel(
