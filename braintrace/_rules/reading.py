@@ -13,6 +13,7 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .contraction import finite
 from .coordinates import added_axes, is_plain, is_widened, mapped
 from .entries import is_by_sample, transport
+from .lanes import anywhere
 from .storage import Entry, Stored, by_state, one_lane
 from .transition import Vector, dot
 
@@ -57,13 +58,19 @@ def has_reader(op: OpUse, coords: Coordinates) -> bool:
 def solve_onto(
     onto: Entry, op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry
 ) -> Entry:
-    """``onto + < signal , e >`` by the op's own code, on platforms that have it."""
+    """``onto + < signal , e >`` by the op's own code on platforms that have it, the second
+    part skipped elsewhere while no lane has a past.
+    """
     if all(x is None for x in signal):
         return onto
 
     def default(onto, signal, entry, alive):
-        found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights)
-        return {n: g + found[n].astype(g.dtype) for n, g in onto.items()}
+        def read():
+            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights)
+            return {n: g.astype(onto[n].dtype) for n, g in found.items()}
+
+        none = jax.tree.map(jnp.zeros_like, onto)
+        return jax.tree.map(operator.add, onto, jax.lax.cond(anywhere(alive), read, lambda: none))
 
     def by(reader):
         def run(*operands):
