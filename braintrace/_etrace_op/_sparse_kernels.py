@@ -41,6 +41,8 @@ def kernel(name: str, *dtypes) -> Callable | None:
     def call(*arrays, results: Sequence[tuple], onto: Sequence[int] = ()):
         made = [jax.ShapeDtypeStruct(shape, dtype) for shape in results]
         aliases = {place: i for i, place in enumerate(onto)}
+        kinds = {'i': jnp.int32, 'f': dtype}  # a kernel takes no other
+        arrays = tuple(a.astype(kinds[a.dtype.kind]) for a in arrays)
         return jax.ffi.ffi_call(
             _registered(name, dtype), made, vmap_method='sequential', input_output_aliases=aliases
         )(*arrays)

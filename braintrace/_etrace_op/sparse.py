@@ -195,7 +195,8 @@ def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape
     (dtype,), states = dtypes, range(len(arrays))
     lanes = arrays[0].size // len(columns) if len(columns) else 1
     entry = arrays
-    todo = jnp.broadcast_to(jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0), lanes)
+    todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
+    todo = jnp.broadcast_to(todo, lanes)
     move, add = kernel(f'move {len(arrays)}', dtype), kernel('rows', dtype)
     for change in changes:
         wide = [jnp.zeros(()) if v is None else v for row in change.p for v in row]
