@@ -19,6 +19,8 @@ __all__ = ['CLEAR', 'KEEP', 'kernel']
 
 DTYPES = ('float32', 'float64')
 
+unsigned = np.uint64
+
 # Places of 8-byte words in the structs of xla/ffi/api/c_api.h. A call frame: its extension, the
 # interface, the stage, the addresses of the arguments and of the results. A buffer: the addresses
 # of its numbers and of its shape. An extension asks for the version: the address of the answer, and
@@ -68,9 +70,9 @@ def _registered(name: str, dtype: str) -> str:
     return target
 
 
-# Each makes ``body(given, made)`` of the addresses of the arrays and of the results. An index is
-# never negative: a loop that would end there reads its numbers one by one, which is twice as fast
-# as the instruction that gathers several.
+# Each makes ``body(given, made)`` of the addresses of the arrays and of the results. No index is
+# negative: a loop that would end there reads its numbers one by one, which is twice as fast as the
+# instruction that gathers several, and an unsigned one is not asked whether it counts from the end.
 
 
 def _product(dtype: type):
@@ -90,7 +92,7 @@ def _product(dtype: type):
             for i in range(x.shape[0]):
                 for b in range(x.shape[1]):
                     if x[i, b] != 0:
-                        for k in range(pointers[i], pointers[i + 1]):
+                        for k in range(unsigned(pointers[i]), unsigned(pointers[i + 1])):
                             y[columns[k], b] += x[i, b] * w[k]
         else:
             for k in range(w.shape[0]):
@@ -121,7 +123,7 @@ def _entries(dtype: type):
                     g[k] += x[t, rows[k]] * d[t, columns[k]]
             return
         for i in range(x.shape[1]):
-            first, last = pointers[i], pointers[i + 1]
+            first, last = unsigned(pointers[i]), unsigned(pointers[i + 1])
             written = False
             for t in range(x.shape[0]):
                 there = x[t, i]
@@ -173,7 +175,7 @@ def _rows(dtype: type):
                 for t in range(x.shape[0]):
                     there = x[t, b, i]
                     if there != 0:
-                        for k in range(pointers[i], pointers[i + 1]):
+                        for k in range(unsigned(pointers[i]), unsigned(pointers[i + 1])):
                             j = columns[k]
                             if j < 0:
                                 break
