@@ -108,11 +108,13 @@ def renewed_if(
     """
 
     def default(flag, changes, entry, alive):
-        def new(entry):
-            here = Stored(entry, alive, old.dtype)
-            return renewed(op, coords, here, changes, weights, t)
+        def new(_, entry):
+            # the barrier keeps what is made of the changes inside the loop
+            entry, kept, here = jax.lax.optimization_barrier((entry, changes, alive))
+            return renewed(op, coords, Stored(entry, here, old.dtype), kept, weights, t)
 
-        return new(entry) if always else jax.lax.cond(flag, new, lambda entry: entry, entry)
+        # a loop of one turn or none: XLA copies what passes the branches of `lax.cond`
+        return jax.lax.fori_loop(0, flag.astype(jnp.int32), new, entry)
 
     def by(writer):
         def run(*operands):
