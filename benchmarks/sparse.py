@@ -226,7 +226,7 @@ def floor_of(network: Network, trace):
     trace = [e for e in jax.tree.leaves(trace) if e.shape[-1:] == (network.entries,)]
     move = jax.jit(lambda trace: [0.9 * e + 0.1 for e in trace], donate_argnums=0)
     found: dict = {'pass': [], 'read and write of a trace': []}
-    for _ in range(5):
+    for _ in range(15):
         start = time.process_time()
         jax.block_until_ready(outer(x, x, network.structure))
         found['pass'].append(1e3 * (time.process_time() - start))

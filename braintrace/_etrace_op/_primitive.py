@@ -163,8 +163,9 @@ class ETPPrimitive(Primitive):
         parts += [flag for flag in ('batched', 'gradient_enabled') if getattr(self, flag)]
         parts += [f'{self.original.name} mapped over {self.axes}'] if self.original else []
         parts += [f'rules: {", ".join(present) or "none"}']
-        tables = ('lowering', self.lowering), ('trace kernel', self.trace_kernel)
-        parts += [f'{what} on {", ".join(table)}' for what, table in tables if table]
+        tables = {'lowering': self.lowering, 'trace kernel': self.trace_kernel}
+        tables |= {'trace reader': self.trace_reader, 'trace writer': self.trace_writer}
+        parts += [f'{what} on {", ".join(table)}' for what, table in tables.items() if table]
         parts += [f'missing: {", ".join(missing)}'] if missing and not self.original else []
         return f'ETPPrimitive({"; ".join(parts)})'
 

@@ -107,23 +107,32 @@ def renewed_if(
     the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
     """
 
-    def default(flag, changes, entry, alive):
-        def new(_, entry):
-            # the barrier keeps what is made of the changes inside the loop
-            entry, kept, here = jax.lax.optimization_barrier((entry, changes, alive))
-            return renewed(op, coords, Stored(entry, here, old.dtype), kept, weights, t)
+    def new(changes, entry, alive):
+        return renewed(op, coords, Stored(entry, alive, old.dtype), changes, weights, t)
 
-        # a loop of one turn or none: XLA copies what passes the branches of `lax.cond`
-        return jax.lax.fori_loop(0, flag.astype(jnp.int32), new, entry)
+    def default(flag, changes, entry, alive):
+        """In a loop of one turn or none: XLA copies what passes the branches of ``lax.cond``."""
+
+        def turn(_, entry):
+            # the barrier keeps what is made of the changes inside the loop
+            entry, *others = jax.lax.optimization_barrier((entry, changes, alive))
+            return new(others[0], entry, others[1])
+
+        return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
 
     def by(writer):
-        def run(*operands):
-            return {**default(*operands), **writer(*operands, **op.params)}
+        def run(flag, changes, entry, alive):
+            found = writer(flag, changes, entry, alive, **op.params)
+            if not found:
+                return default(flag, changes, entry, alive)
+            # XLA leaves out what a branch makes in vain
+            others = jax.lax.cond(flag, lambda e: new(changes, e, alive), lambda e: e, entry)
+            return {**others, **found}
 
         return run
 
     writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
-    always, flag = flag is None, jnp.ones((), bool) if flag is None else flag
+    flag = jnp.ones((), bool) if flag is None else flag
     operands = flag, changes, old.entry, old.alive
     return jax.lax.platform_dependent(*operands, default=default, **writers)
 
