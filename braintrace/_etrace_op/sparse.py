@@ -30,6 +30,7 @@ __all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
+FEW = 0.3  # the share of x that is not zero, below which a kernel of several lanes is faster
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
@@ -122,7 +123,15 @@ def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
     found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 or (by_row and len(x)) else None
     if found is None or _is_dense(len(x), len(rows), shape):
         return _entries(x, d, rows, columns, pointers, shape=shape)
-    return found(x, d, rows, columns, pointers, results=[rows.shape])[0]
+
+    def by_kernel(*operands):
+        return found(*operands, results=[rows.shape])[0]
+
+    operands = x, d, rows, columns, pointers
+    if len(x) == 1:
+        return by_kernel(*operands)
+    by_xla = functools.partial(_entries, shape=shape)
+    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_xla, *operands)
 
 
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.

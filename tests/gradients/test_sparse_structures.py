@@ -220,7 +220,7 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
     monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
     with jax.enable_x64(True):
         params, h, xs, ys = sequence(lead)
-        xs = jnp.where(xs > 0.5, xs, 0)
+        xs = jnp.where(xs > 0.8, xs, 0)
         new = jnp.array([False, True, True]) if lead else jnp.array(True)
         starts = jnp.zeros((STEPS, *lead), bool).at[4].set(new)
         h = [0.3 + 0 * h] * states
