@@ -107,8 +107,12 @@ class ETPPrimitive(Primitive):
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform.
     ``trace_kernel[platform] = fn(D, trace, D_f, x, weights, **params) -> trace`` replaces the
     update of D_RTRL's trace by a single step; D is ``(*y, S, S)``, D_f ``(*y, S)``, and each array
-    of the trace, a dict by trainable, has the states in its last axis. Setting either clears JAX's
-    caches.
+    of the trace, a dict by trainable, has the states in its last axis.
+    ``trace_reader[platform] = fn(onto, signal, trace, alive, **params)`` adds ``< signal , e >`` to
+    gradients, and ``trace_writer[platform] = fn(flag, changes, trace, alive, **params)`` writes
+    pending steps where the flag is set. Signals and traces have a value for each state; lanes
+    without the flag ``alive`` count as zero. Both return a dict of the trainables for which they do
+    better than the default. Setting any of these clears JAX's caches.
     """
 
     def __init__(
@@ -139,6 +143,8 @@ class ETPPrimitive(Primitive):
         self.axes: tuple[int | None, ...] | None = None
         self.lowering = PlatformTable(f'the lowering of {name!r}', self._lower)
         self.trace_kernel = PlatformTable(f'the trace kernel of {name!r}', self._check_kernel)
+        self.trace_reader = PlatformTable(f'the trace reader of {name!r}', self._check_kernel)
+        self.trace_writer = PlatformTable(f'the trace writer of {name!r}', self._check_kernel)
         self._several: bool | None = None
         self._mapped: dict[tuple, ETPPrimitive] = {}
         derive_jax_rules(self)
@@ -157,8 +163,9 @@ class ETPPrimitive(Primitive):
         parts += [flag for flag in ('batched', 'gradient_enabled') if getattr(self, flag)]
         parts += [f'{self.original.name} mapped over {self.axes}'] if self.original else []
         parts += [f'rules: {", ".join(present) or "none"}']
-        tables = ('lowering', self.lowering), ('trace kernel', self.trace_kernel)
-        parts += [f'{what} on {", ".join(table)}' for what, table in tables if table]
+        tables = {'lowering': self.lowering, 'trace kernel': self.trace_kernel}
+        tables |= {'trace reader': self.trace_reader, 'trace writer': self.trace_writer}
+        parts += [f'{what} on {", ".join(table)}' for what, table in tables.items() if table]
         parts += [f'missing: {", ".join(missing)}'] if missing and not self.original else []
         return f'ETPPrimitive({"; ".join(parts)})'
 

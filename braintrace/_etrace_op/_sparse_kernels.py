@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['kernel']
+__all__ = ['CLEAR', 'KEEP', 'kernel']
 
 DTYPES = ('float32', 'float64')
+
+unsigned = np.uint64
 
 # Places of 8-byte words in the structs of xla/ffi/api/c_api.h. A call frame: its extension, the
 # interface, the stage, the addresses of the arguments and of the results. A buffer: the addresses
@@ -26,21 +28,26 @@ DTYPES = ('float32', 'float64')
 EXTENSION, INTERFACE, STAGE, ARGUMENTS, RESULTS = 1, 2, 4, 9, 14
 NUMBERS, SHAPE = 3, 5
 ANSWER, ANSWERED, VERSION = 3, 3, 4
+KEEP, CLEAR = 1, 2  # what to do with a lane of a trace; 0: nothing
 EXECUTE = 3  # the stage in which a kernel runs
 
 
 def kernel(name: str, *dtypes) -> Callable | None:
-    """``fn(a, b, rows, columns, pointers, shape)``, whose result has this shape; None where there
-    is no kernel for arrays of these dtypes.
+    """``fn(*arrays, results, onto)``: arrays of these shapes, ``onto`` for each the place of the
+    array that is overwritten; None where there is no kernel for arrays of these dtypes.
     """
     (dtype, *others) = {jnp.dtype(each).name for each in dtypes}
     if others or dtype not in DTYPES or not _has_numba():
         return None
 
-    def call(*operands):
-        *arrays, shape = operands
-        result = jax.ShapeDtypeStruct(shape, dtype)
-        return jax.ffi.ffi_call(_registered(name, dtype), result, vmap_method='sequential')(*arrays)
+    def call(*arrays, results: Sequence[tuple], onto: Sequence[int] = ()):
+        made = [jax.ShapeDtypeStruct(shape, dtype) for shape in results]
+        aliases = {place: i for i, place in enumerate(onto)}
+        kinds = {'i': jnp.int32, 'f': dtype}  # a kernel takes no other
+        arrays = tuple(a.astype(kinds[a.dtype.kind]) for a in arrays)
+        return jax.ffi.ffi_call(
+            _registered(name, dtype), made, vmap_method='sequential', input_output_aliases=aliases
+        )(*arrays)
 
     return call
 
@@ -57,55 +64,241 @@ KEPT: list[Any] = []  # compiled functions: XLA has their addresses
 def _registered(name: str, dtype: str) -> str:
     """Compile a kernel and register it with XLA under the name that is returned."""
     target = f'braintrace_{name}_{dtype}'
-    handler = {'product': _product, 'entries': _entries}[name](np.dtype(dtype))
+    handler = _handler(KERNELS[name](np.dtype(dtype).type))
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler.ctypes), platform='cpu')
     KEPT.append(handler)
     return target
 
 
-def _product(dtype: np.dtype):
+# Each makes ``body(given, made)`` of the addresses of the arrays and of the results. No index is
+# negative: a loop that would end there reads its numbers one by one, which is twice as fast as the
+# instruction that gathers several, and an unsigned one is not asked whether it counts from the end.
+
+
+def _product(dtype: type):
     """``y[column] += x[row] w`` for x ``(in, lanes)`` and y ``(out, lanes)``. Where the entries are
     sorted by row, those of a row whose x is zero are not read.
     """
     import numba
 
+    index, vector, matrix = _array(1, np.int32), _array(1, dtype), _array(2, dtype)
+
     @numba.njit(fastmath={'contract'})
-    def body(x, w, rows, columns, pointers, y):
+    def body(given, made):
+        x, w, y = matrix(given[0]), vector(given[1]), matrix(made[0])
+        rows, columns, pointers = index(given[2]), index(given[3]), index(given[4])
         y[:] = 0
         if pointers.shape[0]:
             for i in range(x.shape[0]):
                 for b in range(x.shape[1]):
                     if x[i, b] != 0:
-                        for k in range(pointers[i], pointers[i + 1]):
+                        for k in range(unsigned(pointers[i]), unsigned(pointers[i + 1])):
                             y[columns[k], b] += x[i, b] * w[k]
         else:
             for k in range(w.shape[0]):
                 for b in range(x.shape[1]):
                     y[columns[k], b] += x[rows[k], b] * w[k]
 
-    return _handler(body, (2, 1, 2), dtype)
+    return body
 
 
-def _entries(dtype: np.dtype):
-    """``g = x[row] d[column]`` for x ``(in,)`` and d ``(out,)``."""
-    import numba
-
-    @numba.njit(fastmath={'contract'})
-    def body(x, d, rows, columns, pointers, g):
-        for k in range(g.shape[0]):
-            g[k] = x[rows[k]] * d[columns[k]]
-
-    return _handler(body, (1, 1, 1), dtype)
-
-
-def _handler(body: Callable, ranks: tuple[int, int, int], dtype: np.dtype):
-    """A C function for XLA that calls ``body(a, b, rows, columns, pointers, result)``; ``ranks`` of
-    a, b and the result.
+def _entries(dtype: type):
+    """``g = sum_t x_t[row] d_t[column]`` for x ``(t, in)`` and d ``(t, out)``. Where the entries
+    are sorted by row, nothing is read for an x of zero.
     """
     import numba
 
-    a, b, result = (_array(rank, dtype.type) for rank in ranks)
-    words, index = _words(), _array(1, np.int32)
+    index, vector, matrix = _array(1, np.int32), _array(1, dtype), _array(2, dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        x, d, g = matrix(given[0]), matrix(given[1]), vector(made[0])
+        rows, columns, pointers = index(given[2]), index(given[3]), index(given[4])
+        if pointers.shape[0] == 0:
+            for k in range(g.shape[0]):
+                if columns[k] < 0:
+                    break
+                g[k] = x[0, rows[k]] * d[0, columns[k]]
+                for t in range(1, x.shape[0]):
+                    g[k] += x[t, rows[k]] * d[t, columns[k]]
+            return
+        for i in range(x.shape[1]):
+            first, last = unsigned(pointers[i]), unsigned(pointers[i + 1])
+            written = False
+            for t in range(x.shape[0]):
+                there = x[t, i]
+                if there != 0 and not written:
+                    written = True
+                    for k in range(first, last):
+                        j = columns[k]
+                        if j < 0:
+                            break
+                        g[k] = there * d[t, j]
+                elif there != 0:
+                    for k in range(first, last):
+                        j = columns[k]
+                        if j < 0:
+                            break
+                        g[k] += there * d[t, j]
+            if not written:
+                g[first:last] = 0
+
+    return body
+
+
+def _rows(dtype: type):
+    """``e += sum_t x_t[row] q_t[column]`` for x ``(t, lanes, in)``, q ``(t, lanes, out)`` and e
+    ``(lanes, entries)``, in lanes with something to do. Where the entries are sorted by row,
+    nothing is read for an x of zero.
+    """
+    import numba
+
+    index, cube, laned = _array(1, np.int32), _array(3, dtype), _laned(dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        x, q, todo = cube(given[0]), cube(given[1]), index(given[5])
+        rows, columns, pointers = index(given[2]), index(given[3]), index(given[4])
+        e = laned(made[0], todo, columns)
+        for b in range(e.shape[0]):
+            if not todo[b]:
+                continue
+            if pointers.shape[0] == 0:
+                for t in range(x.shape[0]):
+                    for k in range(e.shape[1]):
+                        j = columns[k]
+                        if j < 0:
+                            break
+                        e[b, k] += x[t, b, rows[k]] * q[t, b, j]
+                continue
+            for i in range(x.shape[2]):
+                for t in range(x.shape[0]):
+                    there = x[t, b, i]
+                    if there != 0:
+                        for k in range(unsigned(pointers[i]), unsigned(pointers[i + 1])):
+                            j = columns[k]
+                            if j < 0:
+                                break
+                            e[b, k] += there * q[t, b, j]
+
+    return body
+
+
+def _read_one(dtype: type):
+    """``g += sum over lanes of lam[column] e`` where a lane's flag is set, for lam ``(lanes, out,
+    1)`` and e ``(lanes, entries)``.
+    """
+    import numba
+
+    index, vector = _array(1, np.int32), _array(1, dtype)
+    cube, laned = _array(3, dtype), _laned(dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        flags, columns, lam = index(given[0]), index(given[1]), cube(given[2])
+        e, g = laned(given[3], flags, columns), vector(made[0])
+        for b in range(e.shape[0]):
+            if flags[b]:
+                for k in range(g.shape[0]):
+                    j = columns[k]
+                    if j < 0:
+                        break
+                    g[k] += lam[b, j, 0] * e[b, k]
+
+    return body
+
+
+def _read_two(dtype: type):
+    """The same of two states: ``g += sum of lam_0[column] e_0 + lam_1[column] e_1``."""
+    import numba
+
+    index, vector = _array(1, np.int32), _array(1, dtype)
+    cube, laned = _array(3, dtype), _laned(dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        flags, columns, lam = index(given[0]), index(given[1]), cube(given[2])
+        e, f = laned(given[3], flags, columns), laned(given[4], flags, columns)
+        g = vector(made[0])
+        for b in range(e.shape[0]):
+            if flags[b]:
+                for k in range(g.shape[0]):
+                    j = columns[k]
+                    if j < 0:
+                        break
+                    g[k] += lam[b, j, 0] * e[b, k] + lam[b, j, 1] * f[b, k]
+
+    return body
+
+
+def _move_one(dtype: type):
+    """``e <- p[column] e`` for p ``(lanes, out, 1)`` and e ``(lanes, entries)`` in lanes to keep,
+    and zero in lanes to clear.
+    """
+    import numba
+
+    index, cube, laned = _array(1, np.int32), _array(3, dtype), _laned(dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        todo, columns, p = index(given[0]), index(given[1]), cube(given[2])
+        e = laned(made[0], todo, columns)
+        for b in range(e.shape[0]):
+            if todo[b] == CLEAR:
+                e[b] = 0
+            if todo[b] != KEEP:
+                continue
+            for k in range(e.shape[1]):
+                j = columns[k]
+                if j < 0:
+                    break
+                e[b, k] *= p[b, j, 0]
+
+    return body
+
+
+def _move_two(dtype: type):
+    """The same of two states, for p ``(lanes, out, 4)``: a matrix at each position."""
+    import numba
+
+    index, cube, laned = _array(1, np.int32), _array(3, dtype), _laned(dtype)
+
+    @numba.njit(fastmath={'contract'})
+    def body(given, made):
+        todo, columns, p = index(given[0]), index(given[1]), cube(given[2])
+        e, f = laned(made[0], todo, columns), laned(made[1], todo, columns)
+        for b in range(e.shape[0]):
+            if todo[b] == CLEAR:
+                e[b], f[b] = 0, 0
+            if todo[b] != KEEP:
+                continue
+            for k in range(e.shape[1]):
+                j = columns[k]
+                if j < 0:
+                    break
+                u, v = e[b, k], f[b, k]
+                e[b, k] = p[b, j, 0] * u + p[b, j, 1] * v
+                f[b, k] = p[b, j, 2] * u + p[b, j, 3] * v
+
+    return body
+
+
+KERNELS: dict[str, Callable] = {
+    'product': _product,
+    'entries': _entries,
+    'rows': _rows,
+    'read 1': _read_one,
+    'read 2': _read_two,
+    'move 1': _move_one,
+    'move 2': _move_two,
+}
+
+
+def _handler(body: Callable):
+    """A C function for XLA that calls ``body``."""
+    import numba
+
+    words = _words()
 
     @numba.cfunc(numba.types.int64(numba.types.int64))
     def handler(frame):
@@ -113,15 +306,7 @@ def _handler(body: Callable, ranks: tuple[int, int, int], dtype: np.dtype):
         if call[EXTENSION] != 0:
             words(words(call[EXTENSION])[ANSWER])[ANSWERED] = words(call[INTERFACE])[VERSION]
         elif call[STAGE] & 0xFFFFFFFF == EXECUTE:
-            given, made = words(call[ARGUMENTS]), words(call[RESULTS])
-            body(
-                a(given[0]),
-                b(given[1]),
-                index(given[2]),
-                index(given[3]),
-                index(given[4]),
-                result(made[0]),
-            )
+            body(words(call[ARGUMENTS]), words(call[RESULTS]))
         return 0
 
     return handler
@@ -157,6 +342,7 @@ def _words():
     return words
 
 
+@functools.cache
 def _array(rank: int, dtype: type):
     """A compiled function from the address of a buffer to its array."""
     import numba
@@ -174,4 +360,27 @@ def _array(rank: int, dtype: type):
         shape = words(buffer[SHAPE])
         return numba.carray(pointer(buffer[NUMBERS]), (shape[0], shape[1]), dtype)
 
-    return vector if rank == 1 else matrix
+    @numba.njit
+    def cube(address):
+        buffer = words(address)
+        shape = words(buffer[SHAPE])
+        return numba.carray(pointer(buffer[NUMBERS]), (shape[0], shape[1], shape[2]), dtype)
+
+    return {1: vector, 2: matrix, 3: cube}[rank]
+
+
+@functools.cache
+def _laned(dtype: type):
+    """A compiled function from the address of a trace, with or without an axis of lanes, to its
+    array ``(lanes, entries)``.
+    """
+    import numba
+
+    pointer, words = _pointer(), _words()
+
+    @numba.njit
+    def laned(address, lanes, entries):
+        shape = lanes.shape[0], entries.shape[0]
+        return numba.carray(pointer(words(address)[NUMBERS]), shape, dtype)
+
+    return laned

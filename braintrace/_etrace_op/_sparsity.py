@@ -21,9 +21,9 @@ class SparseStructure:
     are its arguments, so that one program serves every structure of this shape, this number of
     entries and this order. They are checked here, once; a structure is made outside of ``jit``.
 
-    Entries that are sorted by column suit D_RTRL and products with dense inputs: what each step
-    reads for them lies in order. Entries sorted by row suit spikes: with ``numba`` installed, a
-    product on a CPU then reads the rows of neurons that spike, and no others.
+    Entries that are sorted by row suit spikes: with ``numba`` installed, a product on a CPU then
+    reads the rows of neurons that spike, and no others, and D_RTRL adds only theirs to its trace.
+    Entries sorted by column suit products with dense inputs.
 
     Raises ``EtpShapeError`` for indices outside of the shape and ``EtpDtypeError`` for traced ones.
     An index that is the size of its axis marks an entry that only pads the matrix.

@@ -18,7 +18,7 @@ from ._operands import (
 )
 from ._primitive import ETPPrimitive
 from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace
-from ._sparse_kernels import kernel
+from ._sparse_kernels import CLEAR, KEEP, kernel
 from ._sparsity import SparseStructure
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
@@ -30,6 +30,7 @@ __all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
+FEW = 0.3  # the share of x that is not zero, below which a kernel of several lanes is faster
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
@@ -83,7 +84,8 @@ def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
     if found is None or _is_dense(lanes, len(rows), shape):
         return plain(x, data, *others)
     columns_of_x = x.T if x.ndim == 2 else x[:, None]
-    y = found(columns_of_x, data, rows, columns, pointers, (shape[1], lanes))
+    results = [(shape[1], lanes)]
+    (y,) = found(columns_of_x, data, rows, columns, pointers, results=results)
     y = y.T if x.ndim == 2 else y[:, 0]
     return add_bias(y, bias[0]) if has_bias else y
 
@@ -116,11 +118,20 @@ def _entries(x, d, rows, columns, pointers, *, shape):
 
 
 def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
-    """The same by a kernel for one lane; XLA is as fast for several."""
-    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 else None
-    if found is None or _is_dense(1, len(rows), shape):
+    """The same by a kernel, where there is one for this dtype and the entries are few."""
+    by_row = pointers.shape[0] > 0  # else XLA is as fast for several lanes
+    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 or (by_row and len(x)) else None
+    if found is None or _is_dense(len(x), len(rows), shape):
         return _entries(x, d, rows, columns, pointers, shape=shape)
-    return found(x[0], d[0], rows, columns, pointers, rows.shape)
+
+    def by_kernel(*operands):
+        return found(*operands, results=[rows.shape])[0]
+
+    operands = x, d, rows, columns, pointers
+    if len(x) == 1:
+        return by_kernel(*operands)
+    by_xla = functools.partial(_entries, shape=shape)
+    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_xla, *operands)
 
 
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.
@@ -156,6 +167,61 @@ def _yw_to_w(hidden_dim, trace, *, columns, shape, padded, **params):
     }
 
 
+# passes over a trace ------------------------------------------------------------------------------
+
+
+def _laned(vector, lanes: int):
+    """Values of some states at y as ``(lanes, out, states)``."""
+    return jnp.stack([x.reshape(lanes, -1) for x in vector], -1)
+
+
+def _read_on_cpu(onto, signal, trace, alive, *, columns, shape, padded, **params):
+    """``onto + sum over states and lanes of signal[column] e`` for the entries, by kernels for two
+    states each; nothing where there are none.
+    """
+    arrays, total = trace['weight'], onto['weight']
+    there = [(lam, e) for lam, e in zip(signal, arrays, strict=True) if lam is not None]
+    if padded or kernel('read 1', total.dtype, *(a.dtype for pair in there for a in pair)) is None:
+        return {}
+    lanes = arrays[0].size // len(columns) if len(columns) else 1
+    flags = jnp.broadcast_to(alive, lanes).astype(columns.dtype)
+    for start in range(0, len(there), 2):
+        few = there[start : start + 2]
+        lam = _laned([lam for lam, _ in few], lanes)
+        read = kernel(f'read {len(few)}', total.dtype)
+        operands = flags, columns, lam, *(e for _, e in few), total
+        (total,) = read(*operands, results=[total.shape], onto=[len(operands) - 1])
+    return {'weight': total}
+
+
+def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape, padded, **params):
+    """The entries of one or two states after some changes where the flag is set, in place by
+    kernels; nothing where there are none.
+    """
+    arrays, dtypes = trace['weight'], {a.dtype for a in jax.tree.leaves((changes, trace['weight']))}
+    if padded or len(arrays) > 2 or kernel('rows', *dtypes) is None:
+        return {}
+    (dtype,), states = dtypes, range(len(arrays))
+    lanes = arrays[0].size // len(columns) if len(columns) else 1
+    entry = arrays
+    todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
+    todo = jnp.broadcast_to(todo, lanes)
+    move, add = kernel(f'move {len(arrays)}', dtype), kernel('rows', dtype)
+    for change in changes:
+        wide = [jnp.zeros(()) if v is None else v for row in change.p for v in row]
+        p = _laned([jnp.broadcast_to(v, (lanes, shape[1])).astype(dtype) for v in wide], lanes)
+        where = [3 + s for s in states]
+        entry = move(todo, columns, p, *entry, results=[e.shape for e in entry], onto=where)
+        entry = list(entry)
+        todo = jnp.minimum(todo, KEEP)
+        for s, q in enumerate(change.q):
+            if q is not None:
+                of_lanes = (a.reshape(len(q), lanes, -1) for a in (change.x, q))
+                operands = *of_lanes, rows, columns, pointers, todo, entry[s]
+                (entry[s],) = add(*operands, results=[entry[s].shape], onto=[6])
+    return {'weight': tuple(entry)}
+
+
 # the primitives -----------------------------------------------------------------------------------
 
 
@@ -176,7 +242,9 @@ def _register(batched: bool) -> ETPPrimitive:
 
 
 etp_sp_mm_p, etp_sp_mv_p = register_both_forms(_register)
-etp_sp_mm_p.lowering['cpu'] = etp_sp_mv_p.lowering['cpu'] = _on_cpu
+for primitive in (etp_sp_mm_p, etp_sp_mv_p):
+    primitive.lowering['cpu'] = _on_cpu
+    primitive.trace_reader['cpu'], primitive.trace_writer['cpu'] = _read_on_cpu, _write_on_cpu
 
 
 def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):

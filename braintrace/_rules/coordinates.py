@@ -24,6 +24,7 @@ __all__ = [
     'folded',
     'gathered',
     'gathered_once',
+    'is_plain',
     'is_widened',
     'mapped',
     'pairs',
@@ -125,6 +126,11 @@ def _tiled(coords: Coordinates) -> tuple[int, int | None]:
 def added_axes(op: OpUse, coords: Coordinates) -> int:
     """The number of leading axes that the op's rules are mapped over."""
     return len(coords.shape) - op.y_aval.ndim if coords.expanded and not op.pointwise else 0
+
+
+def is_plain(op: OpUse, coords: Coordinates) -> bool:
+    """Whether one entry stands at each of y's positions."""
+    return not op.repeats and not coords.expanded and coords.positions is None
 
 
 def is_widened(op: OpUse, coords: Coordinates) -> bool:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,11 +19,11 @@ from .coordinates import Pair, by_pair, gathered_once, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import anywhere
 from .pending import SHORT, Pending, Segment, Steps
-from .reading import solve
+from .reading import has_reader, solve, solve_onto
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, Rule, Trace, Window
-from .storage import Stored, after, entry_dtype, stored_dtype
-from .writing import Change, has_kernel, renewed
+from .storage import States, Stored, after, entry_dtype, stored_dtype
+from .writing import Change, has_kernel, has_writer, renewed, renewed_if
 
 __all__ = ['DRTRL']
 
@@ -100,69 +101,81 @@ class DRTRL(Rule):
             if len(window.t) <= SHORT:
                 older, xs, delta = [], *_joined([*older, (xs, delta)])
         grads = _with_rows(same_step(network.graph, xs, delta, network.weights), network, older)
-        return add_gradients(grads, self._history(network, trace, lam, alive, window.t[0]))
+        return self._with_history(grads, network, trace, lam, alive, window.t[0])
 
     def close(self, network, trace, pending, t, read):
         first, *rest = pending.segments
         first = first._replace(p=after(read, t, first.p))
         pending = pending._replace(segments=(first, *rest))
         graph = network.graph
-        changes = by_pair(graph, pending.change)
-        factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
-        factors = gathered_once(graph, anywhere(t >= 0), factors)
+        changes = _changes(graph, pending, t)
 
         def one(pair: Pair):
-            old = self._stored(trace, pair, pending.alive)
-            each = zip(pair.of(changes), pair.of(factors), strict=True)
-            made = tuple(change._replace(**of_entry) for change, of_entry in each)
-            weights = network.weights[pair.relation.key]
-            return renewed(pair.op, pair.coords, old, made, weights, t)
+            return self._renewed(network, trace, pending.alive, pair, pair.of(changes), t)
 
         return by_pair(graph, one)
+
+    def _renewed(
+        self,
+        network: Network,
+        trace: Trace,
+        alive: jax.Array,
+        pair: Pair,
+        changes: tuple[Change, ...],
+        t: jax.Array,
+        flag: jax.Array | None = None,
+    ) -> States:
+        """An entry after its changes; where the op has its own writer, if the flag is set."""
+        op, coords, weights = pair.op, pair.coords, network.weights[pair.relation.key]
+        old = self._stored(trace, pair, alive)
+        if has_writer(op, coords):
+            return renewed_if(flag, op, coords, old, changes, weights, t)
+        return renewed(op, coords, old, changes, weights, t)
 
     def _stored(self, trace: Trace, pair: Pair, alive: jax.Array) -> Stored:
         return Stored(pair.of(trace), alive if pair.laned else alive.any(), pair.op.y_aval.dtype)
 
-    def _history(
+    def _with_history(
         self,
+        grads: OpGradients,
         network: Network,
         carried: dict,
         lam: dict[str, Vector],
         alive: jax.Array,
         t: jax.Array,
     ) -> OpGradients:
-        """``< lam , e >`` for every relation, skipped while no lane has a past. Steps that are
-        pending beside the trace are read with it.
-        """
-        graph = network.graph
-        related = {r.key: network.weights[r.key] for r in graph.hidden_param_op_relations}
-
-        def of_past():
-            trace, steps = _apart(carried)
-            if steps is None:
-                return self._read(network, trace, lam, alive)
+        """``grads + < lam , e >``; steps that are pending beside the trace are read with it."""
+        graph, (trace, steps) = network.graph, _apart(carried)
+        if steps is not None:
             pending = steps.pending(graph, t)
-            older, before = pending.credit(graph, lam)
-            of_trace = self._read(network, trace, before, pending.alive)
-            return _with_rows(of_trace, network, older)
+            older, lam = pending.credit(graph, lam)
+            alive, grads = pending.alive, _with_rows(grads, network, older)
 
-        return jax.lax.cond(anywhere(alive), of_past, lambda: jax.tree.map(jnp.zeros_like, related))
+        def arguments(pair: Pair, signal: Vector):
+            old = self._stored(trace, pair, alive)
+            return pair.op, pair.coords, signal, old, network.weights[pair.relation.key]
 
-    def _read(
-        self, network: Network, trace: Trace, lam: dict[str, Vector], alive: jax.Array
-    ) -> OpGradients:
-        """``< lam , e >`` for every relation, of a trace with nothing pending."""
-        total: dict = {}
-        signals = by_pair(network.graph, lambda pair: pair.gathered(lam))
-        signals = gathered_once(network.graph, anywhere(alive), signals)
-        for pair in pairs(network.graph):
-            key, old = pair.relation.key, self._stored(trace, pair, alive)
-            got = solve(pair.op, pair.coords, pair.of(signals), old, network.weights[key])
-            total[key] = add(total.get(key), got)
-        return {
-            key: {n: g.astype(network.weights[key][n].dtype) for n, g in got.items()}
-            for key, got in total.items()
-        }
+        def read():
+            total: dict = {}
+            signals = by_pair(graph, lambda pair: pair.gathered(lam))
+            signals = gathered_once(graph, anywhere(alive), signals)
+            for pair in together:
+                key = pair.relation.key
+                total[key] = add(total.get(key), solve(*arguments(pair, pair.of(signals))))
+            dtypes = {key: jax.tree.map(jnp.dtype, network.weights[key]) for key in total}
+            return jax.tree.map(lambda g, dtype: g.astype(dtype), total, dtypes)
+
+        apart, together = _parted(graph, has_reader)
+        if together:
+            zeros = {pair.relation.key: network.weights[pair.relation.key] for pair in together}
+            grads = add_gradients(
+                grads,
+                jax.lax.cond(anywhere(alive), read, lambda: jax.tree.map(jnp.zeros_like, zeros)),
+            )
+        for pair in apart:
+            key = pair.relation.key
+            grads = {**grads, key: solve_onto(grads[key], *arguments(pair, pair.gathered(lam)))}
+        return grads
 
     # single steps ---------------------------------------------------------------------------------
 
@@ -192,10 +205,23 @@ class DRTRL(Rule):
     ) -> Trace:
         """The trace, with the pending steps written into it where the flag is set."""
 
-        def close(trace):
-            return self.close(network, trace, steps.pending(network.graph, t), t, ())
+        graph = network.graph
+        apart, together = _parted(graph, has_writer)
 
-        return jax.lax.cond(flag, close, lambda trace: trace, trace)
+        def written(pairs: list[Pair], *flag: jax.Array) -> list[States]:
+            if not pairs:
+                return []
+            pending = steps.pending(graph, t)
+            changes = _changes(graph, pending, t)
+            return [
+                self._renewed(network, trace, pending.alive, pair, pair.of(changes), t, *flag)
+                for pair in pairs
+            ]
+
+        old = [pair.of(trace) for pair in together]
+        new = jax.lax.cond(flag, lambda _: written(together), lambda old: old, old)
+        found = dict(zip(map(_place, (*together, *apart)), (*new, *written(apart, flag))))
+        return by_pair(graph, lambda pair: found[_place(pair)])
 
     def update(self, network, carried, factors, t):
         trace, steps = _apart(carried)
@@ -234,6 +260,17 @@ class DRTRL(Rule):
         return 1 if at_once else max(1, (PENDING_STEPS if size > CACHED else 2) // every)
 
 
+def _parted(graph: ETraceGraph, has_own: Callable) -> tuple[list[Pair], list[Pair]]:
+    """The pairs whose op has code of its own, and the others."""
+    own = [pair for pair in pairs(graph) if has_own(pair.op, pair.coords)]
+    places = {_place(pair) for pair in own}
+    return own, [pair for pair in pairs(graph) if _place(pair) not in places]
+
+
+def _place(pair: Pair) -> tuple[str, str]:
+    return pair.relation.key, pair.group.name
+
+
 def _apart(carried: dict) -> tuple[Trace, Steps | None]:
     """The trace, and the steps that are pending beside it."""
     trace = {key: of_group for key, of_group in carried.items() if key != PENDING}
@@ -258,6 +295,19 @@ def _joined(pieces: list[tuple[dict, dict]]) -> tuple[dict, dict]:
         }
 
     return together([x for x, _ in pieces]), together([delta for _, delta in pieces])
+
+
+def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, dict]:
+    """The changes of every entry by these steps; what is gathered for them is made once."""
+    changes = by_pair(graph, pending.change)
+    factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
+    factors = gathered_once(graph, anywhere(t >= 0), factors)
+
+    def one(pair: Pair) -> tuple[Change, ...]:
+        each = zip(pair.of(changes), pair.of(factors), strict=True)
+        return tuple(change._replace(**of_entry) for change, of_entry in each)
+
+    return by_pair(graph, one)
 
 
 def _factors(change: Change) -> dict:

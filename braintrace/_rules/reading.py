@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse, is_complex
 from .._executor import Vector, dot
 from .contraction import finite
-from .coordinates import added_axes, is_widened, mapped
+from .coordinates import added_axes, is_plain, is_widened, mapped
 from .entries import is_by_sample, transport
+from .lanes import anywhere
 from .storage import Entry, Stored, by_state, one_lane
 
-__all__ = ['solve']
+__all__ = ['has_reader', 'solve', 'solve_onto']
 
 FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
 
@@ -47,6 +48,39 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
     if is_by_sample(op, coords) and some.ndim and some.shape[0]:
         return jax.lax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
     return all_at_once() if own is None else _by_own_rule(op, coords, signal, old, weights)
+
+
+def has_reader(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have code of its own that reads this entry."""
+    return bool(op.primitive.trace_reader) and is_plain(op, coords)
+
+
+def solve_onto(
+    onto: Entry, op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry
+) -> Entry:
+    """``onto + < signal , e >`` by the op's own code on platforms that have it, the second
+    part skipped elsewhere while no lane has a past.
+    """
+    if all(x is None for x in signal):
+        return onto
+
+    def default(onto, signal, entry, alive):
+        def read():
+            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights)
+            return {n: g.astype(onto[n].dtype) for n, g in found.items()}
+
+        none = jax.tree.map(jnp.zeros_like, onto)
+        return jax.tree.map(operator.add, onto, jax.lax.cond(anywhere(alive), read, lambda: none))
+
+    def by(reader):
+        def run(*operands):
+            return {**default(*operands), **reader(*operands, **op.params)}
+
+        return run
+
+    readers = {platform: by(reader) for platform, reader in op.primitive.trace_reader.items()}
+    operands = onto, signal, old.entry, old.alive
+    return jax.lax.platform_dependent(*operands, default=default, **readers)
 
 
 def _by_own_rule(

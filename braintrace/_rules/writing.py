@@ -13,10 +13,11 @@ from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .._executor import Transition, Vector, compose, dense, is_read
 from .contraction import in_parts, op_gradient
+from .coordinates import is_plain
 from .entries import accumulate, added, carry, instant, is_by_sample
 from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
 
-__all__ = ['Change', 'has_kernel', 'renewed']
+__all__ = ['Change', 'has_kernel', 'has_writer', 'renewed', 'renewed_if']
 
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
 SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
@@ -91,6 +92,49 @@ def renewed(
         if not few or lane > SMALL_LANE:
             return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
+
+
+def renewed_if(
+    flag: jax.Array | None,
+    op: OpUse,
+    coords: Coordinates,
+    old: Stored,
+    changes: Changes,
+    weights: Entry,
+    t: jax.Array,
+) -> States:
+    """The stored entry after some changes where the flag is set (None: always), else as it was, by
+    the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
+    """
+
+    def new(changes, entry, alive):
+        return renewed(op, coords, Stored(entry, alive, old.dtype), changes, weights, t)
+
+    def default(flag, changes, entry, alive):
+        """In a loop of one turn or none: XLA copies what passes the branches of ``lax.cond``."""
+
+        def turn(_, entry):
+            # the barrier keeps what is made of the changes inside the loop
+            entry, *others = jax.lax.optimization_barrier((entry, changes, alive))
+            return new(others[0], entry, others[1])
+
+        return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
+
+    def by(writer):
+        def run(flag, changes, entry, alive):
+            found = writer(flag, changes, entry, alive, **op.params)
+            if not found:
+                return default(flag, changes, entry, alive)
+            # XLA leaves out what a branch makes in vain
+            others = jax.lax.cond(flag, lambda e: new(changes, e, alive), lambda e: e, entry)
+            return {**others, **found}
+
+        return run
+
+    writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
+    flag = jnp.ones((), bool) if flag is None else flag
+    operands = flag, changes, old.entry, old.alive
+    return jax.lax.platform_dependent(*operands, default=default, **writers)
 
 
 def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
@@ -194,8 +238,12 @@ def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> State
 
 def has_kernel(op: OpUse, coords: Coordinates) -> bool:
     """Whether a platform may have a kernel that writes one step into this entry."""
-    plain = not op.repeats and not coords.expanded and coords.positions is None
-    return bool(op.primitive.trace_kernel) and plain
+    return bool(op.primitive.trace_kernel) and is_plain(op, coords)
+
+
+def has_writer(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have code of its own that writes pending steps into this entry."""
+    return bool(op.primitive.trace_writer) and is_plain(op, coords)
 
 
 def _by_kernel(

@@ -178,6 +178,76 @@ def test_kernels_compute_what_xla_does(order, lead, monkeypatch):
     assert_close(by_kernel, by_xla)
 
 
+def coupled(product):
+    """A cell whose states all read each other."""
+
+    def cell(params, carry, x):
+        y = product(params, x)
+        inputs = [y] + [0.0] * (len(carry) - 1)
+        new = [jnp.tanh(0.6 * h + 0.3 * carry[i - 1] + inputs[i]) for i, h in enumerate(carry)]
+        return new[-1] + 0.5 * new[0], new
+
+    return cell
+
+
+def by_hand(params, h, xs, flags, ys):
+    """The gradient of the sum of all losses through the whole sequence, by plain JAX."""
+
+    def product(params, x):
+        matrix = jnp.zeros((IN, OUT)).at[tuple(params['at'])].add(params['w'])
+        return x @ matrix + params['b']
+
+    def total(params):
+        def run(h, at):
+            x, new = at
+            h = [jnp.where(new[..., None], 0, each) for each in h]
+            return coupled(product)(params, h, x)[::-1]
+
+        return loss(jax.lax.scan(run, h, (xs, flags))[1], ys)
+
+    return jax.grad(total, allow_int=True)(params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('states', 'lead', 'order'),
+    [(1, (3,), 'row'), (2, (), 'row'), (2, (3,), 'row'), (2, (3,), 'none'), (3, (), 'column')],
+)
+def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
+    states, lead, order, monkeypatch
+):
+    pytest.importorskip('numba')
+    monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
+    with jax.enable_x64(True):
+        params, h, xs, ys = sequence(lead)
+        xs = jnp.where(xs > 0.8, xs, 0)
+        new = jnp.array([False, True, True]) if lead else jnp.array(True)
+        starts = jnp.zeros((STEPS, *lead), bool).at[4].set(new)
+        h = [0.3 + 0 * h] * states
+        wanted = by_hand(params | {'at': jnp.array(places(0, order))}, h, xs, starts, ys)
+        cell = coupled(
+            lambda p, x: braintrace.sparse_matmul(x, p['w'], sparse_mat=p['at'], bias=p['b'])
+        )
+        learner = functional.online(cell, rules.d_rtrl(write_every=3))
+        given = params | {'at': structure(0, order)}
+        state = learner.init(given, h, xs[0])
+
+        def run(*args):
+            _, grads, state = learner.grad(loss)(*args)
+            return state, grads  # the state gets the memory of the old one
+
+        step = jax.jit(run, donate_argnums=1).lower(given, state, xs[0], ys[0]).compile()
+        text, trace, found = step.as_text(), f'f64[{",".join(map(str, (*lead, ENTRIES)))}]', []
+        assert 'braintrace_read' in text and ('braintrace_move' in text) == (states < 3)
+        copies = [line for line in text.splitlines() if f'= {trace}' in line and ' copy(' in line]
+        assert states == 3 or not copies
+        for x, flags, y in zip(xs, starts, ys, strict=True):
+            state = functional.reset(state, flags, jax.tree.map(jnp.zeros_like, h))
+            state, grads = step(given, state, x, y)
+            found.append({n: grads[n] for n in 'wb'})
+        assert_close(jax.tree.map(lambda *g: sum(g), *found), {n: wanted[n] for n in 'wb'})
+
+
 @pytest.mark.slow
 def test_updates_leave_places_among_the_parameters_as_they_are():
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
