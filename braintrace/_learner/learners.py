@@ -31,7 +31,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and
     keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
     :class:`braintrace.Policy`, says what to do with control flow and how strict to be; ``mark``
-    sets its ``mark``, ``'auto'`` for a model that applies no braintrace op; ``trace_dtype`` and ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
+    sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype`` and
+    ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)

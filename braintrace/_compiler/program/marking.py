@@ -27,10 +27,10 @@ __all__ = [
 
 def chosen(policy: Policy, names: Sequence, avals: Sequence, trainable: tuple) -> tuple | None:
     """Positions of the parameters to mark; None where nothing is marked."""
-    if policy.mark is None:
-        return None
-    every = not callable(policy.mark)
-    return tuple(i for i in trainable if every or policy.mark(names[i], avals[i]))
+    mark = policy.mark
+    if not callable(mark):
+        return None if mark is None else trainable
+    return tuple(i for i in trainable if mark(names[i], avals[i]))
 
 
 def owned_by(build: Builder, eqn: Equation, outs: Sequence[int]) -> dict[int, str]:
