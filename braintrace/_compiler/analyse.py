@@ -22,6 +22,7 @@ from .analysis.left_out import (
 from .analysis.ops import find_ops
 from .analysis.relations import find_relations
 from .analysis.routes import find_routes
+from .analysis.spread import MustSpread, find_spread
 from .analysis.stacked import split_alike
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
@@ -70,6 +71,8 @@ def analyse(
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
+        except MustSpread as e:
+            decisions.late.update(e.ops)
 
 
 def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGraph:
@@ -89,6 +92,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     lost = {i for found in missing if found.kind == 'lost-relation' for i in found.equations}
     cross, unhidden = cross_pairs(positions), old_parts(program)
     plain = plain_ways(program, ops)
+    find_spread(program, ops, relations, lost, plain)
     routes = find_routes(program, ops, relations, unhidden.values(), lost, plain)
     lanes = _lanes(program, ops)
     laned = carried_lanes(program, groups, ops, relations, lanes)

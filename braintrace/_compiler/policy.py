@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
 from .._errors import OptionError
@@ -36,6 +37,13 @@ class Policy:
     - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
       gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
+    - ``mark``: a model that applies no braintrace op learns as it is. ``'auto'`` marks every
+      parameter, a predicate ``(path, leaf) -> bool`` those that it chooses, ``path`` a tuple of
+      strings; None marks nothing. Where a function of these parameters meets a value that changes,
+      the equation becomes the op that does the same: a product of any layout, a convolution, a
+      lookup of rows, and every position-wise equation. ``report.diagnostics`` has a line for each;
+      one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
+      stand in the model stay.
     - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
@@ -57,6 +65,7 @@ class Policy:
     checkpoint: str = 'keep'
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
+    mark: str | Callable | None = None
     lanes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -75,6 +84,11 @@ class Policy:
                 f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are '
                 'unrolled.'
             )
+        if self.mark is not None and self.mark != 'auto' and not callable(self.mark):
+            raise OptionError(
+                f"mark is {self.mark!r}; give None, 'auto', or a function (path, leaf) -> bool "
+                'that chooses parameters.'
+            )
         if not isinstance(self.lanes, tuple) or not all(
             isinstance(path, str) for path in self.lanes
         ):
@@ -82,6 +96,10 @@ class Policy:
                 f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as '
                 "('count',)."
             )
+
+    def marking(self, mark: str | Callable | None) -> Policy:
+        """This policy with ``mark``; None leaves it as it is."""
+        return self if mark is None else replace(self, mark=mark)
 
 
 DEFAULT = Policy()

@@ -55,12 +55,19 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
 
-    def __init__(self, model: brainstate.nn.Module, rule: Rule | None, *, policy: Policy = DEFAULT):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        rule: Rule | None,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
         super().__init__()
         check_model(model)
         if not isinstance(policy, Policy):
             raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
-        self.model, self.rule, self.policy = model, rule, policy
+        self.model, self.rule, self.policy = model, rule, policy.marking(mark)
         self._bound: Bound | None = None
         self._notices = Notices()
 

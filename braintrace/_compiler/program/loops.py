@@ -68,6 +68,8 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
     # the body, one loop deeper, on a carry and slices of its own
     inner = [build.new(v.aval, len(build.bodies)) for v in parts.body.invars[len(consts) :]]
     build.inside(inner)
+    slices = zip(xs, inner[len(init) :], strict=True)
+    build.owned.update({row: build.owned[v] for v, row in slices if v in build.owned})
     region = Loop(parts.length, parts.reverse, parts.unroll, len(init), place.where, eqn)
     build.bodies.append([])
     with build.within(region):
