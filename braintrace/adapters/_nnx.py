@@ -53,11 +53,12 @@ def from_nnx(model, *inputs, carry=None):
         return path in changed
 
     changed = _changed(nnx, model, carry, inputs)
-    graph, params, moving, constant = nnx.split(model, nnx.Param, in_changed, ...)
+    graph, *states = nnx.split(model, nnx.Param, in_changed, ...)
+    params, moving, constant = _copied(states)
 
     def cell(params, carry, *inputs):
         carry, variables = carry if changed else (carry, moving)
-        running = nnx.merge(graph, params, variables, constant)
+        running = nnx.merge(graph, *_copied((params, variables, constant)))
         carry, outputs = _as_pair(running, running(carry, *inputs))
         _, _, variables, _ = nnx.split(running, nnx.Param, in_changed, ...)
         return outputs, (carry, variables) if changed else carry
@@ -89,6 +90,11 @@ def _changed(nnx, model, carry, inputs: tuple) -> set:
 
     tried(model, CALL, step, states, carry, inputs)
     return changed
+
+
+def _copied(states):
+    """The same arrays in variables of their own: a module writes into those that it is made of."""
+    return jax.tree.map(lambda array: array, states)
 
 
 def _values(nnx, state) -> dict:

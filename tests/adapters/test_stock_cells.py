@@ -2,54 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from braintrace import functional, rules, verify
 from tests.adapters import cells, plain
 from tests.compare import assert_close
+from tests.tiers import in_turn, none
 
-T, BATCH = 4, 2
+T, BATCH = 3, 2
+
+
+class Row(NamedTuple):
+    framework: Callable
+    cell: str
+
+    @property
+    def name(self) -> str:
+        return f'{self.framework.__name__}-{self.cell}'
+
+
+def rows(framework, names) -> list[Row]:
+    return [Row(framework, name) for name in names.split()]
+
+
 TWINS = [
-    (cells.written, 'gru'),
-    (cells.written, 'gru_reset_first'),
-    (cells.written, 'lstm'),
-    (cells.equinox, 'GRUCell'),
-    (cells.equinox, 'LSTMCell'),
-    (cells.nnx, 'GRUCell'),
-    (cells.nnx, 'LSTMCell'),
-    (cells.nnx, 'OptimizedLSTMCell'),
-    (cells.linen, 'GRUCell'),
-    (cells.linen, 'LSTMCell'),
-    (cells.linen, 'OptimizedLSTMCell'),
-    (cells.haiku, 'GRU'),
-    (cells.haiku, 'LSTM'),
-    (cells.blox, 'GRU'),
-    (cells.blox, 'LSTM'),
-    (cells.brainstate, 'GRUCell'),
-    (cells.brainstate, 'LSTMCell'),
+    *rows(cells.equinox, 'GRUCell LSTMCell'),
+    *rows(cells.nnx, 'GRUCell LSTMCell OptimizedLSTMCell'),
+    *rows(cells.linen, 'GRUCell LSTMCell OptimizedLSTMCell'),
+    *rows(cells.haiku, 'GRU LSTM'),
+    *rows(cells.blox, 'GRU LSTM'),
+    *rows(cells.brainstate, 'GRUCell LSTMCell'),
+    *rows(cells.written, 'gru gru_reset_first lstm'),
 ]
 OTHERS = [
-    (cells.nnx, 'SimpleCell'),
-    (cells.linen, 'SimpleCell'),
-    (cells.linen, 'MGUCell'),
-    (cells.haiku, 'VanillaRNN'),
-    (cells.brainstate, 'ValinaRNNCell'),
-    (cells.brainstate, 'MGUCell'),
-    (cells.brainstate, 'URLSTMCell'),
+    *rows(cells.nnx, 'SimpleCell'),
+    *rows(cells.linen, 'SimpleCell MGUCell'),
+    *rows(cells.haiku, 'VanillaRNN'),
+    *rows(cells.brainstate, 'ValinaRNNCell MGUCell URLSTMCell'),
 ]
+SHAPES = ['batch', 'sample']
 
 
-def named(rows):
-    return [pytest.param(*row, id=f'{row[0].__name__}-{row[1]}') for row in rows]
-
-
-def stream(batched):
-    """Inputs and targets; blox asks for a batch."""
+def stream(shape):
+    """Inputs and targets."""
     rng = np.random.default_rng(0)
-    lanes = (BATCH,) if batched else ()
+    lanes = (BATCH,) if shape == 'batch' else ()
     return (
         jnp.asarray(rng.normal(size=(T, *lanes, width))) for width in (cells.INPUTS, cells.UNITS)
     )
@@ -70,13 +72,10 @@ def learned(taken, xs, ys):
     return grads, losses
 
 
-@pytest.mark.parametrize('batched', [True, False], ids=['batch', 'sample'])
-@pytest.mark.parametrize(('framework', 'name'), named(TWINS))
-def test_a_stock_cell_has_the_gradient_of_its_plain_twin(framework, name, batched):
-    if not batched and framework is cells.blox:
-        pytest.skip('a blox module asks for a batch')
-    xs, ys = stream(batched)
-    taken = framework(name, xs[0])
+@in_turn(lambda row, shape: row == TWINS[0], row=TWINS, shape=SHAPES)
+def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
+    xs, ys = stream('batch' if row.framework is cells.blox else shape)  # blox asks for a batch
+    taken = row.framework(row.cell, xs[0])
     grads, losses = learned(taken, xs, ys)
     twin, carry = taken.layout(taken.params), cells.start(taken.step, xs[0])
     want = plain.online_gradient(taken.step, twin, carry, xs, ys)
@@ -84,8 +83,7 @@ def test_a_stock_cell_has_the_gradient_of_its_plain_twin(framework, name, batche
     assert_close(losses[0], plain.loss(taken.step(twin, carry, xs[0]), ys[0]))
 
 
-@pytest.mark.parametrize('batched', [True, False], ids=['batch', 'sample'])
-@pytest.mark.parametrize(('framework', 'name'), named(OTHERS))
-def test_the_other_stock_cells_learn_with_traces(framework, name, batched):
-    xs, ys = stream(batched)
-    learned(framework(name, xs[0]), xs, ys)
+@in_turn(none, row=OTHERS, shape=SHAPES)
+def test_the_other_stock_cells_learn_with_traces(row, shape):
+    xs, ys = stream(shape)
+    learned(row.framework(row.cell, xs[0]), xs, ys)
