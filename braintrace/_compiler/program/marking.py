@@ -35,13 +35,8 @@ def chosen(policy: Policy, names: Sequence, avals: Sequence, trainable: tuple) -
 
 def owned_by(build: Builder, eqn: Equation, outs: Sequence[int]) -> dict[int, str]:
     """The results of an equation that are functions of parameters to mark."""
-    owned, does = build.owned, eqn.does
-    if not does.gradient:
-        return {}
-    if does.passes:
-        return {o: owned[v] for v, o in zip(eqn.ins, outs, strict=True) if v in owned}
-    places = [owned[v] for v in eqn.ins if v in owned]
-    if not places or eqn.effects or _moves(build, eqn):
+    places = [build.owned[v] for v in eqn.ins if v in build.owned]
+    if not places or not eqn.does.gradient or eqn.effects or _moves(build, eqn):
         return {}
     return dict.fromkeys((o for o in outs if is_inexact(build.avals[o])), max(places))
 
@@ -53,7 +48,7 @@ def _moves(build: Builder, eqn: Equation) -> bool:
 def weights_of(build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
     """The operands that are functions of parameters to mark, where another one changes."""
     found = [k for k, v in enumerate(eqn.ins) if v in build.owned]
-    if not found or build.unmarked == '' or not eqn.does.gradient or eqn.does.passes:
+    if not found or build.unmarked == '' or not eqn.does.gradient:
         return []
     smooth = any(is_inexact(v.aval) for v in outvars)
     return found if smooth and (eqn.effects or _moves(build, eqn)) else []
