@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 
 from .._errors import CompileError, OptionError, StructureError
-from ._step import check_inputs, missing_carry, missing_framework, tried
+from ._step import check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_blox', 'to_blox']
 
-CALL = '(outputs, carry), params = model(params, *inputs, carry)'
+CALL = '`(outputs, carry), params = model(params, *inputs, carry)`'
 
 
 def from_blox(model, params, *inputs, carry=None):
@@ -116,7 +116,7 @@ def _changed(model, container, values: dict, carry, inputs: tuple) -> set:
             if any(a is not b for a, b in zip(jax.tree.leaves(value), new[path])):
                 changed.add(path)
 
-    tried(model, CALL, step, values, carry, inputs)
+    check_step(model, CALL, step, values, carry, inputs)
     return changed
 
 
@@ -126,5 +126,5 @@ def _checked(model, returned):
             return returned
     raise StructureError(
         f'{type(model).__name__} returned {jax.tree.structure(returned)}. One step is the call '
-        f'`{CALL}`.'
+        f'{CALL}.'
     )

@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
-from ._step import check_inputs, missing_carry, missing_framework, tried
+from ._step import check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_equinox']
 
-CALL = '(outputs, carry) = model(*inputs, carry)` or `carry = model(*inputs, carry)'
+CALL = (
+    '`(outputs, carry) = model(*inputs, carry)` or `carry = model(*inputs, carry)`, of one sample '
+    'unless batched=True'
+)
 
 
 def from_equinox(model, *inputs, carry=None, batched: bool = False):
@@ -55,7 +58,7 @@ def from_equinox(model, *inputs, carry=None, batched: bool = False):
 
         return (jax.vmap(sample) if batched else sample)(carry, *inputs)
 
-    tried(model, CALL, cell, params, carry, *inputs)
+    check_step(model, CALL, cell, params, carry, *inputs)
     return cell, params, carry
 
 
@@ -80,5 +83,5 @@ def _as_pair(model, returned, carry):
             return returned
     raise StructureError(
         f'{type(model).__name__} returned {jax.tree.structure(returned)} for a carry {like}. '
-        f'One step is the call `{CALL}`, and its carry keeps its tree.'
+        f'One step is the call {CALL}, and its carry keeps its tree.'
     )

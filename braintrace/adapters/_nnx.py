@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 
 from .._errors import CompileError, OptionError, StructureError
-from ._step import check_inputs, missing_carry, missing_framework, tried
+from ._step import check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_nnx']
 
-CALL = 'carry, outputs = model(carry, *inputs)'
+CALL = '`carry, outputs = model(carry, *inputs)`'
 
 
 def from_nnx(model, *inputs, carry=None):
@@ -88,7 +88,7 @@ def _changed(nnx, model, carry, inputs: tuple) -> set:
             )
         changed.update(written[1])
 
-    tried(model, CALL, step, states, carry, inputs)
+    check_step(model, CALL, step, states, carry, inputs)
     return changed
 
 
@@ -107,5 +107,5 @@ def _as_pair(model, returned):
         return returned
     raise StructureError(
         f'{type(model).__name__} returned {jax.tree.structure(returned)}. One step is the call '
-        f'`{CALL}`: return a pair, the new carry first.'
+        f'{CALL}: return a pair, the new carry first.'
     )

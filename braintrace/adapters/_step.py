@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import jax
 
-from .._errors import CompileError, OptionError
+from .._errors import BraintraceError, CompileError, OptionError
 
-__all__ = ['check_inputs', 'missing_carry', 'missing_framework', 'tried']
+__all__ = ['check_inputs', 'check_step', 'missing_carry', 'missing_framework']
 
 
 def missing_framework(package: str, error: ImportError) -> ImportError:
@@ -32,13 +32,14 @@ def check_inputs(inputs: tuple) -> None:
         raise OptionError('give an example of the inputs of one step after the model.')
 
 
-def tried(model, call: str, step: Callable, *args):
-    """What ``step`` returns on the shapes of ``args``; ``call`` says how it calls the model."""
+def check_step(model, call: str, step: Callable, *args) -> None:
+    """Run ``step`` on the shapes of ``args``; ``call`` says how it calls the model."""
     try:
-        return jax.eval_shape(step, *args)
+        jax.eval_shape(step, *args)
+    except BraintraceError:
+        raise
     except (TypeError, ValueError, AttributeError, KeyError) as e:
         raise CompileError(
             f'{type(model).__name__} failed on the example inputs: {e}\nOne step is the call '
-            f'`{call}`; adapt the layer that takes one step, and give inputs and carry of one '
-            'step.'
+            f'{call}. Adapt the layer that takes one step, and give inputs and carry of one step.'
         ) from e
