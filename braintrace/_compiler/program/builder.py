@@ -52,8 +52,9 @@ class Builder:
     functions of parameters and constants alone; ``owned`` ones depend on parameters to mark and
     have not met an op or a value that changes: each has the place of its mark, empty for the place
     where it meets one. ``unmarked``: why nothing is marked now, None where it is. ``marking``: the
-    primitive in whose place ops are put now. ``spread``: values that an op was put behind, element
-    by element.
+    primitive in whose place ops are put now. ``spread``: results of ops by the value that each
+    reads element by element. ``twins``: functions of parameters to mark, each with the first one
+    equal to it; ``firsts`` has these.
     """
 
     def __init__(self, lower: Callable[[Builder, Any, list[int], Place], list[int]]):
@@ -66,6 +67,8 @@ class Builder:
         self.unmarked: str | None = None
         self.marking = ''
         self.spread: dict[tuple, int] = {}
+        self.firsts: dict[tuple, int] = {}
+        self.twins: dict[int, int] = {}
         self.bodies: list[list[Equation]] = [[]]
         self.scope: tuple[Region, ...] = ()
         self.branches: list[Branch] = []

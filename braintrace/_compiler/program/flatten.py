@@ -23,6 +23,7 @@ from .marking import (
     chosen,
     marked_op,
     marked_operands,
+    note_twin,
     owned_by,
     set_aside,
     weights_of,
@@ -155,6 +156,7 @@ class _Lowering:
             build.pure.update(outs)
         if not op:
             build.owned.update(owned_by(build, eqn, outs))
+            note_twin(build, eqn, outs)
         if build.branches and pure and not op:
             made = replace(eqn, outs=tuple(outs))
             build.branches[-1].made.update(dict.fromkeys(outs, made))

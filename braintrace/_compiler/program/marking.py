@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..._etrace_op import AUTOMATIC, at_positions
 from ..equations.equation import Equation, is_inexact
@@ -19,6 +20,7 @@ __all__ = [
     'marked_op',
     'marked_operands',
     'marked_value',
+    'note_twin',
     'owned_by',
     'set_aside',
     'weights_of',
@@ -39,6 +41,27 @@ def owned_by(build: Builder, eqn: Equation, outs: Sequence[int]) -> dict[int, st
     if not places or not eqn.does.gradient or eqn.effects or _moves(build, eqn):
         return {}
     return dict.fromkeys((o for o in outs if is_inexact(build.avals[o])), max(places))
+
+
+def note_twin(build: Builder, eqn: Equation, outs: Sequence[int]) -> None:
+    """Equal functions of parameters to mark share their op: the first stands for all."""
+    simple = eqn.does.moves is not None or eqn.does.elementwise
+    if simple and len(outs) == 1 and outs[0] in build.owned:
+        ins = tuple(_known_as(build, v) for v in eqn.ins)
+        key = eqn.primitive, ins, tuple(sorted(eqn.params.items())), _region(build)
+        build.twins[outs[0]] = build.firsts.setdefault(key, outs[0])
+
+
+def _known_as(build: Builder, value: int) -> Any:
+    """The first of equal values; a constant number is known as what it is."""
+    constant = build.constants.get(value)
+    if constant is None or np.ndim(constant):
+        return build.twins.get(value, value)
+    return str(build.avals[value]), np.asarray(constant).item()
+
+
+def _region(build: Builder) -> tuple:
+    return (*map(id, build.scope),), (*map(id, build.branches),)
 
 
 def _moves(build: Builder, eqn: Equation) -> bool:
@@ -78,7 +101,8 @@ def marked_operands(build: Builder, eqn: Equation, weights: list[int], outvars) 
 
 def marked_value(build: Builder, value: int, shape: tuple, where: str, name: str) -> int:
     """A value of ``shape``, element by element through an op; one for all its readers."""
-    key = value, shape, (*map(id, build.scope),), (*map(id, build.branches),)
+    value = build.twins.get(value, value)
+    key = value, shape, _region(build)
     if key not in build.spread:
         with build.marks(name):
             place = build.owned[value] or where
