@@ -84,9 +84,9 @@ __all__ = [
 # adapters, verify and the kit read the names above, and training needs none of them.
 _LAZY = {
     'adapters': '.adapters',
-    'kit': '.kit',
     'nn': '.nn',
     'verify': '.verify',
+    'kit': '.kit',
     'D_RTRL': '._learner',
     'ES_D_RTRL': '._learner',
     'ETraceLearner': '._learner',

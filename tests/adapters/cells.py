@@ -187,7 +187,10 @@ def haiku_lstm(p):
     return {'W': columns(p['w'], 'igfo'), 'b': columns(p['b'], 'igfo')}
 
 
-HAIKU = {'GRU': (plain.gru_reset_first, haiku_gru), 'LSTM': (plain.lstm_forgetting_late, haiku_lstm)}
+HAIKU = {
+    'GRU': (plain.gru_reset_first, haiku_gru),
+    'LSTM': (plain.lstm_forgetting_late, haiku_lstm),
+}
 
 
 # blox ---------------------------------------------------------------------------------------------
