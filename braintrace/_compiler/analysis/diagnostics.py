@@ -8,7 +8,6 @@ from typing import Literal
 from ..graph import Diagnostic, ETraceGraph, OpUse
 from ..program import dataflow as flow
 from ..program.program import Program
-from .left_out import plain_ways
 from .marks import find_marks
 from .stacked import stacked_states
 
@@ -37,7 +36,7 @@ def find_diagnostics(
 
     ``missing``: why ops have no relation; ``cross`` and ``unhidden`` come from ``left_out``.
     """
-    marks = tuple(find_marks(graph.program, graph.ops, plain_ways(graph.program, graph.ops)))
+    marks = tuple(find_marks(graph.program, graph.ops))
     return (
         *_mixing(graph.program, graph.mixing),
         *marks,

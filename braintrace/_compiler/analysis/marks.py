@@ -4,18 +4,19 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..equations.equation import Equation, is_inexact
 from ..graph import Diagnostic, OpUse
 from ..program import dataflow as flow
 from ..program.program import Program
+from .left_out import plain_ways
 
 __all__ = ['find_marks']
 
 
-def find_marks(program: Program, ops: Iterable[OpUse], plain: list[int]) -> Iterator[Diagnostic]:
-    """A diagnostic for each, none where nothing is marked; ``plain``: ``plain_ways``."""
+def find_marks(program: Program, ops: Sequence[OpUse]) -> Iterator[Diagnostic]:
+    """A diagnostic for each, none where nothing is marked."""
     if program.to_mark is None:
         return
     for op in ops:
@@ -24,6 +25,7 @@ def find_marks(program: Program, ops: Iterable[OpUse], plain: list[int]) -> Iter
             path = program.param_names[i]
             yield Diagnostic('marked', path, op.where, (op.equation,), name)
     origins, moving = _origins(program), 1 << len(program.params)
+    plain = plain_ways(program, ops)
     for i, eqn in enumerate(program.equations):
         leads = flow.union(plain, eqn.outs)
         if eqn.unmarked and leads:

@@ -45,8 +45,7 @@ def owned_by(build: Builder, eqn: Equation, outs: Sequence[int]) -> dict[int, st
 
 def note_twin(build: Builder, eqn: Equation, outs: Sequence[int]) -> None:
     """Equal functions of parameters to mark share their op: the first stands for all."""
-    simple = eqn.does.moves is not None or eqn.does.elementwise
-    if simple and len(outs) == 1 and outs[0] in build.owned:
+    if len(outs) == 1 and outs[0] in build.owned and (eqn.does.moves or eqn.does.elementwise):
         ins = tuple(_known_as(build, v) for v in eqn.ins)
         key = eqn.primitive, ins, tuple(sorted(eqn.params.items())), _region(build)
         build.twins[outs[0]] = build.firsts.setdefault(key, outs[0])
