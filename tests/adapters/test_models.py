@@ -193,16 +193,16 @@ def test_spiking_neurons_and_projections_of_brainpy_learn(xs):
             super().__init__()
             self.neurons = brainpy.state.LIF(UNITS, tau=5.0 * u.ms, R=1.0 * u.ohm)
             self.read = brainstate.nn.Linear(INPUTS + UNITS, UNITS)
-            self.head = brainpy.state.LeakyRateReadout(UNITS, OUTPUTS, tau=5.0 * u.ms)
 
         def update(self, x):
             spikes = self.neurons.get_spike()
             drive = self.read(jnp.concatenate([x, spikes], -1))
-            return self.head(self.neurons(4.0 * drive * u.mA))
+            return self.neurons(4.0 * drive * u.mA)
 
     with brainstate.environ.context(dt=1.0 * u.ms):
         model = Net()
         brainstate.nn.init_all_states(model, batch_size=BATCH)
         adapted = adapters.from_brainstate(model, xs[0])
-        _, learner = gradients(*adapted, 3.0 * xs, jnp.ones((T, BATCH, OUTPUTS)))
+        grads, learner = gradients(*adapted, 3.0 * xs, jnp.ones((T, BATCH, UNITS)))
     assert 'read/weight/weight' in traced(learner)
+    assert all(np.any(a) for a in jax.tree.leaves(grads))

@@ -13,6 +13,7 @@ import pytest
 from braintrace import adapters, functional, rules
 from tests.adapters.plain import loss
 from tests.compare import assert_close
+from tests.tiers import in_turn, none
 
 T, BATCH, INPUTS, UNITS = 4, 2, 3, 4
 
@@ -53,8 +54,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize('make', [of_equinox, of_nnx])
-@pytest.mark.parametrize('name', OPTIMIZERS)
+@in_turn(none, name=OPTIMIZERS, make=[of_nnx, of_equinox])
 def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name, make):
     rng = np.random.default_rng(0)
     xs = jnp.asarray(rng.normal(size=(T, BATCH, INPUTS)))
