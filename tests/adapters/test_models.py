@@ -182,27 +182,42 @@ def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
     assert_close(own, grads)
 
 
-def test_spiking_neurons_and_projections_of_brainpy_learn(xs):
+def test_a_projection_on_spiking_neurons_of_brainpy_learns(xs):
+    """The current of the synapse and the membrane are one group: the weights have a trace."""
     pytest.importorskip('brainpy', reason='brainpy needs Python 3.12')
-    import brainpy.state
+    import brainpy.state as bp
     import brainstate
     import saiunit as u
+
+    class Conductance(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = brainstate.nn.Linear(INPUTS + UNITS, UNITS)
+
+        def update(self, x):
+            return self.linear(x) * u.mS
 
     class Net(brainstate.nn.Module):
         def __init__(self):
             super().__init__()
-            self.neurons = brainpy.state.LIF(UNITS, tau=5.0 * u.ms, R=1.0 * u.ohm)
-            self.read = brainstate.nn.Linear(INPUTS + UNITS, UNITS)
+            self.neurons = bp.LIF(UNITS, tau=5.0 * u.ms, V_th=1.0 * u.mV)
+            synapse, current = (
+                bp.Expon.desc(UNITS, tau=5.0 * u.ms),
+                bp.CUBA.desc(scale=1.0 * u.volt),
+            )
+            self.proj = bp.AlignPostProj(
+                comm=Conductance(), syn=synapse, out=current, post=self.neurons
+            )
 
         def update(self, x):
-            spikes = self.neurons.get_spike()
-            drive = self.read(jnp.concatenate([x, spikes], -1))
-            return self.neurons(4.0 * drive * u.mA)
+            self.proj(jnp.concatenate([9.0 * x, self.neurons.get_spike()], -1))
+            return self.neurons()
 
     with brainstate.environ.context(dt=1.0 * u.ms):
         model = Net()
         brainstate.nn.init_all_states(model, batch_size=BATCH)
         adapted = adapters.from_brainstate(model, xs[0])
-        grads, learner = gradients(*adapted, 3.0 * xs, jnp.ones((T, BATCH, UNITS)))
-    assert 'read/weight/weight' in traced(learner)
+        grads, learner = gradients(*adapted, xs, jnp.ones((T, BATCH, UNITS)))
+    assert traced(learner) == {f'proj/comm/linear/weight/{leaf}' for leaf in ('weight', 'bias')}
+    assert [group.num_state for group in learner.graph.hidden_groups] == [2]
     assert all(np.any(a) for a in jax.tree.leaves(grads))
