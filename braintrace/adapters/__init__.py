@@ -15,12 +15,25 @@ traces:
 >>> learner.routes['weight_hh'].kind
 'trace'
 
-Flax linen and Haiku keep parameters apart from the model already, so a line is enough for them::
+Flax linen and Haiku keep parameters apart from the model already, so a line makes the cell:
 
-    cell = lambda params, carry, x: module.apply(params, carry, x)[::-1]  # linen: (carry, outputs)
+>>> import flax.linen as nn
+>>> module, carry = nn.GRUCell(4), jnp.zeros(4)
+>>> params = module.init(jax.random.key(0), carry, x)
+>>> cell = lambda params, carry, x: module.apply(params, carry, x)[::-1]  # gives (carry, outputs)
+>>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), mark='auto')
+>>> state = learner.init(params, carry, x)
+>>> learner.routes['params/hn/kernel'].kind
+'trace'
 
-    run = hk.without_apply_rng(hk.transform(lambda x, carry: hk.GRU(32)(x, carry)))
-    cell = lambda params, carry, x: run.apply(params, x, carry)  # Haiku: (outputs, carry)
+>>> import haiku as hk
+>>> run = hk.without_apply_rng(hk.transform(lambda x, carry: hk.GRU(4)(x, carry)))
+>>> params = run.init(jax.random.key(0), x, carry)
+>>> cell = lambda params, carry, x: run.apply(params, x, carry)
+>>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), mark='auto')
+>>> state = learner.init(params, carry, x)
+>>> learner.routes['gru/w_h'].kind
+'trace'
 """
 
 from ._blox import from_blox, to_blox

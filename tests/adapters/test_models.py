@@ -116,6 +116,25 @@ def test_variables_of_nnx_that_a_step_writes_are_carried(xs):
     assert not np.allclose(first, other)
 
 
+@pytest.mark.slow
+def test_an_ensemble_over_the_weights_of_a_model_is_each_of_its_members(xs, ys):
+    nnx = pytest.importorskip('flax.nnx')
+    model, start = nnx_net(nnx)
+    cell, params, carry = adapters.from_nnx(model, xs[0], carry=start)
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+
+    def gradient(params):
+        return learner.sequence_grad(loss)(params, learner.init(params, carry, xs[0]), xs, ys)[0]
+
+    several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
+    got = jax.jit(jax.vmap(gradient))(several)
+    for k in range(2):
+        want = jax.jit(gradient)(jax.tree.map(lambda a: a[k], several))
+        assert_close(
+            *(jax.tree.leaves(grads) for grads in (jax.tree.map(lambda a: a[k], got), want))
+        )
+
+
 def test_of_an_nnx_rnn_its_cell_is_taken(xs):
     nnx = pytest.importorskip('flax.nnx')
     own = nnx.GRUCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
