@@ -225,15 +225,20 @@ def by_hand_in_a_marked_cell(p, h, x):
     return h, h
 
 
-def outer_scan(p, h, x):
-    """Layers stacked along an axis that a loop runs over."""
-    stacked = jnp.stack([p['w'], p['v']])
-    y, _ = lax.scan(lambda y, w: (y + tanh(x @ w), None), jnp.zeros_like(h), stacked)
-    h = 0.8 * h + y * p['a'] + p['b']
+def long_loop(p, h, x):
+    """Weights stacked along the axis that a loop runs over, in a branch; one starts its carry."""
+
+    def layer(y, w):
+        return lax.cond(
+            x.sum() > 0, lambda y: tanh(y * w[0] + x @ w), lambda y: y * p['a'], y
+        ), None
+
+    y, _ = lax.scan(layer, jnp.broadcast_to(p['b'], h.shape), jnp.stack([p['w'], p['v']] * 5))
+    h = 0.8 * h + y
     return h, h
 
 
-EXACT = [diagonal, lookup, convolution, between_parameters, by_hand_in_a_marked_cell, outer_scan]
+EXACT = [diagonal, lookup, convolution, between_parameters, by_hand_in_a_marked_cell, long_loop]
 
 
 @pytest.mark.parametrize('cell', EXACT, ids=lambda cell: cell.__name__)

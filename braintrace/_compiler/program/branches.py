@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ... import _jax
 from ..equations.equation import Equation, is_inexact
 from .builder import Branch, Builder, Place
-from .marking import marked_value
+from .marking import marked_at_border
 
 __all__ = ['gated', 'guarded', 'result_of_op', 'selected', 'while_taken']
 
@@ -41,7 +41,7 @@ def selected(build: Builder, branches: list, ins: list[int], place: Place) -> li
 
         build.branches.append(Branch(build.plain(is_taken, [index, *around], place.where)))
         outs = build.call(body, consts, operands, place)
-        outs = [_marked(build, v, place.where) for v in outs]
+        outs = [marked_at_border(build, v, place.where, 'cond') for v in outs]
         results.append([gated(build, v) for v in outs])
         build.branches.pop()
     # equal rows are one value: a state that is an output as well stays that state
@@ -53,13 +53,6 @@ def selected(build: Builder, branches: list, ins: list[int], place: Place) -> li
         for cases in dict.fromkeys(rows)
     }
     return [made[cases] for cases in rows]
-
-
-def _marked(build: Builder, value: int, where: str) -> int:
-    """A weight that leaves a branch meets the condition, element by element."""
-    if value not in build.owned or build.unmarked is not None:
-        return value
-    return marked_value(build, value, build.avals[value].shape, where, 'cond')
 
 
 def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:

@@ -17,9 +17,9 @@ from .builder import Builder
 
 __all__ = [
     'chosen',
+    'marked_at_border',
     'marked_op',
     'marked_operands',
-    'marked_value',
     'note_twin',
     'owned_by',
     'set_aside',
@@ -64,7 +64,7 @@ def _region(build: Builder) -> tuple:
 
 
 def _moves(build: Builder, eqn: Equation) -> bool:
-    return any(v not in build.pure and v not in build.owned for v in eqn.ins)
+    return any(v not in build.pure for v in eqn.ins)
 
 
 def weights_of(build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
@@ -107,6 +107,15 @@ def marked_value(build: Builder, value: int, shape: tuple, where: str, name: str
             place = build.owned[value] or where
             (build.spread[key],) = build.traced(at_positions(shape), [value], place)
     return build.spread[key]
+
+
+def marked_at_border(build: Builder, value: int, where: str, name: str) -> int:
+    """A weight that leaves a branch meets its condition there; one that starts the carry of a loop
+    meets the other iterations.
+    """
+    if value not in build.owned or build.unmarked is not None:
+        return value
+    return marked_value(build, value, build.avals[value].shape, where, name)
 
 
 def set_aside(build: Builder, eqn: Any, ins: list[int], where: str) -> list[int]:
