@@ -28,8 +28,8 @@ from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
+    from . import adapters, nn, verify
     from . import kit as kit
-    from . import nn, verify
     from ._learner import (
         D_RTRL,
         ES_D_RTRL,
@@ -58,6 +58,7 @@ __all__ = [
     'Report',
     'Route',
     'SparseStructure',
+    'adapters',
     'compile',
     'compile_etrace_graph',
     'conv',
@@ -79,12 +80,13 @@ __all__ = [
     'verify',
 ]
 
-# Imported on first use: nn and the learners need brainstate, which nothing else here does; verify
-# and the kit read the names above, and training needs neither.
+# Imported on first use: nn and the learners need brainstate, which nothing else here does; the
+# adapters, verify and the kit read the names above, and training needs none of them.
 _LAZY = {
-    'kit': '.kit',
+    'adapters': '.adapters',
     'nn': '.nn',
     'verify': '.verify',
+    'kit': '.kit',
     'D_RTRL': '._learner',
     'ES_D_RTRL': '._learner',
     'ETraceLearner': '._learner',

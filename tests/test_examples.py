@@ -12,9 +12,9 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / 'examples'
 
 
-def load(name):
-    pytest.importorskip('matplotlib')
-    pytest.importorskip('tqdm')
+def load(name, *needed):
+    for package in needed:
+        pytest.importorskip(package)
     spec = importlib.util.spec_from_file_location(f'examples_{name}', EXAMPLES / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look up annotations
@@ -24,7 +24,7 @@ def load(name):
 
 @pytest.fixture(scope='module')
 def digits():
-    return load('digits')
+    return load('digits', 'matplotlib', 'tqdm')
 
 
 def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits):
@@ -52,6 +52,35 @@ def test_the_demonstration_prints_its_table_and_draws_its_curves(digits, tmp_pat
     assert (tmp_path / 'curves.png').stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert set(results) == set(digits.METHODS) and all(f'| {name} |' in printed for name in results)
+
+
+FRAMEWORKS = {
+    'functional_plain': ('jax', 0.85),
+    'nnx_online': ('flax', 0.85),
+    'equinox_stream': ('equinox', 0.1),
+    'linen': ('flax', 0.1),
+    'haiku_online': ('haiku', 0.1),
+    'blox_online': ('blox', 0.3),
+    'ensemble_vmap': ('jax', 0.1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('optimised')
+@pytest.mark.parametrize('name', FRAMEWORKS)
+def test_a_model_of_another_framework_learns(name, capsys):
+    """Without learning, a tenth of the digits is right, and the error is the targets' variance 1;
+    without memory, half of the digits, and the same error.
+    """
+    package, limit = FRAMEWORKS[name]
+    figure = load(name, 'sklearn', package).main()
+    assert capsys.readouterr().out
+    assert figure >= limit if name in ('functional_plain', 'nnx_online') else figure <= limit
+
+
+def test_the_examples_are_short_enough_to_be_read_at_once():
+    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in FRAMEWORKS}
+    assert max(lines.values()) < 60, lines
 
 
 @pytest.mark.nightly

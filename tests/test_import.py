@@ -60,7 +60,7 @@ def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
         before = dict(jax.config.values)
 
         import braintrace
-        from braintrace import functional, kit, matmul, rules, verify
+        from braintrace import adapters, functional, kit, matmul, rules, verify
         found['import'] = changed()
         cell = lambda p, h, x: (h, jnp.tanh(matmul(x, p) + h))
         online = functional.online(cell, rules.es_d_rtrl(0.5))

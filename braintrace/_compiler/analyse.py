@@ -22,6 +22,7 @@ from .analysis.left_out import (
 from .analysis.ops import find_ops
 from .analysis.relations import find_relations
 from .analysis.routes import find_routes
+from .analysis.spread import MustSpread, find_spread
 from .analysis.stacked import split_alike
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
@@ -70,6 +71,8 @@ def analyse(
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
+        except MustSpread as e:
+            decisions.late.update(e.ops)
 
 
 def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGraph:
@@ -89,6 +92,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     lost = {i for found in missing if found.kind == 'lost-relation' for i in found.equations}
     cross, unhidden = cross_pairs(positions), old_parts(program)
     plain = plain_ways(program, ops)
+    find_spread(program, ops, relations, lost, plain)
     routes = find_routes(program, ops, relations, unhidden.values(), lost, plain)
     lanes = _lanes(program, ops)
     laned = carried_lanes(program, groups, ops, relations, lanes)
@@ -204,8 +208,36 @@ def check_learnable(graph: ETraceGraph) -> None:
             f'{opaque.where}: the only ETP ops of the step stand inside {opaque.primitive.name}, '
             'where they have no trace. Apply an op outside of it.'
         )
-    if not graph.ops:
+    if graph.ops:
+        return
+    if graph.program.to_mark is None:
         raise CompileError(
             'the step applies no ETP op. Mark trainable operations: braintrace.matmul(x, W) '
-            'instead of x @ W, or use the cells of braintrace.nn.'
+            'instead of x @ W, use the cells of braintrace.nn, or let the compiler mark all: '
+            "mark='auto'."
         )
+    _refuse_unmarked(graph)
+
+
+def _refuse_unmarked(graph: ETraceGraph) -> None:
+    """Automatic marking found nothing to mark: say why."""
+    program, told = graph.program, {'unmarked': 'parameter', 'closed-over': 'a constant'}
+    names = [program.param_names[i] for i in program.to_mark or ()]
+    lines = [
+        f'  {f"{told[d.kind]} {d.path}".strip()} in '
+        f'{program.equations[d.equations[0]].primitive.name} [{d.location}]'
+        for d in graph.diagnostics
+        if d.kind in told
+    ]
+    found = '\nFound:\n' + '\n'.join(lines) if lines else ''
+    if not names:
+        raise CompileError(
+            'mark chooses none of the parameters '
+            f"{[program.param_names[i] for i in program.trainable]}. Give 'auto', or a function "
+            f'(path, leaf) -> bool that is True for some.{found}'
+        )
+    raise CompileError(
+        f'nothing could be marked: no equation applies one of the parameters {names} to an input '
+        'or a state in a way that an op can. A weight that the cell closes over is a constant: '
+        f'keep it in params (a brainstate.ParamState).{found}'
+    )

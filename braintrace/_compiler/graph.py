@@ -233,6 +233,9 @@ class Diagnostic:
         'no-relation',
         'stacked-state',
         'partial-trace',
+        'marked',
+        'unmarked',
+        'closed-over',
     ]
     path: str = ''
     location: str = ''
@@ -246,7 +249,7 @@ class Diagnostic:
     @property
     def level(self) -> Literal['info', 'warning']:
         """``info`` where the user need not mend anything."""
-        return 'info' if self.kind == 'mixing' else 'warning'
+        return 'info' if self.kind in ('mixing', 'marked', 'closed-over') else 'warning'
 
 
 @dataclass(frozen=True)

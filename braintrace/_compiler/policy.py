@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
 import jax
@@ -46,6 +47,13 @@ class Policy:
       each other; other loops run step by step. It multiplies the ``A`` of many steps: where that
       product overflows, or an infinite number meets the zero of a reset, the result is not a
       number. ``'auto'``: associative where ``jax.default_backend()`` is a GPU or a TPU.
+    - ``mark``: a model that applies no braintrace op learns as it is. ``'auto'`` marks every
+      parameter, a predicate ``(path, leaf) -> bool`` those that it chooses, ``path`` a tuple of
+      strings; None marks nothing. Where a function of these parameters meets a value that changes,
+      the equation becomes the op that does the same: a product of any layout, a convolution, a
+      lookup of rows, and every position-wise equation. ``report.diagnostics`` has a line for each;
+      one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
+      stand in the model stay.
     - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
@@ -68,6 +76,7 @@ class Policy:
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
     linear_loops: str = 'auto'
+    mark: str | Callable | None = None
     lanes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -86,6 +95,11 @@ class Policy:
                 f'unroll is {self.unroll!r}; give an int >= 0, the length up to which loops are '
                 'unrolled.'
             )
+        if self.mark is not None and self.mark != 'auto' and not callable(self.mark):
+            raise OptionError(
+                f"mark is {self.mark!r}; give None, 'auto', or a function (path, leaf) -> bool "
+                'that chooses parameters.'
+            )
         if not isinstance(self.lanes, tuple) or not all(
             isinstance(path, str) for path in self.lanes
         ):
@@ -100,6 +114,10 @@ class Policy:
         if self.linear_loops == 'auto':
             return jax.default_backend() in PARALLEL
         return self.linear_loops == 'associative'
+
+    def marking(self, mark: str | Callable | None) -> Policy:
+        """This policy with ``mark``; None leaves it as it is."""
+        return self if mark is None else replace(self, mark=mark)
 
 
 DEFAULT = Policy()

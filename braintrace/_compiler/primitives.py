@@ -77,6 +77,7 @@ class Properties:
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
     - ``axes``: how axes of operands and results line up; the kinds stand in ``analysis/lanes.py``.
       Empty: not known.
+    - ``op``: the kind of ETP op that does the same with a weight, a key of ``AUTOMATIC``.
     - ``control``: it is control flow, or a call with a derivative rule of its own.
     """
 
@@ -102,6 +103,7 @@ class Properties:
     whole: bool = False
     retypes: bool = False
     axes: str = ''
+    op: str = ''
     control: Control | None = None
 
 
@@ -269,8 +271,8 @@ TABLE: dict[str, Properties] = {
     'dynamic_update_slice': replace(ASSEMBLY, moves=OVERWRITTEN, beside=True, axes='same'),
     # moved, a part of it
     'slice': replace(PART, moves=Moves(FIRST, _slice), axes='same'),
-    'dynamic_slice': replace(PART, moves=TAKEN, axes='same'),
-    'gather': replace(PART, moves=TAKEN, axes='gathered'),
+    'dynamic_slice': replace(PART, moves=TAKEN, axes='same', op='rows'),
+    'gather': replace(PART, moves=TAKEN, axes='gathered', op='rows'),
     'split': replace(PART, moves=SPLIT, axes='same'),
     'unstack': replace(PART, moves=UNSTACK, axes='unstacked'),
     'pad': Properties(moves=Moves(FIRST, _pad), linear=_in_all, axes='same'),
@@ -279,8 +281,8 @@ TABLE: dict[str, Properties] = {
     **_rows('scatter-mul scatter-sub', replace(UPDATE, linear=_in_the_first)),
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
-    'dot_general': replace(MIXING, axes='product'),
-    'conv_general_dilated': replace(MIXING, axes='convolution'),
+    'dot_general': replace(MIXING, axes='product', op='product'),
+    'conv_general_dilated': replace(MIXING, axes='convolution', op='convolution'),
     'sort': replace(MIXING, axes='paired'),
     **_rows('cumlogsumexp cummax cummin cumprod cumsum top_k', ALONG_AN_AXIS),
     **_rows(

@@ -7,6 +7,7 @@ from ._reverse import rule_reverse
 from ._sparsity import SparseStructure
 from ._spec import *
 from ._spec import __all__ as _spec
+from .automatic import AUTOMATIC, at_positions
 from .conv import conv, etp_conv_p
 from .dense import etp_mm_p, etp_mv_p, matmul
 from .einsums import FORMS as EINSUM_FORMS
@@ -21,9 +22,11 @@ from .sparse import etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
 __all__ = [
     *_primitive,
     *_spec,
+    'AUTOMATIC',
     'EINSUM_FORMS',
     'EtpOp',
     'SparseStructure',
+    'at_positions',
     'conv',
     'einsum',
     'element_wise',

@@ -42,6 +42,7 @@ def _impl(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers=None,
+    **product,
 ):
     dtype = jnp.result_type(x, kernel)
     y = jax.lax.conv_general_dilated(
@@ -54,6 +55,7 @@ def _impl(
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
         dimension_numbers=dimension_numbers,
+        **product,
     )
     return y + _along_channel(bias[0], y.ndim, dimension_numbers) if has_bias else y
 
@@ -84,6 +86,7 @@ def _instant(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers=None,
+    **product,
 ):
     _refuse_batch_groups(batch_group_count)
     layout, kernel = conv_layout(dimension_numbers, x.ndim), weights['weight']
@@ -237,8 +240,12 @@ def bind_conv(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers=None,
+    **product,
 ):
-    """Check and bind the operands of a convolution."""
+    """Check and bind the operands of a convolution.
+
+    ``product``: ``precision`` and ``preferred_element_type`` of ``jax.lax.conv_general_dilated``.
+    """
     kernel, kernel_unit = trainable_operand(op, 'kernel', kernel)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     layout = _checked_layout(x, kernel, dimension_numbers, feature_group_count, batch_group_count)
@@ -264,6 +271,7 @@ def bind_conv(
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
         dimension_numbers=dimension_numbers,
+        **product,
     )
     return with_unit(y if batch_first else jnp.moveaxis(y, 0, layout.out_spec[0]), unit)
 

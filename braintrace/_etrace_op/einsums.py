@@ -70,10 +70,10 @@ def letters_of(equation: str) -> Letters:
 
 
 def _impl(batched: bool):
-    def impl(x, weight, *bias, equation: str, has_bias: bool = False):
+    def impl(x, weight, *bias, equation: str, has_bias: bool = False, **product):
         e = letters_of(equation)
         b = e.batch if batched else ''
-        y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight)
+        y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight, **product)
         return y + _spread(bias[0], e.bias, e.y) if has_bias else y
 
     return impl
@@ -94,7 +94,7 @@ def _derivative(batched: bool, apart: bool):
     feeds; otherwise the rule sums over them.
     """
 
-    def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False):
+    def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False, **product):
         e = letters_of(equation)
         b = e.batch if batched else ''
         target = e.entry if apart else {'weight': e.weight, 'bias': e.bias}
@@ -110,13 +110,13 @@ def _derivative(batched: bool, apart: bool):
     return rule
 
 
-def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False):
+def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False, **product):
     e = letters_of(equation)
     return {name: value * _spread(hidden_dim, e.y, e.entry[name]) for name, value in trace.items()}
 
 
 def _solve(batched: bool):
-    def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False):
+    def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False, **product):
         scaled = _yw_to_w(signal, trace, equation=equation)
         return {
             name: value.sum(tuple(range(batched + len(letters_of(equation).others))))
@@ -126,7 +126,7 @@ def _solve(batched: bool):
     return solve_drtrl
 
 
-def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str):
+def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str, **product):
     e, y = letters_of(equation), y_var.aval.shape
     lead = y[: len(y) - len(e.y)]
     sizes = dict(zip(e.y, y[len(lead) :], strict=True))
@@ -222,8 +222,11 @@ def parsed(op: str, equation: str) -> tuple[Letters, bool]:
     return Letters(x[batched:], weight, y[batched:]), batched
 
 
-def bound(op: str, forms: dict, equation: str, x, weight, bias=None):
-    """Bind the form that fits the equation; operands are arrays or quantities."""
+def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
+    """Bind the form that fits the equation; operands are arrays or quantities.
+
+    ``product``: ``precision`` and ``preferred_element_type`` of ``jax.numpy.einsum``.
+    """
     letters, batched = parsed(op, equation)
     weight, weight_unit = trainable_operand(op, 'weight', weight)
     x, x_unit = input_operand(op, 'x', x, weight.dtype)
@@ -242,7 +245,8 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None):
     bias = bias_operands(op, bias, tuple(sizes[a] for a in letters.bias), unit)
     form = forms[batched, bool(letters.others)]
     text = f'{letters.x},{letters.weight}->{letters.y}'
-    return with_unit(form.bind(x, weight, *bias, equation=text, has_bias=bool(bias)), unit)
+    y = form.bind(x, weight, *bias, equation=text, has_bias=bool(bias), **product)
+    return with_unit(y, unit)
 
 
 def einsum(equation: str, x, weight, bias=None):

@@ -13,13 +13,16 @@ from .learners import (
     compile_etrace_graph,
     pp_prop,
 )
+from .states import ModelStates, check_model
 
 __all__ = [
     'D_RTRL',
     'ES_D_RTRL',
     'ETraceLearner',
     'IODimVjpAlgorithm',
+    'ModelStates',
     'ParamDimVjpAlgorithm',
+    'check_model',
     'compile',
     'compile_etrace_graph',
     'pp_prop',

@@ -31,7 +31,7 @@ from .calls import substitute
 from .compiled_calls import CallOptions
 from .notices import Notices
 from .sequences import Arguments, evolve, gradient, train
-from .states import ModelStates
+from .states import ModelStates, check_model
 from .world import CARRY, Role
 
 __all__ = ['ETraceLearner', 'ETraceState']
@@ -59,13 +59,19 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
 
-    def __init__(self, model: brainstate.nn.Module, rule: Rule | None, *, policy: Policy = DEFAULT):
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        rule: Rule | None,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
         super().__init__()
-        if not isinstance(model, brainstate.nn.Module):
-            raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
+        check_model(model)
         if not isinstance(policy, Policy):
             raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
-        self.model, self.rule, self.policy = model, rule, policy
+        self.model, self.rule, self.policy = model, rule, policy.marking(mark)
         self._bound: Bound | None = None
         self._notices = Notices()
 

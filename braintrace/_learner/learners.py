@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import brainstate
 
@@ -29,8 +30,9 @@ class D_RTRL(ETraceLearner):  # noqa: N801
 
     ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and
     keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
-    :class:`braintrace.Policy`, says what to do with control flow and how strict to be;
-    ``trace_dtype`` and ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
+    :class:`braintrace.Policy`, says what to do with control flow and how strict to be; ``mark``
+    sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype`` and
+    ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -50,8 +52,9 @@ class D_RTRL(ETraceLearner):  # noqa: N801
         trace_dtype=None,
         write_every: int | None = None,
         policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
     ):
-        super().__init__(model, d_rtrl(trace_dtype, write_every), policy=policy)
+        super().__init__(model, d_rtrl(trace_dtype, write_every), policy=policy, mark=mark)
 
 
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
@@ -70,9 +73,14 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """
 
     def __init__(
-        self, model: brainstate.nn.Module, decay_or_rank: float | int, *, policy: Policy = DEFAULT
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: float | int,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
     ):
-        super().__init__(model, es_d_rtrl(decay_or_rank), policy=policy)
+        super().__init__(model, es_d_rtrl(decay_or_rank), policy=policy, mark=mark)
 
 
 ParamDimVjpAlgorithm = D_RTRL

@@ -10,13 +10,19 @@ import brainstate
 import jax
 
 from .._compiler import path_name
-from .._errors import CompileError, StructureError
+from .._errors import CompileError, OptionError, StructureError
 from .._jax import hide_from_locations
 from .world import CARRY, Path, Role, World, as_path, discover
 
-__all__ = ['ModelStates']
+__all__ = ['ModelStates', 'check_model']
 
 hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.sep)
+
+
+def check_model(model) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, brainstate.nn.Module):
+        raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
 
 
 def _role(state: brainstate.State) -> Role:

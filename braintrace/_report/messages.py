@@ -43,6 +43,15 @@ PLAIN = {
         'and every gradient holds the current step only'
     ),
 }
+UNMARKED = {
+    'while_loop': 'it stands in a loop of unknown length, where no trace exists. Use '
+    'lax.fori_loop with a static number of steps, or lax.scan',
+    'custom_rule': 'it is a function with a derivative rule of its own, and nothing inside is '
+    'marked. Apply the parameter outside of it',
+    'layout': 'no op has its layout. Products of any layout, convolutions without batch groups, '
+    'and lookups of whole rows have one',
+    'primitive': 'no op does that. Bring the parameter in by a product, or position by position',
+}
 MIXES = {
     'merges': 'merges positions of a hidden state',
     'merges-result': 'merges positions of the result of an op',
@@ -168,6 +177,32 @@ def _partial(graph: ETraceGraph, found: Diagnostic) -> str:
     )
 
 
+def _marked(graph: ETraceGraph, found: Diagnostic) -> str:
+    op = graph.op_at[found.equations[0]]
+    groups = [
+        group.name
+        for rel in graph.hidden_param_op_relations
+        if rel.op.equation == op.equation
+        for group in rel.groups
+    ]
+    trace = f'with a trace to {", ".join(groups)}' if groups else 'without a trace'
+    return f'{found.reason} with parameter {found.path} became {op.primitive.name}, {trace}'
+
+
+def _unmarked(graph: ETraceGraph, found: Diagnostic) -> str:
+    name = graph.program.equations[found.equations[0]].primitive.name
+    why = UNMARKED.get(found.reason, UNMARKED['primitive'])
+    return f'parameter {found.path} is not marked in {name}, so there {STEP_ONLY}: {why}'
+
+
+def _closed_over(graph: ETraceGraph, found: Diagnostic) -> str:
+    name = graph.program.equations[found.equations[0]].primitive.name
+    return (
+        f'{name} reads a constant matrix, which nothing trains. If it is a weight that the cell '
+        'closes over, keep it in params (a brainstate.ParamState)'
+    )
+
+
 def _dependent(graph: ETraceGraph, found: Diagnostic) -> str:
     return DEPENDENT[found.reason].format(path=found.path)
 
@@ -179,4 +214,7 @@ WRITERS: dict[str, Callable[[ETraceGraph, Diagnostic], str]] = {
     'constant-weight': _constant,
     'stacked-state': _stacked,
     'partial-trace': _partial,
+    'marked': _marked,
+    'unmarked': _unmarked,
+    'closed-over': _closed_over,
 }

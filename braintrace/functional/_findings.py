@@ -25,6 +25,7 @@ LOST = {
     'input-dependent-weight',
     'stacked-state',
     'constant-weight',
+    'unmarked',
 }
 
 
@@ -44,11 +45,14 @@ def check_strict(graph: ETraceGraph) -> None:
     that read a hidden state.
     """
     report = make_report(graph, None)
+    unmarked = {found.path for found in graph.diagnostics if found.kind == 'unmarked'}
     # parameters without a trace that reach later steps
     lost = [
         f'  {placed(f"{row.path} is {row.reason}", row.location)}: {row.meaning}. {row.advice}'
         for row in report.parameters
-        if row.route == 'same-step' and row.reason != 'no_hidden_state'
+        if row.route == 'same-step'
+        and row.reason != 'no_hidden_state'
+        and not (row.reason == 'not_etp_op' and row.path in unmarked)
     ]
     # uses without a trace of parameters that have one
     lost += [

@@ -368,6 +368,7 @@ def online(
     hidden: Callable = no_key,
     strict: bool = False,
     policy: Policy = DEFAULT,
+    mark: str | Callable | None = None,
 ) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
@@ -376,7 +377,8 @@ def online(
     ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
     leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back
     (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with
-    control flow; ``strict=True`` makes it strict.
+    control flow; ``strict=True`` makes it strict, and ``mark`` sets its ``mark``: ``'auto'`` for a
+    cell that applies no braintrace op.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
@@ -400,9 +402,8 @@ def online(
         )
     if not isinstance(policy, Policy):
         raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
-    return OnlineLearner(
-        cell, rule, trainable, hidden, replace(policy, strict=True) if strict else policy
-    )
+    policy = replace(policy, strict=True) if strict else policy
+    return OnlineLearner(cell, rule, trainable, hidden, policy.marking(mark))
 
 
 def split(params, learner: OnlineLearner) -> tuple:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from braintrace import Policy
 from tests.compiler.refused import (
     PARAMS,
     B,
@@ -566,6 +567,32 @@ def constant_weight_before_a_plain_readout(p, h, x):
 def weight_in_a_carry_that_no_step_changes(p, c, x):
     h = 0.8 * c['h'] + mm(x, c['m'])  # here
     return h, {'h': h, 'm': c['m']}
+
+
+# -- marked automatically --------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def product(x, w):
+    return x @ w
+
+
+product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+
+
+@degraded(
+    Note('marked', 'info', ('dot_general', 'w became etp_einsum_mm', 'trace to'), 'w', 'marked'),
+    Note('closed-over', 'info', ('dot_general reads a constant', 'params'), at='constant'),
+    Note('unmarked', 'warning', ('parameter u', 'custom_vjp_call', 'current step only'), 'u'),
+    params='w u',
+    routes={'u': 'not_etp_op'},
+    policy=Policy(mark='auto'),
+)
+def weight_in_a_function_with_a_rule_of_its_own(p, h, x):
+    h = 0.8 * h + x @ p['w']  # marked
+    h = h + x @ R[:I]  # constant
+    h = h + product(x, p['u'])  # here
+    return h, h
 
 
 # -- several states, and none ----------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_each_warning_is_given_once_with_its_place(row):
 
 @over(WITH_MODULES, 'strict')
 def test_a_strict_policy_refuses_it_at_the_same_lines(row):
-    policy = Policy(strict=True, unroll=row.policy.unroll)
+    policy = Policy(strict=True, unroll=row.policy.unroll, mark=row.policy.mark)
     if row.strict is None:
         compiled(row, policy)
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from ..graph import Diagnostic, ETraceGraph, OpUse
 from ..program import dataflow as flow
 from ..program.program import Program
+from .marks import find_marks
 from .stacked import stacked_states
 
 __all__ = ['find_diagnostics']
@@ -35,13 +36,15 @@ def find_diagnostics(
 
     ``missing``: why ops have no relation; ``cross`` and ``unhidden`` come from ``left_out``.
     """
+    marks = tuple(find_marks(graph.program, graph.ops))
     return (
         *_mixing(graph.program, graph.mixing),
+        *marks,
         *missing,
         *_cross_group(graph, cross),
         *_constant_weights(graph.program, graph.ops),
         *_through_unhidden(graph, unhidden),
-        *_untraced(graph),
+        *_untraced(graph, {found.path for found in marks if found.kind == 'unmarked'}),
         *_nothing_traced(graph),
         *stacked_states(graph),
         *_partial_traces(graph),
@@ -116,9 +119,14 @@ def _through_unhidden(graph: ETraceGraph, parts: Mapping[int, Sequence[int]]) ->
     ]
 
 
-def _untraced(graph: ETraceGraph) -> list[Diagnostic]:
+def _untraced(graph: ETraceGraph, unmarked: Collection[str]) -> list[Diagnostic]:
+    """``unmarked``: parameters whose plain equations are told of already."""
     found = {path: (TOLD.get(r.reason.partition(':')[0]), r) for path, r in graph.routes.items()}
-    return [Diagnostic(kind, path, r.location) for path, (kind, r) in found.items() if kind]
+    return [
+        Diagnostic(kind, path, r.location)
+        for path, (kind, r) in found.items()
+        if kind and not (kind == 'not-etp-op' and path in unmarked)
+    ]
 
 
 def _nothing_traced(graph: ETraceGraph) -> list[Diagnostic]:

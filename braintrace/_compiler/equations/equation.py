@@ -67,7 +67,9 @@ class Equation:
     """One primitive application; ``ins`` and ``outs`` are value numbers.
 
     ``scope``: the regions around it, outermost first. ``loop``: set on the two markers of a loop.
-    ``conditional``: it stands in a branch. ``origin``: the jaxpr's equation.
+    ``conditional``: it stands in a branch. ``origin``: the jaxpr's equation. ``marked``: the name
+    of the primitive in whose place this op was put automatically; ``unmarked``: why no op was put
+    here, where a function of parameters to mark meets a value that changes.
     """
 
     primitive: Any
@@ -81,6 +83,8 @@ class Equation:
     loop: Loop | None = None
     conditional: bool = False
     origin: Any = None
+    marked: str = ''
+    unmarked: str = ''
 
     @property
     def does(self) -> primitives.Properties:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ... import _jax
 from ..equations.equation import Equation, is_inexact
 from .builder import Branch, Builder, Place
+from .marking import marked_at_border
 
 __all__ = ['gated', 'guarded', 'result_of_op', 'selected', 'while_taken']
 
@@ -40,6 +41,7 @@ def selected(build: Builder, branches: list, ins: list[int], place: Place) -> li
 
         build.branches.append(Branch(build.plain(is_taken, [index, *around], place.where)))
         outs = build.call(body, consts, operands, place)
+        outs = [marked_at_border(build, v, place.where, 'cond') for v in outs]
         results.append([gated(build, v) for v in outs])
         build.branches.pop()
     # equal rows are one value: a state that is an output as well stays that state

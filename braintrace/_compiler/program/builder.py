@@ -49,7 +49,12 @@ class Builder:
 
     ``lower(builder, eqn, ins, place)`` lowers one equation of a jaxpr and returns its results.
     ``depth``: how many loops stand around the equation that makes a value. ``pure`` values are
-    functions of parameters and constants alone.
+    functions of parameters and constants alone; ``owned`` ones depend on parameters to mark and
+    have not met an op or a value that changes: each has the place of its mark, empty for the place
+    where it meets one. ``unmarked``: why nothing is marked now, None where it is. ``marking``: the
+    primitive in whose place ops are put now. ``spread``: results of ops by the value that each
+    reads element by element. ``twins``: functions of parameters to mark, each with the first one
+    equal to it; ``firsts`` has these.
     """
 
     def __init__(self, lower: Callable[[Builder, Any, list[int], Place], list[int]]):
@@ -58,6 +63,12 @@ class Builder:
         self.depth: list[int] = []
         self.constants: dict[int, Any] = {}
         self.pure: set[int] = set()
+        self.owned: dict[int, str] = {}
+        self.unmarked: str | None = None
+        self.marking = ''
+        self.spread: dict[tuple, int] = {}
+        self.firsts: dict[tuple, int] = {}
+        self.twins: dict[int, int] = {}
         self.bodies: list[list[Equation]] = [[]]
         self.scope: tuple[Region, ...] = ()
         self.branches: list[Branch] = []
@@ -103,9 +114,24 @@ class Builder:
     def plain(self, fn: Callable, ins: Sequence[int], where: str) -> int:
         """Lower a function of one result, outside of any branch."""
         branches, self.branches = self.branches, []
-        (out,) = self.traced(fn, ins, where)
+        with self.leaving(''):
+            (out,) = self.traced(fn, ins, where)
         self.branches = branches
         return out
+
+    @contextmanager
+    def leaving(self, why: str) -> Iterator[None]:
+        """Nothing is marked here; ``why`` is empty where there is nothing to tell."""
+        before, self.unmarked = self.unmarked, why
+        yield
+        self.unmarked = before
+
+    @contextmanager
+    def marks(self, name: str) -> Iterator[None]:
+        """New ops stand in the place of a primitive."""
+        before, self.marking = self.marking, name
+        yield
+        self.marking = before
 
     # ---- equations ----
 
@@ -145,6 +171,8 @@ class Builder:
         (wide,) = self.append(broadcast, [aval.update(shape=shape)])
         if value in self.pure:
             self.pure.add(wide)
+        if value in self.owned:
+            self.owned[wide] = self.owned[value]
         return wide
 
     def _fold(self, eqn: Equation) -> bool:

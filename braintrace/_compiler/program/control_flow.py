@@ -92,7 +92,7 @@ def decide(program: Program, policy: Policy) -> dict[int, object]:
                 known = found.get(id(eqn.origin), frozenset())
                 found[id(eqn.origin)] = _forward(eqn, behind, policy) | known
             continue
-        inside = eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
+        inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
         if to & STATE and inside or _must_be_opened(eqn):
             decision = _decision(eqn, policy)
             if decision:

@@ -19,6 +19,15 @@ from .builder import Builder, Place
 from .forward_mode import forward_derivative
 from .leaves import select
 from .loops import descended, peeled, unrolled
+from .marking import (
+    chosen,
+    marked_op,
+    marked_operands,
+    note_twin,
+    owned_by,
+    set_aside,
+    weights_of,
+)
 from .program import Program, alive
 from .tracing import Step
 from .unshard import unsharded
@@ -30,13 +39,15 @@ __all__ = ['Decisions', 'extending', 'flatten']
 class Decisions:
     """How to lower control flow, by ``id`` of the jaxpr's equation.
 
-    ``expansions`` keeps the functions traced for an equation, so that ids stay. ``guarded``: loops
-    that a branch guards already.
+    ``expansions`` keeps the functions traced for an equation, and the equation, so that ids stay.
+    ``guarded``: loops that a branch guards already. ``late``: ops applied element by element where
+    their result is spread.
     """
 
     modes: dict[int, Any] = field(default_factory=dict)
     expansions: dict[tuple, tuple] = field(default_factory=dict)
     guarded: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
 
     def update(self, found: dict[int, Any]) -> None:
         """Two uses of one ``while`` share the operands that either must be differentiated for."""
@@ -73,6 +84,13 @@ class _Lowering:
         mode = self.decisions.modes.get(id(eqn))
         if mode is not None:
             return self.decided(build, eqn, mode, ins, place)
+        if id(eqn) in self.decisions.late:
+            return set_aside(build, eqn, ins, place.where)
+        return self.single(build, eqn, ins, place)
+
+    def single(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
+        """An equation of its own, or the op that is put in its place."""
+        op = is_etp_primitive(eqn.primitive)
         flat = Equation(
             eqn.primitive,
             eqn.params,
@@ -82,10 +100,21 @@ class _Lowering:
             place.where,
             bool(eqn.effects),
             origin=eqn,
+            marked=build.marking if op else '',
         )
-        outs = self.apply(build, flat, eqn.outvars)
-        op = is_etp_primitive(eqn.primitive)
-        return self.beside_y(build, eqn, ins, outs, place) if op else outs
+        if op:
+            outs = self.apply(build, flat, eqn.outvars)
+            with build.leaving(''):
+                return self.beside_y(build, eqn, ins, outs, place)
+        weights = weights_of(build, flat, eqn.outvars)
+        replaced = marked_op(build, flat, weights)
+        if replaced is not None:
+            place = Place(build.owned[ins[weights[0]]] or place.where, fixed=True)
+            with build.marks(eqn.primitive.name):
+                return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
+        if weights:
+            flat = marked_operands(build, flat, weights, eqn.outvars)
+        return self.apply(build, flat, eqn.outvars)
 
     def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
         scan = _jax.scan_parts(eqn)
@@ -101,9 +130,10 @@ class _Lowering:
             return self.expanded(build, eqn, lambda: unsharded(eqn, place.where), ins, place)
         # a while loop, with the operands that it must be differentiated for
         place = place._replace(fixed=True)
-        return self.expanded(
-            build, eqn, lambda: forward_derivative(eqn, place.where, mode), ins, place
-        )
+        with build.leaving('while_loop'):
+            return self.expanded(
+                build, eqn, lambda: forward_derivative(eqn, place.where, mode), ins, place
+            )
 
     def apply(self, build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
         """Append an equation, behind gates if it stands in a branch."""
@@ -124,6 +154,9 @@ class _Lowering:
         outs = build.append(eqn, avals)
         if pure:
             build.pure.update(outs)
+        if not op:
+            build.owned.update(owned_by(build, eqn, outs))
+            note_twin(build, eqn, outs)
         if build.branches and pure and not op:
             made = replace(eqn, outs=tuple(outs))
             build.branches[-1].made.update(dict.fromkeys(outs, made))
@@ -146,10 +179,10 @@ class _Lowering:
         return [out if k == y else other for k, (out, other) in enumerate(zip(outs, plain))]
 
     def expanded(
-        self, build: Builder, eqn, make: Callable, ins: list[int], place: Place
+        self, build: Builder, eqn, make: Callable, ins: list[int], place: Place, weight: int = -1
     ) -> list[int]:
-        """Lower the function that replaces an equation."""
-        jaxpr, consts = self.expansion(build, eqn, make, ins)
+        """Lower the function that replaces an equation; ``weight``: the operand that an op has."""
+        jaxpr, consts = self.expansion(build, eqn, make, ins, weight)
         return build.call(jaxpr, consts, ins, place)
 
     def guarding(self, build: Builder, eqn, fn: Callable, ins: list[int], place: Place):
@@ -158,14 +191,16 @@ class _Lowering:
         self.decisions.guarded.update(map(id, jaxpr.eqns))
         return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
 
-    def expansion(self, build: Builder, eqn, make: Callable, ins: list[int]) -> tuple[Any, list]:
+    def expansion(
+        self, build: Builder, eqn, make: Callable, ins: list[int], weight: int = -1
+    ) -> tuple[Any, list]:
         """``(jaxpr, constants)`` of the function that replaces an equation."""
         avals = [build.avals[v] for v in ins]
         shapes = tuple((a.shape, str(a.dtype)) for a in avals)
-        key = id(eqn), self.decisions.modes.get(id(eqn)), shapes
+        key = id(eqn), self.decisions.modes.get(id(eqn)), weight, shapes
         if key not in self.decisions.expansions:
-            self.decisions.expansions[key] = _jax.trace(make(), *avals)
-        return self.decisions.expansions[key]
+            self.decisions.expansions[key] = (*_jax.trace(make(), *avals), eqn)
+        return self.decisions.expansions[key][:2]
 
 
 def flatten(
@@ -175,6 +210,9 @@ def flatten(
     build = Builder(_Lowering(policy, decisions))
     numbers = [[build.new(a) for a in part] for part in step.avals]
     build.pure.update(numbers[0])
+    learned = select(trainable, step.param_keys, step.avals[0])
+    to_mark = chosen(policy, step.param_keys, step.avals[0], learned)
+    build.owned.update({numbers[0][i]: '' for i in to_mark or ()})
     ins = [n for part in numbers for n in part]
     outs = build.call(step.jaxpr, step.consts, ins, Place('an unknown place'))
     return Program(
@@ -190,8 +228,9 @@ def flatten(
         carry_keys=step.carry_keys,
         leaf_keys=step.carry_keys,
         hidden=select(hidden, step.carry_keys, step.avals[1]),
-        trainable=select(trainable, step.param_keys, step.avals[0]),
+        trainable=learned,
         trees=step.trees,
+        to_mark=to_mark,
     )
 
 

@@ -11,6 +11,7 @@ from ... import _jax
 from ..equations.equation import BEGIN, END, Equation, Loop
 from .branches import gated
 from .builder import Builder, Place
+from .marking import marked_at_border
 
 __all__ = ['descended', 'peeled', 'unrolled']
 
@@ -63,11 +64,16 @@ def peeled(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int
 def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
     """The loop as a region between two markers."""
     consts, init, xs = parts.split(ins)
+    init = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in init]
     if build.branches:
         init, xs = ([gated(build, v) for v in values] for values in (init, xs))
     # the body, one loop deeper, on a carry and slices of its own
     inner = [build.new(v.aval, len(build.bodies)) for v in parts.body.invars[len(consts) :]]
     build.inside(inner)
+    # rows of a function of parameters are functions of parameters
+    for sequence, row in zip(xs, inner[len(init) :], strict=True):
+        build.pure.update([row] if sequence in build.pure else [])
+        build.owned.update({row: build.owned[sequence]} if sequence in build.owned else {})
     region = Loop(parts.length, parts.reverse, parts.unroll, len(init), place.where, eqn)
     build.bodies.append([])
     with build.within(region):

@@ -24,7 +24,8 @@ class Program:
     ``hidden`` holds positions in ``carry``, ``trainable`` positions in ``params``. ``constants``:
     value number -> array. Trees rebuild the user's structures from flat leaves. ``leaf_keys``: the
     paths of the leaves of the cell's carry; ``splits``: how each leaf holds several hidden states,
-    None where it is one entry of ``carry``; empty if no leaf is split.
+    None where it is one entry of ``carry``; empty if no leaf is split. ``to_mark``: the parameters
+    whose equations become ops, by position; None where nothing is marked.
     """
 
     avals: tuple
@@ -42,6 +43,7 @@ class Program:
     trees: dict[str, Any]
     leaf_keys: tuple[tuple[str, ...], ...]
     splits: tuple[Split | Parts | None, ...] = ()
+    to_mark: tuple[int, ...] | None = None
 
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""

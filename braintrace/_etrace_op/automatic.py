@@ -1,0 +1,138 @@
+"""The op that does what an equation of JAX does with a weight, for marking a program that has none.
+
+A builder takes the equation's parameters, the place of the weight among its operands, and the
+shapes and dtypes of these. It returns the function of the operands, or None where no op does that.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .conv import bind_conv, etp_conv_p
+from .einsums import FORMS, bound
+from .elemwise import element_wise
+from .embedding import embedding
+
+__all__ = ['AUTOMATIC', 'at_positions']
+
+
+def at_positions(shape: tuple[int, ...]) -> Callable:
+    """The function that uses a weight element by element, as the operand of a result of ``shape``.
+
+    It is broadcast before the op: then each element of the result has its own entry of the trace.
+    """
+    return lambda weight: element_wise(jnp.broadcast_to(weight, shape))
+
+
+def _product(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable | None:
+    """A ``dot_general`` of any dimension numbers; the first free axis of x is the batch."""
+    if params.get('out_sharding') is not None:
+        return None
+    x_axes, w_axes, y_axes = _letters(params['dimension_numbers'], weight, avals)
+    free = [a for a in x_axes if a not in w_axes]
+    lead = free[:1]
+    x_order, y_order = ([*lead, *(a for a in axes if a not in lead)] for axes in (x_axes, y_axes))
+    equation = f'{"".join(x_order)},{"".join(w_axes)}->{"".join(y_order)}'
+    numbers = {name: params[name] for name in ('precision', 'preferred_element_type')}
+
+    def apply(*operands):
+        x = _transposed(operands[1 - weight], x_axes, x_order)
+        y = bound('einsum', FORMS, equation, x, operands[weight], **numbers)
+        return _transposed(y, y_order, y_axes)
+
+    return apply
+
+
+def _letters(dimension_numbers, weight: int, avals: Sequence) -> tuple[list, list, list]:
+    """A letter for each axis of x, of the weight and of the result."""
+    contracting, batch = dimension_numbers
+    letters = iter(string.ascii_letters)
+    axes: list[dict[int, str]] = [{}, {}]
+    shared = [[], []]
+    for kind, pairs in zip(shared, (batch, contracting), strict=True):
+        for left, right in zip(*pairs, strict=True):
+            axes[0][left] = axes[1][right] = next(letters)
+            kind.append(axes[0][left])
+    free: list[list[str]] = [[], []]
+    for side, aval in enumerate(avals):
+        for k in range(len(aval.shape)):
+            if k not in axes[side]:
+                axes[side][k] = next(letters)
+                free[side].append(axes[side][k])
+    of = [[found[k] for k in sorted(found)] for found in axes]
+    return of[1 - weight], of[weight], [*shared[0], *free[0], *free[1]]
+
+
+def _transposed(array, axes: list[str], order: list[str]):
+    return array if axes == order else jnp.transpose(array, [axes.index(a) for a in order])
+
+
+def _convolution(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable | None:
+    if weight != 1 or params['batch_group_count'] != 1 or len(avals[1].shape) < 3:
+        return None
+    options = {
+        name: params[name]
+        for name in ('padding', 'lhs_dilation', 'rhs_dilation', 'feature_group_count')
+    }
+    options |= {name: params[name] for name in ('precision', 'preferred_element_type')}
+    options |= {name: params[name] for name in ('dimension_numbers', 'window_strides')}
+    strides = options.pop('window_strides')
+    return lambda x, kernel: bind_conv(etp_conv_p, 'conv', x, kernel, strides=strides, **options)
+
+
+def _rows(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable | None:
+    """A ``gather`` or ``dynamic_slice`` of whole rows of a table."""
+    table = avals[0].shape
+    if weight or not table or tuple(params['slice_sizes']) != (1, *table[1:]) or 0 in table:
+        return None
+    if 'dimension_numbers' not in params:
+        return lambda table, start, *rest: _looked_up(table, start, 'clip')[None]
+    numbers, mode = params['dimension_numbers'], params['mode']
+    indices = avals[1].shape
+    collapsed = tuple(numbers.collapsed_slice_dims)
+    behind = tuple(range(len(indices) - 1, len(indices) - 1 + len(table) - len(collapsed)))
+    fills = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
+    fits = (
+        mode != jax.lax.GatherScatterMode.ONE_HOT
+        and collapsed in ((), (0,))
+        and tuple(numbers.start_index_map)[:1] == (0,)
+        and tuple(numbers.offset_dims) == behind
+        and not numbers.operand_batching_dims
+    )
+    # a start behind the first is 0 where starts are clipped, and may be out of bounds elsewhere
+    if not fits or fills and (indices[-1] > 1 or not _is_nan(params['fill_value'])):
+        return None
+
+    def apply(table, at):
+        rows = _looked_up(table, at[..., 0], 'fill' if fills else 'clip')
+        return rows if collapsed else jnp.expand_dims(rows, at.ndim - 1)
+
+    return apply
+
+
+def _is_nan(value) -> bool:
+    return value is None or bool(value != value)
+
+
+def _looked_up(table, at, mode: str):
+    """Rows of a table of any rank, at indices of any rank; the first axis of these is the batch."""
+    if mode == 'clip':
+        at = jnp.clip(at, 0, len(table) - 1)
+    rows = embedding
+    for _ in range(at.ndim - 1):
+        rows = jax.vmap(rows, (1, None), 1)
+    found = rows(at, table.reshape(len(table), -1))
+    return found.reshape(*at.shape, *table.shape[1:])
+
+
+# what an equation does with a weight -> the builder
+AUTOMATIC: dict[str, Callable[[Mapping[str, Any], int, Sequence], Callable | None]] = {
+    'product': _product,
+    'convolution': _convolution,
+    'rows': _rows,
+}

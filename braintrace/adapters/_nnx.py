@@ -1,0 +1,111 @@
+"""Flax NNX modules."""
+
+from __future__ import annotations
+
+import jax
+
+from .._errors import CompileError, OptionError, StructureError
+from ._step import check_inputs, check_step, missing_carry, missing_framework
+
+__all__ = ['from_nnx']
+
+CALL = '`carry, outputs = model(carry, *inputs)`'
+
+
+def from_nnx(model, *inputs, carry=None):
+    """``(cell, params, carry)`` of a Flax NNX module that is called as ``carry, outputs =
+    model(carry, *inputs)``, as the cells of ``flax.nnx`` are; of an ``nnx.RNN`` its cell is taken.
+
+    ``inputs``: those of one step, arrays or their ``jax.ShapeDtypeStruct``, with or without a
+    batch. ``carry``: the state before the first step, by default
+    ``model.initialize_carry(inputs[0].shape, nnx.Rngs(0))``. Where a step changes variables of the
+    model (counters of dropout, running means), they are carried too: the carry is then
+    ``(carry, variables)``.
+
+    ``params`` is the ``nnx.State`` of the ``nnx.Param``, and so are gradients:
+    ``nnx.update(model, params)`` puts them back. Raises :class:`braintrace.OptionError` for another
+    object or an unknown carry, :class:`braintrace.CompileError` where the call fails or writes
+    parameters, :class:`braintrace.StructureError` where it returns no pair.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> from flax import nnx
+    >>> model = nnx.GRUCell(2, 4, rngs=nnx.Rngs(0))
+    >>> cell, params, carry = braintrace.adapters.from_nnx(model, jnp.ones((3, 2)))
+    >>> outputs, carry = cell(params, carry, jnp.ones((3, 2)))
+    >>> nnx.update(model, params)
+    >>> carry.shape, params['dense_h']['kernel'].shape
+    ((3, 4), (4, 12))
+    """
+    try:
+        from flax import nnx
+    except ImportError as e:
+        raise missing_framework('flax', e) from e
+    if not isinstance(model, nnx.Module) or not callable(model):
+        raise OptionError(f'model is {type(model).__name__}; give a Flax NNX module with __call__.')
+    check_inputs(inputs)
+    model = model.cell if isinstance(model, nnx.RNN) else model
+    if carry is None:
+        if not hasattr(model, 'initialize_carry'):
+            raise missing_carry(model, 'it has no method initialize_carry')
+        carry = model.initialize_carry(jax.tree.leaves(inputs)[0].shape, nnx.Rngs(0))
+
+    def in_changed(path, variable):
+        return path in changed
+
+    changed = _changed(nnx, model, carry, inputs)
+    graph, *states = nnx.split(model, nnx.Param, in_changed, ...)
+    params, moving, constant = _copied(states)
+
+    def cell(params, carry, *inputs):
+        carry, variables = carry if changed else (carry, moving)
+        running = nnx.merge(graph, *_copied((params, variables, constant)))
+        carry, outputs = _as_pair(running, running(carry, *inputs))
+        _, _, variables, _ = nnx.split(running, nnx.Param, in_changed, ...)
+        return outputs, (carry, variables) if changed else carry
+
+    return cell, params, (carry, moving) if changed else carry
+
+
+def _changed(nnx, model, carry, inputs: tuple) -> set:
+    """The paths of the variables that a step writes."""
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    changed: set = set()
+
+    def step(states, carry, inputs):
+        running = nnx.merge(graph, *states)
+        before = [_values(nnx, state) for state in nnx.split(running, nnx.Param, ...)[1:]]
+        _as_pair(running, running(carry, *inputs))
+        after = [_values(nnx, state) for state in nnx.split(running, nnx.Param, ...)[1:]]
+        written = [
+            {path for path in old if any(a is not b for a, b in zip(old[path], new[path]))}
+            for old, new in zip(before, after)
+        ]
+        if written[0]:
+            names = sorted('/'.join(map(str, path)) for path in written[0])
+            raise CompileError(
+                f'the step writes the parameters {names}, but parameters are constant in a step. '
+                'Keep what changes there in another kind of nnx.Variable.'
+            )
+        changed.update(written[1])
+
+    check_step(model, CALL, step, states, carry, inputs)
+    return changed
+
+
+def _copied(states):
+    """The same arrays in variables of their own: a module writes into those that it is made of."""
+    return jax.tree.map(lambda array: array, states)
+
+
+def _values(nnx, state) -> dict:
+    """Path -> arrays."""
+    return {path: jax.tree.leaves(variable) for path, variable in nnx.to_flat_state(state)}
+
+
+def _as_pair(model, returned):
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    raise StructureError(
+        f'{type(model).__name__} returned {jax.tree.structure(returned)}. One step is the call '
+        f'{CALL}: return a pair, the new carry first.'
+    )

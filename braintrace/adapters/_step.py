@@ -1,0 +1,45 @@
+"""What the adapters share: a step is tried on shapes before it is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from .._errors import BraintraceError, CompileError, OptionError
+
+__all__ = ['check_inputs', 'check_step', 'missing_carry', 'missing_framework']
+
+
+def missing_framework(package: str, error: ImportError) -> ImportError:
+    """The error for a framework that is not installed."""
+    return ImportError(
+        f'{package} is not installed ({error}). Install it: pip install "braintrace[adapters]".'
+    )
+
+
+def missing_carry(model, how: str) -> OptionError:
+    """The error for a model that does not say how its carry starts."""
+    return OptionError(
+        f'{type(model).__name__} does not say how its carry starts: {how}. Give carry=, the state '
+        'that the model takes before its first step.'
+    )
+
+
+def check_inputs(inputs: tuple) -> None:
+    """Refuse to adapt a model without an example of its inputs."""
+    if not inputs:
+        raise OptionError('give an example of the inputs of one step after the model.')
+
+
+def check_step(model, call: str, step: Callable, *args) -> None:
+    """Run ``step`` on the shapes of ``args``; ``call`` says how it calls the model."""
+    try:
+        jax.eval_shape(step, *args)
+    except BraintraceError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError) as e:
+        raise CompileError(
+            f'{type(model).__name__} failed on the example inputs: {e}\nOne step is the call '
+            f'{call}. Adapt the layer that takes one step, and give inputs and carry of one step.'
+        ) from e

@@ -1,0 +1,258 @@
+"""Stock cells of each framework as ``(cell, params, carry)``, and their weights in the layout of
+``tests/adapters/plain.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace import adapters
+from tests.adapters import plain
+
+UNITS, INPUTS = 4, 3
+
+
+class Taken(NamedTuple):
+    """A cell taken from a framework; ``step`` is its plain twin, ``layout`` turns params into the
+    twin's.
+    """
+
+    cell: Callable
+    params: object
+    carry: object
+    step: Callable
+    layout: Callable
+
+
+def shaken(tree, seed=0):
+    """The tree in float64 with other numbers, also where it starts from zeros."""
+    rng = np.random.default_rng(seed)
+
+    def other(a):
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return a
+        return jnp.asarray(a, float) + 0.4 * rng.normal(size=a.shape)
+
+    return jax.tree.map(other, tree)
+
+
+def columns(matrix, order):
+    """The blocks of the last axis in the order ``ifgo`` or ``rzn``; ``Z`` is a gate for the new
+    state, the opposite of ``z``.
+    """
+    blocks = dict(zip(order, jnp.split(matrix, len(order), -1), strict=True))
+    if 'Z' in order:
+        blocks['z'] = -blocks['Z']
+    return jnp.concatenate([blocks[name] for name in ('ifgo' if 'f' in order else 'rzn')], -1)
+
+
+def glued(rows, order='rzn'):
+    """``W`` of matrices for the input and for the state."""
+    return columns(jnp.concatenate(rows), order)
+
+
+def start(step, x):
+    """The carry of a plain cell."""
+    states = 1 if step in (plain.gru, plain.gru_reset_first) else 2
+    return (jnp.zeros((*x.shape[:-1], UNITS)),) * states
+
+
+def written(name, x):
+    """The plain function itself."""
+    step, gates = getattr(plain, name), 4 if name == 'lstm' else 3
+    rng = np.random.default_rng(1)
+    params = {
+        'W': jnp.asarray(rng.normal(size=(INPUTS + UNITS, gates * UNITS))),
+        'b': jnp.asarray(rng.normal(size=gates * UNITS)),
+    }
+
+    def cell(params, carry, x):
+        carry = step(params, carry, x)
+        return carry[0], carry
+
+    return Taken(cell, params, start(step, x), step, dict)
+
+
+# Equinox ------------------------------------------------------------------------------------------
+
+
+def equinox(name, x):
+    eqx = pytest.importorskip('equinox')
+    model = shaken(getattr(eqx.nn, name)(INPUTS, UNITS, key=jax.random.key(0)))
+    step = plain.lstm if name == 'LSTMCell' else plain.gru
+
+    def layout(p):
+        bn = {'bn': p.bias_n} if step is plain.gru else {}
+        return {'W': jnp.concatenate([p.weight_ih, p.weight_hh], 1).T, 'b': p.bias, **bn}
+
+    return Taken(*adapters.from_equinox(model, x, batched=x.ndim == 2), step, layout)
+
+
+# Flax ---------------------------------------------------------------------------------------------
+
+
+def nnx(name, x):
+    nnx = pytest.importorskip('flax.nnx')
+    model = getattr(nnx, name)(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
+    nnx.update(model, shaken(nnx.state(model, nnx.Param)))
+    return Taken(*adapters.from_nnx(model, x), *NNX.get(name, (None, None)))
+
+
+def nnx_lstm(p):
+    p = {name: {key: a[...] for key, a in p[name].items()} for name in p}
+    return linen_lstm({'params': {'if' if name == 'if_' else name: own for name, own in p.items()}})
+
+
+def dense(p):
+    """Of the cells with one product for all gates."""
+    i, h = p['dense_i'], p['dense_h']
+    bias = (i if 'bias' in i else h)['bias'][...]
+    return {'W': jnp.concatenate([i['kernel'][...], h['kernel'][...]]), 'b': bias}
+
+
+NNX = {
+    'GRUCell': (plain.gru, dense),
+    'LSTMCell': (plain.lstm, nnx_lstm),
+    'OptimizedLSTMCell': (plain.lstm, dense),
+}
+
+
+def linen(name, x):
+    nn = pytest.importorskip('flax.linen')
+    module = getattr(nn, name)(UNITS, dtype=float, param_dtype=float)
+    carry = module.initialize_carry(jax.random.key(0), x.shape)
+    params = shaken(module.init(jax.random.key(1), carry, x))
+
+    def cell(params, carry, x):
+        carry, outputs = module.apply(params, carry, x)
+        return outputs, carry
+
+    return Taken(cell, params, carry, *LINEN.get(name, (None, None)))
+
+
+def linen_gru(p):
+    p = p['params']
+    return {
+        'W': glued([jnp.hstack([p[side + gate]['kernel'] for gate in 'rzn']) for side in 'ih']),
+        'b': jnp.hstack([p['i' + gate]['bias'] for gate in 'rzn']),
+        'bn': p['hn']['bias'],
+    }
+
+
+def linen_lstm(p):
+    p = p['params']
+    rows = [jnp.hstack([p[side + gate]['kernel'] for gate in 'ifgo']) for side in 'ih']
+    return {'W': glued(rows, 'ifgo'), 'b': jnp.hstack([p['h' + gate]['bias'] for gate in 'ifgo'])}
+
+
+LINEN = {
+    'GRUCell': (plain.gru, linen_gru),
+    'LSTMCell': (plain.lstm, linen_lstm),
+    'OptimizedLSTMCell': (plain.lstm, linen_lstm),
+}
+
+
+# Haiku --------------------------------------------------------------------------------------------
+
+
+def haiku(name, x):
+    hk = pytest.importorskip('haiku')
+    make = getattr(hk, name)
+    run = hk.without_apply_rng(hk.transform(lambda x, carry: make(UNITS)(x, carry)))
+    start = hk.without_apply_rng(
+        hk.transform(lambda: make(UNITS).initial_state(x.shape[0] if x.ndim == 2 else None))
+    )
+    carry = jax.tree.map(lambda a: a.astype(float), start.apply({}))
+    params = shaken(run.init(jax.random.key(0), x, carry))
+
+    def cell(params, carry, x):
+        return run.apply(params, x, carry)
+
+    return Taken(cell, params, carry, *HAIKU.get(name, (None, None)))
+
+
+def haiku_gru(p):
+    p = p['gru']
+    return {'W': glued([p['w_i'], p['w_h']], 'Zrn'), 'b': columns(p['b'], 'Zrn')}
+
+
+def haiku_lstm(p):
+    p = p['lstm/linear']
+    return {'W': columns(p['w'], 'igfo'), 'b': columns(p['b'], 'igfo')}
+
+
+HAIKU = {
+    'GRU': (plain.gru_reset_first, haiku_gru),
+    'LSTM': (plain.lstm_forgetting_late, haiku_lstm),
+}
+
+
+# blox ---------------------------------------------------------------------------------------------
+
+
+def blox(name, x):
+    bx = pytest.importorskip('blox')
+    graph = bx.Graph('net')
+    rng = bx.Rng(graph.child('rng'))
+    model = getattr(bx, name)(graph.child('cell'), UNITS, rng)
+    container = rng.seed(bx.Params(), seed=0)
+    carry, container = model.initial_state(container, x)
+    _, container = model(container, x, carry)
+    return Taken(*adapters.from_blox(model, shaken(container.locked()), x), *BLOX[name])
+
+
+def blox_gru(p):
+    gates, last = (
+        {key: p['net', 'cell', part, key] for key in ('kernel', 'bias')}
+        for part in ('gates', 'candidate')
+    )
+    return {
+        'W': columns(jnp.hstack([gates['kernel'], last['kernel']]), 'Zrn'),
+        'b': columns(jnp.hstack([gates['bias'], last['bias']]), 'Zrn'),
+    }
+
+
+def blox_lstm(p):
+    kernel, bias = (p['net', 'cell', 'gates', key] for key in ('kernel', 'bias'))
+    return {'W': columns(kernel, 'igfo'), 'b': columns(bias, 'igfo')}
+
+
+BLOX = {'GRU': (plain.gru_reset_first, blox_gru), 'LSTM': (plain.lstm, blox_lstm)}
+
+
+# brainstate ---------------------------------------------------------------------------------------
+
+
+def brainstate(name, x):
+    import brainstate
+
+    model = getattr(brainstate.nn, name)(INPUTS, UNITS)
+    brainstate.nn.init_all_states(model, batch_size=x.shape[0] if x.ndim == 2 else None)
+    for state in model.states(brainstate.ParamState).values():
+        state.value = shaken(state.value)
+    return Taken(*adapters.from_brainstate(model, x), *BRAINSTATE.get(name, (None, None)))
+
+
+def brainstate_gru(p):
+    rz, n = p['Wrz', 'weight'], p['Wh', 'weight']
+    return {
+        'W': columns(jnp.hstack([rz['weight'], n['weight']]), 'rZn'),
+        'b': columns(jnp.hstack([rz['bias'], n['bias']]), 'rZn'),
+    }
+
+
+def brainstate_lstm(p):
+    p = p['W', 'weight']
+    return {'W': columns(p['weight'], 'igfo'), 'b': columns(p['bias'], 'igfo')}
+
+
+BRAINSTATE = {
+    'GRUCell': (plain.gru_reset_first, brainstate_gru),
+    'LSTMCell': (plain.lstm_forgetting_late, brainstate_lstm),
+}

@@ -1,0 +1,3 @@
+"""All is float64."""
+
+from tests.precision import float64_models as float64_models

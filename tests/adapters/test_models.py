@@ -1,0 +1,242 @@
+"""Whole models of each framework: layers, readouts, variables that move; and the way back."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import adapters, functional, rules, verify
+from tests.adapters.plain import loss
+from tests.compare import assert_close
+
+T, BATCH, INPUTS, UNITS, OUTPUTS = 3, 2, 3, 4, 2
+
+
+@pytest.fixture
+def xs():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(T, BATCH, INPUTS)))
+
+
+@pytest.fixture
+def ys():
+    return jnp.asarray(np.random.default_rng(1).normal(size=(T, BATCH, OUTPUTS)))
+
+
+def gradients(cell, params, carry, xs, ys):
+    """The online gradient, equal to that of the cut graph; and the learner."""
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(params, carry, xs[0])
+    grads = learner.sequence_grad(loss, reduction='sum')(params, state, xs, ys)[0]
+    cut = verify.cut_bptt_gradients(cell, params, carry, xs, ys, loss, graph=learner.graph)
+    assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
+    return grads, learner
+
+
+def traced(learner):
+    return {path for path, route in learner.routes.items() if route.kind == 'trace'}
+
+
+def test_an_equinox_model_of_two_layers_and_a_head(xs, ys):
+    eqx = pytest.importorskip('equinox')
+
+    class Net(eqx.Module):
+        lower: eqx.nn.GRUCell
+        upper: eqx.nn.GRUCell
+        head: eqx.nn.Linear
+        scale: int
+
+        def __call__(self, x, carry):
+            lower = self.lower(x, carry[0])
+            upper = self.upper(lower, carry[1])
+            return self.scale * self.head(upper), (lower, upper)
+
+    a, b, c = jax.random.split(jax.random.key(0), 3)
+    model = Net(
+        eqx.nn.GRUCell(INPUTS, UNITS, key=a),
+        eqx.nn.GRUCell(UNITS, UNITS, key=b),
+        eqx.nn.Linear(UNITS, OUTPUTS, key=c),
+        2,
+    )
+    zeros = jnp.zeros((BATCH, UNITS))
+    adapted = adapters.from_equinox(model, xs[0], carry=(zeros, zeros), batched=True)
+    grads, learner = gradients(*adapted, xs, ys)
+    assert {path.split('/')[0] for path in traced(learner)} == {'lower', 'upper'}
+    assert learner.routes['head/weight'].kind == 'same-step'
+    assert jax.tree.structure(grads) == jax.tree.structure(eqx.filter(model, eqx.is_inexact_array))
+    moved = eqx.apply_updates(model, grads)
+    assert_close(moved.lower.weight_hh, model.lower.weight_hh + grads.lower.weight_hh)
+    assert moved(xs[0, 0], (zeros[0], zeros[0]))[0].shape == (OUTPUTS,)
+
+
+def nnx_net(nnx, rate=0.0):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            options = {'dtype': float, 'param_dtype': float, 'rngs': rngs}
+            self.lower = nnx.SimpleCell(INPUTS, UNITS, **options)
+            self.upper = nnx.SimpleCell(UNITS, UNITS, **options)
+            self.head = nnx.Linear(UNITS, OUTPUTS, **options)
+            self.dropout = nnx.Dropout(rate, rngs=rngs if rate else None)
+            self.gain = nnx.Variable(jnp.asarray(2.0))  # no parameter: stays as it is
+
+        def __call__(self, carry, x):
+            lower, y = self.lower(carry[0], x)
+            upper, y = self.upper(carry[1], y)
+            return (lower, upper), self.gain * self.head(self.dropout(y))
+
+    zeros = jnp.zeros((BATCH, UNITS))
+    return Net(nnx.Rngs(0)), (zeros, zeros)
+
+
+def test_an_nnx_model_of_two_layers_and_a_head(xs, ys):
+    nnx = pytest.importorskip('flax.nnx')
+    model, start = nnx_net(nnx)
+    cell, params, carry = adapters.from_nnx(model, xs[0], carry=start)
+    grads, learner = gradients(cell, params, carry, xs, ys)
+    assert {path.split('/')[0] for path in traced(learner)} == {'lower', 'upper'}
+    assert jax.tree.structure(grads) == jax.tree.structure(nnx.state(model, nnx.Param))
+    before = model.lower.dense_h.kernel[...]
+    nnx.update(model, jax.tree.map(jnp.add, params, grads))
+    assert_close(model.lower.dense_h.kernel[...], before + grads['lower']['dense_h']['kernel'][...])
+
+
+def test_variables_of_nnx_that_a_step_writes_are_carried(xs):
+    nnx = pytest.importorskip('flax.nnx')
+    model, start = nnx_net(nnx, rate=0.5)
+    cell, params, (carry, variables) = adapters.from_nnx(model, xs[0], carry=start)
+    (count,) = jax.tree.leaves(variables)  # the count of dropout's keys, and not the gain
+    assert count == 0
+    first, (_, moved) = cell(params, (carry, variables), xs[0])
+    again, _ = cell(params, (carry, variables), xs[0])
+    other, _ = cell(params, (carry, moved), xs[0])
+    assert jax.tree.leaves(moved) == [1]
+    assert_close(first, again)
+    assert not np.allclose(first, other)
+
+
+@pytest.mark.slow
+def test_an_ensemble_over_the_weights_of_a_model_is_each_of_its_members(xs, ys):
+    nnx = pytest.importorskip('flax.nnx')
+    model, start = nnx_net(nnx)
+    cell, params, carry = adapters.from_nnx(model, xs[0], carry=start)
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+
+    def gradient(params):
+        return learner.sequence_grad(loss)(params, learner.init(params, carry, xs[0]), xs, ys)[0]
+
+    several = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
+    got = jax.jit(jax.vmap(gradient))(several)
+    for k in range(2):
+        want = jax.jit(gradient)(jax.tree.map(lambda a: a[k], several))
+        assert_close(
+            *(jax.tree.leaves(grads) for grads in (jax.tree.map(lambda a: a[k], got), want))
+        )
+
+
+def test_of_an_nnx_rnn_its_cell_is_taken(xs):
+    nnx = pytest.importorskip('flax.nnx')
+    own = nnx.GRUCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0))
+    cell, params, carry = adapters.from_nnx(nnx.RNN(own), xs[0])
+    outputs, _ = jax.lax.scan(lambda h, x: cell(params, h, x)[::-1], carry, xs)[::-1]
+    assert_close(outputs, nnx.RNN(own, time_major=True)(xs))
+
+
+def test_a_blox_model_with_a_head_and_its_random_numbers(xs, ys):
+    bx = pytest.importorskip('blox')
+
+    class Net(bx.Module):
+        def __init__(self, graph, rng):
+            super().__init__(graph)
+            self.gru = bx.GRU(graph.child('gru'), UNITS, rng)
+            self.dropout = bx.Dropout(graph.child('dropout'), 0.5, rng)
+            self.head = bx.Linear(graph.child('head'), OUTPUTS, rng)
+
+        def __call__(self, params, x, state):
+            (h, state), params = self.gru(params, x, state)
+            h, params = self.dropout(params, h, is_training=True)
+            y, params = self.head(params, h)
+            return (y, state), params
+
+    graph = bx.Graph('model')
+    rng = bx.Rng(graph.child('rng'))
+    model = Net(graph.child('net'), rng)
+    start, container = model.gru.initial_state(rng.seed(bx.Params(), seed=0), xs[0])
+    _, container = model(container, xs[0], start)
+    container = jax.tree.map(lambda a: a.astype(float) if a.dtype == 'float32' else a, container)
+    start = jax.tree.map(lambda a: a.astype(float), start)
+    cell, params, carry = adapters.from_blox(model, container, xs[0], carry=start)
+    assert list(carry[1]) == [('model', 'rng', 'counter')]
+    grads, learner = gradients(cell, params, carry, xs, ys)
+    assert set(learner.routes) == {'/'.join(path) for path in params}
+    assert {path.split('/')[1] for path in traced(learner)} == {'net'}
+    assert learner.routes['model/net/head/kernel'].kind == 'same-step'
+    new = adapters.to_blox(jax.tree.map(jnp.add, params, grads), container)
+    assert isinstance(new, bx.Params) and new.is_locked == container.is_locked
+    moved = adapters.from_blox(model, new, xs[0], carry=start)[1]
+    assert_close(moved, jax.tree.map(jnp.add, params, grads))
+
+
+def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
+    import brainstate
+
+    class Net(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lower = brainstate.nn.GRUCell(INPUTS, UNITS)
+            self.upper = brainstate.nn.ValinaRNNCell(UNITS, UNITS)
+            self.head = brainstate.nn.Linear(UNITS, OUTPUTS)
+
+        def update(self, x):
+            return self.head(self.upper(self.lower(x)))
+
+    model = Net()
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    grads, online = gradients(*adapters.from_brainstate(model, xs[0]), xs, ys)
+    assert {path.split('/')[0] for path in traced(online)} == {'lower', 'upper'}
+    learner = braintrace.D_RTRL(model, mark='auto')
+    learner.compile_graph(xs[0])
+    own = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum')
+    assert_close(own, grads)
+
+
+def test_a_projection_on_spiking_neurons_of_brainpy_learns(xs):
+    """The current of the synapse and the membrane are one group: the weights have a trace."""
+    pytest.importorskip('brainpy', reason='brainpy needs Python 3.12')
+    import brainpy.state as bp
+    import brainstate
+    import saiunit as u
+
+    class Conductance(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = brainstate.nn.Linear(INPUTS + UNITS, UNITS)
+
+        def update(self, x):
+            return self.linear(x) * u.mS
+
+    class Net(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.neurons = bp.LIF(UNITS, tau=5.0 * u.ms, V_th=1.0 * u.mV)
+            synapse, current = (
+                bp.Expon.desc(UNITS, tau=5.0 * u.ms),
+                bp.CUBA.desc(scale=1.0 * u.volt),
+            )
+            self.proj = bp.AlignPostProj(
+                comm=Conductance(), syn=synapse, out=current, post=self.neurons
+            )
+
+        def update(self, x):
+            self.proj(jnp.concatenate([9.0 * x, self.neurons.get_spike()], -1))
+            return self.neurons()
+
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        model = Net()
+        brainstate.nn.init_all_states(model, batch_size=BATCH)
+        adapted = adapters.from_brainstate(model, xs[0])
+        grads, learner = gradients(*adapted, xs, jnp.ones((T, BATCH, UNITS)))
+    assert traced(learner) == {f'proj/comm/linear/weight/{leaf}' for leaf in ('weight', 'bias')}
+    assert [group.num_state for group in learner.graph.hidden_groups] == [2]
+    assert all(np.any(a) for a in jax.tree.leaves(grads))

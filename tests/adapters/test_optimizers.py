@@ -1,0 +1,84 @@
+"""optax as it is: an optimiser takes parameters and gradients in the framework's own form, and
+``sequence_update`` does what a loop of single updates does.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from braintrace import adapters, functional, rules
+from tests.adapters.plain import loss
+from tests.compare import assert_close
+from tests.tiers import in_turn, none
+
+T, BATCH, INPUTS, UNITS = 4, 2, 3, 4
+
+
+def of_equinox(x):
+    eqx = pytest.importorskip('equinox')
+    model = eqx.nn.GRUCell(INPUTS, UNITS, key=jax.random.key(0))
+    return adapters.from_equinox(model, x, batched=True)
+
+
+def of_nnx(x):
+    nnx = pytest.importorskip('flax.nnx')
+    return adapters.from_nnx(
+        nnx.SimpleCell(INPUTS, UNITS, dtype=float, param_dtype=float, rngs=nnx.Rngs(0)), x
+    )
+
+
+def matrices(params):
+    """A mask: weight matrices, and no biases."""
+    return jax.tree.map(lambda a: a.ndim > 1, params)
+
+
+def kinds(params):
+    return jax.tree.map(lambda a: 'matrix' if a.ndim > 1 else 'bias', params)
+
+
+OPTIMIZERS = {
+    'adamw with a decay mask': lambda: optax.adamw(1e-2, weight_decay=0.1, mask=matrices),
+    'clipping': lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+    'a schedule': lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 6)),
+    'multi_transform': lambda: optax.multi_transform(
+        {'matrix': optax.sgd(0.1), 'bias': optax.set_to_zero()}, kinds
+    ),
+    'inject_hyperparams': lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    'MultiSteps': lambda: optax.MultiSteps(
+        optax.adam(1e-2), every_k_schedule=2
+    ).gradient_transformation(),
+}
+
+
+@in_turn(none, name=OPTIMIZERS, make=[of_nnx, of_equinox])
+def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name, make):
+    rng = np.random.default_rng(0)
+    xs = jnp.asarray(rng.normal(size=(T, BATCH, INPUTS)))
+    ys = jnp.asarray(rng.normal(size=(T, BATCH, UNITS)))
+    cell, params, carry = make(xs[0])
+    optimizer = OPTIMIZERS[name]()
+    learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(params, carry, xs[0])
+    start = params, optimizer.init(params), state
+    got, opt_state, _, losses = jax.jit(learner.sequence_update(loss, optimizer))(*start, xs, ys)
+
+    @jax.jit
+    def step(params, opt_state, state, x, y):
+        _, grads, state = learner.grad(loss)(params, state, x, y)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, state
+
+    want = start
+    for x, y in zip(xs, ys):
+        want = step(*want, x, y)
+    assert jax.tree.structure(got) == jax.tree.structure(params)
+    assert jax.tree.map(jnp.result_type, got) == jax.tree.map(jnp.result_type, params)
+    assert_close(jax.tree.leaves(got), jax.tree.leaves(want[0]))
+    assert_close(jax.tree.leaves(opt_state), jax.tree.leaves(want[1]))
+    stays = [bool(jnp.all(a == b)) for a, b in zip(*map(jax.tree.leaves, (got, params)))]
+    frozen = [kind == 'bias' for kind in jax.tree.leaves(kinds(params))]
+    assert stays == (frozen if name == 'multi_transform' else [False] * len(stays))

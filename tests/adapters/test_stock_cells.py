@@ -1,0 +1,89 @@
+"""Cells as their frameworks ship them learn online, with the gradients of plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from braintrace import functional, rules, verify
+from tests.adapters import cells, plain
+from tests.compare import assert_close
+from tests.tiers import first, in_turn, none
+
+T, BATCH = 3, 2
+
+
+class Row(NamedTuple):
+    framework: Callable
+    cell: str
+
+    @property
+    def name(self) -> str:
+        return f'{self.framework.__name__}-{self.cell}'
+
+
+def rows(framework, names) -> list[Row]:
+    return [Row(framework, name) for name in names.split()]
+
+
+TWINS = [
+    *rows(cells.equinox, 'GRUCell LSTMCell'),
+    *rows(cells.nnx, 'GRUCell LSTMCell OptimizedLSTMCell'),
+    *rows(cells.linen, 'GRUCell LSTMCell OptimizedLSTMCell'),
+    *rows(cells.haiku, 'GRU LSTM'),
+    *rows(cells.blox, 'GRU LSTM'),
+    *rows(cells.brainstate, 'GRUCell LSTMCell'),
+    *rows(cells.written, 'gru gru_reset_first lstm'),
+]
+OTHERS = [
+    *rows(cells.nnx, 'SimpleCell'),
+    *rows(cells.linen, 'SimpleCell MGUCell'),
+    *rows(cells.haiku, 'VanillaRNN'),
+    *rows(cells.brainstate, 'ValinaRNNCell MGUCell URLSTMCell'),
+]
+SHAPES = ['batch', 'sample']
+
+
+def stream(shape):
+    """Inputs and targets."""
+    rng = np.random.default_rng(0)
+    lanes = (BATCH,) if shape == 'batch' else ()
+    return (
+        jnp.asarray(rng.normal(size=(T, *lanes, width))) for width in (cells.INPUTS, cells.UNITS)
+    )
+
+
+def learned(taken, xs, ys):
+    """The online gradient with automatic marking, which is that of the cut graph."""
+    learner = functional.online(taken.cell, rules.d_rtrl(), mark='auto')
+    state = learner.init(taken.params, taken.carry, xs[0])
+    assert {route.kind for route in learner.routes.values()} == {'trace'}
+    grad = learner.sequence_grad(plain.loss, reduction='sum')
+    grads, state, losses = grad(taken.params, state, xs, ys)
+    assert jax.tree.structure(grads) == jax.tree.structure(taken.params)
+    cut = verify.cut_bptt_gradients(
+        taken.cell, taken.params, taken.carry, xs, ys, plain.loss, graph=learner.graph
+    )
+    assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
+    return grads, losses
+
+
+@in_turn(none, row=TWINS, shape=SHAPES)
+def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
+    xs, ys = stream('batch' if row.framework is cells.blox else shape)  # blox asks for a batch
+    taken = row.framework(row.cell, xs[0])
+    grads, losses = learned(taken, xs, ys)
+    twin, carry = taken.layout(taken.params), cells.start(taken.step, xs[0])
+    want = plain.online_gradient(taken.step, twin, carry, xs, ys)
+    assert_close(taken.layout(grads), want)
+    assert_close(losses[0], plain.loss(taken.step(twin, carry, xs[0]), ys[0]))
+
+
+@in_turn(first(OTHERS[0]), row=OTHERS, shape=SHAPES)
+def test_the_other_stock_cells_learn_with_traces(row, shape):
+    xs, ys = stream(shape)
+    learned(row.framework(row.cell, xs[0]), xs, ys)
