@@ -162,7 +162,7 @@ class DRTRL(Rule):
             for pair in together:
                 key = pair.relation.key
                 total[key] = add(total.get(key), solve(*arguments(pair, pair.of(signals))))
-            dtypes = {key: jax.tree.map(jnp.dtype, network.weights[key]) for key in total}
+            dtypes = {key: jax.tree.map(lambda w: w.dtype, network.weights[key]) for key in total}
             return jax.tree.map(lambda g, dtype: g.astype(dtype), total, dtypes)
 
         apart, together = _parted(graph, has_reader)
