@@ -6,7 +6,7 @@
 #   make test-nightly   everything: the gate, the tests marked nightly, both on the newer releases too, and numbers drawn afresh;
 #                       it prints the SEED of these, and SEED=... repeats them
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
-#                       and README's "What it costs" (about twenty minutes)
+#                       and README's "What it costs" (about half an hour)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
