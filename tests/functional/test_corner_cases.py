@@ -414,11 +414,24 @@ def test_what_is_advised_for_results_that_lack_an_inner_axis_is_exact():
     assert_close(got, bptt(fast_weights, params, carry))
     plain = functional.online(lambda *a: fast_weights(*a, repeated=False), rules.d_rtrl())
     jax.eval_shape(plain.init, params, carry, X[0])
-    assert {r.reason for r in plain.routes.values()} == {'lost_relation'}
+    reasons = {path: route.reason for path, route in plain.routes.items()}
+    assert reasons == dict.fromkeys(['gate', 'k', 'v'], 'lost_relation') | {'gain': 'etp_elemwise'}
     said = {d.path: d.message for d in plain.report.diagnostics if d.kind == 'lost-relation'}
     assert 'along axis 2:' in said['k'] and 'along axis 1:' in said['v']
     assert 'jnp.repeat(w, n, -1)' in said['k']
-    assert 'element_wise(w[:, None])' in said['gain']
+
+
+def test_a_weight_put_beside_others_that_lacks_an_inner_axis_is_told_what_to_do():
+    def cell(p, h, x):
+        wide = jnp.broadcast_to(ew(p['gain'])[:, None], (B, I, N - 1))
+        h = 0.5 * h + jnp.concatenate([x[..., None], wide], -1)
+        return h, h
+
+    params, carry = {'gain': RNG.normal(size=I)}, np.zeros((B, I, N))
+    learner = functional.online(cell, rules.d_rtrl())
+    jax.eval_shape(learner.init, params, carry, X[0])
+    (lost,) = (d for d in learner.report.diagnostics if d.kind == 'lost-relation')
+    assert 'element_wise(w[:, None])' in lost.message
 
 
 @pytest.mark.parametrize('apart', [True, False])
