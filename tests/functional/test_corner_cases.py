@@ -425,6 +425,19 @@ def test_what_is_advised_for_results_that_lack_an_inner_axis_is_exact():
     assert 'jnp.repeat(w, n, -1)' in said['k']
 
 
+def test_a_weight_put_beside_others_that_lacks_an_inner_axis_is_told_what_to_do():
+    def cell(p, h, x):
+        wide = jnp.broadcast_to(ew(p['gain'])[:, None], (B, I, N - 1))
+        h = 0.5 * h + jnp.concatenate([x[..., None], wide], -1)
+        return h, h
+
+    params, carry = {'gain': RNG.normal(size=I)}, np.zeros((B, I, N))
+    learner = functional.online(cell, rules.d_rtrl())
+    jax.eval_shape(learner.init, params, carry, X[0])
+    (lost,) = (d for d in learner.report.diagnostics if d.kind == 'lost-relation')
+    assert 'element_wise(w[:, None])' in lost.message
+
+
 @pytest.mark.parametrize('apart', [True, False])
 def test_rows_of_one_parameter_that_meet_at_a_position_are_traced_one_by_one(apart):
     def cell(p, c, x):

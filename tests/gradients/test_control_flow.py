@@ -27,7 +27,6 @@ LOST = {  # row -> parameters whose past is left out and named: their same-step 
         ['one', 'two'],
     ),  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
     'vmap_element_wise': ('lost-relation', ['decay']),  # (E, N) beside a state of shape (E, B, N)
-    'broadcast_reversed': ('lost-relation', ['decay']),
     'broadcast_inside': ('lost-relation', ['w', 'b']),
     'broadcast_repeat': ('lost-relation', ['w', 'b']),
     'broadcast_tile': ('lost-relation', ['w', 'b']),

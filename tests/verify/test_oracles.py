@@ -71,7 +71,6 @@ REFUSED = [
     'while_mixing',
     'while_mixing_tail',
     'vmap_element_wise',
-    'broadcast_reversed',
     'broadcast_inside',
     'broadcast_repeat',
     'broadcast_tile',
