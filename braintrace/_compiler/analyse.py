@@ -230,6 +230,8 @@ def _refuse_unmarked(graph: ETraceGraph) -> None:
         if d.kind in told
     ]
     found = '\nFound:\n' + '\n'.join(lines) if lines else ''
+    if not names and not program.trainable:
+        raise CompileError('params has no trainable leaf of a floating-point dtype to mark.')
     if not names:
         raise CompileError(
             'mark chooses none of the parameters '

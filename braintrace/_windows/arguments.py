@@ -64,7 +64,8 @@ def length_of(*trees) -> int:
     lengths = {name: shape[0] for name, shape in leaves}
     if len(set(lengths.values())) > 1:
         raise StructureError(
-            f'sequences have unequal lengths: {lengths}. Time is axis 0 of every leaf.'
+            f'sequences have unequal lengths: {lengths}, where [0] is the first sequence (xs) and '
+            '[1] the second (ys). Time is axis 0 of every leaf.'
         )
     if leaves[0][1][0] == 0:
         raise StructureError('the sequences are empty (length 0); give at least one step.')

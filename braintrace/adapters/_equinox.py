@@ -66,7 +66,7 @@ def _zeros(eqx, model, batch: tuple):
     """The carry of a stock cell, of the dtype of its weights."""
     states = {eqx.nn.GRUCell: 1, eqx.nn.LSTMCell: 2}.get(type(model))
     if states is None:
-        raise missing_carry(model, 'of the cells of Equinox GRUCell and LSTMCell are known')
+        raise missing_carry(model, 'of Equinox only GRUCell and LSTMCell do')
     h = jnp.zeros((*batch, model.hidden_size), model.weight_hh.dtype)
     return h if states == 1 else (h, jnp.zeros_like(h))
 

@@ -92,10 +92,13 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
             for k, place in places.items()
             if old.get(k) != new.get(k)
         ]
+    time = '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1.'
+    time = time if any(line.startswith('  inputs') for line in lines) else ''
     batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
     raise StructureError(
         'these arguments are not those that were compiled:\n'
         + '\n'.join(lines or ['  the tree (or a unit in it) differs'])
+        + time
         + f'\nPass what was compiled, or compile for these too: {recompile.format(batch=batch)}.'
     )
 

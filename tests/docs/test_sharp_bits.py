@@ -15,4 +15,4 @@ def test_every_block_prints_what_stands_behind_it(capsys):
     for code, shown in blocks:
         exec(compile(code, PAGE.name, 'exec'), names)
         assert capsys.readouterr().out == shown, code
-    assert len(blocks) == text.count('```python') == 7
+    assert len(blocks) == text.count('```python') == 8

@@ -17,6 +17,8 @@ from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, pa
 
 __all__ = ['Step', 'depends', 'is_holomorphic', 'trace_step']
 
+FRAMEWORKS = {'blox', 'brainstate', 'equinox', 'flax'}  # of which there are adapters
+
 
 @dataclass(frozen=True)
 class Step:
@@ -72,7 +74,15 @@ def _flat_step(cell: Callable, parts: list[Leaves], returned: _Returned) -> Call
         it = iter(leaves)
         args = [jax.tree.unflatten(p.tree, [next(it) for _ in p.leaves]) for p in parts]
         params, carry, inputs = args
-        result = cell(params, carry, *inputs)
+        try:
+            result = cell(params, carry, *inputs)
+        except TypeError as e:
+            if {c.__module__.split('.')[0] for c in type(cell).__mro__} & FRAMEWORKS:
+                e.add_note(
+                    f'A cell is called as cell(params, carry, *inputs), and {type(cell).__name__} '
+                    'is a model: braintrace.adapters makes a cell, params and a carry of it.'
+                )
+            raise
         if not (isinstance(result, tuple) and len(result) == 2):
             found = (
                 f'a tuple of {len(result)}' if isinstance(result, tuple) else type(result).__name__
