@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from .._errors import CompileError, OptionError, StructureError
-from ._step import check_inputs, check_step, missing_carry, missing_framework
+from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_blox', 'to_blox']
 
@@ -110,7 +110,8 @@ def _changed(model, container, values: dict, carry, inputs: tuple) -> set:
     changed: set = set()
 
     def step(values, carry, inputs):
-        _, after = _checked(model, model(to_blox(values, container), *inputs, carry))
+        (_, new), after = _checked(model, model(to_blox(values, container), *inputs, carry))
+        check_carry(model, CALL, carry, new)
         new = {path: jax.tree.leaves(value) for path, value in _values(after).items()}
         for path, value in values.items():
             if any(a is not b for a, b in zip(jax.tree.leaves(value), new[path])):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
-from ._step import check_inputs, check_step, missing_carry, missing_framework
+from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_equinox']
 
@@ -77,9 +77,11 @@ def _as_pair(model, returned, carry):
     """
     like = jax.tree.structure(carry)
     if jax.tree.structure(returned) == like:
+        check_carry(model, CALL, carry, returned)
         return returned, returned
     if isinstance(returned, tuple) and len(returned) == 2:
         if jax.tree.structure(returned[1]) == like:
+            check_carry(model, CALL, carry, returned[1])
             return returned
     raise StructureError(
         f'{type(model).__name__} returned {jax.tree.structure(returned)} for a carry {like}. '

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from .._errors import CompileError, OptionError, StructureError
-from ._step import check_inputs, check_step, missing_carry, missing_framework
+from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 __all__ = ['from_nnx']
 
@@ -59,7 +59,7 @@ def from_nnx(model, *inputs, carry=None):
     def cell(params, carry, *inputs):
         carry, variables = carry if changed else (carry, moving)
         running = nnx.merge(graph, *_copied((params, variables, constant)))
-        carry, outputs = _as_pair(running, running(carry, *inputs))
+        carry, outputs = _as_pair(running, running(carry, *inputs), carry)
         _, _, variables, _ = nnx.split(running, nnx.Param, in_changed, ...)
         return outputs, (carry, variables) if changed else carry
 
@@ -74,7 +74,7 @@ def _changed(nnx, model, carry, inputs: tuple) -> set:
     def step(states, carry, inputs):
         running = nnx.merge(graph, *states)
         before = [_values(nnx, state) for state in nnx.split(running, nnx.Param, ...)[1:]]
-        _as_pair(running, running(carry, *inputs))
+        _as_pair(running, running(carry, *inputs), carry)
         after = [_values(nnx, state) for state in nnx.split(running, nnx.Param, ...)[1:]]
         written = [
             {path for path in old if any(a is not b for a, b in zip(old[path], new[path]))}
@@ -102,8 +102,9 @@ def _values(nnx, state) -> dict:
     return {path: jax.tree.leaves(variable) for path, variable in nnx.to_flat_state(state)}
 
 
-def _as_pair(model, returned):
+def _as_pair(model, returned, carry):
     if isinstance(returned, tuple) and len(returned) == 2:
+        check_carry(model, CALL, carry, returned[0])
         return returned
     raise StructureError(
         f'{type(model).__name__} returned {jax.tree.structure(returned)}. One step is the call '

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
-from .._errors import BraintraceError, CompileError, OptionError
+from .._errors import BraintraceError, CompileError, OptionError, StructureError
 
-__all__ = ['check_inputs', 'check_step', 'missing_carry', 'missing_framework']
+__all__ = ['check_carry', 'check_inputs', 'check_step', 'missing_carry', 'missing_framework']
 
 
 def missing_framework(package: str, error: ImportError) -> ImportError:
@@ -30,6 +31,17 @@ def check_inputs(inputs: tuple) -> None:
     """Refuse to adapt a model without an example of its inputs."""
     if not inputs:
         raise OptionError('give an example of the inputs of one step after the model.')
+
+
+def check_carry(model, call: str, old, new) -> None:
+    """Refuse a new carry whose tree or shapes are not those of the old one."""
+    before, after = (jax.tree.map(jnp.shape, tree) for tree in (old, new))
+    if before != after:
+        raise StructureError(
+            f'{type(model).__name__} took a carry of shapes {before} and returned one of shapes '
+            f'{after}. One step is the call {call}: return the new carry in its place, and give '
+            'inputs of one step, not of a sequence.'
+        )
 
 
 def check_step(model, call: str, step: Callable, *args) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from braintrace import CompileError, OptionError, StructureError, adapters
+from braintrace import CompileError, OptionError, StructureError, adapters, functional, rules
 
 X = jnp.ones((2, 3))
 
@@ -44,7 +44,8 @@ def of_nnx():
     linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     gru = nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))
     only = nnx.Sequential(lambda carry, x: carry + x)
-    return SimpleNamespace(linear=linear, writes=Writes(), gru=gru, only=only)
+    swapped = nnx.Sequential(lambda carry, x: (x, carry))
+    return SimpleNamespace(linear=linear, writes=Writes(), gru=gru, only=only, swapped=swapped)
 
 
 def of_blox():
@@ -117,6 +118,18 @@ CASES = {
         StructureError,
         'return a pair, the new carry first',
     ),
+    'nnx: outputs first': (
+        of_nnx,
+        lambda own: adapters.from_nnx(own.swapped, X, carry=X[:, :2]),
+        StructureError,
+        r'took a carry of shapes \(2, 2\) and returned one of shapes \(2, 3\)',
+    ),
+    'nnx: inputs of a sequence': (
+        of_nnx,
+        lambda own: adapters.from_nnx(own.gru, jnp.ones((5, 2, 3)), carry=jnp.ones((2, 4))),
+        StructureError,
+        'inputs of one step, not of a sequence',
+    ),
     'nnx: parameters are written': (
         of_nnx,
         lambda own: adapters.from_nnx(own.writes, X, carry=X),
@@ -182,3 +195,12 @@ def test_a_framework_that_is_not_installed_is_named(monkeypatch, adapter, module
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf'{package} is not installed.*braintrace\[adapters\]'):
         adapter(None, X)
+
+
+def test_a_model_in_the_place_of_a_cell_is_pointed_to_the_adapters():
+    eqx = pytest.importorskip('equinox')
+    model = eqx.nn.GRUCell(3, 4, key=key())
+    learner = functional.online(model, rules.d_rtrl(), mark='auto')
+    with pytest.raises(TypeError) as raised:
+        learner.init(eqx.filter(model, eqx.is_inexact_array), jnp.zeros(4), X[0])
+    assert any('braintrace.adapters makes a cell' in note for note in raised.value.__notes__)
