@@ -181,9 +181,10 @@ def _read_on_cpu(onto, signal, trace, alive, *, columns, shape, padded, **params
     """
     arrays, total = trace['weight'], onto['weight']
     there = [(lam, e) for lam, e in zip(signal, arrays, strict=True) if lam is not None]
-    if padded or kernel('read 1', total.dtype, *(a.dtype for pair in there for a in pair)) is None:
+    dtypes = {total.dtype, *(a.dtype for pair in there for a in pair)}
+    if padded or not arrays[0].size or kernel('read 1', *dtypes) is None:
         return {}
-    lanes = arrays[0].size // len(columns) if len(columns) else 1
+    lanes = arrays[0].size // len(columns)
     flags = jnp.broadcast_to(alive, lanes).astype(columns.dtype)
     for start in range(0, len(there), 2):
         few = there[start : start + 2]
@@ -199,10 +200,10 @@ def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape
     kernels; nothing where there are none.
     """
     arrays, dtypes = trace['weight'], {a.dtype for a in jax.tree.leaves((changes, trace['weight']))}
-    if padded or len(arrays) > 2 or kernel('rows', *dtypes) is None:
+    if padded or not arrays[0].size or len(arrays) > 2 or kernel('rows', *dtypes) is None:
         return {}
     (dtype,), states = dtypes, range(len(arrays))
-    lanes = arrays[0].size // len(columns) if len(columns) else 1
+    lanes = arrays[0].size // len(columns)
     entry = arrays
     todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
     todo = jnp.broadcast_to(todo, lanes)

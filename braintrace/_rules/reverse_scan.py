@@ -143,7 +143,7 @@ def _all_states(graph: ETraceGraph, window: Window, end: _State, later, split: b
         a, b = masked(~resets, a), masked(~resets, b)
     found = {g: linear_scan(a[g], b[g], (None,) * len(b[g]), reverse=True) for g in b}
     p = {
-        g: filled(tuple(zip(*found[g][0], strict=True)), _along(rows, window))
+        g: filled(_kept(tuple(zip(*found[g][0], strict=True)), rows), _along(rows, window))
         for g, rows in end.p.items()
     }
     if resets is not None:  # a product with zero need not be zero
@@ -151,6 +151,14 @@ def _all_states(graph: ETraceGraph, window: Window, end: _State, later, split: b
     before = _State({g: lam for g, (_, lam) in found.items()}, p)
     after = jax.tree.map(lambda x, e: jnp.concatenate([x[1:], e[None]]), before, end)
     return jax.tree.map(lambda x: x[0], before), after
+
+
+def _kept(p: Transition, like: Transition) -> Transition:
+    """``p`` without the entries that ``like`` does not have."""
+    return tuple(
+        tuple(None if y is None else x for x, y in zip(*rows, strict=True))
+        for rows in zip(p, like, strict=True)
+    )
 
 
 def _along(tree, window: Window):

@@ -248,6 +248,19 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
         assert_close(jax.tree.map(lambda *g: sum(g), *found), {n: wanted[n] for n in 'wb'})
 
 
+@pytest.mark.parametrize(('lanes', 'entries'), [(3, 0), (0, 4)])
+def test_a_trace_without_numbers_is_left_to_xla(lanes, entries, monkeypatch):
+    pytest.importorskip('numba')
+    monkeypatch.setattr(implementation, 'DENSE_FROM', 100)
+    _, h, xs, _ = sequence((lanes,))
+    at = braintrace.SparseStructure(*places(0)[:, :entries], (IN, OUT))
+    params = {'w': jnp.ones(entries), 'b': jnp.ones(OUT), 'at': at}
+    learner = functional.online(cell, rules.d_rtrl(write_every=2))
+    state = learner.init(params, h, xs[0])
+    shapes = jax.eval_shape(learner.grad(loss), params, state, xs[0], h)[1]
+    assert shapes['w'].shape == (entries,)
+
+
 @pytest.mark.slow
 def test_updates_leave_places_among_the_parameters_as_they_are():
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
