@@ -34,6 +34,8 @@ def _product(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callabl
     if params.get('out_sharding') is not None:
         return None
     x_axes, w_axes, y_axes = _letters(params['dimension_numbers'], weight, avals)
+    if not params['dimension_numbers'][0][0]:
+        return _position_by_position(params, weight, (x_axes, w_axes, y_axes))
     free = [a for a in x_axes if a not in w_axes]
     lead = free[:1]
     x_order, y_order = ([*lead, *(a for a in axes if a not in lead)] for axes in (x_axes, y_axes))
@@ -44,6 +46,23 @@ def _product(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callabl
         x = _transposed(operands[1 - weight], x_axes, x_order)
         y = bound('einsum', FORMS, equation, x, operands[weight], **numbers)
         return _transposed(y, y_order, y_axes)
+
+    return apply
+
+
+def _position_by_position(params: Mapping[str, Any], weight: int, axes: Sequence) -> Callable:
+    """A ``dot_general`` that sums nothing; as a product it would cut a recurrence through x."""
+    x_axes, w_axes, y_axes = axes
+
+    def among(array, own: list[str]):
+        array = _transposed(array, own, [a for a in y_axes if a in own])
+        return jnp.expand_dims(array, [k for k, a in enumerate(y_axes) if a not in own])
+
+    def apply(*operands):
+        dtype = params['preferred_element_type'] or jnp.result_type(*operands)
+        x, w = among(operands[1 - weight], x_axes), among(operands[weight], w_axes)
+        shape = jnp.broadcast_shapes(x.shape, w.shape)
+        return jnp.broadcast_to(x, shape).astype(dtype) * at_positions(shape)(w).astype(dtype)
 
     return apply
 

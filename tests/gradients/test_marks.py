@@ -212,6 +212,11 @@ def convolution(p, h, x):
 LAYOUT = ('NWC', 'WIO', 'NWC')
 
 
+def products_that_sum_nothing(p, h, x):
+    h = jnp.einsum('bn,n->bn', h, sigmoid(p['a'])) + jnp.einsum('n,b->bn', p['b'], x[:, 0])
+    return h, h + jnp.einsum('n,bn->bn', p['v'][0], tanh(x @ p['w']))
+
+
 def between_parameters(p, h, x):
     """What happens between parameters alone stays: a weight norm, a mask, a cast, a product."""
     w = p['w'] / jnp.linalg.norm(p['w'], axis=0) * p['a']
@@ -238,7 +243,15 @@ def long_loop(p, h, x):
     return h, h
 
 
-EXACT = [diagonal, lookup, convolution, between_parameters, by_hand_in_a_marked_cell, long_loop]
+EXACT = [
+    diagonal,
+    lookup,
+    convolution,
+    products_that_sum_nothing,
+    between_parameters,
+    by_hand_in_a_marked_cell,
+    long_loop,
+]
 
 
 @pytest.mark.parametrize('cell', EXACT, ids=lambda cell: cell.__name__)
