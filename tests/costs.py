@@ -1,7 +1,8 @@
 """A pytest plugin: what the tests of a run cost, in CPU seconds, which a busy machine changes less
 than minutes; and the tests that are slow since they were measured.
 
-`slow.txt` has a line for each of these: how many of its first rows are quick, and its name.
+`slow.txt` has a line for each of these: how many of its first rows are quick, and its name. `2/3`
+stands for two quick rows, and of those behind them each third in the gate, the others at night.
 `python -m tests.costs build/costs.json` prints such lines for what a run with `--costs` measured.
 """
 
@@ -46,14 +47,23 @@ def test_of(name: str) -> str:
 
 def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `slow.txt` names; in a whole run, refuse a name that is no test."""
-    quick = {name: int(n) for n, name in map(str.split, SLOW.read_text().splitlines())}
-    seen = Counter()
+    quick, every = {}, {}
+    for numbers, name in map(str.split, SLOW.read_text().splitlines()):
+        first, _, turn = numbers.partition('/')
+        quick[name], every[name] = int(first), int(turn or 1)
+    seen, behind = Counter(), Counter()
     for item in items:
         name = test_of(item.nodeid)
-        if name in quick and not item.get_closest_marker('slow'):
+        if name not in quick or item.get_closest_marker('nightly'):
+            continue
+        if not item.get_closest_marker('slow'):
             seen[name] += 1
-            if seen[name] > quick[name]:
-                item.add_marker('slow')
+            if seen[name] <= quick[name]:
+                continue
+            item.add_marker('slow')
+        if behind[name] % every[name]:
+            item.add_marker('nightly')
+        behind[name] += 1
     if config.args == config.getini('testpaths'):
         names = {test_of(item.nodeid) for item in items}
         files = {name.split('::')[0] for name in names}

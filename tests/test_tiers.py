@@ -59,6 +59,13 @@ def test_the_first_rows_of_a_listed_test_stay_quick(monkeypatch, tmp_path):
     assert found == [[], ['slow'], ['slow'], []]
 
 
+def test_of_the_rows_behind_them_some_run_in_turn_and_the_others_at_night(monkeypatch, tmp_path):
+    items = [Item(f'a.py::f[{k}]', *['slow'] * (k % 2)) for k in range(7)]
+    found = marked(monkeypatch, tmp_path, '2/2 a.py::f\n', ['tests'], *items)
+    late = ['slow', 'nightly']
+    assert found == [[], ['slow'], [], late, ['slow'], late, ['slow']]
+
+
 def test_a_listed_name_that_is_no_test_is_refused_in_a_whole_run(monkeypatch, tmp_path):
     (tmp_path / 'b.py').touch()  # left out of this run by --ignore, say
     for name in ('a.py::gone', 'c.py::gone'):

@@ -74,7 +74,7 @@ def check_strict(graph: ETraceGraph) -> None:
 
 def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> None:
     """Refuse arguments of other shapes than were compiled: say which, and what to do."""
-    lines = []
+    lines, differ = [], set()
     known = {
         'params': [program.avals[v] for v in program.params],
         'carry': program.leaf_avals,
@@ -87,13 +87,15 @@ def refuse_shapes(program: Program, params, carry, inputs, recompile: str) -> No
             for t in (was, tree)
         )
         places = {k: f'{what} {path_name(k, "")}'.strip() for k in {**old, **new}}
+        other = [k for k in places if old.get(k) != new.get(k)]
+        differ |= {what} if other else set()
         lines += [
-            f'  {place}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
-            for k, place in places.items()
-            if old.get(k) != new.get(k)
+            f'  {places[k]}: {old.get(k, "absent")} when compiled, {new.get(k, "absent")} now'
+            for k in other
         ]
-    time = '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1.'
-    time = time if any(line.startswith('  inputs') for line in lines) else ''
+    time = ''
+    if 'inputs' in differ:
+        time = '\nA call over a sequence gives one step `xs[t]`: time is axis 0, a batch axis 1.'
     batch = next((len(x) for x in jax.tree.leaves(inputs) if jnp.ndim(x) > 1), '...')
     raise StructureError(
         'these arguments are not those that were compiled:\n'

@@ -17,7 +17,7 @@ from tests.models.random_programs import Layer, Program, build, draw, programs, 
 
 pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
-PARTS, GATE = 10, 1  # of the many programs; those in the gate: the other ones are nightly
+PARTS, GATE = 20, 1  # of the many programs; those in the gate: the other ones are nightly
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import braintrace
 from tests.compare import assert_close
+from tests.registries import registries_are_restored as registries_are_restored
 
 from .networks import BATCH, INPUTS, STEPS, UNITS, Net, compiled, data, loss_of, squared
 
@@ -413,7 +414,9 @@ def test_get_etrace_of_names_the_parameters_that_there_are():
         compiled().get_etrace_of('nope')
 
 
-def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compiled():
+def test_a_primitive_without_a_needed_rule_is_refused_when_the_learner_is_compiled(
+    registries_are_restored,
+):
     name = 'etp_test_half_registered'
     half = braintrace.register_primitive(name, lambda x, w: x @ w, batched=True)
     half.register_xy_to_dw(lambda x, d, weights: {'weight': x.T @ d})
