@@ -79,17 +79,17 @@ def activation_of(activation: str | Callable, owner: str) -> Callable:
     return found
 
 
-def initial_value(state_init: Init, num_out: int, batch_size: int | None, owner: str) -> Any:
-    """A state's first value, of shape ``(num_out,)`` or ``(batch_size, num_out)``; a scalar fills
-    it.
-    """
+def initial_value(
+    state_init: Init, shape: Sequence[int], batch_size: int | None, owner: str
+) -> Any:
+    """A state's first value, of shape ``shape`` or ``(batch_size, *shape)``; a scalar fills it."""
     if batch_size is not None and not is_count(batch_size, 0):
         raise OptionError(
             f'{owner}: batch_size is {batch_size!r}; give None for one unbatched sample, or an int '
             'from 0 up.'
         )
-    value = init.param(state_init, (num_out,), batch_size, allow_none=False)
+    value = init.param(state_init, tuple(shape), batch_size, allow_none=False)
     if not isinstance(value, u.Quantity):
         value = jnp.asarray(value)
-    shape = (num_out,) if batch_size is None else (int(batch_size), num_out)
-    return u.math.broadcast_to(value, shape)
+    lead = () if batch_size is None else (int(batch_size),)
+    return u.math.broadcast_to(value, (*lead, *shape))

@@ -18,11 +18,11 @@ __all__ = ['GatedCell', 'RecurrentLayer']
 
 
 class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
-    """A layer with hidden states of shape (N,) or (B, N) and an output of shape (O,) or (B, O).
+    """A layer with hidden states and an output of shape (O,) or (B, O).
 
     ``state_names`` names the states; :meth:`transition` maps an input and their old values to the
-    output and their new values. A state has N = O numbers and the first value ``state_init`` unless
-    the constructor writes another pair into ``first_values``.
+    output and their new values. A state has the shape (O,) and the first value ``state_init``
+    unless the constructor writes another pair into ``first_values``.
     """
 
     state_names: ClassVar[tuple[str, ...]]
@@ -32,14 +32,14 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
         self.num_in = features(in_size, f'{type(self).__name__}: in_size')
         self.num_out = features(out_size, f'{type(self).__name__}: out_size')
         self.in_size, self.out_size = (self.num_in,), (self.num_out,)
-        self.first_values = {state: (state_init, self.num_out) for state in self.state_names}
+        self.first_values = {state: (state_init, self.out_size) for state in self.state_names}
 
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The output, and new values of the states in the order of ``first_values``."""
 
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Make the states: of shape (N,), or (batch_size, N)."""
+        """Make the states, with a leading axis of ``batch_size`` if that is given."""
         for name in self.first_values:
             setattr(self, name, brainstate.HiddenState(self._initial(name, batch_size)))
 
@@ -58,8 +58,8 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
         return output
 
     def _initial(self, name: str, batch_size: int | None) -> Any:
-        state_init, size = self.first_values[name]
-        return initial_value(state_init, size, batch_size, type(self).__name__)
+        state_init, shape = self.first_values[name]
+        return initial_value(state_init, shape, batch_size, type(self).__name__)
 
     def _states(self) -> list:
         missing = [name for name in self.first_values if not hasattr(self, name)]
@@ -74,8 +74,8 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     def _check_step(self, x: Any, states: list) -> None:
         owner = type(self).__name__
         check_input(owner, x, self.num_in)
-        for (name, (_, size)), state in zip(self.first_values.items(), states):
-            if state.value.shape != (*x.shape[:-1], size):
+        for (name, (_, shape)), state in zip(self.first_values.items(), states):
+            if state.value.shape != (*x.shape[:-1], *shape):
                 batch_size = x.shape[0] if x.ndim == 2 else None
                 raise StructureError(
                     f'{owner}: an input of shape {x.shape} meets state {name} of shape '

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import brainstate
-import numpy as np
-import saiunit as u
-
-from .._errors import EtpUnitError, OptionError
 from .._etrace_op import element_wise, matmul
 from ._arguments import KAIMING, ZERO, Init, Size
 from ._base import RecurrentLayer
 from ._linear import Linear
+from ._time import check_time, decay
 
 __all__ = ['LeakyRateReadout']
 
@@ -84,34 +80,15 @@ class LeakyRateReadout(RecurrentLayer):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name)
-        if not u.get_unit(tau).dim.is_dimensionless and u.get_unit(tau).dim != u.second.dim:
-            raise EtpUnitError(
-                f'LeakyRateReadout: tau is {tau}; give a time (5 * saiunit.ms) or a plain number '
-                'of steps.'
-            )
-        if not np.all(u.get_magnitude(tau) > 0):
-            raise OptionError(f'LeakyRateReadout: tau is {tau}; a time constant is larger than 0.')
-        self.tau = tau
+        self.tau = check_time('LeakyRateReadout', 'tau', tau)
         self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
-        self.first_values = {'f': (state_init, self.num_in)}
+        self.first_values = {'f': (state_init, self.in_size)}
         if b_init is not None:
-            self.first_values['g'] = (ZERO, 1)
+            self.first_values['g'] = (ZERO, (1,))
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        decay, weight = self._decay(), self.W.weight.value
-        f, *g = (decay * state + new for state, new in zip(states, (x, 1)))
+        left, weight = decay('LeakyRateReadout', 'tau', self.tau), self.W.weight.value
+        f, *g = (left * state + new for state, new in zip(states, (x, 1)))
         r = matmul(f, weight['weight'])
         return r + g[0] * element_wise(weight['bias']) if g else r, (f, *g)
-
-    def _decay(self) -> Any:
-        if u.get_unit(self.tau).dim.is_dimensionless:
-            return u.math.exp(-1 / self.tau)
-        dt = brainstate.environ.get('dt', default=None)
-        if u.get_unit(dt if dt is not None else 1.0).dim != u.second.dim:
-            raise EtpUnitError(
-                f"LeakyRateReadout: tau is {self.tau}, but the environment's dt is {dt}. Set it "
-                'with `brainstate.environ.set(dt=1 * saiunit.ms)`, or give tau as a number of '
-                'steps.'
-            )
-        return u.math.exp(-dt / self.tau)

@@ -1,0 +1,10 @@
+"""The table of modules: every class of ``braintrace.nn`` with a state, or in front of one."""
+
+from __future__ import annotations
+
+from tests.nn.rows import cells
+from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
+
+ROWS: dict[str, Row] = {row.name: row for part in (cells,) for row in part.ROWS}
+
+__all__ = ['ROWS', 'Row', 'bare', 'built', 'case_of', 'inputs', 'plain', 'values']

@@ -1,0 +1,64 @@
+"""Every module of the table against its formula: values, and gradients by reverse mode."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import pytest
+
+import braintrace
+from tests import oracles
+from tests.compare import assert_close, assert_moves
+from tests.models.ops import NumpyOps
+from tests.nn.rows import ROWS, bare, built, case_of, inputs, plain, values
+
+PAIRS = [
+    pytest.param(row, size, id=f'{row.name}-{size}', marks=() if i == 0 else pytest.mark.slow)
+    for row in ROWS.values()
+    for i, size in enumerate(row.batches)
+]
+cases = pytest.mark.parametrize('row, batch_size', PAIRS)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = jax.config.jax_enable_x64
+    jax.config.update('jax_enable_x64', True)
+    with brainstate.environ.context(precision=64):
+        yield
+    jax.config.update('jax_enable_x64', before)
+
+
+@cases
+def test_steps_follow_the_formula(row, batch_size):
+    with brainstate.environ.context(**row.context):
+        module = built(row, batch_size)
+        params = values(module, brainstate.ParamState)
+        states = values(module, brainstate.HiddenState)
+        for x in inputs(row, batch_size, 3):
+            output = module(row.given(x))
+            want, states = row.formula(NumpyOps(), params, states, x)
+            assert_close(plain(output), want)
+            assert_close(values(module, brainstate.HiddenState), states)
+
+
+@cases
+def test_online_gradients_are_those_of_the_formula(row, batch_size):
+    with brainstate.environ.context(**row.context):
+        module = built(row, batch_size)
+        case = case_of(row, module, batch_size)
+        learner = braintrace.D_RTRL(module)
+        learner.compile_graph(row.given(case.xs[0]))
+        grads = learner.etrace_grad(
+            row.given(case.xs),
+            case.ys,
+            step_fn=lambda x, y: case.loss(bare(learner(x)), y),
+            window=4,
+            reduction='sum',
+        )
+    got = {'.'.join(map(str, path)): plain(g) for path, g in grads.items()}
+    assert_moves(got)
+    assert_close(got, oracles.cut_bptt(case), 1e-10)
+    assert learner.report.exact == row.exact
+    if row.exact:
+        assert_close(got, oracles.bptt(case), 1e-10)
