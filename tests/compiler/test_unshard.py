@@ -21,7 +21,7 @@ from braintrace._compiler.program.unshard import unsharded
 from braintrace._errors import NotSupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
-MESHES = {'four': {'a': 4}, 'square': {'a': 2, 'b': 2}}
+MESHES = {'square': {'a': 2, 'b': 2}, 'four': {'a': 4}}
 AB, BA = ('a', 'b'), ('b', 'a')
 
 

@@ -17,7 +17,7 @@ from tests.models.random_programs import Layer, Program, build, draw, programs, 
 
 pytestmark = pytest.mark.drawn
 STEPS, DECAY = 3, 0.6
-PARTS, GATE = 20, 1  # of the many programs; those in the gate: the other ones are nightly
+PARTS = 20  # of the many programs
 RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(DECAY)}
 
 
@@ -76,13 +76,8 @@ def test_a_random_program(program):
     check_or_name_the_smallest(program)
 
 
-@pytest.mark.parametrize(
-    'part',
-    [
-        pytest.param(k, marks=pytest.mark.slow if k < GATE else pytest.mark.nightly)
-        for k in range(PARTS)
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize('part', range(PARTS))
 @examples(300 // PARTS)
 @given(seed=seeds)
 def test_many_random_programs(part, seed):
