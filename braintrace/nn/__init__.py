@@ -7,6 +7,7 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 # isort: split
 from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
 from ._linear import Linear
+from ._neurons import LIF
 from ._readout import LeakyRateReadout
 
-__all__ = ['GRUCell', 'LSTMCell', 'LeakyRateReadout', 'Linear', 'MiniGRU', 'VanillaRNNCell']
+__all__ = ['GRUCell', 'LIF', 'LSTMCell', 'LeakyRateReadout', 'Linear', 'MiniGRU', 'VanillaRNNCell']
