@@ -65,7 +65,7 @@ def _spike_jvp(surrogate, primals, tangents):
     return _spike(x, surrogate), surrogate.slope(x).astype(x.dtype) * dx
 
 
-def _made(slope: Callable, **parameters: float) -> Surrogate:
+def _made(slope: Callable, /, **parameters: float) -> Surrogate:
     for name, value in parameters.items():
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= 0:
@@ -112,8 +112,8 @@ def _sigmoid(x, slope):
 
 
 def sigmoid(slope: float = 4.0) -> Surrogate:
-    r"""The derivative of a logistic function (compared with others by Zenke and Vogels, 2021, Neural
-    Computation 33:899).
+    r"""The derivative of a logistic function (compared with others by Zenke and Vogels, 2021,
+    Neural Computation 33:899).
 
     .. math:: \psi(x) = \beta\,\sigma(\beta x)\,(1 - \sigma(\beta x))
 
