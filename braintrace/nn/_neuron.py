@@ -30,6 +30,8 @@ class Neuron(StatefulLayer):
     recomputed from it (:meth:`get_spike`), and the next step resets what fired before it moves on.
     """
 
+    kinds = {'refractory': brainstate.ShortTermState}
+
     def __init__(
         self,
         in_size: Size,
@@ -119,7 +121,6 @@ class Neuron(StatefulLayer):
         self.first_values = {name: (value, self.in_size) for name, value in first.items()}
         if self.tau_ref is not None:
             self.first_values['refractory'] = (filled(0, jnp.int32), self.in_size)
-            self.kinds = {'refractory': brainstate.ShortTermState}
 
     def _parameter(self, name: str, value: Any) -> Any:
         """A number for all units, or an array of one for each, in the float type of the states."""

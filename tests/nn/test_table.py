@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import brainstate
 import jax
+import numpy as np
 import pytest
 
 import braintrace
@@ -34,12 +35,12 @@ def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
         module = built(row, batch_size)
         params = values(module, brainstate.ParamState)
-        states = values(module, brainstate.HiddenState)
+        states = values(module, brainstate.ShortTermState)
         for x in inputs(row, batch_size, 3):
             output = module(row.given(x))
-            want, states = row.formula(NumpyOps(), params, states, x)
+            want, states = jax.tree.map(np.real, row.formula(NumpyOps(), params, states, x))
             assert_close(plain(output), want)
-            assert_close(values(module, brainstate.HiddenState), states)
+            assert_close(values(module, brainstate.ShortTermState), states)
 
 
 @cases
