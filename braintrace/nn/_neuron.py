@@ -183,7 +183,7 @@ class Neuron(StatefulLayer):
         return 1 / rate
 
     def _time(self, name: str, value: Any) -> Any:
-        return self._parameter(name, check_time(self._owner, name, value))
+        return check_time(self._owner, name, self._parameter(name, value))
 
 
 def in_unit(value: Any, unit: Any) -> Any:

@@ -9,7 +9,7 @@ import saiunit as u
 from braintrace import nn
 from tests.models.ops import _spike_jvp
 from tests.nn.rows.cells import affine
-from tests.nn.rows.row import Row
+from tests.nn.rows.row import BATCH, Row
 
 BIAS, FIRST = brainstate.nn.init.Normal(0.3), brainstate.nn.init.Normal(0.5)
 OWN = {'spk_fun': _spike_jvp}  # the slope that ``ops.spike`` has
@@ -165,6 +165,8 @@ def leaky_spike(ops, p, s, x):
 GIF_RATES = {'a': 0.05, 'b': 0.1, 'k1': 0.3, 'k2': 0.1, 'R1': 0.2, 'R2': 0.9}
 GIF_PLAIN = {'tau': 4.0, 'R': 3.0, 'V_th_reset': 0.8, 'A1': 0.5, 'A2': -0.3} | GIF_RATES
 
+ALONE = {'quick': False, 'batches': (BATCH,)}  # the class has another row without a batch
+
 
 def gif_with_units():
     rates = {k: v / u.ms if k in 'abk1k2' else v for k, v in GIF_RATES.items()}
@@ -181,7 +183,12 @@ def behind(name, make, formula, state, **options):
 
 
 ROWS = [
-    Row('if', lambda: Net(nn.IF(5, 2.0, R=1.5, V_init=FIRST, **OWN)), integrate_and_fire),
+    Row(
+        'if',
+        lambda: Net(nn.IF(5, 2.0, R=1.5, V_init=FIRST, **OWN)),
+        integrate_and_fire,
+        quick=False,
+    ),
     Row(
         'lif',
         lambda: Net(nn.LIF(5, TAUS, 3.0, V_rest=0.1, V_reset=-0.2, V_init=FIRST, **OWN)),
@@ -191,6 +198,7 @@ ROWS = [
         'lif_hard',
         lambda: Net(nn.LIF(5, 4.0, 4.0, V_reset=-0.5, spk_reset='hard', **OWN), recurrent=False),
         leaky_hard,
+        **ALONE,
         exact=True,
     ),
     Row(
@@ -200,23 +208,26 @@ ROWS = [
         unit=u.nA,
         context=DT,
     ),
-    Row('alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, 4.0, **OWN)), adaptive(False)),
+    Row('alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, 4.0, **OWN)), adaptive(False), quick=False),
     Row(
         'alif_hard',
         lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, 4.0, spk_reset='hard', **OWN), recurrent=False),
         adaptive(True),
+        **ALONE,
         exact=True,
     ),
     Row(
         'gif',
         lambda: Net(nn.GIF(5, **GIF_PLAIN, **OWN), recurrent=False),
         generalised(0, 1, 0.8, 0, 3, 1),
+        quick=False,
         exact=True,
     ),
     Row(
         'gif_units',
         gif_with_units,
         generalised(-62, -50, -55, -60, 20, 0.5),
+        **ALONE,
         unit=u.nA,
         context=DT,
     ),
@@ -227,6 +238,7 @@ ROWS = [
         'readout.f',
         groups=(('neuron.V', 'readout.f'),),
         owner={'readout.W.weight': None},
+        quick=False,
         exact=True,
     ),
     behind('leaky_rate', lambda: nn.LeakyRateReadout(5, 2), leaky_rate, 'readout.r'),
@@ -235,5 +247,6 @@ ROWS = [
         lambda: nn.LeakySpikeReadout(5, 2, R=2.0, V_th=0.7, **OWN),
         leaky_spike,
         'readout.neuron.V',
+        quick=False,
     ),
 ]
