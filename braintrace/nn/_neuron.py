@@ -30,8 +30,6 @@ class Neuron(StatefulLayer):
     recomputed from it (:meth:`get_spike`), and the next step resets what fired before it moves on.
     """
 
-    kinds = {'refractory': brainstate.ShortTermState}
-
     def __init__(
         self,
         in_size: Size,

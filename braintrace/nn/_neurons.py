@@ -111,8 +111,9 @@ class LIF(Neuron):
     ----------
     V : brainstate.HiddenState
         The potential, of shape N or (B, \*N).
-    refractory : brainstate.ShortTermState
-        With ``tau_ref``: the number of steps for which a unit is still held, int32.
+    refractory : brainstate.HiddenState
+        With ``tau_ref``: the number of steps for which a unit is still held, an int32 without a
+        derivative, which a reset of the learner puts back too.
 
     Raises
     ------

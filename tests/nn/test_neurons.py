@@ -29,7 +29,8 @@ def test_states_have_the_shape_of_the_units(name, batch_size):
     units.init_state(batch_size)
     lead = () if batch_size is None else (batch_size,)
     assert units.in_size == units.out_size == (2, 4)
-    assert sorted(path[0] for path in units.states(brainstate.HiddenState)) == sorted(HIDDEN[name])
+    hidden = [path[0] for path in units.states(brainstate.HiddenState)]
+    assert sorted(hidden) == sorted([*HIDDEN[name], 'refractory'])
     for _ in range(2):
         spikes = units(jnp.ones((*lead, 2, 4)))
         assert spikes.dtype == jnp.float32 and spikes.shape == (*lead, 2, 4)
@@ -91,12 +92,25 @@ def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
     np.testing.assert_array_equal(np.flatnonzero(spikes), [0, steps + 1, 2 * steps + 2])
 
 
-def test_what_is_refractory_learns_nothing_and_what_is_free_does():
-    """The countdown is no hidden state: it is in no trace, and the gradient is exact."""
-    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=4.0, tau_ref=2))
-    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((1, 2)), batch_size=1)
+def test_a_learner_resets_the_countdown_too():
+    """All lanes, or some; the countdown has no trace."""
+    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=9.0, tau_ref=5))
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
     assert learner.report.exact
     assert [group.num_state for group in learner.graph.hidden_groups] == [1]
+    count = model.layers[1].refractory
+
+    def run():
+        learner(jnp.ones((2, 2)))
+        return np.asarray(count.value)
+
+    model.layers[0].weight.value = {'weight': jnp.ones((2, 3)), 'bias': jnp.zeros(3)}
+    assert [run().max() for _ in range(3)] == [0, 5, 4]
+    learner.reset_state(lanes=jnp.array([True, False]))
+    np.testing.assert_array_equal(run(), [[0, 0, 0], [3, 3, 3]])
+    assert (run() > 0).all()
+    learner.reset_state()
+    assert not run().any()
 
 
 def test_units_of_volts_are_plain_units_scaled():

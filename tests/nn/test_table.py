@@ -37,12 +37,12 @@ def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
         module = built(row, batch_size)
         params = values(module, brainstate.ParamState)
-        states = values(module, brainstate.ShortTermState)
+        states = values(module, brainstate.HiddenState)
         for x in inputs(row, batch_size, 3):
             output = module(row.given(x))
             want, states = jax.tree.map(np.real, row.formula(NumpyOps(), params, states, x))
             assert_close(plain(output), want)
-            assert_close(values(module, brainstate.ShortTermState), states)
+            assert_close(values(module, brainstate.HiddenState), states)
 
 
 @cases

@@ -78,7 +78,7 @@ def inputs(row: Row, batch_size: int | None, steps: int = STEPS):
 
 def case_of(row: Row, module, batch_size: int | None) -> Case:
     """The row as a case of the oracles, with the module's own numbers and a random target."""
-    params, carry = values(module, brainstate.ParamState), values(module, brainstate.ShortTermState)
+    params, carry = values(module, brainstate.ParamState), values(module, brainstate.HiddenState)
     xs = inputs(row, batch_size)
     model = Model(
         row.name,
