@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
+from braintrace import nn
 from braintrace.nn import LIF, surrogate
+from tests.compare import assert_close, assert_moves
 from tests.models.ops import _spike_jvp, _spike_vjp
 
 X = np.concatenate([np.linspace(-3, 3, 61), [0.0, 1e-6, -1e-6]])
@@ -110,16 +113,18 @@ def test_a_neuron_without_a_surrogate_is_refused(spike, fault):
     assert 'braintools.surrogate.ReluGrad()' in str(caught.value)
 
 
-def test_spikes_of_braintools_are_taken():
+def gradient(spk_fun):
+    """Online, through a layer of neurons."""
+    brainstate.random.seed(3)
+    model = brainstate.nn.Sequential(nn.Linear(2, 4), LIF(4, 3.0, R=5.0, spk_fun=spk_fun))
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(8, 2, 2)), 'float32')
+    return learner.etrace_grad(xs, step_fn=lambda x: jnp.sum((learner(x) - 0.5) ** 3))
+
+
+def test_spikes_of_braintools_learn_like_ours():
+    """Its ReluGrad is the triangle by another name."""
     module = pytest.importorskip('braintools.surrogate')
-    units = LIF(2, spk_fun=module.ReluGrad())
-    units.init_state()
-
-    def spikes(x):
-        units.reset_state()
-        return units(x).sum()
-
-    slope = jax.grad(spikes)(jnp.full(2, 20.0))
-    height = jax.grad(module.ReluGrad())(20 * (1 - np.exp(-1 / 20)) - 1)
-    np.testing.assert_allclose(slope, (1 - np.exp(-1 / 20)) * height, rtol=1e-4)
-    assert float(height) > 0
+    got, want = gradient(module.ReluGrad(alpha=0.3, width=1.0)), gradient('triangle')
+    assert_moves(want)
+    assert_close(got, want, 1e-6)

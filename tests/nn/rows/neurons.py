@@ -193,6 +193,7 @@ ROWS = [
         'lif',
         lambda: Net(nn.LIF(5, TAUS, 3.0, V_rest=0.1, V_reset=-0.2, V_init=FIRST, **OWN)),
         leaky,
+        quick=False,
     ),
     Row(
         'lif_hard',
