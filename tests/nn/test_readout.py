@@ -10,7 +10,7 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace.nn import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
+from braintrace.nn import LIF, FilteredReadout, LeakyRateReadout, LeakySpikeReadout, Linear
 
 
 def decay_of(readout):
@@ -49,10 +49,11 @@ def test_filtering_before_the_weights_is_filtering_behind_them():
 class Net(brainstate.nn.Module):
     def __init__(self, readout):
         super().__init__()
-        self.cell, self.readout = braintrace.nn.MiniGRU(2, 3), readout
+        self.layer, self.neurons = Linear(2, 3), LIF(3, tau=5.0, R=5.0)
+        self.readout = readout
 
     def update(self, x):
-        return self.readout(self.cell(x))
+        return self.readout(self.neurons(self.layer(x)))
 
 
 def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_in_front():
