@@ -82,7 +82,7 @@ class Neuron(StatefulLayer):
         V = V - drop * spikes
         new = self.moved(x, spikes, (V, *others))
         if self.tau_ref is not None:
-            count = jnp.where(spikes > 0, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
+            count = jnp.where(spikes > 0.5, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
             new = (u.math.where(count > 0, V, new[0]), *new[1:], count)
         return self._spikes(new), new
 

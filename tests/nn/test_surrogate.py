@@ -80,6 +80,22 @@ def test_any_spike_function_with_a_derivative_is_taken(spike):
     assert LIF(2, spk_fun=spike).spk_fun is spike
 
 
+def straight_through(v):
+    soft = 0.3 * v
+    return soft + jax.lax.stop_gradient((v > 0) - soft)
+
+
+def test_a_step_with_the_slope_of_a_sum_is_a_spike():
+    rounded, clean = (
+        LIF(5, 3.0, R=4.0, tau_ref=2, spk_fun=f) for f in (straight_through, 'arctan')
+    )
+    for units in (rounded, clean):
+        units.init_state()
+    for x in np.random.default_rng(0).normal(size=(20, 5)).astype('float32'):
+        np.testing.assert_allclose(rounded(x), clean(x), atol=1e-6)
+        np.testing.assert_array_equal(rounded.refractory.value, clean.refractory.value)
+
+
 def narrow(v):
     return surrogate.triangle(width=1e-4)(v)
 
