@@ -6,7 +6,25 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
 from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
-from ._linear import Linear
+from ._conv import Conv1d, Conv2d, Conv3d
+from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._readout import LeakyRateReadout
+from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
 
-__all__ = ['GRUCell', 'LSTMCell', 'LeakyRateReadout', 'Linear', 'MiniGRU', 'VanillaRNNCell']
+__all__ = [
+    'Conv1d',
+    'Conv2d',
+    'Conv3d',
+    'Embedding',
+    'GRUCell',
+    'GroupedLinear',
+    'LSTMCell',
+    'LeakyRateReadout',
+    'Linear',
+    'LoRA',
+    'MiniGRU',
+    'ScaledWSLinear',
+    'SignedWLinear',
+    'SparseLinear',
+    'VanillaRNNCell',
+]
