@@ -121,8 +121,8 @@ class Conv(ShowsArguments, brainstate.nn.Module):
         ):
             raise OptionError(
                 f"{type(self).__name__}: padding is {padding!r}; give 'SAME', 'SAME_LOWER', "
-                "'VALID', an int from 0 up, or an int or a pair (before, behind) for each spatial axis "
-                f'({self.rank}).'
+                "'VALID', an int from 0 up, or an int or a pair (before, behind) for each spatial "
+                f'axis ({self.rank}).'
             )
         return tuple((int(low), int(high)) for low, high in pairs)
 

@@ -18,7 +18,7 @@ import braintrace
 from braintrace import nn
 
 NORMAL = brainstate.nn.init.Normal
-CONDUCTANCES, VOLTAGES = NORMAL(1.0, unit=u.siemens), NORMAL(1.0, unit=u.mV)
+CONDUCTANCES, VOLTAGES = NORMAL(unit=u.siemens), NORMAL(unit=u.mV)
 PLACES = np.array([0, 0, 2], np.int32), np.array([1, 4, 3], np.int32)
 
 
@@ -170,7 +170,7 @@ def test_signed_weights_may_be_given():
         ({'w_sign': 'minus'}, 'w_sign is a str'),
         (
             {'w_init': np.array([[1.0, 2, 3], [4, -5, -6]])},
-            r'-5.0 at \(1, 1\), where w_sign is \+1',
+            r'-5.0 at \(1, 1\), where w_sign is \+',
         ),
         (
             {'w_init': np.ones((2, 3)) * u.siemens, 'w_sign': np.array([[1], [-1]])},
@@ -187,7 +187,7 @@ def test_wrong_signs_are_refused_with_their_place(options, words):
 
 
 def test_a_standardised_weight_has_mean_0_and_a_variance_of_one_over_the_inputs():
-    layer = nn.ScaledWSLinear(50, 4, w_init=NORMAL(3.0, mean=2.0), b_init=None)
+    layer = nn.ScaledWSLinear(50, 4, w_init=NORMAL(scale=3.0, mean=2.0), b_init=None)
     weight = np.asarray(layer(jnp.eye(50)))
     np.testing.assert_allclose(weight.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(weight.var(0), 1 / 50, rtol=1e-5)
@@ -241,7 +241,7 @@ CONVOLUTIONS = {
     'a pair': (1, (8, 4), {'padding': (1, 2)}),
     'valid': (2, (7, 6, 2), {'padding': 'VALID', 'stride': (2, 1)}),
     'an int for each axis': (2, (7, 6, 2), {'padding': (1, 2)}),
-    'dilations': (2, (7, 6, 2), {'lhs_dilation': 2, 'rhs_dilation': (1, 2)}),
+    'dilations': (2, (7, 6, 2), {'lhs_dilation': 2, 'rhs_dilation': (1, 2), 'padding': 1}),
     'groups': (2, (7, 6, 4), {'groups': 2}),
     'channels first': (2, (2, 7, 6), {'channel_first': True, 'stride': 2}),
     'three axes': (3, (3, 4, 3, 2), {'padding': [(1, 0), (0, 0), (2, 1)]}),
@@ -340,6 +340,10 @@ REFUSED = {
     'a stride': (lambda: nn.Conv2d((8, 8, 3), 4, 3, stride=0), 'stride is 0; give an int'),
     'a padding': (lambda: nn.Conv2d((8, 8, 3), 4, 3, padding=(1, 2, 3)), 'padding is'),
     'a name of a padding': (lambda: nn.Conv1d((8, 3), 4, 3, padding='FULL'), "padding is 'FULL'"),
+    'a name and a dilation': (
+        lambda: nn.Conv1d((8, 3), 4, 3, lhs_dilation=2),
+        r"OptionError: .*'SAME' and lhs_dilation \(2,\); .*give 1 pair",
+    ),
     'an empty result': (
         lambda: nn.Conv1d((2, 3), 4, 3, padding='VALID'),
         r'OptionError: Conv1d: in_size \(2, 3\) gives a result of shape \(0, 4\)',
