@@ -133,9 +133,9 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     r"""A product of low rank r, alone or added to another layer (low-rank adaptation; Hu et al.,
     2021, arXiv:2106.09685, equation 3).
 
-    .. math:: y = f(x) + x\,A\,B
+    .. math:: y = f(x) + \frac{1}{r}\, x\,A\,B
 
-    As in the paper A is drawn and B is 0 at first, so that the base f is not disturbed. Then the
+    The factor is the paper's :math:`\alpha / r` with :math:`\alpha = 1`. As in the paper A is drawn and B is 0 at first, so that the base f is not disturbed. Then the
     first gradient of A is 0, and B alone learns in the first step. A layer without a base needs
     ``lora_b_init`` to give anything but 0 before it has learnt. The base's parameters stay
     parameters; train ``weight`` alone to adapt a base that is frozen. Several leading axes of x
@@ -214,7 +214,11 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
         """Map ``x`` of shape (..., I) to (..., O)."""
         check_trailing('LoRA', x, (self.in_features,))
         value = self.weight.value
-        y = folded(lambda x: lora_matmul(x, value['lora_a'], value['lora_b']), x, 1)
+        y = folded(
+            lambda x: lora_matmul(x, value['lora_a'], value['lora_b'], alpha=1 / self.lora_rank),
+            x,
+            1,
+        )
         return y if self.base_module is None else added('LoRA', self.base_module(x), y)
 
 

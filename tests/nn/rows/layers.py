@@ -43,7 +43,7 @@ def leaky(layer):
     return formula
 
 
-QUICK = ('linear_axes', 'scaled_ws', 'conv1d')
+QUICK = ('linear_axes', 'scaled_ws', 'conv1d')  # also in `make test-quick`
 
 
 def row(name, make, layer, **options):
@@ -96,7 +96,7 @@ def make_lora():
 
 def lora(ops, p, s, x):
     base, own = p['layer.base_module.weight'], p['layer.weight']
-    y = x @ base['weight'] + base['bias'] + x @ own['lora_a'] @ own['lora_b']
+    y = x @ base['weight'] + base['bias'] + x @ own['lora_a'] @ own['lora_b'] / 2
     h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
     return h, {'h': h}
 
@@ -162,10 +162,11 @@ ROWS = [
             nn.SignedWLinear(8, 5, w_sign=np.repeat([1, 1, -1], [3, 4, 1])[:, None]), True
         ),
         signed_recurrent,
+        quick=False,
     ),
     row('scaled_ws', lambda: nn.ScaledWSLinear(3, 5, b_init=NORMAL, w_mask=MASK), standardised),
     row('sparse', lambda: nn.SparseLinear(sparse_matrix(), NORMAL), sparse),
-    Row('lora', lambda: Leaky(make_lora()), lora, exact=True),
+    Row('lora', lambda: Leaky(make_lora()), lora, exact=True, quick=False),
     row('grouped', lambda: nn.GroupedLinear(2, 3, 4, b_init=NORMAL), grouped, x=(2, 3)),
     row(
         'embedding',
