@@ -135,11 +135,11 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
 
     .. math:: y = f(x) + \frac{1}{r}\, x\,A\,B
 
-    The factor is the paper's :math:`\alpha / r` with :math:`\alpha = 1`. As in the paper A is drawn and B is 0 at first, so that the base f is not disturbed. Then the
-    first gradient of A is 0, and B alone learns in the first step. A layer without a base needs
-    ``lora_b_init`` to give anything but 0 before it has learnt. The base's parameters stay
-    parameters; train ``weight`` alone to adapt a base that is frozen. Several leading axes of x
-    count as one batch.
+    The factor is the paper's :math:`\alpha / r` with :math:`\alpha = 1`. As in the paper A is drawn
+    and B is 0 at first, so that the base f is not disturbed. Then the first gradient of A is 0, and
+    B alone learns in the first step. A layer without a base needs ``lora_b_init`` to give anything
+    but 0 before it has learnt. The base's parameters stay parameters; train ``weight`` alone to
+    adapt a base that is frozen. Several leading axes of x count as one batch.
 
     Parameters
     ----------
@@ -213,12 +213,8 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     def update(self, x: Any) -> Any:
         """Map ``x`` of shape (..., I) to (..., O)."""
         check_trailing('LoRA', x, (self.in_features,))
-        value = self.weight.value
-        y = folded(
-            lambda x: lora_matmul(x, value['lora_a'], value['lora_b'], alpha=1 / self.lora_rank),
-            x,
-            1,
-        )
+        a, b = (self.weight.value[name] for name in ('lora_a', 'lora_b'))
+        y = folded(lambda x: lora_matmul(x, a, b, alpha=1 / self.lora_rank), x, 1)
         return y if self.base_module is None else added('LoRA', self.base_module(x), y)
 
 
