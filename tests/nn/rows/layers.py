@@ -59,11 +59,19 @@ def signed(ops, w, x):
     return x @ (ops.abs(w) * SIGNS)
 
 
-def signed_recurrent(ops, p, s, x):
-    weight = ops.abs(p['layer.weight']) * np.repeat([1, 1, -1], [3, 4, 1])[:, None]
-    y = ops.matmul(ops.concatenate([x, ops.cut(s['h'])]), weight)
-    h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
-    return h, {'h': h}
+DALE = np.repeat([1, 1, -1], [3, 4, 1])[:, None]
+
+
+def recurrent(weight_and_bias):
+    """The formula of a recurrent :class:`Leaky`."""
+
+    def formula(ops, p, s, x):
+        weight, bias = weight_and_bias(ops, p['layer.weight'])
+        y = ops.matmul(ops.concatenate([x, ops.cut(s['h'])]), weight, bias)
+        h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
+        return h, {'h': h}
+
+    return formula
 
 
 def standardised(ops, p, x):
@@ -158,10 +166,15 @@ ROWS = [
     row('signed', lambda: nn.SignedWLinear(3, 5, w_sign=SIGNS), signed),
     Row(
         'signed_recurrent',
-        lambda: Leaky(
-            nn.SignedWLinear(8, 5, w_sign=np.repeat([1, 1, -1], [3, 4, 1])[:, None]), True
-        ),
-        signed_recurrent,
+        lambda: Leaky(nn.SignedWLinear(8, 5, w_sign=DALE), True),
+        recurrent(lambda ops, w: (ops.abs(w) * DALE, None)),
+        quick=False,
+    ),
+    Row(
+        'linear_axes_recurrent',
+        lambda: Leaky(nn.Linear((4, 8), (4, 5), b_init=NORMAL), True),
+        recurrent(lambda ops, p: (p['weight'], p['bias'])),
+        x=(4, 3),
         quick=False,
     ),
     row('scaled_ws', lambda: nn.ScaledWSLinear(3, 5, b_init=NORMAL, w_mask=MASK), standardised),
