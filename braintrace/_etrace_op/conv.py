@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import EtpShapeError, NotSupportedError, OptionError
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_shape,
@@ -179,6 +180,12 @@ def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
 etp_conv_p = register_conv('etp_conv')
 
 
+@refuses(
+    'conv',
+    kernel_fn='Write `conv(x, fn(kernel), bias)`.',
+    weight_fn='Write `conv(x, fn(kernel), bias)`.',
+    bias_fn='Write `conv(x, kernel, fn(bias))`.',
+)
 def conv(
     x,
     kernel,
@@ -250,6 +257,7 @@ def bind_conv(
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     layout = _checked_layout(x, kernel, dimension_numbers, feature_group_count, batch_group_count)
     rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
+    lhs_dilation = _each_axis('lhs_dilation', lhs_dilation, rank)
     batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
     if batch_first:
@@ -265,8 +273,8 @@ def bind_conv(
         *bias,
         has_bias=bool(bias),
         strides=_each_axis('strides', strides, rank) or (1,) * rank,
-        padding=_checked_padding(padding, rank),
-        lhs_dilation=_each_axis('lhs_dilation', lhs_dilation, rank),
+        padding=_checked_padding(padding, rank, lhs_dilation),
+        lhs_dilation=lhs_dilation,
         rhs_dilation=_each_axis('rhs_dilation', rhs_dilation, rank),
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
@@ -343,7 +351,12 @@ def _each_axis(name: str, value, rank: int) -> tuple[int, ...] | None:
     return tuple(int(size) for size in sizes)
 
 
-def _checked_padding(padding, rank: int) -> str | tuple[tuple[int, int], ...]:
+def _checked_padding(padding, rank: int, lhs_dilation) -> str | tuple[tuple[int, int], ...]:
+    if isinstance(padding, str) and any(size != 1 for size in lhs_dilation or ()):
+        raise OptionError(
+            f'conv: padding is {padding!r} and lhs_dilation {lhs_dilation}; where x is dilated, '
+            f'give {rank} pair(s) of ints.'
+        )
     if isinstance(padding, str) and padding.upper() in ('SAME', 'SAME_LOWER', 'VALID'):
         return padding.upper()
     try:

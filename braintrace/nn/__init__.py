@@ -6,21 +6,32 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
 from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
-from ._linear import Linear
+from ._conv import Conv1d, Conv2d, Conv3d
+from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._neurons import ALIF, GIF, IF, LIF
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
+from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
 
 __all__ = [
     'ALIF',
+    'Conv1d',
+    'Conv2d',
+    'Conv3d',
+    'Embedding',
     'FilteredReadout',
     'GIF',
     'GRUCell',
+    'GroupedLinear',
     'IF',
     'LIF',
     'LSTMCell',
     'LeakyRateReadout',
     'LeakySpikeReadout',
     'Linear',
+    'LoRA',
     'MiniGRU',
+    'ScaledWSLinear',
+    'SignedWLinear',
+    'SparseLinear',
     'VanillaRNNCell',
 ]

@@ -13,7 +13,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import EtpUnitError, OptionError
-from ._arguments import Init, Size, sizes
+from ._arguments import Init, Size, axes
 from ._base import StatefulLayer
 from ._time import check_time, steps_of
 from .surrogate import spike_function
@@ -42,7 +42,7 @@ class Neuron(StatefulLayer):
         name: str | None,
     ):
         super().__init__(name=name)
-        self.in_size = self.out_size = sizes(in_size, f'{self._owner}: in_size')
+        self.in_size = self.out_size = axes(in_size, f'{self._owner}: in_size')
         name_of_threshold, V_th = threshold
         self.unit = u.get_unit(V_th)
         self.V_reset = self._potential('V_reset', V_reset)

@@ -156,9 +156,9 @@ def test_first_values_may_have_units(V_init):
 @pytest.mark.parametrize(
     'argument, value, message',
     [
-        ('in_size', 0, 'a number of units, or a shape'),
-        ('in_size', (2, -1), 'a number of units, or a shape'),
-        ('in_size', '3', 'a number of units, or a shape'),
+        ('in_size', 0, 'a number of features, or a shape'),
+        ('in_size', (2, -1), 'a number of features, or a shape'),
+        ('in_size', '3', 'a number of features, or a shape'),
         ('tau', 0.0, 'larger than 0'),
         ('tau', 'slow', "tau is 'slow'; give a number"),
         ('tau_ref', -1.0, 'larger than 0'),

@@ -15,7 +15,7 @@ from tests.nn.rows import ROWS, bare, built, case_of, inputs, plain, values
 
 PAIRS = [
     pytest.param(
-        row, size, id=f'{row.name}-{size}', marks=() if row.quick and i == 0 else pytest.mark.slow
+        row, size, id=f'{row.name}-{size}', marks=[pytest.mark.slow] if i or not row.quick else []
     )
     for row in ROWS.values()
     for i, size in enumerate(row.batches)

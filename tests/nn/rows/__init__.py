@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.nn.rows import cells, neurons
+from tests.nn.rows import cells, layers, neurons
 from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
 
-ROWS: dict[str, Row] = {row.name: row for part in (cells, neurons) for row in part.ROWS}
+PARTS = cells, layers, neurons
+ROWS: dict[str, Row] = {row.name: row for part in PARTS for row in part.ROWS}
 
 __all__ = ['ROWS', 'Row', 'bare', 'built', 'case_of', 'inputs', 'plain', 'values']
