@@ -49,7 +49,7 @@ def test_filtering_before_the_weights_is_filtering_behind_them():
 class Net(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        self.cell = braintrace.nn.MiniGRU(2, 3)
+        self.cell = braintrace.nn.MinGRUCell(2, 3)
         self.readout = LeakyRateReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(0.3))
 
     def update(self, x):
