@@ -1,5 +1,5 @@
-"""Cells with an input and a forget gate of their own. One step reads x of shape (I,) or (B, I) and returns
-the new h of shape (O,) or (B, O).
+"""Cells with an input and a forget gate of their own. One step reads x of shape (I,) or (B, I) and
+returns the new h of shape (O,) or (B, O).
 """
 
 from __future__ import annotations

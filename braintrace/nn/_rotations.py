@@ -127,6 +127,7 @@ class LRUCell(Rotations):
         state_init: Init = ZERO,
         name: str | None = None,
     ):
+        d_model = features(d_model, f'{type(self).__name__}: d_model')
         super().__init__(d_model, d_hidden, state_init, name, out_size=d_model)
         nu_log, theta_log, square = self._ring(r_min, r_max, max_phase)
         self.nu_log, self.theta_log = parameter(nu_log), parameter(theta_log)
@@ -204,6 +205,7 @@ class S5Cell(Rotations):
         state_init: Init = ZERO,
         name: str | None = None,
     ):
+        d_model = features(d_model, f'{type(self).__name__}: d_model')
         super().__init__(d_model, d_hidden, state_init, name, out_size=d_model)
         if not 0 < dt_min < dt_max:
             raise OptionError(
