@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 import saiunit as u
 
-from .._errors import StructureError
+from .._errors import OptionError, StructureError
 from ._lstm import LSTMCell
 from ._readout import LeakyRateReadout
 
@@ -38,6 +39,8 @@ def load_public(module: brainstate.nn.Module, values: Mapping[tuple, Any]) -> No
 
     Raises
     ------
+    OptionError
+        ``values`` is no dict.
     StructureError
         A path is missing or left over, or a value has another shape, kind or unit; it names all of
         them, and nothing is changed.
@@ -52,6 +55,11 @@ def load_public(module: brainstate.nn.Module, values: Mapping[tuple, Any]) -> No
     >>> cell.W.weight.value['weight'].shape
     (7, 16)
     """
+    if not isinstance(values, Mapping):
+        raise OptionError(
+            f'load_public: values is a {type(values).__name__}; give a dict with the value of each '
+            'parameter by its path, a tuple.'
+        )
     states = module.states(brainstate.ParamState)
     sources = find_sources(module, states)
     known = {path for source in sources.values() for path in source.parts}
@@ -111,15 +119,21 @@ def is_quantity(value: Any) -> bool:
     return isinstance(value, u.Quantity)
 
 
+def is_whole(value: Any) -> bool:
+    return isinstance(value, u.Quantity | brainstate.State)
+
+
 def described(value: Any) -> Any:
     """Shape, kind and dimension of each array, as a tree of texts."""
 
     def one(leaf: Any) -> str:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.number | u.Quantity | float | int):
+            return f'a {type(leaf).__name__}'
         kind = 'complex ' if jnp.iscomplexobj(u.get_magnitude(leaf)) else ''
         dim = u.get_unit(leaf).dim
         return f'{kind}{jnp.shape(leaf)}' + ('' if dim.is_dimensionless else f' in {dim}')
 
-    return jax.tree.map(one, value, is_leaf=is_quantity)
+    return jax.tree.map(one, value, is_leaf=is_whole)
 
 
 def cast(value: Any, like: Any) -> Any:

@@ -70,6 +70,7 @@ def test_all_that_does_not_fit_is_named_and_nothing_changes():
 @pytest.mark.parametrize(
     'value, found',
     [
+        (brainstate.ParamState(GATES['i']), 'is a ParamState; expected'),
         (np.ones(4), "is (4,); expected {'bias': '(4,)', 'weight': '(7, 4)'}"),
         ({'weight': np.ones((7, 4))}, "is {'weight': '(7, 4)'}"),
         ({'weight': 1j * np.ones((7, 4)), 'bias': np.ones(4)}, "'weight': 'complex (7, 4)'"),
@@ -84,6 +85,11 @@ def test_our_own_paths_are_not_those_of_the_public_package():
     ours = nn.LSTMCell(3, 4)
     own = {path: state.value for path, state in ours.states().items()}
     refused(ours, own, 'W.weight is left over', 'Wi.weight is missing', 'Wo.weight is missing')
+
+
+def test_values_without_paths_are_refused():
+    with pytest.raises(braintrace.OptionError, match='values is a list'):
+        nn.load_public(model(), list(SAVED.values()))
 
 
 def test_units_are_converted():
