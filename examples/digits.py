@@ -7,7 +7,7 @@ table shows as well, gets about half of the digits right. (Sequences of 64 singl
 a far longer training than a demonstration should take.)
 
 The cell is a GRU, whose units read each other, so D_RTRL leaves out a part of the gradient that
-backpropagation has. (The units of a MiniGRU do not read each other; both methods would give the
+backpropagation has. (The units of a MinGRUCell do not read each other; both methods would give the
 same numbers.)
 
 All three methods start from the same weights and see the same batches in the same order, with one

@@ -24,7 +24,7 @@ class Report(ReportData):
     ``at(batch_size)``: the report at another batch size. ``as_dict()``: all of it, as for JSON.
 
     >>> import braintrace, jax.numpy as jnp
-    >>> model, x = braintrace.nn.MiniGRU(2, 4), jnp.zeros((3, 2))
+    >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
     >>> report = braintrace.compile(model, 'D_RTRL', x, batch_size=3).report
     >>> report.exact, report.memory, report.at(64).memory
     (True, 288, 6144)
@@ -65,7 +65,7 @@ class Report(ReportData):
         dashed where history is cut.
 
         >>> import brainstate, braintrace, jax.numpy as jnp
-        >>> model = braintrace.nn.MiniGRU(2, 4)
+        >>> model = braintrace.nn.MinGRUCell(2, 4)
         >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
         >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
         >>> print(braintrace.report(graph).to_mermaid())
@@ -82,7 +82,7 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
     compiled. Raises :class:`braintrace.OptionError` for one where the step has no batch axis.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
-    >>> model = braintrace.nn.MiniGRU(2, 4)
+    >>> model = braintrace.nn.MinGRUCell(2, 4)
     >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
     >>> graph = braintrace.compile_etrace_graph(model, jnp.zeros((3, 2)))
     >>> print(str(braintrace.report(graph, batch_size=64)).splitlines()[1])

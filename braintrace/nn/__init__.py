@@ -5,15 +5,22 @@ can trace them.
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
-from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
+from ._cells import CFNCell, GRUCell, MGUCell, MiniGRU, MinimalRNNCell, VanillaRNNCell
 from ._conv import Conv1d, Conv2d, Conv3d
+from ._conversion import load_public
+from ._diagonal import MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
+from ._lstm import LSTMCell, MiniLSTM, URLSTMCell
 from ._neurons import ALIF, GIF, IF, LIF
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
+from ._rotations import LRUCell, RTUCell, S5Cell
 from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
+
+ValinaRNNCell = VanillaRNNCell  # as the public package spells it
 
 __all__ = [
     'ALIF',
+    'CFNCell',
     'Conv1d',
     'Conv2d',
     'Conv3d',
@@ -24,14 +31,25 @@ __all__ = [
     'GroupedLinear',
     'IF',
     'LIF',
+    'LRUCell',
     'LSTMCell',
     'LeakyRateReadout',
     'LeakySpikeReadout',
     'Linear',
     'LoRA',
+    'MGUCell',
+    'MinGRUCell',
+    'MinLSTMCell',
     'MiniGRU',
+    'MiniLSTM',
+    'MinimalRNNCell',
+    'RTUCell',
+    'S5Cell',
     'ScaledWSLinear',
     'SignedWLinear',
     'SparseLinear',
+    'URLSTMCell',
+    'ValinaRNNCell',
     'VanillaRNNCell',
+    'load_public',
 ]

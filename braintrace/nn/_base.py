@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import brainstate
 import jax.numpy as jnp
 
-from .._errors import StructureError
+from .._errors import OptionError, StructureError
 from .._signatures import ShowsArguments
-from ._arguments import Init, Size, activation_of, check_input, features, initial_value
+from ._arguments import (
+    ORTHOGONAL,
+    ZERO,
+    Init,
+    Size,
+    activation_of,
+    check_input,
+    features,
+    initial_value,
+)
 from ._linear import Linear
 
-__all__ = ['GatedCell', 'RecurrentLayer', 'StatefulLayer']
+__all__ = ['GatedCell', 'Gates', 'RecurrentLayer', 'StatefulLayer']
 
 
 class StatefulLayer(ShowsArguments, brainstate.nn.Module):
@@ -96,30 +106,89 @@ class RecurrentLayer(StatefulLayer):
         self.first_values = {state: (state_init, self.out_size) for state in self.state_names}
 
 
+@dataclass(frozen=True)
+class Gates:
+    """One map to gates side by side.
+
+    ``reads`` has a letter for each array that the map reads: x has the input's size, h and any
+    other the state's.
+    ``keeps`` has a number for each gate: 1 if it keeps the state when it is open, -1 if it lets the
+    state go, 0 if neither. ``added`` is what the cell's formula adds to a gate that keeps.
+    """
+
+    keeps: tuple[int, ...] = (0,)
+    reads: str = 'xh'
+    added: float = 0.0
+
+
 class GatedCell(RecurrentLayer):
-    """A recurrent cell with an activation and gates, each gate one :class:`Linear` map."""
+    """A recurrent cell with an activation and gates.
+
+    ``maps`` names the maps, each a :class:`Linear`. With ``timescale=(low, high)`` the first bias
+    of a gate that keeps is log t, and -log t of one that lets go, where each unit has its own t
+    from U(low, high - 1): a unit then forgets by about 1 / t a step (chrono initialisation; Tallec
+    & Ollivier, 2018, arXiv:1804.11188).
+    """
+
+    maps: ClassVar[Mapping[str, Gates]]
 
     def __init__(
         self,
         in_size: Size,
         out_size: Size,
-        w_init: Init,
-        b_init: Init | None,
-        state_init: Init,
-        activation: str | Callable,
-        name: str | None,
+        w_init: Init = ORTHOGONAL,
+        b_init: Init | None = ZERO,
+        state_init: Init = ZERO,
+        activation: str | Callable = 'tanh',
+        name: str | None = None,
+        *,
+        timescale: tuple[float, float] | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name)
         self.activation = activation_of(activation, type(self).__name__)
-        self._w_init, self._b_init = w_init, b_init
+        log_times = None
+        if timescale is not None:
+            log_times = self._log_times(timescale, b_init)
+        for key, gates in self.maps.items():
+            setattr(self, key, self._map(gates, w_init, b_init, log_times))
 
-    def _gate(self, *, reads_state: bool, blocks: int = 1) -> Linear:
-        """A map to ``blocks`` gates side by side, from x, or from x and a state; each block is
-        initialised by itself.
-        """
-        num_in = self.num_in + (self.num_out if reads_state else 0)
-        w_init, b_init = side_by_side(self._w_init, blocks), side_by_side(self._b_init, blocks)
-        return Linear(num_in, blocks * self.num_out, w_init=w_init, b_init=b_init)
+    def _log_times(self, timescale: tuple[float, float], b_init: Init | None) -> Any:
+        owner = type(self).__name__
+        if b_init is None:
+            raise OptionError(
+                f'{owner}: timescale={timescale!r} is a first value of biases, but b_init is None. '
+                'Leave one of them out.'
+            )
+        low, high = time_range(owner, timescale)
+        times = brainstate.random.uniform(low, high - 1, self.out_size)
+        return jnp.log(times).astype(brainstate.environ.dftype())
+
+    def _map(self, gates: Gates, w_init: Init, b_init: Init | None, log_times: Any) -> Linear:
+        """Each gate's weight and bias are drawn by themselves."""
+        num_in = sum(self.num_in if array == 'x' else self.num_out for array in gates.reads)
+        blocks = len(gates.keeps)
+        w_init, b_init = side_by_side(w_init, blocks), side_by_side(b_init, blocks)
+        layer = Linear(num_in, blocks * self.num_out, w_init=w_init, b_init=b_init)
+        if log_times is not None:
+            value = layer.weight.value
+            biases = [
+                keeps * log_times - max(keeps, 0) * gates.added if keeps else bias
+                for keeps, bias in zip(gates.keeps, jnp.split(value['bias'], blocks))
+            ]
+            layer.weight.value = {**value, 'bias': jnp.concatenate(biases)}
+        return layer
+
+
+def time_range(owner: str, timescale: Any) -> tuple[float, float]:
+    """``timescale`` itself, if it is two numbers ``0 < low <= high - 1``."""
+    pair = tuple(timescale) if isinstance(timescale, tuple | list) else ()
+    numbers = len(pair) == 2 and all(isinstance(time, int | float) for time in pair)
+    if not numbers or not 0 < pair[0] <= pair[1] - 1:
+        raise OptionError(
+            f'{owner}: timescale is {timescale!r}; give the shortest and the longest time in '
+            'steps, for example (1, 200), with 0 < shortest <= longest - 1.'
+        )
+    return pair
 
 
 def side_by_side(initializer: Any, blocks: int) -> Any:

@@ -1,5 +1,5 @@
-"""Recurrent cells. One step reads x of shape (I,) or (B, I) and returns the new h of shape (O,) or
-(B, O).
+"""Recurrent cells of one state. One step reads x of shape (I,) or (B, I) and returns
+the new h of shape (O,) or (B, O).
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax.nn import sigmoid
 
+from .._errors import EtpShapeError, OptionError
 from ._arguments import ORTHOGONAL, XAVIER, ZERO, Init, Size
-from ._base import GatedCell
+from ._base import GatedCell, Gates
+from ._linear import Linear
 
-__all__ = ['GRUCell', 'LSTMCell', 'MiniGRU', 'VanillaRNNCell']
+__all__ = ['CFNCell', 'GRUCell', 'MGUCell', 'MiniGRU', 'MinimalRNNCell', 'VanillaRNNCell']
 
 
 def identity(x: Any) -> Any:
@@ -22,6 +24,7 @@ def identity(x: Any) -> Any:
 
 
 def join(x: Any, h: Any) -> Any:
+    """``[x, h]``."""
     return jnp.concatenate([x, h], axis=-1)
 
 
@@ -29,6 +32,10 @@ class VanillaRNNCell(GatedCell):
     r"""The plain recurrent cell (Elman, 1990, "Finding structure in time").
 
     .. math:: h_t = \phi([x_t, h_{t-1}]\,W + b)
+
+    ``ValinaRNNCell``, as the public package spells it, is the same class. What follows the sizes is
+    given by name: that package has ``state_init`` in front of ``w_init``, and a call by position
+    would mean something else.
 
     Parameters
     ----------
@@ -54,11 +61,13 @@ class VanillaRNNCell(GatedCell):
     """
 
     state_names = ('h',)
+    maps = {'W': Gates()}
 
     def __init__(
         self,
         in_size: Size,
         out_size: Size,
+        *,
         w_init: Init = XAVIER,
         b_init: Init | None = ZERO,
         state_init: Init = ZERO,
@@ -66,7 +75,6 @@ class VanillaRNNCell(GatedCell):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
-        self.W = self._gate(reads_state=True)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
@@ -98,33 +106,22 @@ class GRUCell(GatedCell):
         :math:`\phi`.
     name : str, optional
         Name of the module.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
     Examples
     --------
     >>> import jax.numpy as jnp
     >>> from braintrace.nn import GRUCell
     >>> cell = GRUCell(3, 8)
-    >>> cell.init_state()
-    >>> cell(jnp.ones(3)).shape
-    (8,)
+    >>> cell.init_state(batch_size=2)
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
     """
 
     state_names = ('h',)
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        activation: str | Callable = 'tanh',
-        name: str | None = None,
-    ):
-        super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
-        self.Wz = self._gate(reads_state=True)
-        self.Wr = self._gate(reads_state=True)
-        self.Wh = self._gate(reads_state=True)
+    maps = {'Wz': Gates((-1,)), 'Wr': Gates(), 'Wh': Gates()}
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
@@ -134,90 +131,192 @@ class GRUCell(GatedCell):
         return h, (h,)
 
 
-class LSTMCell(GatedCell):
-    r"""Long short-term memory with a forget gate (Hochreiter & Schmidhuber, 1997; Gers et al.,
-    2000).
+class MGUCell(GatedCell):
+    r"""The minimal gated unit (Zhou et al., 2016, arXiv:1603.09420).
 
     .. math::
-        [i_t, g_t, f_t, o_t] &= [x_t, h_{t-1}]\,W + b \\
-        c_t &= \sigma(f_t + 1) \odot c_{t-1} + \sigma(i_t) \odot \phi(g_t) \\
-        h_t &= \sigma(o_t) \odot \phi(c_t)
+        f_t &= \sigma([x_t, h_{t-1}]\,W_f + b_f) \\
+        h_t &= (1 - f_t) \odot h_{t-1} + f_t \odot \phi([x_t, f_t \odot h_{t-1}]\,W_h + b_h)
 
-    The 1 added to the forget gate keeps the memory open at first (Jozefowicz et al., 2015). ``h``
-    and ``c`` are one hidden group of two states; the four gates are one matrix product.
+    ``Wf`` has a trace for its direct way to :math:`h_t`; its way through the candidate's matrix
+    product counts within the step.
 
     Parameters
     ----------
     in_size, out_size : int
         Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
-        Weight of shape (I + O, 4 O) and bias of shape (4 O,); an initializer is called for each
-        gate's (I + O, O) by itself.
+        Weights of shape (I + O, O) and biases of shape (O,) of ``Wf`` and ``Wh``.
     state_init : initializer, array or float
-        First value of the states ``h`` and ``c``.
+        First value of the state ``h``.
     activation : function or name in ``brainstate.nn``
         :math:`\phi`.
     name : str, optional
         Name of the module.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from braintrace.nn import LSTMCell
-    >>> cell = LSTMCell(3, 8)
+    >>> from braintrace.nn import MGUCell
+    >>> cell = MGUCell(3, 8)
     >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape, cell.c.value.shape
-    ((2, 8), (2, 8))
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
     """
 
-    state_names = ('h', 'c')
+    state_names = ('h',)
+    maps = {'Wf': Gates((-1,)), 'Wh': Gates()}
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        """The formula above."""
+        (h,) = states
+        f = sigmoid(self.Wf(join(x, h)))
+        h = (1 - f) * h + f * self.activation(self.Wh(join(x, f * h)))
+        return h, (h,)
+
+
+class CFNCell(GatedCell):
+    r"""The chaos-free network (Laurent & von Brecht, 2016, arXiv:1612.06212).
+
+    .. math::
+        f_t &= \sigma([x_t, h_{t-1}]\,W_f + b_f) \qquad i_t = \sigma([x_t, h_{t-1}]\,W_i + b_i) \\
+        h_t &= f_t \odot \phi(h_{t-1}) + i_t \odot \phi(x_t\,W_h + b_h)
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of units O.
+    w_init, b_init : initializer or array; ``b_init`` may be None
+        Weights of shape (I + O, O) of ``Wf`` and ``Wi`` and (I, O) of ``Wh``; biases of shape (O,).
+    state_init : initializer, array or float
+        First value of the state ``h``.
+    activation : function or name in ``brainstate.nn``
+        :math:`\phi`.
+    name : str, optional
+        Name of the module.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import CFNCell
+    >>> cell = CFNCell(3, 8)
+    >>> cell.init_state(batch_size=2)
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
+    """
+
+    state_names = ('h',)
+    maps = {'Wf': Gates((1,)), 'Wi': Gates((-1,)), 'Wh': Gates(reads='x')}
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        """The formula above."""
+        (h,) = states
+        f, i = sigmoid(self.Wf(join(x, h))), sigmoid(self.Wi(join(x, h)))
+        h = f * self.activation(h) + i * self.activation(self.Wh(x))
+        return h, (h,)
+
+
+class MinimalRNNCell(GatedCell):
+    r"""The minimal recurrent network (Chen, 2017, arXiv:1711.06788).
+
+    .. math::
+        z_t = \Phi(x_t) \qquad u_t = \sigma([z_t, h_{t-1}]\,W_u + b_u) \qquad
+        h_t = u_t \odot h_{t-1} + (1 - u_t) \odot z_t
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of units O.
+    w_init, b_init : initializer or array; ``b_init`` may be None
+        Weight of shape (2 O, O) and bias of shape (O,) of ``W_u``; the same initializers for
+        the map ``phi``.
+    state_init : initializer, array or float
+        First value of the state ``h``.
+    phi : function, optional
+        :math:`\Phi`, of (..., I) to (..., O); a module's parameters learn too. By default a
+        :class:`Linear` map of shape (I, O); the paper adds a tanh.
+    name : str, optional
+        Name of the module.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import MinimalRNNCell
+    >>> cell = MinimalRNNCell(3, 8)
+    >>> cell.init_state(batch_size=2)
+    >>> cell(jnp.ones((2, 3))).shape
+    (2, 8)
+    """
+
+    state_names = ('h',)
+    maps = {'W_u': Gates((1,), reads='zh')}
 
     def __init__(
         self,
         in_size: Size,
         out_size: Size,
-        w_init: Init = XAVIER,
+        w_init: Init = ORTHOGONAL,
         b_init: Init | None = ZERO,
         state_init: Init = ZERO,
-        activation: str | Callable = 'tanh',
+        phi: Callable | None = None,
         name: str | None = None,
+        *,
+        timescale: tuple[float, float] | None = None,
     ):
-        super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
-        self.W = self._gate(reads_state=True, blocks=4)
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
+        )
+        if phi is not None and not callable(phi):
+            raise OptionError(f'MinimalRNNCell: phi is {phi!r}; give a function or a module.')
+        self.phi = phi or Linear(self.num_in, self.num_out, w_init=w_init, b_init=b_init)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        h, c = states
-        i, g, f, o = jnp.split(self.W(join(x, h)), 4, axis=-1)
-        c = sigmoid(f + 1) * c + sigmoid(i) * self.activation(g)
-        h = sigmoid(o) * self.activation(c)
-        return h, (h, c)
+        (h,) = states
+        z = self.phi(x)
+        if jnp.shape(z) != h.shape:
+            raise EtpShapeError(
+                f'MinimalRNNCell: phi made {jnp.shape(z)} of an input of shape {x.shape}; expected '
+                f'the shape of the state, {h.shape}.'
+            )
+        u = sigmoid(self.W_u(join(z, h)))
+        h = u * h + (1 - u) * z
+        return h, (h,)
 
 
 class MiniGRU(GatedCell):
-    r"""The minimal gated unit whose gates read x alone (minGRU; Feng et al., 2024,
-    arXiv:2410.01201).
+    r"""A gated recurrent unit without reset gate, whose candidate is linear and reads x alone; the
+    public package has it by this name.
 
     .. math::
-        [z_t, g_t] = x_t\,W + b \qquad
-        h_t = (1 - \sigma(z_t)) \odot h_{t-1} + \sigma(z_t) \odot \phi(g_t)
+        z_t = \sigma([x_t, h_{t-1}]\,W_z + b_z) \qquad
+        h_t = (1 - z_t) \odot h_{t-1} + z_t \odot (x_t\,W_x + b_x)
 
-    No position of ``h`` reads another one, so the recurrence is diagonal and D_RTRL gives the
-    gradient of backpropagation through time exactly.
+    The gate reads the state, so D_RTRL is not exact. minGRU of Feng et al. (2024), whose gate reads
+    x alone, is :class:`MinGRUCell`.
 
     Parameters
     ----------
     in_size, out_size : int
         Number of input features I and of units O.
     w_init, b_init : initializer or array; ``b_init`` may be None
-        Weight of shape (I, 2 O) and bias of shape (2 O,); an initializer is called for the gate and
-        the candidate by itself.
+        Weights of shape (I + O, O) of ``W_z`` and (I, O) of ``W_x``; biases of shape (O,).
     state_init : initializer, array or float
         First value of the state ``h``.
-    activation : function or name in ``brainstate.nn``
-        :math:`\phi`; the paper's cell has the identity.
     name : str, optional
         Name of the module.
+    timescale : (float, float), optional
+        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
+        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
     Examples
     --------
@@ -230,23 +329,26 @@ class MiniGRU(GatedCell):
     """
 
     state_names = ('h',)
+    maps = {'W_z': Gates((-1,)), 'W_x': Gates(reads='x')}
 
     def __init__(
         self,
         in_size: Size,
         out_size: Size,
-        w_init: Init = XAVIER,
+        w_init: Init = ORTHOGONAL,
         b_init: Init | None = ZERO,
         state_init: Init = ZERO,
-        activation: str | Callable = identity,
         name: str | None = None,
+        *,
+        timescale: tuple[float, float] | None = None,
     ):
-        super().__init__(in_size, out_size, w_init, b_init, state_init, activation, name)
-        self.W = self._gate(reads_state=False, blocks=2)
+        super().__init__(
+            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
+        )
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
         (h,) = states
-        z, g = jnp.split(self.W(x), 2, axis=-1)
-        h = (1 - sigmoid(z)) * h + sigmoid(z) * self.activation(g)
+        z = sigmoid(self.W_z(join(x, h)))
+        h = (1 - z) * h + z * self.W_x(x)
         return h, (h,)

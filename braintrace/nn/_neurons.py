@@ -43,6 +43,7 @@ class IF(Neuron):
         self,
         in_size: Size,
         tau: Any = 1.0,
+        *,
         R: Any = 1.0,
         V_th: Any = 1.0,
         V_reset: Any = 0.0,
@@ -133,7 +134,8 @@ class LIF(Neuron):
     >>> units.init_state(batch_size=2)
     >>> units(jnp.ones((2, 100))).shape, units.get_spike().shape
     ((2, 100), (2, 100))
-    >>> cells = LIF(4, 10 * u.ms, 20 * u.Mohm, -50 * u.mV, -65 * u.mV, -60 * u.mV, tau_ref=2 * u.ms)
+    >>> volts = {'V_th': -50 * u.mV, 'V_rest': -65 * u.mV, 'V_reset': -60 * u.mV}
+    >>> cells = LIF(4, 10 * u.ms, R=20 * u.Mohm, tau_ref=2 * u.ms, **volts)
     >>> cells.init_state()
     >>> with brainstate.environ.context(dt=1 * u.ms):
     ...     spikes = cells(8 * u.nA * jnp.ones(4))
@@ -145,6 +147,7 @@ class LIF(Neuron):
         self,
         in_size: Size,
         tau: Any = 20.0,
+        *,
         R: Any = 1.0,
         V_th: Any = 1.0,
         V_rest: Any = 0.0,
@@ -209,6 +212,7 @@ class ALIF(Neuron):
         tau: Any = 20.0,
         tau_a: Any = 200.0,
         beta: Any = 0.1,
+        *,
         R: Any = 1.0,
         V_th: Any = 1.0,
         V_rest: Any = 0.0,
@@ -286,6 +290,7 @@ class GIF(Neuron):
         self,
         in_size: Size,
         tau: Any = 20.0,
+        *,
         R: Any = 1.0,
         V_th_inf: Any = 1.0,
         V_th_reset: Any = 0.5,

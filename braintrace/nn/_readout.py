@@ -243,7 +243,17 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
         )
         self.in_size, self.out_size = (num_in,), (num_out,)
         self.W = weight_of(w_init, num_in, num_out)
-        self.neuron = LIF(num_out, tau, R, V_th, V_rest, V_reset, None, spk_fun, spk_reset, V_init)
+        self.neuron = LIF(
+            num_out,
+            tau,
+            R=R,
+            V_th=V_th,
+            V_rest=V_rest,
+            V_reset=V_reset,
+            spk_fun=spk_fun,
+            spk_reset=spk_reset,
+            V_init=V_init,
+        )
 
     def update(self, x: Any) -> Any:
         """The spikes, of shape (O,) or (B, O), for ``x`` of shape (I,) or (B, I)."""

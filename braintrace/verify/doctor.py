@@ -67,7 +67,7 @@ def diagnose(
     real time recurrent learning with a sparse approximation".
 
     >>> import braintrace, jax, jax.numpy as jnp
-    >>> model = braintrace.nn.MiniGRU(2, 4)
+    >>> model = braintrace.nn.MinGRUCell(2, 4)
     >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
     >>> xs, ys = jax.random.normal(jax.random.key(0), (6, 3, 2)), jnp.ones((6, 3, 4))
     >>> loss = lambda output, target: jnp.mean((output - target) ** 2)

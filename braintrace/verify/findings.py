@@ -108,7 +108,7 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             yield (
                 f'Units of {group} read each other at {at}; a trace holds what each unit remembers '
                 f'by itself only.{_shares(mine, ways)} To lose nothing there, let each unit read '
-                f'only itself from step to step{"" if group in spiking else ", as in MiniGRU"}.'
+                f'only itself from step to step{"" if group in spiking else ", as in MinGRUCell"}.'
             )
         elif ways:
             state = 'state' if sum(len(members[g]) for g in ways) == 1 else 'states'

@@ -410,7 +410,7 @@ def test_es_d_rtrl_is_never_called_exact_where_a_trace_is_needed():
     assert not report.exact and 'exact at the first step' in str(report) and not report.cuts
     assert 'exact at the first step' in learner.report.explain(
         'w'
-    ) and 'MiniGRU' not in learner.report.explain('w')
+    ) and 'MinGRUCell' not in learner.report.explain('w')
 
 
 @pytest.mark.parametrize('forgetful', [0.0, 1])

@@ -1,9 +1,8 @@
-"""Cells against plain NumPy formulas, and the life of their states."""
+"""The life of states, options and bad input; formulas and gradients are in ``test_table``."""
 
 from __future__ import annotations
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,57 +15,14 @@ CELLS = {
     'vanilla': (nn.VanillaRNNCell, ('h',)),
     'gru': (nn.GRUCell, ('h',)),
     'lstm': (nn.LSTMCell, ('h', 'c')),
-    'minigru': (nn.MiniGRU, ('h',)),
+    'min_gru': (nn.MinGRUCell, ('h',)),
     'readout': (nn.FilteredReadout, ('f', 'g')),
 }
 SIZES = {'f': NUM_IN, 'g': 1}  # of a readout's states; those of cells: NUM_OUT
-BATCHES = [None, 2]
 
 
 def logistic(a):
     return 1 / (1 + np.exp(-a))
-
-
-def affine(layer, *parts):
-    value = jax.tree.map(np.asarray, layer.weight.value)
-    return np.concatenate(parts, axis=-1) @ value['weight'] + value.get('bias', 0.0)
-
-
-def vanilla_step(cell, x, h):
-    return 2 * (np.maximum(affine(cell.W, x, h), 0),)
-
-
-def gru_step(cell, x, h):
-    z, r = logistic(affine(cell.Wz, x, h)), logistic(affine(cell.Wr, x, h))
-    return 2 * ((1 - z) * h + z * np.tanh(affine(cell.Wh, x, r * h)),)
-
-
-def lstm_step(cell, x, h, c):
-    i, g, f, o = np.split(affine(cell.W, x, h), 4, axis=-1)
-    c = logistic(f + 1) * c + logistic(i) * np.tanh(g)
-    h = logistic(o) * np.tanh(c)
-    return h, h, c
-
-
-def minigru_step(cell, x, h):
-    z, g = np.split(affine(cell.W, x), 2, axis=-1)
-    return 2 * ((1 - logistic(z)) * h + logistic(z) * g,)
-
-
-def readout_step(cell, x, f, g):
-    f, g = np.exp(-1 / 5) * f + x, np.exp(-1 / 5) * g + 1
-    value = jax.tree.map(np.asarray, cell.W.weight.value)
-    return f @ value['weight'] + g * value['bias'], f, g
-
-
-# The output and the new states.
-FORMULAS = {
-    'vanilla': vanilla_step,
-    'gru': gru_step,
-    'lstm': lstm_step,
-    'minigru': minigru_step,
-    'readout': readout_step,
-}
 
 
 def make(name, batch_size=None, **options):
@@ -82,19 +38,6 @@ def inputs(batch_size, seed=0):
     return jnp.asarray(
         np.random.default_rng(seed).normal(size=shape), dtype=brainstate.environ.dftype()
     )
-
-
-@pytest.mark.parametrize('batch_size', BATCHES)
-@pytest.mark.parametrize('name', CELLS)
-def test_steps_follow_the_formula(name, batch_size):
-    cell = make(name, batch_size)
-    states = tuple(np.asarray(getattr(cell, s).value, dtype=np.float64) for s in CELLS[name][1])
-    for x in inputs(batch_size):
-        out = cell(x)
-        expected_out, *states = FORMULAS[name](cell, np.asarray(x, dtype=np.float64), *states)
-        np.testing.assert_allclose(out, expected_out, rtol=0, atol=2e-6)
-        for attribute, expected in zip(CELLS[name][1], states):
-            np.testing.assert_allclose(getattr(cell, attribute).value, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize('name', CELLS)
@@ -160,7 +103,7 @@ def test_the_bias_may_be_left_out(name):
 
 
 @pytest.mark.parametrize('activation', ['softplus', jnp.sin])
-@pytest.mark.parametrize('name', ['vanilla', 'gru', 'lstm', 'minigru'])
+@pytest.mark.parametrize('name', ['vanilla', 'gru', 'lstm', 'min_gru'])
 def test_the_activation_counts(name, activation):
     x = inputs(None)[0]
     assert not np.allclose(make(name)(x), make(name, activation=activation)(x))
@@ -232,3 +175,84 @@ def test_a_batch_size_that_is_no_count_is_refused(batch_size):
 def test_an_activation_that_is_no_function_is_refused(activation):
     with pytest.raises(braintrace.OptionError, match='activation'):
         nn.GRUCell(NUM_IN, NUM_OUT, activation=activation)
+
+
+def test_the_plain_cell_takes_its_options_by_name_and_has_both_spellings():
+    assert nn.ValinaRNNCell is nn.VanillaRNNCell
+    with pytest.raises(TypeError, match='positional'):
+        nn.VanillaRNNCell(NUM_IN, NUM_OUT, brainstate.nn.init.ZeroInit())
+
+
+GATED = {  # and the state that remembers
+    'gru': (nn.GRUCell, 'h'),
+    'mgu': (nn.MGUCell, 'h'),
+    'cfn': (nn.CFNCell, 'h'),
+    'minimal_rnn': (nn.MinimalRNNCell, 'h'),
+    'mini_gru': (nn.MiniGRU, 'h'),
+    'mini_lstm': (nn.MiniLSTM, 'h'),
+    'lstm': (nn.LSTMCell, 'c'),
+    'min_gru': (nn.MinGRUCell, 'h'),
+    'min_lstm': (nn.MinLSTMCell, 'h'),
+}
+
+
+@pytest.mark.parametrize('name', GATED)
+def test_timescale_spreads_what_units_forget(name):
+    """At first a unit keeps t / (1 + t) of its state, with t uniform in (low, high - 1)."""
+    brainstate.random.seed(5)
+    cls, state = GATED[name]
+    cell = cls(2, 400, w_init=brainstate.nn.init.ZeroInit(), timescale=(3, 41), state_init=1e-3)
+    cell.init_state()
+    cell(jnp.zeros(2))
+    kept = np.asarray(getattr(cell, state).value, float) / 1e-3
+    times = kept / (1 - kept)
+    assert 2.9 < times.min() < 4 and 39 < times.max() < 40.1
+    np.testing.assert_allclose(times.mean(), 21.5, atol=1.5)
+
+
+def test_what_an_input_gate_lets_in_is_what_the_forget_gate_drops():
+    i, g, f, o = np.split(nn.LSTMCell(2, 7, timescale=(1, 50)).W.weight.value['bias'], 4)
+    np.testing.assert_allclose(i, -(f + 1), rtol=1e-6)
+    assert not g.any() and not o.any() and i.any()
+
+
+@pytest.mark.parametrize('timescale', [(1, 1.5), (0, 5), (5, 1), 7, (1, 2, 3), ('1', '9')])
+def test_a_timescale_that_is_no_range_is_refused(timescale):
+    with pytest.raises(braintrace.OptionError, match='GRUCell: timescale is'):
+        nn.GRUCell(2, 3, timescale=timescale)
+
+
+def test_a_timescale_needs_biases():
+    with pytest.raises(braintrace.OptionError, match='b_init is None'):
+        nn.MinGRUCell(2, 3, b_init=None, timescale=(1, 9))
+
+
+def test_uniform_gates_start_uniform():
+    brainstate.random.seed(5)
+    opened = np.sort(logistic(np.asarray(nn.URLSTMCell(2, 500).bias.value, float)))
+    np.testing.assert_allclose(opened, np.linspace(0, 1, 500), atol=0.08)
+    assert np.isfinite(nn.URLSTMCell(2, 1).bias.value).all()
+
+
+def test_phi_may_be_a_function_or_a_module():
+    learned = nn.MinimalRNNCell(3, 5, phi=nn.Linear(3, 5, b_init=None))
+    assert ('phi', 'weight') in learned.states(brainstate.ParamState)
+    cell = nn.MinimalRNNCell(3, 3, phi=jnp.tanh, w_init=brainstate.nn.init.ZeroInit())
+    assert set(cell.states()) == {('W_u', 'weight')}
+    cell.init_state()
+    np.testing.assert_allclose(cell(jnp.ones(3)), np.tanh(1) / 2, rtol=1e-6)
+
+
+def test_a_phi_that_does_not_fit_is_refused():
+    cell = nn.MinimalRNNCell(3, 5, phi=jnp.tanh)
+    cell.init_state()
+    with pytest.raises(braintrace.EtpShapeError, match=r'phi made \(3,\)'):
+        cell(jnp.ones(3))
+    with pytest.raises(braintrace.OptionError, match="phi is 'tanh'"):
+        nn.MinimalRNNCell(3, 5, phi='tanh')
+
+
+def test_closed_gates_leave_finite_numbers():
+    cell = nn.MinLSTMCell(1, 1, w_init=np.full((1, 3), -1e3), state_init=2.0)
+    cell.init_state()
+    np.testing.assert_allclose(cell(jnp.ones(1)), (2 - 1e3) / 2)

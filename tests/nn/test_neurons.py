@@ -116,9 +116,15 @@ def test_a_learner_resets_the_countdown_too():
 
 
 def test_units_of_volts_are_plain_units_scaled():
-    plain = nn.LIF(4, 10.0, 2.0, 20.0, 1.0, -5.0, V_init=np.arange(4.0))
+    plain = nn.LIF(4, 10.0, R=2.0, V_th=20.0, V_rest=1.0, V_reset=-5.0, V_init=np.arange(4.0))
     volts = nn.LIF(
-        4, 5 * u.ms, 2 * u.Mohm, 0.02 * u.volt, 1 * u.mV, -5 * u.mV, V_init=np.arange(4.0) * u.mV
+        4,
+        5 * u.ms,
+        R=2 * u.Mohm,
+        V_th=0.02 * u.volt,
+        V_rest=1 * u.mV,
+        V_reset=-5 * u.mV,
+        V_init=np.arange(4.0) * u.mV,
     )
     for units in (plain, volts):
         units.init_state()
@@ -131,7 +137,8 @@ def test_units_of_volts_are_plain_units_scaled():
 
 def test_units_survive_a_step():
     units = nn.GIF(
-        2, 5 * u.ms, 10 * u.Mohm, 20 * u.mV, 10 * u.mV, 0 * u.mV, -5 * u.mV,
+        2, 5 * u.ms, R=10 * u.Mohm, V_th_inf=20 * u.mV, V_th_reset=10 * u.mV, V_rest=0 * u.mV,
+        V_reset=-5 * u.mV,
         a=0.1 / u.ms, b=0.1 / u.ms, k1=0.2 / u.ms, k2=20 * u.hertz, A1=1 * u.nA, A2=5 * u.pA,
     )  # fmt: skip
     units.init_state(3)

@@ -227,7 +227,7 @@ def test_a_spike_may_be_the_only_state():
         braintrace.nn.VanillaRNNCell,
         braintrace.nn.GRUCell,
         braintrace.nn.LSTMCell,
-        braintrace.nn.MiniGRU,
+        braintrace.nn.MinGRUCell,
     ],
 )
 def test_a_cell_without_spikes_is_judged_by_its_states(cell):

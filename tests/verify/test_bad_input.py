@@ -227,7 +227,7 @@ def test_wrong_arguments_of_the_doctor():
 
 
 def test_wrong_arguments_of_the_doctor_with_a_learner():
-    model = braintrace.nn.MiniGRU(2, 3)
+    model = braintrace.nn.MinGRUCell(2, 3)
     brainstate.nn.init_all_states(model)
     refused(
         braintrace.NotCompiledError,

@@ -192,7 +192,7 @@ def test_what_a_gru_loses_is_named_with_its_places():
         'read each other at etp_mv (cell/{Wz,Wr,Wh}/weight/weight) [' in mixed
         and mixed.count('test_diagnose.py') == 1
     )
-    assert 'as in MiniGRU' in mixed
+    assert 'as in MinGRUCell' in mixed
     assert reset.endswith(
         'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept '
         'this.'
@@ -279,7 +279,7 @@ class Filtered(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.cell, self.out = braintrace.nn.MiniGRU(I, 16), braintrace.nn.Linear(16, 2)
+        self.cell, self.out = braintrace.nn.MinGRUCell(I, 16), braintrace.nn.Linear(16, 2)
 
     def init_state(self, batch_size=None, **kwargs):
         self.r = brainstate.HiddenState(jnp.zeros((batch_size, 2)))

@@ -1,4 +1,4 @@
-"""Gated cells."""
+"""Gated cells whose gates read the state."""
 
 from __future__ import annotations
 
@@ -39,15 +39,70 @@ def lstm(ops, p, s, x):
     return h, {'h': h, 'c': c}
 
 
-def min_gru(ops, p, s, x):
-    z, g = ops.split(affine(ops, p['W.weight'], x), 2)
-    h = ops.new('h', (1 - ops.sigmoid(z)) * s['h'] + ops.sigmoid(z) * g)
+def ur_lstm(ops, p, s, x):
+    b = ops.element_wise(p['bias'], lambda b: b)
+    f, r, u, o = (affine(ops, p[f'W{k}.weight'], x, ops.cut(s['h'])) for k in 'fruo')
+    f, r = ops.sigmoid(f + b), ops.sigmoid(r - b)
+    g = 2 * r * f + (1 - 2 * r) * f * f
+    c = ops.new('c', g * s['c'] + (1 - g) * ops.tanh(u))
+    h = ops.new('h', ops.sigmoid(o) * ops.tanh(ops.within('c', c)))
+    return h, {'h': h, 'c': c}
+
+
+def mgu(ops, p, s, x):
+    h = s['h']
+    f = ops.sigmoid(affine(ops, p['Wf.weight'], x, ops.cut(h)))
+    candidate = ops.tanh(affine(ops, p['Wh.weight'], x, f * ops.cut(h)))
+    h = ops.new('h', (1 - f) * h + f * candidate)
     return h, {'h': h}
 
+
+def cfn(ops, p, s, x):
+    h = s['h']
+    f = ops.sigmoid(affine(ops, p['Wf.weight'], x, ops.cut(h)))
+    i = ops.sigmoid(affine(ops, p['Wi.weight'], x, ops.cut(h)))
+    h = ops.new('h', f * ops.tanh(h) + i * ops.tanh(affine(ops, p['Wh.weight'], x)))
+    return h, {'h': h}
+
+
+def minimal_rnn(ops, p, s, x):
+    h, z = s['h'], affine(ops, p['phi.weight'], x)
+    u = ops.sigmoid(affine(ops, p['W_u.weight'], z, ops.cut(h)))
+    h = ops.new('h', u * h + (1 - u) * z)
+    return h, {'h': h}
+
+
+def mini_gru(ops, p, s, x):
+    h = s['h']
+    z = ops.sigmoid(affine(ops, p['W_z.weight'], x, ops.cut(h)))
+    h = ops.new('h', (1 - z) * h + z * affine(ops, p['W_x.weight'], x))
+    return h, {'h': h}
+
+
+def mini_lstm(ops, p, s, x):
+    h = s['h']
+    f = ops.sigmoid(affine(ops, p['W_f.weight'], x, ops.cut(h)))
+    i = ops.sigmoid(affine(ops, p['W_i.weight'], x, ops.cut(h)))
+    h = ops.new('h', f * h + i * affine(ops, p['W_x.weight'], x))
+    return h, {'h': h}
+
+
+STATE = {'state_init': DRAWN['state_init']}
 
 ROWS = [
     Row('vanilla', lambda: nn.VanillaRNNCell(3, 5, **DRAWN), vanilla),
     Row('gru', lambda: nn.GRUCell(3, 5, **DRAWN), gru, owner={'Wr.weight': None}),
+    Row('mgu', lambda: nn.MGUCell(3, 5, **DRAWN), mgu, cut_bptt=False),
+    Row('cfn', lambda: nn.CFNCell(3, 5, **DRAWN), cfn, quick=False),
+    Row(
+        'minimal_rnn',
+        lambda: nn.MinimalRNNCell(3, 5, **DRAWN),
+        minimal_rnn,
+        cut_bptt=False,
+        quick=False,
+    ),
+    Row('mini_gru', lambda: nn.MiniGRU(3, 5, **DRAWN), mini_gru, quick=False),
+    Row('mini_lstm', lambda: nn.MiniLSTM(3, 5, **DRAWN), mini_lstm, quick=False),
     Row('lstm', lambda: nn.LSTMCell(3, 5, **DRAWN), lstm),
-    Row('min_gru', lambda: nn.MiniGRU(3, 5, **DRAWN), min_gru, exact=True),
+    Row('ur_lstm', lambda: nn.URLSTMCell(3, 5, **STATE), ur_lstm, quick=False),
 ]

@@ -172,7 +172,7 @@ def gif_with_units():
     rates = {k: v / u.ms if k in 'abk1k2' else v for k, v in GIF_RATES.items()}
     volts = {'V_th_inf': -50 * u.mV, 'V_th_reset': -55 * u.mV, 'V_rest': -62 * u.mV}
     currents = {'A1': 0.5 * u.nA, 'A2': -300 * u.pA, 'V_reset': -60 * u.mV}
-    neuron = nn.GIF(5, 4 * u.ms, 20 * u.Mohm, **volts, **currents, **rates, **OWN)
+    neuron = nn.GIF(5, 4 * u.ms, R=20 * u.Mohm, **volts, **currents, **rates, **OWN)
     return Net(neuron, u.nA)
 
 
@@ -191,28 +191,30 @@ ROWS = [
     ),
     Row(
         'lif',
-        lambda: Net(nn.LIF(5, TAUS, 3.0, V_rest=0.1, V_reset=-0.2, V_init=FIRST, **OWN)),
+        lambda: Net(nn.LIF(5, TAUS, R=3.0, V_rest=0.1, V_reset=-0.2, V_init=FIRST, **OWN)),
         leaky,
         quick=False,
     ),
     Row(
         'lif_hard',
-        lambda: Net(nn.LIF(5, 4.0, 4.0, V_reset=-0.5, spk_reset='hard', **OWN), recurrent=False),
+        lambda: Net(nn.LIF(5, 4.0, R=4.0, V_reset=-0.5, spk_reset='hard', **OWN), recurrent=False),
         leaky_hard,
         **ALONE,
         exact=True,
     ),
     Row(
         'lif_refractory',
-        lambda: Net(nn.LIF(5, 4 * u.ms, 20 * u.Mohm, **VOLTS, tau_ref=1 * u.ms, **OWN), u.nA),
+        lambda: Net(nn.LIF(5, 4 * u.ms, R=20 * u.Mohm, **VOLTS, tau_ref=1 * u.ms, **OWN), u.nA),
         refractory,
         unit=u.nA,
         context=DT,
     ),
-    Row('alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, 4.0, **OWN)), adaptive(False), quick=False),
+    Row(
+        'alif', lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, **OWN)), adaptive(False), quick=False
+    ),
     Row(
         'alif_hard',
-        lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, 4.0, spk_reset='hard', **OWN), recurrent=False),
+        lambda: Net(nn.ALIF(5, 4.0, 10.0, 0.4, R=4.0, spk_reset='hard', **OWN), recurrent=False),
         adaptive(True),
         **ALONE,
         exact=True,

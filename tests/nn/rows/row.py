@@ -34,9 +34,11 @@ class Row:
     x: tuple = (3,)  # the shape of one sample
     unit: Any = u.UNITLESS  # of the input
     draw: Callable = lambda rng, shape: 1.5 * rng.standard_normal(shape)  # an input
+    cut_bptt: bool = True  # as in tests.models.Model; else the oracle takes two passes
     exact: bool = False  # the gradient is that of plain BPTT, and the report says so
     groups: tuple = ()  # names of the states of each group; (): all states, one group
     owner: Mapping = dataclasses.field(default_factory=dict)  # as in tests.models.Model
+    quick: bool = True  # one of its batch sizes is
     batches: tuple = (BATCH, None)  # the batch sizes that it is tried with
     quick: bool = True  # a batch of it runs in `make test-quick`
     context: Mapping = dataclasses.field(default_factory=dict)  # of brainstate.environ
