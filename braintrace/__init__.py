@@ -19,11 +19,12 @@ from ._etrace_op import (
     grouped_matmul,
     lora_matmul,
     matmul,
-    register_primitive,
     register_primitive_spec,
     sparse_matmul,
 )
+from ._etrace_op import register_primitive as _register_primitive
 from ._public_names import instead_of as _instead_of
+from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
@@ -88,6 +89,8 @@ __all__ = [
     'sparse_matmul',
     'verify',
 ]
+
+register_primitive = _takes_public_arguments(_register_primitive)
 
 # Imported on first use: nn and the learners need brainstate, which nothing else here does; the
 # adapters, verify and the kit read the names above, and training needs none of them.
