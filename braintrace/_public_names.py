@@ -47,7 +47,7 @@ ARGUMENTS = {
     ),
     'config': Argument('Give `braintrace.compile` a value of `braintrace.rules` as the rule.'),
     'random_feedback_key': Argument(
-        'Drop it: the signal is the exact gradient of the loss; random feedback is not available.'
+        'Drop it: the signal is the gradient of the loss itself; random feedback is not available.'
     ),
     'snap_max_jacobian_elements': Argument(INSIDE),
     'include_hidden_perturb': Argument(
@@ -59,7 +59,6 @@ ARGUMENTS = {
     'include_output_bypass': Argument(INSIDE),
     'sparse_n': Argument(INSIDE),
     'impl_fn': Argument('It is called `impl`: `register_primitive(name, impl)`.'),
-    'dt_to_t': Argument('The rule is called `yw_to_w`: `register_etp_rules(yw_to_w=fn)`.'),
 }
 
 INNER = 'the inside of a compiler; `print(braintrace.report(graph))` shows what this one found.'
@@ -84,12 +83,12 @@ ABSENT = {
     'ModuleInfo': INNER,
     'OSTLFeedforward': '`braintrace.ES_D_RTRL` is the nearest.',
     'OSTLRecurrent': '`braintrace.D_RTRL` is the nearest.',
-    'RandomProjectionVjpAlgorithm': '`braintrace.D_RTRL`, whose trace is exact, not sampled.',
+    'RandomProjectionVjpAlgorithm': '`braintrace.D_RTRL`, whose trace is not sampled.',
     'SequenceDriverMixin': 'every learner has `etrace_grad` and `etrace_evolve`.',
     'SnAp': '`braintrace.D_RTRL` is the nearest; `verify.diagnose` measures what it leaves out.',
     'SyntheticGradient': 'no synthetic gradients; `braintrace.D_RTRL` is the nearest.',
     'ThreeFactor': '`braintrace.D_RTRL`; multiply the loss in step_fn by the modulator.',
-    'UORO': '`braintrace.D_RTRL`, whose trace is exact, not sampled.',
+    'UORO': '`braintrace.D_RTRL`, whose trace is not sampled.',
     'add_hidden_perturbation_from_minfo': INNER,
     'add_hidden_perturbation_in_module': INNER,
     'extract_module_info': INNER,

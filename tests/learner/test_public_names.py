@@ -43,7 +43,7 @@ def alone(rule, xs, ys, **options):
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
 
 
-RULES = [('D_RTRL', {}), ('pp_prop', {'decay_or_rank': 0.7})]
+RULES = [('D_RTRL', {}), pytest.param('pp_prop', {'decay_or_rank': 0.7}, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize('rule, options', RULES)
@@ -61,6 +61,7 @@ def test_lanes_are_learners_of_one_sample_each(rule, options):
     ]
 
 
+@pytest.mark.slow
 def test_lanes_are_reset_and_initialised_as_a_batch_is():
     xs, ys = data()
     learner = compiled(vmap=True)
@@ -86,6 +87,7 @@ def test_lanes_draw_numbers_of_their_own():
     assert len(np.unique(np.asarray(y)[:, 0])) == BATCH
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_in_lanes_inside_of_jit():
     xs, ys = data()
     brainstate.random.seed(0)
@@ -122,7 +124,7 @@ def test_a_learner_has_the_attributes_that_scripts_read():
     assert braintrace.CompilationError is braintrace.CompileError
 
 
-@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.slow)])
 def test_losses_come_back_as_loss_output_asks(reduction):
     xs, ys = data()
     mask = jnp.array([0.0, 0.5, 1, 1, 0, 1, 1])
@@ -181,7 +183,7 @@ REFUSED = [
     ('compile', {'chunked_trace': True}, 'Drop it'),
     ('compile', {'control_flow': None}, 'braintrace.Policy'),
     ('compile', {'config': None}, 'braintrace.rules'),
-    ('compile', {'random_feedback_key': None}, 'exact gradient'),
+    ('compile', {'random_feedback_key': None}, 'gradient of the loss'),
     ('compile', {'snap_max_jacobian_elements': 3}, 'Drop it'),
     ('compile', {'verbose': 3}, 'choose 0, or 1 or 2'),
     ('compile', {'vmap': 'yes'}, 'choose True or False'),
