@@ -19,10 +19,12 @@ from ._etrace_op import (
     grouped_matmul,
     lora_matmul,
     matmul,
-    register_primitive,
     register_primitive_spec,
     sparse_matmul,
 )
+from ._etrace_op import register_primitive as _register_primitive
+from ._public_names import instead_of as _instead_of
+from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
@@ -33,9 +35,13 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
     from ._learner import (
         D_RTRL,
         ES_D_RTRL,
+        ETraceAlgorithm,
         ETraceLearner,
+        ETraceVjpAlgorithm,
         IODimVjpAlgorithm,
+        MultiStepData,
         ParamDimVjpAlgorithm,
+        SingleStepData,
         compile,
         compile_etrace_graph,
         pp_prop,
@@ -48,15 +54,19 @@ __all__ = [
     'ES_D_RTRL',
     'ETPPrimitive',
     'ETPPrimitiveSpec',
+    'ETraceAlgorithm',
     'ETraceGraph',
     'ETraceLearner',
+    'ETraceVjpAlgorithm',
     'HiddenGroup',
     'IODimVjpAlgorithm',
+    'MultiStepData',
     'ParamDimVjpAlgorithm',
     'Policy',
     'Relation',
     'Report',
     'Route',
+    'SingleStepData',
     'SparseStructure',
     'adapters',
     'compile',
@@ -80,6 +90,8 @@ __all__ = [
     'verify',
 ]
 
+register_primitive = _takes_public_arguments(_register_primitive)
+
 # Imported on first use: nn and the learners need brainstate, which nothing else here does; the
 # adapters, verify and the kit read the names above, and training needs none of them.
 _LAZY = {
@@ -89,9 +101,13 @@ _LAZY = {
     'kit': '.kit',
     'D_RTRL': '._learner',
     'ES_D_RTRL': '._learner',
+    'ETraceAlgorithm': '._learner',
     'ETraceLearner': '._learner',
+    'ETraceVjpAlgorithm': '._learner',
     'IODimVjpAlgorithm': '._learner',
+    'MultiStepData': '._learner',
     'ParamDimVjpAlgorithm': '._learner',
+    'SingleStepData': '._learner',
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
     'pp_prop': '._learner',
@@ -100,7 +116,7 @@ _LAZY = {
 
 def __getattr__(name: str):
     if name not in _LAZY:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}.{_instead_of(name)}')
     module = _import_module(_LAZY[name], __name__)
     found = module if _LAZY[name] == f'.{name}' else getattr(module, name)
     globals()[name] = found

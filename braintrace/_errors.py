@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     'BraintraceError',
     'BraintraceWarning',
+    'CompilationError',
     'CompileError',
     'EtpDtypeError',
     'EtpShapeError',
@@ -64,6 +65,9 @@ class MissingRuleError(BraintraceError, NotImplementedError):
 
 class CompileError(BraintraceError, ValueError):
     """The model's step can not be compiled for online learning."""
+
+
+CompilationError = CompileError  # the public package's name
 
 
 class NotSupportedError(BraintraceError, NotImplementedError):

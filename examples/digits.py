@@ -291,7 +291,7 @@ def draw(results: dict[str, Result], data: Data, path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> dict[str, Result]:
     """Train with every method, print the table, save the figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
     parser.add_argument('--epochs', type=int, default=60)
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument(

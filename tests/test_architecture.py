@@ -27,7 +27,7 @@ from tests.sources import (
 )
 
 # A floor and the floors that it may import, and no others. A new top-level module adds its row.
-GROUND = {'_errors', '_tables', '_signatures', '_warnings', '_jax'}
+GROUND = {'_errors', '_tables', '_signatures', '_public_names', '_warnings', '_jax'}
 CORE = {*GROUND, '_etrace_op', '_compiler', '_executor', '_rules', '_report', '_windows'}
 PUBLIC = {'', 'functional', 'rules'}
 ARROWS: dict[str, set[str]] = {
@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     '_errors': set(),
     '_signatures': {'_errors'},
     '_tables': set(),
+    '_public_names': {'_errors'},
     '_warnings': {'_errors'},
     '_jax': {'_errors'},
     '_brainstate': {'_jax'},

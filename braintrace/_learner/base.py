@@ -11,17 +11,20 @@ import jax.numpy as jnp
 
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._errors import NotCompiledError, OptionError
+from .._public_names import takes_public_arguments
 from .._report import Report, summary
 from .._rules import Rule
 from .._signatures import ShowsArguments
 from .._windows import (
     CARRIES,
+    LOSS_OUTPUTS,
     GradientOptions,
     UpdateOptions,
     check_choice,
     check_optimizer,
     check_window,
     choose_delay,
+    weighed,
 )
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
@@ -30,6 +33,7 @@ from .bound import Bound
 from .calls import substitute
 from .compiled_calls import CallOptions
 from .notices import Notices
+from .public_names import PublicNames
 from .sequences import Arguments, evolve, gradient, train
 from .states import ModelStates, check_model
 from .world import CARRY, Role
@@ -51,7 +55,7 @@ class StructureState(brainstate.State):
     """
 
 
-class ETraceLearner(ShowsArguments, brainstate.nn.Module):
+class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
     ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse
@@ -59,6 +63,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
 
+    @takes_public_arguments
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -290,6 +295,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     # whole sequences ------------------------------------------------------------------------------
 
+    @takes_public_arguments
     def etrace_grad(
         self,
         *sequences,
@@ -303,6 +309,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         reduction: str = 'mean',
         has_aux: bool = False,
         return_value: bool = False,
+        loss_output: str = 'per_step',
         progress: bool = False,
     ):
         """Online gradient of a sequence of losses, from the present state on; weights are constant
@@ -313,15 +320,17 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         losses; where it is 0, a loss need not be a number. ``reset``, bool ``(T,)`` or ``(T, B)``,
         puts flagged lanes back to the initial states before a step (see :meth:`reset_state`).
         ``window``: ``'auto'``, an int >= 1, or None for the whole sequence; all give the same
-        numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Losses come back unweighted;
-        where samples differ in length, weigh them inside ``step_fn``. ``progress`` shows a line on
-        stderr (not inside transformations). Define ``step_fn`` once: a new function compiles anew.
-        A loss may read old hidden states too; single calls leave their history out, with a warning.
-        ``carry='trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace; the
-        trace's buffer is reused, arrays taken from ``learner.etrace.value`` before do not outlive
-        the call. ``weights``: dict path -> ``ParamState``, default ``param_states``.
-        ``reduction='mean'`` divides by the sum of the mask. Returns ``grads``, ``(grads, losses)``,
-        ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a dict like ``weights``.
+        numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Where samples differ in length,
+        weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
+        transformations). Define ``step_fn`` once: a new function compiles anew. A loss may read old
+        hidden states too; single calls leave their history out, with a warning. ``carry='trace'``
+        lets a later call continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is
+        reused, arrays taken from ``learner.etrace.value`` before do not outlive the call.
+        ``weights``: dict path -> ``ParamState``, default ``param_states``. ``reduction='mean'``
+        divides by the sum of the mask. ``loss_output``: losses come back as ``'per_step'``,
+        ``'masked'``, each times its mask, or ``'scalar'``, reduced as the gradient is. Returns
+        ``grads``, ``(grads, losses)``, ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a
+        dict like ``weights``.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -335,11 +344,13 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         check_choice('carry', carry, CARRIES)
         check_choice('return_value', return_value, (True, False))
+        check_choice('loss_output', loss_output, LOSS_OUTPUTS)
         check_window(window, memory_budget)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
         given = Arguments(sequences, step_fn, mask, reset, weights)
         result = gradient(self._compiled(), given, CallOptions(along, has_aux, progress))
-        extra = ([result.losses] if return_value else []) + ([result.aux] if has_aux else [])
+        losses = weighed(result.losses, mask, loss_output, reduction)
+        extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
         return (result.learnt, *extra) if extra else result.learnt
 
     def etrace_train(
@@ -391,6 +402,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         extra = [result.aux] if has_aux else []
         return (result.losses, *extra, result.learnt[1])
 
+    @takes_public_arguments
     def etrace_evolve(
         self,
         *sequences,

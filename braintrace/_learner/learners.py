@@ -9,14 +9,19 @@ import brainstate
 
 from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
+from .._public_names import instead_of, takes_public_arguments, without_public
 from .._rules import Rule
-from .._windows import did_you_mean
+from .._windows import check_choice, did_you_mean
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
+from .lanes import lanes_of
+from .states import check_model
 
 __all__ = [
     'D_RTRL',
     'ES_D_RTRL',
+    'ETraceAlgorithm',
+    'ETraceVjpAlgorithm',
     'IODimVjpAlgorithm',
     'ParamDimVjpAlgorithm',
     'compile',
@@ -45,6 +50,7 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
+    @takes_public_arguments
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -72,6 +78,7 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     (3, 4)
     """
 
+    @takes_public_arguments
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -86,6 +93,7 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
 ParamDimVjpAlgorithm = D_RTRL
 IODimVjpAlgorithm = ES_D_RTRL
 pp_prop = ES_D_RTRL
+ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
 NAMES = {
     'D_RTRL': D_RTRL,
     'ES_D_RTRL': ES_D_RTRL,
@@ -101,13 +109,17 @@ def compile(
     *inputs,
     batch_size: int | None = None,
     seed: int | None = None,  # noqa: A001
+    vmap: bool = False,
+    verbose: int = 0,
     **options,
 ) -> ETraceLearner:
     """Initialise a model's states, compile its graph for inputs like these, and return the learner.
 
-    ``rule``: a learner class, its name, a value of :mod:`braintrace.rules`, or None for gradients
-    of single steps without a trace; ``options`` go to the class. ``batch_size`` goes to
-    ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's generator first.
+    ``rule``: a learner class, its name in any case of letters, a value of :mod:`braintrace.rules`,
+    or None for gradients of single steps without a trace; ``options`` go to the class.
+    ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's
+    generator first. ``vmap=True``: the model is written for one sample, and runs for each of the
+    ``batch_size`` samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -115,22 +127,27 @@ def compile(
     >>> learner.graph.hidden_groups[0].shape
     (3, 4)
     """
+    check_choice('vmap', vmap, (True, False))
+    if verbose not in (0, 1, 2):
+        raise OptionError(f'verbose is {verbose!r}; choose 0, or 1 or 2 to print the report.')
+    check_model(model)
+    size = {} if batch_size is None else {'batch_size': batch_size}
+    if vmap:
+        model, size = lanes_of(model, inputs, batch_size), {}
     learner = _make(model, rule, options)
     if seed is not None:
         brainstate.random.seed(seed)
-    brainstate.nn.init_all_states(
-        model, **({} if batch_size is None else {'batch_size': batch_size})
-    )
+    brainstate.nn.init_all_states(model, **size)
     learner.compile_graph(*inputs)
+    if verbose:
+        learner.show_graph()
     return learner
 
 
 def _make(model, rule, options: dict) -> ETraceLearner:
     if isinstance(rule, str):
-        if rule not in NAMES:
-            near = did_you_mean(rule, NAMES)
-            raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.{near}')
-        rule = NAMES[rule]
+        rule = _named(rule)
+    options = without_public(options)
     a_value = rule is None or isinstance(rule, Rule)
     args = (model, rule) if a_value else (model,)
     cls = ETraceLearner if a_value else rule
@@ -148,6 +165,14 @@ def _make(model, rule, options: dict) -> ETraceLearner:
     )
 
 
+def _named(rule: str) -> type[ETraceLearner]:
+    for name, learner in NAMES.items():
+        if name.lower() == rule.lower():
+            return learner
+    more = instead_of(rule) or did_you_mean(rule, NAMES)
+    raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.{more}')
+
+
 def _described(rule) -> str:
     """An argument that is no rule, in a few words."""
     if hasattr(rule, 'dtype'):
@@ -159,6 +184,7 @@ def _described(rule) -> str:
     )
 
 
+@takes_public_arguments
 def compile_etrace_graph(model: brainstate.nn.Module, *inputs):
     """Compile one step of an initialised model: a frozen :class:`braintrace.ETraceGraph`.
 

@@ -43,6 +43,10 @@ class Report(ReportData):
     def _repr_html_(self) -> str:
         return as_html(summary(self), tables(self))
 
+    def show(self, level: int = 1, *, file=None) -> None:
+        """Print the report, all of it at every level, to ``file`` or to stdout."""
+        print(self, file=file)
+
     def explain(self, path: str | tuple) -> str:
         """One parameter in a few sentences: its route and why, its op and place, its trace, its
         losses, what to change.

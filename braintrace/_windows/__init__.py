@@ -2,6 +2,7 @@
 
 from .arguments import (
     CARRIES,
+    LOSS_OUTPUTS,
     REDUCTIONS,
     check_choice,
     check_flags,
@@ -14,6 +15,7 @@ from .arguments import (
     choose_delay,
     did_you_mean,
     length_of,
+    weighed,
 )
 from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
 from .progress import show_progress
@@ -37,6 +39,7 @@ __all__ = [
     'Moment',
     'Observation',
     'Observer',
+    'LOSS_OUTPUTS',
     'REDUCTIONS',
     'Result',
     'Sequence',
@@ -55,6 +58,7 @@ __all__ = [
     'first_order',
     'is_key',
     'length_of',
+    'weighed',
     'optimised',
     'run_updates',
     'run_windows',

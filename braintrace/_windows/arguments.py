@@ -16,6 +16,7 @@ from .._rules import MOST_PENDING, Rule
 
 __all__ = [
     'CARRIES',
+    'LOSS_OUTPUTS',
     'REDUCTIONS',
     'check_choice',
     'check_flags',
@@ -28,9 +29,11 @@ __all__ = [
     'choose_delay',
     'did_you_mean',
     'length_of',
+    'weighed',
 ]
 
 REDUCTIONS = ('mean', 'sum')
+LOSS_OUTPUTS = ('per_step', 'masked', 'scalar')
 CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 
 
@@ -85,6 +88,17 @@ def check_mask(mask, length: int) -> jax.Array:
             f'steps: [{length}].'
         )
     return mask.astype(jnp.result_type(float))
+
+
+def weighed(losses: jax.Array, mask, output: str, reduction: str) -> jax.Array:
+    """The losses of a sequence as ``loss_output`` asks for them."""
+    if output == 'per_step':
+        return losses
+    weights = check_mask(mask, len(losses))
+    masked = jnp.where(weights == 0, 0, losses * weights)
+    if output == 'masked':
+        return masked
+    return masked.sum() / (weights.sum() if reduction == 'mean' else 1)
 
 
 def _array(x):

@@ -59,8 +59,8 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
     if flags.ndim and not laned:
         remedy = (
             'If all lanes share it, reset all of them at once (`learner.reset_state()`; one flag, '
-            'or one flag a step), or let it go on: keep it in a brainstate.ShortTermState, or '
-            'leave it out of `hidden` of functional.online and functional.reset.'
+            'or one flag a step), or let it go on: leave it out of `hidden` of functional.online '
+            'and functional.reset; a brainstate model keeps it in a ShortTermState.'
         )
         if x.shape[:1] == flags.shape:
             remedy = (

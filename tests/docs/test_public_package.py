@@ -1,0 +1,72 @@
+"""The page for those who come from the public package: its blocks, its tables and its figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import braintrace
+from braintrace._public_names import ABSENT, ARGUMENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / 'docs' / 'public_package.md').read_text(encoding='utf-8')
+
+
+def table(title: str) -> list[list[str]]:
+    """The rows of the table with this first column, whose cells stand without their code marks."""
+    lines = PAGE[PAGE.index(f'| {title} |') :].split('\n\n')[0].splitlines()[2:]
+    rows = [line.removeprefix('| ').removesuffix(' |').split(' | ') for line in lines]
+    return [[first.strip('`'), *cells] for first, *cells in rows]
+
+
+@pytest.mark.slow
+def test_every_block_prints_what_stands_behind_it(capsys):
+    steps = re.findall(r'```python\n(.*?)```(?:\n\n```text\n(.*?)```)?', PAGE, flags=re.DOTALL)
+    names: dict = {}
+    for code, shown in steps:
+        exec(compile(code, 'public_package.md', 'exec'), names)
+        assert capsys.readouterr().out == shown, code
+    assert len([shown for _, shown in steps if shown]) == 5
+
+
+def test_every_name_is_there_or_says_what_to_use():
+    rows = table('theirs')
+    of_package = {name: cell for name, cell in rows if not name.startswith('nn.')}
+    assert (len(of_package), len(rows) - len(of_package)) == (62, 21)
+    said = {name: cell for name, cell in of_package.items() if name in ABSENT}
+    assert said == {name: f'absent: {text}' for name, text in ABSENT.items()}
+    there = [name for name, cell in of_package.items() if cell.startswith('the same')]
+    assert {*there, *ABSENT} == {*of_package}
+    assert [name for name in there if not hasattr(braintrace, name)] == []
+
+
+def test_every_layer_and_cell_is_there():
+    if not hasattr(braintrace.nn, 'SignedWLinear'):
+        pytest.skip('the layers are not here yet')
+    cells = [cell for name, cell in table('theirs') if name.startswith('nn.')]
+    named = [name[3:] for name, _ in table('theirs') if name.startswith('nn.')]
+    named += re.findall(r'`(\w+(?:Cell|Readout))`', ' '.join(cells))
+    assert [name for name in named if not hasattr(braintrace.nn, name)] == []
+
+
+def test_every_argument_has_its_sentence():
+    rows = dict(table('argument'))
+    assert rows.keys() == ARGUMENTS.keys()
+    for name, argument in ARGUMENTS.items():
+        assert argument.remedy in rows[name], name
+
+
+@pytest.mark.slow
+def test_our_figures_are_those_of_the_program():
+    where = importlib.util.spec_from_file_location('faults', ROOT / 'benchmarks/public_faults.py')
+    faults = importlib.util.module_from_spec(where)
+    where.loader.exec_module(faults)
+    found = [
+        [title.strip('`'), f'`{weight}`', figures]
+        for title, kind, gradient in faults.CASES
+        for weight, figures in faults.measure(kind, gradient).items()
+    ]
+    assert found == [[step, weight, ours] for step, weight, *_, ours in table('step')]
