@@ -7,6 +7,20 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 # isort: split
 from ._cells import GRUCell, LSTMCell, MiniGRU, VanillaRNNCell
 from ._linear import Linear
-from ._readout import LeakyRateReadout
+from ._neurons import ALIF, GIF, IF, LIF
+from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
 
-__all__ = ['GRUCell', 'LSTMCell', 'LeakyRateReadout', 'Linear', 'MiniGRU', 'VanillaRNNCell']
+__all__ = [
+    'ALIF',
+    'FilteredReadout',
+    'GIF',
+    'GRUCell',
+    'IF',
+    'LIF',
+    'LSTMCell',
+    'LeakyRateReadout',
+    'LeakySpikeReadout',
+    'Linear',
+    'MiniGRU',
+    'VanillaRNNCell',
+]

@@ -54,16 +54,31 @@ def features(size: Size, what: str) -> int:
     return int(found[0])
 
 
-def check_input(owner: str, x: Any, num_in: int) -> None:
-    """Refuse an input that is not an array of shape ``(num_in,)`` or ``(batch, num_in)``."""
+def sizes(size: Size, what: str) -> tuple[int, ...]:
+    """The shape that ``size``, an int or a sequence of ints, stands for."""
+    found = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
+    if not found or not all(is_count(axis, 1) for axis in found):
+        raise OptionError(
+            f'{what} is {size!r}; give a number of units, or a shape: ints of at least 1.'
+        )
+    return tuple(int(axis) for axis in found)
+
+
+def check_input(owner: str, x: Any, num_in: int | tuple[int, ...]) -> None:
+    """Refuse an input that is not an array of shape ``(num_in,)`` or ``(batch, num_in)``; a tuple
+    for ``num_in`` is the whole shape of a sample.
+    """
     if not isinstance(x, jax.Array | np.ndarray | u.Quantity):
         raise EtpDtypeError(
             f'{owner}: the input is a {type(x).__name__}; give an array (jax.numpy.asarray makes '
             'one).'
         )
-    if x.ndim not in (1, 2) or x.shape[-1] != num_in:
+    shape = num_in if isinstance(num_in, tuple) else (num_in,)
+    lead = x.ndim - len(shape)
+    if lead not in (0, 1) or x.shape[lead:] != shape:
+        batch = ', '.join(['batch', *map(str, shape)])
         raise EtpShapeError(
-            f'{owner}: the input has shape {x.shape}; expected ({num_in},) or (batch, {num_in}). '
+            f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}). '
             'Reshape further axes into the batch, or map the layer over them with jax.vmap.'
         )
 

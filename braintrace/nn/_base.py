@@ -14,25 +14,19 @@ from .._signatures import ShowsArguments
 from ._arguments import Init, Size, activation_of, check_input, features, initial_value
 from ._linear import Linear
 
-__all__ = ['GatedCell', 'RecurrentLayer']
+__all__ = ['GatedCell', 'RecurrentLayer', 'StatefulLayer']
 
 
-class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
-    """A layer with hidden states and an output of shape (O,) or (B, O).
+class StatefulLayer(ShowsArguments, brainstate.nn.Module):
+    """A layer with states, whose samples have the shape ``in_size``.
 
-    ``state_names`` names the states; :meth:`transition` maps an input and their old values to the
-    output and their new values. A state has the shape (O,) and the first value ``state_init``
-    unless the constructor writes another pair into ``first_values``.
+    :meth:`transition` maps an input and the states' old values to the output and their new values.
+    ``first_values`` has a pair for each state: its first value and the shape of one sample.
+    ``kinds`` has the class of each state that is not a ``HiddenState``.
     """
 
-    state_names: ClassVar[tuple[str, ...]]
-
-    def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
-        super().__init__(name=name)
-        self.num_in = features(in_size, f'{type(self).__name__}: in_size')
-        self.num_out = features(out_size, f'{type(self).__name__}: out_size')
-        self.in_size, self.out_size = (self.num_in,), (self.num_out,)
-        self.first_values = {state: (state_init, self.out_size) for state in self.state_names}
+    first_values: dict[str, tuple[Init, tuple[int, ...]]]
+    kinds: ClassVar[dict[str, type]] = {}
 
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
@@ -41,7 +35,8 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the states, with a leading axis of ``batch_size`` if that is given."""
         for name in self.first_values:
-            setattr(self, name, brainstate.HiddenState(self._initial(name, batch_size)))
+            kind = self.kinds.get(name, brainstate.HiddenState)
+            setattr(self, name, kind(self._initial(name, batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Set the states back to their first values, for ``batch_size`` samples."""
@@ -49,7 +44,7 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
             state.value = self._initial(name, batch_size)
 
     def update(self, x: Any) -> Any:
-        """Move on by one step: ``x`` of shape (I,) or (B, I) gives (O,) or (B, O)."""
+        """Move on by one step: ``x`` is one sample, or a batch of them along the first axis."""
         states = self._states()
         self._check_step(x, states)
         output, new = self.transition(x, tuple(state.value for state in states))
@@ -73,10 +68,11 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
 
     def _check_step(self, x: Any, states: list) -> None:
         owner = type(self).__name__
-        check_input(owner, x, self.num_in)
+        check_input(owner, x, self.in_size)
+        lead = x.shape[: x.ndim - len(self.in_size)]
         for (name, (_, shape)), state in zip(self.first_values.items(), states):
-            if state.value.shape != (*x.shape[:-1], *shape):
-                batch_size = x.shape[0] if x.ndim == 2 else None
+            if state.value.shape != (*lead, *shape):
+                batch_size = lead[0] if lead else None
                 raise StructureError(
                     f'{owner}: an input of shape {x.shape} meets state {name} of shape '
                     f'{state.value.shape}. Call `brainstate.nn.init_all_states(model, '
@@ -84,6 +80,23 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
                     f'`init_state(batch_size={batch_size})`; with `braintrace.compile`, pass it '
                     f"`batch_size={batch_size}`), or give inputs of the states' batch size."
                 )
+
+
+class RecurrentLayer(StatefulLayer):
+    """A layer with hidden states and an output of shape (O,) or (B, O).
+
+    ``state_names`` names the states. A state has the shape (O,) and the first value ``state_init``
+    unless the constructor writes another pair into ``first_values``.
+    """
+
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, in_size: Size, out_size: Size, state_init: Init, name: str | None):
+        super().__init__(name=name)
+        self.num_in = features(in_size, f'{type(self).__name__}: in_size')
+        self.num_out = features(out_size, f'{type(self).__name__}: out_size')
+        self.in_size, self.out_size = (self.num_in,), (self.num_out,)
+        self.first_values = {state: (state_init, self.out_size) for state in self.state_names}
 
 
 class GatedCell(RecurrentLayer):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import brainstate
+import saiunit as u
+from brainstate.nn import init
+
+from .._errors import EtpUnitError
 from .._etrace_op import element_wise, matmul
-from ._arguments import KAIMING, ZERO, Init, Size
+from .._signatures import ShowsArguments
+from ._arguments import KAIMING, ZERO, Init, Size, check_input, features
 from ._base import RecurrentLayer
 from ._linear import Linear
+from ._neurons import LIF
 from ._time import check_time, decay
 
-__all__ = ['LeakyRateReadout']
+__all__ = ['FilteredReadout', 'LeakyRateReadout', 'LeakySpikeReadout']
 
 
-class LeakyRateReadout(RecurrentLayer):
+class FilteredReadout(RecurrentLayer):
     r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications
     11:3625).
 
@@ -28,8 +36,8 @@ class LeakyRateReadout(RecurrentLayer):
     So :math:`f_t` reads each unit in front of it at that unit's own position. If x is the state of
     a recurrent layer, or its spikes, then f is one more state of that layer's group: the recurrent
     weights keep their history through r, and their trace has one more state. W and b need no trace,
-    since they reach no state. A filter behind the weights would be cut off from the layer in front
-    of it.
+    since they reach no state. A filter behind the weights, as that of :class:`LeakyRateReadout`, is
+    cut off from the layer in front of it.
 
     Parameters
     ----------
@@ -53,14 +61,14 @@ class LeakyRateReadout(RecurrentLayer):
     OptionError
         ``tau`` is not positive.
     EtpUnitError
-        ``tau`` has the unit of something other than time, or the environment's ``dt`` has none or
-        is not set.
+        ``tau`` has the unit of something other than time, the environment's ``dt`` has none or is
+        not set, or the state has another unit than what is added to it.
 
     Examples
     --------
     >>> import brainstate, jax.numpy as jnp, saiunit as u
-    >>> from braintrace.nn import LeakyRateReadout
-    >>> readout = LeakyRateReadout(8, 3, tau=10 * u.ms)
+    >>> from braintrace.nn import FilteredReadout
+    >>> readout = FilteredReadout(8, 3, tau=10 * u.ms)
     >>> readout.init_state(batch_size=2)
     >>> with brainstate.environ.context(dt=1 * u.ms):
     ...     readout(jnp.ones((2, 8))).shape
@@ -80,7 +88,7 @@ class LeakyRateReadout(RecurrentLayer):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, state_init, name)
-        self.tau = check_time('LeakyRateReadout', 'tau', tau)
+        self.tau = check_time('FilteredReadout', 'tau', tau)
         self.W = Linear(in_size, out_size, w_init=w_init, b_init=b_init)
         self.first_values = {'f': (state_init, self.in_size)}
         if b_init is not None:
@@ -88,7 +96,175 @@ class LeakyRateReadout(RecurrentLayer):
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
-        left, weight = decay('LeakyRateReadout', 'tau', self.tau), self.W.weight.value
+        left, weight = decay('FilteredReadout', 'tau', self.tau), self.W.weight.value
+        check_unit('FilteredReadout', 'f', 'state_init', states[0], x)
         f, *g = (left * state + new for state, new in zip(states, (x, 1)))
         r = matmul(f, weight['weight'])
         return r + g[0] * element_wise(weight['bias']) if g else r, (f, *g)
+
+
+class LeakyRateReadout(RecurrentLayer):
+    r"""A readout whose outputs leak (Bellec et al., 2020, Nature Communications 11:3625, eq. 11).
+
+    .. math:: r_t = e^{-\Delta t / \tau}\, r_{t-1} + x_t\,W
+
+    Its filter stands behind its weights, so the layer in front reaches later losses only through
+    the step at hand: what r remembers of that layer is in no trace of the layer's parameters, and
+    the report says so. :class:`FilteredReadout` has the same outputs and keeps this history. The
+    gradient of W is exact.
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of outputs O.
+    tau : Quantity or float
+        Time constant: a time, measured against ``brainstate.environ.get_dt()``, or a plain number
+        of steps.
+    w_init : initializer or array
+        Weight W, of shape (I, O).
+    r_init : initializer, array or float
+        First value of the state r, of shape (O,), in the unit of ``x @ W``.
+    name : str, optional
+        Name of the module.
+
+    Attributes
+    ----------
+    W : brainstate.ParamState
+        The weight.
+    r : brainstate.HiddenState
+        The output, of shape (O,) or (B, O).
+
+    Raises
+    ------
+    OptionError
+        A size is not one positive int, or ``tau`` is not positive.
+    EtpUnitError
+        ``tau`` is no time, the environment's ``dt`` is none or is not set, or r has another unit
+        than ``x @ W``.
+
+    Examples
+    --------
+    >>> import brainstate, jax.numpy as jnp, saiunit as u
+    >>> from braintrace.nn import LeakyRateReadout
+    >>> readout = LeakyRateReadout(8, 3, tau=10 * u.ms)
+    >>> readout.init_state(batch_size=2)
+    >>> with brainstate.environ.context(dt=1 * u.ms):
+    ...     readout(jnp.ones((2, 8))).shape
+    (2, 3)
+    """
+
+    state_names = ('r',)
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Any = 5.0 * u.ms,
+        w_init: Init = KAIMING,
+        r_init: Init = ZERO,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, out_size, r_init, name)
+        self.tau = check_time('LeakyRateReadout', 'tau', tau)
+        self.W = weight_of(w_init, self.num_in, self.num_out)
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        """The formula above."""
+        left, new = decay('LeakyRateReadout', 'tau', self.tau), matmul(x, self.W.value)
+        check_unit('LeakyRateReadout', 'r', 'r_init', states[0], new)
+        r = left * states[0] + new
+        return r, (r,)
+
+
+class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
+    r"""Output units that spike: :class:`LIF` behind weights.
+
+    .. math:: s_t = \mathrm{LIF}(x_t\,W)
+
+    What their potentials remember of the layer in front is cut from its history, as in
+    :class:`LeakyRateReadout`; the gradient of W is exact. A loss reads the spikes, or the
+    potentials ``neuron.V.value``.
+
+    Parameters
+    ----------
+    in_size, out_size : int
+        Number of input features I and of outputs O.
+    tau : Quantity or float
+        Time constant: a time, measured against ``brainstate.environ.get_dt()``, or a plain number
+        of steps.
+    w_init : initializer or array
+        Weight W, of shape (I, O).
+    R, V_th, V_rest, V_reset, spk_fun, spk_reset, V_init
+        As those of :class:`LIF`.
+    name : str, optional
+        Name of the module.
+
+    Attributes
+    ----------
+    W : brainstate.ParamState
+        The weight.
+    neuron : LIF
+        The output units.
+
+    Raises
+    ------
+    OptionError, EtpUnitError
+        A size is not one positive int, or an argument is refused by :class:`LIF`.
+
+    Examples
+    --------
+    >>> import brainstate, jax.numpy as jnp
+    >>> from braintrace.nn import LeakySpikeReadout
+    >>> readout = LeakySpikeReadout(8, 3, tau=5.0)
+    >>> _ = brainstate.nn.init_all_states(readout, batch_size=2)
+    >>> readout(jnp.ones((2, 8))).shape, readout.get_spike().shape
+    ((2, 3), (2, 3))
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        out_size: Size,
+        tau: Any = 5.0 * u.ms,
+        w_init: Init = KAIMING,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        V_rest: Any = 0.0,
+        V_reset: Any = 0.0,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: str = 'soft',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        num_in, num_out = (
+            features(size, f'LeakySpikeReadout: {what}')
+            for what, size in {'in_size': in_size, 'out_size': out_size}.items()
+        )
+        self.in_size, self.out_size = (num_in,), (num_out,)
+        self.W = weight_of(w_init, num_in, num_out)
+        self.neuron = LIF(num_out, tau, R, V_th, V_rest, V_reset, None, spk_fun, spk_reset, V_init)
+
+    def update(self, x: Any) -> Any:
+        """The spikes, of shape (O,) or (B, O), for ``x`` of shape (I,) or (B, I)."""
+        check_input('LeakySpikeReadout', x, self.in_size)
+        return self.neuron(matmul(x, self.W.value))
+
+    def get_spike(self) -> Any:
+        """The spikes of the last step, made of the present potentials."""
+        return self.neuron.get_spike()
+
+
+def weight_of(w_init: Init, num_in: int, num_out: int) -> brainstate.ParamState:
+    """A weight of shape (I, O) as a state of its own."""
+    weight = init.param(w_init, (num_in, num_out), allow_none=False, allow_scalar=False)
+    return brainstate.ParamState(weight)
+
+
+def check_unit(owner: str, state: str, argument: str, value: Any, new: Any) -> None:
+    """Refuse to add a value to a state of another unit."""
+    if u.get_dim(value) != u.get_dim(new):
+        raise EtpUnitError(
+            f'{owner}: {state} has the unit {u.get_unit(value)}, but what a step adds to it has '
+            f'{u.get_unit(new)}. Give {argument} with that unit (0 * saiunit.mA), or a plain input.'
+        )

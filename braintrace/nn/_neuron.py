@@ -1,0 +1,202 @@
+"""The base of spiking neurons: reset, refractory time, spikes made of the state, units."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+
+from .._errors import EtpUnitError, OptionError
+from ._arguments import Init, Size, sizes
+from ._base import StatefulLayer
+from ._time import check_time, steps_of
+from .surrogate import spike_function
+
+__all__ = ['Neuron']
+
+NUMBERS = int | float | np.number | np.ndarray | jax.Array
+
+
+class Neuron(StatefulLayer):
+    """A population whose units fire where their potential is above a threshold.
+
+    The first state is the potential V, which holds the value before the reset: the spikes are
+    recomputed from it (:meth:`get_spike`), and the next step resets what fired before it moves on.
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        threshold: tuple[str, Any],  # its name and value
+        V_reset: Any,
+        R: Any,
+        tau_ref: Any,
+        spk_fun: str | Callable,
+        spk_reset: str,
+        name: str | None,
+    ):
+        super().__init__(name=name)
+        self.in_size = self.out_size = sizes(in_size, f'{self._owner}: in_size')
+        name_of_threshold, V_th = threshold
+        self.unit = u.get_unit(V_th)
+        self.V_reset = self._potential('V_reset', V_reset)
+        self._height = self._potential(name_of_threshold, V_th) - self.V_reset
+        if not np.all(u.get_magnitude(self._height) > 0):
+            raise OptionError(
+                f'{self._owner}: {name_of_threshold} is {V_th} and V_reset {V_reset}; the '
+                'threshold lies above the reset.'
+            )
+        if spk_reset not in ('soft', 'hard'):
+            raise OptionError(f"{self._owner}: spk_reset is {spk_reset!r}; give 'soft' or 'hard'.")
+        self.R, self.spk_reset = self._parameter('R', R), spk_reset
+        self.spk_fun = spike_function(self._owner, spk_fun)
+        self.tau_ref = None if tau_ref is None else self._time('tau_ref', tau_ref)
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        """New values of the states but the countdown: the potential is already reset, ``spikes``
+        are those of the step before.
+        """
+
+    @abc.abstractmethod
+    def _threshold(self, states: tuple) -> Any:
+        """What the potential has to exceed."""
+
+    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
+        """Reset what fired, move on, and fire."""
+        spikes = self._spikes(states)
+        V, *others = states
+        drop = self._height if self.spk_reset == 'soft' else V - self.V_reset
+        V = V - drop * spikes
+        new = self.moved(x, spikes, (V, *others))
+        if self.tau_ref is not None:
+            count = jnp.where(spikes > 0, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
+            new = (u.math.where(count > 0, V, new[0]), *new[1:], count)
+        return self._spikes(new), new
+
+    def get_spike(self) -> Any:
+        """The spikes of the last step, 0 or 1, made of the present states; before the first step
+        those of the first values.
+        """
+        return self._spikes(tuple(state.value for state in self._states()))
+
+    def _spikes(self, states: tuple) -> Any:
+        distance = u.maybe_decimal((states[0] - self._threshold(states)) / self._height)
+        spikes = self.spk_fun(distance)
+        return spikes if self.tau_ref is None else jnp.where(states[-1] > 0, 0, spikes)
+
+    def _held_steps(self) -> Any:
+        steps = 1 / steps_of(self._owner, 'tau_ref', self.tau_ref)
+        return jnp.maximum(jnp.rint(steps), 1).astype(jnp.int32)
+
+    def _driven(self, current: Any) -> Any:
+        """R times a current, in the unit of V."""
+        product = self.R * current
+        if u.get_dim(product) != u.get_dim(self.unit):
+            raise EtpUnitError(
+                f'{self._owner}: the current has the unit {u.get_unit(current)} and R '
+                f'{u.get_unit(self.R)}, so R * x has {u.get_unit(product)}, but V has {self.unit}. '
+                'Give the input, R or the potentials another unit.'
+            )
+        return in_unit(product, self.unit)
+
+    # -- arguments ---------------------------------------------------------------------------------
+
+    def _set_states(self, **first: Any) -> None:
+        """Name the states with their first values; a countdown comes last."""
+        self.first_values = {name: (value, self.in_size) for name, value in first.items()}
+        if self.tau_ref is not None:
+            self.first_values['refractory'] = (filled(0, jnp.int32), self.in_size)
+            self.kinds = {'refractory': brainstate.ShortTermState}
+
+    def _parameter(self, name: str, value: Any) -> Any:
+        """A number for all units, or an array of one for each, in the float type of the states."""
+        unit, number = u.get_unit(value), u.get_magnitude(value)
+        if isinstance(number, bool) or not isinstance(number, NUMBERS):
+            raise OptionError(
+                f'{self._owner}: {name} is {value!r}; give a number, or an array of shape '
+                f'{self.in_size}.'
+            )
+        scalar = isinstance(number, int | float | np.number)
+        number = float(number) if scalar else jnp.asarray(number, brainstate.environ.dftype())
+        shape = np.shape(number)
+        lacking = len(self.in_size) - len(shape)
+        if lacking < 0 or any(a not in (1, b) for a, b in zip(shape, self.in_size[lacking:])):
+            raise OptionError(
+                f'{self._owner}: {name} has shape {shape}; give one number, or an array of shape '
+                f'{self.in_size}.'
+            )
+        return number if unit == u.UNITLESS else number * unit
+
+    def _in_volts(self, name: str, value: Any) -> Any:
+        if u.get_dim(value) != u.get_dim(self.unit):
+            raise EtpUnitError(
+                f'{self._owner}: {name} has the unit {u.get_unit(value)}, but the threshold has '
+                f'{self.unit}. Give all potentials in units of one kind.'
+            )
+        return in_unit(value, self.unit)
+
+    def _potential(self, name: str, value: Any) -> Any:
+        return self._in_volts(name, self._parameter(name, value))
+
+    def _first(self, name: str, value: Init) -> Callable:
+        """A first value of a state that has the unit of V."""
+        if not callable(value):
+            return filled(self._potential(name, value))
+        return lambda shape, **kwargs: self._in_volts(name, value(shape, **kwargs))
+
+    def _unitless(self, name: str, value: Any) -> Any:
+        if u.get_dim(value) != u.get_dim(u.UNITLESS):
+            raise EtpUnitError(
+                f'{self._owner}: {name} is {value}; it has to be a number without a unit.'
+            )
+        return self._parameter(name, u.maybe_decimal(value))
+
+    def _current(self, name: str, value: Any) -> Any:
+        """A current, which R turns to a potential."""
+        self._driven(value)
+        return self._parameter(name, value)
+
+    def _rate(self, name: str, value: Any) -> Any:
+        """The time constant of a rate."""
+        rate = self._parameter(name, value)
+        if not np.all(u.get_magnitude(rate) > 0):
+            raise OptionError(f'{self._owner}: {name} is {value}; a rate is larger than 0.')
+        if u.get_dim(rate) not in (u.get_dim(u.UNITLESS), u.get_dim(u.hertz)):
+            raise EtpUnitError(
+                f'{self._owner}: {name} has the unit {u.get_unit(rate)}; give a rate (0.2 / '
+                'saiunit.ms), or a plain number for each step.'
+            )
+        return 1 / rate
+
+    def _time(self, name: str, value: Any) -> Any:
+        return self._parameter(name, check_time(self._owner, name, value))
+
+
+def in_unit(value: Any, unit: Any) -> Any:
+    """The same in another unit of its kind."""
+    number = u.maybe_decimal(value / (1.0 * unit))
+    return number if unit == u.UNITLESS else number * unit
+
+
+def filled(value: Any, dtype: Any = None) -> Callable:
+    """An initialiser with one value, in the float type of the states."""
+
+    def fill(shape, **kwargs):
+        number = jnp.asarray(u.get_magnitude(value), dtype or brainstate.environ.dftype())
+        number, unit = jnp.broadcast_to(number, shape), u.get_unit(value)
+        return number if unit == u.UNITLESS else number * unit
+
+    return fill

@@ -1,0 +1,344 @@
+"""Spiking neurons: each unit by itself, with units of measurement if they are given them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import saiunit as u
+
+from ._arguments import ZERO, Init, Size
+from ._neuron import Neuron, filled
+from ._time import decay, steps_of
+
+__all__ = ['ALIF', 'GIF', 'IF', 'LIF']
+
+
+def leaked(value: Any, goal: Any, left: Any) -> Any:
+    """One step of exponential Euler towards ``goal``."""
+    return goal + (value - goal) * left
+
+
+class IF(Neuron):
+    r"""Integrate-and-fire units (Lapicque, 1907; Gerstner et al., *Neuronal Dynamics*, 2014,
+    section 1.3, without a leak).
+
+    .. math:: V_t = \hat V_{t-1} + \frac{\Delta t}{\tau} R\,x_t \qquad
+        s_t = \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
+
+    :math:`\hat V` is V after the reset of :class:`LIF`, which also describes the arguments; this
+    one has no ``V_rest``, and starts at ``V_reset`` unless ``V_init`` says otherwise.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import IF
+    >>> units = IF(4)
+    >>> units.init_state()
+    >>> [float(units(0.6 * jnp.ones(4))[0]) for _ in range(4)]
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 1.0,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        V_reset: Any = 0.0,
+        tau_ref: Any = None,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: str = 'soft',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
+        self._set_states(V=self._first('V_init', V_reset if V_init is None else V_init))
+
+    def _threshold(self, states: tuple) -> Any:
+        return self.V_th
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        """The formula above."""
+        return (states[0] + steps_of('IF', 'tau', self.tau) * self._driven(x),)
+
+
+class LIF(Neuron):
+    r"""Leaky integrate-and-fire units (Gerstner et al., *Neuronal Dynamics*, 2014, eq. 1.5),
+    integrated exactly over a step with constant input.
+
+    .. math::
+        \hat V_{t-1} = V_{t-1} - (V_{th} - V_{reset})\, s_{t-1} \quad\text{(soft reset), or}\quad
+        V_{t-1} - (V_{t-1} - V_{reset})\, s_{t-1} \quad\text{(hard)}
+
+    .. math::
+        V_t = V_{rest} + (\hat V_{t-1} - V_{rest})\, e^{-\Delta t / \tau}
+        + (1 - e^{-\Delta t / \tau})\, R\,x_t \qquad
+        s_t = \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
+
+    So V holds the value before the reset, and the spikes are always made of it: :meth:`get_spike`
+    gives those of the last step, for recurrent weights and losses. The derivative is that of these
+    formulas, with the slope of ``spk_fun`` for that of :math:`\Theta`; no factor of a reset is held
+    constant.
+
+    Parameters
+    ----------
+    in_size : int or sequence of int
+        Number of units, or their shape N.
+    tau : float, Quantity or array of shape N
+        Time constant of the membrane. A plain number counts steps; a time is measured against
+        ``brainstate.environ.get_dt()``.
+    R : float, Quantity or array
+        Resistance. ``R * x`` has the unit of the potentials.
+    V_th, V_rest, V_reset : float, Quantity or array
+        Threshold, resting and reset potential, all plain or all in volts. The threshold lies above
+        the reset.
+    tau_ref : float, Quantity or None
+        After a spike V is held and no spike is emitted for this time, rounded to whole steps, at
+        least one.
+    spk_fun : str or callable
+        ``'triangle'``, ``'sigmoid'``, ``'multi_gaussian'``, ``'arctan'``, a function of
+        :mod:`braintrace.nn.surrogate`, or any other spike function with a surrogate derivative.
+    spk_reset : str
+        ``'soft'`` or ``'hard'``.
+    V_init : initializer, Quantity, float or None
+        First value of V; None: ``V_rest``.
+    name : str, optional
+        Name of the module.
+
+    Attributes
+    ----------
+    V : brainstate.HiddenState
+        The potential, of shape N or (B, \*N).
+    refractory : brainstate.ShortTermState
+        With ``tau_ref``: the number of steps for which a unit is still held, int32.
+
+    Raises
+    ------
+    OptionError
+        A size, a shape of an argument, ``spk_fun`` or ``spk_reset`` is wrong, or the threshold is
+        not above the reset.
+    EtpUnitError
+        Units do not fit each other, or a time meets an environment without ``dt``.
+    EtpShapeError, EtpDtypeError
+        The input is not an array of shape N or (B, \*N).
+
+    Examples
+    --------
+    >>> import brainstate, jax.numpy as jnp, saiunit as u
+    >>> from braintrace.nn import LIF
+    >>> units = LIF(100)
+    >>> units.init_state(batch_size=2)
+    >>> units(jnp.ones((2, 100))).shape, units.get_spike().shape
+    ((2, 100), (2, 100))
+    >>> cells = LIF(4, 10 * u.ms, 20 * u.Mohm, -50 * u.mV, -65 * u.mV, -60 * u.mV, tau_ref=2 * u.ms)
+    >>> cells.init_state()
+    >>> with brainstate.environ.context(dt=1 * u.ms):
+    ...     spikes = cells(8 * u.nA * jnp.ones(4))
+    >>> [float(spike) for spike in spikes], cells.V.value.unit
+    ([1.0, 1.0, 1.0, 1.0], Unit("mV"))
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 20.0,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        V_rest: Any = 0.0,
+        V_reset: Any = 0.0,
+        tau_ref: Any = None,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: str = 'soft',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
+        self.V_rest = self._potential('V_rest', V_rest)
+        self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init))
+
+    def _threshold(self, states: tuple) -> Any:
+        return self.V_th
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        """The formula above."""
+        goal = self.V_rest + self._driven(x)
+        return (leaked(states[0], goal, decay('LIF', 'tau', self.tau)),)
+
+
+class ALIF(Neuron):
+    r"""Leaky integrate-and-fire units with an adaptive threshold (Bellec et al., 2020, Nature
+    Communications 11:3625, eqs. 6 to 8).
+
+    .. math::
+        a_t = e^{-\Delta t / \tau_a}\, a_{t-1} + s_{t-1} \qquad
+        s_t = \Theta\left(\frac{V_t - (V_{th} + \beta\, a_t)}{V_{th} - V_{reset}}\right)
+
+    V moves, and is reset, as in :class:`LIF`, which also describes the other arguments; the soft
+    reset takes off :math:`V_{th} - V_{reset}`, without the adaptation. V and a are one group of
+    states.
+
+    Parameters
+    ----------
+    tau_a : float, Quantity or array
+        Time constant of the adaptation.
+    beta : float, Quantity or array
+        What one spike adds to the threshold, in the unit of V.
+
+    Attributes
+    ----------
+    V, a : brainstate.HiddenState
+        The potential, and the adaptation, a plain number that starts at 0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import ALIF
+    >>> units = ALIF(4, tau=1.0, beta=1.0)
+    >>> units.init_state()
+    >>> [float(units(3 * jnp.ones(4))[0]) for _ in range(6)]
+    [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 20.0,
+        tau_a: Any = 200.0,
+        beta: Any = 0.1,
+        R: Any = 1.0,
+        V_th: Any = 1.0,
+        V_rest: Any = 0.0,
+        V_reset: Any = 0.0,
+        tau_ref: Any = None,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: str = 'soft',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau, self.tau_a = self._time('tau', tau), self._time('tau_a', tau_a)
+        self.V_th, self.V_rest = self._potential('V_th', V_th), self._potential('V_rest', V_rest)
+        self.beta = self._potential('beta', beta)
+        self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init), a=ZERO)
+
+    def _threshold(self, states: tuple) -> Any:
+        return self.V_th + self.beta * states[1]
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        """The formula above."""
+        V, a = states[:2]
+        goal = self.V_rest + self._driven(x)
+        left = decay('ALIF', 'tau_a', self.tau_a)
+        return leaked(V, goal, decay('ALIF', 'tau', self.tau)), left * a + spikes
+
+
+class GIF(Neuron):
+    r"""Generalised linear integrate-and-fire units (Mihalas and Niebur, 2009, Neural Computation
+    21:704, eqs. 2.1 and 2.2).
+
+    .. math::
+        \frac{dI_j}{dt} = -k_j I_j \qquad
+        \tau \frac{dV}{dt} = -(V - V_{rest}) + R\,(x + I_1 + I_2) \qquad
+        \frac{d\theta}{dt} = a\,(V - V_{rest}) - b\,(\theta - \theta_\infty)
+
+    .. math::
+        s_{t-1} = 1:\quad I_j \leftarrow R_j I_j + A_j \qquad V \leftarrow V_{reset} \qquad
+        \theta \leftarrow \max(\theta_{reset}, \theta)
+
+    Each step first applies the jumps of the last step's spikes, then moves each state on by
+    exponential Euler, the others held at their values after the jumps. A unit fires where V is
+    above :math:`\theta`; its distance is measured in :math:`\theta_\infty - V_{reset}`. All four
+    states are one group. :class:`LIF` describes the other arguments.
+
+    Parameters
+    ----------
+    V_th_inf, V_th_reset : float, Quantity or array
+        :math:`\theta_\infty` and :math:`\theta_{reset}`.
+    a, b, k1, k2 : float, Quantity or array
+        Rates, for each step or for each time (``0.2 / saiunit.ms``); b, k1 and k2 are above 0. The
+        defaults of b, k1 and k2 are those of the paper for steps of 1 ms.
+    R1, R2 : float or array
+        What a spike leaves of a current.
+    A1, A2 : float, Quantity or array
+        What a spike adds to it, in the unit of x.
+
+    Attributes
+    ----------
+    V, V_th, I1, I2 : brainstate.HiddenState
+        The potential, the threshold :math:`\theta`, which starts at ``V_th_inf``, and the currents,
+        which start at 0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from braintrace.nn import GIF
+    >>> units = GIF(4, tau=1.0, A2=-2.0)
+    >>> units.init_state()
+    >>> [float(units(2 * jnp.ones(4))[0]) for _ in range(6)]
+    [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        in_size: Size,
+        tau: Any = 20.0,
+        R: Any = 1.0,
+        V_th_inf: Any = 1.0,
+        V_th_reset: Any = 0.5,
+        V_rest: Any = 0.0,
+        V_reset: Any = 0.0,
+        a: Any = 0.0,
+        b: Any = 0.01,
+        k1: Any = 0.2,
+        k2: Any = 0.02,
+        R1: Any = 0.0,
+        R2: Any = 1.0,
+        A1: Any = 0.0,
+        A2: Any = 0.0,
+        tau_ref: Any = None,
+        spk_fun: str | Callable = 'triangle',
+        spk_reset: str = 'hard',
+        V_init: Init | None = None,
+        name: str | None = None,
+    ):
+        top = ('V_th_inf', V_th_inf)
+        super().__init__(in_size, top, V_reset, R, tau_ref, spk_fun, spk_reset, name)
+        self.tau, self.V_rest = self._time('tau', tau), self._potential('V_rest', V_rest)
+        self.V_th_inf = self._potential('V_th_inf', V_th_inf)
+        self.V_th_reset = self._potential('V_th_reset', V_th_reset)
+        self._times = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
+        self._slope = self._unitless('a / b', a / b)
+        self._kept = self._unitless('R1', R1), self._unitless('R2', R2)
+        self._added = self._current('A1', A1), self._current('A2', A2)
+        self._set_states(
+            V=self._first('V_init', V_rest if V_init is None else V_init),
+            V_th=filled(self.V_th_inf),
+            I1=filled(0 * self._added[0]),
+            I2=filled(0 * self._added[1]),
+        )
+
+    def _threshold(self, states: tuple) -> Any:
+        return states[1]
+
+    def moved(self, x: Any, spikes: Any, states: tuple) -> tuple:
+        """The formula above."""
+        V, V_th, *currents = states[:4]
+        currents = [
+            I + spikes * ((kept - 1) * I + added)
+            for I, kept, added in zip(currents, self._kept, self._added)
+        ]
+        V_th = V_th + spikes * (u.math.maximum(self.V_th_reset, V_th) - V_th)
+        goal = self.V_rest + self._driven(x) + sum(self._driven(I) for I in currents)
+        goal_th = self.V_th_inf + self._slope * (V - self.V_rest)
+        th, *left = (
+            decay('GIF', f'1/{name}', tau) for name, tau in zip(('b', 'k1', 'k2'), self._times)
+        )
+        return (
+            leaked(V, goal, decay('GIF', 'tau', self.tau)),
+            leaked(V_th, goal_th, th),
+            left[0] * currents[0],
+            left[1] * currents[1],
+        )
