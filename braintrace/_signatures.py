@@ -1,10 +1,17 @@
-"""The signatures that ``help`` and completion show."""
+"""The signatures that ``help`` and completion show, and arguments that have another form here."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-__all__ = ['ShowsArguments']
+from ._errors import OptionError
+
+__all__ = ['ShowsArguments', 'refuses']
+
+Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 class ShowsArguments:
@@ -18,3 +25,20 @@ class ShowsArguments:
         arguments = list(signature.parameters.values())[1:]
         shown = signature.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
         cls.__signature__ = shown  # type: ignore[attr-defined]
+
+
+def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
+    """A decorator that refuses keyword arguments by ``OptionError`` with what to do instead; the
+    function and its signature stay without them.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def checked(*args, **kwargs):
+            for name in instead.keys() & kwargs.keys():
+                raise OptionError(f'{owner}: there is no argument {name}. {instead[name]}')
+            return function(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate

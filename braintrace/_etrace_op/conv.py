@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import EtpShapeError, NotSupportedError, OptionError
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_shape,
@@ -179,6 +180,12 @@ def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
 etp_conv_p = register_conv('etp_conv')
 
 
+@refuses(
+    'conv',
+    kernel_fn='Write `conv(x, fn(kernel), bias)`.',
+    weight_fn='Write `conv(x, fn(kernel), bias)`.',
+    bias_fn='Write `conv(x, kernel, fn(bias))`.',
+)
 def conv(
     x,
     kernel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_rank,
@@ -57,6 +58,11 @@ def check_features(op: str, x) -> None:
     check_rank(op, 'x', x.shape, {1: '(in,)', 2: '(batch, in)'}, hint)
 
 
+@refuses(
+    'matmul',
+    weight_fn='Write `matmul(x, fn(weight), bias)`.',
+    bias_fn='Write `matmul(x, weight, fn(bias))`.',
+)
 def matmul(x, weight, bias=None):
     """Multiply by a traced matrix: ``y = x @ weight (+ bias)``.
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from .._errors import EtpShapeError, OptionError
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_rank,
@@ -249,6 +250,7 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
     return with_unit(y, unit)
 
 
+@refuses('einsum', weight_fn='Write `einsum(equation, x, fn(weight))`.')
 def einsum(equation: str, x, weight, bias=None):
     """Multiply by a traced weight along named axes: ``y = einsum(equation, x, weight) (+ bias)``,
     as ``jax.numpy.einsum``.
@@ -270,6 +272,11 @@ def einsum(equation: str, x, weight, bias=None):
     return bound('einsum', FORMS, equation, x, weight, bias)
 
 
+@refuses(
+    'grouped_matmul',
+    weight_fn='Write `grouped_matmul(x, fn(weight), bias)`.',
+    bias_fn='Write `grouped_matmul(x, weight, fn(bias))`.',
+)
 def grouped_matmul(x, weight, bias=None):
     """Multiply each group of features by its own traced matrix: ``y[g] = x[g] @ weight[g]
     (+ bias[g])``.

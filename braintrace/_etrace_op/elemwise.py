@@ -44,20 +44,27 @@ def _identity(weight):
     return weight
 
 
-def element_wise(weight, fn: Callable[[Any], Any] = _identity):
+def element_wise(
+    weight, fn: Callable[[Any], Any] = _identity, *, weight_fn: Callable[[Any], Any] = _identity
+):
     """Use a traced parameter element by element: ``y = fn(weight)``.
 
     ``fn`` is any differentiable function of the weight, which may be a ``Quantity``; the gradient
-    passes through ``fn``. y has the shape and the unit of ``fn(weight)``.
+    passes through ``fn``. y has the shape and the unit of ``fn(weight)``. ``weight_fn`` is another
+    name for ``fn``.
 
     Raises ``EtpDtypeError`` if the weight or ``fn(weight)`` is no array of a floating dtype, and
-    ``OptionError`` if ``fn`` is no function.
+    ``OptionError`` if ``fn`` is no function or has both names.
 
     >>> import jax.numpy as jnp
     >>> import braintrace
     >>> braintrace.element_wise(jnp.array([1., -2.]), fn=jnp.abs)
     Array([1., 2.], dtype=float32)
     """
+    if weight_fn is not _identity:
+        if fn is not _identity:
+            raise OptionError('element_wise: weight_fn is another name for fn; give one of them.')
+        fn = weight_fn
     if not callable(fn):
         raise OptionError(
             f'element_wise: fn is a {type(fn).__name__}, expected a function of the weight.'

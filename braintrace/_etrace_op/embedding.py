@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .._errors import EtpDtypeError, EtpShapeError
 from .._jax import Tracer
+from .._signatures import refuses
 from ._operands import check_rank, split, trainable_operand, with_unit
 from ._primitive import ETPPrimitive
 from ._rule_parts import output_trace, over_columns, parameter_trace
@@ -66,6 +67,7 @@ def _register(batched: bool) -> ETPPrimitive:
 etp_embed_mm_p, etp_embed_mv_p = register_both_forms(_register)
 
 
+@refuses('embedding', weight_fn='Write `embedding(indices, fn(weight))`.')
 def embedding(indices, weight):
     """Look up rows of a traced table: ``y = weight[indices]``.
 

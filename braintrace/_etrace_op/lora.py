@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import EtpDtypeError
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_rank,
@@ -104,6 +105,12 @@ def _static_number(alpha) -> float | complex:
     return complex(alpha) if isinstance(alpha, complex) else float(alpha)
 
 
+@refuses(
+    'lora_matmul',
+    b_fn='Write `lora_matmul(x, fn(B), A)`.',
+    a_fn='Write `lora_matmul(x, B, fn(A))`.',
+    bias_fn='Write `lora_matmul(x, B, A, bias=fn(bias))`.',
+)
 def lora_matmul(x, B, A, *, alpha=1.0, bias=None):
     """Multiply by a traced matrix of low rank: ``y = alpha * x @ B @ A (+ bias)``.
 

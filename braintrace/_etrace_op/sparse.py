@@ -8,6 +8,7 @@ import operator
 import jax
 import jax.numpy as jnp
 
+from .._signatures import refuses
 from ._operands import (
     bias_operands,
     check_shape,
@@ -248,6 +249,12 @@ for primitive in (etp_sp_mm_p, etp_sp_mv_p):
     primitive.trace_reader['cpu'], primitive.trace_writer['cpu'] = _read_on_cpu, _write_on_cpu
 
 
+@refuses(
+    'sparse_matmul',
+    weight='Its name is weight_data: write `sparse_matmul(x, weight_data, sparse_mat=...)`.',
+    weight_fn='Write `sparse_matmul(x, fn(weight_data), sparse_mat=...)`.',
+    bias_fn='Write `sparse_matmul(x, weight_data, sparse_mat=..., bias=fn(bias))`.',
+)
 def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
     """Multiply by a sparse matrix whose entries are traced: ``y = x @ M (+ bias)``, where
     ``M[row_k, col_k] += weight_data[k]``.

@@ -33,6 +33,7 @@ class Default:
 
 
 KAIMING, XAVIER = Default('KaimingNormal'), Default('XavierNormal')
+LECUN, LECUN_UNIFORM = Default('LecunNormal'), Default('LecunUniform')
 ORTHOGONAL, ZERO = Default('Orthogonal'), Default('ZeroInit')
 
 
@@ -41,6 +42,14 @@ def is_count(value: Any, least: int) -> bool:
     return (
         isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
     )
+
+
+def counted(owner: str, **sizes: Any) -> tuple[int, ...]:
+    """The sizes as ints."""
+    for name, size in sizes.items():
+        if not is_count(size, 1):
+            raise OptionError(f'{owner}: {name} is {size!r}; give an int of at least 1.')
+    return tuple(map(int, sizes.values()))
 
 
 def features(size: Size, what: str) -> int:
@@ -52,6 +61,47 @@ def features(size: Size, what: str) -> int:
             'other axes away).'
         )
     return int(found[0])
+
+
+def axes(size: Size, what: str) -> tuple[int, ...]:
+    """The sizes of one or more axes that ``size``, an int or a sequence of ints, stands for."""
+    found = tuple(size) if isinstance(size, Sequence) else (size,)
+    if not found or not all(is_count(each, 1) for each in found):
+        raise OptionError(
+            f'{what} is {size!r}; give the number of features, or a tuple of sizes whose last is '
+            'the number of features; each is an int of at least 1.'
+        )
+    return tuple(map(int, found))
+
+
+def axes_in_and_out(owner: str, in_size: Size, out_size: Size) -> tuple[tuple, tuple]:
+    """Both sizes as tuples; they may differ in the last axis only."""
+    ins, outs = axes(in_size, f'{owner}: in_size'), axes(out_size, f'{owner}: out_size')
+    if ins[:-1] != outs[:-1]:
+        raise OptionError(
+            f'{owner}: in_size is {in_size!r} and out_size {out_size!r}; the map is over the last '
+            f'axis, so give both the same leading sizes, such as out_size={(*ins[:-1], outs[-1])}.'
+        )
+    return ins, outs
+
+
+def check_array(owner: str, x: Any) -> None:
+    """Refuse an input that is no array."""
+    if not isinstance(x, jax.Array | np.ndarray | u.Quantity):
+        raise EtpDtypeError(
+            f'{owner}: the input is a {type(x).__name__}; give an array (jax.numpy.asarray makes '
+            'one).'
+        )
+
+
+def check_trailing(owner: str, x: Any, sizes: Sequence[int]) -> None:
+    """Refuse an input that is not an array whose last axes have these sizes."""
+    check_array(owner, x)
+    if x.shape[max(x.ndim - len(sizes), 0) :] != tuple(sizes):
+        raise EtpShapeError(
+            f'{owner}: the input has shape {x.shape}; expected (..., '
+            f'{", ".join(map(str, sizes))}), with any leading axes.'
+        )
 
 
 def sizes(size: Size, what: str) -> tuple[int, ...]:
@@ -68,11 +118,7 @@ def check_input(owner: str, x: Any, num_in: int | tuple[int, ...]) -> None:
     """Refuse an input that is not an array of shape ``(num_in,)`` or ``(batch, num_in)``; a tuple
     for ``num_in`` is the whole shape of a sample.
     """
-    if not isinstance(x, jax.Array | np.ndarray | u.Quantity):
-        raise EtpDtypeError(
-            f'{owner}: the input is a {type(x).__name__}; give an array (jax.numpy.asarray makes '
-            'one).'
-        )
+    check_array(owner, x)
     shape = num_in if isinstance(num_in, tuple) else (num_in,)
     lead = x.ndim - len(shape)
     if lead not in (0, 1) or x.shape[lead:] != shape:
@@ -81,6 +127,44 @@ def check_input(owner: str, x: Any, num_in: int | tuple[int, ...]) -> None:
             f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}). '
             'Reshape further axes into the batch, or map the layer over them with jax.vmap.'
         )
+
+
+def parameter(owner: str, param_type: type, value: Any) -> brainstate.ParamState:
+    """A parameter of the class that the user asks for."""
+    if not (isinstance(param_type, type) and issubclass(param_type, brainstate.ParamState)):
+        raise OptionError(
+            f'{owner}: param_type is {param_type!r}; give brainstate.ParamState or a class derived '
+            'from it.'
+        )
+    return param_type(value)
+
+
+def first_value(
+    owner: str, name: str, value: Init, shape: Sequence[int], *, spread: bool = False
+) -> Any:
+    """What an initializer draws, an array of ``shape``, or a number that fills it; with ``spread``
+    an array of any shape that broadcasts to it.
+    """
+    shape = tuple(shape)
+    if callable(value):
+        value = value(shape)
+    elif isinstance(value, int | float):
+        value = jnp.asarray(value, brainstate.environ.dftype())
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | u.Quantity):
+        raise OptionError(
+            f'{owner}: {name} is a {type(value).__name__}; give an initializer of '
+            f'brainstate.nn.init, an array of shape {shape}, or a number.'
+        )
+    value = value if isinstance(value, u.Quantity) else jnp.asarray(value)
+    fits = value.shape in ((), shape) or (spread and _broadcasts(value.shape, shape))
+    if not fits:
+        raise OptionError(f'{owner}: {name} has shape {value.shape}, expected {shape}.')
+    return u.math.broadcast_to(value, shape)
+
+
+def _broadcasts(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    padded = (1,) * (len(shape) - len(found)) + found
+    return len(padded) == len(shape) and all(a in (1, b) for a, b in zip(padded, shape))
 
 
 def activation_of(activation: str | Callable, owner: str) -> Callable:

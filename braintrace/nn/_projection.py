@@ -20,10 +20,11 @@ class Projection(ShowsArguments, brainstate.nn.Module):
         g_t = \mathrm{syn}(\mathrm{comm}(\mathrm{stp}(s_t)))
 
     The synapses and the neurons behind them are one group, so the weights' trace has g and V (S = 2
-    for :class:`Expon` in front of a LIF, 3 for :class:`DualExpon`). D_RTRL is exact for a projection
-    that its targets do not reach, directly or through others. The states of ``stp`` stand in front
-    of the weights, at the positions of the units that fire: they belong to the group of these units,
-    or to none if the spikes are an input, and never to the weights' trace.
+    for :class:`Expon` in front of a LIF, 3 for :class:`DualExpon`). D_RTRL is exact for the weights
+    of a projection that its targets do not reach, directly or through others. The states of ``stp``
+    stand in front of the weights, at the positions of the units that fire: they belong to the group
+    of these units, or are a group of their own if the spikes are an input. V is the potential as
+    the neurons hold it, before the reset of those that fired.
 
     Parameters
     ----------
