@@ -250,9 +250,9 @@ class STP(Synapse):
             )
         resources, *use = states
         resources = 1 - self._left('tau_d') * (1 - resources)
-        use = [(1 - x) * self._left('tau_f') * old + x * 1.0 for old in use]
-        used = use[0] if use else self.U
-        output = used * resources * x
+        use = [self._left('tau_f') * old for old in use]
+        use = [left + self.U * (1 - left) * x for left in use]
+        output = (use[0] if use else self.U) * resources * x
         return output, (resources - output, *use)
 
 

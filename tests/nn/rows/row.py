@@ -37,6 +37,7 @@ class Row:
     exact: bool = False  # the gradient is that of plain BPTT, and the report says so
     groups: tuple = ()  # names of the states of each group; (): all states, one group
     owner: Mapping = dataclasses.field(default_factory=dict)  # as in tests.models.Model
+    two_pass: bool = False  # an op reads a new state: the oracle is `two_pass`, not `cut_bptt`
     batches: tuple = (BATCH, None)  # the batch sizes that it is tried with
     context: Mapping = dataclasses.field(default_factory=dict)  # of brainstate.environ
 
