@@ -33,7 +33,7 @@ class Network(brainstate.nn.Module):
 
 
 def main(path=Path(__file__).parent / 'output' / 'spikes.png'):
-    """Learn, draw the last trials, and return the shares of right answers at first and at last."""
+    """Learn, draw the last trial of each cue, and return the shares of right answers."""
     brainstate.environ.set(dt=1 * ms)
     brainstate.random.seed(0)
     rng, time, adam = np.random.default_rng(0), np.arange(TRIALS * STEPS) % STEPS, optax.adam(3e-4)
@@ -49,9 +49,7 @@ def main(path=Path(__file__).parent / 'output' / 'spikes.png'):
     shown = np.concatenate([seen[1][-STEPS:, np.argmax(cues[-1] == cue)] for cue in range(4)])
     plt.figure(figsize=(9, 5))
     plt.eventplot([s.nonzero()[0] for s in shown.T], colors=IN * ['k'] + E * ['C3'] + I * ['C0'])
-    plt.gca().set(
-        xlabel='time (ms), a trial with each cue', ylabel='inputs (black), E (red), I (blue)'
-    )
+    plt.gca().set(xlabel='time (ms)', ylabel='inputs (black), E (red) and I (blue) neurons')
     path.parent.mkdir(exist_ok=True)
     plt.savefig(path, dpi=150, bbox_inches='tight')
     return float(first), float(last)
