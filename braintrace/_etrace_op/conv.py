@@ -257,6 +257,7 @@ def bind_conv(
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     layout = _checked_layout(x, kernel, dimension_numbers, feature_group_count, batch_group_count)
     rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
+    lhs_dilation = _each_axis('lhs_dilation', lhs_dilation, rank)
     batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
     if batch_first:
@@ -272,8 +273,8 @@ def bind_conv(
         *bias,
         has_bias=bool(bias),
         strides=_each_axis('strides', strides, rank) or (1,) * rank,
-        padding=_checked_padding(padding, rank),
-        lhs_dilation=_each_axis('lhs_dilation', lhs_dilation, rank),
+        padding=_checked_padding(padding, rank, lhs_dilation),
+        lhs_dilation=lhs_dilation,
         rhs_dilation=_each_axis('rhs_dilation', rhs_dilation, rank),
         feature_group_count=feature_group_count,
         batch_group_count=batch_group_count,
@@ -350,7 +351,12 @@ def _each_axis(name: str, value, rank: int) -> tuple[int, ...] | None:
     return tuple(int(size) for size in sizes)
 
 
-def _checked_padding(padding, rank: int) -> str | tuple[tuple[int, int], ...]:
+def _checked_padding(padding, rank: int, lhs_dilation) -> str | tuple[tuple[int, int], ...]:
+    if isinstance(padding, str) and any(size != 1 for size in lhs_dilation or ()):
+        raise OptionError(
+            f'conv: padding is {padding!r} and lhs_dilation {lhs_dilation}; where x is dilated, '
+            f'give {rank} pair(s) of ints.'
+        )
     if isinstance(padding, str) and padding.upper() in ('SAME', 'SAME_LOWER', 'VALID'):
         return padding.upper()
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import EtpDtypeError, EtpShapeError
 from .._jax import Tracer
@@ -105,9 +106,10 @@ def embedding(indices, weight):
     hint = 'Map the leading axes with `jax.vmap`, or use `indices.ravel()`.'
     check_rank(op, 'indices', x.shape, {0: '()', 1: '(batch,)'}, hint)
     check_rank(op, 'weight', table.shape, {2: '(rows, features)'}, 'Reshape it to a matrix.')
-    if not isinstance(x, Tracer) and x.size and not ((x >= 0) & (x < len(table))).all():
+    known = np.zeros(0, int) if isinstance(x, Tracer) else np.asarray(x)
+    if known.size and not (known.min() >= 0 and known.max() < len(table)):
         raise EtpShapeError(
-            f'{op}: indices go from {x.min()} to {x.max()}, but the weight of shape {table.shape} '
-            f'has rows 0 to {len(table) - 1}.'
+            f'{op}: indices go from {known.min()} to {known.max()}, but the weight of shape '
+            f'{table.shape} has rows 0 to {len(table) - 1}.'
         )
     return with_unit((etp_embed_mm_p if x.ndim else etp_embed_mv_p).bind(x, table), unit)

@@ -79,7 +79,7 @@ class Conv(ShowsArguments, brainstate.nn.Module):
             )
         weight, bias = self.weight.value['weight'], self.weight.value.get('bias')
         kernel = weight if self.w_mask is None else weight * self.w_mask
-        bias = None if bias is None else bias.reshape(self.out_channels)
+        bias = None if bias is None else bias.reshape((self.out_channels,))
         y = conv(x if lead else x[None], kernel, bias, **self.options)
         return y if lead else y[0]
 
@@ -103,7 +103,7 @@ class Conv(ShowsArguments, brainstate.nn.Module):
         if len(sizes) != self.rank or not all(is_count(size, 1) for size in sizes):
             raise OptionError(
                 f'{type(self).__name__}: {name} is {value!r}; give an int of at least 1, or '
-                f'{self.rank} of them, one for each spatial axis.'
+                f'one for each spatial axis ({self.rank}).'
             )
         return tuple(map(int, sizes))
 
@@ -121,8 +121,8 @@ class Conv(ShowsArguments, brainstate.nn.Module):
         ):
             raise OptionError(
                 f"{type(self).__name__}: padding is {padding!r}; give 'SAME', 'SAME_LOWER', "
-                f"'VALID', an int from 0 up, or {self.rank} ints or pairs (before, behind), one "
-                'for each spatial axis.'
+                "'VALID', an int from 0 up, or an int or a pair (before, behind) for each spatial "
+                f'axis ({self.rank}).'
             )
         return tuple((int(low), int(high)) for low, high in pairs)
 

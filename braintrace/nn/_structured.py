@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpDtypeError, OptionError
+from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 from .._etrace_op import SparseStructure, embedding, lora_matmul, sparse_matmul
 from .._signatures import ShowsArguments, refuses
 from ._arguments import (
@@ -42,8 +42,8 @@ def folded(op: Callable, x: Any, rank: int) -> Any:
     if x.ndim <= rank + 1:
         return op(x)
     lead, own = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
-    y = op(x.reshape(-1, *own))
-    return y.reshape(*lead, *y.shape[1:])
+    y = op(x.reshape((-1, *own)))
+    return y.reshape((*lead, *y.shape[1:]))
 
 
 class SparseLinear(ShowsArguments, brainstate.nn.Module):
@@ -100,7 +100,7 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
     ):
         super().__init__(name=name)
         self.structure, data = SparseStructure.of(spar_mat), getattr(spar_mat, 'data', None)
-        if not jnp.issubdtype(getattr(data, 'dtype', None), jnp.inexact):
+        if not jnp.issubdtype(getattr(data, 'dtype', int), jnp.inexact):
             raise EtpDtypeError(
                 f'SparseLinear: the data of spar_mat, a {type(spar_mat).__name__}, have dtype '
                 f'{getattr(data, "dtype", None)}; give a matrix of saiunit.sparse with floating '
@@ -133,13 +133,13 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     r"""A product of low rank r, alone or added to another layer (low-rank adaptation; Hu et al.,
     2021, arXiv:2106.09685, equation 3).
 
-    .. math:: y = f(x) + x\,A\,B
+    .. math:: y = f(x) + \frac{1}{r}\, x\,A\,B
 
-    As in the paper A is drawn and B is 0 at first, so that the base f is not disturbed. Then the
-    first gradient of A is 0, and B alone learns in the first step. A layer without a base needs
-    ``lora_b_init`` to give anything but 0 before it has learnt. The base's parameters stay
-    parameters; train ``weight`` alone to adapt a base that is frozen. Several leading axes of x
-    count as one batch.
+    The factor is the paper's :math:`\alpha / r` with :math:`\alpha = 1`. As in the paper A is drawn
+    and B is 0 at first, so that the base f is not disturbed. Then the first gradient of A is 0, and
+    B alone learns in the first step. A layer without a base needs ``lora_b_init`` to give anything
+    but 0 before it has learnt. The base's parameters stay parameters; train ``weight`` alone to
+    adapt a base that is frozen. Several leading axes of x count as one batch.
 
     Parameters
     ----------
@@ -163,6 +163,8 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     ------
     OptionError
         A size is no positive int, ``in_size`` does not end with I, or ``base_module`` is no module.
+    EtpShapeError, EtpUnitError
+        The input is not of shape (..., I), or the base's result has another shape or unit.
 
     Examples
     --------
@@ -211,9 +213,25 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     def update(self, x: Any) -> Any:
         """Map ``x`` of shape (..., I) to (..., O)."""
         check_trailing('LoRA', x, (self.in_features,))
-        value = self.weight.value
-        y = folded(lambda x: lora_matmul(x, value['lora_a'], value['lora_b']), x, 1)
-        return y if self.base_module is None else self.base_module(x) + y
+        a, b = (self.weight.value[name] for name in ('lora_a', 'lora_b'))
+        y = folded(lambda x: lora_matmul(x, a, b, alpha=1 / self.lora_rank), x, 1)
+        return y if self.base_module is None else added('LoRA', self.base_module(x), y)
+
+
+def added(owner: str, base: Any, own: Any) -> Any:
+    """The sum of two results of one shape and dimension."""
+    if base.shape != own.shape:
+        raise EtpShapeError(
+            f'{owner}: base_module gives shape {base.shape} and the product {own.shape}; they are '
+            'added, so give a base with the same number of outputs.'
+        )
+    units = u.get_unit(base), u.get_unit(own)
+    if not units[0].has_same_dim(units[1]):
+        raise EtpUnitError(
+            f'{owner}: base_module gives unit {units[0]} and the product {units[1]}; they are '
+            'added, so give kernel_init or lora_b_init the unit that is missing.'
+        )
+    return base + own
 
 
 class GroupedLinear(ShowsArguments, brainstate.nn.Module):
@@ -360,26 +378,33 @@ class Embedding(ShowsArguments, brainstate.nn.Module):
                 f'Embedding: padding_idx is {padding_idx!r}; give a row from 0 to '
                 f'{num_embeddings - 1}.'
             )
-        self.padding_idx = padding_idx
+        self.padding_idx, self.freeze = padding_idx, bool(freeze)
         shape = (self.num_embeddings, *self.embedding_size)
         table = first_value('Embedding', 'embedding_init', embedding_init, shape)
         if padding_idx is not None and callable(embedding_init):
             table = u.math.where(self._is_padding(), u.math.zeros_like(table), table)
         learns = parameter('Embedding', param_type, table)
-        self.weight = brainstate.LongTermState(table) if freeze else learns
+        self.weight = brainstate.LongTermState(table) if self.freeze else learns
 
     def update(self, x: Any) -> Any:
         """Map integers ``x`` of any shape to vectors (..., \\*E)."""
         check_array('Embedding', x)
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise EtpDtypeError(f'Embedding: the input has dtype {x.dtype}; give integers.')
         table = self.weight.value
         if self.padding_idx is not None:
             table = u.math.where(self._is_padding(), jax.lax.stop_gradient(table), table)
-        rows = table.reshape(self.num_embeddings, math.prod(self.embedding_size))
-        y = folded(lambda x: embedding(x, rows), x, 0)
-        return y.reshape(*x.shape, *self.embedding_size)
+        rows = table.reshape((self.num_embeddings, math.prod(self.embedding_size)))
+        y = folded(lambda x: constant_rows(x, rows) if self.freeze else embedding(x, rows), x, 0)
+        return y.reshape((*x.shape, *self.embedding_size))
 
     def _is_padding(self) -> Any:
         """Which entries of the table are those of the row that does not learn."""
         return (np.arange(self.num_embeddings) == self.padding_idx).reshape(
             -1, *(1 for _ in self.embedding_size)
         )
+
+
+def constant_rows(x: Any, table: Any) -> Any:
+    """Rows of a table that nothing trains, so without an op; NaN for an index out of range."""
+    return u.math.take(table, jnp.where(x < 0, len(table), x), axis=0, mode='fill')

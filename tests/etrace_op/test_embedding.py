@@ -176,3 +176,10 @@ def test_operands_that_do_not_fit_are_refused(indices, weight, error, found):
 def test_an_unknown_index_out_of_range_gives_no_number():
     rows = jax.jit(braintrace.embedding)(jnp.array([-1, 0, 7]), jnp.asarray(TABLE))
     assert np.isnan(rows[0]).all() and np.isnan(rows[2]).all() and (rows[1] == TABLE[0]).all()
+
+
+def test_indices_that_are_known_inside_of_jit_are_checked_there():
+    known, look_up = jnp.array([2, 0]), jax.jit(lambda table: braintrace.embedding(known, table))
+    np.testing.assert_array_equal(look_up(jnp.eye(3)), np.eye(3)[[2, 0]])
+    with pytest.raises(EtpShapeError, match='rows 0 to 1'):
+        look_up(jnp.eye(2))

@@ -1,5 +1,7 @@
 """The user functions: values, units, dtypes, and what they refuse with which words."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -401,3 +403,40 @@ def test_a_refused_call_leaves_no_trace_of_itself():
         ops.matmul(X, W.T)
     assert before == {name: set(getattr(ops, name)) for name in before}
     assert cases.FILLED[0].call(*cases.FILLED[0].draw()).shape == (4, 5)
+
+
+# Arguments of other packages: the words are the line to write here.
+ELSEWHERE = [
+    (ops.matmul, 'weight_fn', '`matmul(x, fn(weight), bias)`'),
+    (ops.matmul, 'bias_fn', '`matmul(x, weight, fn(bias))`'),
+    (ops.grouped_matmul, 'weight_fn', '`grouped_matmul(x, fn(weight), bias)`'),
+    (ops.grouped_matmul, 'bias_fn', '`grouped_matmul(x, weight, fn(bias))`'),
+    (ops.einsum, 'weight_fn', '`einsum(equation, x, fn(weight))`'),
+    (ops.embedding, 'weight_fn', '`embedding(indices, fn(weight))`'),
+    (ops.conv, 'kernel_fn', '`conv(x, fn(kernel), bias)`'),
+    (ops.conv, 'weight_fn', '`conv(x, fn(kernel), bias)`'),
+    (ops.conv, 'bias_fn', '`conv(x, kernel, fn(bias))`'),
+    (ops.lora_matmul, 'b_fn', '`lora_matmul(x, fn(B), A)`'),
+    (ops.lora_matmul, 'a_fn', '`lora_matmul(x, B, fn(A))`'),
+    (ops.lora_matmul, 'bias_fn', '`lora_matmul(x, B, A, bias=fn(bias))`'),
+    (ops.sparse_matmul, 'weight', '`sparse_matmul(x, weight_data, sparse_mat=...)`'),
+    (ops.sparse_matmul, 'weight_fn', '`sparse_matmul(x, fn(weight_data), sparse_mat=...)`'),
+    (ops.sparse_matmul, 'bias_fn', 'bias=fn(bias))`'),
+]
+
+
+@pytest.mark.parametrize('op, name, line', ELSEWHERE)
+def test_an_argument_of_other_packages_is_refused_with_the_line_to_write(op, name, line):
+    with pytest.raises(OptionError) as error:
+        op(X, W, **{name: jnp.abs})
+    text = str(error.value)
+    assert text.startswith(f'{op.__name__}: there is no argument {name}.') and line in text
+    assert name not in inspect.signature(op).parameters
+
+
+def test_the_function_of_element_wise_has_two_names():
+    assert_close(ops.element_wise(W, weight_fn=jnp.exp), np.exp(W))
+    with pytest.raises(OptionError, match='weight_fn is another name for fn; give one'):
+        ops.element_wise(W, jnp.exp, weight_fn=jnp.exp)
+    with pytest.raises(OptionError, match='fn is a int'):
+        ops.element_wise(W, weight_fn=3)

@@ -13,7 +13,9 @@ from tests.models.ops import NumpyOps
 from tests.nn.rows import ROWS, bare, built, case_of, inputs, plain, values
 
 PAIRS = [
-    pytest.param(row, size, id=f'{row.name}-{size}', marks=() if i == 0 else pytest.mark.slow)
+    pytest.param(
+        row, size, id=f'{row.name}-{size}', marks=[pytest.mark.slow] if i or not row.quick else []
+    )
     for row in ROWS.values()
     for i, size in enumerate(row.batches)
 ]

@@ -10,7 +10,7 @@ import saiunit as u
 from braintrace import nn
 from tests.nn.rows.row import Row
 
-NORMAL = brainstate.nn.init.Normal(0.5)
+NORMAL = brainstate.nn.init.Normal(scale=0.5)
 SIGNS = np.array([[1], [-1], [1]])
 MASK = np.array([[1.0, 0.0, 1.0, 1.0, 0.0], [0.0, 1.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0, 1.0]])
 
@@ -43,8 +43,12 @@ def leaky(layer):
     return formula
 
 
+QUICK = ('linear_axes', 'scaled_ws', 'conv1d')  # also in `make test-quick`
+
+
 def row(name, make, layer, **options):
-    return Row(name, lambda: Leaky(make()), leaky(layer), exact=True, **options)
+    quick = name in QUICK
+    return Row(name, lambda: Leaky(make()), leaky(layer), exact=True, quick=quick, **options)
 
 
 def affine(ops, p, x):
@@ -55,11 +59,19 @@ def signed(ops, w, x):
     return x @ (ops.abs(w) * SIGNS)
 
 
-def signed_recurrent(ops, p, s, x):
-    weight = ops.abs(p['layer.weight']) * np.repeat([1, 1, -1], [3, 4, 1])[:, None]
-    y = ops.matmul(ops.concatenate([x, ops.cut(s['h'])]), weight)
-    h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
-    return h, {'h': h}
+DALE = np.repeat([1, 1, -1], [3, 4, 1])[:, None]
+
+
+def recurrent(weight_and_bias):
+    """The formula of a recurrent :class:`Leaky`."""
+
+    def formula(ops, p, s, x):
+        weight, bias = weight_and_bias(ops, p['layer.weight'])
+        y = ops.matmul(ops.concatenate([x, ops.cut(s['h'])]), weight, bias)
+        h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
+        return h, {'h': h}
+
+    return formula
 
 
 def standardised(ops, p, x):
@@ -92,7 +104,7 @@ def make_lora():
 
 def lora(ops, p, s, x):
     base, own = p['layer.base_module.weight'], p['layer.weight']
-    y = x @ base['weight'] + base['bias'] + x @ own['lora_a'] @ own['lora_b']
+    y = x @ base['weight'] + base['bias'] + x @ own['lora_a'] @ own['lora_b'] / 2
     h = ops.new('h', 0.8 * s['h'] + ops.tanh(y))
     return h, {'h': h}
 
@@ -154,14 +166,20 @@ ROWS = [
     row('signed', lambda: nn.SignedWLinear(3, 5, w_sign=SIGNS), signed),
     Row(
         'signed_recurrent',
-        lambda: Leaky(
-            nn.SignedWLinear(8, 5, w_sign=np.repeat([1, 1, -1], [3, 4, 1])[:, None]), True
-        ),
-        signed_recurrent,
+        lambda: Leaky(nn.SignedWLinear(8, 5, w_sign=DALE), True),
+        recurrent(lambda ops, w: (ops.abs(w) * DALE, None)),
+        quick=False,
+    ),
+    Row(
+        'linear_axes_recurrent',
+        lambda: Leaky(nn.Linear((4, 8), (4, 5), b_init=NORMAL), True),
+        recurrent(lambda ops, p: (p['weight'], p['bias'])),
+        x=(4, 3),
+        quick=False,
     ),
     row('scaled_ws', lambda: nn.ScaledWSLinear(3, 5, b_init=NORMAL, w_mask=MASK), standardised),
     row('sparse', lambda: nn.SparseLinear(sparse_matrix(), NORMAL), sparse),
-    Row('lora', lambda: Leaky(make_lora()), lora, exact=True),
+    Row('lora', lambda: Leaky(make_lora()), lora, exact=True, quick=False),
     row('grouped', lambda: nn.GroupedLinear(2, 3, 4, b_init=NORMAL), grouped, x=(2, 3)),
     row(
         'embedding',

@@ -39,6 +39,7 @@ class Row:
     owner: Mapping = dataclasses.field(default_factory=dict)  # as in tests.models.Model
     two_pass: bool = False  # an op reads a new state: the oracle is `two_pass`, not `cut_bptt`
     batches: tuple = (BATCH, None)  # the batch sizes that it is tried with
+    quick: bool = True  # a batch of it runs in `make test-quick`
     context: Mapping = dataclasses.field(default_factory=dict)  # of brainstate.environ
 
     def given(self, xs):
