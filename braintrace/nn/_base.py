@@ -18,15 +18,13 @@ __all__ = ['GatedCell', 'RecurrentLayer', 'StatefulLayer']
 
 
 class StatefulLayer(ShowsArguments, brainstate.nn.Module):
-    """A layer with states, whose samples have the shape ``in_size``.
+    """A layer with hidden states, whose samples have the shape ``in_size``.
 
     :meth:`transition` maps an input and the states' old values to the output and their new values.
     ``first_values`` has a pair for each state: its first value and the shape of one sample.
-    ``kinds`` has the class of each state that is not a ``HiddenState``.
     """
 
     first_values: dict[str, tuple[Init, tuple[int, ...]]]
-    kinds: ClassVar[dict[str, type]] = {}
 
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
@@ -35,8 +33,7 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
     def init_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Make the states, with a leading axis of ``batch_size`` if that is given."""
         for name in self.first_values:
-            kind = self.kinds.get(name, brainstate.HiddenState)
-            setattr(self, name, kind(self._initial(name, batch_size)))
+            setattr(self, name, brainstate.HiddenState(self._initial(name, batch_size)))
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
         """Set the states back to their first values, for ``batch_size`` samples."""

@@ -82,7 +82,7 @@ class Neuron(StatefulLayer):
         V = V - drop * spikes
         new = self.moved(x, spikes, (V, *others))
         if self.tau_ref is not None:
-            count = jnp.where(spikes > 0, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
+            count = jnp.where(spikes > 0.5, self._held_steps(), jnp.maximum(others[-1] - 1, 0))
             new = (u.math.where(count > 0, V, new[0]), *new[1:], count)
         return self._spikes(new), new
 
@@ -119,7 +119,6 @@ class Neuron(StatefulLayer):
         self.first_values = {name: (value, self.in_size) for name, value in first.items()}
         if self.tau_ref is not None:
             self.first_values['refractory'] = (filled(0, jnp.int32), self.in_size)
-            self.kinds = {'refractory': brainstate.ShortTermState}
 
     def _parameter(self, name: str, value: Any) -> Any:
         """A number for all units, or an array of one for each, in the float type of the states."""
@@ -182,7 +181,7 @@ class Neuron(StatefulLayer):
         return 1 / rate
 
     def _time(self, name: str, value: Any) -> Any:
-        return self._parameter(name, check_time(self._owner, name, value))
+        return check_time(self._owner, name, self._parameter(name, value))
 
 
 def in_unit(value: Any, unit: Any) -> Any:

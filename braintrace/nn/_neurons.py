@@ -8,7 +8,7 @@ from typing import Any
 import saiunit as u
 
 from ._arguments import ZERO, Init, Size
-from ._neuron import Neuron, filled
+from ._neuron import Neuron, filled, in_unit
 from ._time import decay, steps_of
 
 __all__ = ['ALIF', 'GIF', 'IF', 'LIF']
@@ -111,8 +111,9 @@ class LIF(Neuron):
     ----------
     V : brainstate.HiddenState
         The potential, of shape N or (B, \*N).
-    refractory : brainstate.ShortTermState
-        With ``tau_ref``: the number of steps for which a unit is still held, int32.
+    refractory : brainstate.HiddenState
+        With ``tau_ref``: the number of steps for which a unit is still held, an int32 without a
+        derivative, which a reset of the learner puts back too.
 
     Raises
     ------
@@ -269,7 +270,7 @@ class GIF(Neuron):
     ----------
     V, V_th, I1, I2 : brainstate.HiddenState
         The potential, the threshold :math:`\theta`, which starts at ``V_th_inf``, and the currents,
-        which start at 0.
+        which start at 0, in the unit of A1.
 
     Examples
     --------
@@ -312,7 +313,8 @@ class GIF(Neuron):
         self._times = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
         self._slope = self._unitless('a / b', a / b)
         self._kept = self._unitless('R1', R1), self._unitless('R2', R2)
-        self._added = self._current('A1', A1), self._current('A2', A2)
+        A1, A2 = self._current('A1', A1), self._current('A2', A2)
+        self._added = A1, in_unit(A2, u.get_unit(A1))
         self._set_states(
             V=self._first('V_init', V_rest if V_init is None else V_init),
             V_th=filled(self.V_th_inf),

@@ -17,7 +17,7 @@ CELLS = {
     'gru': (nn.GRUCell, ('h',)),
     'lstm': (nn.LSTMCell, ('h', 'c')),
     'minigru': (nn.MiniGRU, ('h',)),
-    'readout': (nn.LeakyRateReadout, ('f', 'g')),
+    'readout': (nn.FilteredReadout, ('f', 'g')),
 }
 SIZES = {'f': NUM_IN, 'g': 1}  # of a readout's states; those of cells: NUM_OUT
 BATCHES = [None, 2]

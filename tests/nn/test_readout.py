@@ -1,4 +1,4 @@
-"""What the leaky readout has beyond the other cells: a time constant."""
+"""What readouts have beyond the other cells: a time constant, and what a filter keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace.nn import LeakyRateReadout
+from braintrace.nn import LIF, FilteredReadout, LeakyRateReadout, LeakySpikeReadout, Linear
 
 
 def decay_of(readout):
@@ -23,19 +23,19 @@ def decay_of(readout):
 @pytest.mark.parametrize('tau', [0.5, 5.0, 40])
 def test_a_number_counts_steps(tau):
     np.testing.assert_allclose(
-        decay_of(LeakyRateReadout(3, 2, tau=tau)), np.exp(-1 / tau), rtol=1e-6
+        decay_of(FilteredReadout(3, 2, tau=tau)), np.exp(-1 / tau), rtol=1e-6
     )
 
 
 def test_a_time_is_measured_against_dt():
-    readout = LeakyRateReadout(3, 2, tau=0.01 * u.second)
+    readout = FilteredReadout(3, 2, tau=0.01 * u.second)
     with brainstate.environ.context(dt=2 * u.ms):
         np.testing.assert_allclose(decay_of(readout), np.exp(-0.2), rtol=1e-6)
 
 
 def test_filtering_before_the_weights_is_filtering_behind_them():
     brainstate.random.seed(1)
-    readout = LeakyRateReadout(3, 2, tau=4 * u.ms, b_init=brainstate.nn.init.Normal(0.3))
+    readout = FilteredReadout(3, 2, tau=4 * u.ms, b_init=brainstate.nn.init.Normal(0.3))
     readout.init_state(batch_size=2)
     weight, bias = (np.asarray(readout.W.weight.value[n], float) for n in ('weight', 'bias'))
     r = np.zeros((2, 2))
@@ -47,18 +47,19 @@ def test_filtering_before_the_weights_is_filtering_behind_them():
 
 
 class Net(brainstate.nn.Module):
-    def __init__(self):
+    def __init__(self, readout):
         super().__init__()
-        self.cell = braintrace.nn.MiniGRU(2, 3)
-        self.readout = LeakyRateReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(0.3))
+        self.layer, self.neurons = Linear(2, 3), LIF(3, tau=5.0, R=5.0)
+        self.readout = readout
 
     def update(self, x):
-        return self.readout(self.cell(x))
+        return self.readout(self.neurons(self.layer(x)))
 
 
 def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_in_front():
     """The loss is that of the last step alone, which reads the past through the filter."""
-    learner = braintrace.compile(Net(), 'D_RTRL', jnp.zeros((2, 2)), batch_size=2, seed=0)
+    readout = FilteredReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(0.3))
+    learner = braintrace.compile(Net(readout), 'D_RTRL', jnp.zeros((2, 2)), batch_size=2, seed=0)
     online, params, carry = learner.pure()
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2, 2)), 'float32')
     last = jnp.arange(12) == 11
@@ -82,15 +83,89 @@ def test_a_time_without_a_dt_in_time_is_refused(context):
         brainstate.environ.context(**context),
         pytest.raises(braintrace.EtpUnitError, match='brainstate.environ.set'),
     ):
-        decay_of(LeakyRateReadout(3, 2, tau=5 * u.ms))
+        decay_of(FilteredReadout(3, 2, tau=5 * u.ms))
 
 
 def test_a_tau_of_another_dimension_is_refused():
     with pytest.raises(braintrace.EtpUnitError, match='give a time'):
-        LeakyRateReadout(3, 2, tau=5 * u.mV)
+        FilteredReadout(3, 2, tau=5 * u.mV)
 
 
 @pytest.mark.parametrize('tau', [0.0, -1.0, 0 * u.ms])
 def test_a_tau_that_is_not_positive_is_refused(tau):
     with pytest.raises(braintrace.OptionError, match='larger than 0'):
-        LeakyRateReadout(3, 2, tau=tau)
+        FilteredReadout(3, 2, tau=tau)
+
+
+def test_a_filter_behind_the_weights_cuts_that_history_and_the_report_says_so():
+    net = Net(LeakyRateReadout(3, 2, tau=5.0))
+    learner = braintrace.compile(net, 'D_RTRL', jnp.zeros((2, 2)), batch_size=2)
+    assert not learner.report.exact
+    assert 'readout/r' in str(learner.report)
+
+
+def test_both_leaky_readouts_have_the_same_outputs():
+    brainstate.random.seed(1)
+    before, behind = FilteredReadout(3, 2, tau=4 * u.ms), LeakyRateReadout(3, 2, tau=4 * u.ms)
+    behind.W.value = before.W.weight.value['weight']
+    for readout in (before, behind):
+        readout.init_state(batch_size=2)
+    with brainstate.environ.context(dt=1 * u.ms):
+        for x in np.random.default_rng(0).normal(size=(5, 2, 3)).astype('float32'):
+            np.testing.assert_allclose(before(x), behind(x), rtol=0, atol=2e-6)
+
+
+PUBLIC = [
+    [0.6593654155731201, -0.25623077154159546],
+    [0.7898427844047546, 0.35271596908569336],
+    [0.8966686129570007, 0.8512793779373169],
+]
+
+
+def test_the_leaky_readout_is_that_of_the_public_package():
+    """Its parameter, its state, and numbers that braintrace 0.2.8 of PyPI printed."""
+    weight, first = jnp.arange(6.0).reshape(3, 2) / 8 - 0.25, jnp.array([0.5, -1.0])
+    readout = LeakyRateReadout(3, 2, w_init=weight, r_init=first)
+    readout.init_state()
+    assert [(*path, value.value.shape) for path, value in readout.states().items()] == [
+        ('W', (3, 2)),
+        ('r', (2,)),
+    ]
+    with brainstate.environ.context(dt=1 * u.ms):
+        got = [readout(jnp.array([1.0, -0.5, 2.0])) for _ in range(3)]
+    np.testing.assert_allclose(got, PUBLIC, rtol=1e-6)
+
+
+def test_a_spiking_readout_is_leaky_neurons_behind_weights():
+    readout = LeakySpikeReadout(2, 1, tau=5.0, w_init=jnp.array([[5.0], [-1.0]]))
+    brainstate.nn.init_all_states(readout)
+    spikes = [float(readout(jnp.array([0.5, 0.5]))[0]) for _ in range(4)]
+    np.testing.assert_array_equal(spikes, readout_by_hand(2.0))
+    np.testing.assert_array_equal(readout.get_spike(), spikes[-1:])
+
+
+def readout_by_hand(current):
+    v, fired, left = 0.0, [], np.exp(-1 / 5)
+    for _ in range(4):
+        v = (v - (v > 1)) * left + (1 - left) * current
+        fired.append(float(v > 1))
+    return fired
+
+
+@pytest.mark.parametrize('cls', [FilteredReadout, LeakyRateReadout])
+def test_a_state_of_another_unit_than_its_input_is_refused(cls):
+    readout = cls(3, 2, tau=5.0)
+    readout.init_state()
+    with pytest.raises(braintrace.EtpUnitError, match=r'has the unit 1.*adds to it has mA.*_init'):
+        readout(jnp.ones(3) * u.mA)
+
+
+@pytest.mark.parametrize('cls', [FilteredReadout, LeakyRateReadout, LeakySpikeReadout])
+def test_a_size_that_is_not_one_positive_int_is_refused(cls):
+    for size in (0, 2.5, (2, 3)):
+        with pytest.raises(braintrace.OptionError, match=f'{cls.__name__}: out_size is'):
+            cls(3, size)
+    readout = cls(3, 2, tau=5.0)
+    brainstate.nn.init_all_states(readout)
+    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(4,\); expected \(3,\)'):
+        readout(jnp.ones(4))

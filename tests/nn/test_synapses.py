@@ -35,9 +35,7 @@ def test_a_conductance_needs_a_reversal_potential_and_a_potential():
     projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV)))
     with pytest.raises(braintrace.StructureError, match='no potential is given'):
         projection(jnp.ones(2))
-    with pytest.raises(
-        braintrace.EtpUnitError, match='E is 0 mV and the potential has the unit 1'
-    ):
+    with pytest.raises(braintrace.EtpUnitError, match='E is 0 mV and the potential has the unit 1'):
         projection(jnp.ones(2), jnp.zeros(3))
     with pytest.raises(braintrace.EtpShapeError, match=r'shape \(3,\) and the potential \(4,\)'):
         projection(jnp.ones(2), jnp.zeros(4) * u.mV)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.nn.rows import cells, layers, synapses
+from tests.nn.rows import cells, layers, neurons, synapses
 from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
 
-ROWS: dict[str, Row] = {row.name: row for part in (cells, layers, synapses) for row in part.ROWS}
+ROWS: dict[str, Row] = {
+    row.name: row for part in (cells, layers, neurons, synapses) for row in part.ROWS
+}
 
 __all__ = ['ROWS', 'Row', 'bare', 'built', 'case_of', 'inputs', 'plain', 'values']

@@ -164,7 +164,7 @@ ROWS = [
         current_based,
         exact=True,
     ),
-    Row('dual_in_units', in_units, dual, exact=True, context={'dt': 0.5 * u.ms}),
+    Row('dual_in_units', in_units, dual, exact=True, quick=False, context={'dt': 0.5 * u.ms}),
     Row(
         'depression',
         lambda: Feed(
@@ -180,7 +180,8 @@ ROWS = [
         groups=(('projection.stp.x',), ('projection.syn.g', 'neurons.V')),
         owner={'projection.comm.weight': 1},
         exact=True,
+        quick=False,
     ),
     Row('balanced_coba', Balanced, balanced),
-    Row('facilitation', Facilitated, facilitated, two_pass=True),
+    Row('facilitation', Facilitated, facilitated, two_pass=True, quick=False),
 ]

@@ -1,0 +1,237 @@
+"""What neurons have beyond other layers: spikes made of their state, units, a refractory time."""
+
+from __future__ import annotations
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import nn
+
+NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'GIF': nn.GIF}
+HIDDEN = {'IF': ['V'], 'LIF': ['V'], 'ALIF': ['V', 'a'], 'GIF': ['V', 'V_th', 'I1', 'I2']}
+neurons = pytest.mark.parametrize('name', NEURONS)
+MV = {'V_th': 20 * u.mV, 'V_reset': -5 * u.mV}
+
+
+def run(units, current, steps, batch_size=None):
+    units.init_state(batch_size)
+    return np.stack([np.asarray(units(current)) for _ in range(steps)])
+
+
+@neurons
+@pytest.mark.parametrize('batch_size', [None, 3])
+def test_states_have_the_shape_of_the_units(name, batch_size):
+    units = NEURONS[name]((2, 4), tau_ref=2)
+    units.init_state(batch_size)
+    lead = () if batch_size is None else (batch_size,)
+    assert units.in_size == units.out_size == (2, 4)
+    hidden = [path[0] for path in units.states(brainstate.HiddenState)]
+    assert sorted(hidden) == sorted([*HIDDEN[name], 'refractory'])
+    for _ in range(2):
+        spikes = units(jnp.ones((*lead, 2, 4)))
+        assert spikes.dtype == jnp.float32 and spikes.shape == (*lead, 2, 4)
+        kinds = {(s.value.shape, str(s.value.dtype)) for s in units.states().values()}
+        assert kinds == {(spikes.shape, 'float32'), (spikes.shape, 'int32')}
+
+
+@neurons
+def test_the_spikes_are_those_of_the_state(name):
+    units = NEURONS[name](4, tau=2.0, tau_ref=2)
+    units.init_state()
+    fired = []
+    for x in np.random.default_rng(0).normal(1.0, 2.0, (30, 4)).astype('float32'):
+        fired.append(np.asarray(units(x)))
+        np.testing.assert_array_equal(units.get_spike(), fired[-1])
+    assert 0.05 < np.mean(fired) < 0.5 and set(np.unique(fired)) == {0.0, 1.0}
+
+
+@neurons
+def test_the_first_values_come_back_with_a_reset(name):
+    units = NEURONS[name](3, tau=2.0, tau_ref=3, V_init=0.25)
+    units.init_state(2)
+    first = {path: np.asarray(s.value) for path, s in units.states().items()}
+    assert (first[('V',)] == 0.25).all()
+    for _ in range(3):
+        units(jnp.full((2, 3), 9.0))
+    assert (np.asarray(units.refractory.value) > 0).all()
+    units.reset_state(2)
+    for path, s in units.states().items():
+        np.testing.assert_array_equal(s.value, first[path])
+
+
+@pytest.mark.slow
+@neurons
+def test_parameters_may_differ_between_units(name):
+    tau, R = np.array([2.0, 20.0]), np.array([[1.0], [3.0]])
+    together = run(NEURONS[name]((2, 2), tau=tau, R=R), jnp.ones((2, 2)), 20)
+    for i, j in [(0, 0), (1, 0), (1, 1)]:
+        alone = run(NEURONS[name](1, tau=tau[j], R=R[i, 0]), jnp.ones(1), 20)
+        np.testing.assert_array_equal(together[:, i, j], alone[:, 0])
+    assert len({*together.sum(0).ravel()}) > 1
+
+
+def test_after_a_spike_the_potential_is_held_for_the_refractory_time():
+    units = nn.LIF(1, tau=1.0, tau_ref=3, spk_reset='hard')
+    units.init_state()
+    got = [(float(units(jnp.full(1, 9.0))[0]), float(units.V.value[0])) for _ in range(9)]
+    fired = (1.0, 9 * (1 - np.exp(-1)))
+    want = [fired, *3 * [(0.0, 0.0)], fired, *3 * [(0.0, 0.0)], fired]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'tau_ref, steps', [(2 * u.ms, 4), (1.9 * u.ms, 4), (0.1 * u.ms, 1), (3, 3)]
+)
+def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
+    units = nn.IF(1, 1.0, tau_ref=tau_ref, spk_reset='hard')
+    with brainstate.environ.context(dt=0.5 * u.ms):
+        spikes = run(units, jnp.full(1, 2.0), 2 * steps + 3)[:, 0]
+    np.testing.assert_array_equal(np.flatnonzero(spikes), [0, steps + 1, 2 * steps + 2])
+
+
+@pytest.mark.slow
+def test_a_learner_resets_the_countdown_too():
+    """All lanes, or some; the countdown has no trace."""
+    model = brainstate.nn.Sequential(nn.Linear(2, 3), nn.LIF(3, 2.0, R=9.0, tau_ref=5))
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((2, 2)), batch_size=2)
+    assert learner.report.exact
+    assert [group.num_state for group in learner.graph.hidden_groups] == [1]
+    count = model.layers[1].refractory
+
+    def run():
+        learner(jnp.ones((2, 2)))
+        return np.asarray(count.value)
+
+    model.layers[0].weight.value = {'weight': jnp.ones((2, 3)), 'bias': jnp.zeros(3)}
+    assert [run().max() for _ in range(3)] == [0, 5, 4]
+    learner.reset_state(lanes=jnp.array([True, False]))
+    np.testing.assert_array_equal(run(), [[0, 0, 0], [3, 3, 3]])
+    assert (run() > 0).all()
+    learner.reset_state()
+    assert not run().any()
+
+
+def test_units_of_volts_are_plain_units_scaled():
+    plain = nn.LIF(4, 10.0, 2.0, 20.0, 1.0, -5.0, V_init=np.arange(4.0))
+    volts = nn.LIF(
+        4, 5 * u.ms, 2 * u.Mohm, 0.02 * u.volt, 1 * u.mV, -5 * u.mV, V_init=np.arange(4.0) * u.mV
+    )
+    for units in (plain, volts):
+        units.init_state()
+    with brainstate.environ.context(dt=0.5 * u.ms):
+        for x in np.random.default_rng(0).normal(10.0, 20.0, (10, 4)).astype('float32'):
+            np.testing.assert_array_equal(plain(x), volts(x * u.nA))
+            assert volts.V.value.unit == u.volt
+            np.testing.assert_allclose(volts.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-4)
+
+
+def test_units_survive_a_step():
+    units = nn.GIF(
+        2, 5 * u.ms, 10 * u.Mohm, 20 * u.mV, 10 * u.mV, 0 * u.mV, -5 * u.mV,
+        a=0.1 / u.ms, b=0.1 / u.ms, k1=0.2 / u.ms, k2=20 * u.hertz, A1=1 * u.nA, A2=5 * u.pA,
+    )  # fmt: skip
+    units.init_state(3)
+    before = {path: s.value.unit for path, s in units.states().items()}
+    with brainstate.environ.context(dt=1 * u.ms):
+        units(jnp.ones((3, 2)) * 30 * u.nA)
+    assert {path: s.value.unit for path, s in units.states().items()} == before
+    assert before == {('V',): u.mV, ('V_th',): u.mV, ('I1',): u.nA, ('I2',): u.nA}
+
+
+@pytest.mark.parametrize('V_init', [brainstate.nn.init.Normal(0.1, unit=u.mV), 3 * u.mV])
+def test_first_values_may_have_units(V_init):
+    units = nn.IF(2, **MV, R=1 * u.ohm, V_init=V_init)
+    units.init_state(2)
+    assert units.V.value.unit == u.mV and units.V.value.shape == (2, 2)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@neurons
+@pytest.mark.parametrize(
+    'argument, value, message',
+    [
+        ('in_size', 0, 'a number of units, or a shape'),
+        ('in_size', (2, -1), 'a number of units, or a shape'),
+        ('in_size', '3', 'a number of units, or a shape'),
+        ('tau', 0.0, 'larger than 0'),
+        ('tau', 'slow', "tau is 'slow'; give a number"),
+        ('tau_ref', -1.0, 'larger than 0'),
+        ('R', np.ones(3), r'R has shape \(3,\); give one number, or an array of shape \(2,\)'),
+        ('spk_reset', 'Soft', "give 'soft' or 'hard'"),
+        ('spk_fun', None, 'which is no spike function'),
+        ('V_reset', 1.0, 'the threshold lies above the reset'),
+    ],
+)
+def test_a_wrong_argument_is_refused(name, argument, value, message):
+    with pytest.raises(braintrace.OptionError, match=f'{name}: .*{message}'):
+        NEURONS[name](**{'in_size': 2, argument: value})
+
+
+@neurons
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        ({'tau': 5 * u.mV}, 'give a time'),
+        ({'tau_ref': 5 * u.mV}, 'give a time'),
+        ({'V_reset': 0 * u.mV}, 'V_reset has the unit mV, but the threshold has 1'),
+        ({'V_init': 0 * u.mV}, 'V_init has the unit mV, but the threshold has 1'),
+    ],
+)
+def test_units_that_do_not_fit_are_refused(name, arguments, message):
+    with pytest.raises(braintrace.EtpUnitError, match=f'{name}: .*{message}'):
+        NEURONS[name](2, **arguments)
+
+
+def test_a_current_of_another_unit_is_refused_with_both_units():
+    units = nn.LIF(2, R=2 * u.ohm, **MV, V_rest=0 * u.mV)
+    units.init_state()
+    with pytest.raises(braintrace.EtpUnitError, match='current has the unit 1 and R ohm.*V has mV'):
+        units(jnp.ones(2))
+    plain = nn.LIF(2)
+    plain.init_state()
+    with pytest.raises(braintrace.EtpUnitError, match='current has the unit mA and R 1'):
+        plain(jnp.ones(2) * u.mA)
+
+
+@pytest.mark.parametrize(
+    'arguments, error, message',
+    [
+        ({'k1': 0.0}, braintrace.OptionError, 'k1 is 0.0; a rate is larger than 0'),
+        ({'b': 5 * u.ms}, braintrace.EtpUnitError, 'b has the unit ms; give a rate'),
+        ({'a': 1 / u.ms}, braintrace.EtpUnitError, 'a / b is .*without a unit'),
+        ({'A2': 1 * u.mA}, braintrace.EtpUnitError, 'current has the unit mA and R 1'),
+    ],
+)
+def test_rates_and_jumps_that_do_not_fit_are_refused(arguments, error, message):
+    with pytest.raises(error, match=f'GIF: .*{message}'):
+        nn.GIF(2, **arguments)
+
+
+@neurons
+def test_a_time_needs_a_dt(name):
+    units = NEURONS[name](2, tau=5 * u.ms)
+    units.init_state()
+    with pytest.raises(
+        braintrace.EtpUnitError, match=rf'{name}: tau is 5.* ms.*dt=1 \* saiunit.ms'
+    ):
+        units(jnp.ones(2))
+
+
+@neurons
+def test_an_input_of_another_shape_is_refused(name):
+    units = NEURONS[name]((2, 3))
+    units.init_state()
+    with pytest.raises(braintrace.EtpShapeError, match=r'expected \(2, 3\) or \(batch, 2, 3\)'):
+        units(jnp.ones((3, 2)))
+    with pytest.raises(braintrace.StructureError, match=r'init_state\(batch_size=4\)'):
+        units(jnp.ones((4, 2, 3)))
+    with pytest.raises(braintrace.EtpDtypeError, match='the input is a list'):
+        units([1.0, 2.0])
+    with pytest.raises(braintrace.StructureError, match='has no state V'):
+        NEURONS[name](3).get_spike()
