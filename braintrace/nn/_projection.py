@@ -56,7 +56,7 @@ class Projection(ShowsArguments, brainstate.nn.Module):
     >>> neurons = LIF(5, tau=20 * u.ms, V_th=-50 * u.mV, V_rest=-65 * u.mV, V_reset=-65 * u.mV)
     >>> inhibition = Projection(Linear(3, 5), Expon(5, tau=8 * u.ms), COBA(E=-80 * u.mV))
     >>> for module in (neurons, inhibition):
-    ...     brainstate.nn.init_all_states(module, batch_size=2)
+    ...     _ = brainstate.nn.init_all_states(module, batch_size=2)
     >>> with brainstate.environ.context(dt=1 * u.ms):
     ...     I = inhibition(jnp.ones((2, 3)), neurons.V.value)
     ...     neurons(I).shape

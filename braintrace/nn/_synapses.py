@@ -22,9 +22,12 @@ class Synapse(StatefulLayer):
 
     def __init__(self, in_size: Size, name: str | None, **first: Init):
         super().__init__(name=name)
-        self._owner = type(self).__name__
         self.in_size = self.out_size = sizes(in_size, f'{self._owner}: in_size')
         self.first_values = {state: (value, self.in_size) for state, value in first.items()}
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
 
     def _time(self, name: str, tau: Any) -> Any:
         check_time(self._owner, name, tau)
