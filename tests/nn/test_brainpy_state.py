@@ -126,7 +126,7 @@ NEURONS = {
 
 @pytest.mark.parametrize('name', NEURONS)
 def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
-    recurrent = name in ('LIF', 'AdExIF', 'GifRef')
+    recurrent = name in ('LIF', 'AdExIF')
     check(lambda: Driven(getattr(bp, name)(UNITS), recurrent), recurrent, NEURONS[name])
 
 
@@ -161,7 +161,7 @@ def projections(bp):
     [
         ('expon_cuba', False),
         ('expon_coba', True),
-        ('own_expon', True),
+        pytest.param('own_expon', True, marks=pytest.mark.nightly),
         ('dual_cuba', True),
         ('dual_coba', False),
         ('plastic', False),
