@@ -78,8 +78,21 @@ def test_a_model_of_another_framework_learns(name, capsys):
     assert figure >= limit if name in ('functional_plain', 'nnx_online') else figure <= limit
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures('optimised')
+def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
+    first, last = load('spikes', 'matplotlib').main(tmp_path / 'spikes.png')
+    assert first < 0.5 and last >= 0.9  # a quarter is right by chance
+    assert (tmp_path / 'spikes.png').stat().st_size > 10_000
+    assert (
+        capsys.readouterr().out
+        == f'{first:.0%} of the answers are right at first, {last:.0%} at last\n'
+    )
+
+
 def test_the_examples_are_short_enough_to_be_read_at_once():
-    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in FRAMEWORKS}
+    names = [*FRAMEWORKS, 'spikes']
+    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in names}
     assert max(lines.values()) < 60, lines
 
 

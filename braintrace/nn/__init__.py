@@ -12,19 +12,25 @@ from ._diagonal import MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._lstm import LSTMCell, MiniLSTM, URLSTMCell
 from ._neurons import ALIF, GIF, IF, LIF
+from ._projection import Projection
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
 from ._rotations import LRUCell, RTUCell, S5Cell
 from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
+from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 
 ValinaRNNCell = VanillaRNNCell  # as the public package spells it
 
 __all__ = [
     'ALIF',
     'CFNCell',
+    'COBA',
+    'CUBA',
     'Conv1d',
     'Conv2d',
     'Conv3d',
+    'DualExpon',
     'Embedding',
+    'Expon',
     'FilteredReadout',
     'GIF',
     'GRUCell',
@@ -43,8 +49,10 @@ __all__ = [
     'MiniGRU',
     'MiniLSTM',
     'MinimalRNNCell',
+    'Projection',
     'RTUCell',
     'S5Cell',
+    'STP',
     'ScaledWSLinear',
     'SignedWLinear',
     'SparseLinear',

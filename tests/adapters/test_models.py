@@ -203,7 +203,7 @@ def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
 
 def test_a_projection_on_spiking_neurons_of_brainpy_learns(xs):
     """The current of the synapse and the membrane are one group: the weights have a trace."""
-    pytest.importorskip('brainpy', reason='brainpy needs Python 3.12')
+    pytest.importorskip('brainpy', reason='the package brainpy is not installed')
     import brainpy.state as bp
     import brainstate
     import saiunit as u

@@ -38,7 +38,6 @@ class Row:
     exact: bool = False  # the gradient is that of plain BPTT, and the report says so
     groups: tuple = ()  # names of the states of each group; (): all states, one group
     owner: Mapping = dataclasses.field(default_factory=dict)  # as in tests.models.Model
-    quick: bool = True  # one of its batch sizes is
     batches: tuple = (BATCH, None)  # the batch sizes that it is tried with
     quick: bool = True  # a batch of it runs in `make test-quick`
     context: Mapping = dataclasses.field(default_factory=dict)  # of brainstate.environ

@@ -1,0 +1,119 @@
+"""A projection: weights, the synapses behind them, and the current that these drive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+
+from .._errors import EtpShapeError, OptionError
+from .._signatures import ShowsArguments
+
+__all__ = ['Projection']
+
+
+class Projection(ShowsArguments, brainstate.nn.Module):
+    r"""The way of spikes from one population to another: weights, synapses, current.
+
+    .. math:: I_t = \mathrm{out}(g_t, V_{t-1}) \qquad
+        g_t = \mathrm{syn}(\mathrm{comm}(\mathrm{stp}(s_t)))
+
+    The synapses and the neurons behind them are one group, so the weights' trace has g and V (S = 2
+    for :class:`Expon` in front of a LIF, 3 for :class:`DualExpon`). D_RTRL is exact for the weights
+    of a projection that its targets do not reach, directly or through others. The states of ``stp``
+    stand in front of the weights, at the positions of the units that fire: they belong to the group
+    of these units, or are a group of their own if the spikes are an input. V is the potential as
+    the neurons hold it, before the reset of those that fired.
+
+    Parameters
+    ----------
+    comm : Module or function
+        The weights: a layer such as :class:`Linear`, ``SignedWLinear``, ``SparseLinear``.
+    syn : Module
+        The synapses at the targets: :class:`Expon` or :class:`DualExpon`, of the size that ``comm``
+        gives.
+    out : Module, optional
+        :class:`CUBA` or :class:`COBA`. ``None``: the projection returns g.
+    stp : Module, optional
+        :class:`STP`, of the size that ``comm`` reads.
+    name : str, optional
+        Name of the module.
+
+    Raises
+    ------
+    OptionError
+        A part cannot be called.
+    EtpShapeError
+        The sizes of two parts do not fit.
+
+    Examples
+    --------
+    Leaky neurons behind inhibitory synapses; the conductance is counted in units of the leak.
+
+    >>> import brainstate, jax.numpy as jnp, saiunit as u
+    >>> from braintrace.nn import COBA, LIF, Expon, Linear, Projection
+    >>> neurons = LIF(5, tau=20 * u.ms, V_th=-50 * u.mV, V_rest=-65 * u.mV, V_reset=-65 * u.mV)
+    >>> inhibition = Projection(Linear(3, 5), Expon(5, tau=8 * u.ms), COBA(E=-80 * u.mV))
+    >>> for module in (neurons, inhibition):
+    ...     _ = brainstate.nn.init_all_states(module, batch_size=2)
+    >>> with brainstate.environ.context(dt=1 * u.ms):
+    ...     I = inhibition(jnp.ones((2, 3)), neurons.V.value)
+    ...     neurons(I).shape
+    (2, 5)
+    """
+
+    def __init__(
+        self,
+        comm: Callable,
+        syn: Callable,
+        out: Callable | None = None,
+        stp: Callable | None = None,
+        name: str | None = None,
+    ):
+        super().__init__(name=name)
+        self.comm, self.syn, self.out, self.stp = comm, syn, out, stp
+        for part in ('comm', 'syn', 'out', 'stp'):
+            found = getattr(self, part)
+            if isinstance(found, type) or not (
+                callable(found) or (found is None and part in ('out', 'stp'))
+            ):
+                raise OptionError(
+                    f'Projection: {part} is {found!r}; give a module or a function, such as '
+                    f'{EXAMPLES[part]}.'
+                )
+        self.in_size = shape_of(comm if stp is None else stp, 'in_size')
+        self.out_size = shape_of(syn, 'out_size')
+        self._check_sizes('comm', 'out_size', 'syn')
+        self._check_sizes('stp', 'out_size', 'comm')
+
+    def update(self, x: Any, V: Any = None) -> Any:
+        """Lead spikes ``x`` of shape ``in_size`` or ``(B, *in_size)`` to a current of shape
+        ``out_size`` or ``(B, *out_size)``; ``V`` is the potential of the targets, for
+        :class:`COBA`.
+        """
+        g = self.syn(self.comm(x if self.stp is None else self.stp(x)))
+        return g if self.out is None else self.out(g, V)
+
+    def _check_sizes(self, first: str, size: str, second: str) -> None:
+        given = shape_of(getattr(self, first), size)
+        wanted = shape_of(getattr(self, second), 'in_size')
+        if given is not None and wanted is not None and given != wanted:
+            raise EtpShapeError(
+                f'Projection: {first} ({type(getattr(self, first)).__name__}) gives shape {given}, '
+                f'but {second} ({type(getattr(self, second)).__name__}) takes {wanted}.'
+            )
+
+
+EXAMPLES = {
+    'comm': 'Linear(80, 100)',
+    'syn': 'Expon(100, tau=5.0)',
+    'out': 'COBA(E=0.0), or None',
+    'stp': 'STP(80), or None',
+}
+
+
+def shape_of(module: Any, size: str) -> tuple | None:
+    """A module's ``in_size`` or ``out_size`` as a shape, if it says so."""
+    found = getattr(module, size, None)
+    return (found,) if isinstance(found, int) else found if found is None else tuple(found)

@@ -1,0 +1,174 @@
+"""Neurons, synapses and projections of ``brainpy.state``, as they are, over our ``Linear``: their
+gradients against reverse mode in float64.
+"""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import nn, verify
+from tests.compare import assert_close, assert_moves
+from tests.nn.rows import bare
+
+BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 6
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = jax.config.jax_enable_x64
+    jax.config.update('jax_enable_x64', True)
+    with brainstate.environ.context(precision=64):
+        yield
+    jax.config.update('jax_enable_x64', before)
+
+
+@pytest.fixture(scope='module')
+def bp():
+    return pytest.importorskip('brainpy.state', reason='the package brainpy is not installed')
+
+
+class Weights(brainstate.nn.Module):
+    """Our layer, with a unit behind it."""
+
+    def __init__(self, num_in, unit, size=1.0):
+        super().__init__()
+        draw = brainstate.nn.init.Normal
+        self.linear = nn.Linear(num_in, UNITS, w_init=draw(0.0, size), b_init=draw(0.0, 0.3 * size))
+        self.in_size, self.out_size, self.unit = (num_in,), (UNITS,), unit
+
+    def update(self, x):
+        return self.linear(x) * self.unit
+
+
+class Net(brainstate.nn.Module):
+    """Neurons that read the input and, where they are recurrent, their own spikes."""
+
+    def __init__(self, neurons, recurrent):
+        super().__init__()
+        self.neurons, self.recurrent = neurons, recurrent
+        self.num_in = INPUTS + (UNITS if recurrent else 0)
+
+    def update(self, x):
+        if self.recurrent:
+            x = jnp.concatenate([x, self.neurons.get_spike()], -1)
+        return self.drive(x) + self.neurons.V.value / u.mV
+
+    def drive(self, x):
+        raise NotImplementedError
+
+
+class Driven(Net):
+    def __init__(self, neurons, recurrent):
+        super().__init__(neurons, recurrent)
+        self.comm = Weights(self.num_in, 9.0 * u.mA)
+
+    def drive(self, x):
+        return self.neurons(self.comm(x))
+
+
+class Projected(Net):
+    """The input, which may be negative, is a drive of the synapses."""
+
+    def __init__(self, neurons, recurrent, project):
+        super().__init__(neurons, recurrent)
+        self.projection = project(self.num_in, neurons)
+
+    def drive(self, x):
+        self.projection(x)
+        return self.neurons()
+
+
+def check(net, recurrent, states):
+    """The gradients, and the number of states of the neurons' group."""
+    rng = np.random.default_rng(0)
+    xs, ys = rng.random((STEPS, BATCH, INPUTS)), rng.standard_normal((STEPS, BATCH, UNITS))
+    loss = lambda output, target: 0.5 * ((output - target) ** 2).sum()
+    with brainstate.environ.context(dt=0.5 * u.ms, t=0.0 * u.ms):
+        brainstate.random.seed(1)
+        model = net()
+        brainstate.nn.init_all_states(model, batch_size=BATCH)
+        learner = braintrace.D_RTRL(model)
+        learner.compile_graph(xs[0])
+        online, *start = learner.pure()
+        oracles = [
+            verify.cut_bptt_gradients(online.cell, *start, xs, ys, loss, graph=learner.graph)
+        ]
+        if not recurrent:
+            oracles.append(verify.bptt_gradients(online.cell, *start, xs, ys, loss))
+        grads = learner.etrace_grad(
+            xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum', window=4
+        )
+    assert_moves(bare(grads))
+    for oracle in oracles:
+        assert_close(bare(grads), bare(oracle), 1e-10)
+    assert learner.report.exact == (not recurrent)
+    assert [group.num_state for group in learner.graph.hidden_groups]
+
+
+NEURONS = {
+    'IF': 1,
+    'LIF': 1,
+    'LIFRef': 1,
+    'ALIF': 2,
+    'ExpIF': 1,
+    'AdExIF': 2,
+    'Gif': 4,
+    'GifRef': 4,
+}
+
+
+@pytest.mark.parametrize('name', NEURONS)
+def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
+    recurrent = name in ('LIF', 'AdExIF')
+    check(lambda: Driven(getattr(bp, name)(UNITS), recurrent), recurrent, NEURONS[name])
+
+
+def behind(bp, synapses, output, in_front=lambda n: ()):
+    """The weights in front of the synapses."""
+    return lambda n, neurons: bp.AlignPostProj(
+        *in_front(n), comm=Weights(n, u.mS), syn=synapses, out=output, post=neurons
+    )
+
+
+def projections(bp):
+    """Each way of ``brainpy.state`` from the input to the neurons, and the states of its group."""
+    cuba, coba = bp.CUBA.desc(scale=1.0 * u.volt), bp.COBA.desc(E=5.0 * u.volt)
+    expon, dual = bp.Expon.desc(UNITS, tau=5.0 * u.ms), bp.DualExpon.desc(UNITS)
+    current = lambda n, neurons: bp.CurrentProj(
+        comm=Weights(n, u.mA), out=bp.CUBA(scale=1.0), post=neurons
+    )
+    return {
+        'expon_cuba': (behind(bp, expon, cuba), 2),
+        'expon_coba': (behind(bp, expon, coba), 2),
+        'own_expon': (behind(bp, bp.Expon(UNITS), bp.COBA(E=5.0 * u.volt)), 2),
+        'dual_cuba': (behind(bp, dual, cuba), 3),
+        'dual_coba': (behind(bp, dual, coba), 3),
+        'plastic': (behind(bp, expon, coba, lambda n: (bp.STP(n),)), 2),
+        'delta': (lambda n, neurons: bp.DeltaProj(comm=Weights(n, u.mV), post=neurons), 1),
+        'current': (current, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    'name, recurrent',
+    [
+        ('expon_cuba', False),
+        ('expon_coba', True),
+        pytest.param('own_expon', True, marks=pytest.mark.nightly),
+        ('dual_cuba', True),
+        ('dual_coba', False),
+        ('plastic', False),
+        ('delta', True),
+        ('current', False),
+    ],
+)
+def test_projections_have_the_gradient_of_reverse_mode(bp, name, recurrent):
+    project, states = projections(bp)[name]
+    check(lambda: Projected(bp.LIF(UNITS), recurrent, project), recurrent, states)

@@ -1,0 +1,126 @@
+"""Synapses and projections: what they refuse, their states, and the laws of their sources."""
+
+from __future__ import annotations
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import nn
+from tests.compare import assert_close
+
+
+def started(module, batch_size=None):
+    brainstate.nn.init_all_states(module, batch_size=batch_size)
+    return module
+
+
+def test_conductances_and_currents_are_not_added():
+    synapses = started(nn.Expon(3, g_init=0 * u.mS))
+    with pytest.raises(
+        braintrace.EtpUnitError, match='the input has the unit mA and the synapse mS'
+    ):
+        synapses(jnp.ones(3) * u.mA)
+    neurons = started(nn.LIF(3, R=1 * u.ohm, V_th=1 * u.mV, V_rest=0 * u.mV, V_reset=0 * u.mV))
+    with pytest.raises(braintrace.EtpUnitError, match='the current has the unit mS and R ohm'):
+        neurons(nn.CUBA()(synapses(jnp.ones(3) * u.mS)))
+
+
+def test_a_conductance_needs_a_reversal_potential_and_a_potential():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'E'"):
+        nn.COBA()
+    projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV)))
+    with pytest.raises(braintrace.StructureError, match='no potential is given'):
+        projection(jnp.ones(2))
+    with pytest.raises(braintrace.EtpUnitError, match='E is 0 mV and the potential has the unit 1'):
+        projection(jnp.ones(2), jnp.zeros(3))
+    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(3,\) and the potential \(4,\)'):
+        projection(jnp.ones(2), jnp.zeros(4) * u.mV)
+
+
+@pytest.mark.parametrize(
+    'make, error, message',
+    [
+        (lambda: nn.Expon(3, tau=0.0), braintrace.OptionError, 'tau is 0.0; a time constant'),
+        (lambda: nn.STP(3, tau_d=-1 * u.ms), braintrace.OptionError, 'STP: tau_d is -1 ms'),
+        (lambda: nn.Expon(3, tau=5 * u.mV), braintrace.EtpUnitError, 'give a time'),
+        (lambda: nn.Expon(3, tau=np.ones(4)), braintrace.OptionError, r'shape \(4,\); give one'),
+        (lambda: nn.Expon((3, 0)), braintrace.OptionError, r'Expon: in_size is \(3, 0\)'),
+        (lambda: nn.DualExpon(3, 2.0, 2.0), braintrace.OptionError, 'the rise is faster'),
+        (lambda: nn.DualExpon(3, 5 * u.ms, 2.0), braintrace.EtpUnitError, 'both as times'),
+        (lambda: nn.STP(3, U=1.5), braintrace.OptionError, 'U is 1.5'),
+        (
+            lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(4)),
+            braintrace.EtpShapeError,
+            r'comm \(Linear\) gives shape \(3,\), but syn \(Expon\) takes \(4,\)',
+        ),
+        (
+            lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(3), stp=nn.STP(3)),
+            braintrace.EtpShapeError,
+            r'stp \(STP\) gives shape \(3,\), but comm \(Linear\) takes \(2,\)',
+        ),
+        (
+            lambda: nn.Projection(nn.Linear(2, 3), nn.Expon),
+            braintrace.OptionError,
+            r'give a module or a function, such as Expon\(100, tau=5.0\)',
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_what_meets_at_a_step_has_to_fit():
+    projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0.0)))
+    neurons = started(nn.LIF(4))
+    with pytest.raises(braintrace.EtpShapeError, match=r'LIF: the input has shape \(3,\)'):
+        neurons(projection(jnp.ones(2), jnp.zeros(3)))
+    with pytest.raises(braintrace.EtpUnitError, match='the spikes have the unit mV'):
+        started(nn.STP(3))(jnp.ones(3) * u.mV)
+    with pytest.raises(braintrace.StructureError, match='has no state g yet'):
+        nn.Expon(3)(jnp.ones(3))
+
+
+def test_states_have_the_shape_of_the_population_and_go_back():
+    synapses = started(nn.DualExpon((2, 3), g_init=0.5), batch_size=4)
+    first = np.asarray(synapses.g_rise.value)
+    assert first.shape == (4, 2, 3) and (first == 0.5).all()
+    assert synapses(jnp.ones((4, 2, 3))).shape == (4, 2, 3)
+    assert (np.asarray(synapses.g_rise.value) != 0.5).all()
+    brainstate.nn.reset_all_states(synapses, batch_size=4)
+    assert_close(np.asarray(synapses.g_rise.value), first)
+    plastic = started(nn.STP(3, tau_f=None))
+    assert set(plastic.states(brainstate.HiddenState)) == {('x',)}
+
+
+def test_regular_spikes_use_the_resources_of_the_source():
+    """The stationary response R u of the paper's recursion, spikes every n steps."""
+    n, U, tau_f, tau_d = 4, 0.3, 20.0, 40.0
+    plastic, weighted = started(nn.STP(1, U=U, tau_f=tau_f, tau_d=tau_d)), []
+    for t in range(400):
+        weighted.append(float(plastic(jnp.array([float(t % n == 0)]))[0]))
+    used = U / (1 - (1 - U) * np.exp(-n / tau_f))
+    left = np.exp(-n / tau_d)
+    resources = (1 - left) / (1 - (1 - used) * left)
+    assert weighted[396] == pytest.approx(used * resources, rel=1e-5) and weighted[397] == 0
+
+
+def test_the_groups_of_a_projection_hold_synapses_and_targets():
+    class Net(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.way = nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=3.0), nn.STP(2))
+            self.neurons = nn.LIF(3)
+
+        def update(self, x):
+            return self.neurons(self.way(x, self.neurons.V.value))
+
+    learner = braintrace.compile(Net(), 'D_RTRL', jnp.ones((1, 2)), batch_size=1)
+    sizes = {group.num_state for group in learner.graph.hidden_groups}
+    (relation,) = learner.graph.hidden_param_op_relations
+    assert sizes <= {1, 2} and learner.report.exact
+    assert [group.name for group in relation.groups] == ['neurons/V,way/syn/g']
