@@ -1,0 +1,46 @@
+"""The page of layers: its blocks, its names, and what its table says of history."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import braintrace
+from braintrace import nn
+
+PAGE = (Path(__file__).resolve().parents[2] / 'docs' / 'layers.md').read_text(encoding='utf-8')
+CELLS = {
+    name: cells[1]
+    for line in re.findall(r'^\| (`\w+(?:Cell|GRU|LSTM)`.*) \|$', PAGE, flags=re.MULTILINE)
+    for names, *cells in [line.split(' | ')]
+    for name in re.findall(r'\w+', names)
+}
+
+
+@pytest.mark.slow
+def test_every_block_prints_what_stands_behind_it(capsys):
+    names: dict = {}
+    blocks = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE, flags=re.DOTALL)
+    for code, shown in blocks:
+        exec(compile(code, 'layers.md', 'exec'), names)
+        assert capsys.readouterr().out == shown, code
+    assert len(blocks) == PAGE.count('```python') == 3
+
+
+def test_every_class_is_named():
+    assert [n for n in nn.__all__ if f'`{n}`' not in PAGE and f'nn.{n}(' not in PAGE] == []
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_the_table_says_what_the_report_says(name):
+    cell = getattr(nn, name)(3, 4)
+    learner = braintrace.compile(cell, 'D_RTRL', jnp.ones(3))
+    assert learner.report.exact == {'whole': True, 'part': False}[CELLS[name]]
+
+
+def test_the_table_has_every_cell():
+    cells = {name for name in nn.__all__ if name.endswith(('Cell', 'MiniGRU', 'MiniLSTM'))}
+    assert cells == CELLS.keys()
