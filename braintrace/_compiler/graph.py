@@ -101,13 +101,6 @@ class OpUse:
     structure_avals: dict[str, Any] = field(default_factory=dict)
     fixed_structure: bool = True
 
-    @property
-    def pointwise(self) -> bool:
-        """Whether y is the one weight, element by element: its rules then hold for any shape."""
-        return (
-            self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
-        )
-
     def bound(self, structure: dict[str, Any]) -> OpUse:
         """The op with the arrays of its structure among its parameters, where its rules find
         them.
@@ -135,14 +128,24 @@ class OpUse:
 class Coordinates:
     """Where a relation's trace entries sit.
 
-    ``shape`` is y's shape, or the group's where y lacks axes of the hidden state (``expanded``).
-    ``positions``: each entry's flat position in the group; None where every entry sits at its own.
+    ``shape`` is y's shape. Where an element of y feeds several positions, so many axes are
+    ``added`` in front of y's axis ``axis``, with an entry for each of them. ``positions``: each
+    entry's flat position in the group; None where every entry sits at its own. ``colours``: no
+    position reads two elements of y of one colour; -1 where an entry belongs to no position; None
+    where all are of one colour.
     """
 
     shape: tuple[int, ...]
     group_shape: tuple[int, ...]
     positions: np.ndarray | None
-    expanded: bool = False
+    added: int = 0
+    axis: int = 0
+    colours: np.ndarray | None = None
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """The number of added axes, and where they begin."""
+        return self.added, self.axis
 
     def has_lanes(self, lanes: int | None) -> bool:
         """Whether axis 0 of the entries is a batch of ``lanes`` samples."""

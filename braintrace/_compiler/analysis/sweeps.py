@@ -22,7 +22,7 @@ from ..stacked_states.unstacking import split_in_parts
 from .d_pass import OLD, OTHERS, DPass, Y
 from .following import Following, every_row
 
-__all__ = ['MERGES_RESULT', 'Sweep', 'Sweeper', 'coupled', 'cut_what_moves']
+__all__ = ['MERGES_RESULT', 'Queue', 'Sweep', 'Sweeper', 'coupled', 'cut_what_moves']
 
 UNROLLED_TO_COMPARE = 32  # movement in a loop may cancel over its iterations
 # why an equation is cut
@@ -66,7 +66,7 @@ class Sweep:
         return found
 
 
-class _Queue:
+class Queue:
     """Equations to visit, the last one first."""
 
     def __init__(self, program):
@@ -99,7 +99,7 @@ class Sweeper:
         d_pass, program, before = self.d_pass, self.program, len(self.d_pass.mixing)
         start = d_pass.new[state]
         result = Sweep({start: {(-1, 0): lb.identity(d_pass.shapes[state])}})
-        queue = _Queue(program)
+        queue = Queue(program)
         queue.push([start])
         while queue.heap:
             i = queue.pop()
