@@ -30,6 +30,8 @@ FEW = [
     'conv1d',
     'spiking_two',
     'stored_spike',
+    'fused_attention',
+    'two_rows',
 ]
 
 
