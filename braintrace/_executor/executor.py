@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
-from .positions import gathered
+from .positions import compressed, gathered
 from .pull_backs import PullBack
 
 __all__ = ['Executor', 'Factors', 'Signals', 'stopped']
@@ -346,7 +346,7 @@ class Executor:
         total: list = [None] * len(there)
         axes = tuple(range(coords.axis, coords.axis + coords.added))
         for c in range(coords.colours.max() + 1):
-            mine = coords.colours == c
+            mine = compressed(coords.colours == c)
             found = along(mine.any(axes))
             for k, s in enumerate(group.states):
                 if there[k]:
@@ -385,7 +385,7 @@ class Executor:
         _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
 
         def along(chosen) -> dict[int, jax.Array]:
-            ones = jnp.ones_like(y) if chosen is None else jnp.asarray(chosen, y.dtype)
+            ones = jnp.ones_like(y) * (1 if chosen is None else chosen)
             (found,) = push(ones)
             if is_complex(y):  # a real state moves by Re(D_f dy)
                 (turned,) = push(-1j * ones)

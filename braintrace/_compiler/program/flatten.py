@@ -109,6 +109,11 @@ class _Lowering:
                 return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
         if weights:
             flat = marked_operands(build, flat, weights, eqn.outvars)
+        elif flat.does.apart is not None and not all(v in build.pure for v in ins):
+            apart = flat.does.apart(eqn.params, [build.avals[v] for v in ins])
+            if apart is not None:
+                place = place._replace(fixed=True)
+                return self.expanded(build, eqn, lambda: apart, ins, place)
         return self.apply(build, flat, eqn.outvars)
 
     def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
