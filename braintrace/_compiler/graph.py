@@ -196,7 +196,8 @@ class Route:
       as GRU's reset gate does;
     - ``mixing_tail``: its op reaches the state only through equations that mix positions, such as a
       cumulative sum;
-    - ``lost_relation``: its op's result is repeated, or broadcast inside, over a state's positions;
+    - ``lost_relation``: elements of its op's result feed several positions of a state, each of
+      which reads many of them;
     - ``input_dependent_weight``: its op's weight changes from step to step;
     - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its
       own;
@@ -219,8 +220,7 @@ class Diagnostic:
     ``path``: the parameter, op, group or state; ``location``: the line in the user's code.
     ``equations``: positions in ``graph.program.equations``, a reduction before the broadcast that
     spreads it. ``reason`` tells apart the sentences of one kind. Some kinds name the ``group`` that
-    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry, ``axes`` of a
-    hidden state.
+    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry.
     """
 
     kind: Literal[
@@ -247,7 +247,6 @@ class Diagnostic:
     group: str = ''
     slot: str = ''
     states: tuple[str, ...] = ()
-    axes: tuple[int, ...] = ()
 
     @property
     def level(self) -> Literal['info', 'warning']:

@@ -72,8 +72,8 @@ class Properties:
     - ``quick``: an element is computed in less time than it is stored and read.
     - ``alone``: it can not be run for many steps at once: it would run branches that are not taken,
       or draw other numbers.
-    - ``apart``: ``(params, operands) -> function or None`` of the same result, element by element and
-      by movement, where it combines nothing.
+    - ``apart``: ``(params, operands) -> function or None`` of the same result, element by element
+      and by movement, where it combines nothing.
     - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.

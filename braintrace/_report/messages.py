@@ -29,8 +29,7 @@ PLAIN = {
     ),
     'mixing-tail': (
         'parameter {path} belongs to an op whose result reaches hidden states only through '
-        f'equations that mix its positions: {STEP_ONLY}. Where a position reads several rows of '
-        'one result, apply the op to each: element_wise(k[0]) and element_wise(k[1])'
+        f'equations that mix its positions: {STEP_ONLY}'
     ),
     'opaque-call': (
         'parameter {path} belongs to an op inside a function with a derivative rule of its own: '

@@ -51,12 +51,6 @@ class FanOut:
         size = math.prod(self.d_pass.shapes[state])
         return element * size + labels.reshape(-1)[element]
 
-    def fits(self, op: int, state: int) -> bool:
-        """Whether a trace has room for what one position reads."""
-        size = math.prod(self.d_pass.shapes[state])
-        elements = self.program.avals[self.program.y_of(op)].size
-        return _coloured(self._of(state)[0][op], elements, size) is not None
-
     def mixing(self, state: int) -> set[int]:
         """Equations that combine elements which feed several positions, or whose elements are not
         known to have one source.

@@ -98,7 +98,7 @@ def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
     """Cut the equations that combine elements of a y, where each of them feeds several positions.
 
     Where such elements are only moved and read position by position, a trace has an entry for each
-    pair, unless a position reads too many of them.
+    pair of an element and a position.
     """
     program = d_pass.program
     for s, sweep in enumerate(sweeps):
@@ -109,7 +109,5 @@ def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
             found = {
                 i for i in fan_out.mixing(s) if not behind.isdisjoint(program.equations[i].ins)
             }
-            if not found and not fan_out.fits(op, s):
-                found = {i for i in sweep.merged if not behind.isdisjoint(program.equations[i].ins)}
             for i in found:
                 d_pass.cut(i, MERGES_RESULT)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.nn.rows import cells
+from tests.nn.rows import cells, matrix_memory
 from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
 
-ROWS: dict[str, Row] = {row.name: row for part in (cells,) for row in part.ROWS}
+ROWS: dict[str, Row] = {row.name: row for part in (cells, matrix_memory) for row in part.ROWS}
 
 __all__ = ['ROWS', 'Row', 'bare', 'built', 'case_of', 'inputs', 'plain', 'values']
