@@ -318,7 +318,7 @@ degraded(
         'feeds several positions of the state [2, 12, 12], each of which reads many others', 'wide'
     ),
     no_relation(),
-    params='wide',
+    params={'wide': np.linspace(-0.5, 0.6, 3 * I * N).reshape(I, 3 * N)},
     carry=np.ones((B, 3 * N, 3 * N)),
     routes={'wide': 'lost_relation'},
     name='result_times_itself',
