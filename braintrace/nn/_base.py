@@ -32,7 +32,9 @@ class RecurrentLayer(ShowsArguments, brainstate.nn.Module):
         self.num_in = features(in_size, f'{type(self).__name__}: in_size')
         self.num_out = features(out_size, f'{type(self).__name__}: out_size')
         self.in_size, self.out_size = (self.num_in,), (self.num_out,)
-        self.first_values = {state: (state_init, self.out_size) for state in self.state_names}
+        self.first_values: dict[str, tuple[Init, tuple[int, ...]]] = {
+            state: (state_init, self.out_size) for state in self.state_names
+        }
 
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:

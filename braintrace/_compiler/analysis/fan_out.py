@@ -187,7 +187,7 @@ class _Walk:
 # ---- where the entries of a trace sit ----
 
 
-def fanned_out(pairs: Pairs, op, group_shape: Sequence[int]) -> Coordinates | None:
+def fanned_out(pairs: Pairs, op, group_shape: tuple[int, ...]) -> Coordinates | None:
     """Coordinates with an entry for each pair of an element of y and a position; None where a
     position reads too many elements.
     """
@@ -214,7 +214,7 @@ def fanned_out(pairs: Pairs, op, group_shape: Sequence[int]) -> Coordinates | No
 
 def placed_at(
     positions: np.ndarray,
-    group_shape: Sequence[int],
+    group_shape: tuple[int, ...],
     added: int = 0,
     axis: int = 0,
     colours: np.ndarray | None = None,
@@ -227,7 +227,7 @@ def placed_at(
     return Coordinates(shape, group_shape, positions, added, axis, colours)
 
 
-def _first_of_lane(shape: Sequence[int], group_shape: Sequence[int]) -> np.ndarray:
+def _first_of_lane(shape: Sequence[int], group_shape: tuple[int, ...]) -> np.ndarray:
     """A position for entries that no state reads, in their own lane."""
     if shape[:1] != group_shape[:1] or not shape:
         return np.zeros(shape, np.int64)
@@ -238,7 +238,7 @@ def _most(element: np.ndarray) -> int:
     return int(np.bincount(element, minlength=1).max())
 
 
-def _lanes_apart(placed: np.ndarray, group_shape: Sequence[int]) -> tuple[int, ...]:
+def _lanes_apart(placed: np.ndarray, group_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of the added axes: the first axis of the state is one of its own where every
     element feeds all its rows alike.
     """

@@ -107,8 +107,8 @@ def _coordinates(
     if op.repeats:
         scope = positions.program.equations[op.equation].scope
         raise MustUnroll(next(r for r in reversed(scope) if isinstance(r, Loop)))
-    found = fanned_out(fan_out.pairs(op.equation, labels), op, group.shape)
-    return _lost(op, group, 'several-elements') if found is None else found
+    coords = fanned_out(fan_out.pairs(op.equation, labels), op, group.shape)
+    return _lost(op, group, 'several-elements') if coords is None else coords
 
 
 def _lost(op: OpUse, group: HiddenGroup, reason: str) -> Diagnostic:
