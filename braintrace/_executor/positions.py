@@ -27,6 +27,8 @@ def gathered(coords: Coordinates, tree):
     def leaf(v):
         if pieces is not None:
             return jnp.concatenate([piece.of(v) for piece in pieces], -1)
+        if not v.size:
+            return jnp.zeros(coords.shape, v.dtype)
         if times is None:
             return v.reshape(-1)[coords.positions]
         wide = jnp.broadcast_to(jnp.expand_dims(v, axis), (*v.shape[:axis], times, *v.shape[axis:]))

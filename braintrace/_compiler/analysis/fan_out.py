@@ -46,7 +46,7 @@ class FanOut:
 
     def _pairs(self, op: int, state: int, labels: np.ndarray) -> Pairs:
         if lb.meet(labels):
-            return self._of(state)[0][op]
+            return self._of(state)[0].get(op, np.arange(0))  # nothing, over an empty batch
         (element,) = np.nonzero(labels.reshape(-1) != lb.NONE)
         size = math.prod(self.d_pass.shapes[state])
         return element * size + labels.reshape(-1)[element]
