@@ -37,8 +37,6 @@ WIDE = CORE | {
     'tail_flip',
     'populations',
     'fused_attention',
-    'mamba',
-    'two_rows',
     'cond_log_of_negative',
     'scan_spikes',
     'scan_two_layers',
