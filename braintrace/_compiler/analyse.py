@@ -22,7 +22,6 @@ from .analysis.left_out import (
 from .analysis.ops import find_ops
 from .analysis.relations import find_relations
 from .analysis.routes import find_routes
-from .analysis.spread import MustSpread, find_spread
 from .analysis.stacked import split_alike
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
@@ -71,28 +70,25 @@ def analyse(
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
-        except MustSpread as e:
-            decisions.late.update(e.ops)
 
 
 def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGraph:
     """``whole``: the leaves of the carry that must not be split."""
     # positions: which states form a group, which equations mix positions
-    positions, following = find_positions(program)
+    positions, fan_out = find_positions(program)
     split_alike(program, positions, whole)
     split_among_real_states(program, positions)
-    derived = find_derived(positions, following.d_pass)
+    derived = find_derived(positions, fan_out.d_pass)
     groups = tuple(_group(positions, states, derived) for states in positions.groups)
     group_of = {c: g for g, group in enumerate(groups) for c in group.carried}
     recurrent = reached_groups(program, group_of, {*program.ops, *positions.mixing})
     # relations: which op feeds which group
     ops = find_ops(program)
-    relations, missing = find_relations(positions, following, groups, ops)
+    relations, missing = find_relations(positions, fan_out, groups, ops)
     # routes: where each parameter's gradient comes from, and what the traces leave out
     lost = {i for found in missing if found.kind == 'lost-relation' for i in found.equations}
     cross, unhidden = cross_pairs(positions), old_parts(program)
     plain = plain_ways(program, ops)
-    find_spread(program, ops, relations, lost, plain)
     routes = find_routes(program, ops, relations, unhidden.values(), lost, plain)
     lanes = _lanes(program, ops)
     laned = carried_lanes(program, groups, ops, relations, lanes)

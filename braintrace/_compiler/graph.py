@@ -101,13 +101,6 @@ class OpUse:
     structure_avals: dict[str, Any] = field(default_factory=dict)
     fixed_structure: bool = True
 
-    @property
-    def pointwise(self) -> bool:
-        """Whether y is the one weight, element by element: its rules then hold for any shape."""
-        return (
-            self.x is None and self.primitive.gradient_enabled and self.primitive.original is None
-        )
-
     def bound(self, structure: dict[str, Any]) -> OpUse:
         """The op with the arrays of its structure among its parameters, where its rules find
         them.
@@ -135,14 +128,24 @@ class OpUse:
 class Coordinates:
     """Where a relation's trace entries sit.
 
-    ``shape`` is y's shape, or the group's where y lacks axes of the hidden state (``expanded``).
-    ``positions``: each entry's flat position in the group; None where every entry sits at its own.
+    ``shape`` is y's shape. Where an element of y feeds several positions, so many axes are
+    ``added`` in front of y's axis ``axis``, with an entry for each of them. ``positions``: each
+    entry's flat position in the group; None where every entry sits at its own. ``colours``: no
+    position reads two elements of y of one colour; -1 where an entry belongs to no position; None
+    where all are of one colour.
     """
 
     shape: tuple[int, ...]
     group_shape: tuple[int, ...]
     positions: np.ndarray | None
-    expanded: bool = False
+    added: int = 0
+    axis: int = 0
+    colours: np.ndarray | None = None
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """The number of added axes, and where they begin."""
+        return self.added, self.axis
 
     def has_lanes(self, lanes: int | None) -> bool:
         """Whether axis 0 of the entries is a batch of ``lanes`` samples."""
@@ -193,7 +196,8 @@ class Route:
       as GRU's reset gate does;
     - ``mixing_tail``: its op reaches the state only through equations that mix positions, such as a
       cumulative sum;
-    - ``lost_relation``: its op's result is repeated, or broadcast inside, over a state's positions;
+    - ``lost_relation``: elements of its op's result feed several positions of a state, each of
+      which reads many of them;
     - ``input_dependent_weight``: its op's weight changes from step to step;
     - ``opaque_call:<primitive>``: its op stands inside a function with a derivative rule of its
       own;
@@ -216,8 +220,7 @@ class Diagnostic:
     ``path``: the parameter, op, group or state; ``location``: the line in the user's code.
     ``equations``: positions in ``graph.program.equations``, a reduction before the broadcast that
     spreads it. ``reason`` tells apart the sentences of one kind. Some kinds name the ``group`` that
-    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry, ``axes`` of a
-    hidden state.
+    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry.
     """
 
     kind: Literal[
@@ -244,7 +247,6 @@ class Diagnostic:
     group: str = ''
     slot: str = ''
     states: tuple[str, ...] = ()
-    axes: tuple[int, ...] = ()
 
     @property
     def level(self) -> Literal['info', 'warning']:

@@ -72,6 +72,8 @@ class Properties:
     - ``quick``: an element is computed in less time than it is stored and read.
     - ``alone``: it can not be run for many steps at once: it would run branches that are not taken,
       or draw other numbers.
+    - ``apart``: ``(params, operands) -> function or None`` of the same result, element by element
+      and by movement, where it combines nothing.
     - ``mixes``: each element of the result may read every element of the operands.
     - ``whole``: its parameters are about the whole array, so it can not act on a part.
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
@@ -99,6 +101,7 @@ class Properties:
     rounds: bool = False
     quick: bool = False
     alone: bool = False
+    apart: Callable[[Mapping[str, Any], Sequence], Callable | None] | None = None
     mixes: bool = False
     whole: bool = False
     retypes: bool = False
@@ -128,6 +131,32 @@ def _in_the_first(varying: Sequence[bool]) -> bool:
 
 def _in_the_rest(varying: Sequence[bool]) -> bool:
     return not varying[0]
+
+
+# ---- what combines nothing ----
+
+
+def _outer_product(p: Mapping, operands: Sequence) -> Callable | None:
+    """A product without a sum: no axis is contracted, or one of size 1."""
+    contracted, batch = p['dimension_numbers']
+    if any(operands[0].shape[k] != 1 for k in contracted[0]):
+        return None
+    free = [
+        [k for k in range(len(x.shape)) if k not in gone and k not in kept]
+        for x, gone, kept in zip(operands, contracted, batch, strict=True)
+    ]
+    dtype = p['preferred_element_type'] or operands[0].dtype
+
+    def product(a, b):
+        a, b = (
+            x.squeeze(gone).transpose([k - sum(g < k for g in gone) for k in (*kept, *axes)])
+            for x, gone, kept, axes in zip((a, b), contracted, batch, free, strict=True)
+        )
+        a = a.reshape(*a.shape, *(1 for _ in free[1]))
+        b = b.reshape(*b.shape[: len(batch[1])], *(1 for _ in free[0]), *b.shape[len(batch[1]) :])
+        return a.astype(dtype) * b.astype(dtype)
+
+    return product
 
 
 # ---- how elements move ----
@@ -281,7 +310,7 @@ TABLE: dict[str, Properties] = {
     **_rows('scatter-mul scatter-sub', replace(UPDATE, linear=_in_the_first)),
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
-    'dot_general': replace(MIXING, axes='product', op='product'),
+    'dot_general': replace(MIXING, axes='product', op='product', apart=_outer_product),
     'conv_general_dilated': replace(MIXING, axes='convolution', op='convolution'),
     'sort': replace(MIXING, axes='paired'),
     **_rows('cumlogsumexp cummax cummin cumprod cumsum top_k', ALONG_AN_AXIS),

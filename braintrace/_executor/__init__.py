@@ -2,6 +2,7 @@
 
 from .blocks import even
 from .executor import Executor, Factors, Signals, stopped
+from .positions import gathered
 from .recurrence import MOST_COUPLED, linear_scan
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
 from .traced_step import Steps, TracedStep
@@ -19,6 +20,7 @@ __all__ = [
     'axes_of',
     'each',
     'even',
+    'gathered',
     'in_shards',
     'linear_scan',
     'share',

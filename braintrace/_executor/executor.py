@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, Program, is_complex, is_inexact
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
+from .positions import compressed, gathered
 from .pull_backs import PullBack
 
 __all__ = ['Executor', 'Factors', 'Signals', 'stopped']
@@ -316,15 +317,43 @@ class Executor:
         d = {g.name: tuple(rows[s].to_old for s in g.states) for g in graph.hidden_groups}
         df: dict[str, dict[str, Vector]] = {r.key: {} for r in graph.hidden_param_op_relations}
         for rel in graph.hidden_param_op_relations:
-            wide = [g for g, c in zip(rel.groups, rel.coordinates, strict=True) if c.expanded]
-            if wide:
-                along = self._along_ones(
-                    lambda y, key=rel.key: new_states(hidden, free | {key: y}), free[rel.key]
-                )
-            for g in rel.groups:
-                of_group = along if g in wide else {s: rows[s].to_y[rel.key] for s in g.states}
-                df[rel.key][g.name] = tuple(of_group[s] for s in g.states)
+            wide = any(coords.added for coords in rel.coordinates)
+
+            def of_y(y, key=rel.key):
+                return new_states(hidden, free | {key: y})
+
+            along = self._along(of_y, free[rel.key]) if wide else None
+            for g, coords in zip(rel.groups, rel.coordinates, strict=True):
+                of_group = tuple(rows[s].to_y[rel.key] for s in g.states)
+                if coords.added:
+                    there = [f is not None for f in of_group]
+                    of_group = self._at_entries(coords, g, along, there)
+                df[rel.key][g.name] = of_group
         return d, df
+
+    def _at_entries(
+        self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]
+    ) -> Vector:
+        """D_f where an element of y feeds several positions: of each colour the derivative along
+        ones in its elements, seen at the positions that they feed.
+        """
+        if coords.colours is None:
+            found = along(None)
+            return tuple(
+                gathered(coords, found[s]) if here else None
+                for s, here in zip(group.states, there, strict=True)
+            )
+        total: list = [None] * len(there)
+        axes = tuple(range(coords.axis, coords.axis + coords.added))
+        for c in range(coords.colours.max() + 1):
+            mine = compressed(coords.colours == c)
+            found = along(mine.any(axes))
+            for k, s in enumerate(group.states):
+                if there[k]:
+                    x = gathered(coords, found[s])
+                    rest = jnp.zeros_like(x) if total[k] is None else total[k]
+                    total[k] = jnp.where(mine, x, rest)
+        return tuple(total)
 
     def _rows(self, pull: PullBack, new: list) -> dict[int, Row]:
         """The rows of D and D_f of every hidden state, from ones on the new states of one index in
@@ -348,19 +377,23 @@ class Executor:
                     )
         return rows
 
-    def _along_ones(self, new_states: Callable, y: jax.Array) -> dict[int, jax.Array]:
-        """D_f of every hidden state at the group's positions, where y lacks axes of the state: a
-        derivative along ones in y, by two transpositions.
+    def _along(self, new_states: Callable, y: jax.Array) -> Callable:
+        """``fn(chosen)``: the derivative of every hidden state along ones in the chosen elements
+        of y (None: all), by two transpositions.
         """
         new, pull = jax.vjp(new_states, y)
         _, push = jax.vjp(lambda u: pull(u)[0], [jnp.zeros_like(h) for h in new])
-        (along,) = push(jnp.ones_like(y))
-        if is_complex(y):  # a real state moves by Re(D_f dy)
-            (turned,) = push(jnp.full_like(y, -1j))
-            along = [
-                a if is_complex(a) else _complex(a, b) for a, b in zip(along, turned, strict=True)
-            ]
-        return dict(zip(self.graph.states, along, strict=True))
+
+        def along(chosen) -> dict[int, jax.Array]:
+            ones = jnp.ones_like(y) * (1 if chosen is None else chosen)
+            (found,) = push(ones)
+            if is_complex(y):  # a real state moves by Re(D_f dy)
+                (turned,) = push(-1j * ones)
+                pairs = zip(found, turned, strict=True)
+                found = [a if is_complex(a) else _complex(a, b) for a, b in pairs]
+            return dict(zip(self.graph.states, found, strict=True))
+
+        return along
 
 
 def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

@@ -29,8 +29,7 @@ PLAIN = {
     ),
     'mixing-tail': (
         'parameter {path} belongs to an op whose result reaches hidden states only through '
-        f'equations that mix its positions: {STEP_ONLY}. Where a position reads several rows of '
-        'one result, apply the op to each: element_wise(k[0]) and element_wise(k[1])'
+        f'equations that mix its positions: {STEP_ONLY}'
     ),
     'opaque-call': (
         'parameter {path} belongs to an op inside a function with a derivative rule of its own: '
@@ -121,30 +120,11 @@ def _lost(graph: ETraceGraph, found: Diagnostic) -> str:
         )
     op = graph.op_at[found.equations[0]]
     group = next(group for group in graph.hidden_groups if group.name == found.group)
-    why = _why_lost(found, op, list(op.y_aval.shape), list(group.shape))
-    return f'{found.path}: no trace to {found.group}: {why}'
-
-
-def _why_lost(found: Diagnostic, op: OpUse, y: list[int], state: list[int]) -> str:
-    if found.reason == 'different-positions':
-        return 'its result reaches different positions in different states of the group'
-    if found.reason == 'several-elements':
-        return (
-            f'a position of the hidden state reads several elements of its result {y}, which lacks '
-            f'axes of the state {state}. Apply an op of its own to each of them'
-        )
-    what = f'is repeated, or read in another order, in {state}'
-    if found.reason == 'broadcast':
-        what = f'is broadcast inside to {state}, along axis {", ".join(map(str, found.axes))}'
-    instead = (
-        'Repeat the weight instead, so that the result has an element for each position: '
-        'matmul(x, jnp.repeat(w, n, -1)) with a reshape; a trace has that size in any case'
-    )
-    if op.pointwise:
-        instead = 'Give the weight an axis of size 1 there, as in element_wise(w[:, None])'
+    y, state = list(op.y_aval.shape), list(group.shape)
     return (
-        f'its result {y} {what}: each position reads one element, which others read too, and a '
-        f'trace is kept where these differ along leading axes alone. {instead}'
+        f'{found.path}: no trace to {found.group}: an element of its result {y} feeds several '
+        f'positions of the state {state}, each of which reads many others too, and a trace has '
+        'room for a few. Apply an op of its own to each of them'
     )
 
 

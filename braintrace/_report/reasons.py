@@ -36,16 +36,13 @@ REASONS = {
     'mixing_tail': (
         'the result of its op reaches hidden states only through equations that mix its positions: '
         'its gradient holds the current step only',
-        'Mix positions in front of the op, or behind the hidden state. Where a position '
-        'reads several rows of one result, apply the op to each: element_wise(k[0]) and '
-        'element_wise(k[1]).',
+        'Mix positions in front of the op, or behind the hidden state.',
     ),
     'lost_relation': (
-        'positions of a hidden state share elements of the result of its op otherwise '
-        'than along leading axes, so no trace fits it: its gradient holds the current '
-        'step only',
-        'Repeat its weight, or give it axes of size 1, so that the result '
-        'has all axes of the state.',
+        'an element of the result of its op feeds several positions of a hidden state, each of '
+        'which reads many other elements too, and a trace has room for a few: its gradient holds '
+        'the current step only',
+        'Apply an op of its own to each of them.',
     ),
     'input_dependent_weight': (
         'the weight of its op, or the places of its entries, change from step to step, so no trace '

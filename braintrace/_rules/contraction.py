@@ -8,8 +8,8 @@ from collections.abc import Callable, Set
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, OpUse, is_complex
-from .coordinates import added_axes, folded, mapped, to_y
+from .._compiler import ETraceGraph, OpUse, is_complex
+from .coordinates import Pair, folded, to_y
 from .rule import OpGradients, Weights
 from .storage import Entry
 
@@ -73,15 +73,15 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
     return jax.vjp(over_time, weights)[1](ds)[0]
 
 
-def factored_gradient(op: OpUse, coords: Coordinates, xs, ds: jax.Array, weights: Entry) -> Entry:
-    """``sum_t xy_to_dw(ex_t, d_t)`` with d at a relation's coordinates and an ex for each lane of
-    the added axes.
-    """
-    added = added_axes(op, coords)
-    if not added:
-        return op_gradient(op, xs, jax.vmap(lambda d: to_y(op, d))(ds), weights)
-    got = mapped(lambda x, d: op_gradient(op, x, d, weights), added, 1)(xs, ds)
-    return {n: g.sum(tuple(range(added))) for n, g in got.items()}
+def factored_gradient(pair: Pair, xs, ds: jax.Array, weights: Entry) -> Entry:
+    """``sum_t xy_to_dw(ex_t, d_t)`` with d at a relation's coordinates."""
+    op = as_represented(pair.op)
+    if not pair.has_lanes_added:
+        return op_gradient(op, xs, jax.vmap(lambda d: to_y(pair, d))(ds), weights)
+    # an ex for each lane; the other added axes are summed
+    ds = ds.sum(tuple(range(2, 1 + pair.coords.added)))
+    got = jax.vmap(lambda x, d: op_gradient(op, x, d, weights), 1)(xs, ds)
+    return {n: g.sum(0) for n, g in got.items()}
 
 
 def in_parts(op: OpUse, fn: Callable, d: jax.Array):

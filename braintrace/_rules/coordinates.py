@@ -1,8 +1,7 @@
 """Between the positions of a group and the coordinates of a relation's entries.
 
-Where y lacks axes of the state (``expanded``), an entry stands at each position of the group: an
-op that acts element by element is called on weights of the expanded shape, and any other has its
-rules mapped over the added axes.
+Where an element of y feeds several positions of the state, it has an entry for each of them, along
+axes that are added to those of y; the op's rules are mapped over these.
 """
 
 from __future__ import annotations
@@ -13,22 +12,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
+from .._executor import gathered
 
 __all__ = [
     'Pair',
-    'added_axes',
     'by_pair',
     'folded',
-    'gathered',
     'gathered_once',
     'is_plain',
-    'is_widened',
-    'mapped',
+    'mapped_over_added',
     'pairs',
     'to_y',
+    'without_added',
 ]
 
 
@@ -43,6 +40,11 @@ class Pair(NamedTuple):
     @property
     def op(self) -> OpUse:
         return self.relation.op
+
+    @property
+    def has_lanes_added(self) -> bool:
+        """Whether the lanes are an added axis: an op without a batch beside a state with one."""
+        return self.laned and self.coords.added > 0 and self.coords.axis == 0
 
     def of(self, by_relation: dict):
         """This pair's value in a dict relation -> group -> value."""
@@ -72,21 +74,6 @@ def by_pair(graph: ETraceGraph, fn: Callable) -> dict[str, dict]:
     return found
 
 
-def gathered(coords: Coordinates, tree):
-    """Arrays at a group's positions, gathered to a relation's coordinates."""
-    if coords.positions is None:
-        return tree
-    axis, times = _tiled(coords)
-
-    def leaf(v):
-        if times is None:
-            return v.reshape(-1)[coords.positions]
-        wide = jnp.broadcast_to(jnp.expand_dims(v, axis), (*v.shape[:axis], times, *v.shape[axis:]))
-        return wide.reshape(coords.shape)
-
-    return jax.tree.map(leaf, tree)
-
-
 def gathered_once(graph: ETraceGraph, flag: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
     """Values by pair, where a flag is set that XLA does not know, and zeros elsewhere: as a branch
     the gathered ones are computed once, where XLA would gather them for each number of a trace.
@@ -106,52 +93,29 @@ def gathered_once(graph: ETraceGraph, flag: jax.Array, values: dict[str, dict]) 
     )
 
 
-def _tiled(coords: Coordinates) -> tuple[int, int | None]:
-    """``(axis, times)`` where the coordinates repeat the group's positions along one axis, as gates
-    in one product do; ``times`` is None elsewhere.
-    """
-    shape, group = tuple(coords.shape), tuple(coords.group_shape)
-    longer = [i for i, (a, b) in enumerate(zip(shape, group, strict=False)) if a != b]
-    if len(shape) != len(group) or len(longer) != 1:
-        return 0, None
-    axis = longer[0]
-    if not group[axis] or shape[axis] % group[axis]:
-        return 0, None
-    times = shape[axis] // group[axis]
-    repeated = np.concatenate([np.arange(math.prod(group)).reshape(group)] * times, axis)
-    same = np.array_equal(np.asarray(coords.positions).reshape(shape), repeated)
-    return (axis, times) if same else (0, None)
-
-
-def added_axes(op: OpUse, coords: Coordinates) -> int:
-    """The number of leading axes that the op's rules are mapped over."""
-    return len(coords.shape) - op.y_aval.ndim if coords.expanded and not op.pointwise else 0
-
-
 def is_plain(op: OpUse, coords: Coordinates) -> bool:
     """Whether one entry stands at each of y's positions."""
-    return not op.repeats and not coords.expanded and coords.positions is None
+    return not op.repeats and not coords.added and coords.positions is None
 
 
-def is_widened(op: OpUse, coords: Coordinates) -> bool:
-    """Whether the op is called on weights of the expanded shape."""
-    return coords.expanded and op.pointwise
-
-
-def mapped(fn: Callable, times: int, in_axes) -> Callable:
-    """``fn`` under so many ``vmap``."""
-    for _ in range(times):
-        fn = jax.vmap(fn, in_axes=in_axes)
+def mapped_over_added(fn: Callable, layout: tuple[int, int], in_axes) -> Callable:
+    """``fn`` mapped over added axes; ``layout``: their number, and where the result has them."""
+    added, axis = layout
+    for _ in range(added):
+        fn = jax.vmap(fn, in_axes=in_axes, out_axes=axis)
     return fn
 
 
-def to_y(op: OpUse, d: jax.Array) -> jax.Array:
+def without_added(coords: Coordinates, x: jax.Array, behind: int = 0) -> jax.Array:
+    """The sum over the axes that coordinates have beside those of y, ``behind`` others in front."""
+    start = behind + coords.axis
+    return x.sum(tuple(range(start, start + coords.added))) if coords.added else x
+
+
+def to_y(pair: Pair, d: jax.Array) -> jax.Array:
     """A cotangent at a relation's coordinates, summed to y's shape; that of a real y is real."""
-    shape, d = op.y_aval.shape, d if is_complex(op.y_aval) else jnp.real(d)
-    if d.shape == (*op.repeats, *shape):
-        return d
-    d = d.sum(tuple(range(d.ndim - len(shape))))
-    return d.sum(tuple(i for i, n in enumerate(shape) if n != d.shape[i]), keepdims=True)
+    d = d if is_complex(pair.op.y_aval) else jnp.real(d)
+    return without_added(pair.coords, d, len(pair.op.repeats))
 
 
 def folded(array: jax.Array | None, shape) -> jax.Array | None:

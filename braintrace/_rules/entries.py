@@ -20,7 +20,7 @@ from .._compiler import Coordinates, OpUse, depends
 from .._errors import RuleContractError
 from .._executor import Transition, Vector, add, apply
 from .contraction import finite, in_parts, op_gradient, outside_loops
-from .coordinates import Pair, added_axes, folded, is_widened, mapped
+from .coordinates import Pair, folded, mapped_over_added
 from .storage import Entry, States
 
 __all__ = [
@@ -41,20 +41,18 @@ __all__ = [
 
 
 def zeros(op: OpUse, coords: Coordinates, num_state: int) -> Entry:
-    """The empty entry of D-RTRL, states in a last axis: ``init_drtrl``, for expanded shapes of y
-    and weights where the op is widened, else repeated over added axes.
+    """The empty entry of D-RTRL, states in a last axis: ``init_drtrl``, repeated over added
+    axes.
     """
-    wide = coords.shape if is_widened(op, coords) else None
-    entry = _init(op, 'init_drtrl', 'D_RTRL', (wide or op.y_aval.shape, wide), num_state)
-    if added := coords.shape[: added_axes(op, coords)]:
-        entry = {n: jnp.broadcast_to(e, (*added, *e.shape)) for n, e in entry.items()}
+    entry = _init(op, 'init_drtrl', 'D_RTRL', num_state)
+    entry = {n: _repeated(coords, e) for n, e in entry.items()}
     _check_layout(op, coords, entry, num_state)
     return entry
 
 
 def zeros_pp(op: OpUse, coords: Coordinates, num_state: int) -> jax.Array:
-    """The empty output trace of ES-D-RTRL: ``init_pp`` for the expanded y."""
-    zero = _init(op, 'init_pp', 'ES_D_RTRL', (coords.shape, None), num_state)
+    """The empty output trace of ES-D-RTRL: ``init_pp``, repeated over added axes."""
+    zero = _repeated(coords, _init(op, 'init_pp', 'ES_D_RTRL', num_state))
     return jnp.broadcast_to(zero, (*op.repeats, *zero.shape)) if op.repeats else zero
 
 
@@ -63,17 +61,22 @@ def apart(entry: Entry) -> States:
     return {n: tuple(e[..., s] for s in range(e.shape[-1])) for n, e in entry.items()}
 
 
-def _init(op: OpUse, slot: str, algorithm: str, shapes: tuple, num_state: int):
-    """An init rule on variables of these shapes of y and of all weights (None: their own)."""
-    y, wide = shapes
-    x = None if op.x is None else _variable(op.x_aval.shape, op.x_aval.dtype)
-    weights = {n: _variable(wide or a.shape, a.dtype) for n, a in op.weight_avals.items()}
+def _repeated(coords: Coordinates, zero: jax.Array) -> jax.Array:
+    """Zeros, repeated over the added axes."""
+    at, behind = coords.axis, coords.axis + coords.added
+    sizes = *zero.shape[:at], *coords.shape[at:behind], *zero.shape[at:]
+    return jnp.broadcast_to(jnp.expand_dims(zero, range(at, behind)), sizes)
+
+
+def _init(op: OpUse, slot: str, algorithm: str, num_state: int):
+    x = None if op.x is None else _variable(op.x_aval)
+    weights = {n: _variable(a) for n, a in op.weight_avals.items()}
     rule = op.primitive.bound_rule(slot, op.params, algorithm)
-    return rule(x, _variable(y, op.y_aval.dtype), weights, num_state)
+    return rule(x, _variable(op.y_aval), weights, num_state)
 
 
-def _variable(shape, dtype):
-    return SimpleNamespace(aval=jax.ShapeDtypeStruct(tuple(shape), dtype))
+def _variable(aval):
+    return SimpleNamespace(aval=jax.ShapeDtypeStruct(aval.shape, aval.dtype))
 
 
 def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) -> None:
@@ -109,8 +112,6 @@ def instant(op: OpUse, coords: Coordinates, x, df: Vector, weights: Entry) -> Ve
     weights = finite(op, weights)
     if op.repeats:
         return accumulate(op, coords, x, df, weights)
-    if is_widened(op, coords):
-        weights = {n: jnp.broadcast_to(w, coords.shape) for n, w in weights.items()}
     rule = _instant_rule(op, coords)
     return _each(op, lambda d: rule(x, d.astype(op.y_aval.dtype), weights), df)
 
@@ -122,17 +123,17 @@ def _instant_rule(op: OpUse, coords: Coordinates) -> Callable:
     if op.primitive.structure:  # its parameters are arrays
         return _lane_by_lane(root.bound_rule(slot, op.params, 'D_RTRL'), op, coords, 0)
     params = tuple(op.params.items())
-    return _traced_once(op.primitive, slot, root.rule(slot), params, added_axes(op, coords))
+    return _traced_once(op.primitive, slot, root.rule(slot), params, coords.layout)
 
 
 @functools.lru_cache(maxsize=256)
-def _traced_once(primitive, slot: str, rule: Callable, params: tuple, added: int) -> Callable:
+def _traced_once(primitive, slot: str, rule: Callable, params: tuple, layout: tuple) -> Callable:
     """The rule of a kind of op, which is traced once for each shape: a write asks for each row and
     state, and a stack of layers for each layer. ``rule`` is a key: another may be registered.
     """
     fn = primitive.root.bound_rule(slot, dict(params), 'D_RTRL')
     fn = primitive.by_lane(fn, dict(params), 0)
-    return jax.jit(mapped(fn, added, (None, 0, None)), inline=True)
+    return jax.jit(mapped_over_added(fn, layout, (None, layout[1], None)), inline=True)
 
 
 def accumulate(op: OpUse, coords: Coordinates, xs, pushes: Vector, weights: Entry) -> Vector:
@@ -176,7 +177,7 @@ def added(a: Vector, b: Vector) -> Vector:
 def transport(op: OpUse, coords: Coordinates) -> Callable:
     """``yw_to_w``: the product of values at y's positions with one state of an entry."""
     rule = op.primitive.bound_rule('yw_to_w', op.params, 'D_RTRL')
-    return mapped(rule, added_axes(op, coords), 0)
+    return mapped_over_added(rule, coords.layout, coords.axis)
 
 
 def _each(op: OpUse, fn: Callable, vector: Vector) -> Vector:
@@ -188,7 +189,7 @@ def _lane_by_lane(fn: Callable, op: OpUse, coords: Coordinates, lane: int) -> Ca
     axes, the axes of ``vmap``, and the batch (axis ``lane``).
     """
     over_batch = op.primitive.by_lane(fn, op.params, lane)
-    return mapped(over_batch, added_axes(op, coords), (None, lane, None))
+    return mapped_over_added(over_batch, coords.layout, (None, lane + coords.axis, None))
 
 
 # what the layout of an entry allows ------------------------------------------------------------
@@ -201,7 +202,7 @@ def is_by_sample(op: OpUse, coords: Coordinates) -> bool:
     root = op.primitive.root
     own = root.optional_rule('instant_drtrl') or root.optional_rule('solve_drtrl')
     plain = op.primitive.batched and op.primitive.original is None and own is None
-    return plain and op.x is not None and not op.repeats and not coords.expanded
+    return plain and op.x is not None and not op.repeats and not coords.added
 
 
 def reads_weights(pair: Pair) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._executor import Factors, Signals, Vector, add, apply, dot, linear_scan
+from .._executor import Factors, Signals, Vector, add, apply, dot, gathered, linear_scan
 from .contraction import (
     add_gradients,
     as_represented,
@@ -20,7 +20,7 @@ from .contraction import (
     represented,
     same_step,
 )
-from .coordinates import Pair, added_axes, by_pair, gathered, pairs, to_y
+from .coordinates import Pair, by_pair, pairs, to_y
 from .entries import zeros_pp
 from .lanes import where_lanes
 from .reverse_scan import is_associative
@@ -64,7 +64,7 @@ class ESDRTRL(Rule):
             f = zeros_pp(pair.op, coords, pair.group.num_state)
             slots = {'f': f.astype(entry_dtype(f.dtype, pair.group.dtype))}
             if op.x is not None:
-                lanes = coords.shape[: added_axes(op, coords)]
+                lanes = coords.shape[: int(pair.has_lanes_added)]
                 slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), op.x_aval.dtype)
             return slots
 
@@ -172,7 +172,7 @@ class ESDRTRL(Rule):
             # it holds the current step through the groups already: dy - L . D_f is left
             inside = dot(signal, pair.of(df))
             if inside is not None:
-                rest[key] = rest[key] - to_y(pair.op, inside)
+                rest[key] = rest[key] - to_y(pair, inside)
         return xs, factored, {key: rest[key] for key in rest.keys() - _through(network)}
 
     def _gradient(self, network: Network, x: dict, xs: dict, sent: dict, rest: dict) -> OpGradients:
@@ -180,8 +180,8 @@ class ESDRTRL(Rule):
         graph, weights, factored = network.graph, network.weights, {}
         for pair in pairs(graph):
             key, name = pair.relation.key, pair.group.name
-            op, ex = as_represented(pair.op), xs.get(key, {}).get(name)
-            got = factored_gradient(op, pair.coords, ex, sent[key][name], weights[key])
+            ex = xs.get(key, {}).get(name)
+            got = factored_gradient(pair, ex, sent[key][name], weights[key])
             factored[key] = add(factored.get(key), got)
         through = _through(network)
         skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}

@@ -73,10 +73,10 @@ class Segment(NamedTuple):
         """
         found: dict[str, jax.Array] = {}
         for pair in pairs(graph):
-            key, op = pair.relation.key, pair.op
+            key = pair.relation.key
             delta = dot(pair.gathered(lam, rows=True), pair.of(self.q))
             if delta is not None:
-                delta = jax.vmap(lambda d, op=op: to_y(op, d))(delta)
+                delta = jax.vmap(lambda d, pair=pair: to_y(pair, d))(delta)
                 found[key] = add(found.get(key), delta)
         return found
 

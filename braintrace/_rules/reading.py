@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, OpUse, is_complex
 from .._executor import Vector, dot
 from .contraction import finite
-from .coordinates import added_axes, is_plain, is_widened, mapped
+from .coordinates import is_plain, mapped_over_added, without_added
 from .entries import is_by_sample, transport
 from .lanes import anywhere
 from .storage import Entry, Stored, by_state, one_lane
@@ -35,7 +35,7 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
 
     def all_at_once():
         total = dot(signal, by_state(old.numbers), rule)
-        return {n: _summed(op, coords, n, g) for n, g in total.items()}
+        return {n: _summed(op, coords, g) for n, g in total.items()}
 
     def lane_by_lane():
         def of_lane(b):
@@ -88,10 +88,10 @@ def _by_own_rule(
 ) -> Entry:
     """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
     own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
-    added = added_axes(op, coords)
-    rule = mapped(lambda d, e: _real(op, own(d, e, weights)), added, 0)
+    axis = coords.axis
+    rule = mapped_over_added(lambda d, e: _real(op, own(d, e, weights)), (coords.added, 0), axis)
     total = dot(signal, by_state(old.numbers), rule)
-    return {n: g.sum(tuple(range(added))) for n, g in total.items()}
+    return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
 
 
 def _real(op: OpUse, entry: Entry) -> Entry:
@@ -100,13 +100,10 @@ def _real(op: OpUse, entry: Entry) -> Entry:
     return {n: e if is_complex(avals[n]) else jnp.real(e) for n, e in entry.items()}
 
 
-def _summed(op: OpUse, coords: Coordinates, name: str, x: jax.Array) -> jax.Array:
-    """An entry, summed over its lanes to the parameter's shape."""
-    if is_widened(op, coords):
-        shape = op.weight_avals[name].shape
-        x = x.sum(tuple(range(x.ndim - len(shape))))
-        return x.sum(tuple(i for i, n in enumerate(shape) if n != x.shape[i]), keepdims=True)
-    return x.sum(tuple(range(added_axes(op, coords) + op.primitive.batched)))
+def _summed(op: OpUse, coords: Coordinates, x: jax.Array) -> jax.Array:
+    """An entry, summed over its lanes and over added axes to the parameter's shape."""
+    x = without_added(coords, x)
+    return x.sum(0) if op.primitive.batched else x
 
 
 def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):

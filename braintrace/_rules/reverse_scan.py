@@ -186,7 +186,7 @@ def _sent(graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool) -
         if credit is not None and pair.op.x is None:
             credits.setdefault(key, {})[pair.group.name] = credit
         elif credit is not None:
-            delta[key] += to_y(pair.op, credit)
+            delta[key] += to_y(pair, credit)
     q: dict = {}
     if keep:
         q = by_pair(graph, lambda pair: apply(pair.gathered(after.p), pair.of(df)))
@@ -202,7 +202,7 @@ def _with_sums(graph: ETraceGraph, delta: dict, q: dict, sums: tuple[dict, dict]
     for pair in pairs(graph):
         key = pair.relation.key
         if key in credits and pair.group.name in credits[key]:
-            credit = to_y(pair.op, credits[key][pair.group.name])
+            credit = to_y(pair, credits[key][pair.group.name])
             own = delta[key] if len(delta[key]) == 1 else delta[key].sum(0, keepdims=True)
             delta = delta | {key: own + credit}
     return delta, q | jax.tree.map(lambda a: a[None], summed)

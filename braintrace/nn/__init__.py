@@ -11,6 +11,7 @@ from ._conversion import load_public
 from ._diagonal import MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
 from ._lstm import LSTMCell, MiniLSTM, URLSTMCell
+from ._matrix_memory import GLACell, MambaCell
 from ._neurons import ALIF, GIF, IF, LIF
 from ._projection import Projection
 from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
@@ -33,6 +34,7 @@ __all__ = [
     'Expon',
     'FilteredReadout',
     'GIF',
+    'GLACell',
     'GRUCell',
     'GroupedLinear',
     'IF',
@@ -44,6 +46,7 @@ __all__ = [
     'Linear',
     'LoRA',
     'MGUCell',
+    'MambaCell',
     'MinGRUCell',
     'MinLSTMCell',
     'MiniGRU',

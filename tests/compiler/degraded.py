@@ -271,14 +271,14 @@ degraded(merging('dot_general'), mixing_tail(), no_relation(), **TAIL, name='tai
     lambda p, h, x: 0.8 * h + mm(x, p['w']) @ R
 )
 degraded(
-    merging('reduce_sum, spread by'),
+    merging('reduce_sum'),
     mixing_tail(),
     no_relation(),
     **TAIL,
     name='tail_of_a_sum_over_the_batch',
 )(lambda p, h, x: 0.8 * h + mm(x, p['w']).sum(0))
 degraded(
-    merging('reduce_sum, spread by'),
+    merging('reduce_sum'),
     mixing_tail(),
     no_relation(),
     **TAIL,
@@ -314,38 +314,15 @@ degraded(
 LOST = {'routes': {'w': 'lost_relation'}}
 
 degraded(
-    lost('is repeated', 'half'),
+    lost(
+        'feeds several positions of the state [2, 12, 12], each of which reads many others', 'wide'
+    ),
     no_relation(),
-    params='half',
-    routes={'half': 'lost_relation'},
-    name='repeated_result',
-)(lambda p, h, x: 0.8 * h + jnp.repeat(mm(x, p['half']), 2, -1))
-degraded(
-    lost('is broadcast inside to [2, 4], along axis 1', 'thin'),
-    no_relation(),
-    params='thin',
-    routes={'thin': 'lost_relation'},
-    name='result_spread_over_its_axis',
-)(lambda p, h, x: 0.8 * h + mm(x, p['thin']))
-degraded(
-    lost('is broadcast inside to [2, 4, 2], along axis 2'),
-    no_relation(),
-    carry=np.ones((B, N, 2)),
-    **LOST,
-    name='result_spread_over_a_new_axis',
-)(lambda p, h, x: 0.8 * h + mm(x, p['w'])[..., None])
-degraded(
-    lost('is broadcast inside to [2, 3, 4], along axis 1', 'u'),
-    params='w u',
-    carry=np.ones((B, 3, N)),
-    routes={'u': 'lost_relation'},
-    name='gate_spread_over_rows',
-)(
-    lambda p, h, x: (
-        jax.nn.sigmoid(mm(x, p['u']))[:, None] * h  # here
-        + mm(x, jnp.tile(p['w'], 3)).reshape(B, 3, N)
-    )
-)
+    params={'wide': np.linspace(-0.5, 0.6, 3 * I * N).reshape(I, 3 * N)},
+    carry=np.ones((B, 3 * N, 3 * N)),
+    routes={'wide': 'lost_relation'},
+    name='result_times_itself',
+)(lambda p, h, x: 0.8 * h + (y := mm(x, p['wide']))[:, :, None] * y[:, None])
 
 
 @degraded(
@@ -357,20 +334,11 @@ def tail_of_a_sort_beside_a_traced_op(p, h, x):
     return h, h
 
 
-@degraded(merging('reduce_sum, spread by', at='sum'), strict=('sum',))
+@degraded(merging('reduce_sum', at='sum'), strict=('sum',))
 def tail_of_a_softmax(p, h, x):
     y = mm(x, p['w'])
     h = 0.8 * h + jnp.exp(y) / jnp.exp(cut(y)).sum(-1, keepdims=True)  # sum
     return h, h
-
-
-@degraded(
-    lost('different positions in different states'), no_relation(), carry={'h': H, 'g': H}, **LOST
-)
-def result_at_two_positions_of_a_group(p, c, x):
-    y = mm(x, p['w'])  # here
-    h, g = 0.8 * c['h'] + 0.1 * c['g'] + y, 0.7 * c['g'] + 0.1 * c['h'] + y[:, ::-1]
-    return (h, g), {'h': h, 'g': g}
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -542,7 +542,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
 )
 def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_position(case):
     """The state has an axis of four in front of y; the gradient sums over it."""
-    op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, expanded=True)
+    op, coords = use(case), Coordinates((4, *case.y.shape), (4, *case.y.shape), None, added=1)
     xs, weights, ds = over_time(case, coords)
     x, d, signal = at(xs, 0), at(ds, 0), at(ds, 1)
     entry = entries.instant(op, coords, x, d, weights)

@@ -26,11 +26,6 @@ LOST = {  # row -> parameters whose past is left out and named: their same-step 
         'input-dependent-weight',
         ['one', 'two'],
     ),  # JAX makes `select(taken, w, stop_gradient(w))` of the weight
-    'vmap_element_wise': ('lost-relation', ['decay']),  # (E, N) beside a state of shape (E, B, N)
-    'broadcast_inside': ('lost-relation', ['w', 'b']),
-    'broadcast_repeat': ('lost-relation', ['w', 'b']),
-    'broadcast_tile': ('lost-relation', ['w', 'b']),
-    'broadcast_gather': ('lost-relation', ['w', 'b']),
 }
 REFUSED = ['while_mixing', 'while_mixing_tail']
 LOOPS = [m.name for m in [*loops.MODELS, *maps.MODELS] if 'scan' in m.name or 'fori' in m.name]

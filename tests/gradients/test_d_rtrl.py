@@ -30,6 +30,8 @@ FEW = [
     'conv1d',
     'spiking_two',
     'stored_spike',
+    'fused_attention',
+    'two_rows',
 ]
 
 
@@ -52,7 +54,7 @@ def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
         np.testing.assert_allclose(loss, case.loss(want, case.ys[t]), rtol=1e-12)
 
 
-READS_WEIGHTS = {'lora'}
+READS_WEIGHTS = {'lora', 'attention_of_other_ops'}
 
 
 @every_wide_first()

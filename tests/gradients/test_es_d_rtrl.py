@@ -14,7 +14,16 @@ pytestmark = pytest.mark.drawn
 DECAY = 0.8
 RULE = braintrace.rules.es_d_rtrl(DECAY)
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
-FEW = ['lstm_fused', 'synapse', 'learned_decay', 'conv1d', 'spiking_two', 'stored_spike']
+FEW = [
+    'lstm_fused',
+    'synapse',
+    'learned_decay',
+    'conv1d',
+    'spiking_two',
+    'stored_spike',
+    'mamba',
+    'two_rows',
+]
 
 
 # Of the rows outside of `WIDE` one half is asked for windows, the other one for single steps.

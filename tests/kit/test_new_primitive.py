@@ -130,21 +130,24 @@ def test_its_factors_are_those_of_the_same_function_before_element_wise(name, wi
     )
 
 
-def test_a_result_without_an_input_that_is_broadcast_inside_is_named():
+def test_a_result_without_an_input_may_be_broadcast_inside():
     op = kit.new_etp_primitive(
         Spec('t_alone', lambda w: jnp.cumsum(w)[:, None], x_invar_index=None)
     )
 
     def cell(w, h, x):
-        h = jnp.tanh(0.9 * h + x + op(w))
-        return h, h
+        h = jnp.tanh(0.9 * h + x[:, :1, None] + op(w))
+        return h.sum(-1), h
 
+    w, carry = jnp.asarray(V), jnp.zeros((BATCH, len(V), 2))
     learner = braintrace.functional.online(cell, rules.d_rtrl())
-    with pytest.warns(braintrace.BraintraceWarning) as found:
-        learner.init(jnp.asarray(V), jnp.zeros((3, 3)), jnp.zeros((3, 3)))
-    assert any(
-        'its result [3, 1] is broadcast inside to [3, 3]' in str(w.message) for w in found
-    ), [str(w.message) for w in found]
+    state = learner.init(w, carry, XS[0])
+    (relation,) = learner.graph.hidden_param_op_relations
+    assert relation.coordinates[0].shape == (BATCH, 2, len(V), 1)
+    args = w, carry, XS, jnp.ones(len(XS)), lambda h, y: (y * jnp.sin(h)).sum()
+    grads, *_ = learner.sequence_grad(args[4], window=2, reduction='sum')(w, state, *args[2:4])
+    want = braintrace.verify.bptt_gradients(cell, *args)
+    np.testing.assert_allclose(grads, want, rtol=1e-10)
 
 
 @in_turn(first((N,)), shape=[(N,), (BATCH, 1), (1, N), (BATCH, N)], window=[None, 2, 'steps'])

@@ -8,6 +8,7 @@ from tests.models import (
     control_flow,
     loops,
     maps,
+    matrix_states,
     movement,
     ops,
     recurrent,
@@ -19,7 +20,9 @@ from tests.models import (
 from tests.models.model import Case, Model, T, cubic, make_case, squared
 
 MODELS: dict[str, Model] = {
-    m.name: m for part in (recurrent, spiking, weights, tails, stacks) for m in part.MODELS
+    m.name: m
+    for part in (recurrent, spiking, weights, tails, stacks, matrix_states)
+    for m in part.MODELS
 }
 PROGRAMS: dict[str, Model] = {
     m.name: m for part in (control_flow, loops, maps, movement) for m in part.MODELS

@@ -1,7 +1,7 @@
-"""Labels that travel forward along the D pass, from old states or from the y of an op.
+"""Labels that travel forward along the D pass, from old states.
 
-They tell which of two disagreeing paths moved positions, and which element of a small y each
-position reads. For anything else they are unsound: a value may be zero where its derivative is not.
+They tell which of two disagreeing paths moved positions. For anything else they are unsound: a
+value may be zero where its derivative is not.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ __all__ = ['Following', 'every_row']
 
 
 class Following:
-    """Forward labels. ``y_sources`` keeps answers as long as there are ``cuts`` cut equations."""
+    """Forward labels."""
 
     def __init__(self, d_pass: DPass):
         self.d_pass, self.program = d_pass, d_pass.program
-        self.y_sources: dict[tuple[int, int], np.ndarray | None] = {}
-        self.cuts = 0
 
     def own_positions(self, value: int, state: int) -> np.ndarray | None:
         """For each element of a value, its own position: labels that agree with it were not moved.
@@ -45,22 +43,6 @@ class Following:
             return found
         own = self.program.avals[value].shape
         return lb.identity(own) if own == shape else None
-
-    def read_once(self, op: int, state: int) -> np.ndarray | None:
-        """Which element of y each position of a state reads (``NONE``: none); None where one reads
-        several.
-        """
-        if self.cuts != len(self.d_pass.mixing):
-            self.y_sources.clear()
-            self.cuts = len(self.d_pass.mixing)
-        key = (op, state)
-        if key not in self.y_sources:
-            y = self.program.y_of(op)
-            found = self.follow(
-                {y: lb.identity(self.program.avals[y].shape)}, self.d_pass.new[state]
-            )
-            self.y_sources[key] = None if found is None or lb.meet(found) else found
-        return self.y_sources[key]
 
     def follow(self, sources: dict[int, np.ndarray], target: int) -> np.ndarray | None:
         env = dict(sources)

@@ -9,6 +9,7 @@ from ..equations import labels as lb
 from ..program import dataflow as flow
 from ..program.program import Program
 from .d_pass import DPass
+from .fan_out import FanOut
 from .following import Following
 from .sweeps import MERGES_RESULT, Sweep, Sweeper, coupled, cut_what_moves
 
@@ -29,15 +30,15 @@ class Positions:
         return {s: g for g, states in enumerate(self.groups) for s in states}
 
 
-def find_positions(program: Program) -> tuple[Positions, Following]:
+def find_positions(program: Program) -> tuple[Positions, FanOut]:
     """Sweep from every state until no further equation has to be cut: every round cuts at least
     one.
 
-    Also returns the forward labels, which answer ``read_once``.
+    Also returns which positions each element of a y feeds.
     """
     d_pass = DPass(program)
-    following = Following(d_pass)
-    sweeper = Sweeper(d_pass, following)
+    fan_out = FanOut(d_pass)
+    sweeper = Sweeper(d_pass, Following(d_pass))
     sweeps: list[Sweep | None] = [None] * len(d_pass.new)
     while True:
         for s in range(len(sweeps)):
@@ -52,9 +53,9 @@ def find_positions(program: Program) -> tuple[Positions, Following]:
         groups = _groups(d_pass, done)
         _cut_misplaced(d_pass, done, groups)
         if len(d_pass.mixing) == before:
-            _cut_unexpandable(d_pass, following, done)
+            _cut_merging(d_pass, fan_out, done)
         if len(d_pass.mixing) == before:
-            return Positions(program, groups, done, d_pass.mixing), following
+            return Positions(program, groups, done, d_pass.mixing), fan_out
         _forget(sweeps, list(d_pass.mixing)[before:])
 
 
@@ -93,17 +94,20 @@ def _cut_misplaced(d_pass: DPass, sweeps: list[Sweep], groups) -> None:
                     cut_what_moves(d_pass, d_pass.old[r], own, sweeps[s])
 
 
-def _cut_unexpandable(d_pass: DPass, following: Following, sweeps: list[Sweep]) -> None:
-    """Cut the equations that merge positions of a y, where y can not be expanded over its missing
-    axes.
+def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
+    """Cut the equations that combine elements of a y, where each of them feeds several positions.
 
-    It can be where each position reads one element of y.
+    Where such elements are only moved and read position by position, a trace has an entry for each
+    pair of an element and a position.
     """
     program = d_pass.program
     for s, sweep in enumerate(sweeps):
         for op, labels in sweep.y.items():
-            if lb.meet(labels) and following.read_once(op, s) is None:
-                behind = flow.reach(program, program.y_of(op), program.op_set)
-                for i in sweep.merged:
-                    if not behind.isdisjoint(program.equations[i].ins):
-                        d_pass.cut(i, MERGES_RESULT)
+            if not lb.meet(labels):
+                continue
+            behind = flow.reach(program, program.y_of(op), program.op_set)
+            found = {
+                i for i in fan_out.mixing(s) if not behind.isdisjoint(program.equations[i].ins)
+            }
+            for i in found:
+                d_pass.cut(i, MERGES_RESULT)

@@ -79,7 +79,7 @@ def carried_lanes(
     # a trace whose entries have lanes says the same of its group
     for rel in relations:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-            if rel.op.primitive.batched and not coords.expanded and coords.has_lanes(lanes):
+            if rel.op.primitive.batched and coords.has_lanes(lanes):
                 sets.join([((program.carry[group.states[0]], 0), LANES)])
     _join_all(program, groups, sets, value)
     home = sets.find(LANES)

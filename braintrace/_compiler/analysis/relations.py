@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
-
-import numpy as np
 
 from ..equations import labels as lb
 from ..equations.equation import Loop, is_inexact
@@ -13,14 +10,14 @@ from ..graph import Coordinates, Diagnostic, HiddenGroup, OpUse, Relation
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
 from .complex_states import split_where_entries_are_real
-from .following import Following
+from .fan_out import FanOut, fanned_out, placed_at
 from .groups_and_cuts import Positions
 
 __all__ = ['find_relations']
 
 
 def find_relations(
-    positions: Positions, following: Following, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]
+    positions: Positions, fan_out: FanOut, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]
 ) -> tuple[tuple[Relation, ...], list[Diagnostic]]:
     """The relations, and why some ops have none although they reach a group."""
     near = _groups_near(positions)
@@ -29,7 +26,7 @@ def find_relations(
     for op in ops:
         # coordinates with each group that the op's y reaches, or why there are none
         found = {
-            groups[g]: _coordinates(positions, following, op, positions.groups[g], groups[g])
+            groups[g]: _coordinates(positions, fan_out, op, positions.groups[g], groups[g])
             for g in sorted(near.get(op.equation, ()))
         }
         lost = [c for c in found.values() if isinstance(c, Diagnostic)]
@@ -92,7 +89,7 @@ def _only_through_states(program: Program, value: int, cuts: Collection[int]) ->
 
 
 def _coordinates(
-    positions: Positions, following: Following, op: OpUse, states: Sequence[int], group: HiddenGroup
+    positions: Positions, fan_out: FanOut, op: OpUse, states: Sequence[int], group: HiddenGroup
 ) -> Coordinates | Diagnostic | None:
     """None where op and group are not related, a diagnostic where no trace fits."""
     # the position of the group that each element of y feeds, as each state of the group sees it
@@ -100,64 +97,20 @@ def _coordinates(
     labels = {s: found for s, found in received.items() if lb.has(found)}
     if not labels:
         return None
-    if any(map(lb.meet, labels.values())):
-        # an element of y feeds several positions: entries must sit at the group's positions
-        if op.repeats:
-            scope = positions.program.equations[op.equation].scope
-            raise MustUnroll(next(r for r in reversed(scope) if isinstance(r, Loop)))
-        return _expanded(following, op, labels, group)
-    # an element of y feeds one position: entries sit at y
     total = None
     for found in labels.values():
         total = lb.merge(total, found)
-    if lb.meet(total):
-        return _lost(op, group, 'different-positions')
-    if total.shape == group.shape and lb.in_place(total):
-        return Coordinates(total.shape, group.shape, None)
-    unread = _first_of_lane(total.shape, group.shape)
-    return Coordinates(total.shape, group.shape, np.where(total == lb.NONE, unread, total))
+    # an element of y feeds one position: entries sit at y
+    if not lb.meet(total):
+        return placed_at(total, group.shape)
+    # an element of y feeds several positions: it has an entry for each
+    if op.repeats:
+        scope = positions.program.equations[op.equation].scope
+        raise MustUnroll(next(r for r in reversed(scope) if isinstance(r, Loop)))
+    coords = fanned_out(fan_out.pairs(op.equation, labels), op, group.shape)
+    return _lost(op, group, 'several-elements') if coords is None else coords
 
 
-def _first_of_lane(shape: tuple[int, ...], group_shape: tuple[int, ...]) -> np.ndarray:
-    """A position for entries that no state reads, in their own lane."""
-    if shape[:1] != group_shape[:1] or not shape:
-        return np.zeros(shape, np.int64)
-    return (np.arange(shape[0]) * math.prod(group_shape[1:])).reshape(-1, *[1] * (len(shape) - 1))
-
-
-def _expanded(
-    following: Following, op: OpUse, states: Iterable[int], group: HiddenGroup
-) -> Coordinates | Diagnostic:
-    """Entries at the group's positions, where y lacks axes of the hidden state."""
-    # the element of y that each position of the group reads
-    source = None
-    for s in states:
-        read = following.read_once(op.equation, s)
-        source = lb.merge(source, read) if read is not None else np.full(group.shape, lb.MANY)
-    # it must be y broadcast along leading axes of the group
-    y_shape = op.y_aval.shape
-    try:
-        wide = np.broadcast_to(lb.identity(y_shape), group.shape)
-    except ValueError:
-        wide = None
-    if wide is None or lb.disagree(source, wide):
-        return _not_expanded(op, source, group)
-    added = len(group.shape) - len(y_shape)
-    if not op.pointwise and group.shape[added:] != y_shape:
-        return _not_expanded(op, wide, group)
-    return Coordinates(group.shape, group.shape, None, expanded=True)
-
-
-def _not_expanded(op: OpUse, source: np.ndarray, group: HiddenGroup) -> Diagnostic:
-    """Why y can not be expanded to a state whose positions read ``source``."""
-    if lb.meet(source):
-        return _lost(op, group, 'several-elements')
-    axes = [k for k, n in enumerate(group.shape) if n > 1]
-    alike = tuple(k for k in axes if (source == source.take([0], k)).all())
-    return _lost(op, group, 'broadcast' if alike else 'repeated', alike)
-
-
-def _lost(op: OpUse, group: HiddenGroup, reason: str, axes: tuple[int, ...] = ()) -> Diagnostic:
-    return Diagnostic(
-        'lost-relation', op.key, op.where, (op.equation,), reason, group=group.name, axes=axes
-    )
+def _lost(op: OpUse, group: HiddenGroup, reason: str) -> Diagnostic:
+    where = op.where, (op.equation,)
+    return Diagnostic('lost-relation', op.key, *where, reason, group=group.name)

@@ -22,7 +22,7 @@ from ..stacked_states.unstacking import split_in_parts
 from .d_pass import OLD, OTHERS, DPass, Y
 from .following import Following, every_row
 
-__all__ = ['MERGES_RESULT', 'Sweep', 'Sweeper', 'coupled', 'cut_what_moves']
+__all__ = ['MERGES_RESULT', 'Queue', 'Sweep', 'Sweeper', 'coupled', 'cut_what_moves']
 
 UNROLLED_TO_COMPARE = 32  # movement in a loop may cancel over its iterations
 # why an equation is cut
@@ -36,15 +36,14 @@ Received = dict[int, dict[tuple[int, int], np.ndarray]]
 class Sweep:
     """The labels that one new state sends to old states and to the y of ops.
 
-    ``received``: the labels that a value got, by (equation, operand). ``merged``: equations where
-    positions of a y meet. ``visited``: all equations on the way. ``clocks``: old states without a
-    label that the new one reads, and that no parameter reaches.
+    ``received``: the labels that a value got, by (equation, operand). ``visited``: all equations on
+    the way. ``clocks``: old states without a label that the new one reads, and that no parameter
+    reaches.
     """
 
     received: Received
     old: dict[int, np.ndarray] = field(default_factory=dict)
     y: dict[int, np.ndarray] = field(default_factory=dict)
-    merged: set[int] = field(default_factory=set)
     visited: set[int] = field(default_factory=set)
     clocks: set[int] = field(default_factory=set)
 
@@ -66,7 +65,7 @@ class Sweep:
         return found
 
 
-class _Queue:
+class Queue:
     """Equations to visit, the last one first."""
 
     def __init__(self, program):
@@ -99,7 +98,7 @@ class Sweeper:
         d_pass, program, before = self.d_pass, self.program, len(self.d_pass.mixing)
         start = d_pass.new[state]
         result = Sweep({start: {(-1, 0): lb.identity(d_pass.shapes[state])}})
-        queue = _Queue(program)
+        queue = Queue(program)
         queue.push([start])
         while queue.heap:
             i = queue.pop()
@@ -150,8 +149,6 @@ class Sweeper:
             self._cut_in_front(i, parting)
         elif any(depends[v] & OLD and not self._parts_later(v, state) for v in several):
             self.d_pass.cut(i, MERGES)
-        elif any(depends[v] & Y for v in several):
-            result.merged.add(i)  # allowed, unless y can not be expanded
         # values that read clocks alone have no trace
         return [
             None if v in several and not depends[v] & (OLD | Y) else lab
@@ -204,10 +201,6 @@ class Sweeper:
             for (i, k), lab in list(parts.items()):
                 if own is None or lb.disagree(lab, own):
                     self._misplaces(i, k, own, result)
-        elif clash and self.d_pass.depends[value] & Y:
-            result.merged.update(
-                i for (i, _), lab in parts.items() if i >= 0 and not lb.in_place(lab)
-            )
         return total
 
     def _misplaces(self, i: int, k: int, own: lb.Labels, result: Sweep) -> None:

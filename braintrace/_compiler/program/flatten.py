@@ -25,7 +25,6 @@ from .marking import (
     marked_operands,
     note_twin,
     owned_by,
-    set_aside,
     weights_of,
 )
 from .program import Program, alive
@@ -40,14 +39,12 @@ class Decisions:
     """How to lower control flow, by ``id`` of the jaxpr's equation.
 
     ``expansions`` keeps the functions traced for an equation, and the equation, so that ids stay.
-    ``guarded``: loops that a branch guards already. ``late``: ops applied element by element where
-    their result is spread.
+    ``guarded``: loops that a branch guards already.
     """
 
     modes: dict[int, Any] = field(default_factory=dict)
     expansions: dict[tuple, tuple] = field(default_factory=dict)
     guarded: set[int] = field(default_factory=set)
-    late: set[int] = field(default_factory=set)
 
     def update(self, found: dict[int, Any]) -> None:
         """Two uses of one ``while`` share the operands that either must be differentiated for."""
@@ -84,8 +81,6 @@ class _Lowering:
         mode = self.decisions.modes.get(id(eqn))
         if mode is not None:
             return self.decided(build, eqn, mode, ins, place)
-        if id(eqn) in self.decisions.late:
-            return set_aside(build, eqn, ins, place.where)
         return self.single(build, eqn, ins, place)
 
     def single(self, build: Builder, eqn, ins: list[int], place: Place) -> list[int]:
@@ -114,6 +109,11 @@ class _Lowering:
                 return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
         if weights:
             flat = marked_operands(build, flat, weights, eqn.outvars)
+        elif flat.does.apart is not None and not all(v in build.pure for v in ins):
+            apart = flat.does.apart(eqn.params, [build.avals[v] for v in ins])
+            if apart is not None:
+                place = place._replace(fixed=True)
+                return self.expanded(build, eqn, lambda: apart, ins, place)
         return self.apply(build, flat, eqn.outvars)
 
     def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..._etrace_op import AUTOMATIC, at_positions
@@ -22,7 +21,6 @@ __all__ = [
     'marked_operands',
     'note_twin',
     'owned_by',
-    'set_aside',
     'weights_of',
 ]
 
@@ -116,11 +114,3 @@ def marked_at_border(build: Builder, value: int, where: str, name: str) -> int:
     if value not in build.owned or build.unmarked is not None:
         return value
     return marked_value(build, value, build.avals[value].shape, where, name)
-
-
-def set_aside(build: Builder, eqn: Any, ins: list[int], where: str) -> list[int]:
-    """An op that is applied element by element, later: where its result is spread."""
-    plain = lambda *weights: jnp.copy(eqn.primitive.impl_fn(*weights, **eqn.params))
-    outs = build.traced(plain, ins, where)
-    build.owned.update(dict.fromkeys(outs, where))
-    return outs

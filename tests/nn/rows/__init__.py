@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.nn.rows import cells, diagonal, layers, neurons, synapses
+from tests.nn.rows import cells, diagonal, layers, matrix_memory, neurons, synapses
 from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
 
-PARTS = cells, diagonal, layers, neurons, synapses
+PARTS = cells, diagonal, layers, matrix_memory, neurons, synapses
 ROWS: dict[str, Row] = {row.name: row for part in PARTS for row in part.ROWS}
 
 __all__ = ['ROWS', 'Row', 'bare', 'built', 'case_of', 'inputs', 'plain', 'values']

@@ -1,0 +1,143 @@
+"""An element of an op's result that feeds several positions has an entry of the trace for each."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+from tests import models
+from tests.compare import assert_close
+from tests.gradients.harness import start
+
+B, I, K, D = 2, 3, 2, 4
+RNG = np.random.default_rng(4)
+XS, YS = RNG.normal(size=(4, B, I)), RNG.normal(size=4)
+
+
+def loss(output, y):
+    return (y * jnp.sin(output)).sum()
+
+
+def check(cell, params, carry):
+    """Windows and single steps against plain backpropagation through time; the learner."""
+    want = braintrace.verify.bptt_gradients(cell, params, carry, XS, YS, loss)
+    for window in (1, 3):
+        learner = functional.online(cell, rules.d_rtrl())
+        state = learner.init(params, carry, XS[0])
+        grads, *_ = learner.sequence_grad(loss, window=window, reduction='sum')(
+            params, state, XS, YS
+        )
+        assert_close(grads, want)
+    assert braintrace.report(learner.graph).exact
+    return learner
+
+
+def coordinates(name):
+    (relation,) = start(models.case(name), rules.d_rtrl())[0].graph.hidden_param_op_relations
+    return relation.coordinates[0]
+
+
+def test_keys_values_and_gates_of_one_product_have_an_entry_for_each_position():
+    found = coordinates('fused_attention')  # gates, keys, values and queries
+    keys, values = models.matrix_states.K, models.matrix_states.D
+    rows = max(keys, values)
+    assert found.shape == (B, rows, 3 * keys + values) and (found.added, found.axis) == (1, 1)
+    assert found.colours.max() == 2 and (found.colours[..., -keys:] == -1).all()
+    at_value = found.positions[1, :, 2 * keys][found.colours[1, :, 2 * keys] >= 0]
+    assert at_value.tolist() == [(keys + row) * values for row in range(keys)]
+
+
+def test_an_element_that_all_lanes_read_has_the_lanes_in_front():
+    learner, _ = start(models.case('two_rows'), rules.d_rtrl())
+    found = {rel.key: rel.coordinates[0] for rel in learner.graph.hidden_param_op_relations}['k']
+    assert found.shape == (B, 2, models.model.N) and found.has_lanes(B)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'outer',
+    [
+        lambda k, v: jnp.einsum('bi,bj->bij', k, v),
+        lambda k, v: k[:, :, None] @ v[:, None, :],
+        lambda k, v: jax.vmap(jnp.outer)(k, v),
+        lambda k, v: jnp.einsum('bi,bj->bji', v, k),
+    ],
+    ids=['einsum', 'matmul', 'vmap of outer', 'einsum turned'],
+)
+def test_a_product_that_sums_nothing_is_position_by_position(outer):
+    def cell(p, s, x):
+        s = 0.9 * s + outer(braintrace.matmul(x, p['k']), braintrace.matmul(x, p['v']))
+        return s.sum(-1), s
+
+    params = {'k': RNG.normal(size=(I, K)), 'v': RNG.normal(size=(I, D))}
+    check(cell, params, np.zeros((B, K, D)))
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_feed_several_positions():
+    def cell(p, s, x):
+        k = braintrace.embedding((x[:, 0] > 0).astype(int), p['table'])
+        s = jax.nn.sigmoid(k)[..., None] * s + x[:, None]
+        return s, s
+
+    check(cell, {'table': RNG.normal(size=(2, K))}, np.zeros((B, K, I)))
+
+
+@pytest.mark.slow
+def test_without_a_carry_no_array_has_the_size_of_the_trace():
+    def cell(p, s, x):
+        s = 0.9 * s + braintrace.matmul(x, p['k'])[:, :, None] * x[:, None, :]
+        return s.sum(-1), s
+
+    params, carry = {'k': np.ones((I, 7))}, np.zeros((B, 7, I))
+    learner = functional.online(cell, rules.d_rtrl())
+    state = learner.init(params, carry, XS[0])
+    assert state.trace['k']['carry']['weight'][0].shape == (B, I, I, 7)
+
+    def sizes(carry):
+        grad = learner.sequence_grad(loss, window=None, carry=carry)
+        text = jax.jit(grad).lower(params, state, XS, YS).compile().as_text()
+        return text.count(f'[{B},{I},{I},7]')
+
+    kept, dropped = map(sizes, ('trace', 'drop'))
+    assert dropped < kept
+
+
+# ---- drawn tails ----
+
+MOVES = {
+    'rows': lambda y, n: jnp.repeat(y[:, :, None], n, 2),
+    'columns': lambda y, n: jnp.broadcast_to(y[:, None, :], (B, n, y.shape[1])),
+    'tiled': lambda y, n: jnp.tile(y[:, :, None], (1, 1, n))[:, ::-1],
+    'moved': lambda y, n: jnp.stack([jnp.roll(y, k, 1) for k in range(n)], 2),
+}
+
+
+@pytest.mark.parametrize(
+    'seed',
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(s, marks=pytest.mark.nightly) for s in range(1, 40)),
+    ],
+)
+def test_drawn_tails_are_exact(seed):
+    """Products of parts of one result, each repeated along an axis of its own."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(list(MOVES), 3)
+    sizes = [D if name == 'columns' else K for name in chosen]
+    starts = np.cumsum([0, *sizes])
+
+    def cell(p, s, x):
+        y = jnp.tanh(braintrace.matmul(x, p['w']))
+        parts = [
+            MOVES[name](y[:, start : start + size], K if name == 'columns' else D)
+            for name, start, size in zip(chosen, starts, sizes, strict=False)
+        ]
+        s = jax.nn.sigmoid(parts[0]) * s + parts[1] * parts[2] + parts[0]
+        return s.sum(-1), s
+
+    check(cell, {'w': rng.normal(size=(I, int(starts[-1])))}, rng.normal(size=(B, K, D)))
