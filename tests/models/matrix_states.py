@@ -131,8 +131,8 @@ def tied(ops, p, c, x):
 
 def normalised(ops, p, c, x):
     """Keys of length one: the length is mixing, the keys are not."""
-    k, v = projected(ops, p, x, 'kv')
-    s = ops.new('s', 0.8 * c['s'] + outer(k / (0.5 + ops.norm(k)), v))
+    k = ops.matmul(x, p['k'])
+    s = ops.new('s', 0.8 * c['s'] + outer(k / (0.5 + ops.norm(k)), x))
     return s.sum(-2), {'s': s}
 
 
@@ -212,7 +212,7 @@ MODELS = [
     row('turned', turned, {'w': (I, N)}, TWO),
     row('neighbours', neighbours, {'w': (I, N)}, {'h': (B, N)}),
     row('tied', tied, {'w': (I, K)}, {'s': (B, K, K)}),
-    Model('normalised_keys', normalised, {'k': (I, K), 'v': (I, D)}, S, cut_bptt=False),
+    Model('normalised_keys', normalised, {'k': (I, K)}, {'s': (B, K, I)}, cut_bptt=False),
     row(
         'attention_of_other_ops',
         of_other_ops,
