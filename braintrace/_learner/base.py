@@ -103,7 +103,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         and values are untouched.
 
         What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
-        until compiled again.
+        until compiled again; a call at another ``dt`` is refused.
         """
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
@@ -221,7 +221,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
 
     def update(self, *inputs):
         """One step of the model: outputs; states and trace advance."""
-        bound = self._compiled()
+        bound = self._compiled().in_time()
         if (call := substitute(self)) is not None:
             return call(*inputs)
         told, world = self._notices.of_call(bound.states), bound.states.now()
@@ -348,7 +348,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         check_window(window, memory_budget)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
         given = Arguments(sequences, step_fn, mask, reset, weights)
-        result = gradient(self._compiled(), given, CallOptions(along, has_aux, progress))
+        result = gradient(self._compiled().in_time(), given, CallOptions(along, has_aux, progress))
         losses = weighed(result.losses, mask, loss_output, reduction)
         extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
         return (result.learnt, *extra) if extra else result.learnt
@@ -394,7 +394,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         True
         """
         check_optimizer(optimizer)
-        bound = self._compiled()
+        bound = self._compiled().in_time()
         delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
         along = UpdateOptions(optimizer, update_every, delay, reduction)
         given = Arguments(sequences, step_fn, mask, reset, weights)
@@ -423,4 +423,4 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
         (5, 3, 4)
         """
-        return evolve(self._compiled(), sequences, step_fn, return_outputs, trace)
+        return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)

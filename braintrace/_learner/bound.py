@@ -7,7 +7,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import brainstate
+import jax
+import numpy as np
+import saiunit as u
+
 from .._compiler import path_name
+from .._errors import StructureError
 from ..functional import OnlineLearner
 from .states import ModelStates
 from .world import Path
@@ -36,6 +42,16 @@ class Bound:
                 self.programs.popitem(last=False)
         return self.programs[key]
 
+    def in_time(self) -> Bound:
+        """Itself, if the environment's ``dt`` is that of the compiled step."""
+        compiled, now = self.states.dt, brainstate.environ.get('dt', default=None)
+        if compiled is not None and now is not None and not _equal(compiled, now):
+            raise StructureError(
+                f'the step was compiled with dt = {compiled}, and the environment has dt = {now} '
+                'now. Go back to that dt, or compile again (learner.compile_graph(x)).'
+            )
+        return self
+
     def held(self) -> list:
         """The constants that the compiled step takes as arguments."""
         return self.owner.structure.value
@@ -49,3 +65,12 @@ class Bound:
         """The value of an ``ETraceState`` before the first step."""
         trace, t = self.core.first.init()
         return {'trace': trace, 't': t}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two steps of time are the same, as far as their numbers are known."""
+    if u.get_dim(a) != u.get_dim(b):
+        return False
+    first, second = (u.get_magnitude(u.Quantity(t).in_unit(u.get_unit(a))) for t in (a, b))
+    known = not isinstance(first, jax.core.Tracer) and not isinstance(second, jax.core.Tracer)
+    return not known or bool(np.allclose(first, second, rtol=1e-6, atol=0))

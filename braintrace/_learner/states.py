@@ -37,7 +37,7 @@ class ModelStates:
     """
 
     def __init__(self, model: brainstate.nn.Module, inputs: tuple):
-        self.model = model
+        self.model, self.dt = model, brainstate.environ.get('dt', default=None)
         found = self.lookup()
         _check_initialised(found)
         try:

@@ -26,7 +26,11 @@ class Default:
     name: str
 
     def __call__(self, shape: Sequence[int], **kwargs: Any) -> Any:
-        return getattr(init, self.name)()(shape, **kwargs)
+        draw, own = getattr(init, self.name)(), brainstate.environ.dftype()
+        if jnp.finfo(own).bits >= 32:
+            return draw(shape, **kwargs)
+        with brainstate.environ.context(precision=32):  # not every one is drawn in fewer bits
+            return draw(shape, **kwargs).astype(own)
 
     def __repr__(self) -> str:
         return f'{self.name}()'
@@ -128,6 +132,19 @@ def parameter(owner: str, param_type: type, value: Any) -> brainstate.ParamState
     return param_type(value)
 
 
+def as_floats(value: Any) -> Any:
+    """Numbers, and arrays of integers, in the environment's precision; all else as it is."""
+    mantissa = u.get_magnitude(value) if isinstance(value, u.Quantity) else value
+    if not isinstance(mantissa, int | float | np.number | np.ndarray | jax.Array):
+        return value
+    if np.ndim(mantissa) and jnp.issubdtype(jnp.result_type(mantissa), jnp.inexact):
+        return value
+    if jnp.iscomplexobj(mantissa):
+        return value
+    mantissa = jnp.asarray(mantissa, brainstate.environ.dftype())
+    return u.Quantity(mantissa, unit=value.unit) if isinstance(value, u.Quantity) else mantissa
+
+
 def first_value(
     owner: str, name: str, value: Init, shape: Sequence[int], *, spread: bool = False
 ) -> Any:
@@ -135,10 +152,7 @@ def first_value(
     an array of any shape that broadcasts to it.
     """
     shape = tuple(shape)
-    if callable(value):
-        value = value(shape)
-    elif isinstance(value, int | float):
-        value = jnp.asarray(value, brainstate.environ.dftype())
+    value = value(shape) if callable(value) else as_floats(value)
     if not isinstance(value, jax.Array | np.ndarray | np.generic | u.Quantity):
         raise OptionError(
             f'{owner}: {name} is a {type(value).__name__}; give an initializer of '
@@ -176,7 +190,7 @@ def initial_value(
             f'{owner}: batch_size is {batch_size!r}; give None for one unbatched sample, or an int '
             'from 0 up.'
         )
-    value = init.param(state_init, tuple(shape), batch_size, allow_none=False)
+    value = init.param(as_floats(state_init), tuple(shape), batch_size, allow_none=False)
     if not isinstance(value, u.Quantity):
         value = jnp.asarray(value)
     lead = () if batch_size is None else (int(batch_size),)

@@ -139,8 +139,7 @@ class Linear(Dense):
     def applied(self) -> tuple[Any, Any]:
         """:math:`W \\odot M` and b."""
         value = self.weight.value
-        weight = value['weight'] if self.w_mask is None else value['weight'] * self.w_mask
-        return weight, value.get('bias')
+        return masked(value['weight'], self.w_mask), value.get('bias')
 
 
 class SignedWLinear(Dense):
@@ -209,6 +208,11 @@ class SignedWLinear(Dense):
         weight = self.weight.value
         size = u.math.where(u.get_magnitude(weight) < 0, -weight, weight)
         return size if self.w_sign is None else size * self.w_sign, None
+
+
+def masked(weight: Any, mask: Any) -> Any:
+    """``weight * mask`` in the type of the weight."""
+    return weight if mask is None else weight * mask.astype(u.get_magnitude(weight).dtype)
 
 
 def checked_signs(w_sign: Any, shape: tuple[int, ...]) -> Any:
@@ -317,4 +321,4 @@ class ScaledWSLinear(Dense):
         scale = jnp.sqrt(jnp.maximum(self.num_in * jnp.square(centred).mean(0), self.eps))
         weight = value.get('gain', 1.0) * centred / scale
         weight = weight if unit == u.UNITLESS else u.Quantity(weight, unit=unit)
-        return weight if self.w_mask is None else weight * self.w_mask, value.get('bias')
+        return masked(weight, self.w_mask), value.get('bias')

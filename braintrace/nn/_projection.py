@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import brainstate
+import numpy as np
 
 from .._errors import EtpShapeError, OptionError
 from .._signatures import ShowsArguments
+from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 
 __all__ = ['Projection']
 
@@ -34,7 +36,9 @@ class Projection(ShowsArguments, brainstate.nn.Module):
         The synapses at the targets: :class:`Expon` or :class:`DualExpon`, of the size that ``comm``
         gives.
     out : Module, optional
-        :class:`CUBA` or :class:`COBA`. ``None``: the projection returns g.
+        :class:`CUBA`, where weights carry the sign (``SignedWLinear(..., w_sign=-1)`` inhibits), or
+        :class:`COBA`, where E does and weights are not negative. ``None``: the projection returns
+        g.
     stp : Module, optional
         :class:`STP`, of the size that ``comm`` reads.
     name : str, optional
@@ -43,7 +47,7 @@ class Projection(ShowsArguments, brainstate.nn.Module):
     Raises
     ------
     OptionError
-        A part cannot be called.
+        A part cannot be called or is in the place of another, or negative signs meet COBA.
     EtpShapeError
         The sizes of two parts do not fit.
 
@@ -73,17 +77,10 @@ class Projection(ShowsArguments, brainstate.nn.Module):
     ):
         super().__init__(name=name)
         self.comm, self.syn, self.out, self.stp = comm, syn, out, stp
-        for part in ('comm', 'syn', 'out', 'stp'):
-            found = getattr(self, part)
-            if isinstance(found, type) or not (
-                callable(found) or (found is None and part in ('out', 'stp'))
-            ):
-                raise OptionError(
-                    f'Projection: {part} is {found!r}; give a module or a function, such as '
-                    f'{EXAMPLES[part]}.'
-                )
-        self.in_size = shape_of(comm if stp is None else stp, 'in_size')
-        self.out_size = shape_of(syn, 'out_size')
+        self._check_parts()
+        for size, end in (('in_size', comm if stp is None else stp), ('out_size', syn)):
+            if (found := shape_of(end, size)) is not None:
+                setattr(self, size, found)
         self._check_sizes('comm', 'out_size', 'syn')
         self._check_sizes('stp', 'out_size', 'comm')
 
@@ -94,6 +91,24 @@ class Projection(ShowsArguments, brainstate.nn.Module):
         """
         g = self.syn(self.comm(x if self.stp is None else self.stp(x)))
         return g if self.out is None else self.out(g, V)
+
+    def _check_parts(self) -> None:
+        for part, kinds in KINDS.items():
+            found = getattr(self, part)
+            absent = found is None and part in ('out', 'stp')
+            misplaced = isinstance(found, SYNAPTIC) and not isinstance(found, kinds)
+            if isinstance(found, type) or misplaced or not (callable(found) or absent):
+                raise OptionError(
+                    f'Projection: {part} is {found!r}; give a module or a function, such as '
+                    f'{EXAMPLES[part]}.'
+                )
+        signs = getattr(self.comm, 'w_sign', None)
+        if isinstance(self.out, COBA) and signs is not None and (np.asarray(signs) < 0).any():
+            raise OptionError(
+                'Projection: comm has inhibitory signs (w_sign), and out is COBA, where a negative '
+                'conductance turns the effect of E over. Leave w_sign out and give inhibition an '
+                'E below the resting potential, or use CUBA.'
+            )
 
     def _check_sizes(self, first: str, size: str, second: str) -> None:
         given = shape_of(getattr(self, first), size)
@@ -110,6 +125,15 @@ EXAMPLES = {
     'syn': 'Expon(100, tau=5.0)',
     'out': 'COBA(E=0.0), or None',
     'stp': 'STP(80), or None',
+}
+
+
+SYNAPTIC = Expon, DualExpon, COBA, CUBA, STP
+KINDS: dict[str, tuple] = {
+    'comm': (),
+    'syn': (Expon, DualExpon),
+    'out': (COBA, CUBA),
+    'stp': (STP,),
 }
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import saiunit as u
 
 import braintrace
 from tests.compare import assert_close
@@ -443,3 +444,23 @@ def test_strict_names_every_parameter_without_a_trace():
     with pytest.raises(braintrace.UntracedParameterError) as caught:
         learner.compile_graph(X)
     assert 'cell/Wr/weight/weight' in str(caught.value) and 'readout' not in str(caught.value)
+
+
+def test_another_dt_than_that_of_the_compiled_step_is_refused():
+    model = brainstate.nn.Sequential(braintrace.nn.Linear(2, 3), braintrace.nn.Expon(3, 5 * u.ms))
+    xs = jnp.ones((4, 2))
+    with brainstate.environ.context(dt=1 * u.ms):
+        learner = braintrace.compile(model, 'D_RTRL', xs[0])
+    calls = [
+        lambda: learner(xs[0]),
+        lambda: learner.etrace_evolve(xs),
+        lambda: learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum()),
+    ]
+    for call in calls:
+        with brainstate.environ.context(dt=1000 * u.us):
+            call()
+        with (
+            brainstate.environ.context(dt=0.1 * u.ms),
+            pytest.raises(braintrace.StructureError, match='dt = 1 ms.*dt = 0.1 ms now'),
+        ):
+            call()
