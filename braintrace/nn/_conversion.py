@@ -63,6 +63,11 @@ def load_public(module: brainstate.nn.Module, values: Mapping[tuple, Any]) -> No
     states = module.states(brainstate.ParamState)
     sources = find_sources(module, states)
     known = {path for source in sources.values() for path in source.parts}
+    if strings := [path for path in values if isinstance(path, str)]:
+        raise StructureError(
+            f'load_public: the path {strings[0]!r} is a string; paths are tuples, as '
+            f"('cell', 'Wf', 'weight')."
+        )
     wrong = [f'{shown(path)} is missing' for path in known if path not in values]
     wrong += [f'{shown(path)} is left over' for path in values if path not in known]
     for source in sources.values():

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._errors import EtpDtypeError, OptionError
 
-__all__ = ['arctan', 'multi_gaussian', 'sigmoid', 'triangle']
+__all__ = ['arctan', 'custom', 'multi_gaussian', 'sigmoid', 'triangle']
 
 
 class Surrogate:
@@ -210,6 +210,38 @@ def arctan(slope: float = 2.0) -> Surrogate:
     return _made(_arctan, slope=slope)
 
 
+def custom(slope: Callable[[Any], Any]) -> Surrogate:
+    r"""A slope of your own.
+
+    .. math:: \psi(x) = \mathrm{slope}(x)
+
+    Parameters
+    ----------
+    slope : callable
+        From the distances x to the derivative there, an array of the same shape.
+
+    Raises
+    ------
+    OptionError
+        ``slope`` cannot be called, fails on an array, or is zero everywhere.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from braintrace.nn import LIF, surrogate
+    >>> spike = surrogate.custom(lambda x: jnp.exp(-jnp.abs(x)))
+    >>> float(spike(0.5)), float(jax.grad(spike)(0.0))
+    (1.0, 1.0)
+    >>> units = LIF(10, spk_fun=spike)
+    """
+    if not callable(slope):
+        raise OptionError(f'custom: slope is {slope!r}; give a function of the distance x.')
+    made = Surrogate(slope, {})
+    if fault := _fault_of(made):
+        raise OptionError(f'custom: slope makes a spike {fault}.')
+    return made
+
+
 BUILT_IN = {spike.__name__: spike for spike in (triangle, sigmoid, multi_gaussian, arctan)}
 
 
@@ -221,11 +253,14 @@ def spike_function(owner: str, spk_fun: Any) -> Callable:
         return spk_fun
     remedy = (
         f'Give spk_fun one of the names {", ".join(map(repr, BUILT_IN))}, a function of '
-        'braintrace.nn.surrogate with your parameters (surrogate.triangle(width=0.5)), or any '
-        'function from x to 1 above the threshold (x > 0) and 0 below it, with a surrogate '
-        'derivative (braintools.surrogate.ReluGrad()).'
+        'braintrace.nn.surrogate with your parameters (surrogate.triangle(width=0.5)) or your '
+        'slope (surrogate.custom(slope)), or any function from x to 1 above the threshold (x > 0) '
+        'and 0 below it, with a surrogate derivative (braintools.surrogate.ReluGrad()).'
     )
-    if not callable(spk_fun) or spk_fun in BUILT_IN.values():
+    if isinstance(spk_fun, type) or spk_fun in BUILT_IN.values():
+        name = spk_fun.__name__
+        raise OptionError(f'{owner}: spk_fun is {name}, which makes spike functions: {name}().')
+    if not callable(spk_fun):
         raise OptionError(f'{owner}: spk_fun is {spk_fun!r}, which is no spike function. {remedy}')
     fault = _fault_of(spk_fun)
     if fault:
@@ -241,7 +276,8 @@ def _fault_of(spk_fun: Callable) -> str | None:
         try:
             y, pull = jax.vjp(spk_fun, x)
         except Exception as error:  # a user's function may raise anything
-            return f'which fails on an array of floats ({type(error).__name__}: {error})'
+            said = f'{type(error).__name__}: {error}'.splitlines()[0][:200]
+            return f'which fails on an array of floats ({said})'
         if getattr(y, 'shape', None) != x.shape or y.dtype != x.dtype:
             found = f'{y.dtype}{list(y.shape)}' if hasattr(y, 'dtype') else type(y).__name__
             return f'which makes {found} of {x.dtype}{list(x.shape)}, not an array like it'
