@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import brainstate
 import jax.numpy as jnp
+import saiunit as u
 
-from .._errors import OptionError, StructureError
+from .._errors import EtpUnitError, OptionError, StructureError
 from .._signatures import ShowsArguments
 from ._arguments import (
     ORTHOGONAL,
@@ -151,6 +152,15 @@ class GatedCell(RecurrentLayer):
             log_times = self._log_times(timescale, b_init)
         for key, gates in self.maps.items():
             setattr(self, key, self._map(gates, w_init, b_init, log_times))
+
+    def _check_step(self, x: Any, states: list) -> None:
+        super()._check_step(x, states)
+        if not u.get_dim(x).is_dimensionless:
+            unit = u.get_unit(x)
+            raise EtpUnitError(
+                f'{type(self).__name__}: the input has the unit {unit}, and a gate takes plain '
+                f'numbers. Give the input in a unit of your choice: x.to_decimal(saiunit.{unit}).'
+            )
 
     def _log_times(self, timescale: tuple[float, float], b_init: Init | None) -> Any:
         owner = type(self).__name__

@@ -6,6 +6,7 @@ import brainstate
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import saiunit as u
 
 import braintrace
 from braintrace import nn
@@ -169,6 +170,14 @@ def test_a_size_that_is_not_one_positive_int_is_refused(name, size):
 def test_a_batch_size_that_is_no_count_is_refused(batch_size):
     with pytest.raises(braintrace.OptionError, match='batch_size'):
         nn.GRUCell(NUM_IN, NUM_OUT).init_state(batch_size)
+
+
+@pytest.mark.parametrize('cell', [nn.GRUCell, nn.MinGRUCell])
+def test_an_input_with_a_unit_is_refused_by_gates(cell):
+    cell = cell(NUM_IN, NUM_OUT)
+    cell.init_state()
+    with pytest.raises(braintrace.EtpUnitError, match=r'unit mV.*x.to_decimal\(saiunit.mV\)'):
+        cell(jnp.ones(NUM_IN) * u.mV)
 
 
 @pytest.mark.parametrize('activation', ['no_such_function', 3])
