@@ -42,7 +42,7 @@ class FanOut:
     def pairs(self, op: int, labels: Mapping[int, np.ndarray]) -> Pairs:
         """The pairs of an op's y with any of some states of one shape, which sent it labels."""
         found = [self._pairs(op, s, sent) for s, sent in labels.items()]
-        return np.unique(np.concatenate(found))
+        return _ascending(np.concatenate(found))
 
     def _pairs(self, op: int, state: int, labels: np.ndarray) -> Pairs:
         if lb.meet(labels):
@@ -88,9 +88,11 @@ class _Walk:
             elif i not in self.d_pass.mixing and i not in self.program.blocks:
                 outs = [got.get(o) for o in eqn.outs]
                 for v, pairs in self._back(i, eqn, outs):
+                    if not self.d_pass.depends[v] & Y:
+                        continue
                     before = got.get(v, positions[:0])
-                    merged = np.union1d(before, pairs)
-                    if self.d_pass.depends[v] & Y and len(merged) > len(before):
+                    merged = _ascending(np.concatenate([before, pairs])) if len(before) else pairs
+                    if len(merged) > len(before):
                         got[v] = merged
                         queue.push([v])
         return self.found, self.mixing
@@ -128,7 +130,7 @@ class _Walk:
                     element = source.reshape(-1)[element] - start
                     here = (element >= 0) & (element < size)
                     moved_pairs = (element * self.size + position)[here]
-                    found.append((eqn.ins[k], np.unique(moved_pairs)))
+                    found.append((eqn.ins[k], _ascending(moved_pairs)))
             start += size
         return found
 
@@ -173,7 +175,7 @@ class _Walk:
             if pairs is None:
                 continue
             if k >= loop.num_carry and eqn.primitive is END:  # a sequence, made of slices
-                pairs = np.unique(pairs % (max(1, avals[v].size) * self.size))
+                pairs = _ascending(pairs % (max(1, avals[v].size) * self.size))
             elif k >= loop.num_carry:
                 rows = np.arange(loop.length)[:, None] * (avals[eqn.outs[k]].size * self.size)
                 pairs = (rows + pairs).reshape(-1)
@@ -182,6 +184,14 @@ class _Walk:
             turns = zip(self.program.feedback(i), outs, strict=False)
             found += [(last, pairs) for (_, last), pairs in turns if pairs is not None]
         return found
+
+
+def _ascending(pairs: np.ndarray) -> Pairs:
+    """Each of these numbers once, in order; mostly they are already."""
+    if (pairs[1:] > pairs[:-1]).all():
+        return pairs
+    pairs = np.sort(pairs, kind='stable')
+    return pairs[np.append(True, pairs[1:] != pairs[:-1])]
 
 
 # ---- where the entries of a trace sit ----
@@ -256,6 +266,12 @@ def _coloured(pairs: Pairs, elements: int, size: int) -> np.ndarray | None:
     """A colour for each element, so that no position reads two of one colour."""
     element, position = np.divmod(pairs, size)
     colour, turns = np.full(elements, lb.NONE), 0
+    read = int(np.bincount(position, minlength=1).max())  # elements by one position
+    if read <= 1:
+        colour[element] = 0
+        return colour
+    if read > MOST_COLOURS:
+        return None
     # by a fixed shuffle, since neighbours that wait for each other would take many turns
     rank = np.random.default_rng(0).permutation(elements)
     left = np.ones(len(element), bool)
