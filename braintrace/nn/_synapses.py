@@ -12,6 +12,7 @@ from .._errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from .._signatures import ShowsArguments
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
+from ._neuron import filled
 from ._time import check_time, decay, numbers, plain
 
 __all__ = ['COBA', 'CUBA', 'STP', 'DualExpon', 'Expon']
@@ -230,8 +231,8 @@ class STP(Synapse):
         tau_d: Any = 200.0,
         name: str | None = None,
     ):
-        first = {'x': 1.0} if tau_f is None else {'x': 1.0, 'u': 0.0}
-        super().__init__(in_size, name, **first)
+        use = {} if tau_f is None else {'u': ZERO}
+        super().__init__(in_size, name, x=filled(1.0), **use)
         self.U, self.tau_d = plain('STP', 'U', U), self._time('tau_d', tau_d)
         if not 0 < self.U <= 1:
             raise OptionError(f'STP: U is {U}; it is a part of the resources, in (0, 1].')

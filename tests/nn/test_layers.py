@@ -223,6 +223,7 @@ def test_a_padding_row_starts_at_zero_and_does_not_learn():
     np.testing.assert_array_equal(grad, np.eye(4)[1][:, None] * np.ones(3))
     layer = nn.Embedding(4, 3, np.ones((4, 3), np.float32), padding_idx=2)
     np.testing.assert_array_equal(layer(jnp.array(2)), np.ones(3))
+    assert not nn.Embedding(4, 3, 1.0, padding_idx=2)(jnp.array(2)).any()
 
 
 def test_a_frozen_table_is_no_parameter_and_needs_no_trace():

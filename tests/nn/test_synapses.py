@@ -118,9 +118,10 @@ NARROW = {
 def test_numbers_have_the_float_type_of_the_states(name):
     with brainstate.environ.context(precision='bf16', dt=np.float64(1.0) * u.ms):
         module = started(NARROW[name]())
+        states = module.states(brainstate.HiddenState).values()
+        before = {s.value.dtype for s in states}
         y = module(jnp.ones(3, 'bfloat16'))
-        kinds = {s.value.dtype for s in module.states(brainstate.HiddenState).values()}
-    assert kinds == {y.dtype} == {jnp.dtype('bfloat16')}
+    assert before == {s.value.dtype for s in states} == {y.dtype} == {jnp.dtype('bfloat16')}
 
 
 def test_what_meets_at_a_step_has_to_fit():
