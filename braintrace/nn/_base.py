@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import brainstate
 import jax.numpy as jnp
+import numpy as np
 import saiunit as u
 
 from .._errors import EtpUnitError, OptionError, StructureError
@@ -24,6 +25,7 @@ from ._arguments import (
     initial_value,
 )
 from ._linear import Linear
+from ._time import is_real
 
 __all__ = ['GatedCell', 'Gates', 'RecurrentLayer', 'StatefulLayer']
 
@@ -190,15 +192,15 @@ class GatedCell(RecurrentLayer):
 
 
 def time_range(owner: str, timescale: Any) -> tuple[float, float]:
-    """``timescale`` itself, if it is two numbers ``0 < low <= high - 1``."""
+    """``timescale`` as two numbers ``0 < low <= high - 1``, both finite."""
     pair = tuple(timescale) if isinstance(timescale, tuple | list) else ()
-    numbers = len(pair) == 2 and all(isinstance(time, int | float) for time in pair)
-    if not numbers or not 0 < pair[0] <= pair[1] - 1:
+    real = len(pair) == 2 and all(is_real(time) and not np.ndim(time) for time in pair)
+    if not real or not 0 < pair[0] <= pair[1] - 1 < np.inf:
         raise OptionError(
             f'{owner}: timescale is {timescale!r}; give the shortest and the longest time in '
-            'steps, for example (1, 200), with 0 < shortest <= longest - 1.'
+            'steps, two finite numbers, for example (1, 200), with 0 < shortest <= longest - 1.'
         )
-    return pair
+    return float(pair[0]), float(pair[1])
 
 
 def side_by_side(initializer: Any, blocks: int) -> Any:

@@ -44,6 +44,8 @@ class Conv(ShowsArguments, brainstate.nn.Module):
     ):
         super().__init__(name=name)
         owner = type(self).__name__
+        if not isinstance(channel_first, bool | np.bool_):
+            raise OptionError(f'{owner}: channel_first is {channel_first!r}; give True or False.')
         self.in_size, self.channel_first = axes(in_size, f'{owner}: in_size'), bool(channel_first)
         self.in_channels = self._channels(groups)
         (self.out_channels,) = counted(owner, out_channels=out_channels)
@@ -166,7 +168,9 @@ class Conv1d(Conv):
     out_channels : int
         Number of output channels O.
     kernel_size, stride, lhs_dilation, rhs_dilation : int or one int for each spatial axis
-        Size K of the window, its step, and the dilations of input and kernel.
+        Size K of the window, its step, and the dilations of input and kernel. With
+        ``lhs_dilation``, which puts zeros between the positions of x, ``padding`` is numbers, not a
+        name.
     padding : str, int, or an int or a pair (before, behind) for each spatial axis
         ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or the number of zeros.
     groups : int
@@ -195,7 +199,8 @@ class Conv1d(Conv):
     Raises
     ------
     OptionError
-        A size, ``groups`` or ``padding`` does not fit, or the result would be empty.
+        A size, ``groups`` or ``padding`` does not fit, ``channel_first`` is no bool, or the result
+        would be empty.
     EtpShapeError, EtpDtypeError, EtpUnitError
         The input is not an array of shape ``in_size`` or (B, \*in_size), or its unit does not fit
         the bias.

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
@@ -15,12 +14,10 @@ import saiunit as u
 from .._errors import EtpUnitError, OptionError
 from ._arguments import Init, Size, axes
 from ._base import StatefulLayer
-from ._time import check_time, steps_of
+from ._time import check_time, numbers, plain, steps_of
 from .surrogate import spike_function
 
 __all__ = ['Neuron']
-
-NUMBERS = int | float | np.number | np.ndarray | jax.Array
 
 
 class Neuron(StatefulLayer):
@@ -122,22 +119,7 @@ class Neuron(StatefulLayer):
 
     def _parameter(self, name: str, value: Any) -> Any:
         """A number for all units, or an array of one for each, in the float type of the states."""
-        unit, number = u.get_unit(value), u.get_magnitude(value)
-        if isinstance(number, bool) or not isinstance(number, NUMBERS):
-            raise OptionError(
-                f'{self._owner}: {name} is {value!r}; give a number, or an array of shape '
-                f'{self.in_size}.'
-            )
-        scalar = isinstance(number, int | float | np.number)
-        number = float(number) if scalar else jnp.asarray(number, brainstate.environ.dftype())
-        shape = np.shape(number)
-        lacking = len(self.in_size) - len(shape)
-        if lacking < 0 or any(a not in (1, b) for a, b in zip(shape, self.in_size[lacking:])):
-            raise OptionError(
-                f'{self._owner}: {name} has shape {shape}; give one number, or an array of shape '
-                f'{self.in_size}.'
-            )
-        return number if unit == u.UNITLESS else number * unit
+        return numbers(self._owner, name, value, self.in_size)
 
     def _in_volts(self, name: str, value: Any) -> Any:
         if u.get_dim(value) != u.get_dim(self.unit):
@@ -157,16 +139,15 @@ class Neuron(StatefulLayer):
         return lambda shape, **kwargs: self._in_volts(name, value(shape, **kwargs))
 
     def _unitless(self, name: str, value: Any) -> Any:
-        if u.get_dim(value) != u.get_dim(u.UNITLESS):
-            raise EtpUnitError(
-                f'{self._owner}: {name} is {value}; it has to be a number without a unit.'
-            )
-        return self._parameter(name, u.maybe_decimal(value))
+        return plain(self._owner, name, value, self.in_size)
 
     def _current(self, name: str, value: Any) -> Any:
-        """A current, which R turns to a potential."""
-        self._driven(value)
-        return self._parameter(name, value)
+        """A current, which R turns to a potential; a plain 0 is one in any unit."""
+        current, unit = self._parameter(name, value), self.unit / u.get_unit(self.R)
+        if isinstance(current, float) and current == 0 and not unit.dim.is_dimensionless:
+            current = current * unit
+        self._driven(current)
+        return current
 
     def _rate(self, name: str, value: Any) -> Any:
         """The time constant of a rate."""
@@ -181,7 +162,7 @@ class Neuron(StatefulLayer):
         return 1 / rate
 
     def _time(self, name: str, value: Any) -> Any:
-        return check_time(self._owner, name, self._parameter(name, value))
+        return check_time(self._owner, name, value, self.in_size, finite=True)
 
 
 def in_unit(value: Any, unit: Any) -> Any:

@@ -119,8 +119,8 @@ class LIF(Neuron):
     Raises
     ------
     OptionError
-        A size, a shape of an argument, ``spk_fun`` or ``spk_reset`` is wrong, or the threshold is
-        not above the reset.
+        A size, a shape of an argument, ``spk_fun`` or ``spk_reset`` is wrong, a number is not
+        finite, or the threshold is not above the reset.
     EtpUnitError
         Units do not fit each other, or a time meets an environment without ``dt``.
     EtpShapeError, EtpDtypeError
@@ -268,7 +268,7 @@ class GIF(Neuron):
     R1, R2 : float or array
         What a spike leaves of a current.
     A1, A2 : float, Quantity or array
-        What a spike adds to it, in the unit of x.
+        What a spike adds to it, in the unit of x; a plain 0 takes that of V over that of R.
 
     Attributes
     ----------
@@ -316,7 +316,8 @@ class GIF(Neuron):
         self.V_th_inf = self._potential('V_th_inf', V_th_inf)
         self.V_th_reset = self._potential('V_th_reset', V_th_reset)
         self._times = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
-        self._slope = self._unitless('a / b', a / b)
+        slope = self._parameter('a', a) / self._parameter('b', b)
+        self._slope = self._unitless('a / b', slope)
         self._kept = self._unitless('R1', R1), self._unitless('R2', R2)
         A1, A2 = self._current('A1', A1), self._current('A2', A2)
         self._added = A1, in_unit(A2, u.get_unit(A1))

@@ -7,12 +7,11 @@ from typing import Any
 
 import brainstate
 import saiunit as u
-from brainstate.nn import init
 
 from .._errors import EtpUnitError
 from .._etrace_op import element_wise, matmul
 from .._signatures import ShowsArguments
-from ._arguments import KAIMING, ZERO, Init, Size, check_input, features
+from ._arguments import KAIMING, ZERO, Init, Size, check_input, features, first_value
 from ._base import RecurrentLayer
 from ._linear import Linear
 from ._neurons import LIF
@@ -59,7 +58,7 @@ class FilteredReadout(RecurrentLayer):
     Raises
     ------
     OptionError
-        ``tau`` is not positive.
+        ``tau`` is not one positive number.
     EtpUnitError
         ``tau`` has the unit of something other than time, the environment's ``dt`` has none or is
         not set, or the state has another unit than what is added to it.
@@ -117,10 +116,10 @@ class LeakyRateReadout(RecurrentLayer):
     ----------
     in_size, out_size : int
         Number of input features I and of outputs O.
-    tau : Quantity or float
+    tau : Quantity, float or array of one for each output
         Time constant: a time, measured against ``brainstate.environ.get_dt()``, or a plain number
         of steps.
-    w_init : initializer or array
+    w_init : initializer, array or number
         Weight W, of shape (I, O).
     r_init : initializer, array or float
         First value of the state r, of shape (O,), in the unit of ``x @ W``.
@@ -137,7 +136,8 @@ class LeakyRateReadout(RecurrentLayer):
     Raises
     ------
     OptionError
-        A size is not one positive int, or ``tau`` is not positive.
+        A size is not one positive int, ``tau`` is not positive, or ``tau`` or ``w_init`` has
+        another shape.
     EtpUnitError
         ``tau`` is no time, the environment's ``dt`` is none or is not set, or r has another unit
         than ``x @ W``.
@@ -165,8 +165,9 @@ class LeakyRateReadout(RecurrentLayer):
         name: str | None = None,
     ):
         super().__init__(in_size, out_size, r_init, name)
-        self.tau = check_time('LeakyRateReadout', 'tau', tau)
-        self.W = weight_of(w_init, self.num_in, self.num_out)
+        self.tau = check_time('LeakyRateReadout', 'tau', tau, self.out_size)
+        weight = first_value('LeakyRateReadout', 'w_init', w_init, (self.num_in, self.num_out))
+        self.W = brainstate.ParamState(weight)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
@@ -192,7 +193,7 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
     tau : Quantity or float
         Time constant: a time, measured against ``brainstate.environ.get_dt()``, or a plain number
         of steps.
-    w_init : initializer or array
+    w_init : initializer, array or number
         Weight W, of shape (I, O).
     R, V_th, V_rest, V_reset, spk_fun, spk_reset, V_init
         As those of :class:`LIF`.
@@ -242,7 +243,8 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
             for what, size in {'in_size': in_size, 'out_size': out_size}.items()
         )
         self.in_size, self.out_size = (num_in,), (num_out,)
-        self.W = weight_of(w_init, num_in, num_out)
+        weight = first_value('LeakySpikeReadout', 'w_init', w_init, (num_in, num_out))
+        self.W = brainstate.ParamState(weight)
         self.neuron = LIF(
             num_out,
             tau,
@@ -263,12 +265,6 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
     def get_spike(self) -> Any:
         """The spikes of the last step, made of the present potentials."""
         return self.neuron.get_spike()
-
-
-def weight_of(w_init: Init, num_in: int, num_out: int) -> brainstate.ParamState:
-    """A weight of shape (I, O) as a state of its own."""
-    weight = init.param(w_init, (num_in, num_out), allow_none=False, allow_scalar=False)
-    return brainstate.ParamState(weight)
 
 
 def check_unit(owner: str, state: str, argument: str, value: Any, new: Any) -> None:

@@ -343,7 +343,7 @@ class Embedding(ShowsArguments, brainstate.nn.Module):
     Raises
     ------
     OptionError
-        A size is no positive int, or ``padding_idx`` is no row.
+        A size is no positive int, ``padding_idx`` is no row, or ``freeze`` is no bool.
     EtpDtypeError, EtpShapeError
         The input is no array of integers, or an index that is known is out of range.
 
@@ -378,10 +378,12 @@ class Embedding(ShowsArguments, brainstate.nn.Module):
                 f'Embedding: padding_idx is {padding_idx!r}; give a row from 0 to '
                 f'{num_embeddings - 1}.'
             )
+        if not isinstance(freeze, bool | np.bool_):
+            raise OptionError(f'Embedding: freeze is {freeze!r}; give True or False.')
         self.padding_idx, self.freeze = padding_idx, bool(freeze)
         shape = (self.num_embeddings, *self.embedding_size)
         table = first_value('Embedding', 'embedding_init', embedding_init, shape)
-        if padding_idx is not None and callable(embedding_init):
+        if padding_idx is not None and (callable(embedding_init) or not np.shape(embedding_init)):
             table = u.math.where(self._is_padding(), u.math.zeros_like(table), table)
         learns = parameter('Embedding', param_type, table)
         self.weight = brainstate.LongTermState(table) if self.freeze else learns

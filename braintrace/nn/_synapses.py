@@ -12,7 +12,8 @@ from .._errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from .._signatures import ShowsArguments
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
-from ._time import check_time, decay
+from ._neuron import filled
+from ._time import check_time, decay, numbers, plain
 
 __all__ = ['COBA', 'CUBA', 'STP', 'DualExpon', 'Expon']
 
@@ -30,13 +31,7 @@ class Synapse(StatefulLayer):
         return type(self).__name__
 
     def _time(self, name: str, tau: Any) -> Any:
-        check_time(self._owner, name, tau)
-        if np.shape(tau) and np.shape(tau) != self.in_size:
-            raise OptionError(
-                f'{self._owner}: {name} has shape {np.shape(tau)}; give one time constant, or one '
-                f'for each synapse, of shape {self.in_size}.'
-            )
-        return tau
+        return check_time(self._owner, name, tau, self.in_size)
 
     def _left(self, name: str) -> Any:
         return decay(self._owner, name, getattr(self, name))
@@ -164,13 +159,14 @@ class DualExpon(Synapse):
                 f'DualExpon: tau_decay is {tau_decay} and tau_rise {tau_rise}; give both as times, '
                 'or both as numbers of steps.'
             )
-        q = u.maybe_decimal(tau_rise / tau_decay)
-        if not np.all(np.asarray(q) < 1):
+        q = np.asarray(u.maybe_decimal(tau_rise / tau_decay), float)
+        if not np.all(q < 1):
             raise OptionError(
                 f'DualExpon: tau_rise is {tau_rise} and tau_decay {tau_decay}; the rise is faster '
                 'than the decay. Expon has one time constant.'
             )
-        self._peak = q ** (q / (1 - q)) - q ** (1 / (1 - q))
+        peak = q ** (q / (1 - q)) - q ** (1 / (1 - q))
+        self._peak = numbers('DualExpon', 'the highest conductance', peak, self.in_size)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above."""
@@ -213,7 +209,7 @@ class STP(Synapse):
     OptionError
         A time constant is not positive or has another shape, or U is not in (0, 1].
     EtpUnitError
-        A time constant is no time, ``dt`` is not set, or the spikes have a unit.
+        A time constant is no time, ``dt`` is not set, or U or the spikes have a unit.
     EtpShapeError
         The spikes have not the shape ``in_size`` or ``(B, *in_size)``.
 
@@ -235,11 +231,11 @@ class STP(Synapse):
         tau_d: Any = 200.0,
         name: str | None = None,
     ):
-        first = {'x': 1.0} if tau_f is None else {'x': 1.0, 'u': 0.0}
-        super().__init__(in_size, name, **first)
-        if not 0 < U <= 1:
+        use = {} if tau_f is None else {'u': ZERO}
+        super().__init__(in_size, name, x=filled(1.0), **use)
+        self.U, self.tau_d = plain('STP', 'U', U), self._time('tau_d', tau_d)
+        if not 0 < self.U <= 1:
             raise OptionError(f'STP: U is {U}; it is a part of the resources, in (0, 1].')
-        self.U, self.tau_d = U, self._time('tau_d', tau_d)
         self.tau_f = None if tau_f is None else self._time('tau_f', tau_f)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
@@ -260,6 +256,16 @@ class STP(Synapse):
 class Output(ShowsArguments, brainstate.nn.Module):
     """What makes a current of the state g of a synapse; it has no states."""
 
+    def _of_targets(self, name: str, g: Any) -> Any:
+        """A number of this module, if it is one for all targets or one for each."""
+        value = getattr(self, name)
+        if np.shape(value) not in ((), np.shape(g), np.shape(g)[1:]):
+            raise EtpShapeError(
+                f'{type(self).__name__}: {name} has shape {np.shape(value)} and the conductance '
+                f'{np.shape(g)}; give one number, or an array of one for each target.'
+            )
+        return value
+
 
 class CUBA(Output):
     r"""The current of synapses that do not read the potential of their target.
@@ -268,10 +274,17 @@ class CUBA(Output):
 
     Parameters
     ----------
-    scale : float, Quantity or unit
+    scale : float, Quantity, unit, or array of one for each target
         s; its unit times that of g is a current's (``saiunit.volt`` for a conductance).
     name : str, optional
         Name of the module.
+
+    Raises
+    ------
+    OptionError
+        ``scale`` is no finite number.
+    EtpShapeError
+        ``scale`` has another shape than the targets.
 
     Examples
     --------
@@ -283,11 +296,11 @@ class CUBA(Output):
 
     def __init__(self, scale: Any = 1.0, name: str | None = None):
         super().__init__(name=name)
-        self.scale = scale
+        self.scale = scale if isinstance(scale, u.Unit) else numbers('CUBA', 'scale', scale, None)
 
     def update(self, g: Any, V: Any = None) -> Any:
         """The current, of the shape of ``g``; ``V`` is not read."""
-        return g * self.scale
+        return g * (self.scale if isinstance(self.scale, u.Unit) else self._of_targets('scale', g))
 
 
 class COBA(Output):
@@ -305,10 +318,12 @@ class COBA(Output):
 
     Raises
     ------
+    OptionError
+        E is no finite number.
     StructureError
         No potential is given.
     EtpShapeError
-        V and g have different shapes.
+        V and g have different shapes, or E has another one than the targets.
     EtpUnitError
         V and E have units of different kinds.
 
@@ -323,7 +338,7 @@ class COBA(Output):
 
     def __init__(self, E: Any, name: str | None = None):
         super().__init__(name=name)
-        self.E = E
+        self.E = numbers('COBA', 'E', E, None)
 
     def update(self, g: Any, V: Any = None) -> Any:
         """The current, of the shape of ``g`` and ``V``."""
@@ -342,4 +357,4 @@ class COBA(Output):
                 f'COBA: E is {self.E} and the potential has the unit {u.get_unit(V)}. Give both in '
                 'units of one kind.'
             )
-        return g * (self.E - V)
+        return g * (self._of_targets('E', g) - V)

@@ -1,39 +1,89 @@
-"""Time constants: a number of steps, or a time that is measured against the step ``dt``."""
+"""Numbers for the units of a population, and time constants: a number of steps, or a time that is
+measured against the step ``dt``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import brainstate
+import jax
+import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
 from .._errors import EtpUnitError, OptionError
+from .._jax import Tracer
 
-__all__ = ['check_time', 'decay', 'steps_of']
+__all__ = ['check_time', 'decay', 'is_real', 'numbers', 'plain', 'steps_of']
 
 
-def check_time(owner: str, name: str, tau: Any) -> Any:
-    """``tau`` itself, if it is a positive time or a positive plain number."""
+def is_real(value: Any) -> bool:
+    """Whether ``value`` is a real number, not a bool, or an array of real numbers."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def numbers(
+    owner: str, name: str, value: Any, shape: tuple[int, ...] | None = (), *, finite: bool = True
+) -> Any:
+    """One number, or an array that broadcasts to ``shape`` (None: any), in the float type of the
+    states and with its unit.
+    """
+    unit, number = u.get_unit(value), u.get_magnitude(value)
+    wanted = f', or an array of shape {shape}' if shape else ', or an array' * (shape is None)
+    if not is_real(number):
+        raise OptionError(f'{owner}: {name} is {value!r}; give one number{wanted}.')
+    found, known = np.shape(number), not isinstance(number, Tracer)
+    if shape is not None:
+        lacking = len(shape) - len(found)
+        if lacking < 0 or any(a not in (1, b) for a, b in zip(found, shape[lacking:])):
+            raise OptionError(f'{owner}: {name} has shape {found}; give one number{wanted}.')
+    if finite and known and not np.all(np.isfinite(np.asarray(number, float))):
+        raise OptionError(f'{owner}: {name} is {value}; give finite numbers.')
+    one = known and not found
+    number = float(number) if one else jnp.asarray(number, brainstate.environ.dftype())
+    return number if unit == u.UNITLESS else number * unit
+
+
+def plain(owner: str, name: str, value: Any, shape: tuple[int, ...] = ()) -> Any:
+    """The same without a unit."""
+    number = numbers(owner, name, value, shape)
+    if not u.get_dim(number).is_dimensionless:
+        raise EtpUnitError(f'{owner}: {name} is {value}; it has to be a number without a unit.')
+    return u.maybe_decimal(number)
+
+
+def check_time(
+    owner: str, name: str, value: Any, shape: tuple[int, ...] = (), *, finite: bool = False
+) -> Any:
+    """``numbers`` that are positive times or positive plain numbers; one may be infinite, which
+    leaves everything, unless ``finite``.
+    """
+    tau = numbers(owner, name, value, shape, finite=finite)
     if not u.get_unit(tau).dim.is_dimensionless and u.get_unit(tau).dim != u.second.dim:
         raise EtpUnitError(
-            f'{owner}: {name} is {tau}; give a time (5 * saiunit.ms) or a plain number of steps.'
+            f'{owner}: {name} is {value}; give a time (5 * saiunit.ms) or a plain number of steps.'
         )
     if not np.all(u.get_magnitude(tau) > 0):
-        raise OptionError(f'{owner}: {name} is {tau}; a time constant is larger than 0.')
+        raise OptionError(f'{owner}: {name} is {value}; a time constant is larger than 0.')
     return tau
 
 
 def steps_of(owner: str, name: str, tau: Any) -> Any:
     """``dt / tau``: the part of ``tau`` that one step takes; a plain number counts steps."""
     if u.get_unit(tau).dim.is_dimensionless:
-        return 1 / tau
+        return 1 / u.maybe_decimal(tau)
     dt = brainstate.environ.get('dt', default=None)
     if u.get_unit(dt if dt is not None else 1.0).dim != u.second.dim:
         raise EtpUnitError(
             f"{owner}: {name} is {tau}, but the environment's dt is {dt}. Set it with "
             '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give the time as a number of steps.'
         )
+    dt = numbers(owner, 'dt', dt)
+    if not (isinstance(u.get_magnitude(dt), Tracer) or u.get_magnitude(dt) > 0):
+        raise OptionError(f"{owner}: the environment's dt is {dt}; a step is larger than 0.")
     return u.maybe_decimal(dt / tau)
 
 

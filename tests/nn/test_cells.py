@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -225,10 +226,20 @@ def test_what_an_input_gate_lets_in_is_what_the_forget_gate_drops():
     assert not g.any() and not o.any() and i.any()
 
 
-@pytest.mark.parametrize('timescale', [(1, 1.5), (0, 5), (5, 1), 7, (1, 2, 3), ('1', '9')])
+NO_RANGES = [(1, 1.5), (0, 5), (5, 1), 7, (1, 2, 3), ('1', '9'), (1, float('inf')), (True, 9)]
+
+
+@pytest.mark.parametrize('timescale', NO_RANGES)
 def test_a_timescale_that_is_no_range_is_refused(timescale):
     with pytest.raises(braintrace.OptionError, match='GRUCell: timescale is'):
         nn.GRUCell(2, 3, timescale=timescale)
+
+
+def test_a_timescale_may_be_numbers_of_numpy():
+    brainstate.random.seed(5)
+    cell = nn.MinGRUCell(2, 3, timescale=(np.int64(2), np.float32(9)))
+    values = jax.tree.leaves([state.value for state in cell.states().values()])
+    assert all(np.isfinite(value).all() for value in values)
 
 
 def test_a_timescale_needs_biases():

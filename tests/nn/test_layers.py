@@ -223,6 +223,7 @@ def test_a_padding_row_starts_at_zero_and_does_not_learn():
     np.testing.assert_array_equal(grad, np.eye(4)[1][:, None] * np.ones(3))
     layer = nn.Embedding(4, 3, np.ones((4, 3), np.float32), padding_idx=2)
     np.testing.assert_array_equal(layer(jnp.array(2)), np.ones(3))
+    assert not nn.Embedding(4, 3, 1.0, padding_idx=2)(jnp.array(2)).any()
 
 
 def test_a_frozen_table_is_no_parameter_and_needs_no_trace():
@@ -329,6 +330,7 @@ REFUSED = {
     'groups': (lambda: nn.GroupedLinear(2.0, 3, 4), 'num_groups is 2.0'),
     'grouped features': (lambda: nn.GroupedLinear(2, 3, 4)(ones(6)), r'expected \(..., 2, 3\)'),
     'no row': (lambda: nn.Embedding(6, 3, padding_idx=6), 'give a row from 0 to 5'),
+    'a word for a table': (lambda: nn.Embedding(6, 3, freeze='no'), "freeze is 'no'; give True"),
     'a norm': (lambda: nn.Embedding(6, 3, max_norm=1.0), 'no argument max_norm. Leave it out'),
     'a scale': (lambda: nn.Embedding(6, 3, scale_grad_by_freq=True), 'scale_grad_by_freq'),
     'no integers': (lambda: nn.Embedding(6, 3)(ones(2)), 'EtpDtypeError: .*float32; give integers'),
@@ -338,6 +340,10 @@ REFUSED = {
     'channels in groups': (lambda: nn.Conv1d((8, 3), 4, 3, groups=2), '3 input channels do not'),
     'results in groups': (lambda: nn.Conv1d((8, 4), 3, 3, groups=2), '3 output channels do not'),
     'a kernel': (lambda: nn.Conv1d((8, 3), 4, (3, 3)), r'kernel_size is \(3, 3\)'),
+    'a word for a switch': (
+        lambda: nn.Conv1d((8, 3), 4, 3, channel_first='no'),
+        "OptionError: Conv1d: channel_first is 'no'; give True or False",
+    ),
     'a stride': (lambda: nn.Conv2d((8, 8, 3), 4, 3, stride=0), 'stride is 0; give an int'),
     'a padding': (lambda: nn.Conv2d((8, 8, 3), 4, 3, padding=(1, 2, 3)), 'padding is'),
     'a name of a padding': (lambda: nn.Conv1d((8, 3), 4, 3, padding='FULL'), "padding is 'FULL'"),

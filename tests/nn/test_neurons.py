@@ -14,6 +14,7 @@ from braintrace import nn
 NEURONS = {'IF': nn.IF, 'LIF': nn.LIF, 'ALIF': nn.ALIF, 'GIF': nn.GIF}
 HIDDEN = {'IF': ['V'], 'LIF': ['V'], 'ALIF': ['V', 'a'], 'GIF': ['V', 'V_th', 'I1', 'I2']}
 neurons = pytest.mark.parametrize('name', NEURONS)
+POTENTIALS = {'V_th_inf': 1.0, 'V_th_reset': 0.5, 'V_rest': 0.0, 'V_reset': 0.0}
 MV = {'V_th': 20 * u.mV, 'V_reset': -5 * u.mV}
 
 
@@ -149,6 +150,18 @@ def test_units_survive_a_step():
     assert before == {('V',): u.mV, ('V_th',): u.mV, ('I1',): u.nA, ('I2',): u.nA}
 
 
+def test_jumps_of_zero_have_the_unit_of_the_current():
+    potentials = {name: value * u.mV for name, value in POTENTIALS.items()}
+    units = nn.GIF(2, R=1 * u.ohm, **potentials, A2=-1 * u.uA)
+    units.init_state()
+    units(jnp.ones(2) * u.mA)
+    assert [u.get_unit(I.value) for I in (units.I1, units.I2)] == [u.mA, u.mA]
+    plain = nn.GIF(2, **POTENTIALS, A2=-1e-3)
+    plain.init_state()
+    plain(jnp.ones(2))
+    np.testing.assert_allclose(units.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-6)
+
+
 @pytest.mark.parametrize('V_init', [brainstate.nn.init.Normal(0.1, unit=u.mV), 3 * u.mV])
 def test_first_values_may_have_units(V_init):
     units = nn.IF(2, **MV, R=1 * u.ohm, V_init=V_init)
@@ -167,7 +180,12 @@ def test_first_values_may_have_units(V_init):
         ('in_size', (2, -1), 'a number of features, or a shape'),
         ('in_size', '3', 'a number of features, or a shape'),
         ('tau', 0.0, 'larger than 0'),
-        ('tau', 'slow', "tau is 'slow'; give a number"),
+        ('tau', 'slow', "tau is 'slow'; give one number, or an array"),
+        ('tau', True, 'tau is True; give one number'),
+        ('tau', float('inf'), 'tau is inf; give finite numbers'),
+        ('tau_ref', float('inf'), 'tau_ref is inf; give finite numbers'),
+        ('V_reset', -float('inf'), 'V_reset is -inf; give finite numbers'),
+        ('R', np.array([1.0, np.nan]), 'R is .*nan.*; give finite numbers'),
         ('tau_ref', -1.0, 'larger than 0'),
         ('R', np.ones(3), r'R has shape \(3,\); give one number, or an array of shape \(2,\)'),
         ('spk_reset', 'Soft', "give 'soft' or 'hard'"),
@@ -195,6 +213,17 @@ def test_units_that_do_not_fit_are_refused(name, arguments, message):
         NEURONS[name](2, **arguments)
 
 
+@pytest.mark.parametrize('dt', [-1 * u.ms, 0 * u.ms])
+def test_a_step_is_larger_than_zero(dt):
+    units = nn.LIF(2, 5 * u.ms)
+    units.init_state()
+    with (
+        brainstate.environ.context(dt=dt),
+        pytest.raises(braintrace.OptionError, match="the environment's dt is .*larger than 0"),
+    ):
+        units(jnp.ones(2))
+
+
 def test_a_current_of_another_unit_is_refused_with_both_units():
     units = nn.LIF(2, R=2 * u.ohm, **MV, V_rest=0 * u.mV)
     units.init_state()
@@ -210,6 +239,10 @@ def test_a_current_of_another_unit_is_refused_with_both_units():
     'arguments, error, message',
     [
         ({'k1': 0.0}, braintrace.OptionError, 'k1 is 0.0; a rate is larger than 0'),
+        ({'a': 'x'}, braintrace.OptionError, "a is 'x'; give one number"),
+        ({'a': [0.1, 0.2]}, braintrace.OptionError, r'a is \[0.1, 0.2\]; give one number'),
+        ({'V_rest': np.nan}, braintrace.OptionError, 'V_rest is nan; give finite'),
+        ({'V_th_inf': np.inf}, braintrace.OptionError, 'V_th_inf is inf; give finite'),
         ({'b': 5 * u.ms}, braintrace.EtpUnitError, 'b has the unit ms; give a rate'),
         ({'a': 1 / u.ms}, braintrace.EtpUnitError, 'a / b is .*without a unit'),
         ({'A2': 1 * u.mA}, braintrace.EtpUnitError, 'current has the unit mA and R 1'),

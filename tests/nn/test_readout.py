@@ -97,6 +97,28 @@ def test_a_tau_that_is_not_positive_is_refused(tau):
         FilteredReadout(3, 2, tau=tau)
 
 
+@pytest.mark.parametrize(
+    'make, message',
+    [
+        (lambda: FilteredReadout(3, 2, tau=[1.0, 2.0]), 'tau is .*; give one number'),
+        (lambda: FilteredReadout(3, 2, tau=np.ones(3)), r'tau has shape \(3,\); give one number'),
+        (lambda: LeakyRateReadout(3, 2, tau=np.ones((2, 1))), r'tau has shape \(2, 1\)'),
+        (lambda: LeakyRateReadout(3, 2, w_init=np.ones((2, 3))), r'w_init has shape \(2, 3\)'),
+        (lambda: LeakyRateReadout(3, 2, w_init=None), 'LeakyRate.*w_init is a NoneType'),
+        (lambda: LeakySpikeReadout(3, 2, w_init=np.ones((2, 3))), r'w_init has shape \(2, 3\)'),
+    ],
+)
+def test_arguments_of_another_shape_are_refused(make, message):
+    with pytest.raises(braintrace.OptionError, match=message):
+        make()
+
+
+def test_each_output_may_leak_by_itself():
+    readout = LeakyRateReadout(3, 2, tau=np.array([1.0, 4.0]), w_init=0.0, r_init=1.0)
+    readout.init_state()
+    np.testing.assert_allclose(readout(jnp.ones(3)), np.exp([-1.0, -0.25]), rtol=1e-6)
+
+
 def test_a_filter_behind_the_weights_cuts_that_history_and_the_report_says_so():
     net = Net(LeakyRateReadout(3, 2, tau=5.0))
     learner = braintrace.compile(net, 'D_RTRL', jnp.zeros((2, 2)), batch_size=2)

@@ -35,7 +35,9 @@ def test_a_conductance_needs_a_reversal_potential_and_a_potential():
     projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV)))
     with pytest.raises(braintrace.StructureError, match='no potential is given'):
         projection(jnp.ones(2))
-    with pytest.raises(braintrace.EtpUnitError, match='E is 0 mV and the potential has the unit 1'):
+    with pytest.raises(
+        braintrace.EtpUnitError, match='E is 0. mV and the potential has the unit 1'
+    ):
         projection(jnp.ones(2), jnp.zeros(3))
     with pytest.raises(braintrace.EtpShapeError, match=r'shape \(3,\) and the potential \(4,\)'):
         projection(jnp.ones(2), jnp.zeros(4) * u.mV)
@@ -52,6 +54,21 @@ def test_a_conductance_needs_a_reversal_potential_and_a_potential():
         (lambda: nn.DualExpon(3, 2.0, 2.0), braintrace.OptionError, 'the rise is faster'),
         (lambda: nn.DualExpon(3, 5 * u.ms, 2.0), braintrace.EtpUnitError, 'both as times'),
         (lambda: nn.STP(3, U=1.5), braintrace.OptionError, 'U is 1.5'),
+        (lambda: nn.STP(3, U=True), braintrace.OptionError, 'U is True; give one number'),
+        (lambda: nn.STP(3, U=None), braintrace.OptionError, 'U is None; give one number'),
+        (lambda: nn.STP(2, U=np.ones(2)), braintrace.OptionError, r'U has shape \(2,\)'),
+        (lambda: nn.STP(3, U=0.5 * u.mV), braintrace.EtpUnitError, 'U is 0.5 mV; it has to be'),
+        (lambda: nn.STP(3, tau_d=None), braintrace.OptionError, 'tau_d is None; give one'),
+        (lambda: nn.Expon(2, [5.0, 8.0]), braintrace.OptionError, r'tau is \[5.0, 8.0\]; .*array'),
+        (lambda: nn.Expon(2, '5'), braintrace.OptionError, "tau is '5'; give one number"),
+        (lambda: nn.Expon(2, 1j), braintrace.OptionError, 'tau is 1j; give one number'),
+        (lambda: nn.Expon(2, np.array([1, 1j])), braintrace.OptionError, 'give one number'),
+        (lambda: nn.Expon(2, True), braintrace.OptionError, 'tau is True; give one number'),
+        (lambda: nn.Expon(2, np.nan), braintrace.OptionError, 'tau is nan; a time constant'),
+        (lambda: nn.CUBA('x'), braintrace.OptionError, "CUBA: scale is 'x'; give one number"),
+        (lambda: nn.COBA('x'), braintrace.OptionError, "COBA: E is 'x'; give one number"),
+        (lambda: nn.COBA([1.0, 2.0]), braintrace.OptionError, 'E is .*, or an array'),
+        (lambda: nn.COBA(np.inf), braintrace.OptionError, 'E is inf; give finite numbers'),
         (
             lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(4)),
             braintrace.EtpShapeError,
@@ -72,6 +89,39 @@ def test_a_conductance_needs_a_reversal_potential_and_a_potential():
 def test_arguments_that_cannot_be_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize('shape', [(2, 1), (1,), (3,), (2, 2, 2)])
+def test_a_number_of_a_current_is_one_for_each_target(shape):
+    g = V = jnp.ones((2, 2))
+    for out in (nn.COBA(np.ones(shape)), nn.CUBA(np.ones(shape))):
+        with pytest.raises(braintrace.EtpShapeError, match='or an array of one for each target'):
+            out(g, V)
+    np.testing.assert_array_equal(nn.COBA(np.array([1.0, 3.0]))(g, V), [[0, 2], [0, 2]])
+    np.testing.assert_array_equal(nn.CUBA(np.array([1.0, 3.0]))(g), [[1, 3], [1, 3]])
+
+
+FIVE = np.array([5.0, 8.0, 3.0])
+NARROW = {
+    'Expon': lambda: nn.Expon(3, FIVE),
+    'Expon one': lambda: nn.Expon(3, np.float64(5.0)),
+    'Expon time': lambda: nn.Expon(3, np.float64(5.0) * u.ms),
+    'DualExpon': lambda: nn.DualExpon(3, FIVE, FIVE / 2),
+    'STP': lambda: nn.STP(3, np.float64(0.2), FIVE, FIVE),
+    'Filtered': lambda: nn.FilteredReadout(3, 2, np.float64(5.0)),
+    'Rate': lambda: nn.LeakyRateReadout(3, 3, FIVE * u.ms),
+    'LIF': lambda: nn.LIF(3, FIVE * u.ms, R=np.float64(2.0)),
+}
+
+
+@pytest.mark.parametrize('name', NARROW)
+def test_numbers_have_the_float_type_of_the_states(name):
+    with brainstate.environ.context(precision='bf16', dt=np.float64(1.0) * u.ms):
+        module = started(NARROW[name]())
+        states = module.states(brainstate.HiddenState).values()
+        before = {s.value.dtype for s in states}
+        y = module(jnp.ones(3, 'bfloat16'))
+    assert before == {s.value.dtype for s in states} == {y.dtype} == {jnp.dtype('bfloat16')}
 
 
 def test_what_meets_at_a_step_has_to_fit():
