@@ -9,7 +9,7 @@ import saiunit as u
 
 from ._arguments import ZERO, Init, Size
 from ._neuron import Neuron, filled, in_unit
-from ._time import decay, steps_of
+from ._time import decay, one_clock, steps_of
 
 __all__ = ['ALIF', 'GIF', 'IF', 'LIF']
 
@@ -55,6 +55,7 @@ class IF(Neuron):
     ):
         super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
+        one_clock(self._owner, tau=tau, tau_ref=tau_ref)
         self._set_states(V=self._first('V_init', V_reset if V_init is None else V_init))
 
     def _threshold(self, states: tuple) -> Any:
@@ -160,6 +161,7 @@ class LIF(Neuron):
     ):
         super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.V_th = self._time('tau', tau), self._potential('V_th', V_th)
+        one_clock(self._owner, tau=tau, tau_ref=tau_ref)
         self.V_rest = self._potential('V_rest', V_rest)
         self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init))
 
@@ -225,6 +227,7 @@ class ALIF(Neuron):
     ):
         super().__init__(in_size, ('V_th', V_th), V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.tau_a = self._time('tau', tau), self._time('tau_a', tau_a)
+        one_clock('ALIF', tau=tau, tau_a=tau_a, tau_ref=tau_ref)
         self.V_th, self.V_rest = self._potential('V_th', V_th), self._potential('V_rest', V_rest)
         self.beta = self._potential('beta', beta)
         self._set_states(V=self._first('V_init', V_rest if V_init is None else V_init), a=ZERO)
@@ -313,9 +316,12 @@ class GIF(Neuron):
         top = ('V_th_inf', V_th_inf)
         super().__init__(in_size, top, V_reset, R, tau_ref, spk_fun, spk_reset, name)
         self.tau, self.V_rest = self._time('tau', tau), self._potential('V_rest', V_rest)
+        one_clock('GIF', tau=tau, tau_ref=tau_ref)
         self.V_th_inf = self._potential('V_th_inf', V_th_inf)
         self.V_th_reset = self._potential('V_th_reset', V_th_reset)
         self._times = self._rate('b', b), self._rate('k1', k1), self._rate('k2', k2)
+        names = ('tau', '1 / b', '1 / k1', '1 / k2')
+        one_clock('GIF', **dict(zip(names, (tau, *self._times))))
         slope = self._parameter('a', a) / self._parameter('b', b)
         self._slope = self._unitless('a / b', slope)
         self._kept = self._unitless('R1', R1), self._unitless('R2', R2)

@@ -13,7 +13,7 @@ from .._signatures import ShowsArguments
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
 from ._neuron import filled
-from ._time import check_time, decay, numbers, plain
+from ._time import check_time, decay, numbers, one_clock, plain
 
 __all__ = ['COBA', 'CUBA', 'STP', 'DualExpon', 'Expon']
 
@@ -154,11 +154,7 @@ class DualExpon(Synapse):
         super().__init__(in_size, name, g_decay=g_init, g_rise=g_init)
         self.tau_decay = self._time('tau_decay', tau_decay)
         self.tau_rise = self._time('tau_rise', tau_rise)
-        if u.get_dim(tau_decay) != u.get_dim(tau_rise):
-            raise EtpUnitError(
-                f'DualExpon: tau_decay is {tau_decay} and tau_rise {tau_rise}; give both as times, '
-                'or both as numbers of steps.'
-            )
+        one_clock('DualExpon', tau_decay=tau_decay, tau_rise=tau_rise)
         q = np.asarray(u.maybe_decimal(tau_rise / tau_decay), float)
         if not np.all(q < 1):
             raise OptionError(
@@ -237,6 +233,7 @@ class STP(Synapse):
         if not 0 < self.U <= 1:
             raise OptionError(f'STP: U is {U}; it is a part of the resources, in (0, 1].')
         self.tau_f = None if tau_f is None else self._time('tau_f', tau_f)
+        one_clock('STP', tau_f=tau_f, tau_d=tau_d)
 
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The formula above; here ``x`` are the spikes."""

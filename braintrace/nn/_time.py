@@ -15,7 +15,7 @@ import saiunit as u
 from .._errors import EtpUnitError, OptionError
 from .._jax import Tracer
 
-__all__ = ['check_time', 'decay', 'is_real', 'numbers', 'plain', 'steps_of']
+__all__ = ['check_time', 'decay', 'is_real', 'numbers', 'one_clock', 'plain', 'steps_of']
 
 
 def is_real(value: Any) -> bool:
@@ -69,6 +69,17 @@ def check_time(
     if not np.all(u.get_magnitude(tau) > 0):
         raise OptionError(f'{owner}: {name} is {value}; a time constant is larger than 0.')
     return tau
+
+
+def one_clock(owner: str, **times: Any) -> None:
+    """Refuse times of which one counts steps and another has a unit; None is no time."""
+    found = [(name, tau) for name, tau in times.items() if tau is not None]
+    for name, tau in found[1:]:
+        if u.get_dim(tau) != u.get_dim(found[0][1]):
+            raise EtpUnitError(
+                f'{owner}: {found[0][0]} is {found[0][1]} and {name} is {tau}; give both with a '
+                'unit, or both in steps.'
+            )
 
 
 def steps_of(owner: str, name: str, tau: Any) -> Any:

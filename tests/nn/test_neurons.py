@@ -88,7 +88,8 @@ def test_after_a_spike_the_potential_is_held_for_the_refractory_time():
     'tau_ref, steps', [(2 * u.ms, 4), (1.9 * u.ms, 4), (0.1 * u.ms, 1), (3, 3)]
 )
 def test_the_refractory_time_is_a_whole_number_of_steps(tau_ref, steps):
-    units = nn.IF(1, 1.0, tau_ref=tau_ref, spk_reset='hard')
+    tau = 1.0 if isinstance(tau_ref, int) else 0.5 * u.ms
+    units = nn.IF(1, tau, tau_ref=tau_ref, spk_reset='hard')
     with brainstate.environ.context(dt=0.5 * u.ms):
         spikes = run(units, jnp.full(1, 2.0), 2 * steps + 3)[:, 0]
     np.testing.assert_array_equal(np.flatnonzero(spikes), [0, steps + 1, 2 * steps + 2])
@@ -255,7 +256,11 @@ def test_rates_and_jumps_that_do_not_fit_are_refused(arguments, error, message):
 
 @neurons
 def test_a_time_needs_a_dt(name):
-    units = NEURONS[name](2, tau=5 * u.ms)
+    others = {
+        'ALIF': {'tau_a': 50 * u.ms},
+        'GIF': dict.fromkeys(('b', 'k1', 'k2'), 0.1 / u.ms) | {'a': 0 / u.ms},
+    }
+    units = NEURONS[name](2, tau=5 * u.ms, **others.get(name, {}))
     units.init_state()
     with pytest.raises(
         braintrace.EtpUnitError, match=rf'{name}: tau is 5.* ms.*dt=1 \* saiunit.ms'
@@ -275,3 +280,16 @@ def test_an_input_of_another_shape_is_refused(name):
         units([1.0, 2.0])
     with pytest.raises(braintrace.StructureError, match='has no state V'):
         NEURONS[name](3).get_spike()
+
+
+@pytest.mark.parametrize(
+    'make, other',
+    [
+        (lambda: nn.LIF(2, 20 * u.ms, tau_ref=2), 'tau_ref is 2'),
+        (lambda: nn.ALIF(2, 20 * u.ms), 'tau_a is 200.0'),
+        (lambda: nn.GIF(2, 20 * u.ms), '1 / b is 100.0'),
+    ],
+)
+def test_times_beside_numbers_of_steps_are_refused(make, other):
+    with pytest.raises(braintrace.EtpUnitError, match=f'tau is 20.* ms and {other}'):
+        make()
