@@ -13,7 +13,6 @@ import numpy as np
 import saiunit as u
 
 from .._errors import EtpUnitError, OptionError
-from .._jax import Tracer
 
 __all__ = ['check_time', 'decay', 'is_real', 'numbers', 'one_clock', 'plain', 'steps_of']
 
@@ -23,6 +22,14 @@ def is_real(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def known(number: Any) -> np.ndarray | None:
+    """Its values, or None where a transformation of JAX hides them."""
+    try:
+        return np.asarray(number, float)
+    except jax.errors.TracerArrayConversionError:
+        return None
 
 
 def numbers(
@@ -35,15 +42,17 @@ def numbers(
     wanted = f', or an array of shape {shape}' if shape else ', or an array' * (shape is None)
     if not is_real(number):
         raise OptionError(f'{owner}: {name} is {value!r}; give one number{wanted}.')
-    found, known = np.shape(number), not isinstance(number, Tracer)
+    found, values = np.shape(number), known(number)
     if shape is not None:
         lacking = len(shape) - len(found)
         if lacking < 0 or any(a not in (1, b) for a, b in zip(found, shape[lacking:])):
             raise OptionError(f'{owner}: {name} has shape {found}; give one number{wanted}.')
-    if finite and known and not np.all(np.isfinite(np.asarray(number, float))):
+    if finite and values is not None and not np.isfinite(values).all():
         raise OptionError(f'{owner}: {name} is {value}; give finite numbers.')
-    one = known and not found
-    number = float(number) if one else jnp.asarray(number, brainstate.environ.dftype())
+    if values is None or found:
+        number = jnp.asarray(number, brainstate.environ.dftype())
+    else:
+        number = float(values)
     return number if unit == u.UNITLESS else number * unit
 
 
@@ -93,7 +102,8 @@ def steps_of(owner: str, name: str, tau: Any) -> Any:
             '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give the time as a number of steps.'
         )
     dt = numbers(owner, 'dt', dt)
-    if not (isinstance(u.get_magnitude(dt), Tracer) or u.get_magnitude(dt) > 0):
+    values = known(u.get_magnitude(dt))
+    if values is not None and not values > 0:
         raise OptionError(f"{owner}: the environment's dt is {dt}; a step is larger than 0.")
     return u.maybe_decimal(dt / tau)
 
