@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import brainstate
-import jax
 import numpy as np
 import saiunit as u
 
 from .._compiler import path_name
 from .._errors import StructureError
+from .._jax import Tracer
 from ..functional import OnlineLearner
 from .states import ModelStates
 from .world import Path
@@ -72,5 +72,5 @@ def _equal(a: Any, b: Any) -> bool:
     if u.get_dim(a) != u.get_dim(b):
         return False
     first, second = (u.get_magnitude(u.Quantity(t).in_unit(u.get_unit(a))) for t in (a, b))
-    known = not isinstance(first, jax.core.Tracer) and not isinstance(second, jax.core.Tracer)
+    known = not isinstance(first, Tracer) and not isinstance(second, Tracer)
     return not known or bool(np.allclose(first, second, rtol=1e-6, atol=0))

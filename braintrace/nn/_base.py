@@ -38,6 +38,7 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
     """
 
     first_values: dict[str, tuple[Init, tuple[int, ...]]]
+    plain_input: ClassVar[bool] = False  # whether an input with a unit is refused
 
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
@@ -78,6 +79,12 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
 
     def _check_step(self, x: Any, states: list) -> None:
         owner = type(self).__name__
+        if self.plain_input and not u.get_dim(x).is_dimensionless:
+            unit = u.get_unit(x)
+            raise EtpUnitError(
+                f'{owner}: the input has the unit {unit}, and a gate takes plain numbers. Give it '
+                f'in a unit of your choice: x.to_decimal(saiunit.{unit}).'
+            )
         check_input(owner, x, self.in_size)
         lead = x.shape[: x.ndim - len(self.in_size)]
         for (name, (_, shape)), state in zip(self.first_values.items(), states):
@@ -134,6 +141,7 @@ class GatedCell(RecurrentLayer):
     """
 
     maps: ClassVar[Mapping[str, Gates]]
+    plain_input = True
 
     def __init__(
         self,
@@ -154,15 +162,6 @@ class GatedCell(RecurrentLayer):
             log_times = self._log_times(timescale, b_init)
         for key, gates in self.maps.items():
             setattr(self, key, self._map(gates, w_init, b_init, log_times))
-
-    def _check_step(self, x: Any, states: list) -> None:
-        super()._check_step(x, states)
-        if not u.get_dim(x).is_dimensionless:
-            unit = u.get_unit(x)
-            raise EtpUnitError(
-                f'{type(self).__name__}: the input has the unit {unit}, and a gate takes plain '
-                f'numbers. Give the input in a unit of your choice: x.to_decimal(saiunit.{unit}).'
-            )
 
     def _log_times(self, timescale: tuple[float, float], b_init: Init | None) -> Any:
         owner = type(self).__name__

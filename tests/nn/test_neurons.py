@@ -262,9 +262,7 @@ def test_a_time_needs_a_dt(name):
     }
     units = NEURONS[name](2, tau=5 * u.ms, **others.get(name, {}))
     units.init_state()
-    with pytest.raises(
-        braintrace.EtpUnitError, match=rf'{name}: tau is 5.* ms.*dt=1 \* saiunit.ms'
-    ):
+    with pytest.raises(braintrace.EtpUnitError, match=rf'{name}: .* is .* ms.*dt=1 \* saiunit.ms'):
         units(jnp.ones(2))
 
 
