@@ -221,7 +221,7 @@ def checked_signs(w_sign: Any, shape: tuple[int, ...]) -> Any:
     if len(wrong := np.argwhere(np.abs(signs) != 1)):
         at = tuple(wrong[0].tolist())
         raise OptionError(
-            f'SignedWLinear: w_sign is {signs[at]} at {at} of the weight; each sign is +1 or -1.'
+            f'SignedWLinear: w_sign is {signs[at]:g} at {at} of the weight; each sign is +1 or -1.'
         )
     return jnp.asarray(signs, jnp.int8)
 

@@ -70,11 +70,6 @@ QUICK = ['broadcast', 'cond', 'cond_log_of_negative', 'vmap_weights']
 REFUSED = [
     'while_mixing',
     'while_mixing_tail',
-    'vmap_element_wise',
-    'broadcast_inside',
-    'broadcast_repeat',
-    'broadcast_tile',
-    'broadcast_gather',
 ]
 DEGRADED = ['vmap_cond']  # without a trace, see tests/gradients/test_control_flow.py
 OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
