@@ -217,6 +217,11 @@ def masked(weight: Any, mask: Any) -> Any:
 
 def checked_signs(w_sign: Any, shape: tuple[int, ...]) -> Any:
     """``w_sign`` as an array of +1 and -1 that broadcasts to ``shape``."""
+    if np.shape(w_sign) == shape[:1] and shape[0] != shape[1]:
+        raise OptionError(
+            f'SignedWLinear: w_sign has shape {shape[:1]}; give the shape {(shape[0], 1)} for one '
+            'sign of each input.'
+        )
     signs = np.asarray(first_value('SignedWLinear', 'w_sign', w_sign, shape, spread=True))
     if len(wrong := np.argwhere(np.abs(signs) != 1)):
         at = tuple(wrong[0].tolist())
@@ -234,7 +239,7 @@ def check_signs_of(weight: Any, signs: Any) -> None:
         sign = 1 if signs is None else int(signs[at])
         raise OptionError(
             f'SignedWLinear: w_init is {weight[at]} at {at}, where w_sign is {sign:+d}. Give '
-            'weights of that sign: `jax.numpy.abs(w_init) * w_sign`.'
+            'weights of that sign, `jax.numpy.abs(w_init) * w_sign`, or w_sign=-1 for inhibition.'
         )
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import saiunit as u
 
+from .._signatures import refuses
 from ._arguments import ZERO, Init, Size
 from ._neuron import Neuron, filled, in_unit
 from ._time import decay, one_clock, steps_of
 
 __all__ = ['ALIF', 'GIF', 'IF', 'LIF']
+
+BRAINPY = {'V_initializer': 'It is called V_init.', 'size': 'It is called in_size.'}
 
 
 def leaked(value: Any, goal: Any, left: Any) -> Any:
@@ -39,6 +42,7 @@ class IF(Neuron):
     [0.0, 1.0, 0.0, 1.0]
     """
 
+    @refuses('IF', **BRAINPY)
     def __init__(
         self,
         in_size: Size,
@@ -144,6 +148,7 @@ class LIF(Neuron):
     ([1.0, 1.0, 1.0, 1.0], Unit("mV"))
     """
 
+    @refuses('LIF', **BRAINPY)
     def __init__(
         self,
         in_size: Size,
@@ -208,6 +213,7 @@ class ALIF(Neuron):
     [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     """
 
+    @refuses('ALIF', **BRAINPY)
     def __init__(
         self,
         in_size: Size,
@@ -289,6 +295,7 @@ class GIF(Neuron):
     [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
 
+    @refuses('GIF', **BRAINPY)
     def __init__(
         self,
         in_size: Size,

@@ -9,7 +9,7 @@ import numpy as np
 import saiunit as u
 
 from .._errors import EtpShapeError, EtpUnitError, OptionError, StructureError
-from .._signatures import ShowsArguments
+from .._signatures import ShowsArguments, refuses
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
 from ._neuron import filled
@@ -87,6 +87,7 @@ class Expon(Synapse):
     ((2, 3), Unit("mS"))
     """
 
+    @refuses('Expon', g_initializer='It is called g_init.')
     def __init__(self, in_size: Size, tau: Any = 8.0, g_init: Init = ZERO, name: str | None = None):
         super().__init__(in_size, name, g=g_init)
         self.tau = self._time('tau', tau)
@@ -143,6 +144,7 @@ class DualExpon(Synapse):
     (7, 1.0)
     """
 
+    @refuses('DualExpon', g_initializer='It is called g_init.')
     def __init__(
         self,
         in_size: Size,

@@ -167,7 +167,7 @@ def test_signed_weights_may_be_given():
         ({'w_sign': np.array([[1, 1, 0], [1, 2, 1]])}, r'w_sign is 0 at \(0, 2\) of the weight'),
         ({'w_sign': np.array([[1], [-0.5]])}, r'w_sign is -0.5 at \(1, 0\) of the weight'),
         ({'w_sign': np.array([[1], [np.nan]])}, r'w_sign is nan at \(1, 0\)'),
-        ({'w_sign': np.ones(2)}, r'w_sign has shape \(2,\), expected \(2, 3\)'),
+        ({'w_sign': np.ones(2)}, r'w_sign has shape \(2,\); give the shape \(2, 1\)'),
         ({'w_sign': 'minus'}, 'w_sign is a str'),
         (
             {'w_init': np.array([[1.0, 2, 3], [4, -5, -6]])},

@@ -291,3 +291,16 @@ def test_an_input_of_another_shape_is_refused(name):
 def test_times_beside_numbers_of_steps_are_refused(make, other):
     with pytest.raises(braintrace.EtpUnitError, match=f'tau is 20.* ms and {other}'):
         make()
+
+
+@pytest.mark.parametrize(
+    'make, instead',
+    [
+        (lambda: nn.LIF(2, V_initializer=0.0), 'LIF: .*V_initializer. It is called V_init'),
+        (lambda: nn.GIF(size=2), 'GIF: .*size. It is called in_size'),
+        (lambda: nn.Expon(2, g_initializer=0.0), 'Expon: .*It is called g_init'),
+    ],
+)
+def test_names_of_brainpy_are_told_what_they_are_called_here(make, instead):
+    with pytest.raises(braintrace.OptionError, match=instead):
+        make()
