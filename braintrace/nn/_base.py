@@ -40,6 +40,10 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
     first_values: dict[str, tuple[Init, tuple[int, ...]]]
     plain_input: ClassVar[bool] = False  # whether an input with a unit is refused
 
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
     @abc.abstractmethod
     def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
         """The output, and new values of the states in the order of ``first_values``."""
@@ -78,7 +82,7 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
         return [getattr(self, name) for name in self.first_values]
 
     def _check_step(self, x: Any, states: list) -> None:
-        owner = type(self).__name__
+        owner = self._owner
         if self.plain_input and not u.get_dim(x).is_dimensionless:
             unit = u.get_unit(x)
             raise EtpUnitError(

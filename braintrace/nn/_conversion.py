@@ -80,8 +80,7 @@ def load_public(module: brainstate.nn.Module, values: Mapping[tuple, Any]) -> No
             'load_public changed nothing, since these parameters do not fit the module '
             f'{type(module).__name__}:\n  '
             + '\n  '.join(sorted(wrong))
-            + '\nMake it with the sizes '
-            'and options of the saved model.'
+            + '\nMake it with the sizes and options of the saved model.'
         )
     for path, source in sources.items():
         new = source.join([values[part] for part in source.parts])

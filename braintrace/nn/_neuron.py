@@ -55,10 +55,6 @@ class Neuron(StatefulLayer):
         self.spk_fun = spike_function(self._owner, spk_fun)
         self.tau_ref = None if tau_ref is None else self._time('tau_ref', tau_ref)
 
-    @property
-    def _owner(self) -> str:
-        return type(self).__name__
-
     # -- the step ----------------------------------------------------------------------------------
 
     @abc.abstractmethod

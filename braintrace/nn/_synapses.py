@@ -26,10 +26,6 @@ class Synapse(StatefulLayer):
         self.in_size = self.out_size = axes(in_size, f'{self._owner}: in_size')
         self.first_values = {state: (value, self.in_size) for state, value in first.items()}
 
-    @property
-    def _owner(self) -> str:
-        return type(self).__name__
-
     def _time(self, name: str, tau: Any) -> Any:
         return check_time(self._owner, name, tau, self.in_size)
 

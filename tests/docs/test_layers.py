@@ -27,7 +27,7 @@ def test_every_block_prints_what_stands_behind_it(capsys):
     for code, shown in blocks:
         exec(compile(code, 'layers.md', 'exec'), names)
         assert capsys.readouterr().out == shown, code
-    assert len(blocks) == PAGE.count('```python') == 3
+    assert len(blocks) == PAGE.count('```python') == 4
 
 
 def test_every_class_is_named():
