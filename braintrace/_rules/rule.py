@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 
 from .._compiler import ETraceGraph
 from .._executor import Executor, Factors, Signals, Steps, Vector
+from .view import View
 
 __all__ = [
     'MOST_PENDING',
@@ -186,12 +188,15 @@ class Rule(ABC):
         """
 
 
+@dataclass(frozen=True)
 class PositionWise(Rule):
     """A rule whose D is position by position."""
 
+    view: View = field(default=View(), kw_only=True)
+
     @final
     def scoped(self, graph):
-        return graph
+        return self.view.of(graph)
 
     @final
     def factors(self, executor, at, carried):
