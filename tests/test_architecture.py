@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     '_tables': set(),
     '_public_names': {'_errors'},
     '_warnings': {'_errors'},
+    '_modulated': {'_errors'},
     '_jax': {'_errors'},
     '_brainstate': {'_jax'},
     '_etrace_op': {'_errors', '_jax', '_signatures'},
@@ -52,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     'adapters': {'_errors', '_learner'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
-    '': CORE | {'_version', 'functional', 'rules', 'verify'},
+    '': CORE | {'_version', '_modulated', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {
