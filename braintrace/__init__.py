@@ -28,6 +28,7 @@ from ._public_names import instead_of as _instead_of
 from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
 from ._rules import Feedback as Feedback  # STUB
+from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 
@@ -100,6 +101,7 @@ __all__ = [
     'SingleStepData',
     'SnAp',
     'SparseStructure',
+    'SyntheticGradient',
     'ThreeFactor',
     'UORO',
     'adapters',

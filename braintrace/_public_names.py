@@ -29,7 +29,7 @@ INSIDE = 'Drop it: the graph has what every rule here needs.'
 ARGUMENTS = {
     'name': Argument('A learner is not looked up by name.', any_value=True),
     'vjp_method': Argument(
-        "Drop it: a call of the learner is a single step. For reverse mode through K steps call "
+        'Drop it: a call of the learner is a single step. For reverse mode through K steps call '
         "`learner.etrace_grad(xs, ys, step_fn=step_fn, window=K, inside='exact')`, which reads the "
         'trace before them; `etrace_train` takes `update_every=K`.',
         ('single-step',),

@@ -38,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
     '_public_names': {'_errors'},
     '_warnings': {'_errors'},
     '_modulated': {'_errors'},
+    '_synthetic': {'_errors'},
     '_jax': {'_errors'},
     '_brainstate': {'_jax'},
     '_etrace_op': {'_errors', '_jax', '_signatures'},
@@ -53,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     'adapters': {'_errors', '_learner'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
-    '': CORE | {'_version', '_modulated', 'functional', 'rules', 'verify'},
+    '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

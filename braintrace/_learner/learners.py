@@ -183,11 +183,11 @@ def compile(
 def _make(model, rule, options: dict) -> ETraceLearner:
     if isinstance(rule, str):
         rule = _named(rule)
-    options = without_public(options)
     a_value = rule is None or isinstance(rule, Rule)
     args = (model, rule) if a_value else (model,)
     cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):
+        options = without_public(options, frozenset(inspect.signature(cls).parameters))
         try:
             inspect.signature(cls).bind(*args, **options)
         except TypeError as e:

@@ -319,7 +319,26 @@ class ObservedStep:
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
+    def states(self, world) -> dict[str, jax.Array]:
+        """The hidden states of each group, ``(*shape, S)``."""
+        states = self.graph.states
+        of_state = dict(zip(states, self.compiled.executor.old_states(world[0]), strict=True))
+        groups = self.graph.hidden_groups
+        return {g.name: jnp.stack([of_state[s] for s in g.states], -1) for g in groups}
+
+    def with_states(self, world, states: dict[str, jax.Array]):
+        """The world with other hidden states."""
+        of_state = {
+            s: states[g.name][..., i]
+            for g in self.graph.hidden_groups
+            for i, s in enumerate(g.states)
+        }
+        hidden = [of_state[s] for s in self.graph.states]
+        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
+
+    def observe_together(
+        self, weights, world, part: Sequence, keep: bool, credit: Callable | None = None
+    ) -> Together:
         leaves, treedef = jax.tree.flatten(weights)
         chosen = self._chosen
 
@@ -331,7 +350,7 @@ class ObservedStep:
             return (weight * loss, (loss, aux)), world
 
         given = [leaves[i] for i in chosen]
-        seen = observe_together(self.compiled, step, given, world, part, self.held, keep)
+        seen = observe_together(self.compiled, step, given, world, part, self.held, keep, credit)
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 

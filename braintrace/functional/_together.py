@@ -15,13 +15,20 @@ __all__ = ['observe_together']
 
 
 def observe_together(
-    compiled, step: Callable, given, world, part: Sequence, held: list, keep: bool
+    compiled,
+    step: Callable,
+    given,
+    world,
+    part: Sequence,
+    held: list,
+    keep: bool,
+    credit: Callable | None = None,
 ) -> Together:
     """Several steps under one pull-back, in which nothing is cut.
 
     ``step(cell, given, world, at) -> ((weighed loss, shown), world)`` is a step like that of
     ``Compiled.observe``; the first part of a world is the carry. ``keep``: with the factors of the
-    steps.
+    steps. ``credit(world)`` is a further loss, of the world after them.
     """
     executor = compiled.executor
 
@@ -36,7 +43,8 @@ def observe_together(
 
         start = executor.with_states(world[0], hidden), *world[1:]
         end, (losses, *others) = jax.lax.scan(turn, start, (part, probes))
-        return losses.sum(), (end, *others)
+        total = losses.sum()
+        return total if credit is None else total + credit(end), (end, *others)
 
     probes = {
         key: jnp.zeros((len(part.mask), *p.shape), p.dtype)
