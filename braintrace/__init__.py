@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
     from . import kit as kit
     from ._learner import (
         D_RTRL,
+        DNI,
         ES_D_RTRL,
         OSTL,
         OTPE,
@@ -64,10 +65,12 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
         compile,
         compile_etrace_graph,
         pp_prop,
+        train_synthetic_gradient,
     )
 
 __all__ = [
     *_errors,
+    'DNI',
     'D_RTRL',
     'Diagnostic',
     'EProp',
@@ -124,6 +127,7 @@ __all__ = [
     'report',
     'rules',
     'sparse_matmul',
+    'train_synthetic_gradient',
     'verify',
 ]
 
@@ -136,6 +140,7 @@ _LAZY = {
     'nn': '.nn',
     'verify': '.verify',
     'kit': '.kit',
+    'DNI': '._learner',
     'D_RTRL': '._learner',
     'ES_D_RTRL': '._learner',
     'OSTL': '._learner',
@@ -164,6 +169,7 @@ _LAZY = {
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
     'pp_prop': '._learner',
+    'train_synthetic_gradient': '._learner',
 }
 
 

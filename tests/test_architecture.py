@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     '_report': CORE - {'_report', '_windows'},
     '_windows': CORE - {'_windows'},
     'functional': CORE,
-    '_learner': CORE | {'functional', 'rules', '_brainstate'},
+    '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_learner'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},

@@ -37,8 +37,13 @@ from .rules import (
     ThreeFactor,
 )
 from .states import ModelStates, check_model
+from .synthetic import (
+    DNI,
+    train_synthetic_gradient,
+)
 
 __all__ = [
+    'DNI',
     'D_RTRL',
     'EProp',
     'ES_D_RTRL',
@@ -69,4 +74,5 @@ __all__ = [
     'compile',
     'compile_etrace_graph',
     'pp_prop',
+    'train_synthetic_gradient',
 ]

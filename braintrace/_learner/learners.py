@@ -30,6 +30,7 @@ from .rules import (
     ThreeFactor,
 )
 from .states import check_model
+from .synthetic import DNI
 
 __all__ = [
     'D_RTRL',
@@ -114,6 +115,7 @@ pp_prop = ES_D_RTRL
 RandomProjectionVjpAlgorithm = UORO
 ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
 CLASSES = (
+    DNI,
     D_RTRL,
     ES_D_RTRL,
     EProp,
