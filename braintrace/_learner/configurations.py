@@ -37,8 +37,8 @@ def ETraceConfig(  # noqa: N802
 ) -> Rule:
     """The rule on the six axes of the public package: a value of :mod:`braintrace.rules`.
 
-    ``'per_param'`` with scope ``'diagonal'`` is ``d_rtrl()``, ``'coupled'`` ``snap(1, 'cut')``,
-    ``'sparse_n'`` ``snap(sparse_n)``, and with ``temporal_recursion='none'`` ``same_step()``;
+    ``'per_param'`` with scope ``'diagonal'`` is ``d_rtrl()``, ``'coupled'``
+    ``d_rtrl(scope='own')``, ``'sparse_n'`` ``snap(sparse_n)``, and with ``temporal_recursion='none'`` ``same_step()``;
     ``'io_factorized'`` is ``es_d_rtrl(decay)``, and with the recursions ``('scalar_leak', 'none')``
     ``ottt(decay)``; ``'random_projection'`` is ``uoro()``. ``'random_feedback'`` adds
     ``.with_feedback(...)``, a kappa filter ``.filtered(kappa)``; for ``'modulatory'`` the loss is
@@ -87,7 +87,7 @@ def _of_trace(factorization, recursion, scope, decay, n) -> Rule:
     _only(sides == ('jacobian',) * 2, 'temporal_recursion', recursion, 'rules.d_rtrl()')
     if scope == 'sparse_n':
         return rules.snap(_given('sparse_n', n, "recurrence_scope='sparse_n'"))
-    return rules.d_rtrl() if scope == 'diagonal' else rules.snap(1, 'cut')
+    return rules.d_rtrl() if scope == 'diagonal' else rules.d_rtrl(scope='own')
 
 
 def _factorized(recursion, sides, scope, decay) -> Rule:

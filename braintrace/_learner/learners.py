@@ -53,7 +53,7 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
     :class:`braintrace.Policy`, says what to do with control flow and how strict to be; ``mark``
     sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype``,
-    ``write_every`` and ``credit`` go to :func:`braintrace.rules.d_rtrl`.
+    ``write_every``, ``credit`` and ``scope`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -74,10 +74,11 @@ class D_RTRL(ETraceLearner):  # noqa: N801
         trace_dtype=None,
         write_every: int | None = None,
         credit: str = 'cut',
+        scope: str = 'position',
         policy: Policy = DEFAULT,
         mark: str | Callable | None = None,
     ):
-        rule = d_rtrl(trace_dtype, write_every, credit)
+        rule = d_rtrl(trace_dtype, write_every, credit, scope)
         super().__init__(model, rule, policy=policy, mark=mark)
 
 

@@ -241,7 +241,7 @@ class OSTL(ETraceLearner):
 
 class OSTLRecurrent(ETraceLearner):
     """Online learning with D-RTRL and each recurrent op's own diagonal, what the public package
-    calls so: ``rules.snap(1, credit='cut')``.
+    calls so: ``rules.d_rtrl(scope='own')``.
 
     OSTL as it was published keeps the whole recurrent matrix of each layer:
     :class:`braintrace.OSTL`. Other arguments as for :class:`braintrace.D_RTRL`.
@@ -255,7 +255,7 @@ class OSTLRecurrent(ETraceLearner):
         policy: Policy = DEFAULT,
         mark: str | Callable | None = None,
     ):
-        super().__init__(model, rules.snap(1, 'cut'), policy=policy, mark=mark)
+        super().__init__(model, rules.d_rtrl(scope='own'), policy=policy, mark=mark)
 
 
 class OSTLFeedforward(ETraceLearner):

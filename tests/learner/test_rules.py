@@ -32,7 +32,11 @@ class Spiking(brainstate.nn.Module):
 FEEDBACK = braintrace.Feedback('random', seed=3)
 # class, its options, the value that it stands for
 SHELLS = [
-    ('D_RTRL', {'credit': 'whole'}, lambda: rules.d_rtrl(credit='whole')),
+    (
+        'D_RTRL',
+        {'credit': 'whole', 'scope': 'own'},
+        lambda: rules.d_rtrl(credit='whole', scope='own'),
+    ),
     ('ES_D_RTRL', {'decay_or_rank': (0.9, 0.5)}, lambda: rules.es_d_rtrl((0.9, 0.5))),
     ('SameStep', {}, rules.same_step),
     ('SnAp', {}, lambda: rules.snap(2)),
@@ -55,7 +59,7 @@ SHELLS = [
     ('OTPE', {'leak': 0.7}, lambda: rules.otpe(0.7)),
     ('OSTL', {}, rules.ostl),
     ('OSTL', {'recurrent': False}, lambda: rules.ostl(recurrent=False)),
-    ('OSTLRecurrent', {}, lambda: rules.snap(1, credit='cut')),
+    ('OSTLRecurrent', {}, lambda: rules.d_rtrl(scope='own')),
     ('OSTLFeedforward', {}, lambda: rules.es_d_rtrl(1e-6)),
     ('ThreeFactor', {}, rules.d_rtrl),
 ]
@@ -208,7 +212,7 @@ def test_spikes_and_a_reward_move_weights_as_their_trace_says():
 Config = braintrace.ETraceConfig
 CONFIGURED = [
     ({}, rules.d_rtrl),
-    ({'recurrence_scope': 'coupled'}, lambda: rules.snap(1, credit='cut')),
+    ({'recurrence_scope': 'coupled'}, lambda: rules.d_rtrl(scope='own')),
     ({'recurrence_scope': 'sparse_n', 'sparse_n': 3}, lambda: rules.snap(3)),
     ({'temporal_recursion': 'none'}, rules.same_step),
     ({'trace_factorization': 'io_factorized', 'decay': 0.9}, lambda: rules.es_d_rtrl(0.9)),
