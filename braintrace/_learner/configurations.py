@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import brainstate
 import jax
 import jax.numpy as jnp
 
 from .. import rules
 from .._errors import OptionError
-from .._rules import Feedback, Rule
+from .._rules import Feedback, PositionWise, Rule
 from .._windows import check_choice
 
 __all__ = ['ETraceConfig', 'FixedRandomFeedback', 'KappaFilter']
@@ -37,13 +39,13 @@ def ETraceConfig(  # noqa: N802
 ) -> Rule:
     """The rule on the six axes of the public package: a value of :mod:`braintrace.rules`.
 
-    ``'per_param'`` with scope ``'diagonal'`` is ``d_rtrl()``, ``'coupled'``
-    ``d_rtrl(scope='own')``, ``'sparse_n'`` ``snap(sparse_n)``, and with ``temporal_recursion='none'`` ``same_step()``;
-    ``'io_factorized'`` is ``es_d_rtrl(decay)``, and with the recursions ``('scalar_leak', 'none')``
-    ``ottt(decay)``; ``'random_projection'`` is ``uoro()``. ``'random_feedback'`` adds
-    ``.with_feedback(...)``, a kappa filter ``.filtered(kappa)``; for ``'modulatory'`` the loss is
-    :func:`braintrace.modulated`. Raises :class:`braintrace.OptionError`, which names the nearest
-    value, for what has no counterpart.
+    ``'per_param'`` with scope ``'diagonal'`` is ``d_rtrl()``, with ``'coupled'``
+    ``d_rtrl(scope='own')``, with ``'sparse_n'`` ``snap(sparse_n)``, and with
+    ``temporal_recursion='none'`` ``same_step()``; ``'io_factorized'`` is ``es_d_rtrl(decay)``, and
+    with the recursions ``('scalar_leak', 'none')`` ``ottt(decay)``; ``'random_projection'`` is
+    ``uoro()``. ``'random_feedback'`` adds ``.with_feedback(...)``, a kappa filter
+    ``.filtered(kappa)``; for ``'modulatory'`` the loss is :func:`braintrace.modulated`. Raises
+    :class:`braintrace.OptionError`, which names the nearest value, for what has no counterpart.
 
     >>> import braintrace
     >>> braintrace.ETraceConfig('io_factorized', decay=0.9) == braintrace.rules.es_d_rtrl(0.9)
@@ -65,10 +67,18 @@ def ETraceConfig(  # noqa: N802
         )
     rule = _of_trace(trace_factorization, temporal_recursion, recurrence_scope, decay, sparse_n)
     if learning_signal == 'random_feedback':
+        rule = _position_wise(rule, 'learning_signal', learning_signal)
         rule = rule.with_feedback(Feedback('random'))
     if trace_filter == 'kappa':
-        return rule.filtered(_given('kappa', kappa, "trace_filter='kappa'"))
+        kappa = _given('kappa', kappa, "trace_filter='kappa'")
+        return _position_wise(rule, 'trace_filter', trace_filter).filtered(kappa)
     return rule
+
+
+def _position_wise(rule: Rule, axis: str, value: str) -> PositionWise:
+    if not isinstance(rule, PositionWise):
+        _only(False, axis, value, 'rules.d_rtrl()', rule.name)
+    return cast(PositionWise, rule)
 
 
 def _of_trace(factorization, recursion, scope, decay, n) -> Rule:
@@ -151,6 +161,8 @@ class KappaFilter(brainstate.ShortTermState):
     >>> trace.update(jnp.ones(2)).tolist()
     [0.25, 0.25]
     """
+
+    value: Any
 
     def __init__(self, init_value, kappa: float):
         super().__init__(init_value)

@@ -18,6 +18,7 @@ from .._windows import (
     Course,
     GradientOptions,
     Moment,
+    Observer,
     Sequence,
     UpdateOptions,
     bootstrapped,
@@ -121,7 +122,7 @@ class SequenceCalls:
         flags, fresh = _resets(data.reset, state, length)
         of_loss = _axes_of_loss(compiled, self.loss, axes, data.ys)
         leaves = jax.tree.leaves(params)
-        observed = compiled.around(
+        observed: Observer = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
