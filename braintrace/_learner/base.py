@@ -24,7 +24,6 @@ from .._windows import (
     check_choice,
     check_inside,
     check_optimizer,
-    check_synthesizer,
     check_window,
     choose_delay,
     split_weights,
@@ -37,7 +36,7 @@ from .bound import Bound
 from .calls import substitute
 from .compiled_calls import CallOptions
 from .notices import Notices
-from .own_states import ETraceState, StructureState, SyntheticState
+from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
 from .public_names import PublicNames
 from .sequences import Arguments, evolve, gradient, train
 from .states import ModelStates, check_model
@@ -59,6 +58,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     """
 
     bootstraps = False  # whether exact windows end with the synthetic gradient of `synthesizer`
+    modulates = False  # whether losses stand for a modulator, which has no exact windows
     synthesizer: SyntheticGradient | None = None
 
     @takes_public_arguments
@@ -300,12 +300,6 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         if self.bootstraps:
             self.synthetic = SyntheticState(self.graph, self.synthesizer)
 
-    def _synthesize(self, exact: bool, trace: bool) -> Callable | None:
-        """The function that makes synthetic gradients, for a call with these options."""
-        apply = self.synthetic.apply if self.bootstraps else None
-        check_synthesizer(apply, exact, trace)
-        return apply
-
     @takes_public_arguments
     def etrace_grad(
         self,
@@ -363,7 +357,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
-        apply = self._synthesize(exact, carry == 'trace')
+        apply = synthesizer_of(self, exact, carry == 'trace')
         result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
         losses = weighed(result.losses, mask, loss_output, reduction)
         grads, _ = split_weights(result.learnt, apply)
@@ -418,7 +412,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, update_every)
         along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
-        calls = CallOptions(along, has_aux, progress, self._synthesize(exact, False))
+        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact, False))
         result = train(bound, given, calls, opt_state)
         extra = [result.aux] if has_aux else []
         return (result.losses, *extra, result.learnt[1])

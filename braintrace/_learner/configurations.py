@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import brainstate
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import rules
 from .._errors import OptionError
-from .._rules import Feedback, PositionWise, Rule
+from .._rules import Feedback, Rule
 from .._windows import check_choice
 
 __all__ = ['ETraceConfig', 'FixedRandomFeedback', 'KappaFilter']
@@ -75,10 +75,9 @@ def ETraceConfig(  # noqa: N802
     return rule
 
 
-def _position_wise(rule: Rule, axis: str, value: str) -> PositionWise:
-    if not isinstance(rule, PositionWise):
-        _only(False, axis, value, 'rules.d_rtrl()', rule.name)
-    return cast(PositionWise, rule)
+def _position_wise(rule: Rule, axis: str, value: str) -> Any:
+    _only(hasattr(rule, 'filtered'), axis, value, 'rules.d_rtrl()', rule.name)
+    return rule
 
 
 def _of_trace(factorization, recursion, scope, decay, n) -> Rule:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import brainstate
 
 from .._compiler import ETraceGraph
-from .._errors import StructureError
+from .._errors import OptionError, StructureError
 from .._synthetic import SyntheticGradient
+from .._windows import check_synthesizer
 
-__all__ = ['ETraceState', 'StructureState', 'SyntheticState', 'signal_shapes']
+__all__ = ['ETraceState', 'StructureState', 'SyntheticState', 'signal_shapes', 'synthesizer_of']
 
 
 class ETraceState(brainstate.ShortTermState):
@@ -40,3 +44,16 @@ class SyntheticState(brainstate.State):
 def signal_shapes(graph: ETraceGraph) -> dict[str, tuple[int, ...]]:
     """Group -> shape of its states, ``(*shape, S)``."""
     return {g.name: (*g.shape, g.num_state) for g in graph.hidden_groups}
+
+
+def synthesizer_of(learner: Any, exact: bool, trace: bool) -> Callable | None:
+    """The function that makes a learner's synthetic gradients, for a call with these options."""
+    if exact and learner.modulates:
+        raise OptionError(
+            f"inside is 'exact' for {type(learner).__name__}, whose modulator meets the trace "
+            "of its own step; an exact window has none inside. Give inside='trace', or another "
+            'learner.'
+        )
+    apply = learner.synthetic.apply if learner.bootstraps else None
+    check_synthesizer(apply, exact, trace)
+    return apply

@@ -280,7 +280,8 @@ class OSTLFeedforward(ETraceLearner):
 
 class ThreeFactor(ETraceLearner):
     """Online learning by a modulator and the trace of D-RTRL: the value is ``rules.d_rtrl()``, and
-    the step function returns :func:`braintrace.modulated`.
+    the step function returns :func:`braintrace.modulated`. Exact windows are refused: inside of
+    them no trace is there to modulate.
 
     Other arguments as for :class:`braintrace.D_RTRL`.
     """
@@ -294,6 +295,7 @@ class ThreeFactor(ETraceLearner):
         mark: str | Callable | None = None,
     ):
         super().__init__(model, rules.d_rtrl(), policy=policy, mark=mark)
+        self.modulates = True
 
 
 def feedback_of(feedback, key) -> Any:

@@ -16,7 +16,7 @@ from .._windows import GradientOptions, check_inside, check_optimizer
 from ..rules import same_step
 from .base import ETraceLearner
 from .compiled_calls import CallOptions
-from .own_states import signal_shapes
+from .own_states import signal_shapes, synthesizer_of
 from .sequences import Arguments, gradient
 
 __all__ = ['DNI', 'train_synthetic_gradient']
@@ -114,7 +114,7 @@ def train_synthetic_gradient(
     if optimizer is not None:
         check_optimizer(optimizer)
     bound = learner._compiled().in_time()
-    apply = learner._synthesize(check_inside('exact', window), False)
+    apply = synthesizer_of(learner, check_inside('exact', window), False)
     along = GradientOptions(window, None, False, 'mean', True)
     given = Arguments(sequences, step_fn, None, None, None)
     options = CallOptions(along, False, False, apply)

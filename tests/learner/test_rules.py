@@ -86,7 +86,9 @@ def gradient(learner, xs, ys):
 @pytest.mark.parametrize(
     'name, options, value',
     [
-        pytest.param(*row, marks=[] if row[0] in ('SnAp', 'EProp') else pytest.mark.slow)
+        pytest.param(
+            *row, marks=[] if row[1] in ({'n': 1}, {'recurrent': False}) else pytest.mark.slow
+        )
         for row in SHELLS
     ],
     ids=IDS,
@@ -205,6 +207,13 @@ def test_spikes_and_a_reward_move_weights_as_their_trace_says():
     assert any((np.abs(g) > 0).any() for g in jax.tree.leaves(grads))
     assert_close(run(-3 * late), jax.tree.map(lambda g: -3 * g, grads), 1e-5)
     assert not any(g.any() for g in jax.tree.leaves(run(0 * late)))
+
+
+def test_a_modulator_has_no_exact_windows():
+    learner = compiled('three_factor')
+    xs, ys = data()
+    with pytest.raises(braintrace.OptionError, match="inside is 'exact' for ThreeFactor"):
+        learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=2, inside='exact')
 
 
 # -- the axes of the public package ----------------------------------------------------------------
