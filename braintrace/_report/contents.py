@@ -36,6 +36,7 @@ from .rows import (
 )
 
 __all__ = [
+    'axis_lines',
     'cut_rows',
     'diagnostic_rows',
     'group_rows',
@@ -43,6 +44,10 @@ __all__ = [
     'parameter_rows',
     'relation_rows',
 ]
+
+
+CREDIT = 'credit whole: the signal follows every path of the step'
+OWN = "scope own: of an op that reads its own group each position's own weight is kept in D"
 
 
 class KnownRule(NamedTuple):
@@ -71,6 +76,17 @@ def known_rule(rule: Any) -> KnownRule:
     unknown = f'nothing is known of what {rule.name} leaves out'
     approximation = getattr(rule, 'approximation', unknown)
     return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
+
+
+def axis_lines(rule: Any) -> tuple[str, ...]:
+    """A line for each axis of a rule that is not as by default and says nothing of what is left
+    out.
+    """
+    own = getattr(getattr(rule, 'view', None), 'own', False)
+    return (
+        *([CREDIT] if getattr(rule, 'credit', 'cut') == 'whole' else []),
+        *([OWN] if own else []),
+    )
 
 
 # ---- cuts, groups and diagnostics ----

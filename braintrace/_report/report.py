@@ -20,8 +20,9 @@ class Report(ReportData):
     """What :func:`braintrace.report` returns; prints as text, shows as tables in a notebook.
 
     ``memory`` is for ``batch_size``, None where the step has no batch axis. ``approximation``: what
-    the rule leaves out in every model. ``exact``: no gradient lacks a part of its history.
-    ``at(batch_size)``: the report at another batch size. ``as_dict()``: all of it, as for JSON.
+    the rule leaves out in every model; ``axes``: a line for each of its other options. ``exact``:
+    no gradient lacks a part of its history. ``at(batch_size)``: the report at another batch size.
+    ``as_dict()``: all of it, as for JSON.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
@@ -102,6 +103,7 @@ def make_report(graph: ETraceGraph, rule: Any) -> Report:
     return Report(
         rule=known.name,
         approximation=known.approximation,
+        axes=contents.axis_lines(rule),
         batch_size=graph.lanes,
         groups=contents.group_rows(graph, cuts),
         relations=relations,

@@ -30,6 +30,7 @@ def summary(report: ReportData) -> list[str]:
         f'{report.rule}: {len(report.groups)} hidden group(s), {len(report.relations)} '
         f'relation(s), {len(report.parameters)} parameter(s)',
         memory_text(report),
+        *report.axes,
     ]
     constants = [found for found in graph.diagnostics if found.kind == 'constant-weight']
     fixed = list(dict.fromkeys(f'  {constant_text(graph, d)} [{d.location}]' for d in constants))

@@ -17,12 +17,12 @@ from tests.compare import assert_close
 from .networks import BATCH, INPUTS, UNITS, data, loss_of
 
 
-class Spiking(brainstate.nn.Module):
+class Gated(brainstate.nn.Module):
     """A recurrent layer and a readout without a bias."""
 
     def __init__(self):
         super().__init__()
-        self.cell = braintrace.nn.VanillaRNNCell(INPUTS, UNITS, activation='tanh')
+        self.cell = braintrace.nn.GRUCell(INPUTS, UNITS)
         self.readout = braintrace.nn.Linear(UNITS, 2, b_init=None)
 
     def update(self, x):
@@ -69,12 +69,12 @@ IDS = ['-'.join([name, *options]) for name, options, _ in SHELLS]
 def compiled(rule, **options):
     brainstate.random.seed(0)
     x = jnp.zeros((BATCH, INPUTS))
-    return braintrace.compile(Spiking(), rule, x, batch_size=BATCH, **options)
+    return braintrace.compile(Gated(), rule, x, batch_size=BATCH, **options)
 
 
 @pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
 def test_a_shell_holds_the_value(name, options, value):
-    learner = getattr(braintrace, name)(Spiking(), **options)
+    learner = getattr(braintrace, name)(Gated(), **options)
     assert learner.rule == value()
     assert type(learner).__name__ == name and isinstance(learner, braintrace.ETraceLearner)
 
@@ -154,12 +154,12 @@ def test_help_and_signatures_show_the_arguments():
 
 def test_random_feedback_is_drawn_from_a_key():
     key = jax.random.key(7)
-    first = braintrace.EProp(Spiking(), 'random', random_feedback_key=key)
-    assert first.rule == braintrace.EProp(Spiking(), 'random', random_feedback_key=key).rule
-    other = braintrace.EProp(Spiking(), 'random', random_feedback_key=jax.random.key(8))
+    first = braintrace.EProp(Gated(), 'random', random_feedback_key=key)
+    assert first.rule == braintrace.EProp(Gated(), 'random', random_feedback_key=key).rule
+    other = braintrace.EProp(Gated(), 'random', random_feedback_key=jax.random.key(8))
     assert first.rule != other.rule
     with pytest.raises(braintrace.OptionError, match='random_feedback_key is given and feedback'):
-        braintrace.EProp(Spiking(), random_feedback_key=key)
+        braintrace.EProp(Gated(), random_feedback_key=key)
 
 
 def test_the_gradient_of_a_step_is_the_modulator_times_the_trace():
