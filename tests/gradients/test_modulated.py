@@ -15,7 +15,7 @@ from tests.compare import assert_close
 from tests.gradients.harness import over_sequence
 
 RULE = braintrace.rules.d_rtrl()
-ROWS = ['leaky', 'minimal_rnn', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gru', 'lora'))]
+ROWS = ['leaky', *(pytest.param(n, marks=pytest.mark.slow) for n in ('minimal_rnn', 'gru', 'lora'))]
 
 
 def linear(output, m):

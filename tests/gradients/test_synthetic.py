@@ -156,6 +156,7 @@ def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
     assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
 
 
+@pytest.mark.slow
 def test_updates_along_a_sequence_move_the_synthesizer_too():
     learner, params, h, xs, ys = linear_case()
     state = learner.init(params, h, xs[0])

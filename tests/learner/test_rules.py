@@ -83,14 +83,17 @@ def gradient(learner, xs, ys):
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), return_value=True)
 
 
+def run_when(name, options):
+    """One row quick, one for each new value in the gate, the rest at night."""
+    if options == {'n': 1}:
+        return []
+    new = name in ('EProp', 'UORO', 'RTRL', 'OTTT') and 'random_feedback_key' not in options
+    return [pytest.mark.slow if new else pytest.mark.nightly]
+
+
 @pytest.mark.parametrize(
     'name, options, value',
-    [
-        pytest.param(
-            *row, marks=[] if row[1] in ({'n': 1}, {'recurrent': False}) else pytest.mark.slow
-        )
-        for row in SHELLS
-    ],
+    [pytest.param(*row, marks=run_when(*row[:2])) for row in SHELLS],
     ids=IDS,
 )
 def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(name, options, value):
@@ -178,6 +181,7 @@ def test_the_gradient_of_a_step_is_the_modulator_times_the_trace():
     assert_close(value, {k: want[k] for k in value}, 1e-6)
 
 
+@pytest.mark.slow
 def test_spikes_and_a_reward_move_weights_as_their_trace_says():
     """An R-STDP network in units: no loss, only a reward that comes later."""
 
