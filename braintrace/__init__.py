@@ -26,6 +26,7 @@ from ._etrace_op import register_primitive as _register_primitive
 from ._public_names import instead_of as _instead_of
 from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
+from ._rules import Feedback
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 
@@ -58,6 +59,7 @@ __all__ = [
     'ETraceGraph',
     'ETraceLearner',
     'ETraceVjpAlgorithm',
+    'Feedback',
     'HiddenGroup',
     'IODimVjpAlgorithm',
     'MultiStepData',

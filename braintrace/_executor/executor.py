@@ -4,15 +4,16 @@ factors D and D_f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Program, is_complex, is_inexact
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
@@ -21,6 +22,7 @@ from .pull_backs import PullBack
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
 
+NONE: Mapping = MappingProxyType({})
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
 
 
@@ -58,11 +60,12 @@ class Row(NamedTuple):
 
 class Probes(NamedTuple):
     """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops
-    around it), one on each new state.
+    around it), one on each new state, and the old virtual states.
     """
 
     y: dict[str, jax.Array]
     h: dict[int, jax.Array]
+    virtual: dict[int, jax.Array]
 
 
 def stopped(tree):
@@ -101,8 +104,7 @@ class Executor:
     @cached_property
     def whole_plan(self):
         """The two-sided pass in which nothing is cut."""
-        uncut = replace(self.graph, recurrent=dict.fromkeys(self.graph.recurrent, 0))
-        return make_plan(uncut, False)
+        return make_plan(self.graph, probes=False, whole=True)
 
     @cached_property
     def d_plan(self):
@@ -204,10 +206,15 @@ class Executor:
 
     # old states ----------------------------------------------------------------------------------
 
+    @cached_property
+    def _states(self) -> list[int]:
+        """The states that the cell has; the virtual ones stand behind them in ``graph.states``."""
+        return [c for c in self.graph.states if c not in self.program.virtual_states]
+
     def old_states(self, carry: Sequence) -> list:
-        """The old states that signals and D are about."""
+        """The old states that signals and D are about, without the virtual ones."""
         parts = self.program.apart(carry)
-        return [parts[c] for c in self.graph.states]
+        return [parts[c] for c in self._states]
 
     def with_states(self, carry: Sequence, states: Sequence) -> list:
         """The carry with other states. A derived one keeps its value: a first carry is not made by
@@ -215,7 +222,7 @@ class Executor:
         """
         program, derived = self.program, self.graph.derived
         parts = program.apart(carry)
-        for c, h in zip(self.graph.states, states, strict=True):
+        for c, h in zip(self._states, states, strict=True):
             parts[c] = h
         values = program.constants | {v: parts[c] for v, c in derived.reads.items()}
         for i in derived.equations:
@@ -236,26 +243,32 @@ class Executor:
         return Probes(
             {op.key: zeros(op.y, op.repeats) for op in self.owned.values()},
             {c: zeros(self.program.carry[c]) for c in states},
+            {c: zeros(self.program.carry[c]) for c in self.program.virtual_states},
         )
 
-    def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
+    def _env(self, params, carry, inputs, probes: Probes) -> dict:
+        parts = self.program.apart(carry)
+        for c, h in probes.virtual.items():
+            parts[c] = h
         values = [
             *self._parameters(params).items(),
-            *zip(self.program.carry, self.program.apart(carry), strict=True),
+            *zip(self.program.carry, parts, strict=True),
             *zip(self.program.inputs, inputs, strict=True),
         ]
         return {(v, EMPTY): x for v, x in values} | {
-            probe_key(i): probes[op.key] for i, op in self.owned.items()
+            probe_key(i): probes.y[op.key] for i, op in self.owned.items()
         }
 
-    def _evaluate_op(self, i: int, args: list, probe, weights) -> list:
+    def _evaluate_op(self, i: int, args: list, probe, weights, feedback: Mapping = NONE) -> list:
+        """``feedback``: for some ops the weights through which the error goes back to x."""
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
             return eqn.evaluate(args)
-        for name, k in op.slots.items():
-            args[k] = jax.lax.stop_gradient(weights[op.key][name])
-        outs = eqn.evaluate(args)
+        outs = eqn.evaluate(_with_weights(op, args, weights[op.key]))
         k = op.primitive.y_outvar_index
+        if op.key in feedback:
+            made = eqn.evaluate(_with_weights(op, args, feedback[op.key]))[k]
+            outs[k] = _moving_with(outs[k], made)
         outs[k] = outs[k] + probe
         return outs
 
@@ -271,11 +284,15 @@ class Executor:
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from
         ``weights`` as constants. ``whole``: nothing is cut.
         """
-        plan = self.whole_plan if whole else self.plan
+        plan, program = self.whole_plan if whole else self.plan, self._program(params)
+        feedback = {
+            key: {n: program.constants[v] for n, v in of_op.items()}
+            for key, of_op in self.graph.feedback.items()
+        }
         outputs, new_carry, xs = plan.run(
-            self._program(params),
-            self._env(params, carry, inputs, probes.y),
-            partial(self._evaluate_op, weights=weights),
+            program,
+            self._env(params, carry, inputs, probes),
+            partial(self._evaluate_op, weights=weights, feedback=feedback),
             probes.h,
         )
         new_carry = self.program.together(new_carry)
@@ -290,10 +307,11 @@ class Executor:
         """
         traced = PullBack(pull, cotangent)
         *others, hidden, probes = traced(cotangent)
-        read = [bool(cotangents) for cotangents in traced.reads[-2]]
+        olds = [*hidden, *probes.virtual.values()]
+        reads = [*traced.reads[-2], *traced.reads[-1].virtual.values()]
         of_state = {
-            c: h if there else None
-            for c, h, there in zip(self.graph.states, hidden, read, strict=True)
+            c: h if cotangents else None
+            for c, h, cotangents in zip(self.graph.states, olds, reads, strict=True)
         }
         groups = self.graph.hidden_groups
         c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
@@ -306,10 +324,12 @@ class Executor:
 
     def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        carry = self.with_states(carry, hidden)
+        own = len(self._states)
+        virtual = dict(zip(self.program.virtual_states, hidden[own:], strict=True))
+        carry = self.with_states(carry, hidden[:own])
         return self.d_plan.run(
             self._program(params),
-            self._env(params, carry, inputs, probes),
+            self._env(params, carry, inputs, Probes(probes, {}, virtual)),
             partial(self._evaluate_op, weights=weights),
             {},
         )[1]
@@ -318,11 +338,11 @@ class Executor:
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent
         groups.
         """
-        graph, zeros = self.graph, self.zero_probes().y
+        graph, (zeros, _, virtual) = self.graph, self.zero_probes()
         related = {r.key for r in graph.hidden_param_op_relations}
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
-        hidden = self.old_states(carry)
+        hidden = [*self.old_states(carry), *virtual.values()]
 
         def new_states(hidden, free):
             return self._new_states(params, weights, carry, inputs, hidden, {**free, **fixed})
@@ -409,6 +429,14 @@ class Executor:
             return dict(zip(self.graph.states, found, strict=True))
 
         return along
+
+
+def _with_weights(op: OpUse, args: list, weights: Mapping) -> list:
+    """The operands of an op, its weights in their places as constants."""
+    args = list(args)
+    for name, k in op.slots.items():
+        args[k] = jax.lax.stop_gradient(weights[name])
+    return args
 
 
 def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

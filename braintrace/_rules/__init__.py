@@ -3,6 +3,7 @@
 from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
+from .feedback import Feedback
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
@@ -10,6 +11,7 @@ from .storage import read
 __all__ = [
     'DRTRL',
     'ESDRTRL',
+    'Feedback',
     'MOST_PENDING',
     'Network',
     'Rule',

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import jax
 
 from .._compiler import ETraceGraph
+from .._errors import OptionError
 from .._executor import Executor, Factors, Signals, Steps, Vector
+from .feedback import Feedback
 from .view import View
 
 __all__ = [
@@ -190,9 +193,58 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class PositionWise(Rule):
-    """A rule whose D is position by position."""
+    """A rule whose D is position by position.
 
+    ``filters``: whether its trace has an entry for each state of a group.
+    """
+
+    filters: ClassVar[bool] = False
     view: View = field(default=View(), kw_only=True)
+
+    @final
+    def with_feedback(self, feedback: Feedback) -> Self:
+        """This rule, in which errors go back through ops as a :class:`braintrace.Feedback` says.
+
+        >>> import braintrace
+        >>> feedback = braintrace.Feedback('random')
+        >>> braintrace.rules.d_rtrl().with_feedback(feedback) == braintrace.rules.rflo()
+        True
+        """
+        if not isinstance(feedback, Feedback):
+            raise OptionError(
+                f'feedback is {feedback!r}; give a braintrace.Feedback, such as '
+                "braintrace.Feedback('random')."
+            )
+        return replace(self, view=replace(self.view, feedback=feedback))
+
+    @final
+    def filtered(self, kappa: float) -> Self:
+        """This rule, in which readouts read through a filter: it counts each x that a readout read
+        k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
+
+        Bellec et al. 2020, Nat. Commun. 11:3625, eq. 4: ``ebar^t = kappa ebar^{t-1} + dx^t/dw`` for
+        what a readout reads (never for the membrane), one more number for each entry of the trace.
+        A readout is an op with a result that no op reads, in the step or through a state. The
+        factor ``1 - kappa`` of some papers belongs to the model's own readout. Exact for one hidden
+        layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no
+        filter. Raises :class:`braintrace.OptionError` for a kappa outside [0, 1), for a rule that
+        has no entry to filter, and when the step is compiled if no readout reads hidden states
+        position by position.
+
+        >>> import braintrace
+        >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
+        0.9
+        """
+        number = isinstance(kappa, Real) and not isinstance(kappa, bool)
+        if not (number and 0 <= kappa < 1):
+            raise OptionError(f'kappa is {kappa!r}; give a number in [0, 1), 0 for no filter.')
+        if kappa and not self.filters:
+            raise OptionError(
+                f'{self.name} keeps no trace entry that a filter could lengthen, so it has no '
+                'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
+                'filter in the model (braintrace.nn.FilteredReadout).'
+            )
+        return replace(self, view=replace(self.view, kappa=float(kappa)))
 
     @final
     def scoped(self, graph):

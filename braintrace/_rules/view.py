@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, with_filter
+from .feedback import Feedback
 
 __all__ = ['View']
 
 
 @dataclass(frozen=True)
 class View:
-    """How a rule sees a step; by default as it was compiled."""
+    """How a rule sees a step; by default as it was compiled.
+
+    ``kappa``: of the filter in front of readouts, 0 for none; ``feedback``: how errors go back.
+    """
+
+    kappa: float = 0.0
+    feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
         """The step in this view."""
-        return graph
+        graph = with_filter(graph, self.kappa) if self.kappa else graph
+        return graph if self.feedback is None else self.feedback.of(graph)
