@@ -17,6 +17,7 @@ from .graph import (
     Route,
     Use,
 )
+from .own_diagonal import with_own_diagonal
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
 from .program.dataflow import forward, members, old_ancestors, reach
@@ -67,4 +68,5 @@ __all__ = [
     'readers',
     'readouts',
     'with_filter',
+    'with_own_diagonal',
 ]

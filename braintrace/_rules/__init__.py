@@ -7,6 +7,7 @@ from .feedback import Feedback
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
+from .view import View
 
 __all__ = [
     'DRTRL',
@@ -18,6 +19,7 @@ __all__ = [
     'SameStep',
     'Start',
     'Trace',
+    'View',
     'Window',
     'read',
     'same_step',

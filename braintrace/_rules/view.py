@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._compiler import ETraceGraph, with_filter
+from .._compiler import ETraceGraph, with_filter, with_own_diagonal
 from .feedback import Feedback
 
 __all__ = ['View']
@@ -14,13 +14,16 @@ __all__ = ['View']
 class View:
     """How a rule sees a step; by default as it was compiled.
 
-    ``kappa``: of the filter in front of readouts, 0 for none; ``feedback``: how errors go back.
+    ``own``: with the own diagonal of each recurrent op. ``kappa``: of the filter of what readouts
+    read, 0 for none. ``feedback``: the weights through which errors go back, None for the ops' own.
     """
 
+    own: bool = False
     kappa: float = 0.0
     feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
         """The step in this view."""
+        graph = with_own_diagonal(graph) if self.own else graph
         graph = with_filter(graph, self.kappa) if self.kappa else graph
         return graph if self.feedback is None else self.feedback.of(graph)
