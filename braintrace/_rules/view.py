@@ -27,3 +27,14 @@ class View:
         graph = with_own_diagonal(graph) if self.own else graph
         graph = with_filter(graph, self.kappa) if self.kappa else graph
         return graph if self.feedback is None else self.feedback.of(graph)
+
+    def notes(self, graph: ETraceGraph) -> list[str]:
+        """What of this view changes gradients, in phrases for the report of a step in this view."""
+        program, found = graph.program, []
+        if self.kappa:
+            places = ', '.join(program.carry_keys[c][-1] for c in program.virtual_states)
+            found.append(f'kappa {self.kappa:g} at {places}')
+        if graph.feedback:
+            places = ', '.join(graph.feedback)
+            found.append(f'the error reaches h through B in place of W at {places}')
+        return found
