@@ -4,16 +4,16 @@ factors D and D_f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Program, is_complex, is_inexact
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
+from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
@@ -22,7 +22,6 @@ from .pull_backs import PullBack
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
 
-NONE: Mapping = MappingProxyType({})
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
 
 
@@ -75,15 +74,6 @@ def stopped(tree):
     leaves, treedef = jax.tree.flatten(tree)
     once = {id(x): jax.lax.stop_gradient(x) for x in leaves}
     return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
-
-
-@jax.custom_jvp
-def _moving_with(value: jax.Array, made: jax.Array) -> jax.Array:
-    """``value``, with the derivative of ``made``."""
-    return value
-
-
-_moving_with.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 class Executor:
@@ -229,7 +219,7 @@ class Executor:
             eqn = program.equations[i]
             values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
         for c in derived.states:
-            parts[c] = _moving_with(parts[c], values[program.new_carry[c]])
+            parts[c] = moving_with(parts[c], values[program.new_carry[c]])
         return program.together(parts)
 
     # the two-sided pass --------------------------------------------------------------------------
@@ -259,16 +249,15 @@ class Executor:
             probe_key(i): probes.y[op.key] for i, op in self.owned.items()
         }
 
-    def _evaluate_op(self, i: int, args: list, probe, weights, feedback: Mapping = NONE) -> list:
-        """``feedback``: for some ops the weights through which the error goes back to x."""
+    def _evaluate_op(self, i: int, args: list, probe, weights, feedback=None) -> list:
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
             return eqn.evaluate(args)
-        outs = eqn.evaluate(_with_weights(op, args, weights[op.key]))
+        outs = eqn.evaluate(with_weights(op, args, weights[op.key]))
         k = op.primitive.y_outvar_index
-        if op.key in feedback:
-            made = eqn.evaluate(_with_weights(op, args, feedback[op.key]))[k]
-            outs[k] = _moving_with(outs[k], made)
+        if feedback is not None and op.key in feedback:
+            sent_back = eqn.evaluate(with_weights(op, args, feedback[op.key]))[k]
+            outs[k] = moving_with(outs[k], sent_back)
         outs[k] = outs[k] + probe
         return outs
 
@@ -280,15 +269,14 @@ class Executor:
         inputs: Sequence,
         probes: Probes,
         whole: bool = False,
+        count: jax.Array | None = None,
     ):
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from
-        ``weights`` as constants. ``whole``: nothing is cut.
+        ``weights`` as constants. ``whole``: nothing is cut. ``count``: of the steps since
+        the learner's state was made.
         """
         plan, program = self.whole_plan if whole else self.plan, self._program(params)
-        feedback = {
-            key: {n: program.constants[v] for n, v in of_op.items()}
-            for key, of_op in self.graph.feedback.items()
-        }
+        feedback = feedback_weights(self.graph, program.constants, weights, count)
         outputs, new_carry, xs = plan.run(
             program,
             self._env(params, carry, inputs, probes),
@@ -429,14 +417,6 @@ class Executor:
             return dict(zip(self.graph.states, found, strict=True))
 
         return along
-
-
-def _with_weights(op: OpUse, args: list, weights: Mapping) -> list:
-    """The operands of an op, its weights in their places as constants."""
-    args = list(args)
-    for name, k in op.slots.items():
-        args[k] = jax.lax.stop_gradient(weights[name])
-    return args
 
 
 def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

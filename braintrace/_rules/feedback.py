@@ -15,9 +15,10 @@ import numpy as np
 from .._compiler import ETraceGraph, OpUse, is_inexact, readouts
 from .._errors import OptionError
 
-__all__ = ['Feedback']
+__all__ = ['Feedback', 'counting', 'uncounted']
 
 KINDS = ('random', 'adaptive')
+COUNT = '(feedback)'  # the key, beside a trace's relations, of the steps since the state was made
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Feedback:
 
     ``y = op(x, W)`` forwards, ``dL/dx = (dop(x, B)/dx)^T dL/dy`` backwards; the gradient of W, and
     the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276).
-    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E`` with t counted from the first step of the
-    learner: B gets the updates of W, and what is left between them shrinks (Kolen and Pollack 1994;
+    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E`` with t counted since the learner was
+    compiled, by no reset: B gets the updates of W, and what is left between them shrinks (Kolen and Pollack 1994;
     Akrout et al. 2019, arXiv 1904.05391).
 
     ``ops``: keys of ops, as the report names them; by default the readouts, ops with a result that
@@ -112,6 +113,16 @@ class Feedback:
             name: (scale * rng.standard_normal(aval.shape)).astype(aval.dtype)
             for name, aval in sorted(op.weight_avals.items())
         }
+
+
+def counting(trace: dict, count: jax.Array | None) -> dict:
+    """A trace, and the count of all steps beside it; None: nothing asks for it."""
+    return trace if count is None else {**trace, COUNT: count}
+
+
+def uncounted(trace: dict) -> tuple[dict, jax.Array | None]:
+    """The inverse of :func:`counting`."""
+    return {key: e for key, e in trace.items() if key != COUNT}, trace.get(COUNT)
 
 
 def _is_number(value) -> bool:

@@ -62,7 +62,7 @@ def _one_step(compiled, step, given, held, keep, world, at, counts: bool = True)
         params = [*params, *held]
         weights = compiled.executor.op_weights(stopped(params))
         outputs, carry_after, xs = compiled.executor.forward(
-            params, weights, carry, inputs, Probes(probes, {}, virtual), whole=True
+            params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.count
         )
         factors = Factors({}, {}, {})
         if keep:

@@ -81,9 +81,7 @@ def explicit(kind, kappa=KAPPA, B=None, flags=None, mask=None, leak=KAPPA, filte
         if flags is not None:
             at = flags[t][:, None]
             h, z, y = (np.where(at, fresh[k], v) for k, v in zip('hzy', (h, z, y)))
-            e, bar = (
-                {k: np.where(at[..., None], 0, v) for k, v in of.items()} for of in (e, bar)
-            )
+            e, bar = ({k: np.where(at[..., None], 0, v) for k, v in of.items()} for of in (e, bar))
             f = np.where(at, 0, f)
         read = {'in': xs[t], 'rec': z}
         current = xs[t] @ params['in'] + z @ params['rec']

@@ -48,7 +48,10 @@ class Net(brainstate.nn.Module):
     def __init__(self, readout):
         super().__init__()
         first, second, last = WEIGHTS
-        self.plain, self.adaptive = nn.LIF(3, tau=8 * u.ms), nn.ALIF(2, tau=8 * u.ms, tau_a=30 * u.ms)
+        self.plain, self.adaptive = (
+            nn.LIF(3, tau=8 * u.ms),
+            nn.ALIF(2, tau=8 * u.ms, tau_a=30 * u.ms),
+        )
         self.to_plain = nn.Linear(8, 3, w_init=first, b_init=None)
         self.to_adaptive = nn.Linear(8, 2, w_init=second, b_init=None)
         self.readout = readout(5, 2, tau=TAU, w_init=last)
