@@ -24,8 +24,8 @@ FILTER = '(filter)'  # the first part of the name of a filter's state
 
 
 def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
-    """The owned ops that read an x of floats and make a y that no op reads, in the step or through
-    a state.
+    """The owned ops that read, as floats, what another op made, and whose own result no op reads,
+    in the step or through a state.
     """
     program = graph.program
     start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
@@ -38,7 +38,7 @@ def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
         start = start | {old: found | start.get(old, 0) for old, found in new.items()}
     read = flow.union(facts, (v for i in program.ops for v in program.equations[i].ins))
     last = (op for k, op in enumerate(graph.ops) if op.owned and not read >> k & 1)
-    return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval))
+    return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval) and facts[op.x])
 
 
 def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
@@ -68,8 +68,8 @@ def _nothing_to_filter(graph: ETraceGraph, kappa: float, reading: list[OpUse]) -
     found = ', '.join(f'{op.key} ({op.where})' for op in reading) or 'none'
     return (
         f'kappa is {kappa}, and no readout reads hidden states position by position; the readouts '
-        f'are: {found}. A readout is an op with a result that no op reads; its x has to be a state, '
-        'or to be made of states of one shape element by element. Else filter in the model '
+        f'are: {found}. A readout is an op that reads what other ops made, and whose result no op '
+        'reads; its x has to be a state, or made of states of one shape element by element. Else filter in the model '
         "(braintrace.nn.FilteredReadout), or take exact windows (inside='exact')."
     )
 

@@ -31,8 +31,8 @@ class Feedback:
     compiled, by no reset: B gets the updates of W, and what is left between them shrinks (Kolen and Pollack 1994;
     Akrout et al. 2019, arXiv 1904.05391).
 
-    ``ops``: keys of ops, as the report names them; by default the readouts, ops with a result that
-    no op reads in the step or through a state. ``scale``: the standard deviation of the normal
+    ``ops``: keys of ops, as the report names them; by default the readouts, ops that read
+    what other ops made and whose result no op reads, in the step or through a state. ``scale``: the standard deviation of the normal
     numbers in B, or in E. By default ``1 / sqrt(n)``, where n is how many products with x an
     element of y sums: the features of ``matmul``, the taps of a convolution, the entries of a
     sparse column on average; for an op of two factors (lora) that of their product. They are drawn

@@ -224,8 +224,8 @@ class PositionWise(Rule):
 
         Bellec et al. 2020, Nat. Commun. 11:3625, eq. 4: ``ebar^t = kappa ebar^{t-1} + dx^t/dw`` for
         what a readout reads (never for the membrane), one more number for each entry of the trace.
-        A readout is an op with a result that no op reads, in the step or through a state. The
-        factor ``1 - kappa`` of some papers belongs to the model's own readout. Exact for one hidden
+        A readout is an op that reads what other ops made and whose result no op reads, in the
+        step or through a state. The factor ``1 - kappa`` of some papers belongs to the model's own readout. Exact for one hidden
         layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no
         filter. Raises :class:`braintrace.OptionError` for a kappa outside [0, 1), for a rule that
         has no entry to filter, and when the step is compiled if no readout reads hidden states

@@ -7,6 +7,7 @@ of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import OptionError
 from tests import oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.models.ops import surrogate
@@ -33,16 +35,19 @@ def spike(v):
 spike.defjvp(lambda at, moved: (spike(at[0]), moved[0] * surrogate(at[0])))
 
 
-def cell(kind, params, carry, x, kappa=KAPPA):
-    """One recurrent layer under a readout that leaks behind its weights."""
-    old, readout = carry['z'], braintrace.matmul
-    current = readout(x, params['in']) + readout(stop(old), params['rec'])
+def cell(kind, params, carry, x, matmul=braintrace.matmul, beside=False):
+    """One recurrent layer under a readout that leaks behind its weights; ``beside``: which reads
+    the input too.
+    """
+    old = carry['z']
+    current = matmul(x, params['in']) + matmul(stop(old), params['rec'])
     if kind == 'spiking':
         h = LEAK * carry['h'] + current - THRESHOLD * stop(old)
         z = spike(h - THRESHOLD)
     else:
         z = h = LEAK * carry['h'] + (1 - LEAK) * jnp.tanh(current)
-    y = kappa * carry['y'] + readout(z, params['out'])
+    read = jnp.concatenate([x, z], -1) if beside else z
+    y = KAPPA * carry['y'] + matmul(read, params['out'])
     return y, {'h': h, 'z': z, 'y': y}
 
 
@@ -105,12 +110,13 @@ def explicit(kind, kappa=KAPPA, B=None, flags=None, mask=None, leak=KAPPA, filte
 
 
 @functools.cache
-def learner_of(kind, rule, kappa=KAPPA):
-    return braintrace.functional.online(functools.partial(cell, kind, kappa=kappa), rule)
+def learner_of(kind, rule, **options):
+    return braintrace.functional.online(functools.partial(cell, kind, **options), rule)
 
 
-def started(learner):
-    params, _, xs, _ = drawn()
+def started(learner, params=None):
+    first, _, xs, _ = drawn()
+    params = first if params is None else params
     return params, learner.init(params, zeros(), xs[0])
 
 
@@ -118,8 +124,8 @@ def quick(fn):
     return jax.jit(fn, compiler_options=oracles.QUICK)
 
 
-def over_sequence(learner, window=None, **options):
-    params, state = started(learner)
+def over_sequence(learner, window=None, params=None, **options):
+    params, state = started(learner, params)
     inside = {'inside': options.pop('inside', 'trace')}
     run = learner.sequence_grad(loss, window=window, reduction='sum', **inside)
     return quick(run)(params, state, *drawn()[2:], **options)[0]
@@ -185,3 +191,98 @@ def test_single_steps_after_a_reset():
         state = braintrace.functional.reset(state, flag, drawn()[1])
         _, grads, state = step(params, state, x, target)
         assert_close(grads, want)
+
+
+def by_time(kind, params, **options):
+    """Back-propagation through time, in which the network reads its old spikes as constants."""
+
+    def total(params):
+        def step(carry, at):
+            y, carry = cell(kind, params, carry, at[0], jnp.matmul, **options)
+            return carry, loss(y, at[1])
+
+        return jax.lax.scan(step, zeros(), drawn()[2:])[1].sum()
+
+    return quick(jax.grad(total))(params)
+
+
+@pytest.mark.parametrize('window', [pytest.param(1, marks=pytest.mark.slow), 4, None])
+def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
+    learner = learner_of('spiking', rules.e_prop(KAPPA))
+    got = over_sequence(learner, window, inside='exact')
+    assert_close(got, by_time('spiking', drawn()[0]))
+    plain = over_sequence(learner_of('spiking', rules.d_rtrl()), window, inside='exact')
+    assert (np.abs(plain['in'] - got['in']).max() > 1e-3) == (window is not None)
+
+
+def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
+    params = drawn()[0] | {'out': np.vstack([np.ones((INPUTS, OUTPUTS)), drawn()[0]['out']])}
+    learner = learner_of('spiking', rules.otpe(KAPPA), beside=True)
+    assert_close(over_sequence(learner, 4, params), by_time('spiking', params, beside=True))
+    assert [group.num_state for group in learner.graph.hidden_groups] == [2, 1]
+    assert 'kappa 0.8 at out[1]' in str(learner.report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'rule', [rules.d_rtrl(write_every=3), rules.d_rtrl(credit='whole'), rules.d_rtrl(scope='own')]
+)
+def test_the_filter_goes_with_every_option_of_the_trace(rule):
+    learner, want = learner_of('spiking', rule.filtered(KAPPA)), explicit('spiking')
+    (params, state), step = started(learner), quick(learner.grad(loss))
+    for t, (x, target) in enumerate(zip(*drawn()[2:], strict=True)):
+        _, grads, state = step(params, state, x, target)
+        assert_close(grads, want[t])
+
+
+def test_each_option_changes_the_gradient():
+    rows = {
+        'e_prop': explicit('spiking'),
+        'no filter': explicit('spiking', kappa=0.0),
+        'another kappa': explicit('spiking', kappa=0.5),
+        'membrane': explicit('spiking', filtered='membrane'),
+        'feedback': explicit('spiking', B=drawn()[0]['out'][::-1]),
+    }
+    found = [added(steps)['in'] for steps in rows.values()]
+    sizes = [np.abs(a - b).max() for a, b in itertools.combinations(found, 2)]
+    assert min(sizes) > 1e-2
+    for rule, name in ((rules.d_rtrl(), 'no filter'), (rules.e_prop(0.5), 'another kappa')):
+        assert_close(over_sequence(learner_of('spiking', rule)), added(rows[name]))
+
+
+def test_the_report_names_the_filter_and_the_feedback():
+    learner = learner_of('spiking', rules.e_prop(KAPPA, 'random'))
+    started(learner)
+    text = str(learner.report)
+    assert 'kappa 0.8 at out; the error reaches h through B in place of W at out' in text
+    assert not learner.report.exact
+
+
+@pytest.mark.parametrize('kappa', [1.0, -0.1, True, 'slow', None])
+def test_a_kappa_outside_of_its_range_is_refused(kappa):
+    with pytest.raises(OptionError, match=r'give a number in \[0, 1\), 0 for no filter'):
+        rules.d_rtrl().filtered(kappa)
+
+
+@pytest.mark.parametrize('rule', [rules.es_d_rtrl(0.9), rules.same_step()])
+def test_a_rule_without_entries_has_no_filter(rule):
+    with pytest.raises(OptionError, match=f'{rule.name} keeps no trace entry.*d_rtrl'):
+        rule.filtered(0.9)
+    assert rule.filtered(0) == rule
+
+
+@pytest.mark.parametrize(
+    'read, found',
+    [
+        (lambda z, params: braintrace.matmul(z @ params['rec'], params['out']), r'are: out \(.*py:'),
+        (lambda z, params: z @ params['out'], 'are: none'),
+    ],
+)
+def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
+    def mixing(params, carry, x):
+        h = LEAK * carry + braintrace.matmul(x, params['in'])
+        return read(h, params), h
+
+    learner = braintrace.functional.online(mixing, rules.e_prop(KAPPA))
+    with pytest.raises(OptionError, match=f'kappa is 0.8.*{found}.*FilteredReadout'):
+        learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
