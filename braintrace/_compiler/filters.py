@@ -1,4 +1,4 @@
-"""A low-pass filter of what readouts read: hidden states that are always zero, put into the step."""
+"""A filter of what readouts read: hidden states that are always zero, put into the step."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def _nothing_to_filter(graph: ETraceGraph, kappa: float, reading: list[OpUse]) -
     return (
         f'kappa is {kappa}, and no readout reads hidden states position by position; the readouts '
         f'are: {found}. A readout is an op that reads what other ops made, and whose result no op '
-        'reads; its x has to be a state, or made of states of one shape element by element. Else filter in the model '
-        "(braintrace.nn.FilteredReadout), or take exact windows (inside='exact')."
+        'reads; its x has to be a state, or made of states of one shape element by element. Else '
+        'filter in the model (braintrace.nn.FilteredReadout), or take exact windows '
+        "(inside='exact')."
     )
 
 

@@ -27,17 +27,18 @@ class Feedback:
 
     ``y = op(x, W)`` forwards, ``dL/dx = (dop(x, B)/dx)^T dL/dy`` backwards; the gradient of W, and
     the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276).
-    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E`` with t counted since the learner was
-    compiled, by no reset: B gets the updates of W, and what is left between them shrinks (Kolen and Pollack 1994;
-    Akrout et al. 2019, arXiv 1904.05391).
+    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E``, where t counts all steps since the learner was
+    compiled, over resets too: B gets the updates of W, and what is between them shrinks (Kolen and
+    Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
 
-    ``ops``: keys of ops, as the report names them; by default the readouts, ops that read
-    what other ops made and whose result no op reads, in the step or through a state. ``scale``: the standard deviation of the normal
-    numbers in B, or in E. By default ``1 / sqrt(n)``, where n is how many products with x an
-    element of y sums: the features of ``matmul``, the taps of a convolution, the entries of a
-    sparse column on average; for an op of two factors (lora) that of their product. They are drawn
-    from ``seed`` and the op's key alone. Raises :class:`braintrace.OptionError` for other values,
-    and when the step is compiled for ops that it does not have.
+    ``ops``: keys of ops, as the report names them; by default the readouts, ops that read what
+    other ops made and whose result no op reads, in the step or through a state. ``scale``: the
+    standard deviation of the normal numbers in B, or in E. By default ``1 / sqrt(n)``, where n is
+    how many products with x an element of y sums: the features of ``matmul``, the taps of a
+    convolution, the entries of a sparse column on average; for an op of two factors (lora) that of
+    their product. They are drawn from ``seed`` and the op's key alone. Raises
+    :class:`braintrace.OptionError` for other values, and when the step is compiled for ops that it
+    does not have.
 
     A B of your own needs no rule: ``y = matmul(stop(x), W) + (x @ B - stop(x @ B))`` in the model,
     where ``stop`` is ``jax.lax.stop_gradient``.
@@ -57,8 +58,8 @@ class Feedback:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise OptionError(
-                f"feedback is {self.kind!r}; choose 'symmetric' (the op's own weights, no Feedback), "
-                "'random' or 'adaptive'."
+                f"feedback is {self.kind!r}; choose 'symmetric' (the ops' own weights, no "
+                "Feedback), 'random' or 'adaptive'."
             )
         if self.ops is not None:
             given = (self.ops,) if isinstance(self.ops, str) else tuple(self.ops)

@@ -34,14 +34,15 @@ class Sequence(NamedTuple):
     with time in front.
 
     ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
-    numbers. None: all count. ``count``: of all steps before each one, None where nothing asks.
+    numbers. None: all count. ``done``: how many steps the learner made before each, None
+    where nothing asks.
     """
 
     slices: Any
     mask: jax.Array
     counts: jax.Array | None
     flags: jax.Array | None
-    count: jax.Array | None = None
+    done: jax.Array | None = None
 
     @classmethod
     def of(cls, slices, mask, flags, length: int) -> Sequence:

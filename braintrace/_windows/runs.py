@@ -84,12 +84,12 @@ class Course(NamedTuple):
         if count is None:
             return self
         counts, _ = counts_along(count, None, self.length)
-        sequence = self.sequence._replace(count=counts)
+        sequence = self.sequence._replace(done=counts)
         return self._replace(start=self.start._replace(trace=trace), sequence=sequence)
 
     def ended(self, end: Moment) -> Moment:
         """The last moment, with the count after it."""
-        counts = self.sequence.count
+        counts = self.sequence.done
         count = None if counts is None else counted(counts[-1])
         return end._replace(trace=counting(end.trace, count))
 

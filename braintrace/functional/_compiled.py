@@ -316,7 +316,7 @@ class ObservedStep:
             return loss, (aux, new)
 
         given = [leaves[i] for i in chosen]
-        seen = self.compiled.observe(step, given, carry, self.held, at.count)
+        seen = self.compiled.observe(step, given, carry, self.held, at.done)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * at.mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)

@@ -37,7 +37,7 @@ def observe_together(
             else:
                 without = partial(one, counts=False)
                 world, shown = jax.lax.cond(at[0].counts, one, without, world, at)
-            # a virtual state counts at the border: inside, the paths that it stands for are followed
+            # a virtual state counts at the border: inside, what it stands for is followed
             return (world, jax.tree.map(jnp.zeros_like, virtual)), shown
 
         start = executor.with_states(world[0], hidden), *world[1:]
@@ -62,7 +62,7 @@ def _one_step(compiled, step, given, held, keep, world, at, counts: bool = True)
         params = [*params, *held]
         weights = compiled.executor.op_weights(stopped(params))
         outputs, carry_after, xs = compiled.executor.forward(
-            params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.count
+            params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.done
         )
         factors = Factors({}, {}, {})
         if keep:

@@ -1,7 +1,7 @@
 """e-prop against its explicit traces, written in NumPy from the paper.
 
-``e^t = D^t e^{t-1} + D_f^t x^t`` of one hidden number, ``ebar^t = kappa ebar^{t-1} + (dz/dh)^t e^t``
-of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
+``e^t = D^t e^{t-1} + D_f^t x^t`` of one hidden number, ``ebar^t = kappa ebar^{t-1} +
+(dz/dh)^t e^t`` of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
 """
 
 from __future__ import annotations
@@ -274,7 +274,10 @@ def test_a_rule_without_entries_has_no_filter(rule):
 @pytest.mark.parametrize(
     'read, found',
     [
-        (lambda z, params: braintrace.matmul(z @ params['rec'], params['out']), r'are: out \(.*py:'),
+        (
+            lambda z, params: braintrace.matmul(z @ params['rec'], params['out']),
+            r'are: out \(.*py:',
+        ),
         (lambda z, params: z @ params['out'], 'are: none'),
     ],
 )

@@ -98,7 +98,10 @@ def patterns():
     return params, B, xs[:, None], (target / np.abs(target).max())[:, None, None]
 
 
-def lif(params, carry, x, leak=float(np.exp(-1 / 30)), threshold=0.03):
+LEAK = float(np.exp(-1 / 30))
+
+
+def lif(params, carry, x, leak=LEAK, threshold=0.03):
     z = stop(carry['z'])
     current = matmul(x, params['in']) + matmul(z, params['rec'])
     v = leak * carry['v'] + (1 - leak) * current - threshold * z
@@ -115,7 +118,7 @@ def test_regression():
         (y, z), (target, of_rate) = made, wanted
         return 0.5 * ((y - target) ** 2).sum() + (of_rate * z).sum()
 
-    learner = learner_of(lif, float(np.exp(-1 / 30)), B)
+    learner = learner_of(lif, LEAK, B)
     gradient = gradient_of(learner, loss, params, carry, xs[0])
 
     @functools.partial(jax.jit, compiler_options=oracles.QUICK)
@@ -164,20 +167,20 @@ def cues(batch):
     return params, B, data
 
 
-LEAK, SLOW = float(np.exp(-1 / 20)), float(np.exp(-1 / 2000))
-BETA = np.repeat([0.0, 1.7 * (1 - SLOW) / (1 - LEAK)], UNITS // 2)
+FAST, SLOW = float(np.exp(-1 / 20)), float(np.exp(-1 / 2000))
+BETA = np.repeat([0.0, 1.7 * (1 - SLOW) / (1 - FAST)], UNITS // 2)
 
 
 def adaptive(params, carry, x, threshold=0.6):
     """Half of the units adapt; a unit that fired rests."""
     z = stop(carry['z'])
     current = matmul(x, params['in']) + matmul(z, params['rec'])
-    v = LEAK * carry['v'] + current - threshold * z
+    v = FAST * carry['v'] + current - threshold * z
     b = SLOW * carry['b'] + carry['z']
     rest = jnp.maximum(carry['rest'] - 1, 0)
     z = jnp.where(rest > 0, 0.0, surrogate(threshold, v - threshold - BETA * b))
     rest = jnp.where(z > 0, 5, rest)
-    y = LEAK * carry['y'] + (1 - LEAK) * matmul(z, params['out'])
+    y = FAST * carry['y'] + (1 - FAST) * matmul(z, params['out'])
     return (y, z), {'v': v, 'b': b, 'z': z, 'y': y, 'rest': rest}
 
 
@@ -203,7 +206,7 @@ def classified(batch):
         (y, z), (label, weight, of_rate) = made, wanted
         return -(jax.nn.log_softmax(y) * label).sum() * weight + (of_rate * z).sum()
 
-    learner = learner_of(adaptive, LEAK, B)
+    learner = learner_of(adaptive, FAST, B)
     gradient = gradient_of(learner, loss, params, carry, data[0][0][0])
 
     @functools.partial(jax.jit, compiler_options=oracles.QUICK)
