@@ -23,10 +23,13 @@ class View:
     feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
-        """The step in this view."""
-        graph = with_own_diagonal(graph) if self.own else graph
-        graph = with_filter(graph, self.kappa) if self.kappa else graph
-        return graph if self.feedback is None else self.feedback.of(graph)
+        """The step in this view, also if it is in this view already."""
+        program = graph.program
+        if self.own and not any(eqn.extra for eqn in program.equations):
+            graph = with_own_diagonal(graph)
+        if self.kappa and not program.virtual:
+            graph = with_filter(graph, self.kappa)
+        return graph if self.feedback is None or graph.feedback else self.feedback.of(graph)
 
     def notes(self, graph: ETraceGraph) -> list[str]:
         """What of this view changes gradients, in phrases for the report of a step in this view."""

@@ -22,7 +22,6 @@ from tests.models.ops import surrogate
 
 LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
 LEAK, KAPPA, THRESHOLD = 0.9, 0.8, 0.4
-KINDS = ('spiking', 'leaky')
 stop = jax.lax.stop_gradient
 rules = braintrace.rules
 
@@ -138,15 +137,25 @@ def weights_sent_back(learner, key='out'):
     return np.asarray(learner.graph.program.constants[number])
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('window', [4, pytest.param(1, marks=pytest.mark.slow), None])
+@pytest.mark.parametrize(
+    'kind, window',
+    [
+        ('spiking', 4),
+        pytest.param('leaky', 4, marks=pytest.mark.slow),
+        pytest.param('spiking', 1, marks=pytest.mark.slow),
+        pytest.param('leaky', 1, marks=pytest.mark.nightly),
+        pytest.param('spiking', None, marks=pytest.mark.nightly),
+        pytest.param('leaky', None, marks=pytest.mark.slow),
+    ],
+)
 def test_it_is_the_gradient_of_explicit_traces(kind, window):
     want = added(explicit(kind))
     assert_moves(want)
     assert_close(over_sequence(learner_of(kind, rules.e_prop(KAPPA)), window), want)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['spiking', pytest.param('leaky', marks=pytest.mark.nightly)])
 def test_random_feedback_sends_the_error_back_through_b(kind):
     learner = learner_of(kind, rules.e_prop(KAPPA, 'random'))
     B = weights_sent_back(learner)
@@ -154,14 +163,17 @@ def test_random_feedback_sends_the_error_back_through_b(kind):
     assert np.abs(B - drawn()[0]['out']).max() > 0.1
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['leaky', pytest.param('spiking', marks=pytest.mark.nightly)])
 def test_rflo_is_random_feedback_without_a_filter(kind):
     learner = learner_of(kind, rules.rflo())
     B = weights_sent_back(learner)
     assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
 
 
-@pytest.mark.parametrize('feedback', ['symmetric', pytest.param('random', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'feedback', ['symmetric', pytest.param('random', marks=pytest.mark.nightly)]
+)
 def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
     learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
     B = None if feedback == 'symmetric' else weights_sent_back(learner)
@@ -171,7 +183,10 @@ def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
         assert_close(grads, want)
 
 
-@pytest.mark.parametrize('window', [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'window',
+    [pytest.param(None, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.slow)],
+)
 def test_resets_of_lanes_and_masks(window):
     flags, mask = np.zeros((STEPS, LANES), bool), np.linspace(0, 2, STEPS)
     flags[[2, 4], 0] = flags[[1, 4, 7], 1] = True
@@ -181,7 +196,7 @@ def test_resets_of_lanes_and_masks(window):
     assert_close(got, added(explicit('spiking', flags=flags, mask=mask)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_single_steps_after_a_reset():
     flags, learner = np.zeros((STEPS, LANES), bool), learner_of('leaky', rules.e_prop(KAPPA))
     flags[[2, 5], 0] = flags[3] = True
@@ -206,7 +221,11 @@ def by_time(kind, params, **options):
     return quick(jax.grad(total))(params)
 
 
-@pytest.mark.parametrize('window', [pytest.param(1, marks=pytest.mark.slow), 4, None])
+@pytest.mark.parametrize(
+    'window',
+    [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(None, marks=pytest.mark.nightly)],
+)
+@pytest.mark.slow
 def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
     learner = learner_of('spiking', rules.e_prop(KAPPA))
     got = over_sequence(learner, window, inside='exact')
@@ -215,6 +234,7 @@ def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(wi
     assert (np.abs(plain['in'] - got['in']).max() > 1e-3) == (window is not None)
 
 
+@pytest.mark.slow
 def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
     params = drawn()[0] | {'out': np.vstack([np.ones((INPUTS, OUTPUTS)), drawn()[0]['out']])}
     learner = learner_of('spiking', rules.otpe(KAPPA), beside=True)
@@ -225,7 +245,13 @@ def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'rule', [rules.d_rtrl(write_every=3), rules.d_rtrl(credit='whole'), rules.d_rtrl(scope='own')]
+    'rule',
+    [
+        rules.d_rtrl(write_every=3),
+        pytest.param(rules.d_rtrl(credit='whole'), marks=pytest.mark.nightly),
+        pytest.param(rules.d_rtrl(scope='own'), marks=pytest.mark.nightly),
+    ],
+    ids=['write_every', 'credit', 'scope'],
 )
 def test_the_filter_goes_with_every_option_of_the_trace(rule):
     learner, want = learner_of('spiking', rule.filtered(KAPPA)), explicit('spiking')
@@ -235,6 +261,7 @@ def test_the_filter_goes_with_every_option_of_the_trace(rule):
         assert_close(grads, want[t])
 
 
+@pytest.mark.slow
 def test_each_option_changes_the_gradient():
     rows = {
         'e_prop': explicit('spiking'),

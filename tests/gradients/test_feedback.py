@@ -132,7 +132,10 @@ def fading(offset):
     return lambda out, t: jax.tree.map(lambda w, b: w + (1 - DECAY) ** t * b, out, offset)
 
 
-@pytest.mark.parametrize('kind', READOUTS)
+@pytest.mark.parametrize(
+    'kind',
+    ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
+)
 def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
     through = drawn(kind, RANDOM)
     want = added(by_time(kind, lambda out, t: through))
@@ -140,7 +143,10 @@ def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
     assert_close(over_sequence(kind, RANDOM, 2)[0], want)
 
 
-@pytest.mark.parametrize('kind', READOUTS)
+@pytest.mark.parametrize(
+    'kind',
+    ['matmul', *(pytest.param(k, marks=pytest.mark.nightly) for k in ('conv', 'sparse', 'lora'))],
+)
 def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     want = by_time(kind, fading(drawn(kind, ADAPTIVE)))
     assert_close(over_sequence(kind, ADAPTIVE, 2)[0], added(want))
@@ -149,7 +155,13 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
 
 
 @pytest.mark.parametrize(
-    'inside,window', [('trace', 1), ('trace', None), ('exact', 2), ('exact', None)]
+    'inside, window',
+    [
+        pytest.param('trace', 1, marks=pytest.mark.slow),
+        pytest.param('exact', 2, marks=pytest.mark.slow),
+        pytest.param('trace', None, marks=pytest.mark.nightly),
+        pytest.param('exact', None, marks=pytest.mark.nightly),
+    ],
 )
 def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
     want = added(by_time('matmul', fading(drawn('matmul', ADAPTIVE))))
@@ -158,6 +170,7 @@ def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
     assert int(state.trace['(feedback)']) == T
 
 
+@pytest.mark.slow
 def test_adaptive_feedback_counts_single_steps_and_no_reset():
     learner, state = learner_of('matmul', ADAPTIVE)
     want, step = by_time('matmul', fading(drawn('matmul', ADAPTIVE))), jax.jit(learner.grad(loss))
@@ -193,6 +206,7 @@ def explicit_from(through, xs, ys):
     return jax.grad(total)(weights('matmul'))
 
 
+@pytest.mark.slow
 def test_adaptive_feedback_gets_the_updates_of_the_weights():
     """An update after each step, by the gradient that each weight has then."""
     learner, state = learner_of('matmul', ADAPTIVE)
@@ -211,6 +225,7 @@ def test_adaptive_feedback_gets_the_updates_of_the_weights():
     assert_close(got, params)
 
 
+@pytest.mark.slow
 def test_a_b_of_the_users_own_is_the_same():
     B, stop = drawn('matmul', RANDOM)['w'], jax.lax.stop_gradient
 
@@ -232,6 +247,7 @@ def test_options_change_the_numbers():
     assert drawn('matmul', RANDOM)['w'].std() == pytest.approx(N**-0.5, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [braintrace.rules.same_step(), braintrace.rules.es_d_rtrl(0.5)])
 def test_other_rules_take_feedback(rule):
     random = rule.with_feedback(Feedback('random'))

@@ -110,6 +110,7 @@ def lif(params, carry, x, leak=LEAK, threshold=0.03):
     return (y, z), {'v': v, 'z': z, 'y': y}
 
 
+@pytest.mark.slow
 def test_regression():
     params, B, xs, targets = patterns()
     carry = {'v': np.zeros((1, UNITS)), 'z': np.zeros((1, UNITS)), 'y': np.zeros((1, 1))}
@@ -226,7 +227,7 @@ def classified(batch):
     return losses
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_classification_of_one_sample():
     losses = classified(1)
     nest = [0.741152550006, 0.740388187700, 0.665785233177, 0.663644193322, 0.729428962844]

@@ -6,6 +6,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import saiunit as u
 
@@ -99,9 +100,43 @@ def test_a_leaky_readout_with_kappa_is_one_that_filters_in_front_of_its_weights(
     assert found.split() == f'kappa {KAPPA:g} at readout/W[0], readout/W[1]'.split()
 
 
+@pytest.mark.slow
 def test_random_feedback_goes_through_b():
     learner = learner_of(nn.LeakyRateReadout, braintrace.rules.e_prop(KAPPA, 'random'))
     (key, numbers), constants = *learner.graph.feedback.items(), learner.graph.program.constants
     other = functools.partial(Filters, B=constants[numbers['weight']])
     check(gradient(learner, window=3), gradient(learner_of(other, braintrace.rules.d_rtrl())))
     assert f'the error reaches h through B in place of W at {key}' in str(learner.report)
+
+
+@pytest.mark.slow
+def test_adaptive_feedback_counts_every_step_of_a_learner():
+    rule = braintrace.rules.e_prop(KAPPA, braintrace.Feedback('adaptive', decay=0.01))
+    learner = learner_of(nn.LeakyRateReadout, rule)
+
+    def loss(x, y):
+        return 0.5 * ((learner(x) - y) ** 2).sum()
+
+    def counted():
+        return int(learner.etrace.value['trace']['(feedback)'])
+
+    learner(XS[0])
+    gradient(learner, window=3)
+    learner.reset_state()
+    learner.reset_state(lanes=np.array([True, False]))
+    learner.etrace_train(XS, YS, step_fn=loss, optimizer=optax.sgd(1e-3))
+    assert counted() == 1 + 2 * len(XS)
+    saved = learner.save()
+    learner(XS[0])
+    learner.restore(saved)
+    assert counted() == 1 + 2 * len(XS)
+    (trace,) = learner.get_etrace_of(learner.model.to_plain.weight).values()
+    assert trace['weight'].shape == (2, 8, 3, 2)
+
+
+@pytest.mark.slow
+def test_a_report_of_a_graph_takes_the_view_of_a_rule():
+    learner, rule = learner_of(nn.LeakyRateReadout, 'd_rtrl'), braintrace.rules.e_prop(KAPPA)
+    assert 'kappa' in str(braintrace.report(learner.graph, rule))
+    again = learner_of(nn.LeakyRateReadout, rule)
+    assert str(braintrace.report(again.graph, rule)) == str(again.report)
