@@ -27,7 +27,7 @@ from ._modulated import modulated
 from ._public_names import instead_of as _instead_of
 from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
-from ._rules import Feedback as Feedback  # STUB
+from ._rules import Feedback
 from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
@@ -82,6 +82,7 @@ __all__ = [
     'ETraceGraph',
     'ETraceLearner',
     'ETraceVjpAlgorithm',
+    'Feedback',
     'FixedRandomFeedback',
     'HiddenGroup',
     'IODimVjpAlgorithm',

@@ -66,6 +66,7 @@ ROOMS = {
         'stacked_states',
         'graph',
         'analysis',
+        'analyse',
     ]
 }
 

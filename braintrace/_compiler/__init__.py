@@ -3,6 +3,7 @@
 from .analyse import analyse, check_learnable
 from .analysis.left_out import readers
 from .equations.equation import Loop, Remat, is_complex, is_inexact
+from .filters import readouts, with_filter
 from .graph import (
     Coordinates,
     CutRead,
@@ -65,5 +66,7 @@ __all__ = [
     'properties_of',
     'reach',
     'readers',
+    'readouts',
+    'with_filter',
     'with_own_diagonal',
 ]

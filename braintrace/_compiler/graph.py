@@ -292,6 +292,9 @@ class ETraceGraph:
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
+    - ``feedback``: for ops that send their error back through other weights B: the numbers of the
+      constants that are B, or with ``fading`` B less the op's own weights; these shrink by
+      ``1 - fading`` at each step
     """
 
     program: Program
@@ -310,6 +313,8 @@ class ETraceGraph:
     lanes: int | None
     laned: frozenset[int]
     policy: Policy
+    feedback: dict[str, dict[str, int]] = field(default_factory=dict)
+    fading: float | None = None
 
     @cached_property
     def states(self) -> tuple[int, ...]:
@@ -322,10 +327,11 @@ class ETraceGraph:
 
     @cached_property
     def held(self) -> tuple[int, ...]:
-        """The constants that are structures of ops: a compiled step takes them as arguments, since
-        literals of millions of indices make a program slow to compile.
+        """The constants that are structures or feedback weights of ops: a compiled step takes them
+        as arguments, since literals of millions of numbers make a program slow to compile.
         """
         read = {v for op in self.ops for v in op.structure.values()}
+        read |= {v for of_op in self.feedback.values() for v in of_op.values()}
         return tuple(sorted(read.intersection(self.program.constants)))
 
     def bound(self, structures: dict[str, dict[str, Any]]) -> ETraceGraph:

@@ -13,7 +13,7 @@ from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._errors import NotCompiledError, OptionError
 from .._public_names import takes_public_arguments
 from .._report import Report, summary
-from .._rules import Rule
+from .._rules import Rule, counting, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
@@ -276,7 +276,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                 f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
                 'for another batch.'
             )
-        self.etrace.value = jax.tree.map(jnp.zeros_like, etrace)
+        empty, (_, count) = jax.tree.map(jnp.zeros_like, etrace), uncounted(etrace['trace'])
+        self.etrace.value = {**empty, 'trace': counting(empty['trace'], count)}
         world.write(initial)
 
     def get_etrace_of(self, param) -> dict:

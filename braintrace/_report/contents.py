@@ -63,7 +63,7 @@ class KnownRule(NamedTuple):
     remembers: bool
 
 
-def known_rule(rule: Any) -> KnownRule:
+def known_rule(graph: ETraceGraph, rule: Any) -> KnownRule:
     """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
     if rule is None:
         left_out = 'without a rule there is no trace: every gradient holds the current step only'
@@ -74,8 +74,9 @@ def known_rule(rule: Any) -> KnownRule:
             'braintrace.rules.d_rtrl().'
         )
     unknown = f'nothing is known of what {rule.name} leaves out'
-    approximation = getattr(rule, 'approximation', unknown)
-    return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
+    view, remembers = getattr(rule, 'view', None), getattr(rule, 'remembers', True)
+    notes = [getattr(rule, 'approximation', unknown), *(view.notes(graph) if view else ())]
+    return KnownRule(str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers)
 
 
 def axis_lines(rule: Any) -> tuple[str, ...]:

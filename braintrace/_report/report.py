@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._compiler import ETraceGraph
-from .._rules import DRTRL
+from .._rules import DRTRL, Rule
 from .._tables import as_html, as_text
 from . import contents
 from .explain import explain
@@ -93,12 +93,14 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
     >>> print(str(braintrace.report(graph, batch_size=64)).splitlines()[1])
     trace memory: 6.0 KiB at batch size 64, 96 B for each further sample
     """
-    return make_report(graph, DRTRL() if rule is None else rule)(batch_size)
+    rule = DRTRL() if rule is None else rule
+    graph = rule.scoped(graph) if isinstance(rule, Rule) else graph
+    return make_report(graph, rule)(batch_size)
 
 
 def make_report(graph: ETraceGraph, rule: Any) -> Report:
     """``rule`` may be None; the batch size is the compiled one."""
-    known, cuts = contents.known_rule(rule), contents.cut_rows(graph)
+    known, cuts = contents.known_rule(graph, rule), contents.cut_rows(graph)
     relations = contents.relation_rows(graph, known)
     return Report(
         rule=known.name,

@@ -3,6 +3,7 @@
 from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
+from .feedback import Feedback, counting, uncounted
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
@@ -11,6 +12,7 @@ from .view import View
 __all__ = [
     'DRTRL',
     'ESDRTRL',
+    'Feedback',
     'MOST_PENDING',
     'Network',
     'Rule',
@@ -19,6 +21,8 @@ __all__ = [
     'Trace',
     'View',
     'Window',
+    'counting',
     'read',
     'same_step',
+    'uncounted',
 ]

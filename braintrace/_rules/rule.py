@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, cast, final
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Self, cast, final
 
 import jax
 
 from .._compiler import ETraceGraph
+from .._errors import OptionError
 from .._executor import Executor, Factors, Signals, Steps, Vector
+from .feedback import Feedback
 from .view import View
 
 __all__ = [
@@ -88,6 +91,7 @@ class Rule(ABC):
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
+    filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
 
     @final
     def __repr__(self) -> str:
@@ -110,6 +114,58 @@ class Rule(ABC):
     @abstractmethod
     def remembers(self) -> bool:
         """Whether anything of an earlier step is in a gradient."""
+
+    @final
+    def with_feedback(self, feedback: Feedback) -> Self:
+        """This rule, in which errors go back through ops as a :class:`braintrace.Feedback` says.
+
+        >>> import braintrace
+        >>> feedback = braintrace.Feedback('random')
+        >>> braintrace.rules.d_rtrl().with_feedback(feedback) == braintrace.rules.rflo()
+        True
+        """
+        if not isinstance(feedback, Feedback):
+            raise OptionError(
+                f'feedback is {feedback!r}; give a braintrace.Feedback, such as '
+                "braintrace.Feedback('random')."
+            )
+        return self._seeing('feedback', feedback)
+
+    @final
+    def filtered(self, kappa: float) -> Self:
+        """This rule, in which readouts read through a filter: it counts each x that a readout read
+        k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
+
+        Bellec et al. 2020, Nat. Commun. 11:3625, eq. 4: ``ebar^t = kappa ebar^{t-1} + dx^t/dw`` for
+        what a readout reads (never for the membrane), one more number for each entry of the trace.
+        A readout is an op that reads what other ops made and whose result no op reads, in the step
+        or through a state. The factor ``1 - kappa`` of some papers belongs to the model's own
+        readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;
+        with ``kappa = 0`` there is no filter. Raises :class:`braintrace.OptionError` for a kappa
+        outside [0, 1), for a rule that has no entry to filter, and when the step is compiled if no
+        readout reads hidden states position by position.
+
+        >>> import braintrace
+        >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
+        0.9
+        """
+        number = isinstance(kappa, Real) and not isinstance(kappa, bool)
+        if not (number and 0 <= kappa < 1):
+            raise OptionError(f'kappa is {kappa!r}; give a number in [0, 1), 0 for no filter.')
+        if kappa and not self.filters:
+            raise OptionError(
+                f'{self.name} keeps no trace entry that a filter could lengthen, so it has no '
+                'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
+                'filter in the model (braintrace.nn.FilteredReadout).'
+            )
+        return self._seeing('kappa', float(kappa)) if kappa or self.filters else self
+
+    def _seeing(self, name: str, value) -> Self:
+        """This rule, with another value of its view."""
+        rule = cast(Any, self)
+        if not any(f.name == 'view' for f in fields(rule)):
+            raise OptionError(f'{self.name} sees each step as it is: it has no {name}.')
+        return replace(rule, view=replace(rule.view, **{name: value}))
 
     @final
     def check(self, graph: ETraceGraph) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
 from .._executor import Signals, Steps, TracedStep
-from .._rules import Network, Rule, Start, Window, same_step
+from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
 from .leaves import tree_bytes
 from .records import (
     GradientOptions,
@@ -25,6 +25,7 @@ from .records import (
     Show,
     Together,
     UpdateOptions,
+    counted,
     counts_along,
 )
 from .walk import Walk, choose_window, step_bytes
@@ -44,8 +45,8 @@ class Observer(Protocol):
     def network(self, weights) -> Network:
         """The graph and these weights of its ops, for the rule."""
 
-    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
-        """One step, its loss weighed by ``mask``."""
+    def observe(self, weights, world, at: Sequence) -> Observation:
+        """One step, its loss weighed by the mask."""
 
     def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
         """Some steps under one pull-back, without cuts; ``keep``: with their factors."""
@@ -77,6 +78,21 @@ class Course(NamedTuple):
     def length(self) -> int:
         return len(self.sequence.mask)
 
+    def counted(self) -> Course:
+        """With the count of all steps in the sequence, where the trace to start from has one."""
+        trace, count = uncounted(self.start.trace)
+        if count is None:
+            return self
+        counts, _ = counts_along(count, None, self.length)
+        sequence = self.sequence._replace(done=counts)
+        return self._replace(start=self.start._replace(trace=trace), sequence=sequence)
+
+    def ended(self, end: Moment) -> Moment:
+        """The last moment, with the count after it."""
+        counts = self.sequence.done
+        count = None if counts is None else counted(counts[-1])
+        return end._replace(trace=counting(end.trace, count))
+
 
 class Run:
     """The windows of a course. ``exact``: reverse mode without cuts inside each."""
@@ -95,13 +111,14 @@ class Run:
         return TracedStep(self._step, self.weights, start.world, at, associative=associative)
 
     def _step(self, weights, world, at: Sequence):
-        slices, mask, counts, flags = at
-        if flags is not None:
-            world = self.observer.reset(world, flags)
-        seen = self.observer.observe(weights, world, slices, mask)
+        if at.flags is not None:
+            world = self.observer.reset(world, at.flags)
+        seen = self.observer.observe(weights, world, at)
         signals = seen.signals
-        if counts is not None:
-            signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
+        if at.counts is not None:
+            signals = jax.tree.map(
+                lambda s: jnp.where(at.counts, s, jnp.zeros((), s.dtype)), signals
+            )
         x, d, df = seen.factors
         return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, signals)
 
@@ -165,6 +182,7 @@ def _without_signals(graph: ETraceGraph, row) -> tuple:
 
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
+    course = course.counted()
     run, start, length = Run(course, weights, options.exact), course.start, course.length
     size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(options.keep))
     # of one window the trace is read as it is carried
@@ -184,7 +202,7 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     walk.blocks(window, whole if rest else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
-    end = now if dropped else run.closed(now)
+    end = course.ended(now if dropped else run.closed(now))
     grads = course.observer.total(weights, total)
     grads = scaled(grads, course.sequence.mask, options.reduction)
     return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
@@ -196,6 +214,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
     ``learnt`` are the weights and the state of the optimiser. Between two writes of the trace the
     steps stay pending.
     """
+    course = course.counted()
     observer, length, every = course.observer, course.length, options.every
     run = Run(course, learnt[0], options.exact)
 
@@ -216,7 +235,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
     walk.blocks(block, 1, (length - walk.done) // every * every)
     walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
     learnt, end = walk.state
-    return Result(learnt, run.closed(end), *walk.results)
+    return Result(learnt, course.ended(run.closed(end)), *walk.results)
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

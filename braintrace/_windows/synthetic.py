@@ -30,6 +30,11 @@ def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Observe
     """A step under observation whose weights are pairs, with the parameters of ``apply(params,
     states) -> credit``, and the sequence for it.
     """
+    if getattr(getattr(observed.rule, 'view', None), 'kappa', 0):
+        raise OptionError(
+            f'a synthesizer is given with {observed.rule!r}, whose filter belongs to a trace. Give '
+            'rules.same_step() to the learner.'
+        )
     at, flags = jnp.arange(len(sequence.mask)), sequence.flags
     later = None if flags is None else jnp.roll(flags, -1, 0)
     borders = Borders(at > 0, at < len(sequence.mask) - 1, later)
@@ -59,8 +64,8 @@ class Bootstrapped:
     def network(self, weights):
         return self.step.network(weights[0])
 
-    def observe(self, weights, world, slices, mask):
-        return self.step.observe(weights[0], world, slices[0], mask)
+    def observe(self, weights, world, at: Sequence):
+        return self.step.observe(weights[0], world, at._replace(slices=at.slices[0]))
 
     def observe_together(self, weights, world, part: Sequence, keep: bool):
         (weights, synthetic), (slices, borders) = weights, part.slices

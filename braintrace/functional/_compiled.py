@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import Executor, Factors, Signals, stopped, without_types
-from .._rules import Network, Rule, SameStep, Window
+from .._rules import Network, Rule, SameStep, Window, counting, uncounted
 from .._windows import (
     Gradients,
     Observation,
@@ -75,14 +75,15 @@ class Compiled:
 
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
-        return rule.carried(self.graph, rule.init(self.graph), t), t
+        count = jnp.zeros((), jnp.int32) if self.graph.fading else None
+        return counting(rule.carried(self.graph, rule.init(self.graph), t), count), t
 
     def written(self, params: list, carried, t: jax.Array):
         """The trace with the pending steps that a learner carries, also under ``vmap``."""
         written = partial(self.rule.written, self.executor.bound_graph([*params, *self.held]))
         for _ in range(t.ndim - len(self.t_shape)):
             written = jax.vmap(written)
-        return written(carried, t)
+        return written(uncounted(carried)[0], t)
 
     @cached_property
     def _lane_axes(self) -> dict[str, int]:
@@ -148,17 +149,18 @@ class Compiled:
         return stopped(Factors(xs, *self.rule.factors(self.executor, at, None)))
 
     def _primal(self, params, carry, trace, t, inputs):
+        trace, count = uncounted(trace)
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
         factors = self.factors(params, weights, carry, inputs, xs)
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
-        return outputs, new_carry, trace, counted(t)
+        return outputs, new_carry, counting(trace, counted(count)), counted(t)
 
-    def observe(self, step: Callable, given, carry: list, held: list) -> Seen:
+    def observe(self, step: Callable, given, carry: list, held: list, count) -> Seen:
         """One step around one call of the cell.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
-        behind these parameters.
+        behind these parameters; ``count``: of all steps before this one, None where nothing asks.
         """
         executor, whole = self.executor, self.rule.credit == 'whole'
 
@@ -170,7 +172,7 @@ class Compiled:
                 # Factors and signals give the gradient of an op's weight, not this pull-back.
                 weights = executor.op_weights(stopped(params))
                 outputs, new_carry, xs = executor.forward(
-                    params, weights, carry, inputs, probes, whole
+                    params, weights, carry, inputs, probes, whole, count
                 )
                 calls.append((params, weights, inputs, xs))
                 return outputs, new_carry
@@ -202,11 +204,12 @@ class Compiled:
             return cell(*now), None
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
-        seen = self.observe(step, given, carry, held=[])  # params have it
+        trace, count = uncounted(trace)
+        seen = self.observe(step, given, carry, [], count)  # params have what is held
         (outputs, new_carry), factors = seen.result, seen.factors
         new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
-        return (outputs, new_carry, new, counted(t)), rest
+        return (outputs, new_carry, counting(new, counted(count)), counted(t)), rest
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals
@@ -303,18 +306,19 @@ class ObservedStep:
     def network(self, weights) -> Network:
         return self.compiled.network(self._params(weights))
 
-    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
+    def observe(self, weights, world, at: Sequence) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
         chosen = self._chosen
 
         def step(cell, given, carry):
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
-            (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
+            (loss, aux), new = self.step(cell, full, (carry, rest), *at.slices)
             return loss, (aux, new)
 
-        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry, self.held)
+        given = [leaves[i] for i in chosen]
+        seen = self.compiled.observe(step, given, carry, self.held, at.done)
         loss, (aux, new) = seen.result, seen.aux
-        weight = (self.share * mask).astype(loss.dtype)
+        weight = (self.share * at.mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)

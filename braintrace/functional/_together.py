@@ -32,41 +32,45 @@ def observe_together(
     """
     executor = compiled.executor
 
-    def run(given, hidden, probes):
+    def run(given, hidden, virtual, probes):
         one = partial(_one_step, compiled, step, given, held, keep)
 
-        def turn(world, at):
+        def turn(state, at):
+            world, virtual = state
+            at = *at, virtual
             # a loss without weight and its derivative need not be numbers
             if part.counts is None:
-                return one(world, at)
-            return jax.lax.cond(at[0].counts, one, partial(one, counts=False), world, at)
+                world, shown = one(world, at)
+            else:
+                without = partial(one, counts=False)
+                world, shown = jax.lax.cond(at[0].counts, one, without, world, at)
+            # a virtual state counts at the border: inside, what it stands for is followed
+            return (world, jax.tree.map(jnp.zeros_like, virtual)), shown
 
         start = executor.with_states(world[0], hidden), *world[1:]
-        end, (losses, *others) = jax.lax.scan(turn, start, (part, probes))
+        (end, _), (losses, *others) = jax.lax.scan(turn, (start, virtual), (part, probes))
         total = losses.sum()
         return total if credit is None else total + credit(end), (end, *others)
 
-    probes = {
-        key: jnp.zeros((len(part.mask), *p.shape), p.dtype)
-        for key, p in executor.zero_probes().y.items()
-    }
-    hidden = executor.old_states(world[0])
-    total, pull, (end, shown, factors) = jax.vjp(run, given, hidden, probes, has_aux=True)
-    direct, lam, dy = pull(jnp.ones_like(total))
-    of_state = dict(zip(compiled.graph.states, lam, strict=True))
+    zeros = executor.zero_probes()
+    probes = {key: jnp.zeros((len(part.mask), *p.shape), p.dtype) for key, p in zeros.y.items()}
+    args = given, executor.old_states(world[0]), zeros.virtual, probes
+    total, pull, (end, shown, factors) = jax.vjp(run, *args, has_aux=True)
+    direct, *lam, dy = pull(jnp.ones_like(total))
+    of_state = dict(zip(compiled.graph.states, jax.tree.leaves(lam), strict=True))
     lam = {g.name: tuple(of_state[s] for s in g.states) for g in compiled.graph.hidden_groups}
     return Together(end, factors, dy, lam, direct, *shown)
 
 
 def _one_step(compiled, step, given, held, keep, world, at, counts: bool = True):
     """``(world, (weighed loss, shown, factors))`` after a step; the loss may not count."""
-    (part, probes), calls = at, []
+    (part, probes, virtual), calls = at, []
 
     def cell(params, carry, inputs):
         params = [*params, *held]
         weights = compiled.executor.op_weights(stopped(params))
         outputs, carry_after, xs = compiled.executor.forward(
-            params, weights, carry, inputs, Probes(probes, {}), whole=True
+            params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.done
         )
         factors = Factors({}, {}, {})
         if keep:

@@ -3,9 +3,10 @@
 """
 
 from .._rules import Rule
+from ._feedback import e_prop, otpe, rflo
 from ._traces import d_rtrl, es_d_rtrl, same_step
 
-__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl', 'same_step']
+__all__ = ['Rule', 'd_rtrl', 'e_prop', 'es_d_rtrl', 'otpe', 'rflo', 'same_step']
 
 
 def __dir__() -> list[str]:
