@@ -4,6 +4,7 @@ from .analyse import analyse, check_learnable
 from .analysis.left_out import readers
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .graph import (
+    Carrier,
     Coordinates,
     CutRead,
     Derived,
@@ -14,6 +15,7 @@ from .graph import (
     OpUse,
     Relation,
     Route,
+    Scope,
     Use,
 )
 from .policy import DEFAULT, Policy
@@ -29,8 +31,10 @@ from .program.leaves import (
 )
 from .program.program import Program
 from .program.tracing import depends
+from .rescoped import own_groups, paths_of, rescoped
 
 __all__ = [
+    'Carrier',
     'Coordinates',
     'CutRead',
     'DEFAULT',
@@ -46,6 +50,7 @@ __all__ = [
     'Relation',
     'Remat',
     'Route',
+    'Scope',
     'Use',
     'abstract',
     'analyse',
@@ -58,10 +63,13 @@ __all__ = [
     'is_inexact',
     'members',
     'old_ancestors',
+    'own_groups',
     'param_name',
     'path_key',
     'path_name',
+    'paths_of',
     'properties_of',
     'reach',
     'readers',
+    'rescoped',
 ]

@@ -15,6 +15,7 @@ from .program.dataflow import Groups
 from .program.program import Program
 
 __all__ = [
+    'Carrier',
     'Coordinates',
     'CutRead',
     'Derived',
@@ -25,6 +26,7 @@ __all__ = [
     'OpUse',
     'Relation',
     'Route',
+    'Scope',
     'Use',
 ]
 
@@ -54,6 +56,41 @@ class HiddenGroup:
     def carried(self) -> tuple[int, ...]:
         """All its states, with the derived ones."""
         return self.states + self.derived
+
+
+@dataclass(frozen=True, eq=False)
+class Carrier(HiddenGroup):
+    """Hidden states whose numbers a trace keeps together; the numbers of all hidden states of a
+    lane (of the whole step, where states have no lanes) are counted in the order of
+    ``graph.states``.
+
+    ``numbers``: those of these states. ``rows`` ``(*y, K)``: which K numbers each element of y, in
+    one lane, keeps, -1 where a place is empty; None: every element keeps all ``numbers``.
+    """
+
+    numbers: np.ndarray
+    rows: np.ndarray | None = None
+
+    @property
+    def num_state(self) -> int:
+        """K."""
+        return len(self.numbers) if self.rows is None else self.rows.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """How the derivative of a step is taken where a trace keeps more than its own position.
+
+    ``reads`` (N, N) and ``feeds`` (op -> ``(N, *y)``): which derivatives of a new hidden number a
+    trace needs. ``colours`` (N,): the number of the VJP that makes those of it. ``laned``: the ops
+    whose y has lanes. ``text``: what the report says of it.
+    """
+
+    reads: np.ndarray
+    feeds: dict[str, np.ndarray]
+    colours: np.ndarray
+    laned: frozenset[str]
+    text: str = ''
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +329,7 @@ class ETraceGraph:
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
+    - ``scope``: how a rule with a wide trace sees it, and ``left_out``: what such a trace leaves out
     """
 
     program: Program
@@ -310,6 +348,8 @@ class ETraceGraph:
     lanes: int | None
     laned: frozenset[int]
     policy: Policy
+    scope: Scope | None = None
+    left_out: str = ''
 
     @cached_property
     def states(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
 from .pull_backs import PullBack
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
+__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'Uncut', 'stopped']
 
 
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
@@ -54,6 +54,18 @@ class Row(NamedTuple):
 
     to_old: Vector
     to_y: dict[str, jax.Array | None]
+
+
+class Uncut(NamedTuple):
+    """The linear maps of a step in which nothing is cut.
+
+    ``new``: the new hidden states; ``pull``: cotangents of these -> those of the old ones, and of
+    each y; ``along(op)``: tangents of its y -> new hidden states by their place in the carry.
+    """
+
+    new: list
+    pull: Callable
+    along: Callable
 
 
 class Probes(NamedTuple):
@@ -107,6 +119,11 @@ class Executor:
     @cached_property
     def d_plan(self):
         return make_d_plan(self.graph)
+
+    @cached_property
+    def uncut_plan(self):
+        """The D pass in which nothing is cut."""
+        return make_d_plan(self.graph, cut=False)
 
     def _program(self, params: Sequence) -> Program:
         """The program with the held constants behind ``params``."""
@@ -304,15 +321,31 @@ class Executor:
 
     # the D pass ----------------------------------------------------------------------------------
 
-    def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
+    def _new_states(
+        self, params, weights, carry, inputs, hidden, probes, cut: bool = True
+    ) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        carry = self.with_states(carry, hidden)
-        return self.d_plan.run(
+        carry, plan = self.with_states(carry, hidden), self.d_plan if cut else self.uncut_plan
+        return plan.run(
             self._program(params),
             self._env(params, carry, inputs, probes),
             partial(self._evaluate_op, weights=weights),
             {},
         )[1]
+
+    def uncut(self, params: Sequence, weights, carry: Sequence, inputs: Sequence) -> Uncut:
+        """The new hidden states as a function of the old ones and of every owned op's y, with
+        nothing cut.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            return self._new_states(params, weights, carry, inputs, hidden, y, cut=False)
+
+        def along(key: str) -> Callable:
+            return self._along(lambda y: new_states(hidden, {**zeros, key: y}), zeros[key])
+
+        return Uncut(*jax.vjp(new_states, hidden, zeros), along)
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent

@@ -3,6 +3,7 @@
 from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
+from .influence import RTRL, Reach
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
@@ -12,6 +13,8 @@ __all__ = [
     'ESDRTRL',
     'MOST_PENDING',
     'Network',
+    'RTRL',
+    'Reach',
     'Rule',
     'SameStep',
     'Start',

@@ -3,9 +3,10 @@
 """
 
 from .._rules import Rule
+from ._influence import rtrl, snap
 from ._traces import d_rtrl, es_d_rtrl, same_step
 
-__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl', 'same_step']
+__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl', 'rtrl', 'same_step', 'snap']
 
 
 def __dir__() -> list[str]:

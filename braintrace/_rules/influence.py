@@ -1,0 +1,382 @@
+"""RTRL and SnAp-n: traces that keep more hidden numbers than those of their own position.
+
+``e^t = D^t e^{t-1} + D_f^t (x) x^t``, where D is the derivative of the kept new numbers by the kept
+old ones along every path of the step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import Carrier, ETraceGraph
+from .._errors import BraintraceWarning, OptionError
+from .._executor import Executor, Numbers
+from .contraction import add_gradients, same_step
+from .coordinates import Pair, by_pair, pairs
+from .lanes import of_rows, where_lanes
+from .reverse_scan import reset_later
+from .rule import Network, OpGradients, Rule, Trace, Window
+from .scopes import all_numbers, reached_numbers
+from .slots import Slots
+from .storage import after
+
+__all__ = ['RTRL', 'Reach']
+
+LARGE = 2**30  # bytes of a trace of which a user is told
+Flows = dict[str, Any]  # by carrier; by relation and carrier where entries keep numbers of their own
+
+
+class Moved(NamedTuple):
+    """Steps as one change of the trace: ``e <- p e + sum_t x_t (x) push_t``, in the lanes ``alive``
+    of the old one.
+    """
+
+    p: Flows
+    x: dict[str, jax.Array]
+    push: dict[str, dict[str, jax.Array]]
+    alive: jax.Array
+
+
+class Credit(NamedTuple):
+    """Signals at the states before a window, and at each step's y."""
+
+    lam: Flows
+    delta: dict[str, jax.Array]
+
+
+class Wide(Rule):
+    """A rule whose trace follows every path between the numbers that it keeps."""
+
+    required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
+    probes: ClassVar[bool] = False
+
+    @property
+    def credit(self) -> str:
+        return 'whole'
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    @abstractmethod
+    def _seen(self, graph: ETraceGraph) -> ETraceGraph:
+        """The step with the numbers that the trace keeps."""
+
+    def scoped(self, graph):
+        found = self._seen(graph)
+        self.check(found)
+        trace = jax.eval_shape(lambda: self.init(found))
+        size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(trace))
+        if size > LARGE:
+            shapes = ', '.join(
+                f'{key} {list(e.shape)}'
+                for key, by_group in trace.items()
+                for e in jax.tree.leaves(by_group)
+            )
+            warnings.warn(
+                f'the trace of {self.name} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule '
+                'is braintrace.rules.d_rtrl(), also with exact windows (inside="exact").',
+                BraintraceWarning,
+                stacklevel=2,
+            )
+        return found
+
+    def init(self, graph):
+        return by_pair(graph, lambda pair: Slots(pair).zeros())
+
+    # factors --------------------------------------------------------------------------------------
+
+    def factors(self, executor, at, carried):
+        graph = executor.graph
+        scope, numbers = graph.scope, Numbers.of(graph)
+        uncut = executor.uncut(*at)
+        m = int(scope.colours.max(initial=-1)) + 1
+        ones = numbers.split(np.eye(m)[:, scope.colours])
+        basis = [jnp.asarray(b, h.dtype) for b, h in zip(ones, uncut.new, strict=True)]
+        old, to_y = jax.vmap(uncut.pull)(basis)
+        old = numbers.joined(old)
+        d: Flows = {}
+        for pair in pairs(graph):
+            if _flow(pair) not in d:
+                d[_flow(pair)] = self._carried(_transition(graph, pair, old), pair.group)
+        df = by_pair(graph, lambda pair: _fed(graph, numbers, pair, to_y, uncut.along))
+        return d, df
+
+    def _carried(self, d: jax.Array, carrier: Carrier) -> jax.Array:
+        """The derivatives that carry the trace on."""
+        return d
+
+    # several steps --------------------------------------------------------------------------------
+
+    def window(self, network, trace, pending, window, keep):
+        credit, moved = self._backwards(network.graph, window, keep)
+        grads = same_step(network.graph, window.x, credit.delta, network.weights)
+        return self._with_history(network, grads, trace, credit.lam, window.t[0] > 0), moved
+
+    def with_history(self, network, grads, trace, pending, lam, start):
+        flows = _signals(network.graph, lam)
+        return self._with_history(network, grads, trace, flows, start.t > 0)
+
+    def advance(self, network, trace, pending, window):
+        return self._backwards(network.graph, window, True)[1]
+
+    def _backwards(
+        self, graph: ETraceGraph, window: Window, keep: bool
+    ) -> tuple[Credit, Moved | None]:
+        """The reverse scan of a window over signals and transitions (see ``reverse_scan``)."""
+        resets = window.resets
+        later = None if resets is None else reset_later(resets)
+        flows = {_flow(pair): Slots(pair) for pair in pairs(graph)}
+        like, _, _ = window.steps.like
+        lam = {k: jnp.zeros_like(s.identity(like[k].dtype)[..., 0]) if s.shared else
+               jnp.zeros_like(s.identity(like[k].dtype)[0]) for k, s in flows.items()}
+        p = {k: s.identity(like[k].dtype) for k, s in flows.items()} if keep else {}
+
+        def back(carry, at):
+            (lam, p), (row, reset, later) = carry, at
+            d, df, (dy, c, l) = window.steps.open(row)  # noqa: E741
+            delta, push = dict(dy), {}
+            for pair in pairs(graph):
+                key, slots = pair.relation.key, Slots(pair)
+                delta[key] = delta[key] + slots.sent(lam[_flow(pair)], pair.of(df))
+                if keep:
+                    owed = slots.pushed(p[_flow(pair)], pair.of(df))
+                    owed = owed if later is None else _of_entry(pair, ~later, owed)
+                    push.setdefault(key, {})[pair.group.name] = owed
+            signals = self._credit(graph, d, c, l)
+            lam = {k: signals[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
+            p = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
+            if reset is not None:  # nothing crosses a reset, in either direction
+                lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}
+                p = {k: flows[k].in_lanes(~(reset | later), s) for k, s in p.items()}
+            return (lam, p), (delta, push)
+
+        steps = window.steps.rows, resets, later
+        (lam, p), (delta, push) = jax.lax.scan(back, (lam, p), steps, reverse=True)
+        credit = Credit(lam, delta)
+        return credit, _moved(graph, window, p, push, later) if keep else None
+
+    def _credit(self, graph: ETraceGraph, d: Flows, c: dict, l: dict) -> Flows:  # noqa: E741
+        """``dL/dh'`` of the kept numbers."""
+        return _signals(graph, c)
+
+    def _with_history(
+        self,
+        network: Network,
+        grads: OpGradients,
+        trace: Trace,
+        lam: Flows,
+        alive: jax.Array,
+    ) -> OpGradients:
+        """``grads + < lam , e >``."""
+        for pair in pairs(network.graph):
+            key, slots = pair.relation.key, Slots(pair)
+            old = slots.alive(pair.of(trace), alive)
+            found = slots.read(lam[_flow(pair)], old, network.weights[key])
+            grads = add_gradients(grads, {key: found})
+        return grads
+
+    def close(self, network, trace, pending, t, read):
+        p = after(read, t, pending.p)
+
+        def one(pair: Pair):
+            key, slots = pair.relation.key, Slots(pair)
+            old = slots.alive(pair.of(trace), pending.alive)
+            moved = slots.moved(p[_flow(pair)], old)
+            weights = network.weights[key]
+            new = slots.fresh(pending.x.get(key), pair.of(pending.push), weights)
+            return {n: (moved[n] + new[n]).astype(e.dtype) for n, e in old.items()}
+
+        return by_pair(network.graph, one)
+
+    # single steps: nothing is ever pending --------------------------------------------------------
+
+    def carried(self, graph, trace, t):
+        return trace
+
+    def written(self, graph, carried, t):
+        return carried
+
+    def update(self, network, carried, factors, t):
+        x, push = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
+        return self.close(network, carried, Moved(factors.d, x, push, t > 0), t, ())
+
+    def gradient(self, network, before, after, step):
+        return self.window(network, before, None, step, False)[0]
+
+    def delay(self, graph, every, asked):
+        if asked is not None and asked > 1:
+            raise OptionError(
+                f'write_every is {asked}; {self.name} writes its trace at each update. Leave '
+                'write_every out.'
+            )
+        return 1
+
+
+@dataclass(frozen=True)
+class RTRL(Wide):
+    """Real-time recurrent learning (see :func:`braintrace.rules.rtrl`)."""
+
+    layers: str = 'joint'
+    keep: int | None = None
+    seed: int = 0
+    name: ClassVar[str] = 'RTRL'
+
+    @property
+    def approximation(self) -> str:
+        return '' if self.keep is None else f'all but {self.keep} ways into each hidden number'
+
+    def _seen(self, graph):
+        found = all_numbers(graph, self.layers == 'joint')
+        for relation in found.hidden_param_op_relations:
+            for carrier in relation.groups:
+                if self.keep is not None and self.keep > carrier.num_state:
+                    raise OptionError(
+                        f'keep is {self.keep}, and {carrier.name} has {carrier.num_state} hidden '
+                        'numbers in a lane. Give an int from 1 to that, or leave keep out.'
+                    )
+        return found
+
+    def _carried(self, d, carrier):
+        if self.keep is None:
+            return d
+        mask = drawn(len(carrier.numbers), self.keep, self.seed)
+        return jnp.where(mask, d, 0)
+
+
+def drawn(number: int, keep: int, seed: int) -> np.ndarray:
+    """``keep`` entries of each row of a square matrix, drawn once."""
+    scores = np.random.default_rng(seed).random((number, number))
+    return scores.argsort(-1).argsort(-1) < keep
+
+
+@dataclass(frozen=True)
+class Reach(Wide):
+    """SnAp-n for n >= 2 (see :func:`braintrace.rules.snap`)."""
+
+    n: int
+    name: ClassVar[str] = 'SnAp'
+
+    @property
+    def approximation(self) -> str:
+        return ''
+
+    def _seen(self, graph):
+        return reached_numbers(graph, self.n)
+
+
+# ---- between hidden numbers and slots ------------------------------------------------------------
+
+
+def _flow(pair: Pair) -> str:
+    """The name of what moves by one transition."""
+    name = pair.group.name
+    return name if pair.group.rows is None else f'{pair.relation.key} -> {name}'
+
+
+def _transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
+    """D of a carrier from the VJPs ``old`` of each colour."""
+    scope, carrier = graph.scope, pair.group
+    if carrier.rows is None:
+        own = carrier.numbers
+        rows = jnp.moveaxis(old[scope.colours[own]], 0, -2)[..., own]
+        return jnp.where(scope.reads[np.ix_(own, own)], rows, 0)
+    rows = np.moveaxis(carrier.rows, -1, 0)
+    new, past = np.broadcast_arrays(rows[:, None], rows[None])
+    there = (new >= 0) & (past >= 0) & scope.reads[new, past]
+    lanes = _lanes(pair)
+    found = old[(scope.colours[new][:, :, None], lanes, past[:, :, None]) if lanes is not None
+                else (scope.colours[new], past)]
+    return jnp.where(there[:, :, None] if lanes is not None else there, found, 0)
+
+
+def _lanes(pair: Pair) -> np.ndarray | None:
+    """The number of each lane, before the axes of y in a lane."""
+    if not pair.laned:
+        return None
+    lanes, *others = pair.coords.shape
+    return np.arange(lanes).reshape(lanes, *(1 for _ in others))
+
+
+def _fed(
+    graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
+) -> jax.Array:
+    """D_f of a pair: ``(K, *coords)``."""
+    scope, carrier, key = graph.scope, pair.group, pair.relation.key
+    if pair.laned and key not in scope.laned:
+        rows = _fed_in_each_lane(graph, numbers, pair, along(key))
+    else:
+        rows = to_y[key][scope.colours]
+    if carrier.rows is None:
+        rows, there = rows[carrier.numbers], scope.feeds[key][carrier.numbers]
+    else:
+        slots = np.moveaxis(carrier.rows, -1, 0)
+        at = np.indices(slots.shape)[1:]
+        there = (slots >= 0) & scope.feeds[key][(slots, *at)]
+        lanes = _lanes(pair)
+        if lanes is not None:
+            rows = rows[(slots[:, None], lanes, *(a[:, None] for a in at))]
+        else:
+            rows = rows[(slots, *at)]
+    return jnp.where(there[:, None] if pair.laned else there, rows, 0)
+
+
+def _fed_in_each_lane(
+    graph: ETraceGraph, numbers: Numbers, pair: Pair, along: Callable
+) -> jax.Array:
+    """``(N, lanes, *y)`` of a y without lanes, of one element after the other."""
+    shape = pair.op.y_aval.shape
+    each = np.eye(int(np.prod(shape))).reshape(-1, *shape)
+    real = jnp.finfo(pair.op.y_aval.dtype).dtype
+    found = jax.vmap(along)(jnp.asarray(each, real))
+    rows = numbers.joined([found[c] for c in graph.states])
+    return jnp.moveaxis(rows, 0, -1).swapaxes(0, 1).reshape(-1, *numbers.front, *shape)
+
+
+def _signals(graph: ETraceGraph, of_groups: dict) -> Flows:
+    """Signals by group and state at the numbers of each carrier."""
+    numbers = Numbers.of(graph)
+    of_state = {
+        c: s for g in graph.hidden_groups for c, s in zip(g.states, of_groups[g.name], strict=True)
+    }
+    avals = [graph.program.avals[graph.program.carry[c]] for c in graph.states]
+    every = numbers.joined(
+        [
+            jnp.zeros(a.shape, a.dtype) if of_state[c] is None else of_state[c]
+            for c, a in zip(graph.states, avals, strict=True)
+        ]
+    )
+    return {_flow(pair): _kept(pair, every) for pair in pairs(graph)}
+
+
+def _kept(pair: Pair, every: jax.Array) -> jax.Array:
+    """A signal at all hidden numbers, at those that a pair keeps."""
+    if pair.group.rows is None:
+        return every[..., pair.group.numbers]
+    slots, lanes = np.moveaxis(pair.group.rows, -1, 0), _lanes(pair)
+    found = every[slots] if lanes is None else every[lanes, slots[:, None]]
+    return jnp.where(slots >= 0 if lanes is None else slots[:, None] >= 0, found, 0)
+
+
+def _of_entry(pair: Pair, flags: jax.Array, owed: jax.Array) -> jax.Array:
+    """What slots owe to y, ``(K, *coords)``, in the flagged lanes."""
+    return where_lanes(flags, pair.laned, owed, 1)
+
+
+def _moved(graph: ETraceGraph, window: Window, p: Flows, push: dict, later) -> Moved:
+    """A window as one change of the trace."""
+    related = {r.key: r.op for r in graph.hidden_param_op_relations}
+    x = {key: rows for key, rows in window.x.items() if key in related}
+    alive = window.t[0] > 0
+    if later is not None:
+        x = {key: of_rows(graph, related[key], ~later, rows) for key, rows in x.items()}
+        alive &= ~window.resets.any(0)
+    return Moved(p, x, push, alive)
