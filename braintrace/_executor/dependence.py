@@ -54,7 +54,8 @@ class Numbers(NamedTuple):
             x.reshape(*x.shape[: x.ndim - len(shape)], *self.front, -1)
             for x, shape in zip(states, self.shapes, strict=True)
         ]
-        return jnp.concatenate(parts, -1)
+        of = np if all(isinstance(p, np.ndarray) for p in parts) else jnp
+        return of.concatenate(parts, -1)
 
     def split(self, rows: np.ndarray) -> list[np.ndarray]:
         """Rows ``(m, N)``, the same in every lane, as arrays ``(m, *state)``."""
@@ -105,13 +106,20 @@ class _Step:
         self._carry = len(leaves)
         self.linear = Linear(pull, [*params, *leaves, *inputs], hidden)
 
-    def of_numbers(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """For each new number which old ones and which elements of y it reads, in any lane."""
+    def found(self) -> Dependence:
+        """What each new number reads, in any lane."""
         n = self.numbers
-        found = self.linear.depends([p.astype(float) for p in n.split(np.eye(n.total))])
-        old, y = found[: len(n.shapes)], found[len(n.shapes) :]
-        reads = np.asarray(n.joined([jnp.asarray(h) for h in old]))
-        return reads.any(1) if n.front else reads, dict(zip(self.keys, y, strict=True))
+        rows = [p.astype(float) for p in n.split(np.eye(n.total))]
+        if n.front:  # and ones on one lane after the other
+            rows = [np.concatenate(pair) for pair in zip(rows, self._each_lane, strict=True)]
+        found = self.linear.depends(rows)
+        laned = self._laned([x[n.total :] for x in found]) if n.front else frozenset()
+        old = n.joined([x[: n.total] for x in found[: len(n.shapes)]])
+        feeds = {
+            key: y[: n.total].any(1) if key in laned else y[: n.total]
+            for key, y in zip(self.keys, found[len(n.shapes) :], strict=True)
+        }
+        return Dependence(old.any(1) if n.front else old, feeds, laned)
 
     @cached_property
     def _each_lane(self) -> list[np.ndarray]:
@@ -124,10 +132,9 @@ class _Step:
             for s in self.numbers.shapes
         ]
 
-    def laned(self) -> frozenset[str]:
+    def _laned(self, found: list[np.ndarray]) -> frozenset[str]:
         """The ops whose y has lanes; refuse lanes that read one another."""
         lanes, count = self.numbers.lanes, len(self.numbers.shapes)
-        found = self.linear.depends(self._each_lane)
         if any(_crosses(h, lanes) for h in found[:count]):
             raise NotSupportedError(
                 f'the lanes of a batch read one another: {self._crossing()}. A trace of this rule '
@@ -178,8 +185,4 @@ def dependence(graph: ETraceGraph) -> Dependence:
     """What each new hidden number reads. Raises :class:`braintrace.NotSupportedError` where lanes
     read one another.
     """
-    step = _Step(graph)
-    laned = step.laned() if step.numbers.lanes is not None else frozenset()
-    reads, feeds = step.of_numbers()
-    feeds = {key: y.any(1) if key in laned else y for key, y in feeds.items()}
-    return Dependence(reads, feeds, laned)
+    return _Step(graph).found()

@@ -66,8 +66,7 @@ class Linear:
     """
 
     def __init__(self, fn: Callable, unknown: list, linear: list):
-        with jax.ensure_compile_time_eval():
-            self.jaxpr, self.consts = _jax.opened(fn, [*unknown, *linear])
+        self.jaxpr, self.consts = _jax.called(_jax.opened, fn, [*unknown, *linear])
         self.unknown = len(unknown)
         sizes = [math.prod(v.aval.shape) for eqn in self.jaxpr.eqns for v in eqn.outvars]
         self._chunk = max(1, MOST // max(sizes, default=1))
@@ -79,14 +78,13 @@ class Linear:
         """
         found = []
 
-        @jax.jit
         def run(consts, rows):
             return jax.vmap(functools.partial(self._one, consts, seen))(rows)
 
-        with jax.ensure_compile_time_eval():
-            for k in range(0, len(basis[0]), self._chunk):
-                rows = [jnp.asarray(b[k : k + self._chunk]) for b in basis]
-                found.append(jax.tree.map(np.asarray, run(self.consts, rows)))
+        run = jax.jit(run, compiler_options={'xla_backend_optimization_level': 0})
+        for k in range(0, len(basis[0]), self._chunk):
+            rows = [b[k : k + self._chunk] for b in basis]
+            found.append(jax.tree.map(np.asarray, _jax.called(run, self.consts, rows)))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
     def _one(self, consts, seen, rows):
