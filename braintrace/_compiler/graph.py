@@ -329,7 +329,7 @@ class ETraceGraph:
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
-    - ``scope``: how a rule with a wide trace sees it, and ``left_out``: what such a trace leaves out
+    - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves out
     """
 
     program: Program

@@ -87,9 +87,7 @@ class _Step:
         self.graph, program = graph, graph.program
         avals = [[program.avals[v] for v in vs] for vs in (program.params, program.inputs)]
         leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.leaf_avals]
-        params, inputs = (
-            [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in each] for each in avals
-        )
+        params, inputs = ([jax.ShapeDtypeStruct(a.shape, a.dtype) for a in each] for each in avals)
         hidden = [program.avals[program.carry[c]] for c in graph.states]
         hidden = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in hidden]
         self.keys: list[str] = []

@@ -321,9 +321,7 @@ class Executor:
 
     # the D pass ----------------------------------------------------------------------------------
 
-    def _new_states(
-        self, params, weights, carry, inputs, hidden, probes, cut: bool = True
-    ) -> list:
+    def _new_states(self, params, weights, carry, inputs, hidden, probes, cut: bool = True) -> list:
         """New hidden states as a function of old ones and of the free y's."""
         carry, plan = self.with_states(carry, hidden), self.d_plan if cut else self.uncut_plan
         return plan.run(

@@ -58,8 +58,11 @@ class KnownRule(NamedTuple):
     remembers: bool
 
 
-def known_rule(rule: Any) -> KnownRule:
-    """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
+def known_rule(rule: Any, left_out: str = '') -> KnownRule:
+    """A rule of the user's own needs only a name and ``init``; None: there is no rule.
+
+    ``left_out``: what the rule leaves out in this model.
+    """
     if rule is None:
         left_out = 'without a rule there is no trace: every gradient holds the current step only'
         return KnownRule('no rule', lambda graph: {}, left_out, True)
@@ -69,7 +72,7 @@ def known_rule(rule: Any) -> KnownRule:
             'braintrace.rules.d_rtrl().'
         )
     unknown = f'nothing is known of what {rule.name} leaves out'
-    approximation = getattr(rule, 'approximation', unknown)
+    approximation = '; '.join(filter(None, [getattr(rule, 'approximation', unknown), left_out]))
     return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
 
 

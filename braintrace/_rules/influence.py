@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,10 @@ import numpy as np
 
 from .._compiler import Carrier, ETraceGraph
 from .._errors import BraintraceWarning, OptionError
-from .._executor import Executor, Numbers
+from .._executor import Numbers
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
+from .kept import Flows, carrier_of, fed, flow, signals, transition
 from .lanes import of_rows, where_lanes
 from .reverse_scan import reset_later
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -31,7 +31,6 @@ from .storage import after
 __all__ = ['RTRL', 'Reach']
 
 LARGE = 2**30  # bytes of a trace of which a user is told
-Flows = dict[str, Any]  # by carrier; by relation and carrier where entries keep numbers of their own
 
 
 class Moved(NamedTuple):
@@ -105,9 +104,9 @@ class Wide(Rule):
         old = numbers.joined(old)
         d: Flows = {}
         for pair in pairs(graph):
-            if _flow(pair) not in d:
-                d[_flow(pair)] = self._carried(_transition(graph, pair, old), pair.group)
-        df = by_pair(graph, lambda pair: _fed(graph, numbers, pair, to_y, uncut.along))
+            if flow(pair) not in d:
+                d[flow(pair)] = self._carried(transition(graph, pair, old), carrier_of(pair))
+        df = by_pair(graph, lambda pair: fed(graph, numbers, pair, to_y, uncut.along))
         return d, df
 
     def _carried(self, d: jax.Array, carrier: Carrier) -> jax.Array:
@@ -122,7 +121,7 @@ class Wide(Rule):
         return self._with_history(network, grads, trace, credit.lam, window.t[0] > 0), moved
 
     def with_history(self, network, grads, trace, pending, lam, start):
-        flows = _signals(network.graph, lam)
+        flows = signals(network.graph, lam)
         return self._with_history(network, grads, trace, flows, start.t > 0)
 
     def advance(self, network, trace, pending, window):
@@ -134,10 +133,14 @@ class Wide(Rule):
         """The reverse scan of a window over signals and transitions (see ``reverse_scan``)."""
         resets = window.resets
         later = None if resets is None else reset_later(resets)
-        flows = {_flow(pair): Slots(pair) for pair in pairs(graph)}
+        flows = {flow(pair): Slots(pair) for pair in pairs(graph)}
         like, _, _ = window.steps.like
-        lam = {k: jnp.zeros_like(s.identity(like[k].dtype)[..., 0]) if s.shared else
-               jnp.zeros_like(s.identity(like[k].dtype)[0]) for k, s in flows.items()}
+        lam = {
+            k: jnp.zeros_like(s.identity(like[k].dtype)[..., 0])
+            if s.shared
+            else jnp.zeros_like(s.identity(like[k].dtype)[0])
+            for k, s in flows.items()
+        }
         p = {k: s.identity(like[k].dtype) for k, s in flows.items()} if keep else {}
 
         def back(carry, at):
@@ -146,13 +149,13 @@ class Wide(Rule):
             delta, push = dict(dy), {}
             for pair in pairs(graph):
                 key, slots = pair.relation.key, Slots(pair)
-                delta[key] = delta[key] + slots.sent(lam[_flow(pair)], pair.of(df))
+                delta[key] = delta[key] + slots.sent(lam[flow(pair)], pair.of(df))
                 if keep:
-                    owed = slots.pushed(p[_flow(pair)], pair.of(df))
+                    owed = slots.pushed(p[flow(pair)], pair.of(df))
                     owed = owed if later is None else _of_entry(pair, ~later, owed)
                     push.setdefault(key, {})[pair.group.name] = owed
-            signals = self._credit(graph, d, c, l)
-            lam = {k: signals[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
+            credit = self._credit(graph, d, c, l)
+            lam = {k: credit[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
             p = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
             if reset is not None:  # nothing crosses a reset, in either direction
                 lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}
@@ -166,7 +169,7 @@ class Wide(Rule):
 
     def _credit(self, graph: ETraceGraph, d: Flows, c: dict, l: dict) -> Flows:  # noqa: E741
         """``dL/dh'`` of the kept numbers."""
-        return _signals(graph, c)
+        return signals(graph, c)
 
     def _with_history(
         self,
@@ -180,7 +183,7 @@ class Wide(Rule):
         for pair in pairs(network.graph):
             key, slots = pair.relation.key, Slots(pair)
             old = slots.alive(pair.of(trace), alive)
-            found = slots.read(lam[_flow(pair)], old, network.weights[key])
+            found = slots.read(lam[flow(pair)], old, network.weights[key])
             grads = add_gradients(grads, {key: found})
         return grads
 
@@ -190,7 +193,7 @@ class Wide(Rule):
         def one(pair: Pair):
             key, slots = pair.relation.key, Slots(pair)
             old = slots.alive(pair.of(trace), pending.alive)
-            moved = slots.moved(p[_flow(pair)], old)
+            moved = slots.moved(p[flow(pair)], old)
             weights = network.weights[key]
             new = slots.fresh(pending.x.get(key), pair.of(pending.push), weights)
             return {n: (moved[n] + new[n]).astype(e.dtype) for n, e in old.items()}
@@ -271,99 +274,6 @@ class Reach(Wide):
 
     def _seen(self, graph):
         return reached_numbers(graph, self.n)
-
-
-# ---- between hidden numbers and slots ------------------------------------------------------------
-
-
-def _flow(pair: Pair) -> str:
-    """The name of what moves by one transition."""
-    name = pair.group.name
-    return name if pair.group.rows is None else f'{pair.relation.key} -> {name}'
-
-
-def _transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
-    """D of a carrier from the VJPs ``old`` of each colour."""
-    scope, carrier = graph.scope, pair.group
-    if carrier.rows is None:
-        own = carrier.numbers
-        rows = jnp.moveaxis(old[scope.colours[own]], 0, -2)[..., own]
-        return jnp.where(scope.reads[np.ix_(own, own)], rows, 0)
-    rows = np.moveaxis(carrier.rows, -1, 0)
-    new, past = np.broadcast_arrays(rows[:, None], rows[None])
-    there = (new >= 0) & (past >= 0) & scope.reads[new, past]
-    lanes = _lanes(pair)
-    found = old[(scope.colours[new][:, :, None], lanes, past[:, :, None]) if lanes is not None
-                else (scope.colours[new], past)]
-    return jnp.where(there[:, :, None] if lanes is not None else there, found, 0)
-
-
-def _lanes(pair: Pair) -> np.ndarray | None:
-    """The number of each lane, before the axes of y in a lane."""
-    if not pair.laned:
-        return None
-    lanes, *others = pair.coords.shape
-    return np.arange(lanes).reshape(lanes, *(1 for _ in others))
-
-
-def _fed(
-    graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
-) -> jax.Array:
-    """D_f of a pair: ``(K, *coords)``."""
-    scope, carrier, key = graph.scope, pair.group, pair.relation.key
-    if pair.laned and key not in scope.laned:
-        rows = _fed_in_each_lane(graph, numbers, pair, along(key))
-    else:
-        rows = to_y[key][scope.colours]
-    if carrier.rows is None:
-        rows, there = rows[carrier.numbers], scope.feeds[key][carrier.numbers]
-    else:
-        slots = np.moveaxis(carrier.rows, -1, 0)
-        at = np.indices(slots.shape)[1:]
-        there = (slots >= 0) & scope.feeds[key][(slots, *at)]
-        lanes = _lanes(pair)
-        if lanes is not None:
-            rows = rows[(slots[:, None], lanes, *(a[:, None] for a in at))]
-        else:
-            rows = rows[(slots, *at)]
-    return jnp.where(there[:, None] if pair.laned else there, rows, 0)
-
-
-def _fed_in_each_lane(
-    graph: ETraceGraph, numbers: Numbers, pair: Pair, along: Callable
-) -> jax.Array:
-    """``(N, lanes, *y)`` of a y without lanes, of one element after the other."""
-    shape = pair.op.y_aval.shape
-    each = np.eye(int(np.prod(shape))).reshape(-1, *shape)
-    real = jnp.finfo(pair.op.y_aval.dtype).dtype
-    found = jax.vmap(along)(jnp.asarray(each, real))
-    rows = numbers.joined([found[c] for c in graph.states])
-    return jnp.moveaxis(rows, 0, -1).swapaxes(0, 1).reshape(-1, *numbers.front, *shape)
-
-
-def _signals(graph: ETraceGraph, of_groups: dict) -> Flows:
-    """Signals by group and state at the numbers of each carrier."""
-    numbers = Numbers.of(graph)
-    of_state = {
-        c: s for g in graph.hidden_groups for c, s in zip(g.states, of_groups[g.name], strict=True)
-    }
-    avals = [graph.program.avals[graph.program.carry[c]] for c in graph.states]
-    every = numbers.joined(
-        [
-            jnp.zeros(a.shape, a.dtype) if of_state[c] is None else of_state[c]
-            for c, a in zip(graph.states, avals, strict=True)
-        ]
-    )
-    return {_flow(pair): _kept(pair, every) for pair in pairs(graph)}
-
-
-def _kept(pair: Pair, every: jax.Array) -> jax.Array:
-    """A signal at all hidden numbers, at those that a pair keeps."""
-    if pair.group.rows is None:
-        return every[..., pair.group.numbers]
-    slots, lanes = np.moveaxis(pair.group.rows, -1, 0), _lanes(pair)
-    found = every[slots] if lanes is None else every[lanes, slots[:, None]]
-    return jnp.where(slots >= 0 if lanes is None else slots[:, None] >= 0, found, 0)
 
 
 def _of_entry(pair: Pair, flags: jax.Array, owed: jax.Array) -> jax.Array:

@@ -178,12 +178,16 @@ def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarra
     reads, feeds = np.zeros_like(found.reads), {}
     for relation in relations:
         here = np.zeros_like(found.feeds[relation.key])
-        for carrier in relation.groups:
+        for carrier in _carriers(relation):
             for rows in _distinct(carrier):
                 reads[np.ix_(rows, rows)] = True
             here |= _kept(carrier, here.shape)
         feeds[relation.key] = here & found.feeds[relation.key]
     return reads & found.reads, feeds
+
+
+def _carriers(relation: Relation) -> list[Carrier]:
+    return [group for group in relation.groups if isinstance(group, Carrier)]
 
 
 def _distinct(carrier: Carrier) -> list[np.ndarray]:
@@ -230,7 +234,7 @@ def _text(relations: Sequence[Relation], colours: np.ndarray) -> str:
     sizes = [
         np.full(1, c.num_state) if c.rows is None else (c.rows >= 0).sum(-1).ravel()
         for relation in relations
-        for c in relation.groups
+        for c in _carriers(relation)
     ]
     every = np.concatenate(sizes) if sizes else np.zeros(1)
     pulls = int(colours.max(initial=-1)) + 1

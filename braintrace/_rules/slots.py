@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from .coordinates import Pair, to_y
 from .entries import accumulate, transport, zeros
+from .kept import carrier_of
 from .lanes import where_lanes
 from .reading import solve
 from .storage import Entry, Stored, entry_dtype
@@ -28,8 +29,8 @@ class Slots:
 
     def __init__(self, pair: Pair):
         self.pair, self.op, self.coords = pair, pair.op, pair.coords
-        self.number = pair.group.num_state
-        self.shared = pair.group.rows is None
+        carrier = carrier_of(pair)
+        self.number, self.shared = carrier.num_state, carrier.rows is None
         self.axis = int(pair.laned)  # of the slots of a stored array
 
     def zeros(self) -> Entry:
@@ -110,9 +111,7 @@ class Slots:
             sums = 'bk,bk...->b...' if self.axis else 'k,k...->...'
             total = {n: EINSUM(sums, signal, e).astype(e.dtype) for n, e in entry.items()}
         else:
-            total = self._sum(
-                signal, {n: jnp.moveaxis(e, self.axis, 0) for n, e in entry.items()}
-            )
+            total = self._sum(signal, {n: jnp.moveaxis(e, self.axis, 0) for n, e in entry.items()})
         dtype = self.op.y_aval.dtype
         old = Stored({n: (e,) for n, e in total.items()}, jnp.array(True), dtype)
         return solve(self.op, self.coords, (jnp.ones(self.coords.shape, dtype),), old, weights)

@@ -77,7 +77,9 @@ def snap(n: int, credit: str = 'whole') -> Rule:
     if credit != 'whole':
         raise OptionError(f"credit is {credit!r}; snap(n) has credit='whole'.")
     if n == 1:
-        raise NotSupportedError('snap(1) is not there yet: give n >= 2, or braintrace.rules.d_rtrl().')
+        raise NotSupportedError(
+            'snap(1) is not there yet: give n >= 2, or braintrace.rules.d_rtrl().'
+        )
     return Reach(int(n))
 
 
