@@ -15,9 +15,7 @@ from .coordinates import Pair, pairs
 
 __all__ = ['Flows', 'carrier_of', 'fed', 'flow', 'signals', 'transition']
 
-Flows = dict[
-    str, Any
-]  # by carrier; by relation and carrier where entries keep numbers of their own
+Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
 
 
 def carrier_of(pair: Pair) -> Carrier:
