@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -329,7 +330,8 @@ class ETraceGraph:
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
-    - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves out
+    - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves
+      out, by relation
     """
 
     program: Program
@@ -349,7 +351,7 @@ class ETraceGraph:
     laned: frozenset[int]
     policy: Policy
     scope: Scope | None = None
-    left_out: str = ''
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def states(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .analysis.diagnostics import find_diagnostics
@@ -37,7 +37,10 @@ def own_groups(graph: ETraceGraph) -> dict[str, list[int]]:
 
 
 def rescoped(
-    graph: ETraceGraph, relations: Sequence[Relation], scope: Scope, left_out: str
+    graph: ETraceGraph,
+    relations: Sequence[Relation],
+    scope: Scope,
+    left_out: Mapping[str, str],
 ) -> ETraceGraph:
     """The step with these relations, in which nothing is cut; its routes follow from them."""
     program, plain = graph.program, plain_ways(graph.program, graph.ops)

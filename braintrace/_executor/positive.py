@@ -33,7 +33,7 @@ SAME = {
 }
 SUMS = {'add', 'sub', 'add_any', 'max', 'min', 'complex'}
 # sums of their operands: beside linear ones the others are zero
-SUMS_TOO = {'select_n', 'concatenate', 'pad', 'dynamic_update_slice', 'scatter-add'}
+ALSO_SUMS = {'select_n', 'concatenate', 'pad', 'dynamic_update_slice', 'scatter-add', 'scatter'}
 # linear in all operands that are no indices, with coefficients that are not negative
 ITSELF = {
     *('dot_general', 'conv_general_dilated', 'reduce_sum', 'cumsum', 'reduce_window_sum'),
@@ -213,9 +213,7 @@ def _positive(eqn, ins: list[_Value]) -> list | None:
             return [_moving(name, ins, avals, outs[0])]
     if name in ('gather', 'scatter-add', 'scatter') and ins[1].kind != KNOWN:
         return None
-    if name == 'scatter' and any(v.kind == LINEAR for v in ins):
-        return None
-    linear = name in SUMS | SUMS_TOO and any(v.kind == LINEAR for v in ins)
+    linear = name in SUMS | ALSO_SUMS and any(v.kind == LINEAR for v in ins)
     patterns = [
         _part(v, a, LINEAR) if linear and is_inexact(a) else v.pattern(a)
         for v, a in zip(ins, avals, strict=True)

@@ -36,6 +36,7 @@ from .rows import (
 )
 
 __all__ = [
+    'approximation',
     'cut_rows',
     'diagnostic_rows',
     'group_rows',
@@ -58,11 +59,8 @@ class KnownRule(NamedTuple):
     remembers: bool
 
 
-def known_rule(rule: Any, left_out: str = '') -> KnownRule:
-    """A rule of the user's own needs only a name and ``init``; None: there is no rule.
-
-    ``left_out``: what the rule leaves out in this model.
-    """
+def known_rule(rule: Any) -> KnownRule:
+    """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
     if rule is None:
         left_out = 'without a rule there is no trace: every gradient holds the current step only'
         return KnownRule('no rule', lambda graph: {}, left_out, True)
@@ -72,8 +70,13 @@ def known_rule(rule: Any, left_out: str = '') -> KnownRule:
             'braintrace.rules.d_rtrl().'
         )
     unknown = f'nothing is known of what {rule.name} leaves out'
-    approximation = '; '.join(filter(None, [getattr(rule, 'approximation', unknown), left_out]))
+    approximation = getattr(rule, 'approximation', unknown)
     return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
+
+
+def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
+    """What the rule leaves out in every model, and in this one."""
+    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *graph.left_out.values()])))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -226,6 +229,7 @@ def parameter_rows(
         lost = [*_cut_of(own, cuts), *_lost_uses(graph, path)]
         if own and rule.approximation:
             lost.append(LeftOut('rule', rule.approximation))
+        lost += [LeftOut('rule', graph.left_out[r.key]) for r in own if r.key in graph.left_out]
         carried = rule.remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change

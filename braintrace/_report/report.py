@@ -97,11 +97,11 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
 
 def make_report(graph: ETraceGraph, rule: Any) -> Report:
     """``rule`` may be None; the batch size is the compiled one."""
-    known, cuts = contents.known_rule(rule, graph.left_out), contents.cut_rows(graph)
+    known, cuts = contents.known_rule(rule), contents.cut_rows(graph)
     relations = contents.relation_rows(graph, known)
     return Report(
         rule=known.name,
-        approximation=known.approximation,
+        approximation=contents.approximation(graph, known),
         batch_size=graph.lanes,
         groups=contents.group_rows(graph, cuts),
         relations=relations,

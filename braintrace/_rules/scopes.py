@@ -31,38 +31,49 @@ def all_numbers(graph: ETraceGraph, jointly: bool) -> ETraceGraph:
     """Every element of y keeps all hidden numbers of a lane; not ``jointly``: those of each group
     that its op reaches.
     """
-    found = _dependence(graph)
-    groups = _numbers_of_groups(graph)
+    found, groups = _dependence(graph), _numbers_of_groups(graph)
     each = [_carrier([g], [n]) for g, n in zip(graph.hidden_groups, groups, strict=True)]
     joint = [_carrier(graph.hidden_groups, groups)]
-    relations = []
+    relations, left_out = [], {}
     for op, own in _own(graph):
         carriers = joint if jointly else [each[g] for g in own]
         relations.append(_relation(graph, op, carriers, found))
-    alone = jointly or len(each) == 1
-    return _with(graph, relations, found, '' if alone else BETWEEN)
+        if _flows_out(op, carriers, found):
+            left_out[op.key] = BETWEEN
+    return _with(graph, relations, found, left_out)
 
 
 def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
     """Every element of y keeps what it changes within n steps, in each group that its op
     reaches.
     """
-    found = _dependence(graph)
-    groups = _numbers_of_groups(graph)
-    relations, closed = [], True
+    found, groups = _dependence(graph), _numbers_of_groups(graph)
+    relations, left_out = [], {}
     for op, own in _own(graph):
-        carriers = []
+        carriers, texts = [], []
         for g in own:
             reads = found.reads[np.ix_(groups[g], groups[g])]
             feeds = found.feeds[op.key][groups[g]]
             kept, whole = _reached(reads, feeds.reshape(len(feeds), -1), n)
-            closed &= whole
+            texts += [] if whole else [f'influence that needs more than {n} steps to arrive']
             rows = _as_rows(kept, groups[g]).reshape(*feeds.shape[1:], -1)
             carriers.append(_carrier([graph.hidden_groups[g]], [groups[g]], rows))
         relations.append(_relation(graph, op, carriers, found))
-    beyond = [] if closed else [f'influence that needs more than {n} steps to arrive']
-    between = [] if len(groups) == 1 else [BETWEEN]
-    return _with(graph, relations, found, '; '.join(beyond + between))
+        texts += [BETWEEN] if _flows_out(op, carriers, found) else []
+        if texts:
+            left_out[op.key] = '; '.join(dict.fromkeys(texts))
+    return _with(graph, relations, found, left_out)
+
+
+def _flows_out(op: OpUse, carriers: Sequence[Carrier], found: Dependence) -> bool:
+    """Whether other groups than those of a carrier read it, or the op."""
+    beside = np.ones(len(found.reads), bool)
+    for carrier in carriers:
+        others = np.ones(len(found.reads), bool)
+        others[carrier.numbers] = beside[carrier.numbers] = False
+        if found.reads[np.ix_(others, ~others)].any():
+            return True
+    return bool(found.feeds[op.key][beside].any())
 
 
 def _reached(reads: np.ndarray, feeds: np.ndarray, n: int) -> tuple[np.ndarray, bool]:
@@ -165,7 +176,10 @@ def _relation(
 
 
 def _with(
-    graph: ETraceGraph, relations: Sequence[Relation], found: Dependence, left_out: str
+    graph: ETraceGraph,
+    relations: Sequence[Relation],
+    found: Dependence,
+    left_out: dict[str, str],
 ) -> ETraceGraph:
     reads, feeds = _needed(found, relations)
     colours = _coloured((reads, found.reads), (feeds, found.feeds), found.laned)
