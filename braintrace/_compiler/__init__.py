@@ -4,7 +4,6 @@ from .analyse import analyse, check_learnable
 from .analysis.left_out import readers
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .graph import (
-    Carrier,
     Coordinates,
     CutRead,
     Derived,
@@ -12,6 +11,7 @@ from .graph import (
     ETraceGraph,
     Groups,
     HiddenGroup,
+    Kept,
     OpUse,
     Relation,
     Route,
@@ -34,7 +34,6 @@ from .program.tracing import depends
 from .rescoped import own_groups, paths_of, rescoped
 
 __all__ = [
-    'Carrier',
     'Coordinates',
     'CutRead',
     'DEFAULT',
@@ -43,6 +42,7 @@ __all__ = [
     'ETraceGraph',
     'Groups',
     'HiddenGroup',
+    'Kept',
     'Loop',
     'OpUse',
     'Policy',

@@ -16,7 +16,6 @@ from .program.dataflow import Groups
 from .program.program import Program
 
 __all__ = [
-    'Carrier',
     'Coordinates',
     'CutRead',
     'Derived',
@@ -24,6 +23,7 @@ __all__ = [
     'ETraceGraph',
     'Groups',
     'HiddenGroup',
+    'Kept',
     'OpUse',
     'Relation',
     'Route',
@@ -32,13 +32,32 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The hidden numbers that entries of a trace keep; those of all hidden states of a lane (of the
+    whole step, where states have no lanes) are counted in the order of ``graph.states``.
+
+    ``numbers``: those of the states that are kept together. ``rows`` ``(*y, K)``: which K of them
+    each element of y, in one lane, keeps, -1 where a place is empty; None: all ``numbers``.
+    """
+
+    numbers: np.ndarray
+    rows: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.numbers) if self.rows is None else self.rows.shape[-1]
+
+
 @dataclass(frozen=True)
 class HiddenGroup:
     """Hidden states of one shape, coupled position by position; ``states`` are positions in the
     carry.
 
     ``derived``: states that are functions of the new ones of ``states``, and no part of a trace.
-    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero.
+    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero. ``kept``:
+    what the entries of a wide trace keep of it, which may be states of any shapes then.
     """
 
     name: str
@@ -48,34 +67,17 @@ class HiddenGroup:
     dtype: Any
     derived: tuple[int, ...]
     reads: tuple[tuple[bool, ...], ...]
+    kept: Kept | None = None
 
     @property
     def num_state(self) -> int:
-        return len(self.states)
+        """The numbers of an entry of a trace."""
+        return len(self.states) if self.kept is None else self.kept.size
 
     @property
     def carried(self) -> tuple[int, ...]:
         """All its states, with the derived ones."""
         return self.states + self.derived
-
-
-@dataclass(frozen=True, eq=False)
-class Carrier(HiddenGroup):
-    """Hidden states whose numbers a trace keeps together; the numbers of all hidden states of a
-    lane (of the whole step, where states have no lanes) are counted in the order of
-    ``graph.states``.
-
-    ``numbers``: those of these states. ``rows`` ``(*y, K)``: which K numbers each element of y, in
-    one lane, keeps, -1 where a place is empty; None: every element keeps all ``numbers``.
-    """
-
-    numbers: np.ndarray
-    rows: np.ndarray | None = None
-
-    @property
-    def num_state(self) -> int:
-        """K."""
-        return len(self.numbers) if self.rows is None else self.rows.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)

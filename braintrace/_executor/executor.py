@@ -16,9 +16,9 @@ from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_compl
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
-from .pull_backs import PullBack
+from .pull_backs import PullBack, Uncut
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'Uncut', 'stopped']
+__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
 
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
@@ -54,18 +54,6 @@ class Row(NamedTuple):
 
     to_old: Vector
     to_y: dict[str, jax.Array | None]
-
-
-class Uncut(NamedTuple):
-    """The linear maps of a step in which nothing is cut.
-
-    ``new``: the new hidden states; ``pull``: cotangents of these -> those of the old ones, and of
-    each y; ``along(op)``: tangents of its y -> new hidden states by their place in the carry.
-    """
-
-    new: list
-    pull: Callable
-    along: Callable
 
 
 class Probes(NamedTuple):

@@ -33,13 +33,21 @@ SAME = {
 }
 SUMS = {'add', 'sub', 'add_any', 'max', 'min', 'complex'}
 # sums of their operands: beside linear ones the others are zero
-ALSO_SUMS = {'select_n', 'concatenate', 'pad', 'dynamic_update_slice', 'scatter-add', 'scatter'}
+ALSO_SUMS = {
+    'stack',
+    'select_n',
+    'concatenate',
+    'pad',
+    'dynamic_update_slice',
+    'scatter-add',
+    'scatter',
+}
 # linear in all operands that are no indices, with coefficients that are not negative
 ITSELF = {
     *('dot_general', 'conv_general_dilated', 'reduce_sum', 'cumsum', 'reduce_window_sum'),
     *('transpose', 'reshape', 'broadcast_in_dim', 'squeeze', 'expand_dims', 'slice', 'pad'),
     *('concatenate', 'split', 'rev', 'gather', 'scatter-add', 'scatter', 'dynamic_slice'),
-    *('dynamic_update_slice', 'select_n', 'mul', 'reduce_max', 'tile'),
+    *('dynamic_update_slice', 'select_n', 'mul', 'reduce_max', 'tile', 'stack', 'unstack'),
 }
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call', 'checkpoint', 'remat', 'remat2'}
 

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import Carrier, ETraceGraph
+from .._compiler import ETraceGraph, HiddenGroup
 from .._errors import BraintraceWarning, OptionError
-from .._executor import Numbers
+from .._executor import Numbers, Signals
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
-from .kept import Flows, carrier_of, fed, flow, signals, transition
+from .kept import Flows, fed, flow, kept, transition
 from .lanes import of_rows, where_lanes
 from .reverse_scan import reset_later
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -105,13 +105,13 @@ class Wide(Rule):
         d: Flows = {}
         for pair in pairs(graph):
             if flow(pair) not in d:
-                d[flow(pair)] = self._carried(transition(graph, pair, old), carrier_of(pair))
+                d[flow(pair)] = self._carried(transition(graph, pair, old), pair.group)
         df = by_pair(graph, lambda pair: fed(graph, numbers, pair, to_y, uncut.along))
         return d, df
 
-    def _carried(self, d: jax.Array, carrier: Carrier) -> jax.Array:
+    @abstractmethod
+    def _carried(self, d: jax.Array, carrier: HiddenGroup) -> jax.Array:
         """The derivatives that carry the trace on."""
-        return d
 
     # several steps --------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Wide(Rule):
         return self._with_history(network, grads, trace, credit.lam, window.t[0] > 0), moved
 
     def with_history(self, network, grads, trace, pending, lam, start):
-        flows = signals(network.graph, lam)
+        flows = kept(network.graph, lam)
         return self._with_history(network, grads, trace, flows, start.t > 0)
 
     def advance(self, network, trace, pending, window):
@@ -133,43 +133,34 @@ class Wide(Rule):
         """The reverse scan of a window over signals and transitions (see ``reverse_scan``)."""
         resets = window.resets
         later = None if resets is None else reset_later(resets)
-        flows = {flow(pair): Slots(pair) for pair in pairs(graph)}
-        like, _, _ = window.steps.like
-        lam = {
-            k: jnp.zeros_like(s.identity(like[k].dtype)[..., 0])
-            if s.shared
-            else jnp.zeros_like(s.identity(like[k].dtype)[0])
-            for k, s in flows.items()
-        }
-        p = {k: s.identity(like[k].dtype) for k, s in flows.items()} if keep else {}
 
-        def back(carry, at):
-            (lam, p), (row, reset, later) = carry, at
-            d, df, (dy, c, l) = window.steps.open(row)  # noqa: E741
-            delta, push = dict(dy), {}
-            for pair in pairs(graph):
-                key, slots = pair.relation.key, Slots(pair)
-                delta[key] = delta[key] + slots.sent(lam[flow(pair)], pair.of(df))
-                if keep:
-                    owed = slots.pushed(p[flow(pair)], pair.of(df))
-                    owed = owed if later is None else _of_entry(pair, ~later, owed)
-                    push.setdefault(key, {})[pair.group.name] = owed
-            credit = self._credit(graph, d, c, l)
-            lam = {k: credit[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
-            p = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
-            if reset is not None:  # nothing crosses a reset, in either direction
-                lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}
-                p = {k: flows[k].in_lanes(~(reset | later), s) for k, s in p.items()}
-            return (lam, p), (delta, push)
+        def back(after, at):
+            (lam, p), (row, reset, later) = after, at
+            opened = window.steps.open(row)
+            made = _sent(graph, lam, opened), _pushed(graph, p, opened, later)
+            return self._before(graph, after, opened, (reset, later)), made
 
         steps = window.steps.rows, resets, later
-        (lam, p), (delta, push) = jax.lax.scan(back, (lam, p), steps, reverse=True)
-        credit = Credit(lam, delta)
-        return credit, _moved(graph, window, p, push, later) if keep else None
+        (lam, p), made = jax.lax.scan(back, _end(graph, window, keep), steps, reverse=True)
+        delta, push = made
+        return Credit(lam, delta), _moved(graph, window, p, push, later) if keep else None
 
-    def _credit(self, graph: ETraceGraph, d: Flows, c: dict, l: dict) -> Flows:  # noqa: E741
+    def _before(
+        self, graph: ETraceGraph, after: tuple[Flows, Flows], opened: tuple, resets: tuple
+    ) -> tuple[Flows, Flows]:
+        """``lam = c + lam D`` and ``p = p D``."""
+        (lam, p), (d, _, signals), (reset, later) = after, opened, resets
+        flows, credit = _flows(graph), self._credit(graph, d, signals)
+        lam = {k: credit[k] + flows[k].pulled(s, d[k]) for k, s in lam.items()}
+        p = {k: flows[k].joined(s, d[k]) for k, s in p.items()}
+        if reset is not None:  # nothing crosses a reset, in either direction
+            lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}
+            p = {k: flows[k].in_lanes(~(reset | later), s) for k, s in p.items()}
+        return lam, p
+
+    def _credit(self, graph: ETraceGraph, d: Flows, signals: Signals) -> Flows:
         """``dL/dh'`` of the kept numbers."""
-        return signals(graph, c)
+        return kept(graph, signals.c)
 
     def _with_history(
         self,
@@ -251,7 +242,7 @@ class RTRL(Wide):
     def _carried(self, d, carrier):
         if self.keep is None:
             return d
-        mask = drawn(len(carrier.numbers), self.keep, self.seed)
+        mask = drawn(carrier.num_state, self.keep, self.seed)
         return jnp.where(mask, d, 0)
 
 
@@ -275,10 +266,43 @@ class Reach(Wide):
     def _seen(self, graph):
         return reached_numbers(graph, self.n)
 
+    def _carried(self, d, carrier):
+        return d
 
-def _of_entry(pair: Pair, flags: jax.Array, owed: jax.Array) -> jax.Array:
-    """What slots owe to y, ``(K, *coords)``, in the flagged lanes."""
-    return where_lanes(flags, pair.laned, owed, 1)
+
+def _flows(graph: ETraceGraph) -> dict[str, Slots]:
+    return {flow(pair): Slots(pair) for pair in pairs(graph)}
+
+
+def _end(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Flows, Flows]:
+    """``lam = 0`` and ``p = 1`` after the last step; without ``keep`` there is no p."""
+    like, _, _ = window.steps.like
+    one = {k: slots.identity(like[k].dtype) for k, slots in _flows(graph).items()}
+    shared = {k: slots.shared for k, slots in _flows(graph).items()}
+    lam = {k: jnp.zeros_like(p[..., 0] if shared[k] else p[0]) for k, p in one.items()}
+    return lam, one if keep else {}
+
+
+def _sent(graph: ETraceGraph, lam: Flows, opened: tuple) -> dict[str, jax.Array]:
+    """``dy + lam D_f`` of each op that has a signal."""
+    _, df, signals = opened
+    delta = dict(signals.dy)
+    for pair in pairs(graph):
+        key = pair.relation.key
+        if key in delta:
+            delta[key] = delta[key] + Slots(pair).sent(lam[flow(pair)], pair.of(df))
+    return delta
+
+
+def _pushed(graph: ETraceGraph, p: Flows, opened: tuple, later) -> dict[str, dict]:
+    """``p D_f`` of each pair, zero in the lanes that a later step resets."""
+    _, df, _ = opened
+
+    def one(pair: Pair):
+        owed = Slots(pair).pushed(p[flow(pair)], pair.of(df))
+        return owed if later is None else where_lanes(~later, pair.laned, owed, 1)
+
+    return by_pair(graph, one) if p else {}
 
 
 def _moved(graph: ETraceGraph, window: Window, p: Flows, push: dict, later) -> Moved:

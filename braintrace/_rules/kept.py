@@ -9,35 +9,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import Carrier, ETraceGraph
+from .._compiler import ETraceGraph
 from .._executor import Numbers
 from .coordinates import Pair, pairs
 
-__all__ = ['Flows', 'carrier_of', 'fed', 'flow', 'signals', 'transition']
+__all__ = ['Flows', 'fed', 'flow', 'kept', 'transition']
 
 Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
-
-
-def carrier_of(pair: Pair) -> Carrier:
-    """The numbers that a pair's entries keep."""
-    assert isinstance(pair.group, Carrier)
-    return pair.group
 
 
 def flow(pair: Pair) -> str:
     """The name of what moves by one transition."""
     name = pair.group.name
-    return name if carrier_of(pair).rows is None else f'{pair.relation.key} -> {name}'
+    return name if pair.group.kept.rows is None else f'{pair.relation.key} -> {name}'
 
 
 def transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
     """D of a carrier from the VJPs ``old`` of each colour."""
-    scope, carrier = graph.scope, carrier_of(pair)
-    if carrier.rows is None:
-        own = carrier.numbers
-        found = jnp.moveaxis(old[scope.colours[own]], 0, -2)[..., own]
-        return jnp.where(scope.reads[np.ix_(own, own)], found, 0)
-    rows = np.moveaxis(carrier.rows, -1, 0)
+    scope, own = graph.scope, pair.group.kept
+    if own.rows is None:
+        at = own.numbers
+        found = jnp.moveaxis(old[scope.colours[at]], 0, -2)[..., at]
+        return jnp.where(scope.reads[np.ix_(at, at)], found, 0)
+    rows = np.moveaxis(own.rows, -1, 0)
     new, past = np.broadcast_arrays(rows[:, None], rows[None])
     there = (new >= 0) & (past >= 0) & scope.reads[new, past]
     lanes = _lanes(pair)
@@ -59,15 +53,15 @@ def _lanes(pair: Pair) -> np.ndarray | None:
 
 def fed(graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable) -> jax.Array:
     """D_f of a pair: ``(K, *coords)``."""
-    scope, carrier, key = graph.scope, carrier_of(pair), pair.relation.key
+    scope, own, key = graph.scope, pair.group.kept, pair.relation.key
     if pair.laned and key not in scope.laned:
         rows = _fed_in_each_lane(graph, numbers, pair, along(key))
     else:
         rows = to_y[key][scope.colours]
-    if carrier.rows is None:
-        rows, there = rows[carrier.numbers], scope.feeds[key][carrier.numbers]
+    if own.rows is None:
+        rows, there = rows[own.numbers], scope.feeds[key][own.numbers]
     else:
-        slots = np.moveaxis(carrier.rows, -1, 0)
+        slots = np.moveaxis(own.rows, -1, 0)
         at = np.indices(slots.shape)[1:]
         there = (slots >= 0) & scope.feeds[key][(slots, *at)]
         lanes = _lanes(pair)
@@ -90,8 +84,8 @@ def _fed_in_each_lane(
     return jnp.moveaxis(rows, 0, -1).swapaxes(0, 1).reshape(-1, *numbers.front, *shape)
 
 
-def signals(graph: ETraceGraph, of_groups: dict) -> Flows:
-    """Signals by group and state at the numbers of each carrier."""
+def kept(graph: ETraceGraph, of_groups: dict) -> Flows:
+    """Signals by group and state at the numbers of each own."""
     numbers = Numbers.of(graph)
     of_state = {
         c: s for g in graph.hidden_groups for c, s in zip(g.states, of_groups[g.name], strict=True)
@@ -108,9 +102,9 @@ def signals(graph: ETraceGraph, of_groups: dict) -> Flows:
 
 def _kept(pair: Pair, every: jax.Array) -> jax.Array:
     """A signal at all hidden numbers, at those that a pair keeps."""
-    carrier = carrier_of(pair)
-    if carrier.rows is None:
-        return every[..., carrier.numbers]
-    slots, lanes = np.moveaxis(carrier.rows, -1, 0), _lanes(pair)
+    own = pair.group.kept
+    if own.rows is None:
+        return every[..., own.numbers]
+    slots, lanes = np.moveaxis(own.rows, -1, 0), _lanes(pair)
     found = every[slots] if lanes is None else every[lanes, slots[:, None]]
     return jnp.where(slots >= 0 if lanes is None else slots[:, None] >= 0, found, 0)

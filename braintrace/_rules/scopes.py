@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._compiler import (
-    Carrier,
     Coordinates,
     ETraceGraph,
     HiddenGroup,
+    Kept,
     OpUse,
     Relation,
     Scope,
@@ -65,12 +65,12 @@ def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
     return _with(graph, relations, found, left_out)
 
 
-def _flows_out(op: OpUse, carriers: Sequence[Carrier], found: Dependence) -> bool:
+def _flows_out(op: OpUse, carriers: Sequence[HiddenGroup], found: Dependence) -> bool:
     """Whether other groups than those of a carrier read it, or the op."""
     beside = np.ones(len(found.reads), bool)
     for carrier in carriers:
         others = np.ones(len(found.reads), bool)
-        others[carrier.numbers] = beside[carrier.numbers] = False
+        others[carrier.kept.numbers] = beside[carrier.kept.numbers] = False
         if found.reads[np.ix_(others, ~others)].any():
             return True
     return bool(found.feeds[op.key][beside].any())
@@ -149,10 +149,10 @@ def _numbers_of_groups(graph: ETraceGraph) -> list[np.ndarray]:
 
 def _carrier(
     groups: Sequence[HiddenGroup], numbers: Sequence[np.ndarray], rows: np.ndarray | None = None
-) -> Carrier:
+) -> HiddenGroup:
     """Groups as one; their numbers in the order of the states."""
     first = groups[0]
-    return Carrier(
+    return HiddenGroup(
         name=','.join(group.name for group in groups),
         paths=tuple(path for group in groups for path in group.paths),
         states=tuple(c for group in groups for c in group.states),
@@ -160,13 +160,12 @@ def _carrier(
         dtype=first.dtype,
         derived=tuple(c for group in groups for c in group.derived),
         reads=(),
-        numbers=np.sort(np.concatenate(numbers)),
-        rows=rows,
+        kept=Kept(np.sort(np.concatenate(numbers)), rows),
     )
 
 
 def _relation(
-    graph: ETraceGraph, op: OpUse, carriers: Sequence[Carrier], found: Dependence
+    graph: ETraceGraph, op: OpUse, carriers: Sequence[HiddenGroup], found: Dependence
 ) -> Relation:
     lanes, shape = Numbers.of(graph).front, tuple(op.y_aval.shape)
     shared = bool(lanes) and op.key not in found.laned
@@ -192,36 +191,32 @@ def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarra
     reads, feeds = np.zeros_like(found.reads), {}
     for relation in relations:
         here = np.zeros_like(found.feeds[relation.key])
-        for carrier in _carriers(relation):
-            for rows in _distinct(carrier):
+        for carrier in relation.groups:
+            for rows in _distinct(carrier.kept):
                 reads[np.ix_(rows, rows)] = True
-            here |= _kept(carrier, here.shape)
+            here |= _kept(carrier.kept, here.shape)
         feeds[relation.key] = here & found.feeds[relation.key]
     return reads & found.reads, feeds
 
 
-def _carriers(relation: Relation) -> list[Carrier]:
-    return [group for group in relation.groups if isinstance(group, Carrier)]
-
-
-def _distinct(carrier: Carrier) -> list[np.ndarray]:
+def _distinct(kept: Kept) -> list[np.ndarray]:
     """The sets of numbers that are kept together."""
-    if carrier.rows is None:
-        return [carrier.numbers]
-    rows = np.unique(carrier.rows.reshape(-1, carrier.num_state), axis=0)
+    if kept.rows is None:
+        return [kept.numbers]
+    rows = np.unique(kept.rows.reshape(-1, kept.size), axis=0)
     return [row[row >= 0] for row in rows]
 
 
-def _kept(carrier: Carrier, shape: tuple[int, ...]) -> np.ndarray:
+def _kept(kept: Kept, shape: tuple[int, ...]) -> np.ndarray:
     """``(N, *y)``: whether an element of y keeps a number."""
-    kept = np.zeros((shape[0], int(np.prod(shape[1:]))), bool)
-    if carrier.rows is None:
-        kept[carrier.numbers] = True
+    found = np.zeros((shape[0], int(np.prod(shape[1:]))), bool)
+    if kept.rows is None:
+        found[kept.numbers] = True
     else:
-        rows = carrier.rows.reshape(-1, carrier.num_state)
+        rows = kept.rows.reshape(-1, kept.size)
         q, k = np.nonzero(rows >= 0)
-        kept[rows[q, k], q] = True
-    return kept.reshape(shape)
+        found[rows[q, k], q] = True
+    return found.reshape(shape)
 
 
 def _coloured(reads: tuple, feeds: tuple, laned: frozenset[str]) -> np.ndarray:
@@ -246,9 +241,9 @@ def _coloured(reads: tuple, feeds: tuple, laned: frozenset[str]) -> np.ndarray:
 def _text(relations: Sequence[Relation], colours: np.ndarray) -> str:
     """What the report says: hidden numbers that an entry keeps, and the number of VJPs."""
     sizes = [
-        np.full(1, c.num_state) if c.rows is None else (c.rows >= 0).sum(-1).ravel()
+        np.full(1, c.num_state) if c.kept.rows is None else (c.kept.rows >= 0).sum(-1).ravel()
         for relation in relations
-        for c in _carriers(relation)
+        for c in relation.groups
     ]
     every = np.concatenate(sizes) if sizes else np.zeros(1)
     pulls = int(colours.max(initial=-1)) + 1

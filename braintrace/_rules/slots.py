@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from .coordinates import Pair, to_y
 from .entries import accumulate, transport, zeros
-from .kept import carrier_of
 from .lanes import where_lanes
 from .reading import solve
 from .storage import Entry, Stored, entry_dtype
@@ -29,8 +28,7 @@ class Slots:
 
     def __init__(self, pair: Pair):
         self.pair, self.op, self.coords = pair, pair.op, pair.coords
-        carrier = carrier_of(pair)
-        self.number, self.shared = carrier.num_state, carrier.rows is None
+        self.number, self.shared = pair.group.num_state, pair.group.kept.rows is None
         self.axis = int(pair.laned)  # of the slots of a stored array
 
     def zeros(self) -> Entry:

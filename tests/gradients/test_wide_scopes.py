@@ -15,13 +15,18 @@ from tests import models, oracles
 from tests.compare import assert_close, assert_drawn_close, assert_moves, at, errors
 from tests.gradients import test_updates as updates
 from tests.gradients.harness import by_steps, learner_of, other_carry, over_sequence, quick, start
-from tests.scoped_oracles import numbers, reach, scoped_recursion
+from tests.scoped_oracles import reach, scoped_recursion
 from tests.tiers import nightly, slow
 
 pytestmark = pytest.mark.drawn
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 # parameters outside of any op, or of an op whose weight changes, keep their same-step gradient
-PLAIN = {'plain_input': {'leak', 'w_in'}, 'encoder': {'enc'}, 'vmap_cond': {'one', 'two'}}
+PLAIN = {
+    'plain_input': {'leak', 'w_in'},
+    'encoder': {'enc'},
+    'vmap_cond': {'one', 'two'},
+    'mix_plain_dot': {'u'},
+}
 REFUSED = {'while_mixing', 'while_mixing_tail'}
 GATE = {'lora', 'conv1d', 'adaptive_lif', 'two_layers', 'tail_norm', 'stored_spike', 'cond', 'scan'}
 RAGGED = np.zeros((6, 2), bool)
@@ -180,7 +185,7 @@ def test_the_error_falls_with_n_on_a_sparse_layer():
     graph = learner_of(case, snap(2)).first.graph
     (carrier,) = next(r for r in graph.hidden_param_op_relations if r.key == 'w').groups
     two_steps = np.eye(16, dtype=int) + mask.T > 0
-    assert sorted((carrier.rows >= 0).sum(-1)) == sorted(two_steps.sum(0))
+    assert sorted((carrier.kept.rows >= 0).sum(-1)) == sorted(two_steps.sum(0))
     assert graph.scope.colours.max() + 1 < 16
 
 
