@@ -22,7 +22,7 @@ from .._compiler import (
 from .._errors import NotSupportedError
 from .._executor import Dependence, Numbers, dependence
 
-__all__ = ['all_numbers', 'reached_numbers']
+__all__ = ['all_numbers', 'coloured', 'reached_numbers']
 
 BETWEEN = 'influence between groups of hidden states, beyond the current step'
 
@@ -181,7 +181,7 @@ def _with(
     left_out: dict[str, str],
 ) -> ETraceGraph:
     reads, feeds = _needed(found, relations)
-    colours = _coloured((reads, found.reads), (feeds, found.feeds), found.laned)
+    colours = coloured((reads, found.reads), (feeds, found.feeds), found.laned)
     scope = Scope(reads, feeds, colours, found.laned, _text(relations, colours))
     return rescoped(graph, relations, scope, left_out)
 
@@ -219,7 +219,7 @@ def _kept(kept: Kept, shape: tuple[int, ...]) -> np.ndarray:
     return found.reshape(shape)
 
 
-def _coloured(reads: tuple, feeds: tuple, laned: frozenset[str]) -> np.ndarray:
+def coloured(reads: tuple, feeds: tuple, laned: frozenset[str]) -> np.ndarray:
     """The colour of each new number: numbers of one colour share one VJP, since none reads what a
     trace needs of another. Each of the pairs is what is needed and what there is.
     """

@@ -197,7 +197,8 @@ def test_the_error_falls_with_n_on_a_sparse_layer():
 def test_a_model_of_brainstate(rule):
     import brainstate
 
-    xs, ys = jnp.ones((5, 3, 2)), jnp.zeros((5, 3, 4))
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3, 2)), jnp.float32)
+    ys = jnp.zeros((5, 3, 4), jnp.float32)
     brainstate.random.seed(0)
     model = braintrace.nn.GRUCell(2, 4)
     learner = braintrace.compile(model, rule, xs[0], batch_size=3)
@@ -226,14 +227,39 @@ def test_a_model_of_brainstate(rule):
 
 
 @slow
-def test_a_network_with_units_and_spikes():
+def test_a_network_of_spiking_units_in_volts_and_milliseconds():
     import brainstate
     import saiunit as u
 
-    brainstate.random.seed(0)
-    model = braintrace.nn.LIF(3, tau=5.0 * u.ms) if hasattr(braintrace.nn, 'LIF') else None
-    if model is None:
-        pytest.skip('no LIF')
+    class Network(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = braintrace.nn.Linear(3 + 4, 4)
+            self.units = braintrace.nn.LIF(
+                4, tau=5.0 * u.ms, R=1.0, V_th=1.0 * u.volt, V_rest=0.0 * u.volt,
+                V_reset=0.0 * u.volt,
+            )  # fmt: skip
+
+        def update(self, x):
+            inputs = jnp.concatenate([x, self.units.get_spike()], -1)
+            self.units(20 * self.weights(inputs) * u.volt)
+            return self.units.V.value / u.volt
+
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2, 3)), jnp.float32)
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        model = Network()
+        learner = braintrace.compile(model, snap(2), xs[0], batch_size=2)
+        got = learner.etrace_grad(
+            xs, step_fn=lambda x: (learner(x) ** 2).sum(), window=4, reduction='sum'
+        )
+        brainstate.nn.init_all_states(model, batch_size=2)
+
+        def whole():
+            return (brainstate.transform.for_loop(model, xs) ** 2).sum()
+
+        want = brainstate.transform.grad(whole, model.states(brainstate.ParamState))()
+    for key, g in want.items():
+        assert_close(got[key], g, 1e-4)
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -250,3 +276,125 @@ def test_places_and_resets_of_a_wide_trace():
         jax.tree.map(lambda _: jax.sharding.PartitionSpec(None), case.params), 'data'
     )
     assert specs.trace['w']['h']['weight'][0] == 'data'
+
+
+# ---- what is refused, and told -------------------------------------------------------------------
+
+OPTIONS = [
+    (lambda: rtrl('every'), "layers is 'every'; give 'joint' or 'each'"),
+    (lambda: rtrl(keep=0), 'keep is 0; give an int from 1'),
+    (lambda: rtrl(keep=True), 'keep is True'),
+    (lambda: rtrl(seed=-1), 'seed is -1; give an int >= 0'),
+    (lambda: snap(0), r'n is 0; give an int >= 1 \(same_step\(\) is SnAp-0\)'),
+    (lambda: snap(True), 'n is True'),
+    (lambda: snap(2, credit='half'), "credit is 'half'"),
+]
+
+
+@pytest.mark.parametrize('make, text', OPTIONS)
+def test_options_that_no_rule_has(make, text):
+    with pytest.raises(braintrace.OptionError, match=text):
+        make()
+
+
+def shape(*size):
+    return jax.ShapeDtypeStruct(size, np.float32)
+
+
+def compiled(cell, rule, carry, policy=None):
+    """A learner of a cell with one matrix ``w`` (3 + 4, 4), compiled for two lanes."""
+    options = {} if policy is None else {'policy': policy}
+    learner = braintrace.functional.online(cell, rule, **options)
+    jax.eval_shape(learner.init, {'w': shape(7, 4)}, carry, shape(2, 3))
+    return learner
+
+
+def product(p, h, x):
+    return braintrace.matmul(jnp.concatenate([x, h], -1), p['w'])
+
+
+def over_lanes(p, h, x):
+    y = product(p, h, x)
+    h = jnp.tanh(y - y.mean(0))
+    return h, h
+
+
+def complex_state(p, c, x):
+    z = 0.5 * c + product(p, c.real, x)
+    return z.real, z
+
+
+def in_a_loop(p, h, x):
+    h, _ = jax.lax.scan(lambda h, _: (jnp.tanh(product(p, h, x)), None), h, None, 3)
+    return h, h
+
+
+def shared_by_lanes(p, c, x):
+    h = jnp.tanh(product(p, c['h'], x))
+    return h, {'h': h, 'sum': 0.9 * c['sum'] + h.sum(0)}
+
+
+REFUSALS = {
+    'lanes': (over_lanes, shape(2, 4), None, r'lanes of a batch read one another: .*d_rtrl'),
+    'complex': (
+        complex_state,
+        jax.ShapeDtypeStruct((2, 4), np.complex64),
+        None,
+        'hidden state carry is complex64.*two states',
+    ),
+    'loop': (
+        in_a_loop,
+        shape(2, 4),
+        braintrace.Policy(unroll=0),
+        r'stands in a loop of 3 turns.*Policy\(unroll=3\)',
+    ),
+    'mixed': (
+        shared_by_lanes,
+        {'h': shape(2, 4), 'sum': shape(4)},
+        None,
+        'axis 0 of the hidden state sum is not known to be the batch',
+    ),
+}
+
+
+@pytest.mark.parametrize('rule', [rtrl(), snap(2)], ids=['rtrl', 'snap'])
+@pytest.mark.parametrize('name', REFUSALS)
+def test_steps_that_have_no_wide_trace(name, rule):
+    cell, carry, policy, text = REFUSALS[name]
+    with pytest.raises(braintrace.NotSupportedError, match=text):
+        compiled(cell, rule, carry, policy)
+
+
+def plain(p, h, x):
+    h = jnp.tanh(product(p, h, x))
+    return h, h
+
+
+def test_more_paths_than_there_are():
+    with pytest.raises(braintrace.OptionError, match='keep is 5, and carry has 4 hidden numbers'):
+        compiled(plain, rtrl(keep=5), shape(2, 4))
+
+
+def test_a_trace_is_written_at_each_update():
+    learner = compiled(plain, rtrl(), shape(2, 4))
+    with pytest.raises(braintrace.OptionError, match='write_every is 3; RTRL writes its trace'):
+        learner.first.rule.delay(learner.first.graph, 1, 3)
+
+
+def test_a_large_trace_is_told_of_before_it_is_made(monkeypatch):
+    from braintrace._rules import influence
+
+    monkeypatch.setattr(influence, 'LARGE', 800)
+    with pytest.warns(braintrace.BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
+        compiled(plain, rtrl(), shape(2, 4))
+
+
+def test_a_closed_reach_is_exact_in_the_report_and_an_open_one_is_not():
+    report = braintrace.report(compiled(plain, snap(2), shape(2, 4)).first.graph, snap(2))
+    assert report.exact and '4 at most; 4 VJPs' in str(report)
+    case = models.case('conv1d')
+    report = braintrace.report(start(case, snap(2))[0].first.graph, snap(2))
+    assert not report.exact
+    assert 'influence that needs more than 2 steps to arrive' in report.approximation
+    few = braintrace.report(compiled(plain, rtrl(keep=2), shape(2, 4)).first.graph, rtrl(keep=2))
+    assert 'all but 2 ways into each hidden number' in few.approximation
