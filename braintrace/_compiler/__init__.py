@@ -12,9 +12,11 @@ from .graph import (
     ETraceGraph,
     Groups,
     HiddenGroup,
+    Kept,
     OpUse,
     Relation,
     Route,
+    Scope,
     Use,
 )
 from .own_diagonal import with_own_diagonal
@@ -31,6 +33,7 @@ from .program.leaves import (
 )
 from .program.program import Program
 from .program.tracing import depends
+from .rescoped import own_groups, paths_of, rescoped
 
 __all__ = [
     'Coordinates',
@@ -41,6 +44,7 @@ __all__ = [
     'ETraceGraph',
     'Groups',
     'HiddenGroup',
+    'Kept',
     'Loop',
     'OpUse',
     'Policy',
@@ -48,6 +52,7 @@ __all__ = [
     'Relation',
     'Remat',
     'Route',
+    'Scope',
     'Use',
     'abstract',
     'analyse',
@@ -60,13 +65,16 @@ __all__ = [
     'is_inexact',
     'members',
     'old_ancestors',
+    'own_groups',
     'param_name',
     'path_key',
     'path_name',
+    'paths_of',
     'properties_of',
     'reach',
     'readers',
     'readouts',
     'with_filter',
     'with_own_diagonal',
+    'rescoped',
 ]

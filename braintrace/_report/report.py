@@ -103,7 +103,7 @@ def make_report(graph: ETraceGraph, rule: Any) -> Report:
     relations = contents.relation_rows(graph, known)
     return Report(
         rule=known.name,
-        approximation=known.approximation,
+        approximation=contents.approximation(graph, known),
         batch_size=graph.lanes,
         groups=contents.group_rows(graph, cuts),
         relations=relations,

@@ -4,6 +4,7 @@ from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
 from .feedback import Feedback, counting, uncounted
+from .influence import RTRL, Reach
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
@@ -15,6 +16,8 @@ __all__ = [
     'Feedback',
     'MOST_PENDING',
     'Network',
+    'RTRL',
+    'Reach',
     'Rule',
     'SameStep',
     'Start',
