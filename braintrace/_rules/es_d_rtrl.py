@@ -32,12 +32,13 @@ __all__ = ['ESDRTRL']
 
 @dataclass(frozen=True)
 class ESDRTRL(PositionWise):
-    """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`).
+    """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
+    :func:`braintrace.rules.es_d_rtrl`).
 
-    ex^t = a ex^{t-1} + x^t        ef^t = a D^t ef^{t-1} + (1 - a) D_f^t
+    ex^t = a_x ex^{t-1} + x^t        ef^t = a_f D^t ef^{t-1} + (1 - a_f) D_f^t
     """
 
-    decay: float
+    decay: float | tuple[float, float]
     name: ClassVar[str] = 'ES_D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
@@ -47,8 +48,13 @@ class ESDRTRL(PositionWise):
         return 'cut'
 
     @property
+    def decays(self) -> tuple[float, float]:
+        """``a_x`` and ``a_f``."""
+        return self.decay if isinstance(self.decay, tuple) else (self.decay, self.decay)
+
+    @property
     def remembers(self) -> bool:
-        return self.decay > 0
+        return any(self.decays)
 
     @property
     def approximation(self) -> str:
@@ -151,37 +157,37 @@ class ESDRTRL(PositionWise):
 
     def _terms(self, pair: Pair, old: dict, factors: tuple, alive: jax.Array) -> dict:
         """``A`` and ``b`` of a step for each slot."""
-        (x, d, df), a, front = factors, self.decay, len(pair.op.repeats)
+        (x, d, df), (a_x, a_f), front = factors, self.decays, len(pair.op.repeats)
 
-        def moves(e):
+        def moves(a, e):
             return where_lanes(alive, pair.laned, a * e, front)
 
         shape = old['f'][0].shape
-        moved = jax.tree.map(lambda e: moves(jnp.broadcast_to(e, shape)), pair.gathered(d))
+        moved = jax.tree.map(lambda e: moves(a_f, jnp.broadcast_to(e, shape)), pair.gathered(d))
         sums = zip(pair.of(df), old['f'], strict=True)
-        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a, q), f) for q, f in sums))}
+        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a_f, q), f) for q, f in sums))}
         if 'x' in old:
             x = represented(pair.op, x[pair.relation.key])
             x = jnp.broadcast_to(x, old['x'].shape).astype(old['x'].dtype)
-            new['x'] = ((moves(jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
+            new['x'] = ((moves(a_x, jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
         return new
 
     def _advanced(self, network: Network, slots: Trace, factors: Factors) -> Trace:
         """The slots after a step."""
-        a = self.decay
+        a_x, a_f = self.decays
 
         def one(pair: Pair):
             old = pair.of(slots)
             moved = apply(pair.gathered(factors.d), old['f'])
             new = {
                 'f': tuple(
-                    _sum(_scaled(a, m), _scaled(1 - a, q), f)
+                    _sum(_scaled(a_f, m), _scaled(1 - a_f, q), f)
                     for m, q, f in zip(moved, pair.of(factors.df), old['f'], strict=True)
                 )
             }
             if 'x' in old:
                 x = represented(pair.op, factors.x[pair.relation.key])
-                new['x'] = (a * old['x'] + x).astype(old['x'].dtype)
+                new['x'] = (a_x * old['x'] + x).astype(old['x'].dtype)
             return new
 
         return by_pair(network.graph, one)
@@ -229,11 +235,11 @@ class ESDRTRL(PositionWise):
         return tuple(jnp.expand_dims(s, front) for s in gathered(pair.coords, of_group))
 
     def _correction(self, pair: Pair, t: jax.Array, ndim: int) -> jax.Array:
-        """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""
+        """``1 - a_f^(t+1)`` for each lane, with ``ndim`` axes."""
         if t.ndim and not pair.laned:
             t = t.max()
         number = jnp.result_type(float)
-        correction = 1 - jnp.power(jnp.asarray(self.decay, number), t.astype(number) + 1)
+        correction = 1 - jnp.power(jnp.asarray(self.decays[1], number), t.astype(number) + 1)
         correction = jnp.expand_dims(correction, range(len(pair.op.repeats)))
         return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 
