@@ -2,6 +2,7 @@
 
 from .analyse import analyse, check_learnable
 from .analysis.left_out import readers
+from .analysis.reaching import every_reaching
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .graph import (
     Coordinates,
@@ -53,6 +54,7 @@ __all__ = [
     'check_learnable',
     'depends',
     'describe_aval',
+    'every_reaching',
     'forward',
     'is_complex',
     'is_inexact',

@@ -108,6 +108,11 @@ class Executor:
     def d_plan(self):
         return make_d_plan(self.graph)
 
+    @cached_property
+    def uncut_d_plan(self):
+        """The D pass in which nothing is cut."""
+        return make_d_plan(self.graph, uncut=True)
+
     def _program(self, params: Sequence) -> Program:
         """The program with the held constants behind ``params``."""
         held = params[len(self.program.params) :]
@@ -304,10 +309,10 @@ class Executor:
 
     # the D pass ----------------------------------------------------------------------------------
 
-    def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
+    def _new_states(self, params, weights, carry, inputs, hidden, probes, plan=None) -> list:
         """New hidden states as a function of old ones and of the free y's."""
         carry = self.with_states(carry, hidden)
-        return self.d_plan.run(
+        return (plan or self.d_plan).run(
             self._program(params),
             self._env(params, carry, inputs, probes),
             partial(self._evaluate_op, weights=weights),
@@ -345,6 +350,21 @@ class Executor:
                     of_group = self._at_entries(coords, g, along, there)
                 df[rel.key][g.name] = of_group
         return d, df
+
+    def linear(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
+        """``(push, pull)`` of a step in which nothing is cut, with J = dh/dh': ``push(s)`` is J s,
+        ``pull(v)`` the pair of v J and the v dh/dy of each op. s and v are lists of hidden states.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            at = params, weights, carry, inputs, hidden, y
+            return self._new_states(*at, plan=self.uncut_d_plan)
+
+        new, pull = jax.vjp(new_states, hidden, zeros)
+        # transposed twice: functions with a derivative rule of their own have no forward mode
+        _, transposed = jax.vjp(lambda v: pull(v)[0], list(map(jnp.zeros_like, new)))
+        return lambda s: transposed(s)[0], pull
 
     def _at_entries(
         self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]

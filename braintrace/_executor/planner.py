@@ -37,11 +37,12 @@ def make_plan(graph: ETraceGraph, probes: bool) -> Plan:
     )
 
 
-def make_d_plan(graph: ETraceGraph) -> Plan:
-    """The D pass."""
+def make_d_plan(graph: ETraceGraph, uncut: bool = False) -> Plan:
+    """The D pass; ``uncut``: in which no equation reads constants."""
     program = graph.program
+    cuts = set() if uncut else {*program.ops, *graph.mixing}
     states = tuple(Read(program.new_carry[c]) for c in graph.states)
-    return Planner(program, DPass(graph), set()).plan((), states)
+    return Planner(program, DPass(program, cuts), set()).plan((), states)
 
 
 class Reads(ABC):
@@ -63,9 +64,8 @@ class Reads(ABC):
 class DPass(Reads):
     """Every cut equation reads constants; only equations behind new hidden states are evaluated."""
 
-    def __init__(self, graph: ETraceGraph):
-        self.equations = graph.program.equations
-        self.cuts = {*graph.program.ops, *graph.mixing}
+    def __init__(self, program: Program, cuts: set[int]):
+        self.equations, self.cuts = program.equations, cuts
 
     def read(self, value: int, variant: Variant) -> Read:
         return Read(value)

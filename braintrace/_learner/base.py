@@ -25,6 +25,7 @@ from .._windows import (
     check_optimizer,
     check_window,
     choose_delay,
+    is_key,
     weighed,
 )
 from ..functional import OnlineLearner, OnlineState
@@ -277,7 +278,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                 f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
                 'for another batch.'
             )
-        self.etrace.value = jax.tree.map(jnp.zeros_like, etrace)
+        self.etrace.value = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), etrace)
         world.write(initial)
 
     def get_etrace_of(self, param) -> dict:

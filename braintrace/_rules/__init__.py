@@ -5,7 +5,9 @@ from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
+from .signs import Signs
 from .storage import read
+from .uoro import UORO
 
 __all__ = [
     'DRTRL',
@@ -14,8 +16,10 @@ __all__ = [
     'Network',
     'Rule',
     'SameStep',
+    'Signs',
     'Start',
     'Trace',
+    'UORO',
     'Window',
     'read',
     'same_step',

@@ -88,6 +88,7 @@ class Rule(ABC):
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
+    inside: ClassVar[bool] = False  # whether its trace moves within each observed step
 
     @property
     @abstractmethod
@@ -120,7 +121,7 @@ class Rule(ABC):
     @abstractmethod
     def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
         """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
-        step. ``carried`` is None but for a rule that moves within the step.
+        step. ``carried``: for a rule that moves inside the step what it carries there, and ``t``.
         """
 
     @abstractmethod

@@ -67,7 +67,8 @@ class Observation(NamedTuple):
 
 class Together(NamedTuple):
     """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
-    losses, by each y and by the hidden states before them. ``factors`` has time in front.
+    losses, by each y and by the hidden states before them. ``factors`` has time in front;
+    ``trace``: one that moved inside, after them.
     """
 
     world: Any
@@ -77,6 +78,7 @@ class Together(NamedTuple):
     direct: Any
     losses: jax.Array
     aux: Any
+    trace: Any
 
 
 class Moment(NamedTuple):

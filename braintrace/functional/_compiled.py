@@ -140,21 +140,21 @@ class Compiled:
         _, outputs, new_carry, _ = self._run(params, carry, inputs)
         return outputs, new_carry
 
-    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def factors(self, params, weights, carry, inputs, xs, carried=None) -> Factors:
         """The factors of one step, as constants."""
         if not self.rule.traces:
             return Factors(xs, {}, {})
         at = params, weights, carry, inputs
-        return stopped(Factors(xs, *self.rule.factors(self.executor, at, None)))
+        return stopped(Factors(xs, *self.rule.factors(self.executor, at, carried)))
 
     def _primal(self, params, carry, trace, t, inputs):
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, (trace, t))
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
-    def observe(self, step: Callable, given, carry: list, held: list) -> Seen:
-        """One step around one call of the cell.
+    def observe(self, step: Callable, given, carry: list, held: list, carried=None) -> Seen:
+        """One step around one call of the cell; ``carried``: see ``Rule.factors``.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
@@ -181,7 +181,7 @@ class Compiled:
         result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
             run, given, executor.old_states(carry), executor.zero_probes(), has_aux=True
         )
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, carried)
         return Seen(result, aux, factors, weights, pull)
 
     def signals(self, pull: Callable, cotangent) -> tuple:
@@ -202,7 +202,7 @@ class Compiled:
             return cell(*now), None
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
-        seen = self.observe(step, given, carry, held=[])  # params have it
+        seen = self.observe(step, given, carry, [], (trace, t))  # params have what is held
         (outputs, new_carry), factors = seen.result, seen.factors
         new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
@@ -303,7 +303,7 @@ class ObservedStep:
     def network(self, weights) -> Network:
         return self.compiled.network(self._params(weights))
 
-    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
+    def observe(self, weights, world, slices, mask: jax.Array, carried=None) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
         chosen = self._chosen
 
@@ -312,14 +312,15 @@ class ObservedStep:
             (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
             return loss, (aux, new)
 
-        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry, self.held)
+        given = [leaves[i] for i in chosen]
+        seen = self.compiled.observe(step, given, carry, self.held, carried)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Together:
         leaves, treedef = jax.tree.flatten(weights)
         chosen = self._chosen
 
@@ -331,7 +332,8 @@ class ObservedStep:
             return (weight * loss, (loss, aux)), world
 
         given = [leaves[i] for i in chosen]
-        seen = observe_together(self.compiled, step, given, world, part, self.held, keep)
+        tracing = keep, carried
+        seen = observe_together(self.compiled, step, given, world, part, self.held, tracing)
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 

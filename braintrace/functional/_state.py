@@ -145,6 +145,8 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         return put_back(flags, fresh, x, path_name(key), laned, axes.get(path, 0))
 
     def entry(path, e):
+        if is_key(e):  # random numbers go on
+            return e
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
         return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
 

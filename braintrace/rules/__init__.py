@@ -3,9 +3,11 @@
 """
 
 from .._rules import Rule
+from ._presets import ottt
+from ._random import signs, uoro
 from ._traces import d_rtrl, es_d_rtrl, same_step
 
-__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl', 'same_step']
+__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl', 'ottt', 'same_step', 'signs', 'uoro']
 
 
 def __dir__() -> list[str]:
