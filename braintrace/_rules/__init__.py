@@ -8,6 +8,7 @@ from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .signs import Signs
 from .storage import read
 from .uoro import UORO
+from .view import View
 
 __all__ = [
     'DRTRL',
@@ -20,6 +21,7 @@ __all__ = [
     'Start',
     'Trace',
     'UORO',
+    'View',
     'Window',
     'read',
     'same_step',
