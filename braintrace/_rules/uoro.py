@@ -77,12 +77,10 @@ class UORO(Inside):
         names, past = graph.program.carry_names, t > 0
         s = [where_lanes(past, c in graph.laned, carried[STATES][names[c]]) for c in graph.states]
         laned = self.lanes(graph) is not None
-        m = {
-            r.key: {
-                n: where_lanes(past, laned, e) for n, e in carried[r.key][r.groups[0].name].items()
-            }
-            for r in graph.hidden_param_op_relations
-        }
+        m = {}
+        for r in graph.hidden_param_op_relations:
+            own = carried[r.key][r.groups[0].name]
+            m[r.key] = {n: where_lanes(past, laned, e) for n, e in own.items()}
         return s, m
 
     # a step ---------------------------------------------------------------------------------------

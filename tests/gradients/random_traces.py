@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tests.models.ops import JaxOps, NumpyOps
-from tests.oracles import QUICK, _factors, _pull_back, flat, jacobian, like, pick, real
+from tests.oracles import QUICK, Probe, _factors, _pull_back, flat, jacobian, like, pick, real
 
 
 class Traced(NamedTuple):
@@ -63,7 +63,7 @@ def signs(case, seed=0, resets=None, lanes=2):
         if fresh is not None:
             slots = {at: _without(fresh, lanes, *slot) for at, slot in slots.items()}
 
-        def history(lam, slots=dict(slots), carry=carry, x=x, inputs=inputs, edges=edges):
+        def history(lam, slots=slots, carry=carry, x=x, inputs=inputs, edges=edges):
             total = 0.0
             for g, names in enumerate(groups):
                 given, sent = list(inputs), np.zeros(edges[-1])
@@ -85,15 +85,13 @@ def signs(case, seed=0, resets=None, lanes=2):
                     old = slots.get((k, g), (0.0 if given is None else 0.0 * given, 0.0 * now))
                     own = drawn(jax.random.fold_in(draw, number), (2, lanes))
                     rows = np.concatenate([lanes_of(carry[s].shape, lanes) for s in groups[g]])
-                    slots[k, g] = _mixed(old, given, d, now, own, rows)
+                    slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows)}
                     number += 1
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
     return Traced(like(np.stack(steps), params), before)
 
 
 def _sizes(case, params, carry, x):
-    from tests.oracles import Probe
-
     seen = Probe()
     case.run(seen, params, carry, x)
     return [np.size(op(given)) for given, op in seen.calls]
@@ -103,8 +101,7 @@ def _without(fresh, lanes, ex, a):
     """The factors, zero in the flagged lanes; of an op without x every lane has columns of its
     own rows.
     """
-    rows = np.tile(fresh[lanes_of(a.shape[:1], lanes)], 1)
-    a = np.where(rows[:, None], 0.0, a)
+    a = np.where(fresh[lanes_of(a.shape[:1], lanes)][:, None], 0.0, a)
     if np.ndim(ex):
         ex = np.where(fresh.reshape(-1, *[1] * (np.ndim(ex) - 1)), 0.0, ex)
     return ex, a
@@ -116,12 +113,13 @@ def _mixed(old, given, d, now, own, rows):
     moved = d @ a
     if given is None:
         return ex, moved + now
-    new_x, new_a = np.array(given, float), np.zeros_like(now)
+    given = np.real(given)
+    new_x, new_a = np.zeros(given.shape), np.zeros_like(now)
     for b, (s1, s2) in enumerate(own.T):
-        mine = rows == b
-        p, over_p = balance(np.linalg.norm(ex[b]), np.linalg.norm(moved[mine]))
-        r, over_r = balance(np.linalg.norm(given[b]), np.linalg.norm(now[mine]))
-        new_x[b] = s1 * p * ex[b] + s2 * r * given[b]
+        mine, lane = rows == b, b if own.shape[1] > 1 else slice(None)
+        p, over_p = balance(np.linalg.norm(ex[lane]), np.linalg.norm(moved[mine]))
+        r, over_r = balance(np.linalg.norm(given[lane]), np.linalg.norm(now[mine]))
+        new_x[lane] = s1 * p * ex[lane] + s2 * r * given[lane]
         new_a[mine] = s1 * over_p * moved[mine] + s2 * over_r * now[mine]
     return new_x, new_a
 
@@ -136,13 +134,17 @@ def _gradient(case, ops, params, carry, x, y, history):
     return jacobian(lambda p: loss(p, carry), params)[0] + history(lam)
 
 
-def uoro(case, seed=0, pair='sample', resets=None, lanes=2):
-    """UORO with all paths of the step."""
+def uoro(case, seed=0, pair='sample', resets=None, lanes=2, slopes=()):
+    """UORO with all paths of the step. ``slopes``: by top-level parameter the derivative of the
+    op's weight by it, where that is not 1: norms are those of weights.
+    """
     params, carry, key = case.params, dict(case.carry), jax.random.key(seed)
     names = sorted(carry)
     rows = np.concatenate([lanes_of(carry[n].shape, lanes) for n in names])
     of_pairs = rows if pair == 'sample' else 0 * rows
     s, m = np.zeros(len(rows)), np.zeros((of_pairs.max() + 1, flat(params).size))
+    ones, given = jax.tree.map(np.ones_like, params), dict(slopes)
+    slope = flat({k: given[k](params[k]) if k in given else v for k, v in ones.items()})
     steps, before = [], []
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         carry, fresh = restarted(carry, t, resets)
@@ -159,16 +161,14 @@ def uoro(case, seed=0, pair='sample', resets=None, lanes=2):
         moved = jacobian(lambda h: case.run(NumpyOps(), params, h, x)[1], carry) @ s
         by_weights = jacobian(lambda p: case.run(NumpyOps(), p, carry, x)[1], params)
         key, draw = jax.random.split(key)
-        signs_of = [
-            drawn(jax.random.fold_in(draw, k), carry[n].shape) for k, n in enumerate(names)
-        ]
+        signs_of = [drawn(jax.random.fold_in(draw, k), carry[n].shape) for k, n in enumerate(names)]
         v = flat(signs_of)
         s, m = s.copy(), m.copy()
         for b in range(len(m)):
             mine = of_pairs == b
             new = v[mine] @ by_weights[mine]
-            r0, over_r0 = balance(np.linalg.norm(moved[mine]), np.linalg.norm(m[b]))
-            r1, over_r1 = balance(np.linalg.norm(v[mine]), np.linalg.norm(new))
+            r0, over_r0 = balance(np.linalg.norm(moved[mine]), np.linalg.norm(m[b] / slope))
+            r1, over_r1 = balance(np.linalg.norm(v[mine]), np.linalg.norm(new / slope))
             s[mine] = r0 * moved[mine] + r1 * v[mine]
             m[b] = over_r0 * m[b] + over_r1 * new
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
@@ -180,12 +180,12 @@ def at_borders(case, traced, size):
     total = 0.0
     for start in range(0, len(case.xs), size):
         carry, history = traced.before[start]
-        grad, lam = _through(case, carry, case.xs[start : start + size], case.ys[start : start + size])
+        grad, lam = _through(case.steps(start, start + size, carry))
         total = total + flat(grad) + history(lam)
     return like(total, case.params)
 
 
-def _through(case, carry, xs, ys):
+def _through(case):
     @functools.partial(jax.jit, compiler_options=QUICK)
     @functools.partial(jax.grad, argnums=(0, 1))
     def gradients(params, carry):
@@ -193,6 +193,6 @@ def _through(case, carry, xs, ys):
             output, new = case.run(JaxOps(), params, carry, at[0])
             return new, case.loss(output, at[1])
 
-        return jax.lax.scan(step, dict(carry), (xs, ys))[1].sum()
+        return jax.lax.scan(step, carry, (case.xs, case.ys))[1].sum()
 
-    return jax.tree.map(np.asarray, gradients(case.params, carry))
+    return jax.tree.map(np.asarray, gradients(case.params, dict(case.carry)))
