@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._executor import apply, dot, filled
-from .contraction import add_gradients, factored_gradient, represented, same_step
+from .contraction import add_gradients, factored_gradient, represented, same_step, without_x
 from .coordinates import Pair, by_pair, pairs
 from .factored import alive, apart, at_entries, empty_factors, joined
 from .inside import KEY, Inside, balance, key_and_rest, norms
@@ -24,6 +25,8 @@ class Signs(Inside, PositionWise):
     """KF-RTRL on the paths of D (see :func:`braintrace.rules.signs`).
 
     ex^t = s1 p ex^{t-1} + s2 r x^t        ef^t = s1/p D^t ef^{t-1} + s2/r D_f^t
+
+    The x of a weight whose gradient reads none, as that of a bias, is 1: slot ``one`` is its ex.
     """
 
     seed: int = 0
@@ -39,7 +42,14 @@ class Signs(Inside, PositionWise):
         return 'nothing on average: the trace is a random estimate, unbiased'
 
     def init(self, graph):
-        return {**by_pair(graph, empty_factors), KEY: jax.random.key(self.seed)}
+        def one(pair: Pair) -> dict:
+            slots = empty_factors(pair)
+            if without_x(pair.op):
+                shape = (*(1 for _ in pair.op.repeats), *((graph.lanes,) if pair.laned else ()))
+                slots['one'] = jnp.zeros(shape, jnp.finfo(slots['f'].dtype).dtype)
+            return slots
+
+        return {**by_pair(graph, one), KEY: jax.random.key(self.seed)}
 
     def update(self, network, carried, factors, t):
         key, trace = key_and_rest(carried)
@@ -65,25 +75,21 @@ class Signs(Inside, PositionWise):
         )
         if 'x' not in old:  # a sum of outputs is a sum: nothing is mixed
             return {'f': jax.tree.map(jnp.add, moved, new)}
-        x = jnp.broadcast_to(represented(pair.op, x[pair.relation.key]), old['x'].shape)
-        front = len(pair.op.repeats)
-        lanes = front if draw[1] else None
-        p, over_p = balance(norms([old['x']], lanes), norms(moved, lanes))
-        r, over_r = balance(norms([x], lanes), norms(new, lanes))
+        x = {'x': jnp.broadcast_to(represented(pair.op, x[pair.relation.key]), old['x'].shape)}
+        if 'one' in old:
+            x['one'] = jnp.ones_like(old['one'])
+        ex = {name: old[name] for name in x}
+        norm = partial(norms, lanes=len(pair.op.repeats) if draw[1] else None)
+        p, over_p = balance(norm(ex.values()), norm(moved))
+        r, over_r = balance(norm(x.values()), norm(new))
         s1, s2 = jax.random.rademacher(draw[0], (2, *draw[1]), p.dtype)
 
         def mixed(a, e, b, q):
-            a, b = (
-                c.reshape((1,) * front + c.shape + (1,) * (e.ndim - front - c.ndim)) for c in (a, b)
-            )
+            a, b = (_beside(pair, c, e) for c in (a, b))
             return (a * e + b * q).astype(e.dtype)
 
-        return {
-            'x': mixed(s1 * p, old['x'], s2 * r, x),
-            'f': tuple(
-                mixed(s1 * over_p, m, s2 * over_r, q) for m, q in zip(moved, new, strict=True)
-            ),
-        }
+        f = (mixed(s1 * over_p, m, s2 * over_r, q) for m, q in zip(moved, new, strict=True))
+        return {'f': tuple(f), **{n: mixed(s1 * p, e, s2 * r, x[n]) for n, e in ex.items()}}
 
     def gradient(self, network, before, after, step):
         _, _, signals = step.steps.all
@@ -104,7 +110,21 @@ class Signs(Inside, PositionWise):
             key, own = pair.relation.key, pair.of(slots)
             d = dot(at_entries(pair, lam), own['f'])
             if d is not None:
-                x, d = jax.tree.map(lambda a: a[None], (own.get('x'), d))
-                got = factored_gradient(pair, x, d, weights[key])
-                grads = add_gradients(grads, {key: got})
+                grads = add_gradients(grads, {key: self._read(pair, own, d, weights[key])})
         return grads
+
+    def _read(self, pair: Pair, own: dict, d: jax.Array, weights: dict) -> dict:
+        """``ex (x) d``."""
+        x, d = jax.tree.map(lambda a: a[None], (own.get('x'), d))
+        got = factored_gradient(pair, x, d, weights)
+        if 'one' in own:
+            one = factored_gradient(pair, x, d * _beside(pair, own['one'], d[0]), weights)
+            got |= {name: one[name] for name in without_x(pair.op)}
+        return got
+
+
+def _beside(pair: Pair, c: jax.Array, e: jax.Array) -> jax.Array:
+    """A number for each lane, or one for all, with the axes of an array of the pair."""
+    if c.ndim == int(pair.laned):
+        c = c.reshape((1,) * len(pair.op.repeats) + c.shape)
+    return c.reshape(c.shape + (1,) * (e.ndim - c.ndim))

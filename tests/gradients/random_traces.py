@@ -64,14 +64,17 @@ def signs(case, seed=0, resets=None, lanes=2):
             slots = {at: _without(fresh, lanes, *slot) for at, slot in slots.items()}
 
         def history(lam, slots=slots, carry=carry, x=x, inputs=inputs, edges=edges):
-            total = 0.0
+            """An op's gradient is linear in x but for the part that x = 0 leaves, of a bias."""
+            total, silent = 0.0, [None if i is None else 0.0 * i for i in inputs]
             for g, names in enumerate(groups):
-                given, sent = list(inputs), np.zeros(edges[-1])
-                for (k, own), (ex, a) in slots.items():
+                given, sent, of_bias = list(inputs), np.zeros(edges[-1]), np.zeros(edges[-1])
+                for (k, own), (ex, one, a) in slots.items():
                     if own == g:
-                        given[k] = ex
-                        sent[edges[k] : edges[k + 1]] = flat(pick(lam, names)) @ a
+                        mine = slice(edges[k], edges[k + 1])
+                        given[k], sent[mine] = ex, flat(pick(lam, names)) @ a
+                        of_bias[mine] = sent[mine] * np.repeat(one - 1, a.shape[1] // one.size)
                 total = total + _pull_back(case, params, carry, x, given, sent)
+                total = total + _pull_back(case, params, carry, x, silent, of_bias)
             return total
 
         before.append((carry, history))
@@ -82,10 +85,13 @@ def signs(case, seed=0, resets=None, lanes=2):
             for g, (d, df, _) in enumerate(of_groups):
                 now = df[:, edges[k] : edges[k + 1]]
                 if now.any():
-                    old = slots.get((k, g), (0.0 if given is None else 0.0 * given, 0.0 * now))
+                    ex = 0.0 if given is None else 0.0 * np.real(given)
+                    one = np.ones(1) if given is None else np.zeros(lanes)
+                    old = slots.get((k, g), (ex, one, 0.0 * now))
+                    biased = _has_bias(case, params, carry, x, k)
                     own = drawn(jax.random.fold_in(draw, number), (2, lanes))
                     rows = np.concatenate([lanes_of(carry[s].shape, lanes) for s in groups[g]])
-                    slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows)}
+                    slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows, biased)}
                     number += 1
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
     return Traced(like(np.stack(steps), params), before)
@@ -97,31 +103,47 @@ def _sizes(case, params, carry, x):
     return [np.size(op(given)) for given, op in seen.calls]
 
 
-def _without(fresh, lanes, ex, a):
+def _has_bias(case, params, carry, x, k):
+    """Whether an op's result moves with its weights where x is zero."""
+
+    def result(params):
+        seen = Probe()
+        case.run(seen, params, carry, x)
+        given, op = seen.calls[k]
+        return op(0.0 * given)
+
+    seen = Probe()
+    case.run(seen, params, carry, x)
+    return seen.calls[k][0] is not None and jacobian(result, params).any()
+
+
+def _without(fresh, lanes, ex, one, a):
     """The factors, zero in the flagged lanes; of an op without x every lane has columns of its
     own rows.
     """
     a = np.where(fresh[lanes_of(a.shape[:1], lanes)][:, None], 0.0, a)
     if np.ndim(ex):
         ex = np.where(fresh.reshape(-1, *[1] * (np.ndim(ex) - 1)), 0.0, ex)
-    return ex, a
+        one = np.where(fresh, 0.0, one)
+    return ex, one, a
 
 
-def _mixed(old, given, d, now, own, rows):
-    """Both factors after a step, lane by lane."""
-    ex, a = old
+def _mixed(old, given, d, now, own, rows, biased):
+    """The factors after a step, lane by lane; x is 1 for a bias."""
+    ex, one, a = old
     moved = d @ a
     if given is None:
-        return ex, moved + now
-    given = np.real(given)
-    new_x, new_a = np.zeros(given.shape), np.zeros_like(now)
+        return ex, one, moved + now
+    given, size = np.real(given), np.linalg.norm
+    new_x, new_one, new_a = np.zeros(given.shape), np.zeros(len(one)), np.zeros_like(now)
     for b, (s1, s2) in enumerate(own.T):
         mine, lane = rows == b, b if own.shape[1] > 1 else slice(None)
-        p, over_p = balance(np.linalg.norm(ex[lane]), np.linalg.norm(moved[mine]))
-        r, over_r = balance(np.linalg.norm(given[lane]), np.linalg.norm(now[mine]))
+        p, over_p = balance(np.hypot(size(ex[lane]), biased * one[b]), size(moved[mine]))
+        r, over_r = balance(np.hypot(size(given[lane]), biased), size(now[mine]))
         new_x[lane] = s1 * p * ex[lane] + s2 * r * given[lane]
+        new_one[b] = s1 * p * one[b] + s2 * r
         new_a[mine] = s1 * over_p * moved[mine] + s2 * over_r * now[mine]
-    return new_x, new_a
+    return new_x, new_one, new_a
 
 
 def _gradient(case, ops, params, carry, x, y, history):
