@@ -152,7 +152,7 @@ def draws(name, rule, number, steps=8):
         trace = {**state.trace, '(key)': key}
         return run(case.params, state.replace(trace=trace), case.xs, case.ys)[0]
 
-    keys = jax.random.split(jax.random.key(SEED), number)
+    keys = jax.random.split(jax.random.key(0), number)
     found = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=256))(keys)
     found = np.concatenate([np.asarray(g).reshape(number, -1) for g in jax.tree.leaves(found)], 1)
     if rule.name == 'signs':
