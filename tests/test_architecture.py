@@ -64,6 +64,7 @@ ROOMS = {
         'stacked_states',
         'graph',
         'analysis',
+        'analyse',
     ]
 }
 

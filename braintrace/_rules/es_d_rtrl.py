@@ -22,7 +22,7 @@ from .rule import Network, OpGradients, PositionWise, Trace, Window
 __all__ = ['ESDRTRL']
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ESDRTRL(PositionWise):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
