@@ -20,7 +20,7 @@ from .rule import Network, OpGradients, PositionWise, Trace
 __all__ = ['Signs']
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Signs(Inside, PositionWise):
     """KF-RTRL on the paths of D (see :func:`braintrace.rules.signs`).
 

@@ -23,7 +23,7 @@ __all__ = ['UORO']
 STATES = '(states)'  # beside a trace's relations: the vector s, by path of the hidden state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UORO(Inside):
     """UORO (see :func:`braintrace.rules.uoro`).
 

@@ -15,10 +15,11 @@ def ottt(leak: float) -> Rule:
     """OTTT: the trace of the input with the leak of the membrane, times today's D_f.
 
     ``es_d_rtrl((leak, 0.))``: ``ex^t = leak ex^{t-1} + x^t``, and the gradient at t is
-    ``xy_to_dw(ex^t, L^t . D_f^t)``. Exact for a feed-forward layer of leaky integrate-and-fire
-    neurons whose loss reads today's spike and whose reset is detached. Memory ``B * I`` numbers
-    beside today's D_f. ``leak``, in [0, 1), is the factor of the membrane in one step. Raises
-    :class:`braintrace.OptionError` for another value.
+    ``xy_to_dw(ex^t, L^t . D_f^t)``. Exact for the matrix of a feed-forward layer of leaky
+    integrate-and-fire neurons whose loss reads the spike of the new potential and whose reset is
+    detached; a bias gets the current step. Memory ``B * I`` numbers beside today's D_f. ``leak``,
+    in [0, 1), is the factor of the membrane in one step. Raises :class:`braintrace.OptionError`
+    for another value.
 
     Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (arXiv
     2210.04195).

@@ -179,11 +179,10 @@ MEANS = [signs(), uoro(), uoro('batch')]
 @pytest.mark.parametrize(
     'rule', [MEANS[0], *(pytest.param(r, marks=pytest.mark.slow) for r in MEANS[1:])]
 )
-def test_the_mean_of_256_seeds_has_no_bias(rule):
-    found, want = draws('leaky', rule, 256)
+def test_the_mean_of_1024_seeds_has_no_bias(rule):
+    found, want = draws('leaky', rule, 1024)
     assert 0.6 < z_of(found, want) < 1.5
-    assert 0.6 > z_of(found, found.mean(0))  # the measure sees a difference
-    assert z_of(found, 1.5 * want) > 1.5
+    assert z_of(found, 1.2 * want) > 1.5
 
 
 @pytest.mark.nightly
