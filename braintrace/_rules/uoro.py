@@ -72,7 +72,9 @@ class UORO(Inside):
         s = {name: jnp.zeros(a.shape, a.dtype) for name, a in avals.items()}
         return {**m, STATES: s, KEY: jax.random.key(self.seed)}
 
-    def _alive(self, graph: ETraceGraph, carried: Trace, t: jax.Array) -> tuple[list, dict]:
+    def _alive(
+        self, graph: ETraceGraph, carried: dict[str, Any], t: jax.Array
+    ) -> tuple[list, dict]:
         """``s`` in the order of the states, and ``m`` by op; zero where there is no past."""
         names, past = graph.program.carry_names, t > 0
         s = [where_lanes(past, c in graph.laned, carried[STATES][names[c]]) for c in graph.states]

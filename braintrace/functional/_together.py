@@ -48,7 +48,8 @@ def observe_together(
     direct, lam, dy = pull(jnp.ones_like(total))
     of_state = dict(zip(compiled.graph.states, lam, strict=True))
     lam = {g.name: tuple(of_state[s] for s in g.states) for g in compiled.graph.hidden_groups}
-    return Together(end, factors, dy, lam, direct, *shown, trace=trace)
+    losses, aux = shown
+    return Together(end, factors, dy, lam, direct, losses, aux, trace)
 
 
 def _one_step(compiled, step, given, held, keep, state, at, counts: bool = True):
