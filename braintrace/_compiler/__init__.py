@@ -1,6 +1,7 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, check_learnable
+from .analysis.lanes import where_lanes_meet
 from .analysis.left_out import readers
 from .analysis.reaching import every_reaching
 from .equations.equation import Loop, Remat, is_complex, is_inexact
@@ -67,5 +68,6 @@ __all__ = [
     'properties_of',
     'reach',
     'readers',
+    'where_lanes_meet',
     'with_own_diagonal',
 ]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, OpUse, Relation, every_reaching, is_complex
+from .._compiler import ETraceGraph, OpUse, Relation, every_reaching, is_complex, where_lanes_meet
 from .._errors import NotSupportedError
 from .contraction import add_gradients, op_gradient, outside_loops, same_step
 from .inside import KEY, Inside, balance, norms
@@ -50,6 +50,8 @@ class UORO(Inside):
                     f'hidden state {group.paths[0]} is complex, and UORO follows real ones. Keep '
                     'its real and its imaginary part as two states.'
                 )
+        if self.lanes(graph) is not None:
+            _check_lanes(graph)
         return every_reaching(graph)
 
     def lanes(self, graph: ETraceGraph) -> int | None:
@@ -170,6 +172,24 @@ class UORO(Inside):
             return (total * e) if lanes is None else jnp.tensordot(total.astype(e.dtype), e, 1)
 
         return add_gradients(grads, jax.tree.map(history, m))
+
+
+def _check_lanes(graph: ETraceGraph) -> None:
+    """Refuse a pair for each lane where lanes read one another."""
+    shared = [c for c in graph.states if c not in graph.laned]
+    if shared:
+        what = (
+            f'axis 0 of hidden state {graph.program.carry_names[shared[0]]} is not known to be the '
+            'batch'
+        )
+    elif (i := where_lanes_meet(graph)) is not None:
+        eqn = graph.program.equations[i]
+        what = f'samples of the batch meet in {eqn.primitive.name} [{eqn.where}]'
+    else:
+        return
+    raise NotSupportedError(
+        f"{what}, and UORO has a pair for each sample. Use one for all: uoro(pair='batch')."
+    )
 
 
 def _traced(graph: ETraceGraph) -> list[OpUse]:

@@ -222,3 +222,62 @@ def test_the_first_step_is_exact():
 def test_other_values_are_refused(make, found):
     with pytest.raises(braintrace.OptionError, match=found):
         make()
+
+
+def looked_up(params, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.embedding(x, params['w']))
+    return h, h
+
+
+def multiplied(params, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(jax.nn.one_hot(x, 5, dtype=float), params['w']))
+    return h, h
+
+
+@pytest.mark.parametrize('rule', [signs(), uoro()], ids=['signs', 'uoro'])
+def test_a_lookup_is_a_product_with_ones(rule):
+    rng = np.random.default_rng(0)
+    params, h = {'w': rng.standard_normal((5, 3))}, np.zeros((2, 3))
+    xs, ys = rng.integers(0, 5, (6, 2)), rng.standard_normal((6, 2, 3))
+    found = []
+    for cell in (looked_up, multiplied):
+        learner = braintrace.functional.online(cell, rule)
+        run = quick(learner.sequence_grad(models.squared))
+        found.append(run(params, learner.init(params, h, xs[0]), xs, ys)[0])
+    assert_drawn_close(*found)
+
+
+def shared(params, h, x):
+    """All samples read one threshold, which they move."""
+    v = 0.8 * h['v'] + braintrace.matmul(x, params['w'])
+    return v - h['a'], {'v': v, 'a': 0.9 * h['a'] + 0.1 * v.mean(0)}
+
+
+def crossed(params, h, x):
+    """Every sample reads the mean of all."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']) - h.mean(0))
+    return h, h
+
+
+@pytest.mark.parametrize(
+    'cell, carry',
+    [(shared, {'v': np.zeros((2, 3)), 'a': np.zeros(3)}), (crossed, np.zeros((2, 3)))],
+    ids=['shared', 'crossed'],
+)
+def test_samples_that_read_one_another_need_one_pair(cell, carry):
+    rng = np.random.default_rng(0)
+    params, xs, ys = (rng.standard_normal(s) for s in ((4, 3), (4, 2, 4), (4, 2, 3)))
+    params = {'w': params}
+    with pytest.raises(braintrace.NotSupportedError, match="pair='batch'"):
+        braintrace.functional.online(cell, uoro()).init(params, carry, xs[0])
+    learner = braintrace.functional.online(cell, uoro('batch'))
+    state = learner.init(params, carry, xs[0])
+    run = learner.sequence_grad(models.squared, reduction='sum', window=None)
+    want = braintrace.verify.bptt_gradients(cell, params, carry, xs, ys, models.squared)
+
+    def one(key):
+        trace = {**state.trace, '(key)': key}
+        return run(params, state.replace(trace=trace), xs, ys)[0]['w'].ravel()
+
+    found = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 2048)))
+    assert z_of(found, np.asarray(want['w']).ravel()) < 1.5
