@@ -1,7 +1,9 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, check_learnable
+from .analysis.lanes import where_lanes_meet
 from .analysis.left_out import readers
+from .analysis.reaching import every_reaching
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .filters import readouts, with_filter
 from .graph import (
@@ -60,6 +62,7 @@ __all__ = [
     'check_learnable',
     'depends',
     'describe_aval',
+    'every_reaching',
     'forward',
     'is_complex',
     'is_inexact',
@@ -75,6 +78,7 @@ __all__ = [
     'readers',
     'readouts',
     'with_filter',
+    'where_lanes_meet',
     'with_own_diagonal',
     'rescoped',
 ]

@@ -373,6 +373,21 @@ class Executor:
                 df[rel.key][g.name] = of_group
         return d, df
 
+    def linear(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
+        """``(push, pull)`` of a step in which nothing is cut, with J = dh/dh': ``push(s)`` is J s,
+        ``pull(v)`` the pair of v J and the v dh/dy of each op. s and v are lists of hidden states.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            at = params, weights, carry, inputs, hidden, y
+            return self._new_states(*at, plan=self.uncut_d_plan)
+
+        new, pull = jax.vjp(new_states, hidden, zeros)
+        # transposed twice: functions with a derivative rule of their own have no forward mode
+        _, transposed = jax.vjp(lambda v: pull(v)[0], list(map(jnp.zeros_like, new)))
+        return lambda s: transposed(s)[0], pull
+
     def _at_entries(
         self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]
     ) -> Vector:

@@ -25,6 +25,7 @@ from .._windows import (
     check_optimizer,
     check_window,
     choose_delay,
+    is_key,
     weighed,
 )
 from ..functional import OnlineLearner, OnlineState
@@ -277,8 +278,9 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                 f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
                 'for another batch.'
             )
-        empty, (_, count) = jax.tree.map(jnp.zeros_like, etrace), uncounted(etrace['trace'])
-        self.etrace.value = {**empty, 'trace': counting(empty['trace'], count)}
+        trace, count = uncounted(etrace['trace'])
+        empty = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), trace)
+        self.etrace.value = {'trace': counting(empty, count), 't': jnp.zeros_like(etrace['t'])}
         world.write(initial)
 
     def get_etrace_of(self, param) -> dict:

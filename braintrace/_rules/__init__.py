@@ -7,7 +7,9 @@ from .feedback import Feedback, counting, uncounted
 from .influence import RTRL, Reach
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
+from .signs import Signs
 from .storage import read
+from .uoro import UORO
 from .view import View
 
 __all__ = [
@@ -20,8 +22,10 @@ __all__ = [
     'Reach',
     'Rule',
     'SameStep',
+    'Signs',
     'Start',
     'Trace',
+    'UORO',
     'View',
     'Window',
     'counting',

@@ -5,6 +5,8 @@
 from .._rules import Rule
 from ._feedback import e_prop, otpe, rflo
 from ._influence import rtrl, snap
+from ._presets import ottt
+from ._random import signs, uoro
 from ._traces import d_rtrl, es_d_rtrl, same_step
 
 __all__ = [
@@ -13,10 +15,13 @@ __all__ = [
     'e_prop',
     'es_d_rtrl',
     'otpe',
+    'ottt',
     'rflo',
     'rtrl',
     'same_step',
+    'signs',
     'snap',
+    'uoro',
 ]
 
 
