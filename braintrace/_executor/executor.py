@@ -17,7 +17,7 @@ from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
-from .pull_backs import PullBack
+from .pull_backs import PullBack, Uncut
 
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
@@ -99,6 +99,11 @@ class Executor:
     @cached_property
     def d_plan(self):
         return make_d_plan(self.graph)
+
+    @cached_property
+    def uncut_plan(self):
+        """The D pass in which nothing is cut."""
+        return make_d_plan(self.graph, cut=False)
 
     def _program(self, params: Sequence) -> Program:
         """The program with the held constants behind ``params``."""
@@ -310,17 +315,31 @@ class Executor:
 
     # the D pass ----------------------------------------------------------------------------------
 
-    def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
+    def _new_states(self, params, weights, carry, inputs, hidden, probes, cut: bool = True) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        own = len(self._states)
+        own, plan = len(self._states), self.d_plan if cut else self.uncut_plan
         virtual = dict(zip(self.program.virtual_states, hidden[own:], strict=True))
         carry = self.with_states(carry, hidden[:own])
-        return self.d_plan.run(
+        return plan.run(
             self._program(params),
             self._env(params, carry, inputs, Probes(probes, {}, virtual)),
             partial(self._evaluate_op, weights=weights),
             {},
         )[1]
+
+    def uncut(self, params: Sequence, weights, carry: Sequence, inputs: Sequence) -> Uncut:
+        """The new hidden states as a function of the old ones and of every owned op's y, with
+        nothing cut.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            return self._new_states(params, weights, carry, inputs, hidden, y, cut=False)
+
+        def along(key: str) -> Callable:
+            return self._along(lambda y: new_states(hidden, {**zeros, key: y}), zeros[key])
+
+        return Uncut(*jax.vjp(new_states, hidden, zeros), along)
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent
@@ -353,6 +372,21 @@ class Executor:
                     of_group = self._at_entries(coords, g, along, there)
                 df[rel.key][g.name] = of_group
         return d, df
+
+    def linear(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
+        """``(push, pull)`` of a step in which nothing is cut, with J = dh/dh': ``push(s)`` is J s,
+        ``pull(v)`` the pair of v J and the v dh/dy of each op. s and v are lists of hidden states.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            at = params, weights, carry, inputs, hidden, y
+            return self._new_states(*at, plan=self.uncut_d_plan)
+
+        new, pull = jax.vjp(new_states, hidden, zeros)
+        # transposed twice: functions with a derivative rule of their own have no forward mode
+        _, transposed = jax.vjp(lambda v: pull(v)[0], list(map(jnp.zeros_like, new)))
+        return lambda s: transposed(s)[0], pull
 
     def _at_entries(
         self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]

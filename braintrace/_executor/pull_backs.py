@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
 from .. import _jax
 
-__all__ = ['PullBack']
+__all__ = ['PullBack', 'Uncut']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'remat', 'remat2', 'checkpoint'}
 Read = frozenset[int]
+
+
+class Uncut(NamedTuple):
+    """The linear maps of a step in which nothing is cut.
+
+    ``new``: the new hidden states; ``pull``: cotangents of these -> those of the old ones, and of
+    each y; ``along(op)``: tangents of its y -> new hidden states by their place in the carry.
+    """
+
+    new: list
+    pull: Callable
+    along: Callable
 
 
 class PullBack:

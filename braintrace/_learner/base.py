@@ -26,6 +26,7 @@ from .._windows import (
     check_optimizer,
     check_window,
     choose_delay,
+    is_key,
     split_weights,
     weighed,
 )
@@ -276,8 +277,9 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                 f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
                 'for another batch.'
             )
-        empty, (_, count) = jax.tree.map(jnp.zeros_like, etrace), uncounted(etrace['trace'])
-        self.etrace.value = {**empty, 'trace': counting(empty['trace'], count)}
+        trace, count = uncounted(etrace['trace'])
+        empty = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), trace)
+        self.etrace.value = {'trace': counting(empty, count), 't': jnp.zeros_like(etrace['t'])}
         world.write(initial)
 
     def get_etrace_of(self, param) -> dict:
@@ -358,7 +360,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
-        apply = synthesizer_of(self, exact, carry == 'trace')
+        apply = synthesizer_of(self, exact)
         result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
         losses = weighed(result.losses, mask, loss_output, reduction)
         grads, _ = split_weights(result.learnt, apply)
@@ -413,7 +415,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, update_every)
         along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
-        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact, False))
+        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
         result = train(bound, given, calls, opt_state)
         extra = [result.aux] if has_aux else []
         return (result.losses, *extra, result.learnt[1])

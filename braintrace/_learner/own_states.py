@@ -46,7 +46,7 @@ def signal_shapes(graph: ETraceGraph) -> dict[str, tuple[int, ...]]:
     return {g.name: (*g.shape, g.num_state) for g in graph.hidden_groups}
 
 
-def synthesizer_of(learner: Any, exact: bool, trace: bool) -> Callable | None:
+def synthesizer_of(learner: Any, exact: bool) -> Callable | None:
     """The function that makes a learner's synthetic gradients, for a call with these options."""
     if exact and learner.modulates:
         raise OptionError(
@@ -55,5 +55,5 @@ def synthesizer_of(learner: Any, exact: bool, trace: bool) -> Callable | None:
             'learner.'
         )
     apply = learner.synthetic.apply if learner.bootstraps else None
-    check_synthesizer(apply, exact, trace)
+    check_synthesizer(apply, exact, learner.rule)
     return apply

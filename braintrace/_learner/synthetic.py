@@ -29,8 +29,8 @@ class DNI(ETraceLearner):
     At the end of each window but the last one of a call the loss ``sum(s(h_K) h_K)`` stands for the
     losses of later windows, with ``s(h_K)`` constant; ``s`` learns the derivative that the next
     window sends to its first states, in :meth:`etrace_train` together with the weights, by the same
-    optimizer, or alone by :func:`braintrace.train_synthetic_gradient`. Give ``inside='exact'``,
-    and to :meth:`etrace_grad` ``carry='drop'`` and a window. With the true credit it is
+    optimizer, or alone by :func:`braintrace.train_synthetic_gradient`. Give ``inside='exact'``
+    and to :meth:`etrace_grad` a window. With the true credit it is
     back-propagation through time, with none the truncated one; nothing is kept between calls.
 
     ``synthesizer``: a :class:`braintrace.SyntheticGradient` or None for a linear one that starts
@@ -44,8 +44,8 @@ class DNI(ETraceLearner):
     >>> learner = braintrace.compile(model, 'dni', x, batch_size=3)
     >>> def step_fn(x):
     ...     return jnp.mean(learner(x) ** 2)
-    >>> xs, window = jnp.ones((6, 3, 2)), {'window': 2, 'inside': 'exact', 'carry': 'drop'}
-    >>> len(learner.etrace_grad(xs, step_fn=step_fn, **window))
+    >>> xs = jnp.ones((6, 3, 2))
+    >>> len(learner.etrace_grad(xs, step_fn=step_fn, window=2, inside='exact'))
     3
     """
 
@@ -114,7 +114,7 @@ def train_synthetic_gradient(
     if optimizer is not None:
         check_optimizer(optimizer)
     bound = learner._compiled().in_time()
-    apply = synthesizer_of(learner, check_inside('exact', window), False)
+    apply = synthesizer_of(learner, check_inside('exact', window))
     along = GradientOptions(window, None, False, 'mean', True)
     given = Arguments(sequences, step_fn, None, None, None)
     options = CallOptions(along, False, False, apply)

@@ -36,6 +36,7 @@ from .rows import (
 )
 
 __all__ = [
+    'approximation',
     'axis_lines',
     'cut_rows',
     'diagnostic_rows',
@@ -88,6 +89,11 @@ def axis_lines(rule: Any) -> tuple[str, ...]:
         *([CREDIT] if getattr(rule, 'credit', 'cut') == 'whole' else []),
         *([OWN] if own else []),
     )
+
+
+def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
+    """What the rule leaves out in every model, and in this one."""
+    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *graph.left_out.values()])))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -240,6 +246,7 @@ def parameter_rows(
         lost = [*_cut_of(own, cuts), *_lost_uses(graph, path)]
         if own and rule.approximation:
             lost.append(LeftOut('rule', rule.approximation))
+        lost += [LeftOut('rule', graph.left_out[r.key]) for r in own if r.key in graph.left_out]
         carried = rule.remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change

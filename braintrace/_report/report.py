@@ -104,7 +104,7 @@ def make_report(graph: ETraceGraph, rule: Any) -> Report:
     relations = contents.relation_rows(graph, known)
     return Report(
         rule=known.name,
-        approximation=known.approximation,
+        approximation=contents.approximation(graph, known),
         axes=contents.axis_lines(rule),
         batch_size=graph.lanes,
         groups=contents.group_rows(graph, cuts),

@@ -32,6 +32,8 @@ def summary(report: ReportData) -> list[str]:
         memory_text(report),
         *report.axes,
     ]
+    if graph.scope is not None:
+        lines.append(graph.scope.text)
     constants = [found for found in graph.diagnostics if found.kind == 'constant-weight']
     fixed = list(dict.fromkeys(f'  {constant_text(graph, d)} [{d.location}]' for d in constants))
     if report.exact:

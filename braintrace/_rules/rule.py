@@ -92,6 +92,7 @@ class Rule(ABC):
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
     filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
+    inside: ClassVar[bool] = False  # whether its trace moves within each observed step
 
     @final
     def __repr__(self) -> str:
@@ -183,7 +184,7 @@ class Rule(ABC):
     @abstractmethod
     def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
         """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
-        step. ``carried`` is None but for a rule that moves within the step.
+        step. ``carried``: for a rule that moves inside the step what it carries there, and ``t``.
         """
 
     @abstractmethod

@@ -70,7 +70,8 @@ class Observation(NamedTuple):
 
 class Together(NamedTuple):
     """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
-    losses, by each y and by the hidden states before them. ``factors`` has time in front.
+    losses, by each y and by the hidden states before them. ``factors`` has time in front;
+    ``trace``: one that moved inside, after them.
     """
 
     world: Any
@@ -80,6 +81,7 @@ class Together(NamedTuple):
     direct: Any
     losses: jax.Array
     aux: Any
+    trace: Any
 
 
 class Moment(NamedTuple):

@@ -45,11 +45,13 @@ class Observer(Protocol):
     def network(self, weights) -> Network:
         """The graph and these weights of its ops, for the rule."""
 
-    def observe(self, weights, world, at: Sequence) -> Observation:
-        """One step, its loss weighed by the mask."""
+    def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
+        """One step, its loss weighed by the mask; ``carried``: see ``Rule.factors``."""
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
-        """Some steps under one pull-back, without cuts; ``keep``: with their factors."""
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Together:
+        """Some steps under one pull-back, without cuts; ``keep``: with their factors. ``carried``:
+        the trace that moves inside, and the step counts before each step; None: none does.
+        """
 
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
@@ -107,24 +109,43 @@ class Run:
         """The step, traced once."""
         start, sequence = self.course.start, self.course.sequence
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
+        step, state = self._step, start.world
+        if self.rule.inside:
+            step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
         associative = self.graph.policy.associative
-        return TracedStep(self._step, self.weights, start.world, at, associative=associative)
+        return TracedStep(step, self.weights, state, at, associative=associative)
 
-    def _step(self, weights, world, at: Sequence):
+    def _seen(self, weights, world, at: Sequence, carried=None) -> Observation:
+        """One step under observation; where its loss does not count, its signals are zero."""
         if at.flags is not None:
             world = self.observer.reset(world, at.flags)
-        seen = self.observer.observe(weights, world, at)
-        signals = seen.signals
-        if at.counts is not None:
-            signals = jax.tree.map(
-                lambda s: jnp.where(at.counts, s, jnp.zeros((), s.dtype)), signals
-            )
+        seen = self.observer.observe(weights, world, at, carried)
+        if at.counts is None:
+            return seen
+        signals = jax.tree.map(
+            lambda s: jnp.where(at.counts, s, jnp.zeros((), s.dtype)), seen.signals
+        )
+        return seen._replace(signals=signals)
+
+    def _step(self, weights, world, at: Sequence):
+        seen = self._seen(weights, world, at)
         x, d, df = seen.factors
-        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, signals)
+        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, seen.signals)
+
+    def _moving_step(self, weights, state, at):
+        """A step inside which the trace moves; its gradients are summed over the steps."""
+        (world, trace), (part, t) = state, at
+        seen, network = self._seen(weights, world, part, (trace, t)), self.observer.network(weights)
+        new = self.rule.update(network, trace, seen.factors, t)
+        step = Window.of_step(seen.factors, seen.signals, t)
+        ops = self.rule.gradient(network, trace, new, step)
+        return (seen.world, new), Gradients(ops, seen.direct), (seen.loss, seen.aux), ()
 
     def step_bytes(self, keep: bool) -> int:
         """Bytes that a window stores of each step."""
-        return 0 if self.exact else step_bytes(self.graph, keep) + self.traced.row_bytes
+        if self.exact or self.rule.inside:
+            return 0
+        return step_bytes(self.graph, keep) + self.traced.row_bytes
 
     def opened(self, weights, start: Moment) -> Moment:
         """The moment, the pending steps of its trace written out."""
@@ -143,6 +164,12 @@ class Run:
             return self._exact(weights, now, pending, part, keep)
         length = len(part.mask)
         ts, t = counts_along(now.t, part.flags, length)
+        if self.rule.inside:
+            state, at = (now.world, now.trace), (part, ts)
+            (world, trace), gradients, shown, _ = self.traced.loop(
+                weights, state, at, length, part.counts
+            )
+            return Moment(world, trace, t), None, gradients, shown
         world, direct, (x, losses, aux), steps = self.traced.loop(
             weights, now.world, part, length, part.counts
         )
@@ -155,17 +182,20 @@ class Run:
     def _exact(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """:meth:`window` by reverse mode; without ``keep`` there is no history before it."""
         ts, t = counts_along(now.t, part.flags, len(part.mask))
-        seen = self.observer.observe_together(weights, now.world, part, keep)
+        inside = keep and self.rule.inside
+        carried = (now.trace, ts) if inside else None
+        seen = self.observer.observe_together(weights, now.world, part, keep, carried)
         network, (x, d, df) = self.observer.network(weights), seen.factors
         ops = same_step(network.graph, x, seen.dy, network.weights)
         if keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
             start = Start(ts[0], reset)
             ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
+        if keep and self.rule.traces and not inside:
             steps = Steps((d, df), partial(_without_signals, self.graph))
             window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
-        end = Moment(seen.world, now.trace, t)
+        end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:

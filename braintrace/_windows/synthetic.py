@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
+from .._rules import Rule
 from .records import Gradients, Sequence
 from .runs import Observer
 
@@ -30,11 +31,6 @@ def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Observe
     """A step under observation whose weights are pairs, with the parameters of ``apply(params,
     states) -> credit``, and the sequence for it.
     """
-    if getattr(getattr(observed.rule, 'view', None), 'kappa', 0):
-        raise OptionError(
-            f'a synthesizer is given with {observed.rule!r}, whose filter belongs to a trace. Give '
-            'rules.same_step() to the learner.'
-        )
     at, flags = jnp.arange(len(sequence.mask)), sequence.flags
     later = None if flags is None else jnp.roll(flags, -1, 0)
     borders = Borders(at > 0, at < len(sequence.mask) - 1, later)
@@ -64,10 +60,11 @@ class Bootstrapped:
     def network(self, weights):
         return self.step.network(weights[0])
 
-    def observe(self, weights, world, at: Sequence):
-        return self.step.observe(weights[0], world, at._replace(slices=at.slices[0]))
+    def observe(self, weights, world, at: Sequence, carried=None):
+        part = at._replace(slices=at.slices[0])
+        return self.step.observe(weights[0], world, part, carried)
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool):
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried):
         (weights, synthetic), (slices, borders) = weights, part.slices
 
         def credit(end):
@@ -78,7 +75,7 @@ class Bootstrapped:
             return jnp.where(borders.after[-1], sum(jax.tree.leaves(owed)), 0)
 
         inner = part._replace(slices=slices)
-        seen = self.step.observe_together(weights, world, inner, keep, credit)
+        seen = self.step.observe_together(weights, world, inner, keep, carried, credit)
         target = {name: jnp.stack(lam, -1) for name, lam in seen.lam.items()}
 
         def error(synthetic):
@@ -128,8 +125,8 @@ class Bootstrapped:
         return self.step.moves(weights[0]), jax.tree.map(lambda _: True, weights[1])
 
 
-def check_synthesizer(synthesizer, exact: bool, trace: bool) -> None:
-    """Refuse a synthetic gradient without windows to end, or beside a trace (``trace``)."""
+def check_synthesizer(synthesizer, exact: bool, rule: Rule | None) -> None:
+    """Refuse a synthetic gradient without windows to end, or beside a trace."""
     if synthesizer is None:
         return
     if not callable(synthesizer):
@@ -141,11 +138,11 @@ def check_synthesizer(synthesizer, exact: bool, trace: bool) -> None:
             "a synthesizer is given with inside='trace': it stands for the losses after an exact "
             "window. Give inside='exact' and a window."
         )
-    if trace:
+    if rule is not None and rule.traces:
         raise OptionError(
-            'a synthesizer is given with a trace: the same influence would count twice, from the '
-            "past by the trace and to the future by the synthetic gradient. Give carry='drop' to "
-            'sequence_grad and etrace_grad, and rules.same_step() to the learner for updates.'
+            f'a synthesizer is given beside the trace of {rule!r}: the same influence would count '
+            'twice, from the past by the trace and to the future by the synthetic gradient. Make '
+            'the learner with rules.same_step().'
         )
 
 

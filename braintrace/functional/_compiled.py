@@ -24,7 +24,7 @@ from .._windows import (
     zero_gradient,
 )
 from ._state import flatten_paths, put_back
-from ._together import observe_together
+from ._together import Border, observe_together
 
 __all__ = ['Compiled']
 
@@ -141,22 +141,22 @@ class Compiled:
         _, outputs, new_carry, _ = self._run(params, carry, inputs)
         return outputs, new_carry
 
-    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def factors(self, params, weights, carry, inputs, xs, carried=None) -> Factors:
         """The factors of one step, as constants."""
         if not self.rule.traces:
             return Factors(xs, {}, {})
         at = params, weights, carry, inputs
-        return stopped(Factors(xs, *self.rule.factors(self.executor, at, None)))
+        return stopped(Factors(xs, *self.rule.factors(self.executor, at, carried)))
 
     def _primal(self, params, carry, trace, t, inputs):
         trace, count = uncounted(trace)
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, (trace, t))
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, counting(trace, counted(count)), counted(t)
 
-    def observe(self, step: Callable, given, carry: list, held: list, count) -> Seen:
-        """One step around one call of the cell.
+    def observe(self, step: Callable, given, carry: list, held: list, count, carried=None) -> Seen:
+        """One step around one call of the cell; ``carried``: see ``Rule.factors``.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
@@ -183,7 +183,7 @@ class Compiled:
         result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
             run, given, executor.old_states(carry), executor.zero_probes(), has_aux=True
         )
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, carried)
         return Seen(result, aux, factors, weights, pull)
 
     def signals(self, pull: Callable, cotangent) -> tuple:
@@ -205,7 +205,8 @@ class Compiled:
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
         trace, count = uncounted(trace)
-        seen = self.observe(step, given, carry, [], count)  # params have what is held
+        # params have what is held
+        seen = self.observe(step, given, carry, [], count, (trace, t))
         (outputs, new_carry), factors = seen.result, seen.factors
         new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
@@ -306,7 +307,7 @@ class ObservedStep:
     def network(self, weights) -> Network:
         return self.compiled.network(self._params(weights))
 
-    def observe(self, weights, world, at: Sequence) -> Observation:
+    def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
         chosen = self._chosen
 
@@ -316,7 +317,7 @@ class ObservedStep:
             return loss, (aux, new)
 
         given = [leaves[i] for i in chosen]
-        seen = self.compiled.observe(step, given, carry, self.held, at.done)
+        seen = self.compiled.observe(step, given, carry, self.held, at.done, carried)
         loss, (aux, new) = seen.result, seen.aux
         weight = (self.share * at.mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)
@@ -341,7 +342,13 @@ class ObservedStep:
         return self.compiled.executor.with_states(world[0], hidden), *world[1:]
 
     def observe_together(
-        self, weights, world, part: Sequence, keep: bool, credit: Callable | None = None
+        self,
+        weights,
+        world,
+        part: Sequence,
+        keep: bool,
+        carried,
+        credit: Callable | None = None,
     ) -> Together:
         leaves, treedef = jax.tree.flatten(weights)
         chosen = self._chosen
@@ -354,7 +361,8 @@ class ObservedStep:
             return (weight * loss, (loss, aux)), world
 
         given = [leaves[i] for i in chosen]
-        seen = observe_together(self.compiled, step, given, world, part, self.held, keep, credit)
+        border = Border(keep, carried, credit)
+        seen = observe_together(self.compiled, step, given, world, part, self.held, border)
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 

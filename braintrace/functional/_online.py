@@ -266,7 +266,7 @@ class OnlineLearner:
         check_window(window, memory_budget)
         check_choice('carry', carry, CARRIES)
         exact = check_inside(inside, window)
-        check_synthesizer(synthesizer, exact, carry == 'trace')
+        check_synthesizer(synthesizer, exact, self.rule)
         options = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         return self._along(loss_fn, progress, synthesizer).gradient(options)
 
@@ -310,7 +310,7 @@ class OnlineLearner:
         self._check_sequence(reduction, progress)
         check_optimizer(optimizer)
         exact = check_inside(inside, every)
-        check_synthesizer(synthesizer, exact, self.rule is not None and self.rule.traces)
+        check_synthesizer(synthesizer, exact, self.rule)
         return self._along(loss_fn, progress, synthesizer).update(
             optimizer, every, write_every, reduction, exact
         )

@@ -148,6 +148,8 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     trace, count = uncounted(state.trace)
 
     def entry(path, e):
+        if is_key(e):  # random numbers go on
+            return e
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
         return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
 

@@ -11,7 +11,7 @@ from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, compiled, data, loss_of
 
-WINDOWS = {'window': 2, 'inside': 'exact', 'carry': 'drop'}
+WINDOWS = {'window': 2, 'inside': 'exact'}
 
 
 def drawn():
@@ -84,8 +84,6 @@ def test_calls_without_windows_and_other_synthesizers_are_refused():
     step_fn = loss_of(learner)
     with pytest.raises(braintrace.OptionError, match="Give inside='exact' and a window"):
         learner.etrace_grad(xs, ys, step_fn=step_fn)
-    with pytest.raises(braintrace.OptionError, match="count twice.*carry='drop'"):
-        learner.etrace_grad(xs, ys, step_fn=step_fn, window=2, inside='exact')
     with pytest.raises(braintrace.OptionError, match="Give inside='exact'"):
         learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optax.sgd(0.1))
     with pytest.raises(braintrace.OptionError, match='give a braintrace.SyntheticGradient'):

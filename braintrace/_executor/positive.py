@@ -1,0 +1,251 @@
+"""Which results of a linear program depend on which of its operands, by structure.
+
+The program is evaluated on the numbers 0 and 1 with every sign a plus, so that nothing cancels: a
+result is then not zero exactly where a path leads to it. Values that do not depend on a linear
+operand are coefficients: what is made of constants alone keeps its zeros, and so do products and
+movements of it; all other coefficients count as ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _jax
+from .._compiler import is_inexact
+
+__all__ = ['Linear']
+
+MOST = 2**24  # numbers of an intermediate result that are kept at once
+
+KNOWN, ZEROS, ANY, LINEAR = range(4)  # constants, known zeros, nothing known, linear
+SAME = {
+    *('neg', 'copy', 'copy_p', 'stop_gradient', 'reduce_precision', 'convert_element_type'),
+    *('real', 'imag', 'conj', 'abs', 'sign', 'sqrt', 'cbrt', 'tanh', 'sin', 'tan', 'sinh'),
+    *('asin', 'atan', 'asinh', 'expm1', 'log1p', 'square', 'pvary', 'sharding_constraint'),
+    'optimization_barrier',
+}
+SUMS = {'add', 'sub', 'add_any', 'max', 'min', 'complex'}
+# sums of their operands: beside linear ones the others are zero
+ALSO_SUMS = {
+    'stack',
+    'select_n',
+    'concatenate',
+    'pad',
+    'dynamic_update_slice',
+    'scatter-add',
+    'scatter',
+}
+# linear in all operands that are no indices, with coefficients that are not negative
+ITSELF = {
+    *('dot_general', 'conv_general_dilated', 'reduce_sum', 'cumsum', 'reduce_window_sum'),
+    *('transpose', 'reshape', 'broadcast_in_dim', 'squeeze', 'expand_dims', 'slice', 'pad'),
+    *('concatenate', 'split', 'rev', 'gather', 'scatter-add', 'scatter', 'dynamic_slice'),
+    *('dynamic_update_slice', 'select_n', 'mul', 'reduce_max', 'tile', 'stack', 'unstack'),
+}
+CALLS = {'jit', 'pjit', 'closed_call', 'core_call', 'checkpoint', 'remat', 'remat2'}
+
+
+class _Value(NamedTuple):
+    kind: int
+    array: Any = None  # numbers of a constant, else 0 and 1; None: nothing known
+
+    def pattern(self, aval):
+        """0 where the value is zero by structure, else 1."""
+        if self.array is None:
+            return jnp.ones(aval.shape, aval.dtype)
+        return _ones(self.array, aval) if is_inexact(aval) else self.array
+
+
+def _ones(x, aval):
+    return jnp.broadcast_to(x != 0, aval.shape).astype(aval.dtype)
+
+
+class Linear:
+    """A function ``fn(*unknown, *linear)`` of flat arrays, linear in the last ones.
+
+    ``unknown`` and ``linear``: their shapes.
+    """
+
+    def __init__(self, fn: Callable, unknown: list, linear: list):
+        self.jaxpr, self.consts = _jax.called(_jax.opened, fn, [*unknown, *linear])
+        self.unknown = len(unknown)
+        sizes = [math.prod(v.aval.shape) for eqn in self.jaxpr.eqns for v in eqn.outvars]
+        self._chunk = max(1, MOST // max(sizes, default=1))
+
+    def depends(self, basis: list[np.ndarray], seen: Callable | None = None) -> Any:
+        """For each row of the linear operands which elements of the results depend on its ones.
+
+        ``seen(eqn, arrays, results)`` may look at each linear equation; its findings come back.
+        """
+        found = []
+
+        def run(consts, rows):
+            return jax.vmap(functools.partial(self._one, consts, seen))(rows)
+
+        run = jax.jit(run, compiler_options={'xla_backend_optimization_level': 0})
+        for k in range(0, len(basis[0]), self._chunk):
+            rows = [b[k : k + self._chunk] for b in basis]
+            found.append(jax.tree.map(np.asarray, _jax.called(run, self.consts, rows)))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
+
+    def _one(self, consts, seen, rows):
+        values = [_Value(ANY)] * self.unknown + [
+            _Value(LINEAR, r.astype(v.aval.dtype))
+            for v, r in zip(self.jaxpr.invars[self.unknown :], rows, strict=True)
+        ]
+        findings: list = []
+        look = None if seen is None else lambda *at: findings.append(seen(*at))
+        outs = _evaluate(self.jaxpr, [_Value(KNOWN, c) for c in consts], values, look)
+        if seen is not None:
+            return findings
+        return [
+            v.array != 0 if v.kind == LINEAR else jnp.zeros(o.aval.shape, bool)
+            for v, o in zip(outs, self.jaxpr.outvars, strict=True)
+        ]
+
+
+def _evaluate(jaxpr, consts: list[_Value], args: list[_Value], look) -> list[_Value]:
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom) -> _Value:
+        return _Value(KNOWN, _jax.literal(atom)) if isinstance(atom, _jax.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        ins = [read(v) for v in eqn.invars]
+        outs = _equation(eqn, ins, look)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
+    kind = max((v.kind for v in ins), default=KNOWN)
+    if kind == KNOWN:
+        found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
+        return [_Value(KNOWN, x) for x in found]
+    inner = _inside(eqn, ins, look)
+    if inner is not None:
+        return inner
+    arrays = _positive(eqn, ins)
+    if kind == LINEAR:
+        arrays = _everything(eqn, ins) if arrays is None else arrays
+        if look is not None:
+            look(eqn, [v.array if v.kind == LINEAR else None for v in ins], arrays)
+        return [_Value(LINEAR, x) for x in arrays]
+    if arrays is None or not all(is_inexact(v.aval) for v in eqn.outvars):
+        return [_Value(ANY)] * len(eqn.outvars)
+    return [_Value(ZEROS, x) for x in arrays]
+
+
+def _inside(eqn, ins: list[_Value], look) -> list[_Value] | None:
+    """The results of an equation that has a body."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in CALLS:
+        body, consts = _jax.closed_jaxpr(params.get('jaxpr', params.get('call_jaxpr')))
+        return _evaluate(body, [_Value(KNOWN, c) for c in consts], ins, look)
+    if name == 'scan':
+        return _scanned(eqn, ins, look)
+    if name == 'cond':
+        found = []
+        for branch in params['branches']:
+            body, consts = _jax.closed_jaxpr(branch)
+            found.append(_evaluate(body, [_Value(KNOWN, c) for c in consts], ins[1:], look))
+        return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
+    return None
+
+
+def _joined(aval, values) -> _Value:
+    """What may be any of some values."""
+    kind = max(ZEROS, *(v.kind for v in values))
+    if not is_inexact(aval) or (kind != LINEAR and any(v.array is None for v in values)):
+        return _Value(ANY)
+    return _Value(kind, _ones(sum(_part(v, aval, kind) for v in values), aval))
+
+
+def _part(v: _Value, aval, kind: int):
+    """A value among others; a constant of a linear sum is a zero."""
+    if kind == LINEAR and v.kind != LINEAR:
+        return jnp.zeros(aval.shape, aval.dtype)
+    return v.pattern(aval)
+
+
+def _scanned(eqn, ins: list[_Value], look) -> list[_Value]:
+    """A loop, turn after turn."""
+    params = eqn.params
+    body, consts = _jax.closed_jaxpr(params['jaxpr'])
+    first, behind = params['num_consts'], params['num_consts'] + params['num_carry']
+    carry, turns = ins[first:behind], range(params['length'])
+    rows = []
+    for t in reversed(turns) if params['reverse'] else turns:
+        at = [v if v.array is None else v._replace(array=v.array[t]) for v in ins[behind:]]
+        outs = _evaluate(
+            body, [_Value(KNOWN, c) for c in consts], [*ins[:first], *carry, *at], look
+        )
+        carry, row = outs[: params['num_carry']], outs[params['num_carry'] :]
+        rows.append(row)
+    rows = rows[::-1] if params['reverse'] else rows
+    ys = []
+    for v, each in zip(eqn.outvars[len(carry) :], zip(*rows), strict=True):
+        aval = jax.ShapeDtypeStruct(v.aval.shape[1:], v.aval.dtype)
+        kind = max(ZEROS, *(x.kind for x in each))
+        unknown = not is_inexact(aval) or (kind != LINEAR and any(x.array is None for x in each))
+        ys.append(
+            _Value(ANY)
+            if unknown
+            else _Value(kind, jnp.stack([_part(x, aval, kind) for x in each]))
+        )
+    return [*carry, *ys]
+
+
+def _everything(eqn, ins: list[_Value]) -> list:
+    """Of a primitive that is not known, every result reads every linear operand."""
+    some = jnp.stack([(v.array != 0).any() for v in ins if v.kind == LINEAR]).any()
+    return [jnp.broadcast_to(some, v.aval.shape).astype(v.aval.dtype) for v in eqn.outvars]
+
+
+def _positive(eqn, ins: list[_Value]) -> list | None:
+    """The results on numbers that are not negative; None for a primitive that is not known."""
+    name, avals = eqn.primitive.name, [v.aval for v in eqn.invars]
+    outs = [v.aval for v in eqn.outvars]
+    if name == 'select_n' and ins[0].kind != KNOWN:
+        return [_joined(outs[0], ins[1:]).pattern(outs[0])]
+    if name in ('dynamic_slice', 'dynamic_update_slice'):
+        number = len(outs[0].shape)
+        if any(v.kind != KNOWN for v in ins[len(ins) - number :]):
+            return [_moving(name, ins, avals, outs[0])]
+    if name in ('gather', 'scatter-add', 'scatter') and ins[1].kind != KNOWN:
+        return None
+    linear = name in SUMS | ALSO_SUMS and any(v.kind == LINEAR for v in ins)
+    patterns = [
+        _part(v, a, LINEAR) if linear and is_inexact(a) else v.pattern(a)
+        for v, a in zip(ins, avals, strict=True)
+    ]
+    if name in SAME:
+        return [_ones(x, out) for x, out in zip(patterns, outs, strict=True)]
+    if name in SUMS:
+        return [_ones(sum(abs(x) for x in patterns), outs[0])]
+    if name == 'div':
+        return [_ones(patterns[0], outs[0])]
+    if name == 'integer_pow' and eqn.params['y'] > 0:
+        return [_ones(patterns[0], outs[0])]
+    if name not in ITSELF:
+        return None
+    found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *patterns)
+    return [_ones(x, out) for x, out in zip(found, outs, strict=True)]
+
+
+def _moving(name: str, ins: list[_Value], avals: list, out):
+    """A slice that begins somewhere: along the axes that it does not fill, anywhere."""
+    x = ins[0].pattern(avals[0])
+    if name == 'dynamic_slice':
+        axes = tuple(k for k, n in enumerate(out.shape) if n < avals[0].shape[k])
+        return _ones(x.sum(axes, keepdims=True), out)
+    part = ins[1].pattern(avals[1])
+    axes = tuple(k for k, n in enumerate(avals[1].shape) if n < out.shape[k])
+    return _ones(x + part.sum(axes, keepdims=True), out)
