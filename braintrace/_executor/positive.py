@@ -145,19 +145,21 @@ def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
 
 def _inside(eqn, ins: list[_Value], look) -> list[_Value] | None:
     """The results of an equation that has a body."""
-    name, params = eqn.primitive.name, eqn.params
-    if name in CALLS:
-        body, consts = _jax.closed_jaxpr(params.get('jaxpr', params.get('call_jaxpr')))
-        return _evaluate(body, [_Value(KNOWN, c) for c in consts], ins, look)
-    if name == 'scan':
-        return _scanned(eqn, ins, look)
-    if name == 'cond':
-        found = []
-        for branch in params['branches']:
-            body, consts = _jax.closed_jaxpr(branch)
-            found.append(_evaluate(body, [_Value(KNOWN, c) for c in consts], ins[1:], look))
-        return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
-    return None
+    if eqn.primitive.name in CALLS:
+        body = eqn.params.get('jaxpr', eqn.params.get('call_jaxpr'))
+        return _called(_jax.closed_jaxpr(body), ins, look)
+    scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
+    if scan is not None:
+        return _scanned(scan, [v.aval for v in eqn.outvars], ins, look)
+    if branches is None:
+        return None
+    found = [_called(branch, ins[1:], look) for branch in branches]
+    return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
+
+
+def _called(body: tuple, ins: list[_Value], look) -> list[_Value]:
+    jaxpr, consts = body
+    return _evaluate(jaxpr, [_Value(KNOWN, c) for c in consts], ins, look)
 
 
 def _joined(aval, values) -> _Value:
@@ -175,32 +177,27 @@ def _part(v: _Value, aval, kind: int):
     return v.pattern(aval)
 
 
-def _scanned(eqn, ins: list[_Value], look) -> list[_Value]:
+def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Value], look) -> list[_Value]:
     """A loop, turn after turn."""
-    params = eqn.params
-    body, consts = _jax.closed_jaxpr(params['jaxpr'])
-    first, behind = params['num_consts'], params['num_consts'] + params['num_carry']
-    carry, turns = ins[first:behind], range(params['length'])
-    rows = []
-    for t in reversed(turns) if params['reverse'] else turns:
-        at = [v if v.array is None else v._replace(array=v.array[t]) for v in ins[behind:]]
-        outs = _evaluate(
-            body, [_Value(KNOWN, c) for c in consts], [*ins[:first], *carry, *at], look
-        )
-        carry, row = outs[: params['num_carry']], outs[params['num_carry'] :]
+    consts, carry, xs = scan.split(ins)
+    turns, rows = range(scan.length), []
+    for t in reversed(turns) if scan.reverse else turns:
+        at = [v if v.array is None else v._replace(array=v.array[t]) for v in xs]
+        outs = _called((scan.body, scan.consts), [*consts, *carry, *at], look)
+        carry, row = outs[: scan.num_carry], outs[scan.num_carry :]
         rows.append(row)
-    rows = rows[::-1] if params['reverse'] else rows
-    ys = []
-    for v, each in zip(eqn.outvars[len(carry) :], zip(*rows), strict=True):
-        aval = jax.ShapeDtypeStruct(v.aval.shape[1:], v.aval.dtype)
-        kind = max(ZEROS, *(x.kind for x in each))
-        unknown = not is_inexact(aval) or (kind != LINEAR and any(x.array is None for x in each))
-        ys.append(
-            _Value(ANY)
-            if unknown
-            else _Value(kind, jnp.stack([_part(x, aval, kind) for x in each]))
-        )
-    return [*carry, *ys]
+    rows = rows[::-1] if scan.reverse else rows
+    sequences = zip(avals[scan.num_carry :], zip(*rows), strict=True)
+    return [*carry, *(_stacked(aval, each) for aval, each in sequences)]
+
+
+def _stacked(aval, values) -> _Value:
+    """Values of one turn after the other as a sequence."""
+    row = jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
+    kind = max(ZEROS, *(v.kind for v in values))
+    if not is_inexact(row) or (kind != LINEAR and any(v.array is None for v in values)):
+        return _Value(ANY)
+    return _Value(kind, jnp.stack([_part(v, row, kind) for v in values]))
 
 
 def _everything(eqn, ins: list[_Value]) -> list:
