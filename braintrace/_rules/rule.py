@@ -146,7 +146,7 @@ class Rule(ABC):
         readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;
         with ``kappa = 0`` there is no filter. Raises :class:`braintrace.OptionError` for a kappa
         outside [0, 1), for a rule that has no entry to filter, and when the step is compiled if no
-        readout reads hidden states position by position.
+        readout reads position by position what an op with a trace made.
 
         >>> import braintrace
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
