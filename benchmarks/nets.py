@@ -34,13 +34,15 @@ class Rotations(brainstate.nn.Module):
     def __init__(self, task: Task, units: int):
         super().__init__()
         rng = np.random.default_rng(0)
-        self.features = jnp.asarray(rng.normal(size=(task.inputs, FEATURES)), jnp.float32)
+        self.features = jnp.asarray(rng.normal(size=(task.inputs + 1, FEATURES)), jnp.float32)
         self.cell = nn.LRUCell(FEATURES, units, r_min=0.9, r_max=0.999, max_phase=1.0)
         self.hidden = nn.Linear(FEATURES, units)
-        self.readout = nn.Linear(units, task.outputs)
+        self.readout = nn.Linear(units, task.outputs, w_init=small)
 
     def update(self, x):
-        return self.readout(jax.nn.relu(self.hidden(self.cell(x @ self.features))))
+        one = jnp.ones((*x.shape[:-1], 1))
+        features = jax.nn.relu(jnp.concatenate([x, one], -1) @ self.features)
+        return self.readout(jax.nn.relu(self.hidden(self.cell(features))))
 
 
 class Spiking(brainstate.nn.Module):
@@ -86,6 +88,10 @@ class Sparse(brainstate.nn.Module):
         new = jnp.tanh(self.into(x) + self.recurrent(self.h.value))
         self.h.value = self.leak * self.h.value + (1 - self.leak) * new
         return self.readout(self.h.value)
+
+
+def small(shape):
+    return brainstate.random.normal(size=shape) * 0.01
 
 
 def of_two_parts(inputs: int, units: int):
