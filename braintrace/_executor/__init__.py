@@ -1,7 +1,7 @@
 """The executor: one compiled step as pure functions."""
 
 from .blocks import even
-from .executor import Executor, Factors, Signals, stopped
+from .executor import Executor, Factors, Probes, Signals, stopped
 from .positions import gathered
 from .recurrence import MOST_COUPLED, linear_scan
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
@@ -14,6 +14,7 @@ __all__ = [
     'Axes',
     'Executor',
     'Factors',
+    'Probes',
     'Signals',
     'Steps',
     'TracedStep',

@@ -18,7 +18,7 @@ from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
 from .pull_backs import PullBack
 
-__all__ = ['Executor', 'Factors', 'Signals', 'stopped']
+__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
 
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
@@ -97,6 +97,12 @@ class Executor:
     @cached_property
     def plan(self):
         return make_plan(self.graph, self.probes)
+
+    @cached_property
+    def whole_plan(self):
+        """The two-sided pass in which nothing is cut."""
+        uncut = replace(self.graph, recurrent=dict.fromkeys(self.graph.recurrent, 0))
+        return make_plan(uncut, False)
 
     @cached_property
     def d_plan(self):
@@ -253,11 +259,20 @@ class Executor:
         outs[k] = outs[k] + probe
         return outs
 
-    def forward(self, params: Sequence, weights, carry: Sequence, inputs: Sequence, probes: Probes):
+    def forward(
+        self,
+        params: Sequence,
+        weights,
+        carry: Sequence,
+        inputs: Sequence,
+        probes: Probes,
+        whole: bool = False,
+    ):
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from
-        ``weights`` as constants.
+        ``weights`` as constants. ``whole``: nothing is cut.
         """
-        outputs, new_carry, xs = self.plan.run(
+        plan = self.whole_plan if whole else self.plan
+        outputs, new_carry, xs = plan.run(
             self._program(params),
             self._env(params, carry, inputs, probes.y),
             partial(self._evaluate_op, weights=weights),

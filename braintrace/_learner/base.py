@@ -21,6 +21,7 @@ from .._windows import (
     GradientOptions,
     UpdateOptions,
     check_choice,
+    check_inside,
     check_optimizer,
     check_window,
     choose_delay,
@@ -305,6 +306,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         window='auto',
         memory_budget: int | None = None,
         carry: str = 'trace',
+        inside: str = 'trace',
         weights: dict | None = None,
         reduction: str = 'mean',
         has_aux: bool = False,
@@ -326,11 +328,13 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         hidden states too; single calls leave their history out, with a warning. ``carry='trace'``
         lets a later call continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is
         reused, arrays taken from ``learner.etrace.value`` before do not outlive the call.
-        ``weights``: dict path -> ``ParamState``, default ``param_states``. ``reduction='mean'``
-        divides by the sum of the mask. ``loss_output``: losses come back as ``'per_step'``,
-        ``'masked'``, each times its mask, or ``'scalar'``, reduced as the gradient is. Returns
-        ``grads``, ``(grads, losses)``, ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a
-        dict like ``weights``.
+        ``inside='exact'``: reverse mode without cuts through each window, and the trace at its
+        border; the window, an int or None, is then the reach of the exact gradient, and with
+        ``carry='drop'`` it is truncated back-propagation through time. ``weights``: dict path ->
+        ``ParamState``, default ``param_states``. ``reduction='mean'`` divides by the sum of the
+        mask. ``loss_output``: losses come back as ``'per_step'``, ``'masked'``, each times its
+        mask, or ``'scalar'``, reduced as the gradient is. Returns ``grads``, ``(grads, losses)``,
+        ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a dict like ``weights``.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -346,7 +350,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         check_choice('return_value', return_value, (True, False))
         check_choice('loss_output', loss_output, LOSS_OUTPUTS)
         check_window(window, memory_budget)
-        along = GradientOptions(window, memory_budget, carry == 'trace', reduction)
+        exact = check_inside(inside, window)
+        along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
         result = gradient(self._compiled().in_time(), given, CallOptions(along, has_aux, progress))
         losses = weighed(result.losses, mask, loss_output, reduction)
@@ -367,6 +372,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         reduction: str = 'mean',
         has_aux: bool = False,
         progress: bool = False,
+        inside: str = 'trace',
     ):
         """Learn along a sequence, from the present state on: the parameters change after each
         ``update_every`` steps.
@@ -375,7 +381,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         returned, to continue a stream, default ``optimizer.init`` of the weights' values. Each
         update uses the ``reduction`` of its own steps' gradients; steps left at the end get an
         update of their own. Between two writes of the trace steps are kept as they are, with the
-        same numbers; ``write_every`` fixes their number. Other arguments as for
+        same numbers; ``write_every`` fixes their number. ``inside='exact'`` takes reverse mode
+        without cuts through the steps of an update. Other arguments as for
         :meth:`etrace_grad`; define the optimizer once too, another object compiles anew. Returns
         ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call
         over a sequence the trace's buffer is reused: arrays taken from ``learner.etrace.value``
@@ -396,7 +403,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         check_optimizer(optimizer)
         bound = self._compiled().in_time()
         delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
-        along = UpdateOptions(optimizer, update_every, delay, reduction)
+        exact = check_inside(inside, update_every)
+        along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
         result = train(bound, given, CallOptions(along, has_aux, progress), opt_state)
         extra = [result.aux] if has_aux else []

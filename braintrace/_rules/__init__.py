@@ -1,9 +1,10 @@
 """Online learning rules as pure functions over factors."""
 
+from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
-from .no_trace import NoTrace
-from .rule import MOST_PENDING, Network, Rule, Trace, Window
+from .no_history import SameStep
+from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
 
 __all__ = [
@@ -11,9 +12,11 @@ __all__ = [
     'ESDRTRL',
     'MOST_PENDING',
     'Network',
-    'NoTrace',
     'Rule',
+    'SameStep',
+    'Start',
     'Trace',
     'Window',
     'read',
+    'same_step',
 ]

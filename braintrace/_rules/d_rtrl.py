@@ -21,7 +21,7 @@ from .lanes import anywhere
 from .pending import SHORT, Pending, Segment, Steps
 from .reading import has_reader, solve, solve_onto
 from .reverse_scan import Credit, backwards
-from .rule import Network, OpGradients, Rule, Trace, Window
+from .rule import Network, OpGradients, PositionWise, Trace, Window
 from .storage import States, Stored, after, entry_dtype, stored_dtype
 from .writing import Change, has_kernel, has_writer, renewed, renewed_if
 
@@ -34,13 +34,14 @@ PENDING_STEPS = 4  # a write moves the trace twice, each pending step costs a co
 
 
 @dataclass(frozen=True)
-class DRTRL(Rule):
+class DRTRL(PositionWise):
     """D-RTRL with a trace of the parameter's size for each sample (see
     :func:`braintrace.rules.d_rtrl`).
     """
 
     trace_dtype: Any = None
     write_every: int | None = None
+    credit: str = 'cut'
     name: ClassVar[str] = 'D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
@@ -77,11 +78,7 @@ class DRTRL(Rule):
         # gradient = sum_t xy_to_dw(x_t, delta_t) + < lam_0 , e_0 >; a reset at the start ends e_0
         past = pending if pending is None or resets is None else pending.without(graph, resets[0])
         grads = self._gradient(network, trace, past, window, credit)
-        # e_K = p_0 e_0 + sum_t push_t (x) x_t; any reset ends e_0
-        if pending is not None and steps is not None:
-            past = pending if resets is None else pending.without(graph, resets.any(0))
-            steps = past.joined_to(graph, steps)
-        return grads, steps
+        return grads, steps if steps is None else _behind(pending, graph, window, steps)
 
     def _gradient(
         self,
@@ -102,6 +99,18 @@ class DRTRL(Rule):
                 older, xs, delta = [], *_joined([*older, (xs, delta)])
         grads = _with_rows(same_step(network.graph, xs, delta, network.weights), network, older)
         return self._with_history(grads, network, trace, lam, alive, window.t[0])
+
+    def with_history(self, network, grads, trace, pending, lam, start):
+        alive = start.t > 0
+        if pending is not None:
+            past = pending if start.reset is None else pending.without(network.graph, start.reset)
+            alive, (older, lam) = past.alive, past.credit(network.graph, lam)
+            grads = _with_rows(grads, network, older)
+        return self._with_history(grads, network, trace, lam, alive, start.t)
+
+    def advance(self, network, trace, pending, window):
+        _, steps = backwards(network.graph, window, True)
+        return _behind(pending, network.graph, window, steps)
 
     def close(self, network, trace, pending, t, read):
         first, *rest = pending.segments
@@ -269,6 +278,17 @@ def _parted(graph: ETraceGraph, has_own: Callable) -> tuple[list[Pair], list[Pai
 
 def _place(pair: Pair) -> tuple[str, str]:
     return pair.relation.key, pair.group.name
+
+
+def _behind(pending: Pending | None, graph: ETraceGraph, window: Window, steps: Pending) -> Pending:
+    """Pending steps and those of a window behind them: ``e_K = p_0 e_0 + sum_t push_t (x) x_t``;
+    any reset ends ``e_0``.
+    """
+    if pending is None:
+        return steps
+    resets = window.resets
+    past = pending if resets is None else pending.without(graph, resets.any(0))
+    return past.joined_to(graph, steps)
 
 
 def _apart(carried: dict) -> tuple[Trace, Steps | None]:

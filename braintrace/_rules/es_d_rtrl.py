@@ -24,14 +24,14 @@ from .coordinates import Pair, by_pair, pairs, to_y
 from .entries import zeros_pp
 from .lanes import where_lanes
 from .reverse_scan import is_associative
-from .rule import Network, OpGradients, Rule, Trace, Window
+from .rule import Network, OpGradients, PositionWise, Trace, Window
 from .storage import entry_dtype
 
 __all__ = ['ESDRTRL']
 
 
 @dataclass(frozen=True)
-class ESDRTRL(Rule):
+class ESDRTRL(PositionWise):
     """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`).
 
     ex^t = a ex^{t-1} + x^t        ef^t = a D^t ef^{t-1} + (1 - a) D_f^t
@@ -41,6 +41,10 @@ class ESDRTRL(Rule):
     name: ClassVar[str] = 'ES_D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
+
+    @property
+    def credit(self) -> str:
+        return 'cut'
 
     @property
     def remembers(self) -> bool:
@@ -87,12 +91,40 @@ class ESDRTRL(Rule):
             slots = self._advanced(network, slots, Factors(x, d, df))
             return slots, self._sent(network, slots, df, signals, t)
 
-        start = _apart(trace if pending is None else pending)
-        start = _alive(network, start, window.t[0] > 0)
+        start = self._started(network, trace, pending, window.t[0])
         if is_associative(network.graph, len(window.t)):
             return self._at_once(network, start, window)
         last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
         return self._gradient(network, window.x, *sent), _joined(last)
+
+    def with_history(self, network, grads, trace, pending, lam, start):
+        slots = self._started(network, trace, pending, start.t)
+        t, factored = jnp.maximum(start.t, 1) - 1, {}
+        for pair in pairs(network.graph):
+            key, own = pair.relation.key, pair.of(slots)
+            d = dot(self._at_entries(pair, lam[pair.group.name]), own['f'])
+            x, d = jax.tree.map(
+                lambda a: a[None], (own.get('x'), d / self._correction(pair, t, d.ndim))
+            )
+            got = factored_gradient(pair, x, d, network.weights[key])
+            factored[key] = add(factored.get(key), got)
+        return add_gradients(grads, factored)
+
+    def advance(self, network, trace, pending, window):
+        def forward(slots, at):
+            row, x, t = at
+            d, df, _ = window.steps.open(row)
+            if window.resets is not None:
+                slots = _alive(network, slots, t > 0)
+            return self._advanced(network, slots, Factors(x, d, df)), None
+
+        start = self._started(network, trace, pending, window.t[0])
+        last, _ = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
+        return _joined(last)
+
+    def _started(self, network: Network, trace: Trace, pending, t: jax.Array) -> Trace:
+        """The slots before a window."""
+        return _alive(network, _apart(trace if pending is None else pending), t > 0)
 
     def _at_once(self, network: Network, start: Trace, window: Window) -> tuple[OpGradients, Trace]:
         """A window whose slots are linear recurrences."""
@@ -190,9 +222,11 @@ class ESDRTRL(Rule):
 
     def _signal(self, pair: Pair, by_group: dict) -> Vector:
         """``dL/dh`` at the relation's coordinates, with axes for the loops around the op."""
+        return self._at_entries(pair, _by_state(by_group[pair.group.name]))
+
+    def _at_entries(self, pair: Pair, of_group: Vector) -> Vector:
         front = range(len(pair.op.repeats))
-        of_group = gathered(pair.coords, _by_state(by_group[pair.group.name]))
-        return tuple(jnp.expand_dims(s, front) for s in of_group)
+        return tuple(jnp.expand_dims(s, front) for s in gathered(pair.coords, of_group))
 
     def _correction(self, pair: Pair, t: jax.Array, ndim: int) -> jax.Array:
         """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, final
 
 import jax
 
 from .._compiler import ETraceGraph
-from .._executor import Factors, Signals, Steps
+from .._executor import Executor, Factors, Signals, Steps, Vector
+from .view import View
 
-__all__ = ['MOST_PENDING', 'Network', 'OpGradients', 'Rule', 'Trace', 'Weights', 'Window']
+__all__ = [
+    'MOST_PENDING',
+    'Network',
+    'OpGradients',
+    'PositionWise',
+    'Rule',
+    'Start',
+    'Trace',
+    'Weights',
+    'Window',
+]
 
 MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]
@@ -51,6 +63,15 @@ class Window(NamedTuple):
         return Factors(jax.tree.map(lambda a: a[-1], self.x), d, df)
 
 
+class Start(NamedTuple):
+    """The first step of a window: the step count before it, and the lanes that it resets (None:
+    none).
+    """
+
+    t: jax.Array
+    reset: jax.Array | None
+
+
 class Rule(ABC):
     """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
     several at once.
@@ -75,6 +96,11 @@ class Rule(ABC):
 
     @property
     @abstractmethod
+    def credit(self) -> str:
+        """``'cut'``: ``dL/dh'`` along the paths of D alone; ``'whole'``: along every path."""
+
+    @property
+    @abstractmethod
     def remembers(self) -> bool:
         """Whether anything of an earlier step is in a gradient."""
 
@@ -86,6 +112,16 @@ class Rule(ABC):
         for relation in graph.hidden_param_op_relations:
             for slot in self.required:
                 relation.primitive.rule(slot, self.name)
+
+    @abstractmethod
+    def scoped(self, graph: ETraceGraph) -> ETraceGraph:
+        """The compiled step as this rule sees it."""
+
+    @abstractmethod
+    def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
+        """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
+        step. ``carried`` is None but for a rule that moves within the step.
+        """
 
     @abstractmethod
     def init(self, graph: ETraceGraph) -> Trace:
@@ -122,6 +158,24 @@ class Rule(ABC):
         """
 
     @abstractmethod
+    def with_history(
+        self,
+        network: Network,
+        grads: OpGradients,
+        trace: Trace,
+        pending: Any,
+        lam: dict[str, Vector],
+        start: Start,
+    ) -> OpGradients:
+        """``grads + < lam, e >``: ``lam`` are derivatives of losses by the states before a window,
+        whose ``pending`` steps are not in the trace.
+        """
+
+    @abstractmethod
+    def advance(self, network: Network, trace: Trace, pending: Any, window: Window) -> Any:
+        """The steps that are pending after a window, whose signals are not read."""
+
+    @abstractmethod
     def close(self, network: Network, trace: Trace, pending: Any, t: jax.Array, read: Any) -> Trace:
         """The trace with all pending steps written into it. ``read``, results that were made of the
         old trace, are computed first, so that the write needs no copy.
@@ -132,3 +186,18 @@ class Rule(ABC):
         """The number of updates, ``every`` steps apart, that share one write of the trace: as
         asked, or the best one for its size.
         """
+
+
+@dataclass(frozen=True)
+class PositionWise(Rule):
+    """A rule whose D is position by position."""
+
+    view: View = field(default=View(), kw_only=True)
+
+    @final
+    def scoped(self, graph):
+        return self.view.of(graph)
+
+    @final
+    def factors(self, executor, at, carried):
+        return executor.d_factors(*at)

@@ -20,6 +20,7 @@ __all__ = [
     'REDUCTIONS',
     'check_choice',
     'check_flags',
+    'check_inside',
     'check_mask',
     'check_opt_state',
     'check_optimizer',
@@ -34,6 +35,7 @@ __all__ = [
 
 REDUCTIONS = ('mean', 'sum')
 LOSS_OUTPUTS = ('per_step', 'masked', 'scalar')
+INSIDES = ('trace', 'exact')  # of the gradient inside a window
 CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 
 
@@ -125,6 +127,19 @@ def check_window(window, budget: int | None) -> None:
         raise OptionError(
             f"window is {window!r}; give an int >= 1, 'auto', or None for the whole sequence."
         )
+
+
+def check_inside(inside, window) -> bool:
+    """Whether windows are exact; their length is then the user's choice, since it changes the
+    gradient.
+    """
+    check_choice('inside', inside, INSIDES)
+    if inside == 'exact' and isinstance(window, str):
+        raise OptionError(
+            f"window is {window!r} with inside='exact', where its length changes the gradient: "
+            'give an int >= 1, or None for the whole sequence.'
+        )
+    return inside == 'exact'
 
 
 def _is_count(value) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._executor import Factors, Signals
+from .._executor import Factors, Signals, Vector
 from .arguments import check_mask
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     'Result',
     'Sequence',
     'Show',
+    'Together',
     'UpdateOptions',
     'counted',
     'counts_along',
@@ -64,6 +65,20 @@ class Observation(NamedTuple):
     aux: Any
 
 
+class Together(NamedTuple):
+    """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
+    losses, by each y and by the hidden states before them. ``factors`` has time in front.
+    """
+
+    world: Any
+    factors: Factors
+    dy: dict[str, jax.Array]
+    lam: dict[str, Vector]
+    direct: Any
+    losses: jax.Array
+    aux: Any
+
+
 class Moment(NamedTuple):
     """A place in a run: the world of its step, the trace, and the count of trace steps.
 
@@ -97,21 +112,27 @@ class Result(NamedTuple):
 
 
 class GradientOptions(NamedTuple):
-    """The arguments of ``sequence_grad``. ``keep``: whether a later call continues the trace."""
+    """The arguments of ``sequence_grad``. ``keep``: whether a later call continues the trace;
+    ``exact``: reverse mode without cuts inside a window.
+    """
 
     window: Any = 'auto'
     memory_budget: int | None = None
     keep: bool = True
     reduction: str = 'mean'
+    exact: bool = False
 
 
 class UpdateOptions(NamedTuple):
-    """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace."""
+    """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace.
+    ``exact``: reverse mode without cuts through the steps of an update.
+    """
 
     optimizer: Any
     every: int
     delay: int
     reduction: str = 'mean'
+    exact: bool = False
 
 
 def counted(t: jax.Array) -> jax.Array:

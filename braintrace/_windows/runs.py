@@ -5,15 +5,15 @@ One scan stacks factors and signals of a window; one call of the rule turns them
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._executor import TracedStep
-from .._rules import Network, Rule, Window
+from .._executor import Signals, Steps, TracedStep
+from .._rules import Network, Rule, Start, Window, same_step
 from .leaves import tree_bytes
 from .records import (
     GradientOptions,
@@ -23,6 +23,7 @@ from .records import (
     Result,
     Sequence,
     Show,
+    Together,
     UpdateOptions,
     counts_along,
 )
@@ -45,6 +46,12 @@ class Observer(Protocol):
 
     def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
         """One step, its loss weighed by ``mask``."""
+
+    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
+        """Some steps under one pull-back, without cuts; ``keep``: with their factors."""
+
+    def zeros(self, weights) -> Gradients:
+        """The gradients before the first step."""
 
     def reset(self, world, flags: jax.Array):
         """The world with flagged lanes put back."""
@@ -72,15 +79,20 @@ class Course(NamedTuple):
 
 
 class Run:
-    """The step of a course, traced once."""
+    """The windows of a course. ``exact``: reverse mode without cuts inside each."""
 
-    def __init__(self, course: Course, weights):
+    def __init__(self, course: Course, weights, exact: bool):
+        self.course, self.weights, self.exact = course, weights, exact
         self.observer = course.observer
         self.graph, self.rule = self.observer.graph, self.observer.rule
-        start, sequence = course.start, course.sequence
+
+    @cached_property
+    def traced(self) -> TracedStep:
+        """The step, traced once."""
+        start, sequence = self.course.start, self.course.sequence
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
         associative = self.graph.policy.associative
-        self.traced = TracedStep(self._step, weights, start.world, at, associative=associative)
+        return TracedStep(self._step, self.weights, start.world, at, associative=associative)
 
     def _step(self, weights, world, at: Sequence):
         slices, mask, counts, flags = at
@@ -93,13 +105,9 @@ class Run:
         x, d, df = seen.factors
         return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, signals)
 
-    def zeros(self, weights) -> Gradients:
-        """The gradients before the first step."""
-        of_ops = self.observer.network(weights).weights
-        owned = [op.key for op in self.graph.ops if op.owned]
-        return Gradients(
-            {key: jax.tree.map(jnp.zeros_like, of_ops[key]) for key in owned}, self.traced.zeros()
-        )
+    def step_bytes(self, keep: bool) -> int:
+        """Bytes that a window stores of each step."""
+        return 0 if self.exact else step_bytes(self.graph, keep) + self.traced.row_bytes
 
     def opened(self, weights, start: Moment) -> Moment:
         """The moment, the pending steps of its trace written out."""
@@ -114,6 +122,8 @@ class Run:
         """``(moment, pending, gradients, (losses, aux))`` after some steps; their factors are
         pending, the trace is as it was.
         """
+        if self.exact:
+            return self._exact(weights, now, pending, part, keep)
         length = len(part.mask)
         ts, t = counts_along(now.t, part.flags, length)
         world, direct, (x, losses, aux), steps = self.traced.loop(
@@ -125,6 +135,22 @@ class Run:
         )
         return Moment(world, now.trace, t), pending, Gradients(ops, direct), (losses, aux)
 
+    def _exact(self, weights, now: Moment, pending, part: Sequence, keep: bool):
+        """:meth:`window` by reverse mode; without ``keep`` there is no history before it."""
+        ts, t = counts_along(now.t, part.flags, len(part.mask))
+        seen = self.observer.observe_together(weights, now.world, part, keep)
+        network, (x, d, df) = self.observer.network(weights), seen.factors
+        ops = same_step(network.graph, x, seen.dy, network.weights)
+        if keep and self.rule.traces:
+            reset = None if part.flags is None else part.flags[0]
+            start = Start(ts[0], reset)
+            ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
+            steps = Steps((d, df), partial(_without_signals, self.graph))
+            window = Window(x, steps, ts, part.flags)
+            pending = self.rule.advance(network, now.trace, pending, window)
+        end = Moment(seen.world, now.trace, t)
+        return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
+
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
         network = self.observer.network(weights)
@@ -132,14 +158,19 @@ class Run:
         return now._replace(trace=trace)
 
 
+def _without_signals(graph: ETraceGraph, row) -> tuple:
+    """The factors of a step, as a window opens them, and no signals."""
+    return *row, Signals({}, {g.name: (None,) * g.num_state for g in graph.hidden_groups}, {})
+
+
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
-    run, start, length = Run(course, weights), course.start, course.length
-    per_step = step_bytes(run.graph, options.keep) + run.traced.row_bytes
-    size = choose_window(options, length, tree_bytes(start.trace), per_step)
-    dropped = size >= length and not options.keep  # one window: the trace is read as it is carried
+    run, start, length = Run(course, weights, options.exact), course.start, course.length
+    size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(options.keep))
+    # of one window the trace is read as it is carried
+    dropped = not options.keep and (size >= length or options.exact)
 
-    def window(state, part: Sequence, keep: bool = True):
+    def window(state, part: Sequence, keep: bool = not dropped):
         now, total = state
         now, pending, gradients, shown = run.window(weights, now, None, part, keep)
         if keep:
@@ -147,7 +178,7 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
         return (now, jax.tree.map(jnp.add, total, gradients)), shown
 
     first = start if dropped else run.opened(weights, start)
-    walk = Walk(course.sequence, (first, run.zeros(weights)), course.show)
+    walk = Walk(course.sequence, (first, course.observer.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
     # The last window stands apart: where its trace is dropped, it is not written.
     walk.blocks(window, whole if rest else whole - 1, size)
@@ -166,7 +197,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
     steps stay pending.
     """
     observer, length, every = course.observer, course.length, options.every
-    run = Run(course, learnt[0])
+    run = Run(course, learnt[0], options.exact)
 
     def block(state, part: Sequence, size: int = every):
         """Updates after each ``size`` steps, then one write of the trace."""

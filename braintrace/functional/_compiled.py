@@ -12,16 +12,19 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import Executor, Factors, Signals, stopped, without_types
-from .._rules import Network, NoTrace, Rule, Window
+from .._rules import Network, Rule, SameStep, Window
 from .._windows import (
     Gradients,
     Observation,
+    Sequence,
+    Together,
     counted,
     first_order,
     signature,
     zero_gradient,
 )
 from ._state import flatten_paths, put_back
+from ._together import observe_together
 
 __all__ = ['Compiled']
 
@@ -43,7 +46,7 @@ class Compiled:
 
     def __init__(self, graph: ETraceGraph, rule: Rule | None):
         self.graph, self.program = graph, graph.program
-        self.rule = NoTrace() if rule is None else rule
+        self.rule = SameStep() if rule is None else rule
         self.executor = Executor(graph, probes=self.rule.probes)
         step = jax.custom_vjp(without_types(self._primal))
         step.defvjp(without_types(self._forward), without_types(self._backward))
@@ -137,16 +140,16 @@ class Compiled:
         _, outputs, new_carry, _ = self._run(params, carry, inputs)
         return outputs, new_carry
 
-    def _factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def factors(self, params, weights, carry, inputs, xs) -> Factors:
         """The factors of one step, as constants."""
         if not self.rule.traces:
             return Factors(xs, {}, {})
-        d_factors = self.executor.d_factors(params, weights, carry, inputs)
-        return stopped(Factors(xs, *d_factors))
+        at = params, weights, carry, inputs
+        return stopped(Factors(xs, *self.rule.factors(self.executor, at, None)))
 
     def _primal(self, params, carry, trace, t, inputs):
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
-        factors = self._factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs)
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
         return outputs, new_carry, trace, counted(t)
 
@@ -157,7 +160,7 @@ class Compiled:
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
         behind these parameters.
         """
-        executor = self.executor
+        executor, whole = self.executor, self.rule.credit == 'whole'
 
         def run(given, hidden, probes):
             calls = []
@@ -166,7 +169,9 @@ class Compiled:
                 params = [*params, *held]
                 # Factors and signals give the gradient of an op's weight, not this pull-back.
                 weights = executor.op_weights(stopped(params))
-                outputs, new_carry, xs = executor.forward(params, weights, carry, inputs, probes)
+                outputs, new_carry, xs = executor.forward(
+                    params, weights, carry, inputs, probes, whole
+                )
                 calls.append((params, weights, inputs, xs))
                 return outputs, new_carry
 
@@ -176,7 +181,7 @@ class Compiled:
         result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
             run, given, executor.old_states(carry), executor.zero_probes(), has_aux=True
         )
-        factors = self._factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs)
         return Seen(result, aux, factors, weights, pull)
 
     def signals(self, pull: Callable, cotangent) -> tuple:
@@ -284,6 +289,11 @@ class ObservedStep:
     def rule(self) -> Rule:
         return self.compiled.rule
 
+    @property
+    def _chosen(self) -> list[int]:
+        """The leaves of the weights that are differentiated."""
+        return [i for i, place in enumerate(self.places) if place in self.direct]
+
     def _params(self, weights) -> list:
         """The cell's parameters; weights stand in their places."""
         full = [*self.params, *[None] * len(self.places)]
@@ -295,7 +305,7 @@ class ObservedStep:
 
     def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
-        chosen = [i for i, place in enumerate(self.places) if place in self.direct]
+        chosen = self._chosen
 
         def step(cell, given, carry):
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
@@ -308,6 +318,31 @@ class ObservedStep:
         to_given, signals = self.compiled.signals(seen.pull, weight)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)
+
+    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
+        leaves, treedef = jax.tree.flatten(weights)
+        chosen = self._chosen
+
+        def step(cell, given, world, at: Sequence):
+            world = world if at.flags is None else self.reset(world, at.flags)
+            full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
+            (loss, aux), world = self.step(cell, full, world, *at.slices)
+            weight = (self.share * at.mask).astype(loss.dtype)
+            return (weight * loss, (loss, aux)), world
+
+        given = [leaves[i] for i in chosen]
+        seen = observe_together(self.compiled, step, given, world, part, self.held, keep)
+        direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
+        return seen._replace(direct=direct)
+
+    def zeros(self, weights) -> Gradients:
+        """The gradients before the first step."""
+        of_ops, leaves = self.network(weights).weights, jax.tree.leaves(weights)
+        owned = [op.key for op in self.graph.ops if op.owned]
+        return Gradients(
+            {key: jax.tree.map(jnp.zeros_like, of_ops[key]) for key in owned},
+            {self.places[i]: jnp.zeros_like(leaves[i]) for i in self._chosen},
+        )
 
     def reset(self, world, flags: jax.Array):
         carry, rest = world

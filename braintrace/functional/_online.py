@@ -33,6 +33,7 @@ from .._windows import (
     REDUCTIONS,
     GradientOptions,
     check_choice,
+    check_inside,
     check_optimizer,
     check_window,
     signature,
@@ -122,6 +123,7 @@ class OnlineLearner:
             )
             if self.rule is not None:
                 check_learnable(graph)
+                graph = self.rule.scoped(graph)
                 self.rule.check(graph)
             if self.policy.strict:
                 check_strict(graph)
@@ -213,6 +215,7 @@ class OnlineLearner:
         memory_budget: int | None = None,
         progress: bool = False,
         carry: str = 'trace',
+        inside: str = 'trace',
     ) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole
         sequence.
@@ -227,7 +230,15 @@ class OnlineLearner:
         ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
         the state that comes back is 0, so its trace counts as empty, and in a loop over batches no
         trace is ever written while a sequence fits into one window. The cell's carry goes on in
-        both. With ``rule=None`` each gradient is that of its own step, with the old carry held
+        both.
+
+        ``inside='exact'`` takes reverse mode without cuts through the steps of each window, in
+        memory that grows with the window, and reads the trace at its border: the window is then the
+        reach of the exact gradient, an int or None. One window for the whole sequence is
+        back-propagation through time; with ``carry='drop'`` no trace is read or written, which is
+        truncated back-propagation (Williams and Peng 1990).
+
+        With ``rule=None`` each gradient is that of its own step, with the old carry held
         constant. Raises :class:`braintrace.OptionError` for other values.
 
         >>> import jax, jax.numpy as jnp, braintrace
@@ -248,7 +259,8 @@ class OnlineLearner:
         self._check_sequence(reduction, progress)
         check_window(window, memory_budget)
         check_choice('carry', carry, CARRIES)
-        options = GradientOptions(window, memory_budget, carry == 'trace', reduction)
+        exact = check_inside(inside, window)
+        options = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         return self._along(loss_fn, progress).gradient(options)
 
     def sequence_update(
@@ -259,6 +271,7 @@ class OnlineLearner:
         reduction: str = 'mean',
         write_every: int | None = None,
         progress: bool = False,
+        inside: str = 'trace',
     ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
         losses``: learn along a sequence.
@@ -268,7 +281,8 @@ class OnlineLearner:
         ``reduction`` of these steps' gradients, and once more after the steps that are left at the
         end; leaves that are not trainable stay. Other arguments as for :meth:`sequence_grad`.
         Between two writes of the trace steps are kept as they are, with the same numbers;
-        ``write_every`` fixes their number. Under ``jit``, donate ``state``.
+        ``write_every`` fixes their number. ``inside='exact'`` takes reverse mode without cuts
+        through the steps of each update. Under ``jit``, donate ``state``.
 
         >>> import jax, jax.numpy as jnp, optax, braintrace
         >>> def cell(params, h, x):
@@ -286,7 +300,10 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, progress)
         check_optimizer(optimizer)
-        return self._along(loss_fn, progress).update(optimizer, every, write_every, reduction)
+        exact = check_inside(inside, every)
+        return self._along(loss_fn, progress).update(
+            optimizer, every, write_every, reduction, exact
+        )
 
     def _along(self, loss_fn: Callable, progress: bool) -> SequenceCalls:
         return SequenceCalls(self._matching, self.hidden, checked_loss(self, loss_fn), progress)

@@ -82,7 +82,9 @@ class SequenceCalls:
 
         return run
 
-    def update(self, optimizer, every: int, write_every: int | None, reduction: str) -> Callable:
+    def update(
+        self, optimizer, every: int, write_every: int | None, reduction: str, exact: bool
+    ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
         losses``.
         """
@@ -99,7 +101,7 @@ class SequenceCalls:
             check_updatable(jax.tree.map(lambda p: None if _is_integer(p) else p, params))
             check_opt_state(optimizer, params, opt_state)
             delay = choose_delay(write_every, every, course.observer.graph, course.observer.rule)
-            options = UpdateOptions(optimizer, every, delay, reduction)
+            options = UpdateOptions(optimizer, every, delay, reduction, exact)
             result = run_updates(course, (params, opt_state), options)
             new = _after(state, result.end)
             pairs = zip(result.learnt, of_learnt, strict=True)

@@ -1,4 +1,4 @@
-"""No rule: every gradient is that of its own step."""
+"""SnAp-0: every gradient is that of its own step."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contraction import same_step
-from .rule import Rule
+from .rule import PositionWise
 
-__all__ = ['NoTrace']
+__all__ = ['SameStep']
 
 
 @dataclass(frozen=True)
-class NoTrace(Rule):
-    """The same-step gradient alone, without a trace: what ``rule=None`` means."""
+class SameStep(PositionWise):
+    """The same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
-    name: ClassVar[str] = 'no rule'
+    name: ClassVar[str] = 'same_step'
     required: ClassVar[tuple[str, ...]] = ()
     probes: ClassVar[bool] = False
     traces: ClassVar[bool] = False
 
     @property
+    def credit(self) -> str:
+        return 'cut'
+
+    @property
     def approximation(self) -> str:
-        return 'without a rule there is no trace: every gradient holds the current step only'
+        return 'there is no trace: every gradient holds the current step only'
 
     @property
     def remembers(self) -> bool:
@@ -46,6 +50,12 @@ class NoTrace(Rule):
 
     def window(self, network, trace, pending, window, keep):
         return self.gradient(network, trace, trace, window), None
+
+    def with_history(self, network, grads, trace, pending, lam, start):
+        return grads
+
+    def advance(self, network, trace, pending, window):
+        return None
 
     def close(self, network, trace, pending, t, read):
         return trace

@@ -1,6 +1,4 @@
-"""The online learning rules, as values for :func:`braintrace.functional.online` and
-:func:`braintrace.compile`.
-"""
+"""Rules that keep a trace of each parameter, and the rule that keeps none."""
 
 from __future__ import annotations
 
@@ -8,21 +6,23 @@ from numbers import Integral, Real
 
 import jax.numpy as jnp
 
-from ._errors import OptionError
-from ._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule
+from .._errors import OptionError
+from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep
 
-__all__ = ['Rule', 'd_rtrl', 'es_d_rtrl']
+__all__ = ['d_rtrl', 'es_d_rtrl', 'same_step']
 
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith('__'))})
+CREDITS = ('cut', 'whole')
 
 
-def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
+def d_rtrl(trace_dtype=None, write_every: int | None = None, credit: str = 'cut') -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
     ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``<
     dL^t/dh^{t-1}, e^{t-1} >``. Memory ``B * I * O * S`` numbers for a dense op.
+
+    ``credit``: the signal ``dL^t/dh^{t-1}`` flows where the trace does (``'cut'``, the published
+    rule), or along every path of the step (``'whole'``), at the same cost. With the same trace the
+    second is nearer to the gradient of BPTT, since the last step of each path is then exact.
 
     ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
     memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
@@ -50,8 +50,10 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
         raise OptionError(
             f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.'
         )
+    if credit not in CREDITS:
+        raise OptionError(f"credit is {credit!r}; choose 'cut' or 'whole'.")
     if trace_dtype is None:
-        return DRTRL(None, write_every)
+        return DRTRL(None, write_every, credit)
     try:
         dtype = jnp.dtype(trace_dtype)
     except TypeError as e:
@@ -62,7 +64,7 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None) -> Rule:
         raise OptionError(
             f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.'
         )
-    return DRTRL(dtype, write_every)
+    return DRTRL(dtype, write_every, credit)
 
 
 def es_d_rtrl(decay_or_rank: float | int) -> Rule:
@@ -99,3 +101,16 @@ def es_d_rtrl(decay_or_rank: float | int) -> Rule:
             f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).'
         )
     return ESDRTRL(float(decay_or_rank))
+
+
+def same_step() -> Rule:
+    """SnAp-0: no trace; every gradient holds the current step only, ``x (x) dy``.
+
+    The cheapest baseline: one reverse pass for each step and no memory. Source: Menick et al. 2021,
+    "Practical real time recurrent learning with a sparse approximation".
+
+    >>> import braintrace
+    >>> braintrace.rules.same_step().name
+    'same_step'
+    """
+    return SameStep()

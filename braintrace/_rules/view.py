@@ -1,0 +1,18 @@
+"""What a rule changes in the compiled step before it looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .._compiler import ETraceGraph
+
+__all__ = ['View']
+
+
+@dataclass(frozen=True)
+class View:
+    """How a rule sees a step; by default as it was compiled."""
+
+    def of(self, graph: ETraceGraph) -> ETraceGraph:
+        """The step in this view."""
+        return graph
