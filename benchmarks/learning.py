@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import brainstate
@@ -12,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from methods import BPTT, NAMED, OPTIMIZERS, Method, gradient, reverse
+from methods import BPTT, NAMED, OPTIMIZERS, Method, gradient
 from nets import NETS
 
 import braintrace
 from braintrace.tasks import Task
 
 CLIP = 1.0  # the largest norm of a gradient
-CHUNK = 128  # steps of a stream between two updates by BPTT, and of its measured gradients
+CHUNK = 32  # steps of a stream between two updates by BPTT, and of its measured gradients
 TESTED = 300  # sequences that are scored
 
 
@@ -30,6 +31,11 @@ class Setting(NamedTuple):
     net: str
     batch: int
     updates: int
+
+    @property
+    def steps(self) -> int:
+        """Those of one gradient by BPTT."""
+        return min(self.task.steps, CHUNK) if self.task.stream else self.task.steps
 
 
 class Study:
@@ -51,9 +57,9 @@ class Study:
         )(rate=1.0)
         run = self._stream if self.task.stream else self._sequences
         self.train = jax.jit(jax.vmap(run))
-        self.score = jax.jit(jax.vmap(self._score, in_axes=(0, 0, None)), static_argnums=2)
-        self.steps = min(self.task.steps, CHUNK) if self.task.stream else self.task.steps
-        self.grads = jax.jit(gradient(method, self.online, self.task.loss, self.steps))
+        self.score = jax.jit(self._scores, static_argnums=2)
+        self.steps = setting.steps
+        self.grads = jax.jit(gradient(method, self.online, self.task.loss))
 
     def initial(self, seed: int) -> dict:
         """Parameters drawn from a seed."""
@@ -70,12 +76,12 @@ class Study:
 
     def _sequences(self, params, rate, key):
         """An update after each batch of sequences."""
-        grads_of = gradient(self.method, self.online, self.task.loss, self.task.steps)
+        grads_of = gradient(self.method, self.online, self.task.loss)
 
         def update(at, key):
             params, moments, state = at
             batch = self.task.sample(key, self.setting.batch)
-            grads, state, losses = grads_of(params, state.replace(carry=self.carry), *batch)
+            grads, state, losses = grads_of(params, self._anew(state), *batch)
             changes, moments = self.optimizer.update(grads, moments, params)
             params = optax.apply_updates(params, changes)
             return (params, moments, state), jnp.average(losses, weights=batch.mask)
@@ -84,6 +90,12 @@ class Study:
         keys = jax.random.split(key, self.setting.updates)
         (params, _, _), losses = jax.lax.scan(update, (params, moments, state), keys)
         return params, losses
+
+    def _anew(self, state):
+        """The state before a new sequence; what is dropped at the end of one is empty already."""
+        if self.method.window:
+            return braintrace.functional.reset(state, jnp.ones_like(state.t, bool), self.carry)
+        return state.replace(carry=self.carry)
 
     def _stream(self, params, rate, key):
         """An update at each step of a stream, or at the end of each piece for reverse mode."""
@@ -95,7 +107,7 @@ class Study:
             learn = self.online.sequence_update(loss, self.optimizer)
             params, _, _, losses = learn(params, moments, state, batch.xs, batch.ys)
             return params, losses
-        grads_of = gradient(method, self.online, loss, every, carry='trace')
+        grads_of = gradient(method, self.online, loss, carry='trace')
 
         def update(at, piece):
             params, moments, state = at
@@ -106,6 +118,9 @@ class Study:
         pieces = [a.reshape(-1, every, *a.shape[1:]) for a in (batch.xs, batch.ys)]
         (params, _, _), losses = jax.lax.scan(update, (params, moments, state), pieces)
         return params, losses.reshape(-1)
+
+    def _scores(self, params, keys, part):
+        return jax.vmap(lambda params, key: self._score(params, key, part))(params, keys)
 
     def _score(self, params, key, part):
         """The score of held-out sequences, in lanes of the batch's size."""
@@ -166,35 +181,53 @@ class Study:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull))
 
 
-def trained(study: Study, rates: tuple, seeds: tuple) -> dict:
-    """The rate that a validation seed chooses, and the scores of the seeds at it."""
-    lanes = len(rates)
-    first = jax.tree.map(lambda p: jnp.stack([p] * lanes), study.initial(0))
-    tried = judged(study, first, rates, (0,) * lanes, 'validation')[0]
-    order = np.where(np.isfinite(tried), tried, np.nan) * (
-        1 if study.task.metric == 'accuracy' else -1
-    )
-    rate = rates[0] if np.isnan(order).all() else rates[int(np.nanargmax(order))]
-    starts = [study.initial(seed) for seed in seeds]
+@dataclass(frozen=True)
+class Effort:
+    """Learning rates that are tried, seeds, turns of each comparison of times, and a divisor of
+    the updates.
+    """
+
+    rates: tuple = (1e-3, 3e-3, 1e-2)
+    seeds: tuple = (1, 2, 3)
+    turns: int = 7
+    less: int = 1
+
+
+QUICK = Effort((3e-3,), (1,), 1, 10)
+
+
+def trained(study: Study, beside: Study, effort: Effort) -> tuple[dict, tuple]:
+    """The rate that a validation seed chooses, the scores of the seeds at it, and the parameters
+    of the first of them before and after.
+    """
+    rates, tried = effort.rates, {}
+    if len(rates) > 1:
+        first = jax.tree.map(lambda p: jnp.stack([p] * len(rates)), study.initial(0))
+        scores, _ = judged(study, beside, first, rates, (0,) * len(rates), 'validation')
+        tried = {str(rate): float(score) for rate, score in zip(rates, scores)}
+        rates = (best(rates, scores, study.task),)
+    starts = [study.initial(seed) for seed in effort.seeds]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
-    scores, params = judged(study, params, (rate,) * len(seeds), seeds, 'test')
-    last = jax.tree.map(lambda p: p[0], params)
-    return {
-        'validation': {str(r): float(s) for r, s in zip(rates, tried)},
-        'rate': rate,
-        'scores': [float(score) for score in scores],
-        'ends': (starts[0], last),
-    }
+    seeds = effort.seeds
+    scores, params = judged(study, beside, params, rates * len(seeds), seeds, 'test')
+    found = {'validation': tried, 'rate': rates[0], 'scores': [float(s) for s in scores]}
+    return found, (starts[0], jax.tree.map(lambda p: p[0], params))
 
 
-def judged(study: Study, params, rates, seeds, part: str):
-    """Train from each of these parameters, and score."""
+def best(rates: tuple, scores: np.ndarray, task: Task) -> float:
+    """The rate of the best score that is a number."""
+    sign = 1 if task.metric == 'accuracy' else -1
+    return rates[int(np.argmax(np.where(np.isfinite(scores), sign * scores, -np.inf)))]
+
+
+def judged(study: Study, beside: Study, params, rates, seeds, part: str):
+    """Train from each of these parameters, and score: ``(scores, parameters)``."""
     keys = jnp.stack([jax.random.fold_in(jax.random.key(11), seed) for seed in seeds])
     params, losses = study.train(params, jnp.asarray(rates, jnp.float32), keys)
-    if study.task.stream:
-        weights = (jnp.arange(losses.shape[1]) >= losses.shape[1] // 2).astype(float)
-        return np.average(np.asarray(losses), axis=1, weights=weights), params
-    return np.asarray(study.score(params, keys, part)), params
+    if study.task.stream:  # what it said on the way, when it could not know better
+        mask = study.task.sample(keys[0], 1).mask
+        return np.average(np.asarray(losses), axis=1, weights=np.asarray(mask)), params
+    return np.asarray(beside.score(params, keys, part)), params
 
 
 def compared(study: Study, beside: Study, turns: int) -> float:
@@ -204,23 +237,22 @@ def compared(study: Study, beside: Study, turns: int) -> float:
     return float(np.median([study.seconds() / beside.seconds() for _ in range(turns)]))
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
+def cosine(a: np.ndarray, b: np.ndarray) -> float | None:
+    """None where a vector is not finite or zero."""
+    size = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / size) if np.isfinite(size) and size > 0 else None
 
 
-def record(setting: Setting, method: Method, rates: tuple, seeds: tuple, turns: int) -> dict:
+def record(setting: Setting, method: Method, effort: Effort = Effort()) -> dict:
     """What the leaderboard keeps of one row."""
     begin = time.perf_counter()
+    setting = setting._replace(updates=setting.updates // effort.less)
     study = Study(setting, method)
     beside = study if method.name == BPTT else reference(setting, method.leaky)
-    found = trained(study, rates, seeds)
-    ends = found.pop('ends')
+    found, ends = trained(study, beside, effort)
     cosines = [cosine(study.direction(p), beside.direction(p)) for p in ends]
     return found | {
-        'floor': setting.task.floor,
-        'metric': setting.task.metric,
-        'samples': setting.batch * setting.updates,
-        'time': 1.0 if study is beside else compared(study, beside, turns),
+        'time': 1.0 if study is beside else compared(study, beside, effort.turns),
         'bytes': study.bytes(),
         'cosine': cosines,
         'seconds': time.perf_counter() - begin,

@@ -69,22 +69,29 @@ METHODS = (
 NAMED = {method.name: method for method in METHODS}
 
 
-def gradient(method: Method, online, loss: Callable, steps: int, carry: str = 'drop') -> Callable:
+def applies(method: Method, net: str, steps: int) -> bool:
+    """Whether the row belongs to a net, and its windows are shorter than the whole sequence."""
+    longest = max(method.cut or 0, method.window or 0)
+    return (not method.nets or net in method.nets) and longest < steps
+
+
+def gradient(method: Method, online, loss: Callable, carry: str = 'drop') -> Callable:
     """``(params, state, xs, ys, mask) -> grads, state, losses`` over a sequence."""
     if method.rule is None:
-        return reverse(online.cell, loss, method.cut, steps)
-    exact = {'window': min(method.window, steps), 'inside': 'exact'} if method.window else {}
-    return online.sequence_grad(loss, carry=carry, **exact)
+        return reverse(online.cell, loss, method.cut)
+    if method.window:  # their trace is read at the borders, so it is kept
+        return online.sequence_grad(loss, window=method.window, inside='exact', carry='trace')
+    return online.sequence_grad(loss, carry=carry)
 
 
-def reverse(cell: Callable, loss: Callable, cut: int | None, steps: int) -> Callable:
+def reverse(cell: Callable, loss: Callable, cut: int | None) -> Callable:
     """Reverse mode of the whole loop; with ``cut`` no gradient passes a border of ``cut`` steps."""
 
     def run(params, state, xs, ys, mask):
         def total(params):
             def step(carry, at):
                 t, x, y = at
-                if cut and cut < steps:
+                if cut and cut < len(xs):
                     carry = jax.tree.map(
                         lambda c: jnp.where(t % cut == 0, jax.lax.stop_gradient(c), c), carry
                     )

@@ -16,12 +16,11 @@ TAU, TAU_ADAPTATION, TAU_OUT, THRESHOLD = 2, 200, 2, 0.6  # in steps, for a dt o
 
 
 class Gated(brainstate.nn.Module):
-    """A GRU whose update gates start with memories of one step up to the task's length."""
+    """A GRU whose update gates start with memories from one step to the task's length."""
 
     def __init__(self, task: Task, units: int):
         super().__init__()
-        longest = 32.0 if task.stream else max(2.0, task.steps)
-        self.cell = nn.GRUCell(task.inputs, units, timescale=(1.0, longest))
+        self.cell = nn.GRUCell(task.inputs, units, timescale=(1.0, reach(task)))
         self.readout = nn.Linear(units, task.outputs)
 
     def update(self, x):
@@ -35,7 +34,8 @@ class Rotations(brainstate.nn.Module):
         super().__init__()
         rng = np.random.default_rng(0)
         self.features = jnp.asarray(rng.normal(size=(task.inputs + 1, FEATURES)), jnp.float32)
-        self.cell = nn.LRUCell(FEATURES, units, r_min=0.9, r_max=0.999, max_phase=1.0)
+        radii = {'r_min': 0.8, 'r_max': float(np.exp(-0.25 / reach(task)))}
+        self.cell = nn.LRUCell(FEATURES, units, **radii, max_phase=1.0)
         self.hidden = nn.Linear(FEATURES, units)
         self.readout = nn.Linear(units, task.outputs, w_init=small)
 
@@ -88,6 +88,11 @@ class Sparse(brainstate.nn.Module):
         new = jnp.tanh(self.into(x) + self.recurrent(self.h.value))
         self.h.value = self.leak * self.h.value + (1 - self.leak) * new
         return self.readout(self.h.value)
+
+
+def reach(task: Task) -> float:
+    """The steps over which a task asks for memory; a sine is told by a few of its values."""
+    return 8.0 if task.stream else max(2.0, task.steps)
 
 
 def small(shape):
