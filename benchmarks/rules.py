@@ -1,7 +1,7 @@
 """What each learning rule learns, and what it costs: the leaderboard.
 
     python benchmarks/rules.py                       every row that is not there yet (make rules)
-    python benchmarks/rules.py --again --only sine   the rows whose names have these words, once more
+    python benchmarks/rules.py --again --only '*sine* | D_RTRL'     rows of these names, once more
     python benchmarks/rules.py --quick               two settings, one seed, one rate; nothing is kept
 
 The records go to ``benchmarks/results/rules.json``, one after another, so that a run that is cut
@@ -16,6 +16,7 @@ import json
 import platform
 import sys
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import jax
@@ -52,14 +53,14 @@ def quick() -> list[Setting]:
     return [every[4], every[7]]
 
 
-def todo(found: list[Setting], words: list[str]) -> list[tuple[Setting, Method]]:
-    """The rows of these settings whose names have all words."""
+def todo(found: list[Setting], patterns: tuple = ('*',)) -> list[tuple[Setting, Method]]:
+    """The rows of these settings of which one pattern matches ``task | net | row``."""
     return [
         (setting, method)
         for setting in found
         for method in METHODS
         if applies(method, setting.net, setting.steps)
-        and all(word.lower() in ' '.join(named(setting, method)).lower() for word in words)
+        and any(fnmatchcase(' | '.join(named(setting, method)), p) for p in patterns)
     ]
 
 
@@ -106,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
     parser.add_argument('--quick', action='store_true')
     parser.add_argument('--again', action='store_true')
-    parser.add_argument('--only', nargs='+', default=[])
+    parser.add_argument('--only', nargs='+', default=('*',))
     parser.add_argument('--output', type=Path, default=PATH)
     options = parser.parse_args()
     rows = todo(quick() if options.quick else settings(), options.only)
