@@ -1,8 +1,8 @@
 """What each learning rule learns, and what it costs: the leaderboard.
 
-    python benchmarks/rules.py                       every row that is not there yet (make rules)
-    python benchmarks/rules.py --again --only '*sine* | D_RTRL'     rows of these names, once more
-    python benchmarks/rules.py --quick               two settings, one seed, one rate; nothing is kept
+    python benchmarks/rules.py                 every row that is not there yet (make rules)
+    python benchmarks/rules.py --again --only '*sine* | D_RTRL'    rows of these names, once more
+    python benchmarks/rules.py --quick         two settings, one seed, one rate; keeps nothing
 
 The records go to ``benchmarks/results/rules.json``, one after another, so that a run that is cut
 off goes on where it was. ``benchmarks/rules_page.py`` makes ``docs/rules.md`` from them.

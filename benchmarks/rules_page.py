@@ -185,11 +185,7 @@ def state(board: Board) -> str:
     text = f'{len(board.rows)} rows of `make rules` ({had}).'
     if not board.missing:
         return text + ' No row is missing.'
-    lacking = {}
-    for task, net, row in board.missing:
-        lacking.setdefault(f'{task} on {net}', []).append(row)
-    listed = '; '.join(f'{where}: {", ".join(rows)}' for where, rows in lacking.items())
-    return f'{text} Not measured yet, `make rules` adds them: {listed}.'
+    return f'{text} {len(board.missing)} rows are not measured yet; `make rules` adds them.'
 
 
 def page(found: dict) -> str:

@@ -45,7 +45,7 @@ def digits(by: str = 'rows') -> Task:
         pictures, labels = parts[part]
         if batch > len(labels):
             raise OptionError(
-                f'batch is {batch}, but the {part} part has {len(labels)} images; give at most that.'
+                f'batch is {batch}, but the {part} part has {len(labels)} images; give no more.'
             )
         chosen = jax.random.choice(key, len(labels), (batch,), replace=False)
         xs = jnp.asarray(pictures)[chosen].reshape(batch, steps, width).swapaxes(0, 1)

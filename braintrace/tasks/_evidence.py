@@ -61,8 +61,9 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
         side = right[number]
         active = jnp.broadcast_to(shown[:, None], side.shape)
         asked = jnp.broadcast_to(recall[:, None], side.shape)
-        rates = [ACTIVE * (active & ~side), ACTIVE * (active & side), ACTIVE * asked]
-        rates = jnp.stack([*rates, jnp.full(side.shape, NOISE)], -1).repeat(GROUP, -1)
+        noise = jnp.full(side.shape, NOISE)
+        groups = [ACTIVE * (active & ~side), ACTIVE * (active & side), ACTIVE * asked, noise]
+        rates = jnp.stack(groups, -1).repeat(GROUP, -1)
         xs = jax.random.bernoulli(of_spikes, -jnp.expm1(-rates * dt)).astype(float)
         return Batch(xs, jnp.broadcast_to(label, (steps, batch)), recall.astype(float))
 

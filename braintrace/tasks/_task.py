@@ -1,4 +1,4 @@
-"""What a task is: batches, the loss of one step, a score, and the floor that a learner must beat."""
+"""What a task is: batches, the loss of a step, a score, and the floor that a learner must beat."""
 
 from __future__ import annotations
 
@@ -126,5 +126,6 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 def check_real(name: str, value: object, above: float = 0.0) -> None:
     """Refuse what is no finite number above ``above``."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not above < value < float('inf'):
+    real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else above
+    if not above < real < float('inf'):
         raise OptionError(f'{name} is {value!r}; give a number above {above:g}.')
