@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 import time
@@ -74,6 +75,7 @@ def measured(setting: Setting, method: Method, effort: Effort) -> dict:
     head = dict(zip(('task', 'net', 'row'), named(setting, method)))
     head |= {'floor': task.floor, 'metric': task.metric, 'steps': task.steps}
     head |= {'batch': setting.batch, 'updates': setting.updates // effort.less}
+    head |= {'load': os.getloadavg()[0] / os.cpu_count()}
     try:
         return head | record(setting, method, effort)
     except BraintraceError as error:

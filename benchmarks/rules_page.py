@@ -188,10 +188,18 @@ def state(board: Board) -> str:
     return f'{text} {len(board.missing)} rows are not measured yet; `make rules` adds them.'
 
 
+def load(board: Board) -> str:
+    """How busy the machine was: programs that ran or waited, for each core."""
+    loads = [r['load'] for r in board.rows.values() if 'load' in r]
+    unknown = len(board.rows) - len(loads)
+    text = f'{median(loads):.1f}' if loads else 'not recorded'
+    return text + (f' ({unknown} rows do not tell)' if loads and unknown else '')
+
+
 def page(found: dict) -> str:
     """The page, from its template."""
     board, effort = Board(found), Effort()
-    values = {f.__name__: f(board) for f in (tables, summary, choices, refused, state)}
+    values = {f.__name__: f(board) for f in (tables, summary, choices, refused, state, load)}
     values |= {
         'settings': of_settings(board),
         'rates': ', '.join(f'{rate:g}' for rate in effort.rates),
