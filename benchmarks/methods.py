@@ -13,7 +13,7 @@ from nets import TAU_OUT
 
 from braintrace import rules
 
-SPIKING, SPARSE, SMALL = 'LIF + ALIF 100', 'sparse 64', 'GRU 16'
+GRU, SMALL, SPIKING, SPARSE = 'GRU 64', 'GRU 16', 'LIF + ALIF 100', 'sparse 32'
 OPTIMIZERS = {
     'Adam': optax.adam,
     'RMSprop': lambda rate: optax.rmsprop(rate, decay=0.99),
@@ -60,7 +60,7 @@ METHODS = (
     Method('ES_D_RTRL 0.5', lambda: rules.es_d_rtrl(0.5)),
     Method('ES_D_RTRL 0.9', lambda: rules.es_d_rtrl(0.9)),
     Method('signs', lambda: rules.signs()),
-    Method('UORO', lambda: rules.uoro()),
+    Method('UORO', lambda: rules.uoro(), nets=(GRU, SMALL, SPIKING)),
     Method('e-prop', e_prop('symmetric'), leaky=True, nets=(SPIKING,)),
     Method('e-prop, random feedback', e_prop('random'), leaky=True, nets=(SPIKING,)),
     Method('exact windows of 8', lambda: rules.d_rtrl(), window=8),

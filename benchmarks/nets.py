@@ -114,5 +114,5 @@ NETS = {
     'GRU 16': lambda task, leaky: Gated(task, 16),
     'LRU 64': lambda task, leaky: Rotations(task, 64),
     'LIF + ALIF 100': Spiking,
-    'sparse 64': lambda task, leaky: Sparse(task, 64),
+    'sparse 32': lambda task, leaky: Sparse(task, 32),
 }

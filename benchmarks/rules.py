@@ -22,12 +22,12 @@ from pathlib import Path
 
 import jax
 from learning import QUICK, Effort, Setting, record
-from methods import METHODS, SMALL, SPARSE, SPIKING, Method, applies
+from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
 
 from braintrace import BraintraceError, tasks
 
 PATH = Path(__file__).parent / 'results' / 'rules.json'
-GRU, LRU = 'GRU 64', 'LRU 64'
+LRU = 'LRU 64'
 
 
 def settings() -> list[Setting]:
@@ -38,12 +38,12 @@ def settings() -> list[Setting]:
     return [
         Setting(short, GRU, 30, 500),
         Setting(copy, LRU, 30, 200),
-        Setting(add, GRU, 30, 400),
-        Setting(add, SPARSE, 30, 400),
+        Setting(add, GRU, 30, 300),
         Setting(add, SMALL, 30, 400),
         Setting(evidence, SPIKING, 30, 60),
         Setting(rows, GRU, 30, 150),
         Setting(rows, SPIKING, 30, 150),
+        Setting(rows, SPARSE, 30, 150),
         Setting(pixels, LRU, 30, 150),
         *(Setting(sine, net, 1, 1) for net in (GRU, LRU, SPIKING)),
     ]
@@ -51,7 +51,7 @@ def settings() -> list[Setting]:
 
 def quick() -> list[Setting]:
     every = settings()
-    return [every[4], every[7]]
+    return [every[3], every[6]]
 
 
 def todo(found: list[Setting], patterns: tuple = ('*',)) -> list[tuple[Setting, Method]]:
