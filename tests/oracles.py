@@ -12,6 +12,8 @@ Reverse mode in JAX (``total`` gradients, trees like the parameters; ``case`` is
 Forward in time in NumPy, by complex steps (``per step`` gradients: a leading axis of time):
 
 * ``dense_recursion(case)``      D_RTRL, a dense trace for each group; asserts a position-wise D;
+                                 with ``credit`` and ``own`` as the rules of these names;
+* ``exact_windows(case, size)``  reverse mode through each window, and these traces at its border;
 * ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
 
 and ``finite_differences(case)``. ``total(steps, weights)`` sums a per-step gradient over time;
@@ -147,44 +149,80 @@ def restarted(oracle, case, flags, carry0):
     return jax.tree.map(lambda *g: sum(g), *map(lane, range(flags.shape[1])))
 
 
-def transition(case, ops, params, carry, x, states):
-    """``dh/dh'`` of one group, asserted to be position-wise: (S * positions, S * positions)."""
+def transition(case, ops, params, carry, x, states, own=False):
+    """``dh/dh'`` of one group, asserted to be position-wise: (S * positions, S * positions).
+
+    ``own``: with what a position reads of itself through the ops, of a cell with one op between.
+    """
     d = jacobian(
         lambda h: pick(case.run(ops, params, {**carry, **h}, x)[1], states), pick(carry, states)
     )
     count = len(states)
     blocks = d.reshape(count, d.shape[0] // count, count, -1).swapaxes(1, 2)
+    if own:
+        blocks *= np.eye(blocks.shape[-1])
+        return blocks.swapaxes(1, 2).reshape(d.shape)
     off = blocks * (1 - np.eye(blocks.shape[-1]))
     assert not off.any(), f'{case.model.name}: D of {states} is not position-wise'
     return d
 
 
-@functools.cache
-def dense_recursion(case):
-    """D_RTRL: D pass ``e = D e' + dh/dw``, two-sided pass ``dL/dw + sum_g dL/dh_g' e_g'``."""
-    cut, constant, groups = NumpyOps('cut'), NumpyOps('constant'), case.model.groups
-    params, carry, steps = case.params, dict(case.carry), []
+def _traces(case, own=False):
+    """``(carry, dense traces of the groups)`` before every step."""
+    constant, groups = NumpyOps('constant'), case.model.groups
+    params, carry = case.params, dict(case.carry)
     traces = [np.zeros((flat(pick(carry, g)).size, flat(params).size)) for g in groups]
-    for x, y in zip(case.xs, case.ys, strict=True):
-
-        def loss(params, carry, x=x, y=y):
-            return case.loss(case.run(cut, params, carry, x)[0], y)
+    for x in case.xs:
+        yield carry, list(traces)
 
         def states(params, names, carry=carry, x=x):
             return pick(case.run(constant, params, carry, x)[1], names)
 
-        grad = jacobian(lambda p: loss(p, carry), params)[0]
+        read = NumpyOps() if own else constant
         for i, g in enumerate(groups):
-            grad = (
-                grad
-                + jacobian(lambda h: loss(params, {**carry, **h}), pick(carry, g))[0] @ traces[i]
-            )
-            traces[i] = transition(case, constant, params, carry, x, g) @ traces[i] + jacobian(
-                lambda p: states(p, g), params
-            )
-        steps.append(grad)
+            d = transition(case, read, params, carry, x, g, own)
+            traces[i] = d @ traces[i] + jacobian(lambda p, g=g: states(p, g), params)
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
+
+
+@functools.cache
+def dense_recursion(case, credit='cut', own=False):
+    """D_RTRL: D pass ``e = D e' + dh/dw``, two-sided pass ``dL/dw + sum_g dL/dh_g' e_g'``."""
+    read, params, steps = NumpyOps('cut' if credit == 'cut' else 'live'), case.params, []
+    for x, y, (carry, traces) in zip(case.xs, case.ys, _traces(case, own), strict=True):
+
+        def loss(params, carry, x=x, y=y):
+            return case.loss(case.run(read, params, carry, x)[0], y)
+
+        grad = jacobian(lambda p, carry=carry: loss(p, carry), params)[0]
+        for g, trace in zip(case.model.groups, traces, strict=True):
+            c = jacobian(lambda h, carry=carry: loss(params, {**carry, **h}), pick(carry, g))
+            grad = grad + c[0] @ trace
+        steps.append(grad)
     return like(np.stack(steps), params)
+
+
+def exact_windows(case, size, own=False):
+    """Reverse mode without cuts in windows of ``size`` steps, plus ``dL/dh_0 e_0``."""
+    traces, total = list(_traces(case, own)), 0.0
+
+    def loss(params, carry, part):
+        def step(carry, at):
+            output, new = case.run(JaxOps(), params, carry, at[0])
+            return new, case.loss(output, at[1])
+
+        return jax.lax.scan(step, carry, (part.xs, part.ys))[1].sum()
+
+    for start in range(0, len(case.xs), size):
+        carry, of_groups = traces[start]
+        part = case.steps(start, start + size, carry)
+        grad, lam = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2, compiler_options=QUICK)(
+            case.params, carry, part
+        )
+        total = total + flat(grad)
+        for g, trace in zip(case.model.groups, of_groups, strict=True):
+            total = total + flat(pick(lam, g)) @ trace
+    return like(total, case.params)
 
 
 def finite_differences(case, step=1e-5):

@@ -65,6 +65,7 @@ ROOMS = {
         'stacked_states',
         'graph',
         'analysis',
+        'analyse',
     ]
 }
 

@@ -16,6 +16,7 @@ from .graph import (
     Route,
     Use,
 )
+from .own_diagonal import with_own_diagonal
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
 from .program.dataflow import forward, members, old_ancestors, reach
@@ -64,4 +65,5 @@ __all__ = [
     'properties_of',
     'reach',
     'readers',
+    'with_own_diagonal',
 ]

@@ -34,7 +34,7 @@ from .program.program import Program
 from .program.tracing import trace_step
 from .stacked_states.unstacking import MustSplit, taken_apart
 
-__all__ = ['analyse', 'check_learnable']
+__all__ = ['analyse', 'analyse_again', 'check_learnable']
 
 
 def analyse(
@@ -70,6 +70,11 @@ def analyse(
             decisions.update(unroll(e.loop))
         except MustSplit as e:
             splits.update(e.splits)
+
+
+def analyse_again(graph: ETraceGraph, program: Program) -> ETraceGraph:
+    """The graph of a step into whose program equations were put."""
+    return _graph(program, graph.policy, range(len(program.leaf_keys)))
 
 
 def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGraph:

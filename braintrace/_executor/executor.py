@@ -101,8 +101,7 @@ class Executor:
     @cached_property
     def whole_plan(self):
         """The two-sided pass in which nothing is cut."""
-        uncut = replace(self.graph, recurrent=dict.fromkeys(self.graph.recurrent, 0))
-        return make_plan(uncut, False)
+        return make_plan(self.graph, probes=False, whole=True)
 
     @cached_property
     def d_plan(self):

@@ -27,9 +27,9 @@ from .plan import (
 __all__ = ['make_d_plan', 'make_plan']
 
 
-def make_plan(graph: ETraceGraph, probes: bool) -> Plan:
-    """The two-sided pass."""
-    reads, program = TwoSided(graph, probes), graph.program
+def make_plan(graph: ETraceGraph, probes: bool, whole: bool = False) -> Plan:
+    """The two-sided pass; ``whole``: nothing is cut."""
+    reads, program = TwoSided(graph, probes, whole), graph.program
     recorded = {op.equation for op in graph.ops if op.owned and op.x is not None}
     return Planner(program, reads, recorded).plan(
         tuple(reads.result(v, None) for v in program.outputs),
@@ -80,10 +80,11 @@ class DPass(Reads):
 class TwoSided(Reads):
     """Every cut equation reads constant the old states of the groups that it is recurrent for."""
 
-    def __init__(self, graph: ETraceGraph, probes: bool):
-        self.graph, self.probes = graph, probes
+    def __init__(self, graph: ETraceGraph, probes: bool, whole: bool):
+        self.probes, self.whole = probes, whole
+        self.recurrent = dict.fromkeys(graph.recurrent, 0) if whole else graph.recurrent
         self.program = program = graph.program
-        self.cuts = {*program.ops, *graph.mixing}
+        self.cuts, self.states = {*program.ops, *graph.mixing}, graph.states
         self.group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.carried}
         self.old = {program.carry[c]: self.group_of[c] for c in program.hidden}  # value -> group
         self.new: dict[int, int] = {}  # value -> slot of the carry; the first, if it is in several
@@ -91,7 +92,7 @@ class TwoSided(Reads):
             if program.new_carry[c] in program.producer:
                 self.new.setdefault(program.new_carry[c], c)
         # variants of a value differ by the old and new states behind it
-        self.old_behind = old_ancestors(program, self.group_of, graph.recurrent)
+        self.old_behind = old_ancestors(program, self.group_of, self.recurrent)
         self.new_behind = self._readers_of_new_states() if probes else [0] * len(program.avals)
 
     def _readers_of_new_states(self) -> list[int]:
@@ -122,8 +123,11 @@ class TwoSided(Reads):
         return Read(value, Variant(stopped & self.old_behind[value], silent and reads_new))
 
     def operands(self, i: int, variant: Variant) -> tuple[Read, ...]:
+        if self.whole and self.program.equations[i].extra:
+            reads = (self.read(v, variant) for v in self.program.equations[i].ins)
+            return tuple(r._replace(stop=True) for r in reads)
         if i in self.cuts:
-            variant = Variant(variant.stopped | self.graph.recurrent[i], False)
+            variant = Variant(variant.stopped | self.recurrent[i], False)
         return tuple(self.read(v, variant) for v in self.program.equations[i].ins)
 
     def runs_anyway(self, i: int) -> bool:
@@ -132,7 +136,7 @@ class TwoSided(Reads):
     def result(self, value: int, slot: int | None) -> Read:
         """How a result is read; a new state that no equation makes carries its probe there."""
         read = self.read(value, EMPTY)
-        if self.probes and slot in self.graph.states and read.probe is None:
+        if self.probes and slot in self.states and read.probe is None:
             return read._replace(probe=slot)
         return read
 

@@ -6,6 +6,7 @@ from .es_d_rtrl import ESDRTRL
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .storage import read
+from .view import View
 
 __all__ = [
     'DRTRL',
@@ -16,6 +17,7 @@ __all__ = [
     'SameStep',
     'Start',
     'Trace',
+    'View',
     'Window',
     'read',
     'same_step',

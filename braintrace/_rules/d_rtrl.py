@@ -33,7 +33,7 @@ PENDING = '(pending)'  # the key, beside a trace's relations, of steps not yet w
 PENDING_STEPS = 4  # a write moves the trace twice, each pending step costs a contraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DRTRL(PositionWise):
     """D-RTRL with a trace of the parameter's size for each sample (see
     :func:`braintrace.rules.d_rtrl`).

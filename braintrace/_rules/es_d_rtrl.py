@@ -30,7 +30,7 @@ from .storage import entry_dtype
 __all__ = ['ESDRTRL']
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ESDRTRL(PositionWise):
     """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`).
 

@@ -11,7 +11,7 @@ from .rule import PositionWise
 __all__ = ['SameStep']
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SameStep(PositionWise):
     """The same-step gradient alone, without a trace; ``rule=None`` means the same."""
 

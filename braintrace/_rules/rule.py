@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, final
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import jax
 
@@ -88,6 +88,13 @@ class Rule(ABC):
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
+
+    @final
+    def __repr__(self) -> str:
+        """The class, and what is not as by default; a saved learner has it."""
+        values = ((f, getattr(self, f.name)) for f in fields(cast(Any, self)))
+        shown = (f'{f.name}={value!r}' for f, value in values if value != f.default)
+        return f'{type(self).__name__}({", ".join(shown)})'
 
     @property
     @abstractmethod
@@ -188,7 +195,7 @@ class Rule(ABC):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PositionWise(Rule):
     """A rule whose D is position by position."""
 

@@ -7,14 +7,20 @@ from numbers import Integral, Real
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep
+from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep, View
 
 __all__ = ['d_rtrl', 'es_d_rtrl', 'same_step']
 
 CREDITS = ('cut', 'whole')
+SCOPES = ('position', 'own')
 
 
-def d_rtrl(trace_dtype=None, write_every: int | None = None, credit: str = 'cut') -> Rule:
+def d_rtrl(
+    trace_dtype=None,
+    write_every: int | None = None,
+    credit: str = 'cut',
+    scope: str = 'position',
+) -> Rule:
     """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
     ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``<
@@ -23,6 +29,11 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None, credit: str = 'cut'
     ``credit``: the signal ``dL^t/dh^{t-1}`` flows where the trace does (``'cut'``, the published
     rule), or along every path of the step (``'whole'``), at the same cost. With the same trace the
     second is nearer to the gradient of BPTT, since the last step of each path is then exact.
+
+    ``scope``: what an element of y keeps a trace of. ``'position'``: its position, along
+    position-wise paths. ``'own'``: also what that position reads of itself through the op, its own
+    recurrent weight ``dy_q/dx_k`` in ``D`` (with ``credit='whole'`` this is SnAp-1, Menick et al.
+    2021); the size of the trace is the same, and no op may be non-linear in its input.
 
     ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
     memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
@@ -50,10 +61,12 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None, credit: str = 'cut'
         raise OptionError(
             f'write_every is {write_every!r}; give a number of steps from 1 to {MOST_PENDING}.'
         )
-    if credit not in CREDITS:
-        raise OptionError(f"credit is {credit!r}; choose 'cut' or 'whole'.")
+    for name, value, allowed in (('credit', credit, CREDITS), ('scope', scope, SCOPES)):
+        if value not in allowed:
+            raise OptionError(f'{name} is {value!r}; choose {allowed[0]!r} or {allowed[1]!r}.')
+    view = View(own=scope == 'own')
     if trace_dtype is None:
-        return DRTRL(None, write_every, credit)
+        return DRTRL(None, write_every, credit, view=view)
     try:
         dtype = jnp.dtype(trace_dtype)
     except TypeError as e:
@@ -64,7 +77,7 @@ def d_rtrl(trace_dtype=None, write_every: int | None = None, credit: str = 'cut'
         raise OptionError(
             f'trace_dtype is {dtype}; give a float dtype, such as jax.numpy.bfloat16.'
         )
-    return DRTRL(dtype, write_every, credit)
+    return DRTRL(dtype, write_every, credit, view=view)
 
 
 def es_d_rtrl(decay_or_rank: float | int) -> Rule:

@@ -127,6 +127,8 @@ def untraced_uses(
     for i, uses in found.items():
         for j, v in readers(program, program.params[i]):
             eqn = program.equations[j]
+            if j in program.blocks:
+                continue  # no gradient passes it
             as_operand = any(u == v and k not in weights.get(j, ()) for k, u in enumerate(eqn.ins))
             if as_operand and flow.union(plain, eqn.outs):
                 uses.append(Use('plain', j))

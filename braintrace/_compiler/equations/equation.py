@@ -69,7 +69,9 @@ class Equation:
     ``scope``: the regions around it, outermost first. ``loop``: set on the two markers of a loop.
     ``conditional``: it stands in a branch. ``origin``: the jaxpr's equation. ``marked``: the name
     of the primitive in whose place this op was put automatically; ``unmarked``: why no op was put
-    here, where a function of parameters to mark meets a value that changes.
+    here, where a function of parameters to mark meets a value that changes. ``extra``: it makes a
+    path of the trace beside those of the step; its value changes nothing, and in a pass in which
+    nothing is cut, where it would count a path twice, it reads constants.
     """
 
     primitive: Any
@@ -85,6 +87,7 @@ class Equation:
     origin: Any = None
     marked: str = ''
     unmarked: str = ''
+    extra: bool = False
 
     @property
     def does(self) -> primitives.Properties:

@@ -1,0 +1,195 @@
+"""Exact windows: reverse mode through K steps, the trace at the border, against the oracles."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from tests import models, oracles
+from tests.compare import added, assert_drawn_close, at, differences
+from tests.gradients.harness import (
+    learner_of,
+    other_carry,
+    quick,
+    start,
+)
+from tests.gradients.rows import every_core_first, every_wide_first
+from tests.tiers import slow
+
+pytestmark = pytest.mark.drawn
+RULE = braintrace.rules.d_rtrl()
+few = pytest.mark.parametrize(
+    'name',
+    ['gru', *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'adaptive_lif', 'stored_spike'))],
+)
+MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
+
+
+def gradient(case, rule, window, carry='trace', state=None, steps=slice(None), **arguments):
+    """``(grads, state, losses)`` of an exact window."""
+    first = start(case, rule)[1]
+    run = learner_of(case, rule).sequence_grad(
+        case.loss, window=window, reduction='sum', carry=carry, inside='exact'
+    )
+    state = first if state is None else state
+    return quick(run)(case.params, state, case.xs[steps], case.ys[steps], **arguments)
+
+
+@every_core_first()
+def test_one_window_is_bptt_for_every_parameter(name):
+    case = models.case(name)
+    assert_drawn_close(gradient(case, RULE, None)[0], oracles.bptt(case))
+
+
+@every_wide_first()
+def test_the_trace_is_read_at_the_border_of_a_window(name):
+    case = models.case(name)
+    assert_drawn_close(gradient(case, RULE, 4)[0], oracles.exact_windows(case, 4))
+
+
+@pytest.mark.parametrize('rule', [braintrace.rules.es_d_rtrl(0.9), braintrace.rules.same_step()])
+def test_one_window_of_any_rule_is_bptt(rule):
+    case = models.case('lstm')
+    assert_drawn_close(gradient(case, rule, None)[0], oracles.bptt(case))
+
+
+@pytest.mark.parametrize('name', ['gru', 'two_layers'])
+def test_without_a_trace_it_is_truncated_bptt(name):
+    case = models.case(name)
+    carry, parts = case.carry, []
+    for first in (0, 4):
+        part = case.steps(first, first + 4, carry)
+        parts.append(oracles.bptt(part))
+        for x in part.xs:
+            carry = oracles.real(case.run(models.ops.NumpyOps(), case.params, carry, x)[1])
+    want = added(parts)
+    dropped, state, _ = gradient(case, RULE, 4, carry='drop')
+    assert_drawn_close(dropped, want)
+    assert not np.any(state.t)
+    assert_drawn_close(gradient(case, braintrace.rules.same_step(), 4)[0], want)
+    assert differences(gradient(case, RULE, 4)[0], want)
+
+
+@few
+def test_windows_of_one_step_are_those_of_the_whole_credit(name):
+    case = models.case(name)
+    want = oracles.total(oracles.dense_recursion(case, 'whole'))
+    assert_drawn_close(gradient(case, RULE, 1)[0], want)
+
+
+@few
+def test_resets_masks_and_a_later_call(name):
+    case = models.case(name)
+    carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
+    flags[[2, 4], 0] = flags[[1, 2], 1] = True
+    whole = oracles.restarted(_bptt_of_each_loss, case, flags, carry0)
+    grads, *_ = gradient(case, RULE, None, reset=(flags, carry0), mask=MASK)
+    assert_drawn_close(grads, oracles.total(whole, MASK))
+    first, state, _ = gradient(case, RULE, 3, steps=slice(0, 3))
+    second, state, _ = gradient(case, RULE, 3, state=state, steps=slice(3, 6))
+    assert_drawn_close(added([first, second]), oracles.exact_windows(case, 3))
+
+
+def _bptt_of_each_loss(case):
+    """Gradients of BPTT, one for each step's loss."""
+
+    def losses(params):
+        def step(carry, at):
+            output, carry = case.run(models.ops.JaxOps(), params, carry, at[0])
+            return carry, case.loss(output, at[1])
+
+        return jax.lax.scan(step, dict(case.carry), (case.xs, case.ys))[1]
+
+    return jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(case.params))
+
+
+def test_resets_inside_windows_with_a_trace():
+    """A lane that starts anew inside a window sends nothing to the trace behind the border."""
+    case = models.case('lstm_fused')
+    carry0, flags = other_carry(case), np.zeros((len(case.xs), 2), bool)
+    flags[2, 0] = flags[3, 1] = flags[5, 0] = True
+    one = gradient(case, RULE, None, reset=(flags, carry0))[0]
+    rtrl_like, state, total = start(case, RULE)[1], None, []
+    for k in range(0, 6, 3):
+        part = slice(k, k + 3)
+        state = rtrl_like if state is None else state
+        grads, state, _ = gradient(
+            case, RULE, None, state=state, steps=part, reset=(flags[part], carry0)
+        )
+        total.append(grads)
+    both = gradient(case, RULE, 3, reset=(flags, carry0))[0]
+    assert_drawn_close(added(total), both)
+    assert differences(both, one)
+
+
+def test_a_loss_that_does_not_count_may_be_no_number():
+    case = models.case('gru')
+    learner, state = start(case, RULE)
+    ys = case.ys.copy()
+    ys[1] = np.nan
+    run = learner.sequence_grad(case.loss, window=3, reduction='sum', inside='exact')
+    grads, *_ = quick(run)(case.params, state, case.xs, ys, mask=MASK)
+    want, *_ = quick(run)(case.params, state, case.xs, case.ys, mask=MASK)
+    assert_drawn_close(grads, want)
+
+
+@pytest.mark.parametrize('write_every', [None, 6])
+def test_updates_take_exact_windows_too(write_every):
+    case, optimizer = models.case('lstm_fused'), optax.sgd(0.05)
+    learner, state = start(case, RULE)
+    update = quick(
+        learner.sequence_update(
+            case.loss, optimizer, every=3, write_every=write_every, inside='exact'
+        )
+    )
+    params, opt_state = case.params, optimizer.init(case.params)
+    new, *_ = update(params, opt_state, state, case.xs, case.ys)
+    run = quick(learner.sequence_grad(case.loss, window=None, inside='exact'))
+    for k in (0, 3):
+        grads, state, _ = run(params, state, case.xs[k : k + 3], case.ys[k : k + 3])
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+    assert_drawn_close(new, params)
+
+
+def test_the_length_of_an_exact_window_is_asked_for():
+    learner, _ = start(models.case('gru'), RULE)
+    with pytest.raises(braintrace.OptionError, match='its length changes the gradient'):
+        learner.sequence_grad(models.squared, inside='exact')
+    with pytest.raises(braintrace.OptionError, match="inside is 'exactly'; choose 'trace' or"):
+        learner.sequence_grad(models.squared, window=3, inside='exactly')
+    with pytest.raises(braintrace.OptionError, match='inside is None'):
+        learner.sequence_update(models.squared, optax.sgd(0.1), inside=None)
+
+
+def test_at_the_border_a_factored_trace_is_read_as_it_stands():
+    """ES_D_RTRL: ``xy_to_dw(ex, lam . ef / (1 - a^t))`` after two steps."""
+    case = models.case('leaky')
+    decay = 0.8
+    rule = braintrace.rules.es_d_rtrl(decay)
+    grads, state, _ = gradient(case, rule, None, steps=slice(0, 2))
+    parts = gradient(case, rule, 2, steps=slice(0, 4))[0]
+    later = case.steps(2, 4, jax.tree.map(np.asarray, dict(state.carry)))
+
+    def loss(params, carry):
+        def step(carry, at_step):
+            output, carry = case.run(models.ops.JaxOps(), params, carry, at_step[0])
+            return carry, case.loss(output, at_step[1])
+
+        return jax.lax.scan(step, carry, (later.xs, later.ys))[1].sum()
+
+    direct, lam = jax.grad(loss, (0, 1))(case.params, later.carry)
+    history = jax.tree.map(lambda a, b, c: a - b - c, parts, grads, direct)
+    for key, of_group in state.trace.items():
+        (slots,) = of_group.values()
+        sent = lam['h'] * slots['f'][..., 0] / (1 - decay**2)
+        np.testing.assert_allclose(history[key], slots['x'].T @ sent, rtol=1e-10, atol=1e-13)
+
+
+def test_each_step_counts():
+    case = models.case('gru')
+    steps = [gradient(case, RULE, None, steps=slice(0, k))[0] for k in (1, 2)]
+    want = [oracles.bptt(case.steps(0, k, case.carry)) for k in (1, 2)]
+    for grads, bptt in zip(steps, want, strict=True):
+        assert_drawn_close(grads, bptt)
+    assert_drawn_close(steps[0], at(oracles.dense_recursion(case), 0))
