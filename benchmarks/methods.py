@@ -54,7 +54,7 @@ METHODS = (
     ),
     Method('D_RTRL', lambda: rules.d_rtrl()),
     Method('D_RTRL, whole credit', lambda: rules.d_rtrl(credit='whole')),
-    Method('SnAp-1', lambda: rules.snap(1)),
+    Method('SnAp-1', lambda: rules.d_rtrl(scope='own', credit='whole')),
     Method('SnAp-2', lambda: rules.snap(2), nets=(SPARSE,)),
     Method('RTRL', lambda: rules.rtrl(), nets=(SMALL,)),
     Method('ES_D_RTRL 0.5', lambda: rules.es_d_rtrl(0.5)),
