@@ -24,7 +24,7 @@ import jax
 from learning import QUICK, Effort, Setting, record
 from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
 
-from braintrace import BraintraceError, tasks
+from braintrace import BraintraceError, rules, tasks
 
 PATH = Path(__file__).parent / 'results' / 'rules.json'
 LRU = 'LRU 64'
@@ -120,11 +120,10 @@ def main():
         name = named(setting, method)
         if name in there and not options.again:
             continue
-        try:
-            there[name] = measured(setting, method, QUICK if options.quick else Effort())
-        except (AttributeError, TypeError) as error:  # the rule is not built yet
-            print(f'{name}: skipped, {error}')
+        if method.needs and not hasattr(rules, method.needs):
+            print(f'{" | ".join(name)}: skipped, there is no braintrace.rules.{method.needs}')
             continue
+        there[name] = measured(setting, method, QUICK if options.quick else Effort())
         print(f'[{number}/{len(rows)}, {time.perf_counter() - begin:.0f} s] {line(there[name])}')
         sys.stdout.flush()
         if not options.quick:
