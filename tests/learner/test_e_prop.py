@@ -116,7 +116,7 @@ class Stack(brainstate.nn.Module):
     'layer',
     [
         pytest.param(nn.GRUCell, marks=pytest.mark.nightly),
-        pytest.param(nn.VanillaRNNCell, marks=pytest.mark.slow),
+        pytest.param(nn.VanillaRNNCell, marks=pytest.mark.nightly),
         pytest.param(nn.LSTMCell, marks=pytest.mark.nightly),
     ],
 )
