@@ -136,7 +136,12 @@ def fading(offset):
 
 @pytest.mark.parametrize(
     'kind',
-    ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
+    [
+        'matmul',
+        pytest.param('conv', marks=pytest.mark.slow),
+        pytest.param('lora', marks=pytest.mark.slow),
+        pytest.param('sparse', marks=pytest.mark.nightly),
+    ],
 )
 def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
     through = drawn(kind, RANDOM)

@@ -112,14 +112,8 @@ class Stack(brainstate.nn.Module):
         return self.readout(self.layer(x))
 
 
-@pytest.mark.parametrize(
-    'layer',
-    [
-        pytest.param(nn.GRUCell, marks=pytest.mark.nightly),
-        pytest.param(nn.VanillaRNNCell, marks=pytest.mark.slow),
-        pytest.param(nn.LSTMCell, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize('layer', [nn.GRUCell, nn.VanillaRNNCell, nn.LSTMCell])
 def test_of_every_layer_the_filter_is_that_of_a_filtered_readout(layer):
     rule, found = braintrace.rules.d_rtrl(), []
     for readout, own in (
