@@ -155,10 +155,10 @@ def compile(
 
     ``rule``: a learner class, its name in any case of letters and with or without underscores, a
     value of :mod:`braintrace.rules`, or None for gradients of single steps without a trace;
-    ``options`` go to the class.
-    ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's
-    generator first, and a rule that draws, given by its class or name. ``vmap=True``: the model is written for one sample, and runs for each of the
-    ``batch_size`` samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
+    ``options`` go to the class. ``batch_size`` goes to ``brainstate.nn.init_all_states`` only.
+    ``seed`` seeds brainstate's generator first, and a rule that draws, given by its class or name.
+    ``vmap=True``: the model is written for one sample, and runs for each of the ``batch_size``
+    samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
