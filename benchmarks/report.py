@@ -298,7 +298,7 @@ def readme(text: str, found: dict, machine: str) -> str:
 
 
 def main():
-    path = ([Path(a) for a in sys.argv[1:]] or sorted((HERE / 'results').glob('*.json')))[0]
+    path = ([Path(a) for a in sys.argv[1:]] or sorted((HERE / 'results').glob('*-cores*.json')))[0]
     found = json.loads(path.read_text(encoding='utf-8'))
     if missing := MEASURED - found.keys():
         sys.exit(f'{path} lacks {", ".join(sorted(missing))}: run performance.py --parts with them')

@@ -33,7 +33,7 @@ from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
-    from . import adapters, nn, verify
+    from . import adapters, nn, tasks, verify
     from . import kit as kit
     from ._learner import (
         D_RTRL,
@@ -129,16 +129,18 @@ __all__ = [
     'rules',
     'sparse_matmul',
     'train_synthetic_gradient',
+    'tasks',
     'verify',
 ]
 
 register_primitive = _takes_public_arguments(_register_primitive)
 
 # Imported on first use: nn and the learners need brainstate, which nothing else here does; the
-# adapters, verify and the kit read the names above, and training needs none of them.
+# adapters, verify, the kit and the tasks are no part of a training step.
 _LAZY = {
     'adapters': '.adapters',
     'nn': '.nn',
+    'tasks': '.tasks',
     'verify': '.verify',
     'kit': '.kit',
     'D_RTRL': '._learner',

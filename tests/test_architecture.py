@@ -52,6 +52,7 @@ ARROWS: dict[str, set[str]] = {
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_learner'},
+    'tasks': {'_errors'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
@@ -419,6 +420,7 @@ def test_the_arrows_have_no_cycle():
         'braintrace.adapters',
         'braintrace.verify',
         'braintrace.kit',
+        'braintrace.tasks',
     ],
 )
 def test_every_public_name_has_a_docstring(name):

@@ -51,14 +51,10 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     reading = [op for op in readouts(graph) if not op.repeats]
     every = dict.fromkeys(v for op in reading for v in _pieces(graph.program, op.x))
     made = _filtered(graph, kappa, reading, every)
-    # a value that is made of no group's states position by position needs no filter
-    first, real = len(graph.program.carry), set(graph.states)
-    states = dict(zip(range(first, first + len(every)), every, strict=True))
-    needed = [
-        v
-        for c, v in states.items()
-        if any(c in group.states and real & set(group.states) for group in made.hidden_groups)
-    ]
+    # a value that no traced op reaches position by position needs no filter
+    traced = {c for r in made.hidden_param_op_relations for g in r.groups for c in g.states}
+    states = range(len(graph.program.carry), len(made.program.carry))
+    needed = [v for c, v in zip(states, every, strict=True) if c in traced]
     if not needed:
         raise OptionError(_nothing_to_filter(graph, kappa, reading))
     return made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
@@ -67,11 +63,11 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
 def _nothing_to_filter(graph: ETraceGraph, kappa: float, reading: list[OpUse]) -> str:
     found = ', '.join(f'{op.key} ({op.where})' for op in reading) or 'none'
     return (
-        f'kappa is {kappa}, and no readout reads hidden states position by position; the readouts '
-        f'are: {found}. A readout is an op that reads what other ops made, and whose result no op '
-        'reads; its x has to be a state, or made of states of one shape element by element. Else '
-        'filter in the model (braintrace.nn.FilteredReadout), or take exact windows '
-        "(inside='exact')."
+        f'kappa is {kappa}, and no readout reads position by position what an op with a trace '
+        f'made; the readouts are: {found}. A readout is an op that reads what other ops made, and '
+        'whose result no op reads; its x has to be a state, or made of states of one shape element '
+        'by element. Else filter in the model (braintrace.nn.FilteredReadout), or take exact '
+        "windows (inside='exact')."
     )
 
 

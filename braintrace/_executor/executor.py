@@ -17,7 +17,7 @@ from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
-from .pull_backs import PullBack, Uncut
+from .pull_backs import PullBack, Uncut, as_complex, completed
 
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
@@ -373,21 +373,6 @@ class Executor:
                 df[rel.key][g.name] = of_group
         return d, df
 
-    def linear(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
-        """``(push, pull)`` of a step in which nothing is cut, with J = dh/dh': ``push(s)`` is J s,
-        ``pull(v)`` the pair of v J and the v dh/dy of each op. s and v are lists of hidden states.
-        """
-        hidden, zeros = self.old_states(carry), self.zero_probes().y
-
-        def new_states(hidden, y):
-            at = params, weights, carry, inputs, hidden, y
-            return self._new_states(*at, plan=self.uncut_d_plan)
-
-        new, pull = jax.vjp(new_states, hidden, zeros)
-        # transposed twice: functions with a derivative rule of their own have no forward mode
-        _, transposed = jax.vjp(lambda v: pull(v)[0], list(map(jnp.zeros_like, new)))
-        return lambda s: transposed(s)[0], pull
-
     def _at_entries(
         self, coords: Coordinates, group: HiddenGroup, along: Callable, there: list[bool]
     ) -> Vector:
@@ -424,7 +409,7 @@ class Executor:
                 groups = [graph.hidden_groups[g] for g in members]
                 chosen = {slot[g.states[index]] for g in groups}
                 to_old, to_y = pull([jnp.full_like(h, k in chosen) for k, h in enumerate(new)])
-                to_y = _completed(pull, new, chosen, to_y)
+                to_y = completed(pull, new, chosen, to_y)
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
@@ -447,26 +432,7 @@ class Executor:
             if is_complex(y):  # a real state moves by Re(D_f dy)
                 (turned,) = push(-1j * ones)
                 pairs = zip(found, turned, strict=True)
-                found = [a if is_complex(a) else _complex(a, b) for a, b in pairs]
+                found = [a if is_complex(a) else as_complex(a, b) for a, b in pairs]
             return dict(zip(self.graph.states, found, strict=True))
 
         return along
-
-
-def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
-    """The rows ``to_y`` of D_f, those of a complex state by a real y completed.
-
-    A pull-back to real numbers gives ``Re(u D_f)``: ``to_y`` is that of ones, and ``u = -i`` gives
-    the imaginary part.
-    """
-    of_complex = {k for k in chosen if is_complex(new[k])}
-    own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
-    if not own:
-        return to_y
-    turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
-    return to_y | {key: _complex(to_y[key], turned[key]) for key in own}
-
-
-def _complex(real: jax.Array, imaginary: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(real.dtype, jnp.float32)
-    return jax.lax.complex(real.astype(wide), imaginary.astype(wide))

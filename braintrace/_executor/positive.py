@@ -18,38 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _jax
-from .._compiler import is_inexact
+from .._compiler import is_inexact, properties_of
 
 __all__ = ['Linear']
 
 MOST = 2**24  # numbers of an intermediate result that are kept at once
 
 KNOWN, ZEROS, ANY, LINEAR = range(4)  # constants, known zeros, nothing known, linear
-SAME = {
-    *('neg', 'copy', 'copy_p', 'stop_gradient', 'reduce_precision', 'convert_element_type'),
-    *('real', 'imag', 'conj', 'abs', 'sign', 'sqrt', 'cbrt', 'tanh', 'sin', 'tan', 'sinh'),
-    *('asin', 'atan', 'asinh', 'expm1', 'log1p', 'square', 'pvary', 'sharding_constraint'),
-    'optimization_barrier',
-}
-SUMS = {'add', 'sub', 'add_any', 'max', 'min', 'complex'}
-# sums of their operands: beside linear ones the others are zero
-ALSO_SUMS = {
-    'stack',
-    'select_n',
-    'concatenate',
-    'pad',
-    'dynamic_update_slice',
-    'scatter-add',
-    'scatter',
-}
-# linear in all operands that are no indices, with coefficients that are not negative
-ITSELF = {
-    *('dot_general', 'conv_general_dilated', 'reduce_sum', 'cumsum', 'reduce_window_sum'),
-    *('transpose', 'reshape', 'broadcast_in_dim', 'squeeze', 'expand_dims', 'slice', 'pad'),
-    *('concatenate', 'split', 'rev', 'gather', 'scatter-add', 'scatter', 'dynamic_slice'),
-    *('dynamic_update_slice', 'select_n', 'mul', 'reduce_max', 'tile', 'stack', 'unstack'),
-}
-CALLS = {'jit', 'pjit', 'closed_call', 'core_call', 'checkpoint', 'remat', 'remat2'}
+EVALUATED = {'product', 'moved', 'chosen', 'taken', 'put', 'indexed'}
 
 
 class _Value(NamedTuple):
@@ -129,6 +105,8 @@ def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
     if kind == KNOWN:
         found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
         return [_Value(KNOWN, x) for x in found]
+    if properties_of(eqn).passes:
+        return ins
     inner = _inside(eqn, ins, look)
     if inner is not None:
         return inner
@@ -145,19 +123,23 @@ def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
 
 def _inside(eqn, ins: list[_Value], look) -> list[_Value] | None:
     """The results of an equation that has a body."""
-    name, params = eqn.primitive.name, eqn.params
-    if name in CALLS:
-        body, consts = _jax.closed_jaxpr(params.get('jaxpr', params.get('call_jaxpr')))
-        return _evaluate(body, [_Value(KNOWN, c) for c in consts], ins, look)
-    if name == 'scan':
-        return _scanned(eqn, ins, look)
-    if name == 'cond':
-        found = []
-        for branch in params['branches']:
-            body, consts = _jax.closed_jaxpr(branch)
-            found.append(_evaluate(body, [_Value(KNOWN, c) for c in consts], ins[1:], look))
-        return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
-    return None
+    call, remat = _jax.inlinable(eqn), _jax.remat_parts(eqn)
+    if call is not None:
+        return _called(_jax.closed_jaxpr(call), ins, look)
+    if remat is not None:
+        return _called((remat.body, remat.consts), ins, look)
+    scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
+    if scan is not None:
+        return _scanned(scan, [v.aval for v in eqn.outvars], ins, look)
+    if branches is None:
+        return None
+    found = [_called(branch, ins[1:], look) for branch in branches]
+    return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
+
+
+def _called(body: tuple, ins: list[_Value], look) -> list[_Value]:
+    jaxpr, consts = body
+    return _evaluate(jaxpr, [_Value(KNOWN, c) for c in consts], ins, look)
 
 
 def _joined(aval, values) -> _Value:
@@ -175,32 +157,27 @@ def _part(v: _Value, aval, kind: int):
     return v.pattern(aval)
 
 
-def _scanned(eqn, ins: list[_Value], look) -> list[_Value]:
+def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Value], look) -> list[_Value]:
     """A loop, turn after turn."""
-    params = eqn.params
-    body, consts = _jax.closed_jaxpr(params['jaxpr'])
-    first, behind = params['num_consts'], params['num_consts'] + params['num_carry']
-    carry, turns = ins[first:behind], range(params['length'])
-    rows = []
-    for t in reversed(turns) if params['reverse'] else turns:
-        at = [v if v.array is None else v._replace(array=v.array[t]) for v in ins[behind:]]
-        outs = _evaluate(
-            body, [_Value(KNOWN, c) for c in consts], [*ins[:first], *carry, *at], look
-        )
-        carry, row = outs[: params['num_carry']], outs[params['num_carry'] :]
+    consts, carry, xs = scan.split(ins)
+    turns, rows = range(scan.length), []
+    for t in reversed(turns) if scan.reverse else turns:
+        at = [v if v.array is None else v._replace(array=v.array[t]) for v in xs]
+        outs = _called((scan.body, scan.consts), [*consts, *carry, *at], look)
+        carry, row = outs[: scan.num_carry], outs[scan.num_carry :]
         rows.append(row)
-    rows = rows[::-1] if params['reverse'] else rows
-    ys = []
-    for v, each in zip(eqn.outvars[len(carry) :], zip(*rows), strict=True):
-        aval = jax.ShapeDtypeStruct(v.aval.shape[1:], v.aval.dtype)
-        kind = max(ZEROS, *(x.kind for x in each))
-        unknown = not is_inexact(aval) or (kind != LINEAR and any(x.array is None for x in each))
-        ys.append(
-            _Value(ANY)
-            if unknown
-            else _Value(kind, jnp.stack([_part(x, aval, kind) for x in each]))
-        )
-    return [*carry, *ys]
+    rows = rows[::-1] if scan.reverse else rows
+    sequences = zip(avals[scan.num_carry :], zip(*rows), strict=True)
+    return [*carry, *(_stacked(aval, each) for aval, each in sequences)]
+
+
+def _stacked(aval, values) -> _Value:
+    """Values of one turn after the other as a sequence."""
+    row = jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
+    kind = max(ZEROS, *(v.kind for v in values))
+    if not is_inexact(row) or (kind != LINEAR and any(v.array is None for v in values)):
+        return _Value(ANY)
+    return _Value(kind, jnp.stack([_part(v, row, kind) for v in values]))
 
 
 def _everything(eqn, ins: list[_Value]) -> list:
@@ -211,41 +188,41 @@ def _everything(eqn, ins: list[_Value]) -> list:
 
 def _positive(eqn, ins: list[_Value]) -> list | None:
     """The results on numbers that are not negative; None for a primitive that is not known."""
-    name, avals = eqn.primitive.name, [v.aval for v in eqn.invars]
-    outs = [v.aval for v in eqn.outvars]
-    if name == 'select_n' and ins[0].kind != KNOWN:
-        return [_joined(outs[0], ins[1:]).pattern(outs[0])]
-    if name in ('dynamic_slice', 'dynamic_update_slice'):
-        number = len(outs[0].shape)
-        if any(v.kind != KNOWN for v in ins[len(ins) - number :]):
-            return [_moving(name, ins, avals, outs[0])]
-    if name in ('gather', 'scatter-add', 'scatter') and ins[1].kind != KNOWN:
-        return None
-    linear = name in SUMS | ALSO_SUMS and any(v.kind == LINEAR for v in ins)
+    kind, outs = properties_of(eqn).zeros, [v.aval for v in eqn.outvars]
+    known = all(v.kind == KNOWN for v in ins[_indices(kind)])
+    linear = kind != 'product' and any(v.kind == LINEAR for v in ins)
+    # a sum of a linear value and another one is linear where that is zero
     patterns = [
-        _part(v, a, LINEAR) if linear and is_inexact(a) else v.pattern(a)
-        for v, a in zip(ins, avals, strict=True)
+        _part(v, x.aval, LINEAR) if linear and is_inexact(x.aval) else v.pattern(x.aval)
+        for v, x in zip(ins, eqn.invars, strict=True)
     ]
-    if name in SAME:
+    if kind == 'same':
         return [_ones(x, out) for x, out in zip(patterns, outs, strict=True)]
-    if name in SUMS:
-        return [_ones(sum(abs(x) for x in patterns), outs[0])]
-    if name == 'div':
+    if kind == 'sum' or (kind == 'chosen' and not known):
+        several = patterns if kind == 'sum' else patterns[1:]
+        return [_ones(sum(abs(x) for x in several), outs[0])]
+    if kind == 'first':
         return [_ones(patterns[0], outs[0])]
-    if name == 'integer_pow' and eqn.params['y'] > 0:
-        return [_ones(patterns[0], outs[0])]
-    if name not in ITSELF:
+    if kind in ('taken', 'put') and not known:
+        return [_somewhere(patterns[: 1 + (kind == 'put')], outs[0])]
+    if kind not in EVALUATED or not known:
         return None
     found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *patterns)
     return [_ones(x, out) for x, out in zip(found, outs, strict=True)]
 
 
-def _moving(name: str, ins: list[_Value], avals: list, out):
-    """A slice that begins somewhere: along the axes that it does not fill, anywhere."""
-    x = ins[0].pattern(avals[0])
-    if name == 'dynamic_slice':
-        axes = tuple(k for k, n in enumerate(out.shape) if n < avals[0].shape[k])
-        return _ones(x.sum(axes, keepdims=True), out)
-    part = ins[1].pattern(avals[1])
-    axes = tuple(k for k, n in enumerate(avals[1].shape) if n < out.shape[k])
-    return _ones(x + part.sum(axes, keepdims=True), out)
+def _indices(kind: str) -> slice:
+    """The operands that name places."""
+    if kind in ('taken', 'put'):
+        return slice(1 + (kind == 'put'), None)
+    return {'chosen': slice(1), 'indexed': slice(1, 2)}.get(kind, slice(0))
+
+
+def _somewhere(patterns: list, out):
+    """A slice, taken or put, that begins somewhere: along the axes that it does not fill,
+    anywhere.
+    """
+    whole, part = patterns[0].shape, patterns[1].shape if patterns[1:] else out.shape
+    axes = tuple(k for k, n in enumerate(part) if n < whole[k])
+    *beside, moving = patterns
+    return _ones(sum(beside) + moving.sum(axes, keepdims=True), out)

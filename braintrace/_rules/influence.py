@@ -69,7 +69,7 @@ class Wide(Rule):
     def _seen(self, graph: ETraceGraph) -> ETraceGraph:
         """The step with the numbers that the trace keeps."""
 
-    def scoped(self, graph):
+    def widened(self, graph):
         found = self._seen(graph)
         self.check(found)
         trace = jax.eval_shape(lambda: self.init(found))
@@ -215,7 +215,7 @@ class Wide(Rule):
         return 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RTRL(Wide):
     """Real-time recurrent learning (see :func:`braintrace.rules.rtrl`)."""
 
@@ -252,7 +252,7 @@ def drawn(number: int, keep: int, seed: int) -> np.ndarray:
     return scores.argsort(-1).argsort(-1) < keep
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reach(Wide):
     """SnAp-n for n >= 2 (see :func:`braintrace.rules.snap`)."""
 

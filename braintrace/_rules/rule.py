@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, Self, cast, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import jax
 
@@ -75,6 +75,7 @@ class Start(NamedTuple):
     reset: jax.Array | None
 
 
+@dataclass(frozen=True, repr=False)
 class Rule(ABC):
     """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
     several at once.
@@ -87,6 +88,7 @@ class Rule(ABC):
     the stored trace counts as zero, whatever it holds, so a reset never touches the trace.
     """
 
+    view: View = field(default=View(), kw_only=True)
     name: ClassVar[str]
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
@@ -97,7 +99,7 @@ class Rule(ABC):
     @final
     def __repr__(self) -> str:
         """The class, and what is not as by default; a saved learner has it."""
-        values = ((f, getattr(self, f.name)) for f in fields(cast(Any, self)))
+        values = ((f, getattr(self, f.name)) for f in fields(self))
         shown = (f'{f.name}={value!r}' for f, value in values if value != f.default)
         return f'{type(self).__name__}({", ".join(shown)})'
 
@@ -144,7 +146,7 @@ class Rule(ABC):
         readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;
         with ``kappa = 0`` there is no filter. Raises :class:`braintrace.OptionError` for a kappa
         outside [0, 1), for a rule that has no entry to filter, and when the step is compiled if no
-        readout reads hidden states position by position.
+        readout reads position by position what an op with a trace made.
 
         >>> import braintrace
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
@@ -163,10 +165,7 @@ class Rule(ABC):
 
     def _seeing(self, name: str, value) -> Self:
         """This rule, with another value of its view."""
-        rule = cast(Any, self)
-        if not any(f.name == 'view' for f in fields(rule)):
-            raise OptionError(f'{self.name} sees each step as it is: it has no {name}.')
-        return replace(rule, view=replace(rule.view, **{name: value}))
+        return replace(self, view=replace(self.view, **{name: value}))
 
     @final
     def check(self, graph: ETraceGraph) -> None:
@@ -177,9 +176,14 @@ class Rule(ABC):
             for slot in self.required:
                 relation.primitive.rule(slot, self.name)
 
-    @abstractmethod
+    @final
     def scoped(self, graph: ETraceGraph) -> ETraceGraph:
         """The compiled step as this rule sees it."""
+        return self.widened(self.view.of(graph))
+
+    @abstractmethod
+    def widened(self, graph: ETraceGraph) -> ETraceGraph:
+        """The step with the relations for which this rule keeps a trace."""
 
     @abstractmethod
     def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
@@ -252,15 +256,12 @@ class Rule(ABC):
         """
 
 
-@dataclass(frozen=True, repr=False)
 class PositionWise(Rule):
     """A rule whose D is position by position."""
 
-    view: View = field(default=View(), kw_only=True)
-
     @final
-    def scoped(self, graph):
-        return self.view.of(graph)
+    def widened(self, graph):
+        return graph
 
     @final
     def factors(self, executor, at, carried):

@@ -43,7 +43,7 @@ class UORO(Inside):
     def approximation(self) -> str:
         return 'nothing on average: the trace is a random estimate, unbiased'
 
-    def scoped(self, graph):
+    def widened(self, graph):
         for group in graph.hidden_groups:
             if is_complex(group):
                 raise NotSupportedError(
@@ -98,8 +98,8 @@ class UORO(Inside):
             jax.random.rademacher(jax.random.fold_in(fresh, k), e.shape, e.dtype)
             for k, e in enumerate(s)
         ]
-        push, pull = executor.linear(*at)
-        _, sent = pull(signs)
+        uncut = executor.uncut(*at)
+        _, sent = uncut.pull(signs)
         lanes = self.lanes(graph)
         apart = [op.key for op in _traced(graph) if lanes is not None and not leads(op, lanes)]
         if apart:
@@ -107,11 +107,11 @@ class UORO(Inside):
             def of_lane(b):
                 flags = jnp.arange(lanes) == b
                 only = [where_lanes(flags, True, v) for v in signs]
-                _, sent = pull(only)
+                _, sent = uncut.pull(only)
                 return {key: sent[key] for key in apart}
 
             sent = {**sent, **jax.vmap(of_lane)(jnp.arange(lanes))}
-        return {'moved': push(s), 'signs': signs}, sent
+        return {'moved': uncut.push(s), 'signs': signs}, sent
 
     def update(self, network, carried, factors, t):
         graph, (x, made, sent) = network.graph, factors

@@ -24,6 +24,11 @@ def scanned(w, v):
     return jax.lax.scan(turn, v, w[:2])
 
 
+def barrier(w, v):
+    w, v = jax.lax.optimization_barrier((w, v))
+    return w[0] * v
+
+
 FUNCTIONS = {
     # name -> (a function of unknown numbers w, linear in v; what each result reads)
     'mask': (lambda w, v: (w * MASK) @ v, MASK),
@@ -48,6 +53,8 @@ FUNCTIONS = {
         np.eye(4)[:2],
     ),
     'loop': (lambda w, v: scanned(w, v)[0], np.roll(np.eye(4), 2, 0)),
+    'barrier': (barrier, np.eye(4)),
+    'recomputed': (lambda w, v: jax.checkpoint(lambda v: (w * MASK) @ v)(v), MASK),
     'unknown': (lambda w, v: jnp.fft.fft(v * w[0]).real, np.ones((4, 4))),
     'zero': (lambda w, v: jnp.zeros(3), np.zeros((3, 4))),
 }

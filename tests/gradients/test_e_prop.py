@@ -16,8 +16,9 @@ import pytest
 
 import braintrace
 from braintrace import OptionError
-from tests import oracles
+from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
+from tests.models.library import LibraryOps
 from tests.models.ops import surrogate
 
 LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
@@ -316,3 +317,45 @@ def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
     learner = braintrace.functional.online(mixing, rules.e_prop(KAPPA))
     with pytest.raises(OptionError, match=f'kappa is 0.8.*{found}.*FilteredReadout'):
         learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
+
+
+def several(ops, params, carry, x):
+    """A layer that leaks under three readouts: two read it as it is, or in another layout, and one
+    reads a function of it in a recomputed region.
+    """
+    h = LEAK * carry['h'] + ops.matmul(x, params['in'])
+    z = jnp.tanh(h)
+    made = {
+        'plain': ops.matmul(z, params['plain']),
+        'conv': ops.conv(z.reshape(LANES, 3, 2), params['conv']),
+        'again': jax.checkpoint(lambda z: ops.matmul(jnp.sin(z), params['again']))(z),
+    }
+    new = {name: KAPPA * carry[name] + y for name, y in made.items()}
+    return new, {**new, 'h': h}
+
+
+@pytest.mark.nightly
+def test_several_readouts_of_a_layer():
+    rng, xs = np.random.default_rng(3), drawn()[2]
+    shapes = {'in': (INPUTS, 6), 'plain': (6, OUTPUTS), 'conv': (3, 2, 2), 'again': (6, OUTPUTS)}
+    params = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    carry = {name: np.zeros((LANES, OUTPUTS)) for name in ('plain', 'again')}
+    carry |= {'conv': np.zeros((LANES, 3, 2)), 'h': np.zeros((LANES, 6))}
+
+    def squares(ys, target):
+        return sum(((y - target) ** 2).sum() for y in ys.values())
+
+    def total(params):
+        def step(carry, x):
+            ys, carry = several(models.ops.JaxOps(), params, carry, x)
+            return carry, squares(ys, 1.0)
+
+        return jax.lax.scan(step, carry, xs)[1].sum()
+
+    online = braintrace.functional.online(
+        functools.partial(several, LibraryOps()), rules.e_prop(KAPPA)
+    )
+    state, targets = online.init(params, carry, xs[0]), np.ones(STEPS)
+    run = online.sequence_grad(squares, window=3, reduction='sum')
+    assert_close(quick(run)(params, state, xs, targets)[0], quick(jax.grad(total))(params))
+    assert 3 in [group.num_state for group in online.graph.hidden_groups]

@@ -227,7 +227,7 @@ def classified(batch):
     return losses
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_classification_of_one_sample():
     losses = classified(1)
     nest = [0.741152550006, 0.740388187700, 0.665785233177, 0.663644193322, 0.729428962844]

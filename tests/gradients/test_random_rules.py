@@ -19,7 +19,6 @@ from tests.gradients.harness import by_steps, other_carry, over_sequence, quick,
 pytestmark = pytest.mark.drawn
 SEED = 3
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
-QUICKEST = ['leaky']
 FEW = ['leaky', 'gru', 'lstm_fused', 'spiking_two', 'conv1d', 'lora', 'sparse', 'vector']
 
 
@@ -41,20 +40,16 @@ RULES = {
 }
 
 
-def rows(names, quick=('leaky',)):
-    """Each model with each rule; those of the quick models are not slow."""
-    return pytest.mark.parametrize(
-        'name, rule',
-        [
-            pytest.param(
-                name,
-                rule,
-                marks=[] if name in quick and rule != 'uoro_batch' else pytest.mark.slow,
-            )
-            for name in names
-            for rule in RULES
-        ],
-    )
+def rows(names, quick=()):
+    """Each model with each rule: in the gate with one of them in turn, at night with all; the pairs
+    in ``quick`` are not slow.
+    """
+    table = []
+    for i, name in enumerate(names):
+        for k, rule in enumerate(RULES):
+            late = pytest.mark.slow if i + k == 1 or (i > 1 and i % 3 == k) else pytest.mark.nightly
+            table.append(pytest.param(name, rule, marks=[] if (name, rule) in quick else late))
+    return pytest.mark.parametrize('name, rule', table)
 
 
 @functools.cache
@@ -73,7 +68,7 @@ def restarts(case):
     return flags, other_carry(case)
 
 
-@rows([*FEW, 'learned_decay'])
+@rows([*FEW, 'learned_decay'], quick=[('leaky', 'signs'), ('leaky', 'uoro')])
 def test_a_window_gives_the_gradient_of_the_formula(name, rule):
     got = over_sequence(models.case(name), RULES[rule][0], 4)[0]
     assert_drawn_close(got, oracles.total(formula(name, rule).steps))
@@ -85,7 +80,7 @@ def test_each_step_gives_the_gradient_of_the_formula(name, rule):
         assert_drawn_close(grads, at(formula(name, rule).steps, t))
 
 
-@rows(['gru', 'conv1d'], quick=())
+@rows(['gru', 'conv1d'])
 def test_every_window_gives_the_same_numbers(name, rule):
     case = models.case(name)
     for window in (1, None):
@@ -93,20 +88,20 @@ def test_every_window_gives_the_same_numbers(name, rule):
         assert_drawn_close(got, oracles.total(formula(name, rule).steps))
 
 
-@rows(['leaky', 'learned_decay', 'spiking_two'])
+@rows(['leaky', 'learned_decay', 'spiking_two'], quick=[('leaky', 'uoro')])
 def test_a_reset_of_some_lanes_empties_their_traces_and_the_key_goes_on(name, rule):
     case = models.case(name)
     got = over_sequence(case, RULES[rule][0], 4, reset=restarts(case))[0]
     assert_drawn_close(got, oracles.total(formula(name, rule, True).steps))
 
 
-@rows(['leaky', 'sparse'], quick=())
+@rows(['leaky', 'sparse'])
 def test_a_mask_weighs_the_losses_and_nothing_else(name, rule):
     got = over_sequence(models.case(name), RULES[rule][0], 4, mask=MASK)[0]
     assert_drawn_close(got, oracles.total(formula(name, rule).steps, MASK))
 
 
-@rows(['leaky', 'lstm_fused'])
+@rows(['leaky', 'lstm_fused'], quick=[('leaky', 'signs')])
 def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
     case = models.case(name)
     learner, state = start(case, RULES[rule][0])
@@ -115,7 +110,7 @@ def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
     assert_drawn_close(got, random_traces.at_borders(case, formula(name, rule), 2))
 
 
-@rows(['leaky'], quick=())
+@rows(['leaky'])
 def test_a_later_call_continues_the_stream(name, rule):
     case = models.case(name)
     first, state, _ = over_sequence(case, RULES[rule][0], 1, slice(0, 3))
@@ -123,6 +118,7 @@ def test_a_later_call_continues_the_stream(name, rule):
     assert_drawn_close(added([first, second]), oracles.total(formula(name, rule).steps))
 
 
+@pytest.mark.slow
 def test_a_dropped_trace_leaves_the_key_to_go_on():
     """Else every batch of a loop would have the same signs, and nothing would average out."""
     case = models.case('leaky')
@@ -176,11 +172,14 @@ def error_of(found, want):
 @pytest.mark.parametrize(
     'name, rule',
     [
-        pytest.param(name, rule, marks=[] if (name, rule.name) == ('leaky', 'signs') else mark)
-        for name, mark in (
-            ('leaky', pytest.mark.slow),
-            *((n, pytest.mark.nightly) for n in ('gru', 'learned_decay', 'spiking_two', 'sparse')),
+        pytest.param(
+            name,
+            rule,
+            marks={'leaky signs': [], 'leaky UORO': pytest.mark.slow}.get(
+                f'{name} {rule.name}', pytest.mark.nightly
+            ),
         )
+        for name in ('leaky', 'gru', 'learned_decay', 'spiking_two', 'sparse')
         for rule in (signs(), uoro(), uoro('batch'))
     ],
     ids=str,
@@ -196,6 +195,7 @@ def test_the_mean_of_4096_seeds_has_no_bias_and_its_error_falls(name, rule):
 # -- what it is a value of -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equal_seeds_draw_equal_signs_and_others_do_not():
     case = models.case('leaky')
     for make in (lambda seed: signs(seed=seed), lambda seed: uoro(seed=seed)):
@@ -204,6 +204,7 @@ def test_equal_seeds_draw_equal_signs_and_others_do_not():
         assert errors(first, other)["['w']"] > 1e-3
 
 
+@pytest.mark.nightly
 def test_the_first_step_is_exact():
     for rule in (signs(), uoro()):
         case = models.case('leaky', steps=1)
@@ -234,6 +235,7 @@ def multiplied(params, h, x):
     return h, h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [signs(), uoro()], ids=['signs', 'uoro'])
 def test_a_lookup_is_a_product_with_ones(rule):
     rng = np.random.default_rng(0)
@@ -259,6 +261,7 @@ def crossed(params, h, x):
     return h, h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'cell, carry',
     [(shared, {'v': np.zeros((2, 3)), 'a': np.zeros(3)}), (crossed, np.zeros((2, 3)))],

@@ -13,7 +13,11 @@ from tests.oracles import es_recursion as es
 
 pytestmark = pytest.mark.drawn
 PAIR = 0.9, 0.4
-ROWS = ['leaky', *(pytest.param(n, marks=pytest.mark.slow) for n in ('spiking_two', 'conv1d'))]
+ROWS = [
+    'leaky',
+    pytest.param('spiking_two', marks=pytest.mark.slow),
+    pytest.param('conv1d', marks=pytest.mark.nightly),
+]
 
 
 @pytest.mark.parametrize('name', ROWS)

@@ -15,16 +15,28 @@ from tests.compare import assert_close, errors
 
 from .networks import BATCH, Net, by_steps, compiled, data, loss_of, squared
 
-RULES = [
-    rules.signs(seed=2),
-    pytest.param(rules.uoro(seed=2), marks=pytest.mark.slow),
-    pytest.param(rules.uoro('batch', 2), marks=pytest.mark.slow),
-]
-every = pytest.mark.parametrize('rule', RULES, ids=['signs', 'uoro', 'uoro_batch'])
+RULES = {
+    'signs': rules.signs(seed=2),
+    'uoro': rules.uoro(seed=2),
+    'uoro_batch': rules.uoro('batch', 2),
+}
+
+
+def in_gate(*names):
+    """These rules in the gate, all at night."""
+    return pytest.mark.parametrize(
+        'rule',
+        [
+            pytest.param(r, marks=pytest.mark.slow if n in names else pytest.mark.nightly, id=n)
+            for n, r in RULES.items()
+        ],
+    )
+
+
 TOLERANCE = 1e-4  # of float32
 
 
-@every
+@in_gate('signs')
 def test_a_model_learns_by_single_calls_and_by_sequences(rule):
     xs, ys = data(5)
     first, second = compiled(rule), compiled(rule)
@@ -38,7 +50,7 @@ def reset_and_grad(learner, xs, ys, step_fn):
     return learner.etrace_grad(xs, ys, step_fn=step_fn)
 
 
-@every
+@in_gate('uoro')
 def test_a_snapshot_holds_the_key(rule):
     xs, ys = data(4)
     learner = compiled(rule)
@@ -54,7 +66,7 @@ def test_a_snapshot_holds_the_key(rule):
         compiled(rules.signs(seed=3)).restore(tree)
 
 
-@every
+@in_gate('signs', 'uoro')
 def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     xs, _ = data(3)
     learner = compiled(rule)
@@ -72,7 +84,7 @@ def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     assert rule.name in text and 'unbiased' in text
 
 
-@every
+@in_gate('uoro_batch')
 def test_it_trains_with_updates_inside_a_sequence(rule):
     xs, ys = data(6)
     learner = compiled(rule)
@@ -92,7 +104,7 @@ class WithUnit(Net):
         return super().update(self.v.value / u.mV)
 
 
-@every
+@in_gate('uoro')
 def test_a_state_with_a_unit_is_followed(rule):
     xs, ys = data(3)
     learner = compiled(rule, WithUnit)
@@ -111,7 +123,7 @@ def pure(rule):
     return learner, params, learner.init(params, h, xs[0]), xs, jnp.zeros((4, 2, 3))
 
 
-@every
+@in_gate('uoro')
 def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
     learner, params, state, xs, ys = pure(rule)
     run = jax.jit(learner.sequence_grad(squared))
@@ -126,7 +138,7 @@ def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
     assert jax.tree.structure(specs.trace) == jax.tree.structure(state.trace)
 
 
-@every
+@in_gate('signs')
 def test_mapped_states_share_the_key_unless_they_are_given_others(rule):
     learner, params, state, xs, ys = pure(rule)
     run = learner.sequence_grad(squared)

@@ -1,0 +1,137 @@
+"""What each learning rule learns, and what it costs: the leaderboard.
+
+    python benchmarks/rules.py                 every row that is not there yet (make rules)
+    python benchmarks/rules.py --again --only '*sine* | D_RTRL'    rows of these names, once more
+    python benchmarks/rules.py --quick         two settings, one seed, one rate; keeps nothing
+
+The records go to ``benchmarks/results/rules.json``, one after another, so that a run that is cut
+off goes on where it was. ``benchmarks/rules_page.py`` makes ``docs/rules.md`` from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import jax
+from learning import QUICK, Effort, Setting, record
+from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
+
+from braintrace import BraintraceError, rules, tasks
+
+PATH = Path(__file__).parent / 'results' / 'rules.json'
+LRU = 'LRU 64'
+
+
+def settings() -> list[Setting]:
+    """Each task on the nets that learn it by BPTT within the updates."""
+    short, copy = tasks.copy_memory(10, length=5), tasks.copy_memory(20)
+    add, sine = tasks.adding(50), tasks.shifting_sine(20_480, 1024)
+    rows, pixels, evidence = tasks.digits(), tasks.digits('pixels'), tasks.evidence()
+    return [
+        Setting(short, GRU, 30, 500),
+        Setting(copy, LRU, 30, 200),
+        Setting(add, GRU, 30, 300),
+        Setting(add, SMALL, 30, 400),
+        Setting(evidence, SPIKING, 30, 60),
+        Setting(rows, GRU, 30, 150),
+        Setting(rows, SPIKING, 30, 150),
+        Setting(rows, SPARSE, 30, 150),
+        Setting(pixels, LRU, 30, 150),
+        *(Setting(sine, net, 1, 1) for net in (GRU, LRU, SPIKING)),
+    ]
+
+
+def quick() -> list[Setting]:
+    every = settings()
+    return [every[3], every[6]]
+
+
+def todo(found: list[Setting], patterns: tuple = ('*',)) -> list[tuple[Setting, Method]]:
+    """The rows of these settings of which one pattern matches ``task | net | row``."""
+    return [
+        (setting, method)
+        for setting in found
+        for method in METHODS
+        if applies(method, setting.net, setting.steps)
+        and any(fnmatchcase(' | '.join(named(setting, method)), p) for p in patterns)
+    ]
+
+
+def named(setting: Setting, method: Method) -> tuple[str, str, str]:
+    return setting.task.name, setting.net, method.name
+
+
+def measured(setting: Setting, method: Method, effort: Effort) -> dict:
+    """The record of a row, or why there is none."""
+    task = setting.task
+    head = dict(zip(('task', 'net', 'row'), named(setting, method)))
+    head |= {'floor': task.floor, 'metric': task.metric, 'steps': task.steps}
+    head |= {'batch': setting.batch, 'updates': setting.updates // effort.less}
+    head |= {'load': os.getloadavg()[0] / os.cpu_count()}
+    try:
+        return head | record(setting, method, effort)
+    except BraintraceError as error:
+        return head | {'refused': f'{type(error).__name__}: {error}'}
+
+
+def line(row: dict) -> str:
+    """A row as one line of progress."""
+    name = f'{row["task"]} | {row["net"]} | {row["row"]}'
+    if 'refused' in row:
+        return f'{name}: refused, {row["refused"][:100]}'
+    scores = ' '.join(f'{score:.4g}' for score in row['scores'])
+    return f'{name}: {scores} ({row["metric"]}, floor {row["floor"]:.4g}), {row["seconds"]:.0f} s'
+
+
+def versions() -> dict:
+    names = ('jax', 'brainstate', 'optax', 'braintrace')
+    device = f'{jax.devices()[0].device_kind}, {platform.machine()}'
+    return {'python': platform.python_version(), 'device': device} | {
+        name: importlib.metadata.version(name) for name in names
+    }
+
+
+def kept(path: Path) -> dict:
+    if path.exists():
+        return json.loads(path.read_text(encoding='utf-8'))
+    return {'records': []}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--quick', action='store_true')
+    parser.add_argument('--again', action='store_true')
+    parser.add_argument('--only', nargs='+', default=('*',))
+    parser.add_argument('--output', type=Path, default=PATH)
+    options = parser.parse_args()
+    rows = todo(quick() if options.quick else settings(), options.only)
+    found = {'records': []} if options.quick else kept(options.output)
+    there = {(r['task'], r['net'], r['row']): r for r in found['records']}
+    begin = time.perf_counter()
+    for number, (setting, method) in enumerate(rows, 1):
+        name = named(setting, method)
+        if name in there and not options.again:
+            continue
+        if method.needs and not hasattr(rules, method.needs):
+            print(f'{" | ".join(name)}: skipped, there is no braintrace.rules.{method.needs}')
+            continue
+        there[name] = measured(setting, method, QUICK if options.quick else Effort())
+        print(f'[{number}/{len(rows)}, {time.perf_counter() - begin:.0f} s] {line(there[name])}')
+        sys.stdout.flush()
+        if not options.quick:
+            found = {'versions': versions(), 'records': list(there.values())}
+            text = json.dumps(found, indent=1) + '\n'
+            options.output.write_text(text, encoding='utf-8')
+    print(f'{len(rows)} rows in {time.perf_counter() - begin:.0f} s')
+
+
+if __name__ == '__main__':
+    main()

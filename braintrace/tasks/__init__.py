@@ -1,0 +1,20 @@
+"""Tasks that need memory: seeded batches of sequences, their losses, their scores, and the score
+that a learner without any knowledge of the past reaches.
+"""
+
+from ._digits import digits
+from ._evidence import evidence
+from ._memory import adding, copy_memory
+from ._streams import shifting_sine
+from ._task import PARTS, Batch, Task
+
+__all__ = [
+    'PARTS',
+    'Batch',
+    'Task',
+    'adding',
+    'copy_memory',
+    'digits',
+    'evidence',
+    'shifting_sine',
+]

@@ -1,0 +1,80 @@
+"""Handwritten digits as sequences."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .._errors import OptionError
+from ._task import Batch, Task, accuracy, entropy
+
+__all__ = ['digits']
+
+SIDE, CLASSES = 8, 10
+HELD = 30  # images of each class in the validation part, and in the test part
+BY = {'rows': SIDE, 'pixels': 1}  # numbers that a step shows
+
+
+def digits(by: str = 'rows') -> Task:
+    """The 1,797 images of 8 x 8 pixels of scikit-learn (Alpaydin & Kaynak, 1998), read row by row
+    or pixel by pixel, in [0, 1]; the class is asked for at the last step.
+
+    The validation and the test part have 30 images of each class, the training part all others; a
+    batch has no image twice. The score is the accuracy; who always says the same class has ``floor
+    = 1 / 10`` in both held-out parts.
+
+    Raises :class:`braintrace.OptionError` for another ``by``, for a batch that is larger than its
+    part, and an ``ImportError`` without scikit-learn.
+
+    >>> from braintrace import tasks
+    >>> rows, pixels = tasks.digits(), tasks.digits('pixels')
+    >>> (rows.steps, rows.inputs), (pixels.steps, pixels.inputs)
+    ((8, 8), (64, 1))
+    """
+    if by not in BY:
+        raise OptionError(f"by is {by!r}; give 'rows' or 'pixels'.")
+    width = BY[by]
+    steps = SIDE * SIDE // width
+    parts = images()
+
+    def draw(key: Array, batch: int, part: str) -> Batch:
+        pictures, labels = parts[part]
+        if batch > len(labels):
+            raise OptionError(
+                f'batch is {batch}, but the {part} part has {len(labels)} images; give no more.'
+            )
+        chosen = jax.random.choice(key, len(labels), (batch,), replace=False)
+        xs = jnp.asarray(pictures)[chosen].reshape(batch, steps, width).swapaxes(0, 1)
+        ys = jnp.broadcast_to(jnp.asarray(labels)[chosen], (steps, batch))
+        return Batch(xs, ys, jnp.zeros(steps).at[-1].set(1))
+
+    def trivial(xs: Array) -> Array:
+        return jnp.broadcast_to(jax.nn.one_hot(0, CLASSES), (*xs.shape[:2], CLASSES))
+
+    name, sizes = f'digits by {by}', (steps, width, CLASSES)
+    return Task(name, *sizes, draw, entropy, accuracy, 'accuracy', 1 / CLASSES, trivial)
+
+
+@functools.cache
+def images() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images (n, 64) and labels (n,) by part."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as e:
+        raise ImportError(
+            'the digits are those of scikit-learn, which is not installed; run '
+            '`pip install "braintrace[examples]"`.'
+        ) from e
+    pictures, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    of_class = [order[labels[order] == digit] for digit in range(CLASSES)]
+    cuts = {'test': (0, HELD), 'validation': (HELD, 2 * HELD), 'train': (2 * HELD, None)}
+    chosen = {
+        part: np.concatenate([those[slice(*cut)] for those in of_class])
+        for part, cut in cuts.items()
+    }
+    return {part: (pictures[i] / SIDE / 2, labels[i]) for part, i in chosen.items()}

@@ -1,0 +1,131 @@
+"""What a task is: batches, the loss of a step, a score, and the floor that a learner must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .._errors import OptionError
+
+__all__ = [
+    'PARTS',
+    'Batch',
+    'Task',
+    'accuracy',
+    'check_real',
+    'check_whole',
+    'entropy',
+    'over_steps',
+    'squared',
+]
+
+PARTS = ('train', 'validation', 'test')
+
+
+class Batch(NamedTuple):
+    """Sequences with time in axis 0: inputs ``xs`` (T, B, I), targets ``ys`` (T, B), class numbers,
+    or (T, B, O), floats, and ``mask`` (T,), the weight of each step's loss.
+    """
+
+    xs: Array
+    ys: Array
+    mask: Array
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task, as a value: ``sample`` draws batches, ``loss`` and ``score`` judge outputs.
+
+    ``steps`` T, ``inputs`` I and ``outputs`` O are the sizes of a sequence, its inputs and its
+    outputs. ``loss(output, target)`` is the mean over the lanes of the loss of one step, of ``(B,
+    O)`` and of one row of ``ys``. ``score(outputs, ys, mask)`` takes all steps and is in the unit
+    ``metric``: ``'accuracy'``, which is better where it is higher, ``'nats'`` or ``'mse'``.
+    ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
+    nothing of what a learner has to keep in memory. ``stream`` tells that a sequence is a piece of
+    one stream, along which parameters are updated while it goes on. ``draw(key, batch, part)`` is
+    what :meth:`sample` calls.
+
+    >>> import jax
+    >>> from braintrace import tasks
+    >>> task = tasks.adding(50)
+    >>> batch = task.sample(jax.random.key(0), 32)
+    >>> batch.xs.shape, batch.ys.shape, batch.mask.shape
+    ((50, 32, 2), (50, 32, 1), (50,))
+    >>> round(task.floor, 4), task.beaten_by(0.01)
+    (0.1667, True)
+    """
+
+    name: str
+    steps: int
+    inputs: int
+    outputs: int
+    draw: Callable[[Array, int, str], Batch]
+    loss: Callable[[Array, Array], Array]
+    score: Callable[[Array, Array, Array], Array]
+    metric: str
+    floor: float
+    trivial: Callable[[Array], Array]
+    stream: bool = False
+
+    def sample(self, key: Array, batch: int, part: str = 'train') -> Batch:
+        """``batch`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
+
+        One key draws other sequences for each part. Raises :class:`braintrace.OptionError` for
+        another part and for a number of sequences that is no positive int.
+        """
+        check_whole('batch', batch)
+        if part not in PARTS:
+            raise OptionError(f'part is {part!r}; give one of {", ".join(map(repr, PARTS))}.')
+        return self.draw(jax.random.fold_in(key, PARTS.index(part)), batch, part)
+
+    def beaten_by(self, score: float, margin: float = 0.0) -> bool:
+        """Whether a score is better than the floor by more than a share ``margin`` of the floor."""
+        gain = score - self.floor if self.metric == 'accuracy' else self.floor - score
+        return bool(gain > margin * self.floor)
+
+
+def entropy(logits: Array, labels: Array) -> Array:
+    """The mean cross-entropy, in nats, of logits (..., classes) and labels (...)."""
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)
+    return -chosen.mean()
+
+
+def squared(outputs: Array, targets: Array) -> Array:
+    """The mean squared error."""
+    return jnp.mean((outputs - targets) ** 2)
+
+
+def over_steps(loss: Callable) -> Callable:
+    """The score that is the mean of a loss over the steps, weighed by the mask."""
+
+    def score(outputs: Array, ys: Array, mask: Array) -> Array:
+        return jnp.average(jax.vmap(loss)(outputs, ys), weights=mask)
+
+    return score
+
+
+def accuracy(outputs: Array, ys: Array, mask: Array) -> Array:
+    """The share of sequences of one label whose class has the largest mean logit in the masked
+    steps.
+    """
+    label = ys[jnp.argmax(mask)]
+    return jnp.mean(jnp.average(outputs, 0, weights=mask).argmax(-1) == label)
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise OptionError(f'{name} is {value!r}; give an int of at least {least}.')
+
+
+def check_real(name: str, value: object, above: float = 0.0) -> None:
+    """Refuse what is no finite number above ``above``."""
+    real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else above
+    if not above < real < float('inf'):
+        raise OptionError(f'{name} is {value!r}; give a number above {above:g}.')
