@@ -155,10 +155,10 @@ def compile(
 
     ``rule``: a learner class, its name in any case of letters and with or without underscores, a
     value of :mod:`braintrace.rules`, or None for gradients of single steps without a trace;
-    ``options`` go to the class.
-    ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's
-    generator first. ``vmap=True``: the model is written for one sample, and runs for each of the
-    ``batch_size`` samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
+    ``options`` go to the class. ``batch_size`` goes to ``brainstate.nn.init_all_states`` only.
+    ``seed`` seeds brainstate's generator first, and a rule that draws, given by its class or name.
+    ``vmap=True``: the model is written for one sample, and runs for each of the ``batch_size``
+    samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -173,7 +173,7 @@ def compile(
     size = {} if batch_size is None else {'batch_size': batch_size}
     if vmap:
         model, size = lanes_of(model, inputs, batch_size), {}
-    learner = _make(model, rule, options)
+    learner = _make(model, rule, options, seed)
     if seed is not None:
         brainstate.random.seed(seed)
     brainstate.nn.init_all_states(model, **size)
@@ -183,14 +183,17 @@ def compile(
     return learner
 
 
-def _make(model, rule, options: dict) -> ETraceLearner:
+def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
     if isinstance(rule, str):
         rule = _named(rule)
     a_value = rule is None or isinstance(rule, Rule)
     args = (model, rule) if a_value else (model,)
     cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):
-        options = without_public(options, frozenset(inspect.signature(cls).parameters))
+        own = frozenset(inspect.signature(cls).parameters)
+        options = without_public(options, own)
+        if seed is not None and 'seed' in own:
+            options['seed'] = seed
         try:
             inspect.signature(cls).bind(*args, **options)
         except TypeError as e:
