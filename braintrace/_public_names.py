@@ -29,14 +29,15 @@ INSIDE = 'Drop it: the graph has what every rule here needs.'
 ARGUMENTS = {
     'name': Argument('A learner is not looked up by name.', any_value=True),
     'vjp_method': Argument(
-        "Drop it: gradients are those of 'single-step', recurrent weights included. For losses "
-        'over whole sequences call `learner.etrace_grad(xs, ys, step_fn=step_fn)`; its window '
-        'bounds the memory and never changes the numbers.',
+        'Drop it: a call of the learner is a single step. For reverse mode through K steps call '
+        "`learner.etrace_grad(xs, ys, step_fn=step_fn, window=K, inside='exact')`, which reads the "
+        'trace before them; `etrace_train` takes `update_every=K`.',
         ('single-step',),
     ),
     'chunk_size': Argument(
         'Drop it: step_fn takes one step at a time. `window` of etrace_grad says how many steps '
-        'run together, and gives the same numbers for every size.',
+        "run together, with the same numbers for every size, or with `inside='exact'` those of "
+        'reverse mode through the window.',
         (None, 1),
     ),
     'fast_solve': Argument(MEMORY),
@@ -45,9 +46,25 @@ ARGUMENTS = {
         'Give `policy=braintrace.Policy(...)`: `cond`, `scan`, `unroll` and `while_loop` say what '
         'becomes of control flow.'
     ),
-    'config': Argument('Give `braintrace.compile` a value of `braintrace.rules` as the rule.'),
+    'config': Argument(
+        'Give `braintrace.compile(model, rule, x)` a value of `braintrace.rules` as the rule, or '
+        '`braintrace.ETraceConfig(...)`, which makes one.'
+    ),
     'random_feedback_key': Argument(
-        'Drop it: the signal is the gradient of the loss itself; random feedback is not available.'
+        'Give the rule its feedback: `rule.with_feedback(braintrace.Feedback(...))` with '
+        "`'random'` and a `seed`; `braintrace.EProp` takes the key.",
+        (None,),
+    ),
+    'modulator': Argument(
+        'The step function returns it with what it modulates: `braintrace.modulated(m, h)`.',
+        (None,),
+    ),
+    'projection_key': Argument('It is called `seed`, an int: `braintrace.UORO(model, seed=42)`.'),
+    'projection_eps': Argument('Drop it: a factor that is zero stays zero.'),
+    'hidden_width': Argument(
+        'Drop it: a `SyntheticGradient` is linear. Any pure function `(params, states) -> credit` '
+        'is a synthesizer of `functional.OnlineLearner.sequence_grad`.',
+        (None,),
     ),
     'snap_max_jacobian_elements': Argument(INSIDE),
     'include_hidden_perturb': Argument(
@@ -66,29 +83,17 @@ ABSENT = {
     'CompilationRecord': 'rows of `braintrace.report(graph).diagnostics`.',
     'CompilationReport': '`braintrace.Report`.',
     'ControlFlowPolicy': '`braintrace.Policy`, as `policy=` of a learner or of `compile`.',
-    'DNI': 'no synthetic gradients; `braintrace.D_RTRL` is the nearest.',
     'DiagnosticKind': 'the `kind` of a row of `braintrace.report(graph).diagnostics`.',
     'DiagnosticLevel': '`Policy(strict=True)` makes every lost path an error.',
-    'EProp': '`braintrace.D_RTRL` is the nearest: a trace for each weight, the exact signal.',
-    'ETraceConfig': 'the values of `braintrace.rules`, given to `braintrace.compile`.',
     'ETraceGraphExecutor': INNER,
     'ETraceVjpGraphExecutor': INNER,
     'ETraceVmap': '`braintrace.compile(..., vmap=True)` returns a learner like any other.',
     'EligibilityTrace': '`learner.get_etrace_of(param)` returns the trace of a parameter.',
-    'FixedRandomFeedback': 'no random feedback; the signal is the gradient of the loss.',
     'GradExpon': 'sum the gradients of etrace_grad with the weights that you want.',
     'HiddenParamOpRelation': '`braintrace.Relation`.',
     'HiddenPerturbation': 'signals are read without perturbations of hidden states.',
-    'KappaFilter': '`braintrace.nn.LeakyRateReadout` filters what a model puts out.',
     'ModuleInfo': INNER,
-    'OSTLFeedforward': '`braintrace.ES_D_RTRL` is the nearest.',
-    'OSTLRecurrent': '`braintrace.D_RTRL` is the nearest.',
-    'RandomProjectionVjpAlgorithm': '`braintrace.D_RTRL`, whose trace is not sampled.',
     'SequenceDriverMixin': 'every learner has `etrace_grad` and `etrace_evolve`.',
-    'SnAp': '`braintrace.D_RTRL` is the nearest; `verify.diagnose` measures what it leaves out.',
-    'SyntheticGradient': 'no synthetic gradients; `braintrace.D_RTRL` is the nearest.',
-    'ThreeFactor': '`braintrace.D_RTRL`; multiply the loss in step_fn by the modulator.',
-    'UORO': '`braintrace.D_RTRL`, whose trace is not sampled.',
     'add_hidden_perturbation_from_minfo': INNER,
     'add_hidden_perturbation_in_module': INNER,
     'extract_module_info': INNER,
@@ -100,7 +105,6 @@ ABSENT = {
     'find_hidden_param_op_relations_from_module': (
         '`graph.hidden_param_op_relations` of `compile_etrace_graph`.'
     ),
-    'train_synthetic_gradient': 'no synthetic gradients; `braintrace.D_RTRL` is the nearest.',
 }
 
 

@@ -14,7 +14,7 @@ Forward in time in NumPy, by complex steps (``per step`` gradients: a leading ax
 * ``dense_recursion(case)``      D_RTRL, a dense trace for each group; asserts a position-wise D;
                                  with ``credit`` and ``own`` as the rules of these names;
 * ``exact_windows(case, size)``  reverse mode through each window, and these traces at its border;
-* ``es_recursion(case, decay)``  ES_D_RTRL by its formula;
+* ``es_recursion(case, decay)``  ES_D_RTRL by its formula, with one decay or a pair of two;
 
 and ``finite_differences(case)``. ``total(steps, weights)`` sums a per-step gradient over time;
 ``restarted`` makes one where lanes start afresh.
@@ -305,18 +305,19 @@ def _pull_back(case, params, carry, x, inputs, cotangent):
 @functools.cache
 def es_recursion(case, decay):
     """The three lines of DESIGN.md, section 3. What no op carries keeps its same-step gradient."""
+    a_x, a_f = decay if isinstance(decay, tuple) else (decay, decay)
     params, carry, steps = case.params, dict(case.carry), []
     filtered, ef = None, [0.0] * len(case.model.groups)
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         inputs, dy, groups = _factors(case, params, carry, x, y)
         filtered = [
-            None if new is None else decay * old + new
+            None if new is None else a_x * old + new
             for old, new in zip(filtered or [0.0] * len(inputs), inputs, strict=True)
         ]
         traced, rest = 0.0, dy
         for i, (d, df, signal) in enumerate(groups):
-            ef[i] = (decay * d @ ef[i] if t else 0.0) + (1 - decay) * df
-            traced = traced + signal @ ef[i] / (1 - decay ** (t + 1))
+            ef[i] = (a_f * d @ ef[i] if t else 0.0) + (1 - a_f) * df
+            traced = traced + signal @ ef[i] / (1 - a_f ** (t + 1))
             rest = rest - signal @ df
         by_ops = _pull_back(case, params, carry, x, filtered, traced) + _pull_back(
             case, params, carry, x, inputs, rest

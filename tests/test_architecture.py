@@ -37,6 +37,8 @@ ARROWS: dict[str, set[str]] = {
     '_tables': set(),
     '_public_names': {'_errors'},
     '_warnings': {'_errors'},
+    '_modulated': {'_errors'},
+    '_synthetic': {'_errors'},
     '_jax': {'_errors'},
     '_brainstate': {'_jax'},
     '_etrace_op': {'_errors', '_jax', '_signatures'},
@@ -48,12 +50,12 @@ ARROWS: dict[str, set[str]] = {
     '_report': CORE - {'_report', '_windows'},
     '_windows': CORE - {'_windows'},
     'functional': CORE,
-    '_learner': CORE | {'functional', 'rules', '_brainstate'},
+    '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_learner'},
     'tasks': {'_errors'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
-    '': CORE | {'_version', 'functional', 'rules', 'verify'},
+    '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

@@ -1,8 +1,11 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, check_learnable
+from .analysis.lanes import where_lanes_meet
 from .analysis.left_out import readers
+from .analysis.reaching import every_reaching
 from .equations.equation import Loop, Remat, is_complex, is_inexact
+from .filters import readouts, with_filter
 from .graph import (
     Coordinates,
     CutRead,
@@ -11,9 +14,11 @@ from .graph import (
     ETraceGraph,
     Groups,
     HiddenGroup,
+    Kept,
     OpUse,
     Relation,
     Route,
+    Scope,
     Use,
 )
 from .own_diagonal import with_own_diagonal
@@ -30,6 +35,7 @@ from .program.leaves import (
 )
 from .program.program import Program
 from .program.tracing import depends
+from .rescoped import own_groups, paths_of, rescoped
 
 __all__ = [
     'Coordinates',
@@ -40,6 +46,7 @@ __all__ = [
     'ETraceGraph',
     'Groups',
     'HiddenGroup',
+    'Kept',
     'Loop',
     'OpUse',
     'Policy',
@@ -47,6 +54,7 @@ __all__ = [
     'Relation',
     'Remat',
     'Route',
+    'Scope',
     'Use',
     'abstract',
     'analyse',
@@ -54,16 +62,23 @@ __all__ = [
     'check_learnable',
     'depends',
     'describe_aval',
+    'every_reaching',
     'forward',
     'is_complex',
     'is_inexact',
     'members',
     'old_ancestors',
+    'own_groups',
     'param_name',
     'path_key',
     'path_name',
+    'paths_of',
     'properties_of',
     'reach',
     'readers',
+    'readouts',
+    'with_filter',
+    'where_lanes_meet',
     'with_own_diagonal',
+    'rescoped',
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -22,11 +23,31 @@ __all__ = [
     'ETraceGraph',
     'Groups',
     'HiddenGroup',
+    'Kept',
     'OpUse',
     'Relation',
     'Route',
+    'Scope',
     'Use',
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The hidden numbers that entries of a trace keep; those of all hidden states of a lane (of the
+    whole step, where states have no lanes) are counted in the order of ``graph.states``.
+
+    ``numbers``: those of the states that are kept together. ``rows`` ``(*y, K)``: which K of them
+    each element of y, in one lane, keeps, -1 where a place is empty; None: all ``numbers``.
+    """
+
+    numbers: np.ndarray
+    rows: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.numbers) if self.rows is None else self.rows.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,8 @@ class HiddenGroup:
     carry.
 
     ``derived``: states that are functions of the new ones of ``states``, and no part of a trace.
-    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero.
+    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero. ``kept``:
+    what the entries of a wide trace keep of it, which may be states of any shapes then.
     """
 
     name: str
@@ -45,15 +67,33 @@ class HiddenGroup:
     dtype: Any
     derived: tuple[int, ...]
     reads: tuple[tuple[bool, ...], ...]
+    kept: Kept | None = None
 
     @property
     def num_state(self) -> int:
-        return len(self.states)
+        """The numbers of an entry of a trace."""
+        return len(self.states) if self.kept is None else self.kept.size
 
     @property
     def carried(self) -> tuple[int, ...]:
         """All its states, with the derived ones."""
         return self.states + self.derived
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """How the derivative of a step is taken where a trace keeps more than its own position.
+
+    ``reads`` (N, N) and ``feeds`` (op -> ``(N, *y)``): which derivatives of a new hidden number a
+    trace needs. ``colours`` (N,): the number of the VJP that makes those of it. ``laned``: the ops
+    whose y has lanes. ``text``: what the report says of it.
+    """
+
+    reads: np.ndarray
+    feeds: dict[str, np.ndarray]
+    colours: np.ndarray
+    laned: frozenset[str]
+    text: str = ''
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,6 +332,11 @@ class ETraceGraph:
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
+    - ``feedback``: for ops that send their error back through other weights B: the numbers of the
+      constants that are B, or with ``fading`` B less the op's own weights; these shrink by
+      ``1 - fading`` at each step
+    - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves
+      out, by relation
     """
 
     program: Program
@@ -310,6 +355,10 @@ class ETraceGraph:
     lanes: int | None
     laned: frozenset[int]
     policy: Policy
+    feedback: dict[str, dict[str, int]] = field(default_factory=dict)
+    fading: float | None = None
+    scope: Scope | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def states(self) -> tuple[int, ...]:
@@ -322,10 +371,11 @@ class ETraceGraph:
 
     @cached_property
     def held(self) -> tuple[int, ...]:
-        """The constants that are structures of ops: a compiled step takes them as arguments, since
-        literals of millions of indices make a program slow to compile.
+        """The constants that are structures or feedback weights of ops: a compiled step takes them
+        as arguments, since literals of millions of numbers make a program slow to compile.
         """
         read = {v for op in self.ops for v in op.structure.values()}
+        read |= {v for of_op in self.feedback.values() for v in of_op.values()}
         return tuple(sorted(read.intersection(self.program.constants)))
 
     def bound(self, structures: dict[str, dict[str, Any]]) -> ETraceGraph:

@@ -79,6 +79,8 @@ class Properties:
     - ``retypes``: it changes what the type of a value says about the mesh, never the value.
     - ``axes``: how axes of operands and results line up; the kinds stand in ``analysis/lanes.py``.
       Empty: not known.
+    - ``zeros``: which zeros of the operands make zeros of the result; the kinds stand at ``ZEROS``.
+      Empty: not known.
     - ``op``: the kind of ETP op that does the same with a weight, a key of ``AUTOMATIC``.
     - ``control``: it is control flow, or a call with a derivative rule of its own.
     """
@@ -106,6 +108,7 @@ class Properties:
     whole: bool = False
     retypes: bool = False
     axes: str = ''
+    zeros: str = ''
     op: str = ''
     control: Control | None = None
 
@@ -349,3 +352,29 @@ TABLE: dict[str, Properties] = {
     ),
     'rng_uniform': replace(BY_ITS_OWN_RULE, alone=True),
 }
+
+# ---- where a result is zero ----
+
+ZEROS = {
+    # where the same element of the operand is, of the first operand, or of all
+    'same': """abs asin asinh atan cbrt conj convert_element_type copy expm1 imag log1p neg
+        pvary real reduce_precision sharding_constraint sign sin sinh sqrt
+        square tan tanh""",
+    'first': 'div',
+    'sum': 'add add_any complex max min sub',
+    # where the equation of 0 and 1, at other zeros than these, is: for products, and for what moves
+    # and sums elements
+    'product': 'conv_general_dilated dot_general mul',
+    'moved': """broadcast_in_dim concatenate cumsum pad reduce_max reduce_sum reduce_window_sum
+        reshape rev slice split squeeze stack tile transpose unstack""",
+    # the same, where the indices are known
+    'chosen': 'select_n',
+    'taken': 'dynamic_slice',
+    'put': 'dynamic_update_slice',
+    'indexed': 'gather scatter scatter-add',
+}
+TABLE.update(
+    (name, replace(TABLE[name], zeros=kind))
+    for kind, names in ZEROS.items()
+    for name in names.split()
+)

@@ -1,6 +1,7 @@
 """The executor: one compiled step as pure functions."""
 
 from .blocks import even
+from .dependence import Dependence, Numbers, dependence
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .positions import gathered
 from .recurrence import MOST_COUPLED, linear_scan
@@ -12,13 +13,16 @@ from .transition import __all__ as _transition
 __all__ = [
     'MOST_COUPLED',
     'Axes',
+    'Dependence',
     'Executor',
     'Factors',
+    'Numbers',
     'Probes',
     'Signals',
     'Steps',
     'TracedStep',
     'axes_of',
+    'dependence',
     'each',
     'even',
     'gathered',

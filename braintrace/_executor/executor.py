@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
+from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, probe_key
 from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
-from .pull_backs import PullBack
+from .pull_backs import PullBack, Uncut, as_complex, completed
 
 __all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
 
@@ -58,11 +59,12 @@ class Row(NamedTuple):
 
 class Probes(NamedTuple):
     """Zeros whose cotangents are the signals: one on each owned op's y (with the axes of loops
-    around it), one on each new state.
+    around it), one on each new state, and the old virtual states.
     """
 
     y: dict[str, jax.Array]
     h: dict[int, jax.Array]
+    virtual: dict[int, jax.Array]
 
 
 def stopped(tree):
@@ -72,15 +74,6 @@ def stopped(tree):
     leaves, treedef = jax.tree.flatten(tree)
     once = {id(x): jax.lax.stop_gradient(x) for x in leaves}
     return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
-
-
-@jax.custom_jvp
-def _moving_with(value: jax.Array, made: jax.Array) -> jax.Array:
-    """``value``, with the derivative of ``made``."""
-    return value
-
-
-_moving_with.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
 
 
 class Executor:
@@ -106,6 +99,11 @@ class Executor:
     @cached_property
     def d_plan(self):
         return make_d_plan(self.graph)
+
+    @cached_property
+    def uncut_plan(self):
+        """The D pass in which nothing is cut."""
+        return make_d_plan(self.graph, cut=False)
 
     def _program(self, params: Sequence) -> Program:
         """The program with the held constants behind ``params``."""
@@ -203,10 +201,15 @@ class Executor:
 
     # old states ----------------------------------------------------------------------------------
 
+    @cached_property
+    def _states(self) -> list[int]:
+        """The states that the cell has; the virtual ones stand behind them in ``graph.states``."""
+        return [c for c in self.graph.states if c not in self.program.virtual_states]
+
     def old_states(self, carry: Sequence) -> list:
-        """The old states that signals and D are about."""
+        """The old states that signals and D are about, without the virtual ones."""
         parts = self.program.apart(carry)
-        return [parts[c] for c in self.graph.states]
+        return [parts[c] for c in self._states]
 
     def with_states(self, carry: Sequence, states: Sequence) -> list:
         """The carry with other states. A derived one keeps its value: a first carry is not made by
@@ -214,14 +217,14 @@ class Executor:
         """
         program, derived = self.program, self.graph.derived
         parts = program.apart(carry)
-        for c, h in zip(self.graph.states, states, strict=True):
+        for c, h in zip(self._states, states, strict=True):
             parts[c] = h
         values = program.constants | {v: parts[c] for v, c in derived.reads.items()}
         for i in derived.equations:
             eqn = program.equations[i]
             values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
         for c in derived.states:
-            parts[c] = _moving_with(parts[c], values[program.new_carry[c]])
+            parts[c] = moving_with(parts[c], values[program.new_carry[c]])
         return program.together(parts)
 
     # the two-sided pass --------------------------------------------------------------------------
@@ -235,26 +238,31 @@ class Executor:
         return Probes(
             {op.key: zeros(op.y, op.repeats) for op in self.owned.values()},
             {c: zeros(self.program.carry[c]) for c in states},
+            {c: zeros(self.program.carry[c]) for c in self.program.virtual_states},
         )
 
-    def _env(self, params, carry, inputs, probes: dict[str, jax.Array]) -> dict:
+    def _env(self, params, carry, inputs, probes: Probes) -> dict:
+        parts = self.program.apart(carry)
+        for c, h in probes.virtual.items():
+            parts[c] = h
         values = [
             *self._parameters(params).items(),
-            *zip(self.program.carry, self.program.apart(carry), strict=True),
+            *zip(self.program.carry, parts, strict=True),
             *zip(self.program.inputs, inputs, strict=True),
         ]
         return {(v, EMPTY): x for v, x in values} | {
-            probe_key(i): probes[op.key] for i, op in self.owned.items()
+            probe_key(i): probes.y[op.key] for i, op in self.owned.items()
         }
 
-    def _evaluate_op(self, i: int, args: list, probe, weights) -> list:
+    def _evaluate_op(self, i: int, args: list, probe, weights, feedback=None) -> list:
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
             return eqn.evaluate(args)
-        for name, k in op.slots.items():
-            args[k] = jax.lax.stop_gradient(weights[op.key][name])
-        outs = eqn.evaluate(args)
+        outs = eqn.evaluate(with_weights(op, args, weights[op.key]))
         k = op.primitive.y_outvar_index
+        if feedback is not None and op.key in feedback:
+            sent_back = eqn.evaluate(with_weights(op, args, feedback[op.key]))[k]
+            outs[k] = moving_with(outs[k], sent_back)
         outs[k] = outs[k] + probe
         return outs
 
@@ -266,15 +274,18 @@ class Executor:
         inputs: Sequence,
         probes: Probes,
         whole: bool = False,
+        count: jax.Array | None = None,
     ):
         """One step of the two-sided pass: ``(outputs, new_carry, x)``; op weights are read from
-        ``weights`` as constants. ``whole``: nothing is cut.
+        ``weights`` as constants. ``whole``: nothing is cut. ``count``: of the steps since
+        the learner's state was made.
         """
-        plan = self.whole_plan if whole else self.plan
+        plan, program = self.whole_plan if whole else self.plan, self._program(params)
+        feedback = feedback_weights(self.graph, program.constants, weights, count)
         outputs, new_carry, xs = plan.run(
-            self._program(params),
-            self._env(params, carry, inputs, probes.y),
-            partial(self._evaluate_op, weights=weights),
+            program,
+            self._env(params, carry, inputs, probes),
+            partial(self._evaluate_op, weights=weights, feedback=feedback),
             probes.h,
         )
         new_carry = self.program.together(new_carry)
@@ -289,10 +300,11 @@ class Executor:
         """
         traced = PullBack(pull, cotangent)
         *others, hidden, probes = traced(cotangent)
-        read = [bool(cotangents) for cotangents in traced.reads[-2]]
+        olds = [*hidden, *probes.virtual.values()]
+        reads = [*traced.reads[-2], *traced.reads[-1].virtual.values()]
         of_state = {
-            c: h if there else None
-            for c, h, there in zip(self.graph.states, hidden, read, strict=True)
+            c: h if cotangents else None
+            for c, h, cotangents in zip(self.graph.states, olds, reads, strict=True)
         }
         groups = self.graph.hidden_groups
         c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
@@ -303,25 +315,41 @@ class Executor:
 
     # the D pass ----------------------------------------------------------------------------------
 
-    def _new_states(self, params, weights, carry, inputs, hidden, probes) -> list:
+    def _new_states(self, params, weights, carry, inputs, hidden, probes, cut: bool = True) -> list:
         """New hidden states as a function of old ones and of the free y's."""
-        carry = self.with_states(carry, hidden)
-        return self.d_plan.run(
+        own, plan = len(self._states), self.d_plan if cut else self.uncut_plan
+        virtual = dict(zip(self.program.virtual_states, hidden[own:], strict=True))
+        carry = self.with_states(carry, hidden[:own])
+        return plan.run(
             self._program(params),
-            self._env(params, carry, inputs, probes),
+            self._env(params, carry, inputs, Probes(probes, {}, virtual)),
             partial(self._evaluate_op, weights=weights),
             {},
         )[1]
+
+    def uncut(self, params: Sequence, weights, carry: Sequence, inputs: Sequence) -> Uncut:
+        """The new hidden states as a function of the old ones and of every owned op's y, with
+        nothing cut.
+        """
+        hidden, zeros = self.old_states(carry), self.zero_probes().y
+
+        def new_states(hidden, y):
+            return self._new_states(params, weights, carry, inputs, hidden, y, cut=False)
+
+        def along(key: str) -> Callable:
+            return self._along(lambda y: new_states(hidden, {**zeros, key: y}), zeros[key])
+
+        return Uncut(*jax.vjp(new_states, hidden, zeros), along)
 
     def d_factors(self, params: Sequence, weights, carry: Sequence, inputs: Sequence):
         """``(d, df)`` of :class:`Factors`: one VJP for each state index and set of independent
         groups.
         """
-        graph, zeros = self.graph, self.zero_probes().y
+        graph, (zeros, _, virtual) = self.graph, self.zero_probes()
         related = {r.key for r in graph.hidden_param_op_relations}
         fixed = {k: z for k, z in zeros.items() if k not in related}
         free = {k: z for k, z in zeros.items() if k in related}
-        hidden = self.old_states(carry)
+        hidden = [*self.old_states(carry), *virtual.values()]
 
         def new_states(hidden, free):
             return self._new_states(params, weights, carry, inputs, hidden, {**free, **fixed})
@@ -381,7 +409,7 @@ class Executor:
                 groups = [graph.hidden_groups[g] for g in members]
                 chosen = {slot[g.states[index]] for g in groups}
                 to_old, to_y = pull([jnp.full_like(h, k in chosen) for k, h in enumerate(new)])
-                to_y = _completed(pull, new, chosen, to_y)
+                to_y = completed(pull, new, chosen, to_y)
                 for group in groups:
                     here = slot[group.states[index]]
                     olds = [slot[c] for c in group.states]
@@ -404,26 +432,7 @@ class Executor:
             if is_complex(y):  # a real state moves by Re(D_f dy)
                 (turned,) = push(-1j * ones)
                 pairs = zip(found, turned, strict=True)
-                found = [a if is_complex(a) else _complex(a, b) for a, b in pairs]
+                found = [a if is_complex(a) else as_complex(a, b) for a, b in pairs]
             return dict(zip(self.graph.states, found, strict=True))
 
         return along
-
-
-def _completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
-    """The rows ``to_y`` of D_f, those of a complex state by a real y completed.
-
-    A pull-back to real numbers gives ``Re(u D_f)``: ``to_y`` is that of ones, and ``u = -i`` gives
-    the imaginary part.
-    """
-    of_complex = {k for k in chosen if is_complex(new[k])}
-    own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
-    if not own:
-        return to_y
-    turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
-    return to_y | {key: _complex(to_y[key], turned[key]) for key in own}
-
-
-def _complex(real: jax.Array, imaginary: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(real.dtype, jnp.float32)
-    return jax.lax.complex(real.astype(wide), imaginary.astype(wide))

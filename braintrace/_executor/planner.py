@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from .._compiler import ETraceGraph, Program, Remat, forward, old_ancestors
 from .plan import (
@@ -37,11 +37,12 @@ def make_plan(graph: ETraceGraph, probes: bool, whole: bool = False) -> Plan:
     )
 
 
-def make_d_plan(graph: ETraceGraph) -> Plan:
-    """The D pass."""
+def make_d_plan(graph: ETraceGraph, cut: bool = True) -> Plan:
+    """The D pass, or the same pass in which nothing is cut."""
     program = graph.program
     states = tuple(Read(program.new_carry[c]) for c in graph.states)
-    return Planner(program, DPass(graph), set()).plan((), states)
+    cuts = {*program.ops, *graph.mixing} if cut else set()
+    return Planner(program, DPass(graph, cuts), set()).plan((), states)
 
 
 class Reads(ABC):
@@ -63,9 +64,8 @@ class Reads(ABC):
 class DPass(Reads):
     """Every cut equation reads constants; only equations behind new hidden states are evaluated."""
 
-    def __init__(self, graph: ETraceGraph):
-        self.equations = graph.program.equations
-        self.cuts = {*graph.program.ops, *graph.mixing}
+    def __init__(self, graph: ETraceGraph, cuts: Set[int]):
+        self.equations, self.cuts = graph.program.equations, cuts
 
     def read(self, value: int, variant: Variant) -> Read:
         return Read(value)

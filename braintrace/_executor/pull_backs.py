@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from .. import _jax
+from .._compiler import is_complex
 
-__all__ = ['PullBack']
+__all__ = ['PullBack', 'Uncut', 'as_complex', 'completed']
 
 CALLS = {'jit', 'pjit', 'closed_call', 'remat', 'remat2', 'checkpoint'}
 Read = frozenset[int]
+
+
+class Uncut(NamedTuple):
+    """The linear maps of a step in which nothing is cut.
+
+    ``new``: the new hidden states; ``pull``: cotangents of these -> those of the old ones, and of
+    each y; ``along(op)``: tangents of its y -> new hidden states by their place in the carry.
+    """
+
+    new: list
+    pull: Callable
+    along: Callable
+
+    def push(self, old: list) -> list:
+        """Tangents of the old hidden states -> those of the new ones, by transposing ``pull``: a
+        function with a derivative rule of its own has no forward mode.
+        """
+        none = [jnp.zeros_like(h) for h in self.new]
+        return jax.vjp(lambda v: self.pull(v)[0], none)[1](old)[0]
 
 
 class PullBack:
@@ -66,3 +88,22 @@ def _reads(jaxpr, sets: list[Read]) -> list[Read]:
             outs = [none.union(*ins)] * len(eqn.outvars)
         found.update(zip(eqn.outvars, outs, strict=True))
     return [of(v) for v in jaxpr.outvars]
+
+
+def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:
+    """The rows ``to_y`` of D_f, those of a complex state by a real y completed.
+
+    A pull-back to real numbers gives ``Re(u D_f)``: ``to_y`` is that of ones, and ``u = -i`` gives
+    the imaginary part.
+    """
+    of_complex = {k for k in chosen if is_complex(new[k])}
+    own = {key for key, y in to_y.items() if not is_complex(y) and of_complex & pull.reads[1][key]}
+    if not own:
+        return to_y
+    turned = pull([jnp.full_like(h, -1j if k in of_complex else 0) for k, h in enumerate(new)])[1]
+    return to_y | {key: as_complex(to_y[key], turned[key]) for key in own}
+
+
+def as_complex(real: jax.Array, imaginary: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(real.dtype, jnp.float32)
+    return jax.lax.complex(real.astype(wide), imaginary.astype(wide))

@@ -17,6 +17,7 @@ __all__ = [
     'ShapedArray',
     'apply_primitive',
     'bind',
+    'called',
     'closed_jaxpr',
     'config_values',
     'current_trace',
@@ -63,6 +64,12 @@ def trace(fn, *avals) -> tuple[Any, list]:
     with _core.eval_context():
         closed = jax.make_jaxpr(fn)(*avals)
     return getattr(closed, 'jaxpr', closed), list(closed.consts)
+
+
+def called(fn, *args):
+    """``fn`` on arrays, away from any outer transformation."""
+    with _core.eval_context():
+        return fn(*args)
 
 
 def bind(primitive: Primitive, params: dict, ctx, *args) -> list:

@@ -4,6 +4,11 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
 from .base import ETraceLearner
+from .configurations import (
+    ETraceConfig,
+    FixedRandomFeedback,
+    KappaFilter,
+)
 from .learners import (
     D_RTRL,
     ES_D_RTRL,
@@ -11,26 +16,63 @@ from .learners import (
     ETraceVjpAlgorithm,
     IODimVjpAlgorithm,
     ParamDimVjpAlgorithm,
+    RandomProjectionVjpAlgorithm,
     compile,
     compile_etrace_graph,
     pp_prop,
 )
 from .public_names import MultiStepData, SingleStepData
+from .rules import (
+    OSTL,
+    OTPE,
+    OTTT,
+    RFLO,
+    RTRL,
+    UORO,
+    EProp,
+    OSTLFeedforward,
+    OSTLRecurrent,
+    SameStep,
+    SnAp,
+    ThreeFactor,
+)
 from .states import ModelStates, check_model
+from .synthetic import (
+    DNI,
+    train_synthetic_gradient,
+)
 
 __all__ = [
+    'DNI',
     'D_RTRL',
+    'EProp',
     'ES_D_RTRL',
     'ETraceAlgorithm',
+    'ETraceConfig',
     'ETraceLearner',
     'ETraceVjpAlgorithm',
+    'FixedRandomFeedback',
     'IODimVjpAlgorithm',
+    'KappaFilter',
     'ModelStates',
     'MultiStepData',
+    'OSTL',
+    'OSTLFeedforward',
+    'OSTLRecurrent',
+    'OTPE',
+    'OTTT',
     'ParamDimVjpAlgorithm',
+    'RFLO',
+    'RTRL',
+    'RandomProjectionVjpAlgorithm',
+    'SameStep',
     'SingleStepData',
+    'SnAp',
+    'ThreeFactor',
+    'UORO',
     'check_model',
     'compile',
     'compile_etrace_graph',
     'pp_prop',
+    'train_synthetic_gradient',
 ]

@@ -13,8 +13,9 @@ from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._errors import NotCompiledError, OptionError
 from .._public_names import takes_public_arguments
 from .._report import Report, summary
-from .._rules import Rule
+from .._rules import Rule, counting, uncounted
 from .._signatures import ShowsArguments
+from .._synthetic import SyntheticGradient
 from .._windows import (
     CARRIES,
     LOSS_OUTPUTS,
@@ -25,6 +26,8 @@ from .._windows import (
     check_optimizer,
     check_window,
     choose_delay,
+    is_key,
+    split_weights,
     weighed,
 )
 from ..functional import OnlineLearner, OnlineState
@@ -34,6 +37,7 @@ from .bound import Bound
 from .calls import substitute
 from .compiled_calls import CallOptions
 from .notices import Notices
+from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
 from .public_names import PublicNames
 from .sequences import Arguments, evolve, gradient, train
 from .states import ModelStates, check_model
@@ -46,16 +50,6 @@ __all__ = ['ETraceLearner', 'ETraceState']
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-class ETraceState(brainstate.ShortTermState):
-    """The eligibility trace and the step count of a learner."""
-
-
-class StructureState(brainstate.State):
-    """The places of the entries of sparse matrices that a model holds as constants: a state, so
-    that jitted functions take them as arguments instead of millions of literals.
-    """
-
-
 class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
@@ -63,6 +57,10 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     mode around a call (``brainstate.transform.grad(loss, learner.param_states)``) gives the online
     gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
     """
+
+    bootstraps = False  # whether exact windows end with the synthetic gradient of `synthesizer`
+    modulates = False  # whether losses stand for a modulator, which has no exact windows
+    synthesizer: SyntheticGradient | None = None
 
     @takes_public_arguments
     def __init__(
@@ -116,6 +114,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         self.etrace = ETraceState({'trace': state.trace, 't': state.t})
         self.structure = StructureState(core.first.held)
         self._remember_start()
+        self._begin_synthetic()
         return core.graph
 
     def _own(self) -> Bound | None:
@@ -216,6 +215,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
             **{('states', *p): world.states[p] for p in world.of(*CARRY)},
             ('etrace',): self.etrace,
             ('initial',): self.initial,
+            **({('synthetic',): self.synthetic} if self.bootstraps else {}),
         }
 
     # running --------------------------------------------------------------------------------------
@@ -277,7 +277,9 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                 f'batch_size is {batch_size}, but the graph is compiled for {batch}. Compile again '
                 'for another batch.'
             )
-        self.etrace.value = jax.tree.map(jnp.zeros_like, etrace)
+        trace, count = uncounted(etrace['trace'])
+        empty = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), trace)
+        self.etrace.value = {'trace': counting(empty, count), 't': jnp.zeros_like(etrace['t'])}
         world.write(initial)
 
     def get_etrace_of(self, param) -> dict:
@@ -295,6 +297,11 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         return traces.of_parameter(graph, trace, etrace['t'], path)
 
     # whole sequences ------------------------------------------------------------------------------
+
+    def _begin_synthetic(self) -> None:
+        """The parameters of the synthesizer, for a learner that has one."""
+        if self.bootstraps:
+            self.synthetic = SyntheticState(self.graph, self.synthesizer)
 
     @takes_public_arguments
     def etrace_grad(
@@ -352,11 +359,13 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         check_window(window, memory_budget)
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
-        given = Arguments(sequences, step_fn, mask, reset, weights)
-        result = gradient(self._compiled().in_time(), given, CallOptions(along, has_aux, progress))
+        given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
+        apply = synthesizer_of(self, exact)
+        result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
         losses = weighed(result.losses, mask, loss_output, reduction)
+        grads, _ = split_weights(result.learnt, apply)
         extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
-        return (result.learnt, *extra) if extra else result.learnt
+        return (grads, *extra) if extra else grads
 
     def etrace_train(
         self,
@@ -406,7 +415,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         exact = check_inside(inside, update_every)
         along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)
-        result = train(bound, given, CallOptions(along, has_aux, progress), opt_state)
+        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
+        result = train(bound, given, calls, opt_state)
         extra = [result.aux] if has_aux else []
         return (result.losses, *extra, result.learnt[1])
 

@@ -17,11 +17,13 @@ from .._windows import (
     Result,
     Sequence,
     UpdateOptions,
+    bootstrapped,
     first_order,
     length_of,
     run_updates,
     run_windows,
     show_progress,
+    split_weights,
 )
 from .calls import substituted
 from .step_functions import StepFunction, Touched, Values
@@ -32,12 +34,13 @@ __all__ = ['CallOptions', 'Data', 'ForwardProgram', 'SequenceProgram']
 
 class CallOptions(NamedTuple):
     """The static part of a call over a sequence; ``along`` are ``GradientOptions`` or
-    ``UpdateOptions``.
+    ``UpdateOptions``. With a ``synthesizer`` weights are pairs with its parameters.
     """
 
     along: Any
     has_aux: bool
     progress: bool
+    synthesizer: Callable | None = None
 
 
 class Data(NamedTuple):
@@ -101,11 +104,15 @@ class SequenceProgram:
     def _run(self, etrace, values: Values, learnt, data: Data, alone: bool = True) -> Result:
         """``learnt`` are the weights, for updates with the state of the optimiser."""
         length, along = length_of(data.sequences), self.options.along
-        train = isinstance(along, UpdateOptions)
+        train, synthesizer = isinstance(along, UpdateOptions), self.options.synthesizer
+        weights, _ = split_weights(learnt[0] if train else learnt, synthesizer)
+        observed, sequence = self.step.observed(weights, values), Sequence.of(*data, length)
+        if synthesizer is not None:
+            observed, sequence = bootstrapped(observed, synthesizer, sequence)
         course = Course(
-            self.step.observed(learnt[0] if train else learnt, values),
+            observed,
             Moment((jax.tree.leaves(values.carry), values.threaded), **etrace),
-            Sequence.of(*data, length),
+            sequence,
             show_progress(length) if self.options.progress and alone else None,
         )
         return (run_updates if train else run_windows)(course, learnt, along)

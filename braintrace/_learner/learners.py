@@ -15,7 +15,22 @@ from .._windows import check_choice, did_you_mean
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
 from .lanes import lanes_of
+from .rules import (
+    OSTL,
+    OTPE,
+    OTTT,
+    RFLO,
+    RTRL,
+    UORO,
+    EProp,
+    OSTLFeedforward,
+    OSTLRecurrent,
+    SameStep,
+    SnAp,
+    ThreeFactor,
+)
 from .states import check_model
+from .synthetic import DNI
 
 __all__ = [
     'D_RTRL',
@@ -24,6 +39,7 @@ __all__ = [
     'ETraceVjpAlgorithm',
     'IODimVjpAlgorithm',
     'ParamDimVjpAlgorithm',
+    'RandomProjectionVjpAlgorithm',
     'compile',
     'compile_etrace_graph',
     'pp_prop',
@@ -36,8 +52,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     ``model``: a ``brainstate.nn.Module`` that applies its traced weights with braintrace ops and
     keeps its recurrent state in ``brainstate.HiddenState``. ``policy``, a
     :class:`braintrace.Policy`, says what to do with control flow and how strict to be; ``mark``
-    sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype`` and
-    ``write_every`` go to :func:`braintrace.rules.d_rtrl`.
+    sets its ``mark``: with ``'auto'`` a model needs no braintrace op. ``trace_dtype``,
+    ``write_every``, ``credit`` and ``scope`` go to :func:`braintrace.rules.d_rtrl`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -57,18 +73,22 @@ class D_RTRL(ETraceLearner):  # noqa: N801
         *,
         trace_dtype=None,
         write_every: int | None = None,
+        credit: str = 'cut',
+        scope: str = 'position',
         policy: Policy = DEFAULT,
         mark: str | Callable | None = None,
     ):
-        super().__init__(model, d_rtrl(trace_dtype, write_every), policy=policy, mark=mark)
+        rule = d_rtrl(trace_dtype, write_every, credit, scope)
+        super().__init__(model, rule, policy=policy, mark=mark)
 
 
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see
     :func:`braintrace.rules.es_d_rtrl`).
 
-    ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1; decay 0 and rank 1 remember no
-    earlier step. Other arguments as for :class:`D_RTRL`.
+    ``decay_or_rank``: a float decay in [0, 1) or an int rank >= 1, or a pair of them for the
+    filters of the input and of the output; decay 0 and rank 1 remember no earlier step. Other
+    arguments as for :class:`D_RTRL`.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -82,7 +102,7 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     def __init__(
         self,
         model: brainstate.nn.Module,
-        decay_or_rank: float | int,
+        decay_or_rank: float | int | tuple[float | int, float | int],
         *,
         policy: Policy = DEFAULT,
         mark: str | Callable | None = None,
@@ -93,13 +113,31 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
 ParamDimVjpAlgorithm = D_RTRL
 IODimVjpAlgorithm = ES_D_RTRL
 pp_prop = ES_D_RTRL
+RandomProjectionVjpAlgorithm = UORO
 ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
-NAMES = {
-    'D_RTRL': D_RTRL,
-    'ES_D_RTRL': ES_D_RTRL,
+CLASSES = (
+    DNI,
+    D_RTRL,
+    ES_D_RTRL,
+    EProp,
+    OSTL,
+    OSTLFeedforward,
+    OSTLRecurrent,
+    OTPE,
+    OTTT,
+    RFLO,
+    RTRL,
+    SameStep,
+    SnAp,
+    ThreeFactor,
+    UORO,
+)
+NAMES: dict[str, type[ETraceLearner]] = {
+    **{cls.__name__: cls for cls in CLASSES},
     'pp_prop': ES_D_RTRL,
     'ParamDimVjpAlgorithm': D_RTRL,
     'IODimVjpAlgorithm': ES_D_RTRL,
+    'RandomProjectionVjpAlgorithm': UORO,
 }
 
 
@@ -115,8 +153,9 @@ def compile(
 ) -> ETraceLearner:
     """Initialise a model's states, compile its graph for inputs like these, and return the learner.
 
-    ``rule``: a learner class, its name in any case of letters, a value of :mod:`braintrace.rules`,
-    or None for gradients of single steps without a trace; ``options`` go to the class.
+    ``rule``: a learner class, its name in any case of letters and with or without underscores, a
+    value of :mod:`braintrace.rules`, or None for gradients of single steps without a trace;
+    ``options`` go to the class.
     ``batch_size`` goes to ``brainstate.nn.init_all_states`` only. ``seed`` seeds brainstate's
     generator first. ``vmap=True``: the model is written for one sample, and runs for each of the
     ``batch_size`` samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
@@ -147,11 +186,11 @@ def compile(
 def _make(model, rule, options: dict) -> ETraceLearner:
     if isinstance(rule, str):
         rule = _named(rule)
-    options = without_public(options)
     a_value = rule is None or isinstance(rule, Rule)
     args = (model, rule) if a_value else (model,)
     cls = ETraceLearner if a_value else rule
     if isinstance(cls, type) and issubclass(cls, ETraceLearner):
+        options = without_public(options, frozenset(inspect.signature(cls).parameters))
         try:
             inspect.signature(cls).bind(*args, **options)
         except TypeError as e:
@@ -167,10 +206,15 @@ def _make(model, rule, options: dict) -> ETraceLearner:
 
 def _named(rule: str) -> type[ETraceLearner]:
     for name, learner in NAMES.items():
-        if name.lower() == rule.lower():
+        if _plain(name) == _plain(rule):
             return learner
     more = instead_of(rule) or did_you_mean(rule, NAMES)
     raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.{more}')
+
+
+def _plain(name: str) -> str:
+    """A name without its case of letters and its underscores."""
+    return name.lower().replace('_', '')
 
 
 def _described(rule) -> str:

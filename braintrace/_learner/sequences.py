@@ -20,6 +20,7 @@ from .._windows import (
     check_updatable,
     length_of,
     signature,
+    split_weights,
 )
 from .bound import Bound
 from .compiled_calls import CallOptions, Data, ForwardProgram, SequenceProgram
@@ -39,10 +40,12 @@ class Arguments(NamedTuple):
 
 
 def gradient(bound: Bound, given: Arguments, options: CallOptions) -> Result:
-    """The gradient of a sequence, a dict like the weights."""
+    """The gradient of a sequence, a dict like the weights; with a synthesizer a pair with its
+    own.
+    """
     data, weights = _checked(bound, given, options)
     program = _program(bound, given.step_fn, options, data, weights)
-    return program({name: state.value for name, state in weights.items()}, data)
+    return program(_values(bound, weights, options), data)
 
 
 def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Result:
@@ -50,13 +53,22 @@ def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Re
     optimiser.
     """
     data, weights = _checked(bound, given, options)
-    optimizer, values = options.along.optimizer, {k: s.value for k, s in weights.items()}
+    optimizer, values = options.along.optimizer, _values(bound, weights, options)
     check_updatable(values)
     learnt = values, optimizer.init(values) if opt_state is None else opt_state
     result = _program(bound, given.step_fn, options, data, weights, learnt)(learnt, data)
-    for name, value in result.learnt[0].items():
+    new, synthetic = split_weights(result.learnt[0], options.synthesizer)
+    for name, value in new.items():
         weights[name].value = value
+    if synthetic is not None:
+        bound.owner.synthetic.value = synthetic
     return result
+
+
+def _values(bound: Bound, weights: dict, options: CallOptions):
+    """The values of the weights, with a synthesizer those of its parameters too."""
+    values = {name: state.value for name, state in weights.items()}
+    return values if options.synthesizer is None else (values, bound.owner.synthetic.value)
 
 
 def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace: bool):

@@ -36,6 +36,8 @@ from .rows import (
 )
 
 __all__ = [
+    'approximation',
+    'axis_lines',
     'cut_rows',
     'diagnostic_rows',
     'group_rows',
@@ -43,6 +45,10 @@ __all__ = [
     'parameter_rows',
     'relation_rows',
 ]
+
+
+CREDIT = 'credit whole: the signal follows every path of the step'
+OWN = "scope own: of an op that reads its own group each position's own weight is kept in D"
 
 
 class KnownRule(NamedTuple):
@@ -58,7 +64,7 @@ class KnownRule(NamedTuple):
     remembers: bool
 
 
-def known_rule(rule: Any) -> KnownRule:
+def known_rule(graph: ETraceGraph, rule: Any) -> KnownRule:
     """A rule of the user's own needs only a name and ``init``; None: there is no rule."""
     if rule is None:
         left_out = 'without a rule there is no trace: every gradient holds the current step only'
@@ -69,8 +75,25 @@ def known_rule(rule: Any) -> KnownRule:
             'braintrace.rules.d_rtrl().'
         )
     unknown = f'nothing is known of what {rule.name} leaves out'
-    approximation = getattr(rule, 'approximation', unknown)
-    return KnownRule(str(rule.name), rule.init, approximation, getattr(rule, 'remembers', True))
+    view, remembers = getattr(rule, 'view', None), getattr(rule, 'remembers', True)
+    notes = [getattr(rule, 'approximation', unknown), *(view.notes(graph) if view else ())]
+    return KnownRule(str(rule.name), rule.init, '; '.join(filter(None, notes)), remembers)
+
+
+def axis_lines(rule: Any) -> tuple[str, ...]:
+    """A line for each axis of a rule that is not as by default and says nothing of what is left
+    out.
+    """
+    own = getattr(getattr(rule, 'view', None), 'own', False)
+    return (
+        *([CREDIT] if getattr(rule, 'credit', 'cut') == 'whole' else []),
+        *([OWN] if own else []),
+    )
+
+
+def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
+    """What the rule leaves out in every model, and in this one."""
+    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *graph.left_out.values()])))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -223,6 +246,7 @@ def parameter_rows(
         lost = [*_cut_of(own, cuts), *_lost_uses(graph, path)]
         if own and rule.approximation:
             lost.append(LeftOut('rule', rule.approximation))
+        lost += [LeftOut('rule', graph.left_out[r.key]) for r in own if r.key in graph.left_out]
         carried = rule.remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change

@@ -38,11 +38,13 @@ class _Drawing:
             {i: f'm{k}' for k, i in enumerate(sorted(set(graph.mixing) - set(self.nodes)))}
         )
         self.related = {
-            (f'e{i}', f'g{graph.hidden_groups.index(g)}')
+            (f'e{i}', f'g{k}')
             for i, op in enumerate(graph.ops)
             for rel in graph.hidden_param_op_relations
             if rel.op is op
             for g in rel.groups
+            for k, group in enumerate(graph.hidden_groups)
+            if set(group.states) <= set(g.states)
         }
         self.weights = {op.equation: set(op.slots.values()) for op in graph.ops}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._compiler import ETraceGraph
-from .._rules import DRTRL
+from .._rules import DRTRL, Rule
 from .._tables import as_html, as_text
 from . import contents
 from .explain import explain
@@ -20,8 +20,9 @@ class Report(ReportData):
     """What :func:`braintrace.report` returns; prints as text, shows as tables in a notebook.
 
     ``memory`` is for ``batch_size``, None where the step has no batch axis. ``approximation``: what
-    the rule leaves out in every model. ``exact``: no gradient lacks a part of its history.
-    ``at(batch_size)``: the report at another batch size. ``as_dict()``: all of it, as for JSON.
+    the rule leaves out in every model; ``axes``: a line for each of its other options. ``exact``:
+    no gradient lacks a part of its history. ``at(batch_size)``: the report at another batch size.
+    ``as_dict()``: all of it, as for JSON.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
@@ -92,16 +93,19 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
     >>> print(str(braintrace.report(graph, batch_size=64)).splitlines()[1])
     trace memory: 6.0 KiB at batch size 64, 96 B for each further sample
     """
-    return make_report(graph, DRTRL() if rule is None else rule)(batch_size)
+    rule = DRTRL() if rule is None else rule
+    graph = rule.scoped(graph) if isinstance(rule, Rule) else graph
+    return make_report(graph, rule)(batch_size)
 
 
 def make_report(graph: ETraceGraph, rule: Any) -> Report:
     """``rule`` may be None; the batch size is the compiled one."""
-    known, cuts = contents.known_rule(rule), contents.cut_rows(graph)
+    known, cuts = contents.known_rule(graph, rule), contents.cut_rows(graph)
     relations = contents.relation_rows(graph, known)
     return Report(
         rule=known.name,
-        approximation=known.approximation,
+        approximation=contents.approximation(graph, known),
+        axes=contents.axis_lines(rule),
         batch_size=graph.lanes,
         groups=contents.group_rows(graph, cuts),
         relations=relations,

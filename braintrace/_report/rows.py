@@ -153,6 +153,7 @@ class ReportData:
 
     rule: str
     approximation: str
+    axes: tuple[str, ...]
     batch_size: int | None
     groups: tuple[GroupRow, ...]
     relations: tuple[RelationRow, ...]

@@ -30,7 +30,10 @@ def summary(report: ReportData) -> list[str]:
         f'{report.rule}: {len(report.groups)} hidden group(s), {len(report.relations)} '
         f'relation(s), {len(report.parameters)} parameter(s)',
         memory_text(report),
+        *report.axes,
     ]
+    if graph.scope is not None:
+        lines.append(graph.scope.text)
     constants = [found for found in graph.diagnostics if found.kind == 'constant-weight']
     fixed = list(dict.fromkeys(f'  {constant_text(graph, d)} [{d.location}]' for d in constants))
     if report.exact:

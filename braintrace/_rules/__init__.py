@@ -3,22 +3,33 @@
 from .contraction import same_step
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
+from .feedback import Feedback, counting, uncounted
+from .influence import RTRL, Reach
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
+from .signs import Signs
 from .storage import read
+from .uoro import UORO
 from .view import View
 
 __all__ = [
     'DRTRL',
     'ESDRTRL',
+    'Feedback',
     'MOST_PENDING',
     'Network',
+    'RTRL',
+    'Reach',
     'Rule',
     'SameStep',
+    'Signs',
     'Start',
     'Trace',
+    'UORO',
     'View',
     'Window',
+    'counting',
     'read',
     'same_step',
+    'uncounted',
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, OpUse, is_complex
+from .._compiler import ETraceGraph, OpUse, depends, is_complex
 from .coordinates import Pair, folded, to_y
 from .rule import OpGradients, Weights
 from .storage import Entry
@@ -23,6 +23,7 @@ __all__ = [
     'outside_loops',
     'represented',
     'same_step',
+    'without_x',
 ]
 
 
@@ -120,3 +121,18 @@ def as_represented(op: OpUse) -> OpUse:
     if op.x is None:
         return op
     return dataclasses.replace(op, x_aval=jax.eval_shape(lambda x: represented(op, x), op.x_aval))
+
+
+def without_x(op: OpUse) -> set[str]:
+    """The weights of an op whose gradient does not read x, as that of a bias."""
+    if op.x is None:
+        return set()
+    op = outside_loops(as_represented(op)).empty()
+    d = jax.ShapeDtypeStruct(op.y_aval.shape, op.y_aval.dtype)
+
+    def gradient(name: str) -> Callable:
+        return lambda xs, d, weights: op_gradient(op, xs[0][None], d[None], weights)[name]
+
+    x = jax.ShapeDtypeStruct(op.x_aval.shape, op.x_aval.dtype)
+    avals = op.weight_avals
+    return {name for name in avals if not any(depends(gradient(name), [x], d, avals))}

@@ -45,6 +45,7 @@ class DRTRL(PositionWise):
     name: ClassVar[str] = 'D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
 
     @property
     def approximation(self) -> str:

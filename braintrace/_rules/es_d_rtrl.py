@@ -5,39 +5,32 @@ parameter.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .._executor import Factors, Signals, Vector, add, apply, dot, gathered, linear_scan
-from .contraction import (
-    add_gradients,
-    as_represented,
-    factored_gradient,
-    represented,
-    same_step,
-)
+from .._executor import Factors, Signals, add, apply, dot, linear_scan
+from .contraction import add_gradients, factored_gradient, represented, same_step
 from .coordinates import Pair, by_pair, pairs, to_y
-from .entries import zeros_pp
+from .factored import alive, apart, at_entries, empty_factors, joined, states_of
 from .lanes import where_lanes
 from .reverse_scan import is_associative
 from .rule import Network, OpGradients, PositionWise, Trace, Window
-from .storage import entry_dtype
 
 __all__ = ['ESDRTRL']
 
 
 @dataclass(frozen=True, repr=False)
 class ESDRTRL(PositionWise):
-    """ES-D-RTRL with decay ``a`` (see :func:`braintrace.rules.es_d_rtrl`).
+    """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
+    :func:`braintrace.rules.es_d_rtrl`).
 
-    ex^t = a ex^{t-1} + x^t        ef^t = a D^t ef^{t-1} + (1 - a) D_f^t
+    ex^t = a_x ex^{t-1} + x^t        ef^t = a_f D^t ef^{t-1} + (1 - a_f) D_f^t
     """
 
-    decay: float
+    decay: float | tuple[float, float]
     name: ClassVar[str] = 'ES_D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
@@ -47,8 +40,13 @@ class ESDRTRL(PositionWise):
         return 'cut'
 
     @property
+    def decays(self) -> tuple[float, float]:
+        """``a_x`` and ``a_f``."""
+        return self.decay if isinstance(self.decay, tuple) else (self.decay, self.decay)
+
+    @property
     def remembers(self) -> bool:
-        return self.decay > 0
+        return any(self.decays)
 
     @property
     def approximation(self) -> str:
@@ -63,23 +61,14 @@ class ESDRTRL(PositionWise):
         )
 
     def init(self, graph):
-        def one(pair: Pair):
-            op, coords = as_represented(pair.op), pair.coords
-            f = zeros_pp(pair.op, coords, pair.group.num_state)
-            slots = {'f': f.astype(entry_dtype(f.dtype, pair.group.dtype))}
-            if op.x is not None:
-                lanes = coords.shape[: int(pair.has_lanes_added)]
-                slots['x'] = jnp.zeros((*op.repeats, *lanes, *op.x_aval.shape), op.x_aval.dtype)
-            return slots
-
-        return by_pair(graph, one)
+        return by_pair(graph, empty_factors)
 
     def update(self, network, carried, factors, t):
-        return _joined(self._advanced(network, _alive(network, _apart(carried), t > 0), factors))
+        return joined(self._advanced(network, alive(network, apart(carried), t > 0), factors))
 
     def gradient(self, network, before, after, step):
         _, df, signals = step.steps.at(0)
-        sent = self._sent(network, _apart(after), df, signals, step.t[0])
+        sent = self._sent(network, apart(after), df, signals, step.t[0])
         return self._gradient(network, step.x, *jax.tree.map(lambda a: a[None], sent))
 
     def window(self, network, trace, pending, window, keep):
@@ -87,7 +76,7 @@ class ESDRTRL(PositionWise):
             row, x, t = at
             d, df, signals = window.steps.open(row)
             if window.resets is not None:
-                slots = _alive(network, slots, t > 0)
+                slots = alive(network, slots, t > 0)
             slots = self._advanced(network, slots, Factors(x, d, df))
             return slots, self._sent(network, slots, df, signals, t)
 
@@ -95,14 +84,14 @@ class ESDRTRL(PositionWise):
         if is_associative(network.graph, len(window.t)):
             return self._at_once(network, start, window)
         last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
-        return self._gradient(network, window.x, *sent), _joined(last)
+        return self._gradient(network, window.x, *sent), joined(last)
 
     def with_history(self, network, grads, trace, pending, lam, start):
         slots = self._started(network, trace, pending, start.t)
         t, factored = jnp.maximum(start.t, 1) - 1, {}
         for pair in pairs(network.graph):
             key, own = pair.relation.key, pair.of(slots)
-            d = dot(self._at_entries(pair, lam[pair.group.name]), own['f'])
+            d = dot(at_entries(pair, lam), own['f'])
             x, d = jax.tree.map(
                 lambda a: a[None], (own.get('x'), d / self._correction(pair, t, d.ndim))
             )
@@ -115,16 +104,16 @@ class ESDRTRL(PositionWise):
             row, x, t = at
             d, df, _ = window.steps.open(row)
             if window.resets is not None:
-                slots = _alive(network, slots, t > 0)
+                slots = alive(network, slots, t > 0)
             return self._advanced(network, slots, Factors(x, d, df)), None
 
         start = self._started(network, trace, pending, window.t[0])
         last, _ = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
-        return _joined(last)
+        return joined(last)
 
     def _started(self, network: Network, trace: Trace, pending, t: jax.Array) -> Trace:
         """The slots before a window."""
-        return _alive(network, _apart(trace if pending is None else pending), t > 0)
+        return alive(network, apart(trace if pending is None else pending), t > 0)
 
     def _at_once(self, network: Network, start: Trace, window: Window) -> tuple[OpGradients, Trace]:
         """A window whose slots are linear recurrences."""
@@ -132,8 +121,8 @@ class ESDRTRL(PositionWise):
 
         def of_step(row, x, t):
             d, df, _ = window.steps.open(row)
-            alive = jnp.array(True) if window.resets is None else t > 0
-            return by_pair(graph, lambda pair: self._terms(pair, pair.of(start), (x, d, df), alive))
+            past = jnp.array(True) if window.resets is None else t > 0
+            return by_pair(graph, lambda pair: self._terms(pair, pair.of(start), (x, d, df), past))
 
         terms = jax.vmap(of_step)(window.steps.rows, window.x, window.t)
 
@@ -147,41 +136,41 @@ class ESDRTRL(PositionWise):
         slots = by_pair(graph, slots_of)
         sent = jax.vmap(functools.partial(self._sent, network))(slots, df, signals, window.t)
         last = jax.tree.map(lambda a: a[-1], slots)
-        return self._gradient(network, window.x, *sent), _joined(last)
+        return self._gradient(network, window.x, *sent), joined(last)
 
-    def _terms(self, pair: Pair, old: dict, factors: tuple, alive: jax.Array) -> dict:
+    def _terms(self, pair: Pair, old: dict, factors: tuple, past: jax.Array) -> dict:
         """``A`` and ``b`` of a step for each slot."""
-        (x, d, df), a, front = factors, self.decay, len(pair.op.repeats)
+        (x, d, df), (a_x, a_f), front = factors, self.decays, len(pair.op.repeats)
 
-        def moves(e):
-            return where_lanes(alive, pair.laned, a * e, front)
+        def moves(a, e):
+            return where_lanes(past, pair.laned, a * e, front)
 
         shape = old['f'][0].shape
-        moved = jax.tree.map(lambda e: moves(jnp.broadcast_to(e, shape)), pair.gathered(d))
+        moved = jax.tree.map(lambda e: moves(a_f, jnp.broadcast_to(e, shape)), pair.gathered(d))
         sums = zip(pair.of(df), old['f'], strict=True)
-        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a, q), f) for q, f in sums))}
+        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a_f, q), f) for q, f in sums))}
         if 'x' in old:
             x = represented(pair.op, x[pair.relation.key])
             x = jnp.broadcast_to(x, old['x'].shape).astype(old['x'].dtype)
-            new['x'] = ((moves(jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
+            new['x'] = ((moves(a_x, jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
         return new
 
     def _advanced(self, network: Network, slots: Trace, factors: Factors) -> Trace:
         """The slots after a step."""
-        a = self.decay
+        a_x, a_f = self.decays
 
         def one(pair: Pair):
             old = pair.of(slots)
             moved = apply(pair.gathered(factors.d), old['f'])
             new = {
                 'f': tuple(
-                    _sum(_scaled(a, m), _scaled(1 - a, q), f)
+                    _sum(_scaled(a_f, m), _scaled(1 - a_f, q), f)
                     for m, q, f in zip(moved, pair.of(factors.df), old['f'], strict=True)
                 )
             }
             if 'x' in old:
                 x = represented(pair.op, factors.x[pair.relation.key])
-                new['x'] = (a * old['x'] + x).astype(old['x'].dtype)
+                new['x'] = (a_x * old['x'] + x).astype(old['x'].dtype)
             return new
 
         return by_pair(network.graph, one)
@@ -193,9 +182,10 @@ class ESDRTRL(PositionWise):
         that misses the groups.
         """
         rest, factored, xs = dict(signals.dy), {}, {}
+        l = {name: states_of(x) for name, x in signals.l.items()}  # noqa: E741
         for pair in pairs(network.graph):
             key, name = pair.relation.key, pair.group.name
-            own, signal = pair.of(slots), self._signal(pair, signals.l)
+            own, signal = pair.of(slots), at_entries(pair, l)
             # xy_to_dw(ex, L . ef), corrected for the decay of ef
             d = dot(signal, own['f'])
             factored.setdefault(key, {})[name] = d / self._correction(pair, t, d.ndim)
@@ -220,20 +210,12 @@ class ESDRTRL(PositionWise):
         owned = same_step(graph, x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
-    def _signal(self, pair: Pair, by_group: dict) -> Vector:
-        """``dL/dh`` at the relation's coordinates, with axes for the loops around the op."""
-        return self._at_entries(pair, _by_state(by_group[pair.group.name]))
-
-    def _at_entries(self, pair: Pair, of_group: Vector) -> Vector:
-        front = range(len(pair.op.repeats))
-        return tuple(jnp.expand_dims(s, front) for s in gathered(pair.coords, of_group))
-
     def _correction(self, pair: Pair, t: jax.Array, ndim: int) -> jax.Array:
-        """``1 - a^(t+1)`` for each lane, with ``ndim`` axes."""
+        """``1 - a_f^(t+1)`` for each lane, with ``ndim`` axes."""
         if t.ndim and not pair.laned:
             t = t.max()
         number = jnp.result_type(float)
-        correction = 1 - jnp.power(jnp.asarray(self.decay, number), t.astype(number) + 1)
+        correction = 1 - jnp.power(jnp.asarray(self.decays[1], number), t.astype(number) + 1)
         correction = jnp.expand_dims(correction, range(len(pair.op.repeats)))
         return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
 
@@ -250,38 +232,6 @@ class ESDRTRL(PositionWise):
 
     def delay(self, graph, every, asked):
         return 1 if asked is None else asked
-
-
-def _by_state(f: jax.Array) -> Vector:
-    """An array with the states in its last axis as a vector."""
-    return tuple(f[..., s] for s in range(f.shape[-1]))
-
-
-def _apart(trace: Trace) -> Trace:
-    """The slots with one f for each state."""
-    return _with_f(trace, _by_state)
-
-
-def _joined(slots: Trace) -> Trace:
-    """The inverse of :func:`_apart`."""
-    return _with_f(slots, lambda f: jnp.stack(f, -1))
-
-
-def _with_f(trace: Trace, change: Callable) -> Trace:
-    return {
-        key: {g: {**slots, 'f': change(slots['f'])} for g, slots in by_group.items()}
-        for key, by_group in trace.items()
-    }
-
-
-def _alive(network: Network, slots: Trace, flags: jax.Array) -> Trace:
-    """The slots, zero in lanes without a past."""
-
-    def one(pair: Pair):
-        front = len(pair.op.repeats)
-        return jax.tree.map(lambda e: where_lanes(flags, pair.laned, e, front), pair.of(slots))
-
-    return by_pair(network.graph, one)
 
 
 def _sum(moved, fresh, like: jax.Array) -> jax.Array:

@@ -36,7 +36,7 @@ from .lanes import of_groups, of_pairs, of_rows
 from .pending import Pending, Segment, group_dtype
 from .rule import Window
 
-__all__ = ['Credit', 'backwards', 'is_associative']
+__all__ = ['Credit', 'backwards', 'is_associative', 'reset_later']
 
 
 class Credit(NamedTuple):
@@ -72,7 +72,7 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     t, resets = window.t, window.resets
     # the newest step stays apart from the rows where a state is read by no new state
     split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
-    later = None if resets is None else _reset_later(resets)
+    later = None if resets is None else reset_later(resets)
     end, rows = _end(graph, window, keep, split), (window.steps.rows, later)
 
     def sent(after: _State, row, later) -> _Sent:
@@ -224,7 +224,7 @@ def _size(tree) -> int:
     return sum(a.size for a in jax.tree.leaves(tree))
 
 
-def _reset_later(resets: jax.Array) -> jax.Array:
+def reset_later(resets: jax.Array) -> jax.Array:
     """Of each step the lanes that a later step resets."""
     return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
 

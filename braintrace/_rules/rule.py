@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, cast, final
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import jax
 
 from .._compiler import ETraceGraph
+from .._errors import OptionError
 from .._executor import Executor, Factors, Signals, Steps, Vector
+from .feedback import Feedback
 from .view import View
 
 __all__ = [
@@ -72,6 +75,7 @@ class Start(NamedTuple):
     reset: jax.Array | None
 
 
+@dataclass(frozen=True, repr=False)
 class Rule(ABC):
     """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
     several at once.
@@ -84,15 +88,18 @@ class Rule(ABC):
     the stored trace counts as zero, whatever it holds, so a reset never touches the trace.
     """
 
+    view: View = field(default=View(), kw_only=True)
     name: ClassVar[str]
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
+    filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
+    inside: ClassVar[bool] = False  # whether its trace moves within each observed step
 
     @final
     def __repr__(self) -> str:
         """The class, and what is not as by default; a saved learner has it."""
-        values = ((f, getattr(self, f.name)) for f in fields(cast(Any, self)))
+        values = ((f, getattr(self, f.name)) for f in fields(self))
         shown = (f'{f.name}={value!r}' for f, value in values if value != f.default)
         return f'{type(self).__name__}({", ".join(shown)})'
 
@@ -112,6 +119,55 @@ class Rule(ABC):
         """Whether anything of an earlier step is in a gradient."""
 
     @final
+    def with_feedback(self, feedback: Feedback) -> Self:
+        """This rule, in which errors go back through ops as a :class:`braintrace.Feedback` says.
+
+        >>> import braintrace
+        >>> feedback = braintrace.Feedback('random')
+        >>> braintrace.rules.d_rtrl().with_feedback(feedback) == braintrace.rules.rflo()
+        True
+        """
+        if not isinstance(feedback, Feedback):
+            raise OptionError(
+                f'feedback is {feedback!r}; give a braintrace.Feedback, such as '
+                "braintrace.Feedback('random')."
+            )
+        return self._seeing('feedback', feedback)
+
+    @final
+    def filtered(self, kappa: float) -> Self:
+        """This rule, in which readouts read through a filter: it counts each x that a readout read
+        k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
+
+        Bellec et al. 2020, Nat. Commun. 11:3625, eq. 4: ``ebar^t = kappa ebar^{t-1} + dx^t/dw`` for
+        what a readout reads (never for the membrane), one more number for each entry of the trace.
+        A readout is an op that reads what other ops made and whose result no op reads, in the step
+        or through a state. The factor ``1 - kappa`` of some papers belongs to the model's own
+        readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;
+        with ``kappa = 0`` there is no filter. Raises :class:`braintrace.OptionError` for a kappa
+        outside [0, 1), for a rule that has no entry to filter, and when the step is compiled if no
+        readout reads position by position what an op with a trace made.
+
+        >>> import braintrace
+        >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
+        0.9
+        """
+        number = isinstance(kappa, Real) and not isinstance(kappa, bool)
+        if not (number and 0 <= kappa < 1):
+            raise OptionError(f'kappa is {kappa!r}; give a number in [0, 1), 0 for no filter.')
+        if kappa and not self.filters:
+            raise OptionError(
+                f'{self.name} keeps no trace entry that a filter could lengthen, so it has no '
+                'kappa: give braintrace.rules.d_rtrl(), which has one for each weight entry, or '
+                'filter in the model (braintrace.nn.FilteredReadout).'
+            )
+        return self._seeing('kappa', float(kappa)) if kappa or self.filters else self
+
+    def _seeing(self, name: str, value) -> Self:
+        """This rule, with another value of its view."""
+        return replace(self, view=replace(self.view, **{name: value}))
+
+    @final
     def check(self, graph: ETraceGraph) -> None:
         """Raise :class:`braintrace.MissingRuleError` where a traced primitive lacks a rule that
         this algorithm needs.
@@ -120,14 +176,19 @@ class Rule(ABC):
             for slot in self.required:
                 relation.primitive.rule(slot, self.name)
 
-    @abstractmethod
+    @final
     def scoped(self, graph: ETraceGraph) -> ETraceGraph:
         """The compiled step as this rule sees it."""
+        return self.widened(self.view.of(graph))
+
+    @abstractmethod
+    def widened(self, graph: ETraceGraph) -> ETraceGraph:
+        """The step with the relations for which this rule keeps a trace."""
 
     @abstractmethod
     def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
         """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
-        step. ``carried`` is None but for a rule that moves within the step.
+        step. ``carried``: for a rule that moves inside the step what it carries there, and ``t``.
         """
 
     @abstractmethod
@@ -195,15 +256,12 @@ class Rule(ABC):
         """
 
 
-@dataclass(frozen=True, repr=False)
 class PositionWise(Rule):
     """A rule whose D is position by position."""
 
-    view: View = field(default=View(), kw_only=True)
-
     @final
-    def scoped(self, graph):
-        return self.view.of(graph)
+    def widened(self, graph):
+        return graph
 
     @final
     def factors(self, executor, at, carried):

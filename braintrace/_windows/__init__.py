@@ -32,6 +32,7 @@ from .records import (
     counted,
 )
 from .runs import Course, Observer, optimised, run_updates, run_windows
+from .synthetic import bootstrapped, check_synthesizer, split_weights
 
 __all__ = [
     'CARRIES',
@@ -47,6 +48,7 @@ __all__ = [
     'Sequence',
     'Together',
     'UpdateOptions',
+    'bootstrapped',
     'check_choice',
     'check_flags',
     'check_inside',
@@ -54,6 +56,7 @@ __all__ = [
     'check_opt_state',
     'check_optimizer',
     'check_scalar',
+    'check_synthesizer',
     'check_updatable',
     'check_window',
     'choose_delay',
@@ -68,6 +71,7 @@ __all__ = [
     'run_windows',
     'show_progress',
     'signature',
+    'split_weights',
     'tree_bytes',
     'zero_gradient',
 ]

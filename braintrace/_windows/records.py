@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ __all__ = [
     'counts_along',
 ]
 
+Count = TypeVar('Count', jax.Array, jax.Array | None)
 Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
@@ -33,13 +34,15 @@ class Sequence(NamedTuple):
     with time in front.
 
     ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
-    numbers. None: all count.
+    numbers. None: all count. ``done``: how many steps the learner made before each, None
+    where nothing asks.
     """
 
     slices: Any
     mask: jax.Array
     counts: jax.Array | None
     flags: jax.Array | None
+    done: jax.Array | None = None
 
     @classmethod
     def of(cls, slices, mask, flags, length: int) -> Sequence:
@@ -67,7 +70,8 @@ class Observation(NamedTuple):
 
 class Together(NamedTuple):
     """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
-    losses, by each y and by the hidden states before them. ``factors`` has time in front.
+    losses, by each y and by the hidden states before them. ``factors`` has time in front;
+    ``trace``: one that moved inside, after them.
     """
 
     world: Any
@@ -77,6 +81,7 @@ class Together(NamedTuple):
     direct: Any
     losses: jax.Array
     aux: Any
+    trace: Any
 
 
 class Moment(NamedTuple):
@@ -135,11 +140,11 @@ class UpdateOptions(NamedTuple):
     exact: bool = False
 
 
-def counted(t: jax.Array) -> jax.Array:
+def counted(t: Count) -> Count:
     """The step count after one more step. The largest number stays: a count that wraps to 0 would
-    empty the trace.
+    empty the trace. None: nothing is counted.
     """
-    return t + (t < jnp.iinfo(t.dtype).max)
+    return None if t is None else t + (t < jnp.iinfo(t.dtype).max)
 
 
 def counts_along(t: jax.Array, flags: jax.Array | None, length: int) -> tuple:

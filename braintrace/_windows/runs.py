@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
 from .._executor import Signals, Steps, TracedStep
-from .._rules import Network, Rule, Start, Window, same_step
+from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
 from .leaves import tree_bytes
 from .records import (
     GradientOptions,
@@ -25,6 +25,7 @@ from .records import (
     Show,
     Together,
     UpdateOptions,
+    counted,
     counts_along,
 )
 from .walk import Walk, choose_window, step_bytes
@@ -44,11 +45,13 @@ class Observer(Protocol):
     def network(self, weights) -> Network:
         """The graph and these weights of its ops, for the rule."""
 
-    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
-        """One step, its loss weighed by ``mask``."""
+    def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
+        """One step, its loss weighed by the mask; ``carried``: see ``Rule.factors``."""
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
-        """Some steps under one pull-back, without cuts; ``keep``: with their factors."""
+    def observe_together(self, weights, world, part: Sequence, keep: bool, carried) -> Together:
+        """Some steps under one pull-back, without cuts; ``keep``: with their factors. ``carried``:
+        the trace that moves inside, and the step counts before each step; None: none does.
+        """
 
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
@@ -77,6 +80,21 @@ class Course(NamedTuple):
     def length(self) -> int:
         return len(self.sequence.mask)
 
+    def counted(self) -> Course:
+        """With the count of all steps in the sequence, where the trace to start from has one."""
+        trace, count = uncounted(self.start.trace)
+        if count is None:
+            return self
+        counts, _ = counts_along(count, None, self.length)
+        sequence = self.sequence._replace(done=counts)
+        return self._replace(start=self.start._replace(trace=trace), sequence=sequence)
+
+    def ended(self, end: Moment) -> Moment:
+        """The last moment, with the count after it."""
+        counts = self.sequence.done
+        count = None if counts is None else counted(counts[-1])
+        return end._replace(trace=counting(end.trace, count))
+
 
 class Run:
     """The windows of a course. ``exact``: reverse mode without cuts inside each."""
@@ -91,23 +109,43 @@ class Run:
         """The step, traced once."""
         start, sequence = self.course.start, self.course.sequence
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
+        step, state = self._step, start.world
+        if self.rule.inside:
+            step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
         associative = self.graph.policy.associative
-        return TracedStep(self._step, self.weights, start.world, at, associative=associative)
+        return TracedStep(step, self.weights, state, at, associative=associative)
+
+    def _seen(self, weights, world, at: Sequence, carried=None) -> Observation:
+        """One step under observation; where its loss does not count, its signals are zero."""
+        if at.flags is not None:
+            world = self.observer.reset(world, at.flags)
+        seen = self.observer.observe(weights, world, at, carried)
+        if at.counts is None:
+            return seen
+        signals = jax.tree.map(
+            lambda s: jnp.where(at.counts, s, jnp.zeros((), s.dtype)), seen.signals
+        )
+        return seen._replace(signals=signals)
 
     def _step(self, weights, world, at: Sequence):
-        slices, mask, counts, flags = at
-        if flags is not None:
-            world = self.observer.reset(world, flags)
-        seen = self.observer.observe(weights, world, slices, mask)
-        signals = seen.signals
-        if counts is not None:
-            signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), signals)
+        seen = self._seen(weights, world, at)
         x, d, df = seen.factors
-        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, signals)
+        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, seen.signals)
+
+    def _moving_step(self, weights, state, at):
+        """A step inside which the trace moves; its gradients are summed over the steps."""
+        (world, trace), (part, t) = state, at
+        seen, network = self._seen(weights, world, part, (trace, t)), self.observer.network(weights)
+        new = self.rule.update(network, trace, seen.factors, t)
+        step = Window.of_step(seen.factors, seen.signals, t)
+        ops = self.rule.gradient(network, trace, new, step)
+        return (seen.world, new), Gradients(ops, seen.direct), (seen.loss, seen.aux), ()
 
     def step_bytes(self, keep: bool) -> int:
         """Bytes that a window stores of each step."""
-        return 0 if self.exact else step_bytes(self.graph, keep) + self.traced.row_bytes
+        if self.exact or self.rule.inside:
+            return 0
+        return step_bytes(self.graph, keep) + self.traced.row_bytes
 
     def opened(self, weights, start: Moment) -> Moment:
         """The moment, the pending steps of its trace written out."""
@@ -126,6 +164,12 @@ class Run:
             return self._exact(weights, now, pending, part, keep)
         length = len(part.mask)
         ts, t = counts_along(now.t, part.flags, length)
+        if self.rule.inside:
+            state, at = (now.world, now.trace), (part, ts)
+            (world, trace), gradients, shown, _ = self.traced.loop(
+                weights, state, at, length, part.counts
+            )
+            return Moment(world, trace, t), None, gradients, shown
         world, direct, (x, losses, aux), steps = self.traced.loop(
             weights, now.world, part, length, part.counts
         )
@@ -138,17 +182,20 @@ class Run:
     def _exact(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """:meth:`window` by reverse mode; without ``keep`` there is no history before it."""
         ts, t = counts_along(now.t, part.flags, len(part.mask))
-        seen = self.observer.observe_together(weights, now.world, part, keep)
+        inside = keep and self.rule.inside
+        carried = (now.trace, ts) if inside else None
+        seen = self.observer.observe_together(weights, now.world, part, keep, carried)
         network, (x, d, df) = self.observer.network(weights), seen.factors
         ops = same_step(network.graph, x, seen.dy, network.weights)
         if keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
             start = Start(ts[0], reset)
             ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
+        if keep and self.rule.traces and not inside:
             steps = Steps((d, df), partial(_without_signals, self.graph))
             window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
-        end = Moment(seen.world, now.trace, t)
+        end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
@@ -165,6 +212,7 @@ def _without_signals(graph: ETraceGraph, row) -> tuple:
 
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
+    course = course.counted()
     run, start, length = Run(course, weights, options.exact), course.start, course.length
     size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(options.keep))
     # of one window the trace is read as it is carried
@@ -184,7 +232,7 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     walk.blocks(window, whole if rest else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
-    end = now if dropped else run.closed(now)
+    end = course.ended(now if dropped else run.closed(now))
     grads = course.observer.total(weights, total)
     grads = scaled(grads, course.sequence.mask, options.reduction)
     return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
@@ -196,6 +244,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
     ``learnt`` are the weights and the state of the optimiser. Between two writes of the trace the
     steps stay pending.
     """
+    course = course.counted()
     observer, length, every = course.observer, course.length, options.every
     run = Run(course, learnt[0], options.exact)
 
@@ -216,7 +265,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
     walk.blocks(block, 1, (length - walk.done) // every * every)
     walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
     learnt, end = walk.state
-    return Result(learnt, run.closed(end), *walk.results)
+    return Result(learnt, course.ended(run.closed(end)), *walk.results)
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

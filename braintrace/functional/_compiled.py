@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import Executor, Factors, Signals, stopped, without_types
-from .._rules import Network, Rule, SameStep, Window
+from .._rules import Network, Rule, SameStep, Window, counting, uncounted
 from .._windows import (
     Gradients,
     Observation,
@@ -24,7 +24,7 @@ from .._windows import (
     zero_gradient,
 )
 from ._state import flatten_paths, put_back
-from ._together import observe_together
+from ._together import Border, observe_together
 
 __all__ = ['Compiled']
 
@@ -75,14 +75,15 @@ class Compiled:
 
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule
-        return rule.carried(self.graph, rule.init(self.graph), t), t
+        count = jnp.zeros((), jnp.int32) if self.graph.fading else None
+        return counting(rule.carried(self.graph, rule.init(self.graph), t), count), t
 
     def written(self, params: list, carried, t: jax.Array):
         """The trace with the pending steps that a learner carries, also under ``vmap``."""
         written = partial(self.rule.written, self.executor.bound_graph([*params, *self.held]))
         for _ in range(t.ndim - len(self.t_shape)):
             written = jax.vmap(written)
-        return written(carried, t)
+        return written(uncounted(carried)[0], t)
 
     @cached_property
     def _lane_axes(self) -> dict[str, int]:
@@ -140,25 +141,26 @@ class Compiled:
         _, outputs, new_carry, _ = self._run(params, carry, inputs)
         return outputs, new_carry
 
-    def factors(self, params, weights, carry, inputs, xs) -> Factors:
+    def factors(self, params, weights, carry, inputs, xs, carried=None) -> Factors:
         """The factors of one step, as constants."""
         if not self.rule.traces:
             return Factors(xs, {}, {})
         at = params, weights, carry, inputs
-        return stopped(Factors(xs, *self.rule.factors(self.executor, at, None)))
+        return stopped(Factors(xs, *self.rule.factors(self.executor, at, carried)))
 
     def _primal(self, params, carry, trace, t, inputs):
+        trace, count = uncounted(trace)
         weights, outputs, new_carry, xs = self._run(params, carry, inputs)
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, (trace, t))
         trace = self.rule.update(self.network(params, weights), trace, factors, t)
-        return outputs, new_carry, trace, counted(t)
+        return outputs, new_carry, counting(trace, counted(count)), counted(t)
 
-    def observe(self, step: Callable, given, carry: list, held: list) -> Seen:
-        """One step around one call of the cell.
+    def observe(self, step: Callable, given, carry: list, held: list, count, carried=None) -> Seen:
+        """One step around one call of the cell; ``carried``: see ``Rule.factors``.
 
         ``step(cell, given, carry) -> (result, aux)`` calls ``cell(params, carry, inputs) ->
         (outputs, carry)`` once, on lists of leaves; ``result`` is differentiated. ``held`` is put
-        behind these parameters.
+        behind these parameters; ``count``: of all steps before this one, None where nothing asks.
         """
         executor, whole = self.executor, self.rule.credit == 'whole'
 
@@ -170,7 +172,7 @@ class Compiled:
                 # Factors and signals give the gradient of an op's weight, not this pull-back.
                 weights = executor.op_weights(stopped(params))
                 outputs, new_carry, xs = executor.forward(
-                    params, weights, carry, inputs, probes, whole
+                    params, weights, carry, inputs, probes, whole, count
                 )
                 calls.append((params, weights, inputs, xs))
                 return outputs, new_carry
@@ -181,7 +183,7 @@ class Compiled:
         result, pull, (aux, (params, weights, inputs, xs)) = jax.vjp(
             run, given, executor.old_states(carry), executor.zero_probes(), has_aux=True
         )
-        factors = self.factors(params, weights, carry, inputs, xs)
+        factors = self.factors(params, weights, carry, inputs, xs, carried)
         return Seen(result, aux, factors, weights, pull)
 
     def signals(self, pull: Callable, cotangent) -> tuple:
@@ -202,11 +204,13 @@ class Compiled:
             return cell(*now), None
 
         given = [params[i] for i in direct], [inputs[i] for i in inexact]
-        seen = self.observe(step, given, carry, held=[])  # params have it
+        trace, count = uncounted(trace)
+        # params have what is held
+        seen = self.observe(step, given, carry, [], count, (trace, t))
         (outputs, new_carry), factors = seen.result, seen.factors
         new = self.rule.update(self.network(params, seen.weights), trace, factors, t)
         rest = seen.pull, params, seen.weights, factors, trace, new, t
-        return (outputs, new_carry, new, counted(t)), rest
+        return (outputs, new_carry, counting(new, counted(count)), counted(t)), rest
 
     def _backward(self, residuals, cotangents):
         pull, params, weights, factors, trace, new, t = residuals
@@ -303,23 +307,49 @@ class ObservedStep:
     def network(self, weights) -> Network:
         return self.compiled.network(self._params(weights))
 
-    def observe(self, weights, world, slices, mask: jax.Array) -> Observation:
+    def observe(self, weights, world, at: Sequence, carried=None) -> Observation:
         (carry, rest), (leaves, treedef) = world, jax.tree.flatten(weights)
         chosen = self._chosen
 
         def step(cell, given, carry):
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
-            (loss, aux), new = self.step(cell, full, (carry, rest), *slices)
+            (loss, aux), new = self.step(cell, full, (carry, rest), *at.slices)
             return loss, (aux, new)
 
-        seen = self.compiled.observe(step, [leaves[i] for i in chosen], carry, self.held)
+        given = [leaves[i] for i in chosen]
+        seen = self.compiled.observe(step, given, carry, self.held, at.done, carried)
         loss, (aux, new) = seen.result, seen.aux
-        weight = (self.share * mask).astype(loss.dtype)
+        weight = (self.share * at.mask).astype(loss.dtype)
         to_given, signals = self.compiled.signals(seen.pull, weight)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
         return Observation(new, seen.factors, signals, direct, loss, aux)
 
-    def observe_together(self, weights, world, part: Sequence, keep: bool) -> Together:
+    def states(self, world) -> dict[str, jax.Array]:
+        """The hidden states of each group, ``(*shape, S)``."""
+        states = self.graph.states
+        of_state = dict(zip(states, self.compiled.executor.old_states(world[0]), strict=True))
+        groups = self.graph.hidden_groups
+        return {g.name: jnp.stack([of_state[s] for s in g.states], -1) for g in groups}
+
+    def with_states(self, world, states: dict[str, jax.Array]):
+        """The world with other hidden states."""
+        of_state = {
+            s: states[g.name][..., i]
+            for g in self.graph.hidden_groups
+            for i, s in enumerate(g.states)
+        }
+        hidden = [of_state[s] for s in self.graph.states]
+        return self.compiled.executor.with_states(world[0], hidden), *world[1:]
+
+    def observe_together(
+        self,
+        weights,
+        world,
+        part: Sequence,
+        keep: bool,
+        carried,
+        credit: Callable | None = None,
+    ) -> Together:
         leaves, treedef = jax.tree.flatten(weights)
         chosen = self._chosen
 
@@ -331,7 +361,8 @@ class ObservedStep:
             return (weight * loss, (loss, aux)), world
 
         given = [leaves[i] for i in chosen]
-        seen = observe_together(self.compiled, step, given, world, part, self.held, keep)
+        border = Border(keep, carried, credit)
+        seen = observe_together(self.compiled, step, given, world, part, self.held, border)
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 

@@ -35,6 +35,7 @@ from .._windows import (
     check_choice,
     check_inside,
     check_optimizer,
+    check_synthesizer,
     check_window,
     signature,
     tree_bytes,
@@ -216,6 +217,7 @@ class OnlineLearner:
         progress: bool = False,
         carry: str = 'trace',
         inside: str = 'trace',
+        synthesizer: Callable | None = None,
     ) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole
         sequence.
@@ -236,7 +238,11 @@ class OnlineLearner:
         memory that grows with the window, and reads the trace at its border: the window is then the
         reach of the exact gradient, an int or None. One window for the whole sequence is
         back-propagation through time; with ``carry='drop'`` no trace is read or written, which is
-        truncated back-propagation (Williams and Peng 1990).
+        truncated back-propagation (Williams and Peng 1990). ``synthesizer(params, states) ->
+        credit`` then stands for the losses of later windows, a loss ``sum(s(h_K) h_K)`` at the end
+        of each but the last (Jaderberg et al. 2017); states and credit are dicts group -> array
+        ``(*shape, S)``. ``params`` and ``grads`` are pairs with its own; its loss is half of the
+        squared distance to the derivative that the next window has.
 
         With ``rule=None`` each gradient is that of its own step, with the old carry held
         constant. Raises :class:`braintrace.OptionError` for other values.
@@ -260,8 +266,9 @@ class OnlineLearner:
         check_window(window, memory_budget)
         check_choice('carry', carry, CARRIES)
         exact = check_inside(inside, window)
+        check_synthesizer(synthesizer, exact, self.rule)
         options = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
-        return self._along(loss_fn, progress).gradient(options)
+        return self._along(loss_fn, progress, synthesizer).gradient(options)
 
     def sequence_update(
         self,
@@ -272,6 +279,7 @@ class OnlineLearner:
         write_every: int | None = None,
         progress: bool = False,
         inside: str = 'trace',
+        synthesizer: Callable | None = None,
     ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
         losses``: learn along a sequence.
@@ -282,7 +290,8 @@ class OnlineLearner:
         end; leaves that are not trainable stay. Other arguments as for :meth:`sequence_grad`.
         Between two writes of the trace steps are kept as they are, with the same numbers;
         ``write_every`` fixes their number. ``inside='exact'`` takes reverse mode without cuts
-        through the steps of each update. Under ``jit``, donate ``state``.
+        through the steps of each update, with a ``synthesizer`` as in :meth:`sequence_grad`. Under
+        ``jit``, donate ``state``.
 
         >>> import jax, jax.numpy as jnp, optax, braintrace
         >>> def cell(params, h, x):
@@ -301,12 +310,14 @@ class OnlineLearner:
         self._check_sequence(reduction, progress)
         check_optimizer(optimizer)
         exact = check_inside(inside, every)
-        return self._along(loss_fn, progress).update(
+        check_synthesizer(synthesizer, exact, self.rule)
+        return self._along(loss_fn, progress, synthesizer).update(
             optimizer, every, write_every, reduction, exact
         )
 
-    def _along(self, loss_fn: Callable, progress: bool) -> SequenceCalls:
-        return SequenceCalls(self._matching, self.hidden, checked_loss(self, loss_fn), progress)
+    def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
+        loss = checked_loss(self, loss_fn)
+        return SequenceCalls(self._matching, self.hidden, loss, progress, synthesizer)
 
     @staticmethod
     def _check_sequence(reduction, progress) -> None:

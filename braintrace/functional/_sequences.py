@@ -18,8 +18,10 @@ from .._windows import (
     Course,
     GradientOptions,
     Moment,
+    Observer,
     Sequence,
     UpdateOptions,
+    bootstrapped,
     check_flags,
     check_opt_state,
     check_updatable,
@@ -30,6 +32,7 @@ from .._windows import (
     run_updates,
     run_windows,
     show_progress,
+    split_weights,
 )
 from ._compiled import Compiled
 from ._loss import as_inputs
@@ -59,13 +62,15 @@ class SequenceCalls:
     """Calls of a learner over a sequence.
 
     ``find(params, state, inputs)`` is the compiled step; ``hidden`` says which leaves of the carry
-    a reset puts back; ``loss(outputs, target)`` is the loss of one step.
+    a reset puts back; ``loss(outputs, target)`` is the loss of one step. With a ``synthesizer``
+    params are pairs with its own.
     """
 
     find: Callable[[Any, OnlineState, tuple], Compiled]
     hidden: Callable
     loss: Callable
     progress: bool
+    synthesizer: Callable | None = None
 
     def gradient(self, options: GradientOptions) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
@@ -111,13 +116,13 @@ class SequenceCalls:
 
     def _course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
         """The cell and the loss under observation, and the axes of :func:`_axes_of_loss`."""
-        length = length_of(data.xs, data.ys)
+        length, (params, _) = length_of(data.xs, data.ys), split_weights(params, self.synthesizer)
         first = jax.tree.map(lambda a: a[0], data.xs)
         compiled = self.find(params, state, as_inputs(first))
         flags, fresh = _resets(data.reset, state, length)
         of_loss = _axes_of_loss(compiled, self.loss, axes, data.ys)
         leaves = jax.tree.leaves(params)
-        observed = compiled.around(
+        observed: Observer = compiled.around(
             _step_of(compiled, self.loss),
             params=leaves,
             places=tuple(range(len(leaves))),
@@ -130,6 +135,8 @@ class SequenceCalls:
         mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
         show = show_progress(length) if self.progress and not mapped else None
         sequence = Sequence.of((data.xs, data.ys), data.mask, flags, length)
+        if self.synthesizer is not None:
+            observed, sequence = bootstrapped(observed, self.synthesizer, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
         return Course(observed, start, sequence, show), of_loss
 

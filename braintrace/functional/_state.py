@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .._compiler import describe_aval, path_key, path_name
 from .._errors import StructureError
+from .._rules import counting, uncounted
 from .._windows import is_key
 
 __all__ = [
@@ -144,13 +145,17 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
         laned = path in state.laned or path in axes
         return put_back(flags, fresh, x, path_name(key), laned, axes.get(path, 0))
 
+    trace, count = uncounted(state.trace)
+
     def entry(path, e):
+        if is_key(e):  # random numbers go on
+            return e
         known = not flags.ndim or path_name(('trace', *path_key(path))) in state.laned
         return put_back(flags, jnp.zeros((), e.dtype), e, '', True) if known else e
 
     return state.replace(
         carry=jax.tree_util.tree_map_with_path(leaf, state.carry, carry0),
-        trace=jax.tree_util.tree_map_with_path(entry, state.trace),
+        trace=counting(jax.tree_util.tree_map_with_path(entry, trace), count),
         t=jnp.where(flags, 0, state.t),
     )
 

@@ -80,28 +80,33 @@ def d_rtrl(
     return DRTRL(dtype, write_every, credit, view=view)
 
 
-def es_d_rtrl(decay_or_rank: float | int) -> Rule:
+def es_d_rtrl(decay_or_rank: float | int | tuple[float, float]) -> Rule:
     """ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
-    ``ex^t = a ex^{t-1} + x^t``, ``ef^t = a D^t ef^{t-1} + (1 - a) D_f^t``; the gradient at t is
-    ``xy_to_dw(ex^t, L^t . ef^t / (1 - a^(t+1)))`` plus the same-step part that does not pass the
-    relation's groups. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step after a
-    reset it is the gradient of BPTT; from the second on it is an approximation. ``L^t`` belongs to
-    new states: history that reaches the loss from an old state directly (an output made of
-    ``h^{t-1}``, a spike read before the reset) is left out.
+    ``ex^t = a_x ex^{t-1} + x^t``, ``ef^t = a_f D^t ef^{t-1} + (1 - a_f) D_f^t``; the gradient at t
+    is ``xy_to_dw(ex^t, L^t . ef^t / (1 - a_f^(t+1)))`` plus the same-step part that does not pass
+    the relation's groups. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step
+    after a reset it is the gradient of BPTT; from the second on it is an approximation. ``L^t``
+    belongs to new states: history that reaches the loss from an old state directly (an output made
+    of ``h^{t-1}``, a spike read before the reset) is left out.
 
-    ``decay_or_rank``: a float is the decay ``a`` in [0, 1); an int is a rank ``r >= 1`` and means
-    ``a = (r - 1) / (r + 1)``. With ``a = 0``, rank 1, each gradient is the same-step gradient
-    alone, without any history. Raises :class:`braintrace.OptionError` (a ``ValueError``) for other
-    values.
+    ``decay_or_rank``: a float is the decay ``a_x = a_f`` in [0, 1); an int is a rank ``r >= 1`` and
+    means the decay ``(r - 1) / (r + 1)``; a pair ``(a_x, a_f)`` has a decay for each. With decay 0,
+    rank 1, each gradient is the same-step gradient alone, without any history. Raises
+    :class:`braintrace.OptionError` (a ``ValueError``) for other values.
 
     >>> import braintrace
     >>> braintrace.rules.es_d_rtrl(19).decay
     0.9
+    >>> braintrace.rules.es_d_rtrl((0.9, 0.5)).decay
+    (0.9, 0.5)
     """
+    if isinstance(decay_or_rank, tuple):
+        return _of_pair(decay_or_rank)
     if isinstance(decay_or_rank, bool) or not isinstance(decay_or_rank, Real):
         raise OptionError(
-            f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1) or an int rank >= 1.'
+            f'decay_or_rank is {decay_or_rank!r}; give a float decay in [0, 1), an int rank >= 1, '
+            'or a pair (a_x, a_f) of decays.'
         )
     if isinstance(decay_or_rank, Integral):
         if decay_or_rank < 1:
@@ -114,6 +119,18 @@ def es_d_rtrl(decay_or_rank: float | int) -> Rule:
             f'decay is {decay_or_rank}; a decay is a float in [0, 1) (a rank is an int >= 1).'
         )
     return ESDRTRL(float(decay_or_rank))
+
+
+def _of_pair(decays: tuple) -> Rule:
+    """ES-D-RTRL with two decays; equal ones are one."""
+    numbers = all(isinstance(a, Real) and not isinstance(a, bool) for a in decays)
+    if not numbers or len(decays) != 2 or not all(0 <= a < 1 for a in decays):
+        raise OptionError(
+            f'the decays are {decays!r}; give a pair (a_x, a_f) of numbers in [0, 1), that of the '
+            'input and that of the output.'
+        )
+    a_x, a_f = map(float, decays)
+    return ESDRTRL(a_x if a_x == a_f else (a_x, a_f))
 
 
 def same_step() -> Rule:

@@ -111,6 +111,26 @@ def test_the_text_of_a_gru_with_a_readout():
     assert repr(report) == str(report)
 
 
+def test_the_axes_of_a_rule_that_are_not_as_by_default_have_a_line():
+    shape = shapes(w=(I + N, N))
+
+    def lines(rule):
+        learner = compiled(
+            lambda p, h, x: 2 * (jnp.tanh(mm(join(x, h), p['w'])),),
+            shape,
+            state(),
+            seen(),
+            rule=rule,
+        )
+        return str(learner.report).splitlines()[2:4]
+
+    whole, own = lines(rules.d_rtrl(credit='whole')), lines(rules.d_rtrl(scope='own'))
+    assert whole[0] == 'credit whole: the signal follows every path of the step'
+    assert own[0].startswith('scope own: of an op that reads its own group')
+    assert lines(rules.d_rtrl(credit='whole', scope='own')) == [whole[0], own[0]]
+    assert lines(rules.d_rtrl())[0].startswith('approximate')
+
+
 def test_every_place_is_the_users_line():
     report = gru_learner().report()
     assert [r.location for r in report.relations] == [place("p['z']"), place("p['n']")]

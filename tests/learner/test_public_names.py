@@ -178,12 +178,15 @@ def test_inputs_of_one_step_are_the_same_beside_a_window(wrapped):
 
 
 REFUSED = [
-    ('compile', {'vjp_method': 'multi-step'}, 'etrace_grad'),
+    ('compile', {'vjp_method': 'multi-step'}, "etrace_grad.*inside='exact'"),
     ('compile', {'fast_solve': True}, 'Drop it'),
     ('compile', {'chunked_trace': True}, 'Drop it'),
     ('compile', {'control_flow': None}, 'braintrace.Policy'),
-    ('compile', {'config': None}, 'braintrace.rules'),
-    ('compile', {'random_feedback_key': None}, 'gradient of the loss'),
+    ('compile', {'config': None}, 'braintrace.rules.*braintrace.ETraceConfig'),
+    ('compile', {'random_feedback_key': 3}, 'rule.with_feedback'),
+    ('compile', {'modulator': 1.0}, 'braintrace.modulated'),
+    ('compile', {'projection_key': 42}, 'called `seed`'),
+    ('compile', {'projection_eps': 1e-12}, 'Drop it'),
     ('compile', {'snap_max_jacobian_elements': 3}, 'Drop it'),
     ('compile', {'verbose': 3}, 'choose 0, or 1 or 2'),
     ('compile', {'vmap': 'yes'}, 'choose True or False'),
@@ -225,10 +228,10 @@ def test_constructors_meet_the_same_arguments():
 
 
 def test_an_absent_name_says_what_to_use():
-    with pytest.raises(AttributeError, match=r"'EProp'.*`braintrace\.D_RTRL` is the nearest"):
-        braintrace.EProp  # noqa: B018
-    with pytest.raises(braintrace.OptionError, match="'uoro'.*has UORO; here: `braintrace.D_RTRL`"):
-        braintrace.compile(Net(), 'uoro', jnp.zeros((BATCH, INPUTS)))
+    with pytest.raises(AttributeError, match=r"'GradExpon'.*sum the gradients of etrace_grad"):
+        braintrace.GradExpon  # noqa: B018
+    with pytest.raises(braintrace.OptionError, match="'gradexpon'.*has GradExpon; here: sum"):
+        braintrace.compile(Net(), 'gradexpon', jnp.zeros((BATCH, INPUTS)))
 
 
 def test_remedies_name_what_there_is():

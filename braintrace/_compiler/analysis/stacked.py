@@ -30,7 +30,8 @@ def split_alike(program: Program, positions: Positions, kept: Collection[int]) -
     shape_of = [program.avals[program.carry[c]].shape for c in program.hidden]
     for s, sweep in enumerate(positions.sweeps) if leaf_of else ():
         for r, labels in sweep.old.items():
-            if lb.has(labels) and shape_of[s] != shape_of[r]:
+            states = {program.hidden[s], program.hidden[r]}
+            if states <= leaf_of.keys() and lb.has(labels) and shape_of[s] != shape_of[r]:
                 pair = leaf_of[program.hidden[s]], leaf_of[program.hidden[r]]
                 if pair[0] == pair[1] and len(shape_of[s]) != len(shape_of[r]):
                     raise MustSplit({pair[0]: None})
@@ -55,7 +56,7 @@ def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
     moved = {
         c: _moved_at(program, moving, group_of, c, past)
         for c in group_of
-        if moving and c not in told
+        if moving and c not in told and c not in program.virtual_states
     }
     found = [(_leaf_name(program, c), i, 'moved') for c, i in moved.items() if i is not None]
     found += [(program.carry_names[c], i, 'read-as-old') for c, i in read]

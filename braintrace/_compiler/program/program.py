@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
+
 from ..._etrace_op import is_etp_primitive
 from ..equations.equation import BEGIN, END, Equation, is_inexact
 from .leaves import path_name
@@ -25,7 +27,9 @@ class Program:
     value number -> array. Trees rebuild the user's structures from flat leaves. ``leaf_keys``: the
     paths of the leaves of the cell's carry; ``splits``: how each leaf holds several hidden states,
     None where it is one entry of ``carry``; empty if no leaf is split. ``to_mark``: the parameters
-    whose equations become ops, by position; None where nothing is marked.
+    whose equations become ops, by position; None where nothing is marked. ``virtual``: so many
+    entries at the end of ``carry`` are hidden states that the cell does not have; their value is
+    always zero, so only their derivatives count.
     """
 
     avals: tuple
@@ -44,18 +48,19 @@ class Program:
     leaf_keys: tuple[tuple[str, ...], ...]
     splits: tuple[Split | Parts | None, ...] = ()
     to_mark: tuple[int, ...] | None = None
+    virtual: int = 0
 
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""
-        if not self.splits:
-            return list(leaves)
-        parts = [[x] if s is None else s.apart(x) for x, s in zip(leaves, self.splits, strict=True)]
-        return [x for part in parts for x in part]
+        splits = self.splits or [None] * len(leaves)
+        parts = [[x] if s is None else s.apart(x) for x, s in zip(leaves, splits, strict=True)]
+        avals = (self.avals[self.carry[c]] for c in self.virtual_states)
+        return [x for part in parts for x in part] + [jnp.zeros(a.shape, a.dtype) for a in avals]
 
     def together(self, carry: Sequence) -> list:
         """The inverse of :meth:`apart`."""
         if not self.splits:
-            return list(carry)
+            return list(carry[: len(self.leaf_keys)])
         parts = ([carry[c] for c in self.pieces(leaf)] for leaf in range(len(self.splits)))
         return [
             part[0] if s is None else s.together(part)
@@ -77,8 +82,13 @@ class Program:
     def leaf_avals(self) -> list:
         return [
             self.avals[self.carry[self.pieces(leaf)[0]]] if s is None else s.aval
-            for leaf, s in enumerate(self.splits or [None] * len(self.carry))
+            for leaf, s in enumerate(self.splits or [None] * len(self.leaf_keys))
         ]
+
+    @property
+    def virtual_states(self) -> range:
+        """The positions of the virtual states in the carry."""
+        return range(len(self.carry) - self.virtual, len(self.carry))
 
     @cached_property
     def producer(self) -> dict[int, int]:

@@ -1,0 +1,311 @@
+"""A learner class for each rule: shells over the values of ``braintrace.rules``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+
+from .. import rules
+from .._compiler import DEFAULT, Policy
+from .._errors import OptionError
+from .._public_names import takes_public_arguments
+from .._rules import Feedback
+from .base import ETraceLearner
+
+__all__ = [
+    'RFLO',
+    'RTRL',
+    'UORO',
+    'EProp',
+    'OSTL',
+    'OSTLFeedforward',
+    'OSTLRecurrent',
+    'OTPE',
+    'OTTT',
+    'SameStep',
+    'SnAp',
+    'ThreeFactor',
+    'feedback_of',
+]
+
+
+class SameStep(ETraceLearner):
+    """Online learning without a trace (see :func:`braintrace.rules.same_step`), the baseline.
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.GRUCell(2, 4)
+    >>> learner = braintrace.compile(model, 'same_step', x, batch_size=3)
+    >>> learner(x).shape
+    (3, 4)
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.same_step(), policy=policy, mark=mark)
+
+
+class SnAp(ETraceLearner):
+    """Online learning with SnAp-n, what a weight changes within ``n`` steps (see
+    :func:`braintrace.rules.snap`).
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'snap', x, batch_size=3, n=1)
+    >>> learner(x).shape
+    (3, 4)
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        n: int = 2,
+        *,
+        credit: str = 'whole',
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.snap(n, credit), policy=policy, mark=mark)
+
+
+class RTRL(ETraceLearner):
+    """Online learning with the whole derivative of every hidden number by every weight (see
+    :func:`braintrace.rules.rtrl`): exact, and dear.
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'rtrl', x, batch_size=3)
+    >>> learner(x).shape
+    (3, 4)
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        layers: str = 'joint',
+        *,
+        keep: int | None = None,
+        seed: int = 0,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.rtrl(layers, keep, seed), policy=policy, mark=mark)
+
+
+class UORO(ETraceLearner):
+    """Online learning with UORO, an unbiased and noisy estimate of RTRL (see
+    :func:`braintrace.rules.uoro`); also ``RandomProjectionVjpAlgorithm``.
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'uoro', x, batch_size=3)
+    >>> learner(x).shape
+    (3, 4)
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        pair: str = 'sample',
+        seed: int = 0,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.uoro(pair, seed), policy=policy, mark=mark)
+
+
+class EProp(ETraceLearner):
+    """Online learning with e-prop (see :func:`braintrace.rules.e_prop`).
+
+    ``feedback``: ``'symmetric'``, ``'random'`` or a :class:`braintrace.Feedback`;
+    ``kappa_filter_decay`` in [0, 1): the leak of the readout behind its matrix;
+    ``random_feedback_key``: a JAX key or an int from which random feedback is drawn. Other
+    arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'e_prop', x, batch_size=3)
+    >>> learner(x).shape
+    (3, 4)
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        feedback: Any = 'symmetric',
+        kappa_filter_decay: float = 0.0,
+        random_feedback_key=None,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        given = feedback_of(feedback, random_feedback_key)
+        super().__init__(model, rules.e_prop(kappa_filter_decay, given), policy=policy, mark=mark)
+
+
+class RFLO(ETraceLearner):
+    """Online learning with random feedback and the leak of each unit (see
+    :func:`braintrace.rules.rflo`).
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.rflo(), policy=policy, mark=mark)
+
+
+class OTTT(ETraceLearner):
+    """Online learning with an input trace of the membrane's leak (see
+    :func:`braintrace.rules.ottt`).
+
+    ``leak`` in [0, 1). Other arguments as for :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        leak: float,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.ottt(leak), policy=policy, mark=mark)
+
+
+class OTPE(ETraceLearner):
+    """Online learning with the trace of what the next layer keeps of a spike (see
+    :func:`braintrace.rules.otpe`).
+
+    ``leak`` in [0, 1), of the next layer. Other arguments as for :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        leak: float,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.otpe(leak), policy=policy, mark=mark)
+
+
+class OSTL(ETraceLearner):
+    """Online learning with OSTL as it was published (see :func:`braintrace.rules.ostl`).
+
+    ``recurrent=False``: without the recurrent matrices. Other arguments as for
+    :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        recurrent: bool = True,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.ostl(recurrent), policy=policy, mark=mark)
+
+
+class OSTLRecurrent(ETraceLearner):
+    """Online learning with D-RTRL and each recurrent op's own diagonal, what the public package
+    calls so: ``rules.d_rtrl(scope='own')``.
+
+    OSTL as it was published keeps the whole recurrent matrix of each layer:
+    :class:`braintrace.OSTL`. Other arguments as for :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.d_rtrl(scope='own'), policy=policy, mark=mark)
+
+
+class OSTLFeedforward(ETraceLearner):
+    """Online learning with the filters of ES-D-RTRL and a decay of 1e-6, what the public package
+    calls so: the current step, and nothing else.
+
+    OSTL as it was published for layers without a recurrent matrix is
+    ``rules.ostl(recurrent=False)``. Other arguments as for :class:`braintrace.ES_D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: float | int = 1e-6,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.es_d_rtrl(decay_or_rank), policy=policy, mark=mark)
+
+
+class ThreeFactor(ETraceLearner):
+    """Online learning by a modulator and the trace of D-RTRL: the value is ``rules.d_rtrl()``, and
+    the step function returns :func:`braintrace.modulated`. Exact windows are refused: inside of
+    them no trace is there to modulate.
+
+    Other arguments as for :class:`braintrace.D_RTRL`.
+    """
+
+    @takes_public_arguments
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        *,
+        policy: Policy = DEFAULT,
+        mark: str | Callable | None = None,
+    ):
+        super().__init__(model, rules.d_rtrl(), policy=policy, mark=mark)
+        self.modulates = True
+
+
+def feedback_of(feedback, key) -> Any:
+    """Feedback whose seed comes from a key, as the public package draws it; else as it is."""
+    if key is None:
+        return feedback
+    if feedback != 'random':
+        raise OptionError(
+            f'random_feedback_key is given and feedback is {feedback!r}; the key draws the '
+            "matrices of feedback='random'."
+        )
+    seed = key if isinstance(key, int) else int(jax.random.randint(key, (), 0, 2**31 - 1))
+    return Feedback('random', seed=seed)

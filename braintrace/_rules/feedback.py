@@ -1,0 +1,153 @@
+"""Weights through which the error goes back in place of an op's own."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import ETraceGraph, OpUse, is_inexact, readouts
+from .._errors import OptionError
+
+__all__ = ['Feedback', 'counting', 'uncounted']
+
+KINDS = ('random', 'adaptive')
+COUNT = '(feedback)'  # the key, beside a trace's relations, of the steps since the state was made
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """How the error goes back through an op: by weights B in place of its own W.
+
+    ``y = op(x, W)`` forwards, ``dL/dx = (dop(x, B)/dx)^T dL/dy`` backwards; the gradient of W, and
+    the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276).
+    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E``, where t counts all steps since the learner was
+    compiled, over resets too: B gets the updates of W, and what is between them shrinks (Kolen and
+    Pollack 1994; Akrout et al. 2019, arXiv 1904.05391).
+
+    ``ops``: keys of ops, as the report names them; by default the readouts, ops that read what
+    other ops made and whose result no op reads, in the step or through a state. ``scale``: the
+    standard deviation of the normal numbers in B, or in E. By default ``1 / sqrt(n)``, where n is
+    how many products with x an element of y sums: the features of ``matmul``, the taps of a
+    convolution, the entries of a sparse column on average; for an op of two factors (lora) that of
+    their product. They are drawn from ``seed`` and the op's key alone. Raises
+    :class:`braintrace.OptionError` for other values, and when the step is compiled for ops that it
+    does not have.
+
+    A B of your own needs no rule: ``y = matmul(stop(x), W) + (x @ B - stop(x @ B))`` in the model,
+    where ``stop`` is ``jax.lax.stop_gradient``.
+
+    >>> import braintrace
+    >>> rule = braintrace.rules.d_rtrl().with_feedback(braintrace.Feedback('random', seed=3))
+    >>> rule.view.feedback.kind
+    'random'
+    """
+
+    kind: str
+    ops: tuple[str, ...] | None = None
+    scale: float | None = None
+    decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise OptionError(
+                f"feedback is {self.kind!r}; choose 'symmetric' (the ops' own weights, no "
+                "Feedback), 'random' or 'adaptive'."
+            )
+        if self.ops is not None:
+            given = (self.ops,) if isinstance(self.ops, str) else tuple(self.ops)
+            object.__setattr__(self, 'ops', given)
+        if self.scale is not None and not (_is_number(self.scale) and self.scale > 0):
+            raise OptionError(f'scale is {self.scale!r}; give a standard deviation > 0, or None.')
+        if not (_is_number(self.decay) and 0 <= self.decay < 1):
+            raise OptionError(f'decay is {self.decay!r}; give a number in [0, 1).')
+        if self.decay and self.kind == 'random':
+            raise OptionError(
+                f"decay is {self.decay} with 'random' feedback, which is fixed; leave it out, or "
+                "take 'adaptive'."
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral) or self.seed < 0:
+            raise OptionError(f'seed is {self.seed!r}; give an int >= 0.')
+
+    def of(self, graph: ETraceGraph) -> ETraceGraph:
+        """The step in which these ops have feedback weights."""
+        program, feedback = graph.program, {}
+        avals, constants = list(program.avals), dict(program.constants)
+        for op in self._chosen(graph):
+            feedback[op.key] = {}
+            for name, array in self.draw(op, program.constants).items():
+                feedback[op.key][name] = number = len(avals)
+                avals.append(jax.typeof(array))
+                constants[number] = array
+        return replace(
+            graph,
+            program=replace(program, avals=tuple(avals), constants=constants),
+            feedback=feedback,
+            fading=self.decay if self.kind == 'adaptive' else None,
+        )
+
+    def _chosen(self, graph: ETraceGraph) -> list[OpUse]:
+        able = {op.key: op for op in graph.ops if op.owned and _sends_back(op)}
+        default = [op.key for op in readouts(graph)]
+        asked = default if self.ops is None else self.ops
+        unknown = [key for key in asked if key not in able]
+        if unknown or not asked:
+            what = f'names {unknown}' if unknown else 'finds no readout'
+            raise OptionError(
+                f'Feedback {what}: give as `ops` some of {list(able)}, the ops that read an x of '
+                'floats with weights made of parameters alone.'
+            )
+        return [able[key] for key in dict.fromkeys(asked)]
+
+    def draw(self, op: OpUse, constants: Mapping) -> dict[str, np.ndarray]:
+        """The feedback weights of an op; ``constants``: value number -> array."""
+        rng = np.random.default_rng([self.seed, zlib.crc32(op.key.encode())])
+        scale = _scale(op, constants) if self.scale is None else self.scale
+        return {
+            name: (scale * rng.standard_normal(aval.shape)).astype(aval.dtype)
+            for name, aval in sorted(op.weight_avals.items())
+        }
+
+
+def counting(trace: dict, count: jax.Array | None) -> dict:
+    """A trace, and the count of all steps beside it; None: nothing asks for it."""
+    return trace if count is None else {**trace, COUNT: count}
+
+
+def uncounted(trace: dict) -> tuple[dict, jax.Array | None]:
+    """The inverse of :func:`counting`."""
+    return {key: e for key, e in trace.items() if key != COUNT}, trace.get(COUNT)
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _sends_back(op: OpUse) -> bool:
+    return op.x is not None and is_inexact(op.x_aval)
+
+
+def _scale(op: OpUse, constants: Mapping) -> float:
+    """The standard deviation with which y is as large as x: of ``op(1, w) - op(0, w)``, which
+    counts products, for ones and for twos, which tell how many weights are in each.
+    """
+    known = {n: constants[v] for n, v in op.structure.items() if v in constants}
+    bound = op.bound(known) if len(known) == len(op.structure) else op.empty()
+    with jax.ensure_compile_time_eval():
+        x = jnp.ones(op.x_aval.shape, op.x_aval.dtype)
+
+        def products(number: float) -> float:
+            weights = {n: jnp.full(a.shape, number, a.dtype) for n, a in op.weight_avals.items()}
+            y = bound.impl(x, weights) - bound.impl(0 * x, weights)
+            return float(jnp.abs(y).mean())
+
+        ones, twos = products(1.0), products(2.0)
+    factors = round(math.log2(twos / ones)) if ones and twos else 1
+    return max(ones, 1.0) ** (-0.5 / max(factors, 1))

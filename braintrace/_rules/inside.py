@@ -1,0 +1,80 @@
+"""Rules whose trace moves within each observed step, by random signs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, final
+
+import jax
+import jax.numpy as jnp
+
+from .rule import Rule, Trace
+
+__all__ = ['KEY', 'Inside', 'balance', 'key_and_rest', 'norms']
+
+KEY = '(key)'  # beside a trace's relations: the random key of the next step
+
+
+class Inside(Rule):
+    """A rule without pending steps: a loop over time carries its trace, and adds the gradient of
+    each step.
+    """
+
+    inside: ClassVar[bool] = True
+    probes: ClassVar[bool] = False
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    @final
+    def carried(self, graph, trace, t):
+        return trace
+
+    @final
+    def written(self, graph, carried, t):
+        return carried
+
+    @final
+    def close(self, network, trace, pending, t, read):
+        return trace
+
+    @final
+    def delay(self, graph, every, asked):
+        return 1 if asked is None else asked
+
+    @final
+    def window(self, network, trace, pending, window, keep):
+        raise TypeError(f'the trace of {self.name} moves within each step, not after a window')
+
+    @final
+    def advance(self, network, trace, pending, window):
+        raise TypeError(f'the trace of {self.name} moves within each step, not after a window')
+
+
+def key_and_rest(trace: dict) -> tuple[jax.Array, Trace]:
+    """The random key in a trace, and the trace without it."""
+    return trace[KEY], {key: part for key, part in trace.items() if key != KEY}
+
+
+def norms(arrays: Iterable[jax.Array], lanes: int | None) -> jax.Array:
+    """The Euclidean norm of several arrays as one vector, for each lane along axis ``lanes``."""
+
+    def squares(x: jax.Array) -> jax.Array:
+        x = jnp.abs(x) ** 2
+        return (
+            x.sum()
+            if lanes is None
+            else jnp.moveaxis(x, lanes, 0).reshape(x.shape[lanes], -1).sum(1)
+        )
+
+    return jnp.sqrt(sum(map(squares, arrays)))
+
+
+def balance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``r`` and ``1/r`` with ``r^2 = b/a``: scaled by them, two factors with norms a and b are of
+    one size. Both are 0 where a factor is zero, since then so is the product.
+    """
+    there = (a > 0) & (b > 0)
+    a, b = jnp.where(there, a, 1), jnp.where(there, b, 1)
+    return jnp.where(there, jnp.sqrt(b / a), 0), jnp.where(there, jnp.sqrt(a / b), 0)

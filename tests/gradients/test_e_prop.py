@@ -1,0 +1,361 @@
+"""e-prop against its explicit traces, written in NumPy from the paper.
+
+``e^t = D^t e^{t-1} + D_f^t x^t`` of one hidden number, ``ebar^t = kappa ebar^{t-1} +
+(dz/dh)^t e^t`` of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import OptionError
+from tests import models, oracles
+from tests.compare import added, assert_close, assert_moves
+from tests.models.library import LibraryOps
+from tests.models.ops import surrogate
+
+LANES, INPUTS, UNITS, OUTPUTS, STEPS = 2, 3, 5, 2, 9
+LEAK, KAPPA, THRESHOLD = 0.9, 0.8, 0.4
+stop = jax.lax.stop_gradient
+rules = braintrace.rules
+
+
+@jax.custom_jvp
+def spike(v):
+    return (v > 0) * 1.0
+
+
+spike.defjvp(lambda at, moved: (spike(at[0]), moved[0] * surrogate(at[0])))
+
+
+def cell(kind, params, carry, x, matmul=braintrace.matmul, beside=False):
+    """One recurrent layer under a readout that leaks behind its weights; ``beside``: which reads
+    the input too.
+    """
+    old = carry['z']
+    current = matmul(x, params['in']) + matmul(stop(old), params['rec'])
+    if kind == 'spiking':
+        h = LEAK * carry['h'] + current - THRESHOLD * stop(old)
+        z = spike(h - THRESHOLD)
+    else:
+        z = h = LEAK * carry['h'] + (1 - LEAK) * jnp.tanh(current)
+    read = jnp.concatenate([x, z], -1) if beside else z
+    y = KAPPA * carry['y'] + matmul(read, params['out'])
+    return y, {'h': h, 'z': z, 'y': y}
+
+
+def loss(y, target):
+    return 0.5 * ((y - target) ** 2).sum()
+
+
+@functools.cache
+def drawn():
+    """Parameters, another carry to reset to, inputs, targets."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.standard_normal(shape)
+
+    params = {'in': draw(INPUTS, UNITS), 'rec': draw(UNITS, UNITS), 'out': draw(UNITS, OUTPUTS)}
+    fresh = {'h': draw(LANES, UNITS), 'z': draw(LANES, UNITS), 'y': draw(LANES, OUTPUTS)}
+    return params, fresh, draw(STEPS, LANES, INPUTS), draw(STEPS, LANES, OUTPUTS)
+
+
+def zeros():
+    return jax.tree.map(np.zeros_like, drawn()[1])
+
+
+def explicit(kind, kappa=KAPPA, B=None, flags=None, mask=None, leak=KAPPA, filtered='spike'):
+    """The gradient of each step by explicit traces; ``leak``: of the readout in the model.
+
+    ``filtered``: the trace of the spike, or (wrong) that of the membrane.
+    """
+    params, fresh, xs, ys = drawn()
+    B = params['out'] if B is None else B
+    h, z, y = (zeros()[k] for k in 'hzy')
+    e = {k: np.zeros((LANES, len(params[k]), UNITS)) for k in ('in', 'rec')}
+    bar, f, found = dict(e), np.zeros((LANES, UNITS)), []
+    for t in range(STEPS):
+        if flags is not None:
+            at = flags[t][:, None]
+            h, z, y = (np.where(at, fresh[k], v) for k, v in zip('hzy', (h, z, y)))
+            e, bar = ({k: np.where(at[..., None], 0, v) for k, v in of.items()} for of in (e, bar))
+            f = np.where(at, 0, f)
+        read = {'in': xs[t], 'rec': z}
+        current = xs[t] @ params['in'] + z @ params['rec']
+        if kind == 'spiking':
+            h = LEAK * h + current - THRESHOLD * z
+            slope, psi = np.ones_like(h), surrogate(h - THRESHOLD)
+            z = (h > THRESHOLD) * 1.0
+        else:
+            h = LEAK * h + (1 - LEAK) * np.tanh(current)
+            slope, psi, z = (1 - LEAK) * (1 - np.tanh(current) ** 2), np.ones_like(h), h
+        y = leak * y + z @ params['out']
+        e = {k: LEAK * e[k] + read[k][:, :, None] * slope[:, None] for k in e}
+        first, last = (psi, 1.0) if filtered == 'spike' else (np.ones_like(psi), psi)
+        bar = {k: kappa * bar[k] + first[:, None] * e[k] for k in e}
+        f = leak * f + z
+        error = (y - ys[t]) * (1.0 if mask is None else mask[t])
+        sent = (error @ B.T * last)[:, None]
+        grads = {k: (sent * bar[k]).sum(0) for k in e}
+        found.append({**grads, 'out': f.T @ error})
+    return found
+
+
+@functools.cache
+def learner_of(kind, rule, **options):
+    return braintrace.functional.online(functools.partial(cell, kind, **options), rule)
+
+
+def started(learner, params=None):
+    first, _, xs, _ = drawn()
+    params = first if params is None else params
+    return params, learner.init(params, zeros(), xs[0])
+
+
+def quick(fn):
+    return jax.jit(fn, compiler_options=oracles.QUICK)
+
+
+def over_sequence(learner, window=None, params=None, **options):
+    params, state = started(learner, params)
+    inside = {'inside': options.pop('inside', 'trace')}
+    run = learner.sequence_grad(loss, window=window, reduction='sum', **inside)
+    return quick(run)(params, state, *drawn()[2:], **options)[0]
+
+
+def weights_sent_back(learner, key='out'):
+    """B of an op, as its learner has it."""
+    started(learner)
+    (number,) = learner.graph.feedback[key].values()
+    return np.asarray(learner.graph.program.constants[number])
+
+
+@pytest.mark.parametrize(
+    'kind, window',
+    [
+        ('spiking', 4),
+        pytest.param('leaky', 4, marks=pytest.mark.slow),
+        pytest.param('spiking', 1, marks=pytest.mark.slow),
+        pytest.param('leaky', 1, marks=pytest.mark.nightly),
+        pytest.param('spiking', None, marks=pytest.mark.nightly),
+        pytest.param('leaky', None, marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_the_gradient_of_explicit_traces(kind, window):
+    want = added(explicit(kind))
+    assert_moves(want)
+    assert_close(over_sequence(learner_of(kind, rules.e_prop(KAPPA)), window), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['spiking', pytest.param('leaky', marks=pytest.mark.nightly)])
+def test_random_feedback_sends_the_error_back_through_b(kind):
+    learner = learner_of(kind, rules.e_prop(KAPPA, 'random'))
+    B = weights_sent_back(learner)
+    assert_close(over_sequence(learner, 4), added(explicit(kind, B=B)))
+    assert np.abs(B - drawn()[0]['out']).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['leaky', pytest.param('spiking', marks=pytest.mark.nightly)])
+def test_rflo_is_random_feedback_without_a_filter(kind):
+    learner = learner_of(kind, rules.rflo())
+    B = weights_sent_back(learner)
+    assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
+
+
+@pytest.mark.parametrize(
+    'feedback', ['symmetric', pytest.param('random', marks=pytest.mark.nightly)]
+)
+def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
+    learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
+    B = None if feedback == 'symmetric' else weights_sent_back(learner)
+    (params, state), step = started(learner), quick(learner.grad(loss))
+    for x, target, want in zip(*drawn()[2:], explicit('spiking', B=B), strict=True):
+        _, grads, state = step(params, state, x, target)
+        assert_close(grads, want)
+
+
+@pytest.mark.parametrize(
+    'window',
+    [pytest.param(None, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.slow)],
+)
+def test_resets_of_lanes_and_masks(window):
+    flags, mask = np.zeros((STEPS, LANES), bool), np.linspace(0, 2, STEPS)
+    flags[[2, 4], 0] = flags[[1, 4, 7], 1] = True
+    reset = flags, drawn()[1]
+    learner = learner_of('spiking', rules.e_prop(KAPPA))
+    got = over_sequence(learner, window, mask=mask, reset=reset)
+    assert_close(got, added(explicit('spiking', flags=flags, mask=mask)))
+
+
+@pytest.mark.nightly
+def test_single_steps_after_a_reset():
+    flags, learner = np.zeros((STEPS, LANES), bool), learner_of('leaky', rules.e_prop(KAPPA))
+    flags[[2, 5], 0] = flags[3] = True
+    (params, state), step = started(learner), quick(learner.grad(loss))
+    rows = zip(*drawn()[2:], flags, explicit('leaky', flags=flags), strict=True)
+    for x, target, flag, want in rows:
+        state = braintrace.functional.reset(state, flag, drawn()[1])
+        _, grads, state = step(params, state, x, target)
+        assert_close(grads, want)
+
+
+def by_time(kind, params, **options):
+    """Back-propagation through time, in which the network reads its old spikes as constants."""
+
+    def total(params):
+        def step(carry, at):
+            y, carry = cell(kind, params, carry, at[0], jnp.matmul, **options)
+            return carry, loss(y, at[1])
+
+        return jax.lax.scan(step, zeros(), drawn()[2:])[1].sum()
+
+    return quick(jax.grad(total))(params)
+
+
+@pytest.mark.parametrize(
+    'window',
+    [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(None, marks=pytest.mark.nightly)],
+)
+@pytest.mark.slow
+def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
+    learner = learner_of('spiking', rules.e_prop(KAPPA))
+    got = over_sequence(learner, window, inside='exact')
+    assert_close(got, by_time('spiking', drawn()[0]))
+    plain = over_sequence(learner_of('spiking', rules.d_rtrl()), window, inside='exact')
+    assert (np.abs(plain['in'] - got['in']).max() > 1e-3) == (window is not None)
+
+
+@pytest.mark.slow
+def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
+    params = drawn()[0] | {'out': np.vstack([np.ones((INPUTS, OUTPUTS)), drawn()[0]['out']])}
+    learner = learner_of('spiking', rules.otpe(KAPPA), beside=True)
+    assert_close(over_sequence(learner, 4, params), by_time('spiking', params, beside=True))
+    assert [group.num_state for group in learner.graph.hidden_groups] == [2, 1]
+    assert 'kappa 0.8 at out[1]' in str(learner.report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'rule',
+    [
+        rules.d_rtrl(write_every=3),
+        pytest.param(rules.d_rtrl(credit='whole'), marks=pytest.mark.nightly),
+        pytest.param(rules.d_rtrl(scope='own'), marks=pytest.mark.nightly),
+    ],
+    ids=['write_every', 'credit', 'scope'],
+)
+def test_the_filter_goes_with_every_option_of_the_trace(rule):
+    learner, want = learner_of('spiking', rule.filtered(KAPPA)), explicit('spiking')
+    (params, state), step = started(learner), quick(learner.grad(loss))
+    for t, (x, target) in enumerate(zip(*drawn()[2:], strict=True)):
+        _, grads, state = step(params, state, x, target)
+        assert_close(grads, want[t])
+
+
+@pytest.mark.slow
+def test_each_option_changes_the_gradient():
+    rows = {
+        'e_prop': explicit('spiking'),
+        'no filter': explicit('spiking', kappa=0.0),
+        'another kappa': explicit('spiking', kappa=0.5),
+        'membrane': explicit('spiking', filtered='membrane'),
+        'feedback': explicit('spiking', B=drawn()[0]['out'][::-1]),
+    }
+    found = [added(steps)['in'] for steps in rows.values()]
+    sizes = [np.abs(a - b).max() for a, b in itertools.combinations(found, 2)]
+    assert min(sizes) > 1e-2
+    for rule, name in ((rules.d_rtrl(), 'no filter'), (rules.e_prop(0.5), 'another kappa')):
+        assert_close(over_sequence(learner_of('spiking', rule)), added(rows[name]))
+
+
+def test_the_report_names_the_filter_and_the_feedback():
+    learner = learner_of('spiking', rules.e_prop(KAPPA, 'random'))
+    started(learner)
+    text = str(learner.report)
+    assert 'kappa 0.8 at out; the error reaches h through B in place of W at out' in text
+    assert not learner.report.exact
+
+
+@pytest.mark.parametrize('kappa', [1.0, -0.1, True, 'slow', None])
+def test_a_kappa_outside_of_its_range_is_refused(kappa):
+    with pytest.raises(OptionError, match=r'give a number in \[0, 1\), 0 for no filter'):
+        rules.d_rtrl().filtered(kappa)
+
+
+@pytest.mark.parametrize('rule', [rules.es_d_rtrl(0.9), rules.same_step()])
+def test_a_rule_without_entries_has_no_filter(rule):
+    with pytest.raises(OptionError, match=f'{rule.name} keeps no trace entry.*d_rtrl'):
+        rule.filtered(0.9)
+    assert rule.filtered(0) == rule
+
+
+@pytest.mark.parametrize(
+    'read, found',
+    [
+        (
+            lambda z, params: braintrace.matmul(z @ params['rec'], params['out']),
+            r'are: out \(.*py:',
+        ),
+        (lambda z, params: z @ params['out'], 'are: none'),
+    ],
+)
+def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
+    def mixing(params, carry, x):
+        h = LEAK * carry + braintrace.matmul(x, params['in'])
+        return read(h, params), h
+
+    learner = braintrace.functional.online(mixing, rules.e_prop(KAPPA))
+    with pytest.raises(OptionError, match=f'kappa is 0.8.*{found}.*FilteredReadout'):
+        learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
+
+
+def several(ops, params, carry, x):
+    """A layer that leaks under three readouts: two read it as it is, or in another layout, and one
+    reads a function of it in a recomputed region.
+    """
+    h = LEAK * carry['h'] + ops.matmul(x, params['in'])
+    z = jnp.tanh(h)
+    made = {
+        'plain': ops.matmul(z, params['plain']),
+        'conv': ops.conv(z.reshape(LANES, 3, 2), params['conv']),
+        'again': jax.checkpoint(lambda z: ops.matmul(jnp.sin(z), params['again']))(z),
+    }
+    new = {name: KAPPA * carry[name] + y for name, y in made.items()}
+    return new, {**new, 'h': h}
+
+
+@pytest.mark.nightly
+def test_several_readouts_of_a_layer():
+    rng, xs = np.random.default_rng(3), drawn()[2]
+    shapes = {'in': (INPUTS, 6), 'plain': (6, OUTPUTS), 'conv': (3, 2, 2), 'again': (6, OUTPUTS)}
+    params = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    carry = {name: np.zeros((LANES, OUTPUTS)) for name in ('plain', 'again')}
+    carry |= {'conv': np.zeros((LANES, 3, 2)), 'h': np.zeros((LANES, 6))}
+
+    def squares(ys, target):
+        return sum(((y - target) ** 2).sum() for y in ys.values())
+
+    def total(params):
+        def step(carry, x):
+            ys, carry = several(models.ops.JaxOps(), params, carry, x)
+            return carry, squares(ys, 1.0)
+
+        return jax.lax.scan(step, carry, xs)[1].sum()
+
+    online = braintrace.functional.online(
+        functools.partial(several, LibraryOps()), rules.e_prop(KAPPA)
+    )
+    state, targets = online.init(params, carry, xs[0]), np.ones(STEPS)
+    run = online.sequence_grad(squares, window=3, reduction='sum')
+    assert_close(quick(run)(params, state, xs, targets)[0], quick(jax.grad(total))(params))
+    assert 3 in [group.num_state for group in online.graph.hidden_groups]

@@ -1,0 +1,279 @@
+"""Feedback weights against an op with a ``custom_vjp`` of its own, by back-propagation through
+time.
+
+The model is one layer that leaks, whose past its online gradient has whole, under two readouts.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import Feedback, OptionError
+from tests import models, oracles
+from tests.compare import assert_close, assert_moves
+from tests.models.library import LibraryOps
+
+B, I, N, O, T = 2, 3, 6, 2, 5
+LEAK, DECAY = 0.9, 0.1
+RNG = np.random.default_rng(0)
+MASK = np.array(
+    [[True, False], [True, True], [False, True], [False, False], [True, True], [True, False]]
+)
+PLAIN, OPS = models.ops.JaxOps(), LibraryOps()
+READOUTS = {
+    'matmul': ({'w': (N, O)}, lambda ops, z, p: ops.matmul(z, p['w'])),
+    'conv': ({'w': (3, 2, 2)}, lambda ops, z, p: ops.conv(z.reshape(B, 3, 2), p['w'])),
+    'sparse': ({'w': (7,)}, lambda ops, z, p: ops.sparse_matmul(z, p['w'], MASK)),
+    'lora': ({'w': (N, 2), 'A': (2, O)}, lambda ops, z, p: ops.lora_matmul(z, p['w'], p['A'])),
+}
+XS = RNG.standard_normal((T, B, I))
+
+
+@functools.cache
+def weights(kind):
+    rng = np.random.default_rng(1)
+    out = {name: rng.standard_normal(shape) for name, shape in READOUTS[kind][0].items()}
+    return {'in': rng.standard_normal((I, N)), 'out': out}
+
+
+def cell(apply, ops, params, carry, x):
+    """``apply(z, out)`` is the readout."""
+    h = LEAK * carry['h'] + ops.matmul(x, params['in'])
+    z = jnp.tanh(h)
+    return apply(z, params['out']), {'h': h}
+
+
+def loss(y, target):
+    return 0.5 * ((y - target) ** 2).sum()
+
+
+@functools.cache
+def targets(kind):
+    y, _ = jax.eval_shape(
+        functools.partial(cell, of(kind, PLAIN), PLAIN), weights(kind), start(), XS[0]
+    )
+    return np.random.default_rng(2).standard_normal((T, *y.shape))
+
+
+def start():
+    return {'h': np.zeros((B, N))}
+
+
+def of(kind, ops):
+    return functools.partial(READOUTS[kind][1], ops)
+
+
+def sent_back(kind, through):
+    """The readout with a derivative rule of its own; ``through(out)``: the weights of the error."""
+    apply = of(kind, PLAIN)
+
+    @jax.custom_vjp
+    def readout(z, out):
+        return apply(z, out)
+
+    def backward(kept, error):
+        z, out = kept
+        (to_z,) = jax.vjp(lambda z: apply(z, through(out)), z)[1](error)
+        return to_z, jax.vjp(lambda out: apply(z, out), out)[1](error)[0]
+
+    readout.defvjp(lambda z, out: (apply(z, out), (z, out)), backward)
+    return readout
+
+
+def by_time(kind, through, steps=slice(None), only=None):
+    """The gradient of the losses of some steps, from the first state on; ``through(out, t)``.
+    ``only``: one of them.
+    """
+
+    def total(params):
+        carry, losses = start(), []
+        for t, (x, target) in enumerate(zip(XS[steps], targets(kind)[steps], strict=True)):
+            apply = sent_back(kind, functools.partial(through, t=t))
+            y, carry = cell(apply, PLAIN, params, carry, x)
+            losses.append(loss(y, target))
+        return sum(losses) if only is None else losses[only]
+
+    return jax.jit(jax.grad(total), compiler_options=oracles.QUICK)(weights(kind))
+
+
+@functools.cache
+def learner_of(kind, rule):
+    online = braintrace.functional.online(functools.partial(cell, of(kind, OPS), OPS), rule)
+    return online, online.init(weights(kind), start(), XS[0])
+
+
+def drawn(kind, rule):
+    """What the learner drew, by name of the weight."""
+    graph = learner_of(kind, rule)[0].graph
+    ((_, numbers),) = graph.feedback.items()
+    return {
+        'A' if name == 'lora_a' else 'w': graph.program.constants[v] for name, v in numbers.items()
+    }
+
+
+def over_sequence(kind, rule, window=None, inside='trace'):
+    learner, state = learner_of(kind, rule)
+    run = learner.sequence_grad(loss, window=window, reduction='sum', inside=inside)
+    run = jax.jit(run, compiler_options=oracles.QUICK)
+    return run(weights(kind), state, XS, targets(kind))
+
+
+RANDOM = braintrace.rules.rflo()
+ADAPTIVE = braintrace.rules.e_prop(feedback=Feedback('adaptive', decay=DECAY, seed=2))
+
+
+def fading(offset):
+    return lambda out, t: jax.tree.map(lambda w, b: w + (1 - DECAY) ** t * b, out, offset)
+
+
+@pytest.mark.parametrize(
+    'kind',
+    ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
+)
+def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
+    through = drawn(kind, RANDOM)
+    want = by_time(kind, lambda out, t: through)
+    assert_moves(want)
+    assert_close(over_sequence(kind, RANDOM, 2)[0], want)
+
+
+@pytest.mark.parametrize(
+    'kind',
+    ['matmul', *(pytest.param(k, marks=pytest.mark.nightly) for k in ('conv', 'sparse', 'lora'))],
+)
+def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
+    want = by_time(kind, fading(drawn(kind, ADAPTIVE)))
+    assert_close(over_sequence(kind, ADAPTIVE, 2)[0], want)
+    symmetric = over_sequence(kind, braintrace.rules.d_rtrl(), 2)[0]
+    assert np.abs(symmetric['in'] - want['in']).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    'inside, window',
+    [
+        pytest.param('trace', 1, marks=pytest.mark.slow),
+        pytest.param('exact', 2, marks=pytest.mark.slow),
+        pytest.param('trace', None, marks=pytest.mark.nightly),
+        pytest.param('exact', None, marks=pytest.mark.nightly),
+    ],
+)
+def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
+    want = by_time('matmul', fading(drawn('matmul', ADAPTIVE)))
+    grads, state, _ = over_sequence('matmul', ADAPTIVE, window, inside)
+    assert_close(grads, want)
+    assert int(state.trace['(feedback)']) == T
+
+
+@pytest.mark.slow
+def test_adaptive_feedback_counts_single_steps_and_no_reset():
+    learner, state = learner_of('matmul', ADAPTIVE)
+    through, step = fading(drawn('matmul', ADAPTIVE)), jax.jit(learner.grad(loss))
+    for t in range(2):
+        _, grads, state = step(weights('matmul'), state, XS[t], targets('matmul')[t])
+        assert_close(grads, by_time('matmul', through, only=t))
+    for flags in (np.array([True, False]), np.array(True)):
+        state = braintrace.functional.reset(state, flags, start())
+        assert int(state.trace['(feedback)']) == 2
+    file = io.BytesIO()
+    braintrace.functional.save_state(file, state)
+    file.seek(0)
+    state = braintrace.functional.load_state(file, state)
+    run = learner.sequence_grad(loss, window=2, reduction='sum')
+    rest = XS[2:], targets('matmul')[2:]
+    grads = run(weights('matmul'), state, *rest)[0]
+    offset = jax.tree.map(lambda b: (1 - DECAY) ** 2 * b, drawn('matmul', ADAPTIVE))
+    assert_close(grads, by_time('matmul', fading(offset), slice(2, None)))
+
+
+@pytest.mark.slow
+def test_adaptive_feedback_gets_the_updates_of_the_weights():
+    """An update after each step, by the gradient that each weight has then."""
+    learner, state = learner_of('matmul', ADAPTIVE)
+    optimizer, params = optax.sgd(0.1), weights('matmul')
+    train = jax.jit(learner.sequence_update(loss, optimizer))
+    got = train(params, optimizer.init(params), state, XS, targets('matmul'))[0]
+    offset = drawn('matmul', ADAPTIVE)
+    step = jax.jit(learner.grad(loss))
+    for t in range(T):
+        B = jax.tree.map(lambda w, b, t=t: w + (1 - DECAY) ** t * b, params['out'], offset)
+        _, grads, state = step(params, state, XS[t], targets('matmul')[t])
+        if t == 0:
+            assert_close(grads, by_time('matmul', lambda out, t, B=B: B, only=0))
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    assert_close(got, params)
+
+
+@pytest.mark.slow
+def test_a_b_of_the_users_own_is_the_same():
+    B, stop = drawn('matmul', RANDOM)['w'], jax.lax.stop_gradient
+
+    def own(z, out):
+        return braintrace.matmul(stop(z), out['w']) + (z @ B - stop(z @ B))
+
+    online = braintrace.functional.online(functools.partial(cell, own, OPS))
+    state = online.init(weights('matmul'), start(), XS[0])
+    run = online.sequence_grad(loss, window=2, reduction='sum')
+    got = run(weights('matmul'), state, XS, targets('matmul'))[0]
+    assert_close(got, over_sequence('matmul', RANDOM, 2)[0])
+
+
+def test_options_change_the_numbers():
+    named = drawn('matmul', RANDOM)['w']
+    for options in ({'seed': 1}, {'scale': 0.7}):
+        rule = braintrace.rules.e_prop(feedback=Feedback('random', **options))
+        assert np.abs(drawn('matmul', rule)['w'] - named).max() > 0.1
+    assert drawn('matmul', RANDOM)['w'].std() == pytest.approx(N**-0.5, rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [braintrace.rules.same_step(), braintrace.rules.es_d_rtrl(0.5)])
+def test_other_rules_take_feedback(rule):
+    random = rule.with_feedback(Feedback('random'))
+    through = drawn('matmul', random)
+    (params, learner, state), zs = (weights('matmul'), *learner_of('matmul', random)), XS[0]
+    got = learner.grad(loss)(params, state, zs, targets('matmul')[0])[1]
+    assert_close(got, by_time('matmul', lambda out, t: through, only=0))
+
+
+@pytest.mark.parametrize(
+    'make, message',
+    [
+        (lambda: Feedback('fixed'), "feedback is 'fixed'; choose 'symmetric'"),
+        (lambda: braintrace.rules.e_prop(feedback='none'), "feedback is 'none'; choose"),
+        (lambda: braintrace.rules.e_prop(feedback=3), "feedback is 3; choose 'symmetric'"),
+        (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
+        (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
+        (lambda: Feedback('random', scale=0), 'scale is 0; give a standard deviation > 0'),
+        (lambda: Feedback('random', seed=-1), 'seed is -1; give an int >= 0'),
+        (lambda: braintrace.rules.d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
+        (
+            lambda: learner_of('matmul', braintrace.rules.d_rtrl().with_feedback(UNKNOWN)),
+            r"names \['hidden'\]: give as `ops` some of \['in', 'out/w'\]",
+        ),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(OptionError, match=message):
+        make()
+
+
+UNKNOWN = Feedback('random', ops=('out/w', 'hidden'))
+
+
+def test_a_step_without_a_readout_names_its_ops():
+    def cell(params, h, x):
+        h = jnp.tanh(braintrace.matmul(x, params['in']) + braintrace.matmul(h, params['h']))
+        return h, h
+
+    online = braintrace.functional.online(cell, RANDOM)
+    params = {'in': np.ones((I, N)), 'h': np.ones((N, N))}
+    with pytest.raises(OptionError, match=r"finds no readout: give.*\['in', 'h'\]"):
+        online.init(params, np.zeros((B, N)), XS[0])

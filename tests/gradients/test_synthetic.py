@@ -1,0 +1,224 @@
+"""Synthetic gradients at the ends of exact windows, against reverse mode and by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from tests import models, oracles
+from tests.compare import assert_close
+from tests.gradients.harness import quick, start
+
+RULE = braintrace.rules.same_step()
+K = 2
+ROWS = [
+    'leaky',
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ('lstm_fused', 'stored_spike', 'conv1d')),
+    *(pytest.param(n, marks=pytest.mark.nightly) for n in ('gru', 'adaptive_lif', 'spiking_two')),
+]
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_with_the_true_credit_the_gradient_is_that_of_bptt(name):
+    """Of two windows, where the credit is a parameter: its error at zero is the true one."""
+    case = models.case(name)
+    learner, state = start(case, RULE)
+    run = quick(
+        learner.sequence_grad(
+            case.loss,
+            len(case.xs) // 2,
+            'sum',
+            inside='exact',
+            synthesizer=lambda credit, states: credit,
+        )
+    )
+
+    def gradients(credit):
+        return run((case.params, credit), state, case.xs, case.ys)[0]
+
+    groups = learner.graph.hidden_groups
+    none = {g.name: np.zeros((*g.shape, g.num_state)) for g in groups}
+    less, missing = gradients(none)
+    with pytest.raises(AssertionError):
+        assert_close(less, oracles.bptt(case), 1e-3)
+    grads, off = gradients(jax.tree.map(lambda m: -m, missing))
+    assert_close(grads, oracles.bptt(case), 1e-10)
+    assert max(abs(o).max() for o in jax.tree.leaves(off)) < 1e-12
+
+
+A = 0.8
+
+
+def linear_case():
+    """``h = A h' + x @ w`` with the loss ``sum(y h)``: every derivative is known in closed form."""
+    rng = np.random.default_rng(3)
+    xs, ys = rng.standard_normal((6, 3, 2)), rng.standard_normal((6, 3, 4))
+    params, h = {'w': rng.standard_normal((2, 4))}, rng.standard_normal((3, 4))
+
+    def cell(p, h, x):
+        h = A * h + braintrace.matmul(x, p['w'])
+        return h, h
+
+    learner = braintrace.functional.online(cell, RULE)
+    return learner, params, h, xs, ys
+
+
+def by_hand(synthetic, w, h, xs, ys, last=True, alive=None):
+    """Gradients of ``w``, and of the linear synthesizer with its ``w`` and ``b``, in NumPy."""
+    hs = [h]
+    for x in xs:
+        hs.append(A * hs[-1] + x @ w)
+    dw, ds, db = 0.0, 0.0, 0.0
+    for k in range(0, len(xs), K):
+        lam = np.zeros_like(h)
+        if k + K < len(xs):
+            lam = hs[k + K] @ synthetic['w'] + synthetic['b']
+        for t in reversed(range(k, k + K)):
+            lam = lam + ys[t]
+            dw = dw + xs[t].T @ lam
+            lam = A * lam
+        if k:
+            off = hs[k] @ synthetic['w'] + synthetic['b'] - lam
+            ds, db = ds + hs[k].T @ off, db + off.sum(0)
+    return dw, ds, db
+
+
+def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
+    learner, params, h, xs, ys = linear_case()
+    rng = np.random.default_rng(4)
+    state = learner.init(params, h, xs[0])
+    (name,) = [g.name for g in learner.graph.hidden_groups]
+    synthetic = braintrace.SyntheticGradient({name: (3, 4, 1)})
+    start = synthetic.param_values()
+    assert not any(p.any() for p in jax.tree.leaves(start))
+    given = jax.tree.map(lambda p: rng.standard_normal(p.shape), start)
+    run = quick(
+        learner.sequence_grad(
+            lambda out, y: (y * out).sum(),
+            K,
+            'sum',
+            inside='exact',
+            synthesizer=synthetic.apply,
+        )
+    )
+    (grads, found), _, _ = run((params, given), state, xs, ys)
+    dw, ds, db = by_hand(given[name], params['w'], h, xs, ys)
+    assert_close(grads['w'], dw, 1e-10)
+    assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
+    # lanes that are reset between two windows owe nothing to each other
+    flags = np.zeros((6, 3), bool)
+    flags[2, 1] = True
+    (grads, found), _, _ = run((params, given), state, xs, ys, reset=(flags, 0 * h))
+    whole = [np.delete(a, 1, -2) for a in (h, xs, ys)]
+    apart = by_hand(given[name], params['w'], *whole)
+    late = by_hand(given[name], params['w'], np.zeros((1, 4)), xs[2:, 1:2], ys[2:, 1:2])
+    early = by_hand(given[name], params['w'], h[1:2], xs[:2, 1:2], ys[:2, 1:2])
+    dw, ds, db = (sum(parts) for parts in zip(apart, late, early, strict=True))
+    assert_close(grads['w'], dw, 1e-10)
+    assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
+
+
+@pytest.mark.slow
+def test_updates_along_a_sequence_move_the_synthesizer_too():
+    learner, params, h, xs, ys = linear_case()
+    state = learner.init(params, h, xs[0])
+    (name,) = [g.name for g in learner.graph.hidden_groups]
+    synthetic = braintrace.SyntheticGradient({name: (3, 4, 1)}, scale=0.5)
+    loss, optimizer = lambda out, y: (y * out).sum(), optax.sgd(0.01)
+    learnt = params, synthetic.param_values()
+    run = learner.sequence_update(
+        loss, optimizer, K, 'sum', inside='exact', synthesizer=synthetic.apply
+    )
+    got, _, _, losses = quick(run)(learnt, optimizer.init(learnt), state, xs, ys)
+    w, s, hs = params['w'], jax.tree.map(np.asarray, learnt[1][name]), h
+    for k in range(0, 6, K):
+        ahead = [hs]
+        for x in xs[k : k + K]:
+            ahead.append(A * ahead[-1] + x @ w)
+        lam = ahead[-1] @ s['w'] + s['b'] if k + K < 6 else 0 * hs
+        dw = 0
+        for t in reversed(range(k, k + K)):
+            lam = lam + ys[t]
+            dw, lam = dw + xs[t].T @ lam, A * lam
+        off = (hs @ s['w'] + s['b'] - lam) * (k > 0)
+        w, s = w - 0.01 * dw, {'w': s['w'] - 0.01 * hs.T @ off, 'b': s['b'] - 0.01 * off.sum(0)}
+        hs = ahead[-1]
+    assert_close(got[0]['w'], w, 1e-10)
+    assert_close(got[1][name], s, 1e-10)
+    assert losses.shape == (6,)
+
+
+@pytest.mark.slow
+def test_learnt_credit_is_nearer_to_bptt_than_none():
+    """A rotation, of which the loss sees one axis: half of the credit comes in later windows."""
+    rng = np.random.default_rng(0)
+    turn = 0.95 * np.array([[np.cos(1), np.sin(1)], [-np.sin(1), np.cos(1)]])
+    params, h = {'w': rng.standard_normal((2, 2)) / 2, 'u': turn}, np.zeros((8, 2))
+
+    def cell(p, h, x):
+        h = braintrace.matmul(x, p['w']) + braintrace.matmul(h, p['u'])
+        return h[:, :1], h
+
+    def draw():
+        return rng.standard_normal((24, 8, 2)), np.zeros((24, 8, 1))
+
+    learner = braintrace.functional.online(cell, RULE)
+    state = learner.init(params, h, draw()[0][0])
+    (name,) = [g.name for g in learner.graph.hidden_groups]
+    synthetic = braintrace.SyntheticGradient({name: (8, 2, 1)})
+    options = {'inside': 'exact'}
+    run = quick(learner.sequence_grad(models.squared, K, synthesizer=synthetic.apply, **options))
+    whole = quick(learner.sequence_grad(models.squared, None, **options))
+
+    def cosine(s):
+        xs, ys = draw()
+        (a, _), _, _ = run((params, s), state, xs, ys)
+        b, _, _ = whole(params, state, xs, ys)
+        a, b = (np.concatenate([np.ravel(g[k]) for k in ('w', 'u')]) for g in (a, b))
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    s, optimizer = synthetic.param_values(), optax.adam(0.05)
+    before, moments = np.mean([cosine(s) for _ in range(5)]), optimizer.init(s)
+    for _ in range(100):
+        (_, grads), _, _ = run((params, s), state, *draw())
+        updates, moments = optimizer.update(grads, moments)
+        s = optax.apply_updates(s, updates)
+    after = np.mean([cosine(s) for _ in range(5)])
+    assert before < 0.93 and after > 0.98, (before, after)
+
+
+REFUSED = [
+    ({'inside': 'trace', 'window': K}, "with inside='trace'.*Give inside='exact'"),
+    ({'synthesizer': 3}, 'synthesizer is 3; give a function'),
+]
+
+
+@pytest.mark.parametrize('options, found', REFUSED)
+def test_a_synthetic_gradient_beside_a_trace_is_refused(options, found):
+    learner, synthetic = linear_case()[0], braintrace.SyntheticGradient({'h': (3, 4, 1)})
+    base = {'inside': 'exact', 'window': K, 'synthesizer': synthetic.apply}
+    with pytest.raises(braintrace.OptionError, match=found):
+        learner.sequence_grad(lambda out, y: (y * out).sum(), **{**base, **options})
+
+
+def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
+    learner, params, h, xs, ys = linear_case()
+    online = braintrace.functional.online(learner.cell, braintrace.rules.d_rtrl())
+    loss = lambda out, y: (y * out).sum()  # noqa: E731
+    for call in (
+        lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
+        lambda **options: online.sequence_grad(loss, K, carry='drop', **options),
+    ):
+        with pytest.raises(braintrace.OptionError, match=r'DRTRL\(\).*twice.*rules.same_step\(\)'):
+            call(inside='exact', synthesizer=len)
+    options = {'window': K, 'inside': 'exact'}
+    state = learner.init(params, h, xs[0])
+    run = learner.sequence_grad(loss, synthesizer=lambda s, h: {'h': jnp.zeros(3)}, **options)
+    with pytest.raises(braintrace.StructureError, match='params is dict; with a synthesizer'):
+        run(params, state, xs, ys)
+    with pytest.raises(braintrace.StructureError, match=r"the synthesizer returned \{'h': \(3,\)"):
+        run((params, 1.0), state, xs, ys)
+    with pytest.raises(braintrace.OptionError, match=r"the shape of group 'h' is 4; give a tuple"):
+        braintrace.SyntheticGradient({'h': 4})

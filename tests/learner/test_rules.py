@@ -1,0 +1,296 @@
+"""A learner class for each rule: shells over values, by class and by name."""
+
+import inspect
+import pydoc
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import rules
+from tests.compare import assert_close
+
+from .networks import BATCH, INPUTS, UNITS, data, loss_of
+
+
+class Gated(brainstate.nn.Module):
+    """A recurrent layer and a readout without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = braintrace.nn.GRUCell(INPUTS, UNITS)
+        self.readout = braintrace.nn.Linear(UNITS, 2, b_init=None)
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
+
+FEEDBACK = braintrace.Feedback('random', seed=3)
+# class, its options, the value that it stands for
+SHELLS = [
+    (
+        'D_RTRL',
+        {'credit': 'whole', 'scope': 'own'},
+        lambda: rules.d_rtrl(credit='whole', scope='own'),
+    ),
+    ('ES_D_RTRL', {'decay_or_rank': (0.9, 0.5)}, lambda: rules.es_d_rtrl((0.9, 0.5))),
+    ('SameStep', {}, rules.same_step),
+    ('SnAp', {}, lambda: rules.snap(2)),
+    ('SnAp', {'n': 1}, lambda: rules.snap(1)),
+    ('RTRL', {'keep': 2, 'seed': 1}, lambda: rules.rtrl(keep=2, seed=1)),
+    ('UORO', {'seed': 4}, lambda: rules.uoro(seed=4)),
+    ('EProp', {}, rules.e_prop),
+    (
+        'EProp',
+        {'feedback': FEEDBACK, 'kappa_filter_decay': 0.8},
+        lambda: rules.e_prop(0.8, FEEDBACK),
+    ),
+    (
+        'EProp',
+        {'feedback': 'random', 'random_feedback_key': 3},
+        lambda: rules.e_prop(feedback=FEEDBACK),
+    ),
+    ('RFLO', {}, rules.rflo),
+    ('OTTT', {'leak': 0.7}, lambda: rules.ottt(0.7)),
+    ('OTPE', {'leak': 0.7}, lambda: rules.otpe(0.7)),
+    ('OSTL', {}, rules.ostl),
+    ('OSTL', {'recurrent': False}, lambda: rules.ostl(recurrent=False)),
+    ('OSTLRecurrent', {}, lambda: rules.d_rtrl(scope='own')),
+    ('OSTLFeedforward', {}, lambda: rules.es_d_rtrl(1e-6)),
+    ('ThreeFactor', {}, rules.d_rtrl),
+]
+IDS = ['-'.join([name, *options]) for name, options, _ in SHELLS]
+
+
+def compiled(rule, **options):
+    brainstate.random.seed(0)
+    x = jnp.zeros((BATCH, INPUTS))
+    return braintrace.compile(Gated(), rule, x, batch_size=BATCH, **options)
+
+
+@pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
+def test_a_shell_holds_the_value(name, options, value):
+    learner = getattr(braintrace, name)(Gated(), **options)
+    assert learner.rule == value()
+    assert type(learner).__name__ == name and isinstance(learner, braintrace.ETraceLearner)
+
+
+def gradient(learner, xs, ys):
+    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), return_value=True)
+
+
+def run_when(name, options):
+    """One row quick, one for each new value in the gate, the rest at night."""
+    if options == {'n': 1}:
+        return []
+    new = name in ('EProp', 'UORO', 'RTRL', 'OTTT') and 'random_feedback_key' not in options
+    return [pytest.mark.slow if new else pytest.mark.nightly]
+
+
+@pytest.mark.parametrize(
+    'name, options, value',
+    [pytest.param(*row, marks=run_when(*row[:2])) for row in SHELLS],
+    ids=IDS,
+)
+def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(name, options, value):
+    xs, ys = data()
+    learner, other = compiled(name, **options), compiled(value())
+    saved = learner.save()
+    grads, losses = gradient(learner, xs, ys)
+    want, _ = gradient(other, xs, ys)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
+    assert all(map(np.array_equal, jax.tree.leaves(grads), jax.tree.leaves(want)))
+    learner.restore(saved)
+    again, _ = gradient(learner, xs, ys)
+    assert_close(again, grads, 1e-6)
+    learner.reset_state()
+    assert not learner.etrace.value['t'].any()
+    new, _ = learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=optax.sgd(1e-2))
+    assert np.isfinite(new).all() and new.shape == losses.shape
+
+
+@pytest.mark.parametrize(
+    'name, cls',
+    [
+        ('d_rtrl', 'D_RTRL'),
+        ('pp_prop', 'ES_D_RTRL'),
+        ('ES_D_RTRL', 'ES_D_RTRL'),
+        ('esd_rtrl', 'ES_D_RTRL'),
+        ('eprop', 'EProp'),
+        ('e_prop', 'EProp'),
+        ('ostl', 'OSTL'),
+        ('ostl_recurrent', 'OSTLRecurrent'),
+        ('OSTL_Feedforward', 'OSTLFeedforward'),
+        ('uoro', 'UORO'),
+        ('RandomProjectionVjpAlgorithm', 'UORO'),
+        ('three_factor', 'ThreeFactor'),
+        ('dni', 'DNI'),
+        ('snap', 'SnAp'),
+        ('SnAp', 'SnAp'),
+        ('rtrl', 'RTRL'),
+        ('rflo', 'RFLO'),
+        ('same_step', 'SameStep'),
+        ('ottt', 'OTTT'),
+        ('otpe', 'OTPE'),
+    ],
+)
+def test_compile_knows_every_name(name, cls):
+    from braintrace._learner.learners import _named
+
+    assert _named(name) is getattr(braintrace, cls)
+
+
+def test_help_and_signatures_show_the_arguments():
+    assert str(inspect.signature(braintrace.SnAp)).startswith("(model: 'brainstate.nn.Module', n:")
+    arguments = list(inspect.signature(braintrace.EProp).parameters)
+    assert arguments[:4] == ['model', 'feedback', 'kappa_filter_decay', 'random_feedback_key']
+    for name, _, _ in SHELLS:
+        cls = getattr(braintrace, name)
+        text = pydoc.render_doc(cls)
+        assert cls.__doc__.splitlines()[0] in text and 'policy' in text
+
+
+def test_random_feedback_is_drawn_from_a_key():
+    key = jax.random.key(7)
+    first = braintrace.EProp(Gated(), 'random', random_feedback_key=key)
+    assert first.rule == braintrace.EProp(Gated(), 'random', random_feedback_key=key).rule
+    other = braintrace.EProp(Gated(), 'random', random_feedback_key=jax.random.key(8))
+    assert first.rule != other.rule
+    with pytest.raises(braintrace.OptionError, match='random_feedback_key is given and feedback'):
+        braintrace.EProp(Gated(), random_feedback_key=key)
+
+
+def test_the_gradient_of_a_step_is_the_modulator_times_the_trace():
+    learner = braintrace.compile(
+        braintrace.nn.VanillaRNNCell(2, 3), 'three_factor', jnp.zeros((2, 2)), batch_size=2, seed=0
+    )
+    assert isinstance(learner, braintrace.ThreeFactor)
+    reward = jnp.array([0.5, -2.0])  # one for each lane
+    for x in jnp.array([[[1.0, -1], [2, 0.5]], [[0.1, 1], [-1, 2]]]):
+        grads = brainstate.transform.grad(
+            lambda x=x: braintrace.modulated(reward, learner(x)), learner.param_states
+        )()
+    ((path, value),) = grads.items()
+    ((_, slots),) = learner.get_etrace_of(path).items()
+    want = {k: jnp.einsum('b,b...->...', reward, e[..., 0]) for k, e in slots.items()}
+    assert_close(value, {k: want[k] for k in value}, 1e-6)
+
+
+@pytest.mark.slow
+def test_spikes_and_a_reward_move_weights_as_their_trace_says():
+    """An R-STDP network in units: no loss, only a reward that comes later."""
+
+    class Net(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drive = braintrace.nn.Linear(3, 4)
+            self.neurons = braintrace.nn.LIF(4, tau=10.0, R=10.0, spk_fun='triangle')
+
+        def update(self, x):
+            return self.neurons(self.drive(x))
+
+    learner = braintrace.compile(
+        Net(), braintrace.ThreeFactor, jnp.zeros((2, 3)), batch_size=2, seed=0
+    )
+    xs = jnp.ones((6, 2, 3))
+
+    def run(rewards):
+        learner.reset_state()
+        return learner.etrace_grad(xs, rewards, step_fn=step_fn, reduction='sum')
+
+    def step_fn(x, reward):
+        return braintrace.modulated(-reward, learner(x))
+
+    late = jnp.zeros((6, 2)).at[4, 0].set(1.0)
+    grads = run(late)
+    assert any((np.abs(g) > 0).any() for g in jax.tree.leaves(grads))
+    assert_close(run(-3 * late), jax.tree.map(lambda g: -3 * g, grads), 1e-5)
+    assert not any(g.any() for g in jax.tree.leaves(run(0 * late)))
+
+
+def test_a_modulator_has_no_exact_windows():
+    learner = compiled('three_factor')
+    xs, ys = data()
+    with pytest.raises(braintrace.OptionError, match="inside is 'exact' for ThreeFactor"):
+        learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=2, inside='exact')
+
+
+# -- the axes of the public package ----------------------------------------------------------------
+
+Config = braintrace.ETraceConfig
+CONFIGURED = [
+    ({}, rules.d_rtrl),
+    ({'recurrence_scope': 'coupled'}, lambda: rules.d_rtrl(scope='own')),
+    ({'recurrence_scope': 'sparse_n', 'sparse_n': 3}, lambda: rules.snap(3)),
+    ({'temporal_recursion': 'none'}, rules.same_step),
+    ({'trace_factorization': 'io_factorized', 'decay': 0.9}, lambda: rules.es_d_rtrl(0.9)),
+    (
+        {'trace_factorization': 'io_factorized', 'decay': (0.9, 0.5)},
+        lambda: rules.es_d_rtrl((0.9, 0.5)),
+    ),
+    (
+        {
+            'trace_factorization': 'io_factorized',
+            'temporal_recursion': ('scalar_leak', 'none'),
+            'decay': 0.9,
+        },
+        lambda: rules.ottt(0.9),
+    ),
+    ({'trace_factorization': 'random_projection', 'recurrence_scope': 'coupled'}, rules.uoro),
+    ({'learning_signal': 'modulatory'}, rules.d_rtrl),
+    (
+        {'learning_signal': 'random_feedback'},
+        lambda: rules.d_rtrl().with_feedback(braintrace.Feedback('random')),
+    ),
+    ({'trace_filter': 'kappa', 'kappa': 0.8}, lambda: rules.d_rtrl().filtered(0.8)),
+]
+
+
+@pytest.mark.parametrize('axes, value', CONFIGURED)
+def test_six_axes_are_a_rule(axes, value):
+    assert Config(**axes) == value()
+
+
+@pytest.mark.parametrize(
+    'axes, found',
+    [
+        ({'trace_factorization': 'per_weight'}, "trace_factorization is 'per_weight'; choose"),
+        ({'temporal_recursion': 'leak'}, "temporal_recursion is 'leak'; choose"),
+        ({'temporal_recursion': 'scalar_leak'}, r'nearest is `braintrace.rules.d_rtrl\(\)`'),
+        (
+            {
+                'trace_factorization': 'io_factorized',
+                'temporal_recursion': 'scalar_leak',
+                'decay': 0.9,
+            },
+            r'nearest is `braintrace.rules.ottt\(leak\)',
+        ),
+        (
+            {'trace_factorization': 'io_factorized', 'recurrence_scope': 'coupled', 'decay': 0.9},
+            r"recurrence_scope is 'coupled' with 'io_factorized'.*es_d_rtrl\(decay\)",
+        ),
+        ({'trace_factorization': 'random_projection'}, r'nearest is `braintrace.rules.uoro\(\)`'),
+        ({'trace_factorization': 'io_factorized'}, 'decay is None'),
+        ({'recurrence_scope': 'sparse_n'}, 'sparse_n is None'),
+        ({'trace_filter': 'kappa'}, 'kappa is None'),
+        ({'learning_signal': 'bootstrapped'}, 'Use `braintrace.DNI`'),
+        ({'update_schedule': 'window', 'window_size': 4}, '`update_every` to'),
+    ],
+)
+def test_axes_without_a_counterpart_name_the_nearest_value(axes, found):
+    with pytest.raises(braintrace.OptionError, match=found):
+        Config(**axes)
+
+
+def test_fixed_feedback_and_the_filter_are_there():
+    feedback = braintrace.FixedRandomFeedback(2, UNITS, jax.random.key(1), init_scale=0.5)
+    error = jnp.ones((BATCH, 2))
+    assert_close(feedback.project(error), error @ feedback.B, 1e-6)
+    trace = braintrace.KappaFilter(jnp.zeros(2), 0.9)
+    shown = [trace.update(x) for x in (jnp.ones(2), jnp.ones(2), jnp.zeros(2))]
+    assert_close(jnp.stack(shown)[:, 0], np.array([0.1, 0.19, 0.171]), 1e-6)
