@@ -27,8 +27,7 @@ class Method(NamedTuple):
     ``cut`` steps at a time, all if that is None.
 
     ``window``: exact windows of that many steps over the rule. ``leaky``: the readout of the
-    spiking net is filtered behind its weights. ``nets``: only there, by default on all. ``needs``:
-    the name in :mod:`braintrace.rules` without which the row is skipped.
+    spiking net is filtered behind its weights. ``nets``: only there, by default on all.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Method(NamedTuple):
     window: int | None = None
     leaky: bool = False
     nets: tuple = ()
-    needs: str = ''
 
 
 def e_prop(feedback: str) -> Callable:
@@ -56,15 +54,15 @@ METHODS = (
     ),
     Method('D_RTRL', lambda: rules.d_rtrl()),
     Method('D_RTRL, whole credit', lambda: rules.d_rtrl(credit='whole')),
-    Method('SnAp-1', lambda: rules.d_rtrl(scope='own', credit='whole')),
-    Method('SnAp-2', lambda: rules.snap(2), nets=(SPARSE,), needs='snap'),
-    Method('RTRL', lambda: rules.rtrl(), nets=(SMALL,), needs='rtrl'),
+    Method('SnAp-1', lambda: rules.snap(1)),
+    Method('SnAp-2', lambda: rules.snap(2), nets=(SPARSE,)),
+    Method('RTRL', lambda: rules.rtrl(), nets=(SMALL,)),
     Method('ES_D_RTRL 0.5', lambda: rules.es_d_rtrl(0.5)),
     Method('ES_D_RTRL 0.9', lambda: rules.es_d_rtrl(0.9)),
-    Method('signs', lambda: rules.signs(), needs='signs'),
-    Method('UORO', lambda: rules.uoro(), nets=(GRU, SMALL, SPIKING), needs='uoro'),
+    Method('signs', lambda: rules.signs()),
+    Method('UORO', lambda: rules.uoro(), nets=(GRU, SMALL, SPIKING)),
     *(
-        Method(name, e_prop(feedback), leaky=True, nets=(SPIKING,), needs='e_prop')
+        Method(name, e_prop(feedback), leaky=True, nets=(SPIKING,))
         for name, feedback in (('e-prop', 'symmetric'), ('e-prop, random feedback', 'random'))
     ),
     Method('exact windows of 8', lambda: rules.d_rtrl(), window=8),

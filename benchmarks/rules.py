@@ -24,7 +24,7 @@ import jax
 from learning import QUICK, Effort, Setting, record
 from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
 
-from braintrace import BraintraceError, rules, tasks
+from braintrace import BraintraceError, tasks
 
 PATH = Path(__file__).parent / 'results' / 'rules.json'
 LRU = 'LRU 64'
@@ -119,9 +119,6 @@ def main():
     for number, (setting, method) in enumerate(rows, 1):
         name = named(setting, method)
         if name in there and not options.again:
-            continue
-        if method.needs and not hasattr(rules, method.needs):
-            print(f'{" | ".join(name)}: skipped, there is no braintrace.rules.{method.needs}')
             continue
         there[name] = measured(setting, method, QUICK if options.quick else Effort())
         print(f'[{number}/{len(rows)}, {time.perf_counter() - begin:.0f} s] {line(there[name])}')

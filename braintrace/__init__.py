@@ -130,6 +130,8 @@ __all__ = [
     'sparse_matmul',
     'train_synthetic_gradient',
     'tasks',
+    'tasks',
+    'train_synthetic_gradient',
     'verify',
 ]
 
