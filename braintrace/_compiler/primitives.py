@@ -359,7 +359,7 @@ ZEROS = {
     # where the same element of the operand is, of the first operand, or of all
     'same': """abs asin asinh atan cbrt conj convert_element_type copy expm1 imag log1p neg
         pvary real reduce_precision sharding_constraint sign sin sinh sqrt
-        square tan tanh""",
+        square stop_gradient tan tanh""",
     'first': 'div',
     'sum': 'add add_any complex max min sub',
     # where the equation of 0 and 1, at other zeros than these, is: for products, and for what moves

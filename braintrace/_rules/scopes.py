@@ -56,7 +56,8 @@ def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
             feeds = found.feeds[op.key][groups[g]]
             kept, whole = _reached(reads, feeds.reshape(len(feeds), -1), n)
             texts += [] if whole else [f'influence that needs more than {n} steps to arrive']
-            rows = _as_rows(kept, groups[g]).reshape(*feeds.shape[1:], -1)
+            # a dense layer keeps everything: one transition serves every y
+            rows = None if kept.all() else _as_rows(kept, groups[g]).reshape(*feeds.shape[1:], -1)
             carriers.append(_carrier([graph.hidden_groups[g]], [groups[g]], rows))
         relations.append(_relation(graph, op, carriers, found))
         texts += [BETWEEN] if _flows_out(op, carriers, found) else []

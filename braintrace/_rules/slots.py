@@ -22,6 +22,8 @@ __all__ = ['Slots']
 
 EINSUM = functools.partial(jnp.einsum, precision='highest')
 
+TOGETHER = 8  # slots that are summed in one expression, which XLA fuses
+
 
 class Slots:
     """The algebra of the entries of a relation with one carrier."""
@@ -90,8 +92,14 @@ class Slots:
 
     def _sum(self, row: jax.Array, entry: Entry) -> Entry:
         """The sum over slots of ``yw_to_w(row_j, e_j)``, slots first."""
-        each = jax.vmap(transport(self.op, self.coords))(row, entry)
-        return {n: e.sum(0) for n, e in each.items()}
+        rule = transport(self.op, self.coords)
+
+        def plus(total, at):
+            return jax.tree.map(jnp.add, total, rule(*at)), None
+
+        like = jax.eval_shape(rule, *jax.tree.map(lambda a: a[0], (row, entry)))
+        none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+        return jax.lax.scan(plus, none, (row, entry), unroll=min(self.number, TOGETHER))[0]
 
     def fresh(self, xs, pushes: jax.Array, weights: Entry) -> Entry:
         """``sum_t x_t (x) push_t``: time in front, then slots."""

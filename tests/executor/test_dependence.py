@@ -32,6 +32,7 @@ def barrier(w, v):
 FUNCTIONS = {
     # name -> (a function of unknown numbers w, linear in v; what each result reads)
     'mask': (lambda w, v: (w * MASK) @ v, MASK),
+    'stopped': (lambda w, v: jax.lax.stop_gradient(w * MASK) @ v, MASK),
     'function_of_mask': (lambda w, v: jnp.tanh(w * MASK).T @ v, MASK.T),
     'no_cancellation': (lambda w, v: w[0] * v - w[0] * v[::-1], np.eye(4) + np.eye(4)[::-1]),
     'chosen': (lambda w, v: jnp.where(jnp.arange(4) < 2, v, 0), np.diag([1, 1, 0, 0])),

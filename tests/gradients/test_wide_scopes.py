@@ -158,6 +158,23 @@ def test_each_layer_alone_leaves_out_what_the_first_does_to_the_second():
     assert exact and exact < set(off)
 
 
+def rolled(ops, p, c, x):
+    y = ops.lora_matmul(x, p['B'], p['A'], alpha=1.7)
+    h = ops.new('h', ops.tanh(y + 0.8 * ops.roll(c['h'], 1)))
+    return h @ p['out'], {'h': h}
+
+
+@slow
+def test_entries_of_another_layout_move_slot_by_slot():
+    shapes = {'B': (3, 2), 'A': (2, 5), 'out': (5, 2)}
+    case = models.make_case(models.Model('rolled', rolled, shapes, {'h': (2, 5)}))
+    got, want = over_sequence(case, snap(2), 3)[0], oracles.total(scoped(case, 2))
+    assert_drawn_close(got, want)
+    assert_moves(want)
+    graph = learner_of(case, snap(2)).first.graph
+    assert graph.hidden_param_op_relations[0].groups[0].kept.rows.shape == (5, 2)
+
+
 # ---- a sparse recurrent layer --------------------------------------------------------------------
 
 
