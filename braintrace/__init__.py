@@ -130,8 +130,6 @@ __all__ = [
     'sparse_matmul',
     'train_synthetic_gradient',
     'tasks',
-    'tasks',
-    'train_synthetic_gradient',
     'verify',
 ]
 
