@@ -48,7 +48,7 @@ def d_rtrl(
 
     Source: Wang et al. 2026, "Model-agnostic linear-memory online learning in spiking neural
     networks", Nat. Commun. 17:1745; the split into same-step and history part, and what ``credit``
-    and ``scope`` change, are derived in ``docs/design.md``.
+    and ``scope`` change, are explained in ``docs/design.md``.
 
     >>> import braintrace
     >>> braintrace.rules.d_rtrl().name
