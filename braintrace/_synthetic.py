@@ -25,7 +25,8 @@ class SyntheticGradient:
     ``synthesizer`` of ``sequence_grad`` and ``sequence_update``. Raises
     :class:`braintrace.OptionError` for shapes that are none.
 
-    Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients", ICML.
+    Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients" (ICML,
+    arXiv 1608.05343).
 
     >>> import braintrace, jax.numpy as jnp
     >>> synthetic = braintrace.SyntheticGradient({'h': (3, 4, 1)})

@@ -37,7 +37,8 @@ class DNI(ETraceLearner):
     at zero; its parameters are ``learner.synthetic.value``. Other arguments as for
     :class:`braintrace.D_RTRL`.
 
-    Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients", ICML.
+    Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients" (ICML,
+    arXiv 1608.05343).
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.ones((3, 2)), braintrace.nn.GRUCell(2, 4)

@@ -139,8 +139,9 @@ class Rule(ABC):
         """This rule, in which readouts read through a filter: it counts each x that a readout read
         k steps ago with ``kappa^k``, as an output that leaks with ``kappa`` remembers it.
 
-        Bellec et al. 2020, Nat. Commun. 11:3625, eq. 4: ``ebar^t = kappa ebar^{t-1} + dx^t/dw`` for
-        what a readout reads (never for the membrane), one more number for each entry of the trace.
+        The filtered eligibility trace of Bellec et al. 2020, Nat. Commun. 11:3625: ``ebar^t = kappa
+        ebar^{t-1} + dx^t/dw`` for what a readout reads (never for the membrane), one more number
+        for each entry of the trace.
         A readout is an op that reads what other ops made and whose result no op reads, in the step
         or through a state. The factor ``1 - kappa`` of some papers belongs to the model's own
         readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;

@@ -57,9 +57,9 @@ def otpe(leak: float) -> Rule:
     """``d_rtrl().filtered(leak)``: the trace of each spike is filtered by the leak of the next
     layer.
 
-    Exact for one hidden layer under a leaky readout. Source: Summe et al. 2023, "Estimating
-    post-synaptic effects for online training of feed-forward SNNs", arXiv 2311.16151; its factored
-    forms are not here.
+    Exact for one hidden layer under a leaky readout. After Summe et al. 2023, "Estimating
+    post-synaptic effects for online training of feed-forward SNNs" (arXiv 2311.16151), who estimate
+    what a spike does to the next layer; this formula of it is the library's own, theirs may differ.
 
     >>> import braintrace
     >>> braintrace.rules.otpe(0.9) == braintrace.rules.d_rtrl().filtered(0.9)

@@ -14,7 +14,7 @@ LAYERS = ('joint', 'each')
 
 
 def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
-    """Real-time recurrent learning (Williams and Zipser 1989): the gradient of BPTT, online.
+    """Real-time recurrent learning: the gradient of BPTT, online.
 
     ``e^t = J^t e^{t-1} + D_f^t (x) x^t`` with the whole derivative ``J = dh/dh'`` of a step, of all
     N hidden numbers of a lane; the gradient at t is the same-step gradient plus
@@ -26,11 +26,15 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
     ``layers='each'`` keeps of each op only the hidden numbers of the groups that it reaches by a
     path through no other group's new state: smaller, and without what a layer does to another
     layer's later steps. ``keep=k``: of each row of J only k entries, drawn once by ``seed``, carry
-    the trace on (Merin 2026, "random-k sparse RTRL"); biased, and exact where k is N.
+    the trace on; biased, and exact where k is N.
 
     Raises :class:`braintrace.OptionError` for other values, and
     :class:`braintrace.NotSupportedError` when a step is compiled with complex hidden states, ops in
     a loop that is not unrolled, or lanes that read one another.
+
+    Source: Williams and Zipser 1989, "A learning algorithm for continually running fully recurrent
+    neural networks", Neural Computation 1:270. ``keep`` is after Shalev Merin 2026, "Massive
+    redundancy in gradient transport enables sparse online learning" (arXiv 2603.15195).
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
@@ -54,8 +58,7 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
 
 
 def snap(n: int, credit: str = 'whole') -> Rule:
-    """SnAp-n (Menick et al. 2021, "Practical real time recurrent learning with a sparse
-    approximation"): an element of an op's result keeps what it changes within n steps.
+    """SnAp-n: an element of an op's result keeps what it changes within n steps.
 
     ``e_q = J[N_q, N_q] e_q' + D_f[N_q, q] (x) x`` for element q, where the K_q hidden numbers N_q
     are those that q reaches within n steps by the structure of the cell (zeros of constant masks
@@ -65,8 +68,9 @@ def snap(n: int, credit: str = 'whole') -> Rule:
 
     ``snap(1)`` is ``d_rtrl(credit='whole', scope='own')``, in the size of D-RTRL's trace.
 
-    The signal ``dL/dh'`` flows along every path of the step, so gradients are one exact step nearer
-    to BPTT than the published rule.
+    Source: Menick et al. 2021, "Practical real time recurrent learning with a sparse approximation"
+    (ICLR, arXiv 2006.07232). Here N_q stays inside the group, and the signal ``dL/dh'`` flows along
+    every path of the step, which makes gradients one exact step nearer to BPTT.
 
     Raises :class:`braintrace.OptionError` for other values, and
     :class:`braintrace.NotSupportedError` as :func:`rtrl` does.

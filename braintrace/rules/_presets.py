@@ -22,8 +22,8 @@ def ottt(leak: float) -> Rule:
     in [0, 1), is the factor of the membrane in one step. Raises :class:`braintrace.OptionError`
     for another value.
 
-    Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (arXiv
-    2210.04195).
+    Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (NeurIPS,
+    arXiv 2210.04195).
 
     >>> import braintrace
     >>> braintrace.rules.ottt(0.9).decay

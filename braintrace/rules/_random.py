@@ -25,7 +25,7 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
     :class:`braintrace.OptionError` for other values.
 
     Source: Mujika et al. 2018, "Approximating real-time recurrent learning with random Kronecker
-    factors" (arXiv 1805.10842), with D in place of the whole Jacobian.
+    factors" (NeurIPS, arXiv 1805.10842), with D in place of the whole Jacobian.
 
     >>> import braintrace
     >>> braintrace.rules.signs(seed=3).seed
@@ -52,7 +52,8 @@ def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
     :class:`braintrace.OptionError` for other values, and :class:`braintrace.NotSupportedError` for
     complex hidden states.
 
-    Source: Tallec and Ollivier 2017, "Unbiased online recurrent optimization" (arXiv 1702.05043).
+    Source: Tallec and Ollivier 2018, "Unbiased online recurrent optimization" (ICLR, arXiv
+    1702.05043).
 
     >>> import braintrace
     >>> braintrace.rules.uoro().name

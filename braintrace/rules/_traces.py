@@ -32,8 +32,8 @@ def d_rtrl(
 
     ``scope``: what an element of y keeps a trace of. ``'position'``: its position, along
     position-wise paths. ``'own'``: also what that position reads of itself through the op, its own
-    recurrent weight ``dy_q/dx_k`` in ``D`` (with ``credit='whole'`` this is SnAp-1, Menick et al.
-    2021); the size of the trace is the same, and no op may be non-linear in its input.
+    recurrent weight ``dy_q/dx_k`` in ``D`` (the trace of SnAp-1, see :func:`snap`); the size of the
+    trace is the same, and no op may be non-linear in its input.
 
     ``trace_dtype`` is the dtype in which traces are stored, such as ``jnp.bfloat16`` for half the
     memory; sums are made in the dtype of the weights, and each write rounds. By default, and always
@@ -46,8 +46,9 @@ def d_rtrl(
     shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.OptionError` for a dtype that is no
     float and for a wrong number of steps.
 
-    Source: Wang et al., "Model-agnostic linear-memory online learning in spiking neural networks"
-    (D-RTRL); the split into same-step and history part is derived in ``docs/design.md``.
+    Source: Wang et al. 2026, "Model-agnostic linear-memory online learning in spiking neural
+    networks", Nat. Commun. 17:1745; the split into same-step and history part, and what ``credit``
+    and ``scope`` change, are explained in ``docs/design.md``.
 
     >>> import braintrace
     >>> braintrace.rules.d_rtrl().name
@@ -95,6 +96,9 @@ def es_d_rtrl(decay_or_rank: float | int | tuple[float, float]) -> Rule:
     rank 1, each gradient is the same-step gradient alone, without any history. Raises
     :class:`braintrace.OptionError` (a ``ValueError``) for other values.
 
+    After Wang et al. 2026, the source of :func:`d_rtrl`; the same-step part is the split of
+    ``docs/design.md``.
+
     >>> import braintrace
     >>> braintrace.rules.es_d_rtrl(19).decay
     0.9
@@ -134,10 +138,10 @@ def _of_pair(decays: tuple) -> Rule:
 
 
 def same_step() -> Rule:
-    """SnAp-0: no trace; every gradient holds the current step only, ``x (x) dy``.
+    """No trace: every gradient holds the current step only, ``x (x) dy`` (SnAp-n with n = 0).
 
-    The cheapest baseline: one reverse pass for each step and no memory. Source: Menick et al. 2021,
-    "Practical real time recurrent learning with a sparse approximation".
+    The cheapest baseline: one reverse pass for each step and no memory. Source: Shalev Merin 2026,
+    "Immediate derivatives suffice for online recurrent adaptation" (arXiv 2603.28750).
 
     >>> import braintrace
     >>> braintrace.rules.same_step().name
