@@ -21,7 +21,7 @@ __all__ = ['GLACell', 'MambaCell']
 
 
 class GLACell(RecurrentLayer):
-    r"""Gated linear attention, as a recurrence (Yang et al., 2024, arXiv:2312.06635, equation 3).
+    r"""Gated linear attention, as a recurrence (Yang et al., 2024, arXiv:2312.06635).
 
     .. math::
         S_t = \mathrm{diag}(\alpha_t)\, S_{t-1} + k_t v_t^\top \qquad o_t = S_t^\top q_t

@@ -71,7 +71,7 @@ class IF(Neuron):
 
 
 class LIF(Neuron):
-    r"""Leaky integrate-and-fire units (Gerstner et al., *Neuronal Dynamics*, 2014, eq. 1.5),
+    r"""Leaky integrate-and-fire units (Gerstner et al., *Neuronal Dynamics*, 2014),
     integrated exactly over a step with constant input.
 
     .. math::

@@ -103,7 +103,7 @@ class FilteredReadout(RecurrentLayer):
 
 
 class LeakyRateReadout(RecurrentLayer):
-    r"""A readout whose outputs leak (Bellec et al., 2020, Nature Communications 11:3625, eq. 11).
+    r"""A readout whose outputs leak (Bellec et al., 2020, Nature Communications 11:3625).
 
     .. math:: r_t = e^{-\Delta t / \tau}\, r_{t-1} + x_t\,W
 

@@ -131,7 +131,7 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
 
 class LoRA(ShowsArguments, brainstate.nn.Module):
     r"""A product of low rank r, alone or added to another layer (low-rank adaptation; Hu et al.,
-    2021, arXiv:2106.09685, equation 3).
+    2021, arXiv:2106.09685).
 
     .. math:: y = f(x) + \frac{1}{r}\, x\,A\,B
 

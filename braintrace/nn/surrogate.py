@@ -148,7 +148,7 @@ def _multi_gaussian(x, width, scale, height):
 
 
 def multi_gaussian(width: float = 0.5, scale: float = 6.0, height: float = 0.15) -> Surrogate:
-    r"""The multi-Gaussian of Yin et al. (2021, Nature Machine Intelligence 3:905, eq. 10), which is
+    r"""The multi-Gaussian of Yin et al. (2021, Nature Machine Intelligence 3:905), which is
     below 0 at some distance.
 
     .. math::
