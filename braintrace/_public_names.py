@@ -74,7 +74,10 @@ ARGUMENTS = {
         'Drop it: `print(braintrace.report(graph))` lists every path that mixes positions, as cuts.'
     ),
     'include_output_bypass': Argument(INSIDE),
-    'sparse_n': Argument(INSIDE),
+    'sparse_n': Argument(
+        "Drop it: the rule has it, as `rules.snap(n)` or `compile(model, 'snap', x, n=2)`; the "
+        'graph has what every rule here needs.'
+    ),
     'impl_fn': Argument('It is called `impl`: `register_primitive(name, impl)`.'),
 }
 

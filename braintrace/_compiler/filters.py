@@ -65,9 +65,9 @@ def _nothing_to_filter(graph: ETraceGraph, kappa: float, reading: list[OpUse]) -
     return (
         f'kappa is {kappa}, and no readout reads position by position what an op with a trace '
         f'made; the readouts are: {found}. A readout is an op that reads what other ops made, and '
-        'whose result no op reads; its x has to be a state, or made of states of one shape element '
-        'by element. Else filter in the model (braintrace.nn.FilteredReadout), or take exact '
-        "windows (inside='exact')."
+        'whose result no op reads (`braintrace.matmul(h, W)`; a plain `h @ W` is none); its x has '
+        'to be a state, or made of states of one shape element by element. Else filter in the '
+        "model (braintrace.nn.FilteredReadout), or take exact windows (inside='exact')."
     )
 
 

@@ -337,11 +337,12 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         reused, arrays taken from ``learner.etrace.value`` before do not outlive the call.
         ``inside='exact'``: reverse mode without cuts through each window, and the trace at its
         border; the window, an int or None, is then the reach of the exact gradient, and with
-        ``carry='drop'`` it is truncated back-propagation through time. ``weights``: dict path ->
-        ``ParamState``, default ``param_states``. ``reduction='mean'`` divides by the sum of the
-        mask. ``loss_output``: losses come back as ``'per_step'``, ``'masked'``, each times its
-        mask, or ``'scalar'``, reduced as the gradient is. Returns ``grads``, ``(grads, losses)``,
-        ``(grads, aux)`` or ``(grads, losses, aux)``, gradients in a dict like ``weights``.
+        ``carry='drop'`` it is truncated back-propagation through time, whatever the rule is: leave
+        that out for separate sequences, too. ``weights``: dict path -> ``ParamState``, default
+        ``param_states``. ``reduction='mean'`` divides by the sum of the mask. ``loss_output``:
+        losses come back as ``'per_step'``, ``'masked'``, each times its mask, or ``'scalar'``,
+        reduced as the gradient is. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
+        ``(grads, losses, aux)``, gradients in a dict like ``weights``.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)

@@ -198,7 +198,8 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
             inspect.signature(cls).bind(*args, **options)
         except TypeError as e:
             raise OptionError(
-                f'options {options} do not fit {cls.__name__}{inspect.signature(cls)}: {e}.'
+                f'options {options} do not fit {cls.__name__}, which takes '
+                f'{sorted(own - {"model", "rule"})}: {e}.'
             ) from e
         return cls(*args, **options)
     raise OptionError(
@@ -212,7 +213,9 @@ def _named(rule: str) -> type[ETraceLearner]:
         if _plain(name) == _plain(rule):
             return learner
     more = instead_of(rule) or did_you_mean(rule, NAMES)
-    raise OptionError(f'rule is {rule!r}; the names are {sorted(NAMES)}.{more}')
+    raise OptionError(
+        f'rule is {rule!r}; give a value of braintrace.rules, or one of {sorted(NAMES)}.{more}'
+    )
 
 
 def _plain(name: str) -> str:

@@ -103,7 +103,8 @@ class Feedback:
             what = f'names {unknown}' if unknown else 'finds no readout'
             raise OptionError(
                 f'Feedback {what}: give as `ops` some of {list(able)}, the ops that read an x of '
-                'floats with weights made of parameters alone.'
+                'floats with weights made of parameters alone (`braintrace.matmul(h, W)`; a plain '
+                '`h @ W` is none).'
             )
         return [able[key] for key in dict.fromkeys(asked)]
 

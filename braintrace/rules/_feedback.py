@@ -13,10 +13,12 @@ def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
     """e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
 
     ``e^t = D^t e^{t-1} + D_f^t (x) x^t``, ``ebar^t = kappa ebar^{t-1} + dz^t/dw`` of what readouts
-    read, ``gradient = sum_t B^T dL^t/dy^t . ebar^t``. ``kappa`` is the leak of the readout, 0
-    without one. ``feedback``: ``'symmetric'`` (B is the readout's W), ``'random'``, ``'adaptive'``,
-    or a :class:`braintrace.Feedback`. Memory ``B * I * O * (S + 1)`` numbers for a dense op. Raises
-    :class:`braintrace.OptionError` as the modifiers of a rule do.
+    read, ``gradient = sum_t B^T dL^t/dy^t . ebar^t``. ``kappa`` is the leak of the readout,
+    ``exp(-1 / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
+    :class:`braintrace.nn.FilteredReadout`, which filters by itself. ``feedback``: ``'symmetric'``
+    (B is the readout's W), ``'random'``, ``'adaptive'``, or a :class:`braintrace.Feedback`. Memory
+    ``B * I * O * (S + 1)`` numbers for a dense op. Raises :class:`braintrace.OptionError` as the
+    modifiers of a rule do.
 
     Source: Bellec et al. 2020, "A solution to the learning dilemma for recurrent networks of
     spiking neurons", Nat. Commun. 11:3625.

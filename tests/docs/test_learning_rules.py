@@ -21,7 +21,7 @@ def test_every_block_prints_what_stands_behind_it(capsys):
     for code, shown in blocks:
         exec(compile(code, PAGE.name, 'exec'), names)
         assert capsys.readouterr().out == shown, code
-    assert len(blocks) == TEXT.count('```python') == 2
+    assert len(blocks) == TEXT.count('```python') == 3
 
 
 def test_every_value_has_a_row():
