@@ -6,7 +6,6 @@ old ones along every path of the step.
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
-from .._errors import BraintraceWarning, OptionError
+from .._errors import OptionError
 from .._executor import Numbers, Signals
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
@@ -29,8 +28,6 @@ from .slots import Slots
 from .storage import after
 
 __all__ = ['RTRL', 'Reach']
-
-LARGE = 2**30  # bytes of a trace of which a user is told
 
 
 class Moved(NamedTuple):
@@ -70,23 +67,7 @@ class Wide(Rule):
         """The step with the numbers that the trace keeps."""
 
     def widened(self, graph):
-        found = self._seen(graph)
-        self.check(found)
-        trace = jax.eval_shape(lambda: self.init(found))
-        size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(trace))
-        if size > LARGE:
-            shapes = ', '.join(
-                f'{key} {list(e.shape)}'
-                for key, by_group in trace.items()
-                for e in jax.tree.leaves(by_group)
-            )
-            warnings.warn(
-                f'the trace of {self.name} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule '
-                'is braintrace.rules.d_rtrl(), also with exact windows (inside="exact").',
-                BraintraceWarning,
-                stacklevel=2,
-            )
-        return found
+        return self._seen(graph)
 
     def init(self, graph):
         return by_pair(graph, lambda pair: Slots(pair).zeros())

@@ -261,6 +261,35 @@ def crossed(params, h, x):
     return h, h
 
 
+@jax.custom_jvp
+def centred(h):
+    return h - h.mean(0)
+
+
+@centred.defjvp
+def _centred_jvp(primals, tangents):
+    return centred(*primals), tangents[0] - tangents[0].mean(0)
+
+
+def hidden_inside(params, h, x):
+    """Every sample reads the mean of all, within a function with a derivative of its own."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']) + centred(h))
+    return h, h
+
+
+def one_way(params, h, x):
+    """Sample 1 reads sample 0."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']))
+    return h, h.at[1].add(h[0])
+
+
+@pytest.mark.parametrize('cell', [hidden_inside, one_way])
+def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
+    start = {'w': np.zeros((4, 3))}, np.zeros((5, 3)), np.zeros((5, 4))
+    with pytest.raises(braintrace.NotSupportedError, match=r"meet in .*\.py.*pair='batch'"):
+        jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'cell, carry',
