@@ -286,7 +286,7 @@ def one_way(params, h, x):
 @pytest.mark.parametrize('cell', [hidden_inside, one_way])
 def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
     start = {'w': np.zeros((4, 3))}, np.zeros((5, 3)), np.zeros((5, 4))
-    with pytest.raises(braintrace.NotSupportedError, match=r"meet in .*\.py.*pair='batch'"):
+    with pytest.raises(braintrace.NotSupportedError, match=r"meet in .*pair='batch'"):
         jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
 
 

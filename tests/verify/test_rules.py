@@ -64,7 +64,10 @@ def test_what_a_rule_drops_is_its_own():
 class Model(brainstate.nn.Module):
     def __init__(self):
         super().__init__()
-        self.cell, self.out = braintrace.nn.GRUCell(2, 4), braintrace.nn.LeakyRateReadout(4, 3, tau=5.0)
+        self.cell, self.out = (
+            braintrace.nn.GRUCell(2, 4),
+            braintrace.nn.LeakyRateReadout(4, 3, tau=5.0),
+        )
 
     def update(self, x):
         return self.out(self.cell(x))
