@@ -16,10 +16,10 @@ import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
 from .._errors import OptionError
-from .._executor import Numbers, Signals
+from .._executor import Signals
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
-from .kept import Flows, fed, flow, kept, transition
+from .kept import Flows, derivatives, flow, kept
 from .lanes import of_rows, where_lanes
 from .reverse_scan import reset_later
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -75,20 +75,9 @@ class Wide(Rule):
     # factors --------------------------------------------------------------------------------------
 
     def factors(self, executor, at, carried):
-        graph = executor.graph
-        scope, numbers = graph.scope, Numbers.of(graph)
-        uncut = executor.uncut(*at)
-        m = int(scope.colours.max(initial=-1)) + 1
-        ones = numbers.split(np.eye(m)[:, scope.colours])
-        basis = [jnp.asarray(b, h.dtype) for b, h in zip(ones, uncut.new, strict=True)]
-        old, to_y = jax.vmap(uncut.pull)(basis)
-        old = numbers.joined(old)
-        d: Flows = {}
-        for pair in pairs(graph):
-            if flow(pair) not in d:
-                d[flow(pair)] = self._carried(transition(graph, pair, old), pair.group)
-        df = by_pair(graph, lambda pair: fed(graph, numbers, pair, to_y, uncut.along))
-        return d, df
+        d, df = derivatives(executor, at)
+        carriers = {flow(pair): pair.group for pair in pairs(executor.graph)}
+        return {name: self._carried(d[name], carriers[name]) for name in d}, df
 
     @abstractmethod
     def _carried(self, d: jax.Array, carrier: HiddenGroup) -> jax.Array:
