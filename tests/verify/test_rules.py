@@ -39,7 +39,9 @@ def test_of_a_rule_without_a_trace_all_history_is_dropped():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', [rules.uoro(), rules.signs()], ids=['uoro', 'signs'])
+@pytest.mark.parametrize(
+    'rule', [rules.uoro(), rules.signs(), rules.signs('all')], ids=['uoro', 'signs', 'all']
+)
 def test_of_a_random_rule_its_estimate_is_told_and_no_defect(rule):
     found, _ = told(rule)
     assert found.count('a random estimate') == 1 and 'The lowest cosine' in found
@@ -73,7 +75,9 @@ class Model(brainstate.nn.Module):
         return self.out(self.cell(x))
 
 
-@pytest.mark.parametrize('rule', [rules.rtrl(), rules.uoro(), rules.d_rtrl(scope='own')])
+@pytest.mark.parametrize(
+    'rule', [rules.rtrl(), rules.uoro(), rules.signs('all'), rules.d_rtrl(scope='own')]
+)
 def test_the_report_of_a_graph_shows_it_as_the_rule_sees_it(rule):
     model, x = Model(), jnp.zeros((3, 2))
     brainstate.nn.init_all_states(model, batch_size=3)
