@@ -1,9 +1,7 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, check_learnable
-from .analysis.lanes import where_lanes_meet
 from .analysis.left_out import readers
-from .analysis.reaching import every_reaching
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .filters import readouts, with_filter
 from .graph import (
@@ -35,7 +33,7 @@ from .program.leaves import (
 )
 from .program.program import Program
 from .program.tracing import depends
-from .rescoped import own_groups, paths_of, rescoped
+from .rescoped import jointly, own_groups, paths_of, rescoped
 
 __all__ = [
     'Coordinates',
@@ -62,7 +60,6 @@ __all__ = [
     'check_learnable',
     'depends',
     'describe_aval',
-    'every_reaching',
     'forward',
     'is_complex',
     'is_inexact',
@@ -78,7 +75,7 @@ __all__ = [
     'readers',
     'readouts',
     'with_filter',
-    'where_lanes_meet',
     'with_own_diagonal',
+    'jointly',
     'rescoped',
 ]

@@ -42,13 +42,14 @@ def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
 
 
 def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
-    """The step in which each readout reads ``x + r`` in place of x, where ``r = (x - stop(x)) +
+    """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x - stop(x)) +
     kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as often as a
     readout that leaks with ``kappa`` remembers it.
 
     An x that is put together of several values has a filter for each of them.
     """
     reading = [op for op in readouts(graph) if not op.repeats]
+    reading = [op for op in reading if _is_kept(graph.program, op)]
     every = dict.fromkeys(v for op in reading for v in _pieces(graph.program, op.x))
     made = _filtered(graph, kappa, reading, every)
     # a value that no traced op reaches position by position needs no filter
@@ -56,18 +57,27 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
     states = range(len(graph.program.carry), len(made.program.carry))
     needed = [v for c, v in zip(states, every, strict=True) if c in traced]
     if not needed:
-        raise OptionError(_nothing_to_filter(graph, kappa, reading))
+        raise OptionError(_nothing_to_filter(graph, kappa))
     return made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
 
 
-def _nothing_to_filter(graph: ETraceGraph, kappa: float, reading: list[OpUse]) -> str:
-    found = ', '.join(f'{op.key} ({op.where})' for op in reading) or 'none'
+def _is_kept(program: Program, op: OpUse) -> bool:
+    """Whether a hidden state keeps an op's result: only then a later step remembers its x."""
+    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    return bool(ahead[op.y])
+
+
+def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:
+    found = ', '.join(f'{op.key} ({op.where})' for op in readouts(graph)) or 'none'
     return (
-        f'kappa is {kappa}, and no readout reads position by position what an op with a trace '
-        f'made; the readouts are: {found}. A readout is an op that reads what other ops made, and '
-        'whose result no op reads (`braintrace.matmul(h, W)`; a plain `h @ W` is none); its x has '
-        'to be a state, or made of states of one shape element by element. Else filter in the '
-        "model (braintrace.nn.FilteredReadout), or take exact windows (inside='exact')."
+        f'kappa is {kappa}, and no readout that leaks reads position by position what an op with a '
+        f'trace made; the readouts are: {found}. A readout is an op that reads what other '
+        'ops made, and whose result no op reads (`braintrace.matmul(h, W)`; a plain `h @ W` is '
+        'none); its result has to be kept in a hidden state, as in braintrace.nn.LeakyRateReadout, '
+        'and its x to be a state, or made of states of one shape element by element. A readout '
+        'that does not leak, or that filters in front of its weights '
+        '(braintrace.nn.FilteredReadout), needs no kappa; for another take exact windows '
+        "(inside='exact')."
     )
 
 
@@ -122,7 +132,7 @@ def _filtered(
     try:
         return analyse_again(graph, replace(spliced, equations=equations, new_carry=new_carry))
     except MustSplit:
-        raise OptionError(_nothing_to_filter(graph, kappa, reading)) from None
+        raise OptionError(_nothing_to_filter(graph, kappa)) from None
 
 
 def _together(program: Program, value: int, pieces: Sequence[int], *xs: jax.Array) -> jax.Array:

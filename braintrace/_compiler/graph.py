@@ -337,6 +337,7 @@ class ETraceGraph:
       ``1 - fading`` at each step
     - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves
       out, by relation
+    - ``seen``: the rule that sees it so, and the step as it was compiled; None: as compiled
     """
 
     program: Program
@@ -359,6 +360,7 @@ class ETraceGraph:
     fading: float | None = None
     scope: Scope | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    seen: tuple[Any, ETraceGraph] | None = field(default=None, compare=False)
 
     @cached_property
     def states(self) -> tuple[int, ...]:

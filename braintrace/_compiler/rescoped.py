@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .analysis.diagnostics import find_diagnostics
 from .analysis.left_out import old_parts, plain_ways, untraced_uses
 from .analysis.routes import find_routes
-from .graph import CutRead, ETraceGraph, OpUse, Relation, Scope
+from .graph import Coordinates, CutRead, ETraceGraph, HiddenGroup, OpUse, Relation, Scope
 from .program import dataflow as flow
 
-__all__ = ['own_groups', 'paths_of', 'rescoped']
+__all__ = ['jointly', 'own_groups', 'paths_of', 'rescoped']
 
 
 def own_groups(graph: ETraceGraph) -> dict[str, list[int]]:
@@ -39,7 +40,7 @@ def own_groups(graph: ETraceGraph) -> dict[str, list[int]]:
 def rescoped(
     graph: ETraceGraph,
     relations: Sequence[Relation],
-    scope: Scope,
+    scope: Scope | None,
     left_out: Mapping[str, str],
 ) -> ETraceGraph:
     """The step with these relations, in which nothing is cut; its routes follow from them."""
@@ -68,6 +69,34 @@ def rescoped(
     )
     missing = [d for d in graph.diagnostics if d.kind == 'input-dependent-weight']
     return replace(new, diagnostics=find_diagnostics(new, missing, (), unhidden))
+
+
+def jointly(graph: ETraceGraph) -> ETraceGraph:
+    """The step with one relation for every op that reaches a hidden state, and one group of all
+    hidden states.
+    """
+    group, reached = _all_states(graph), own_groups(graph)
+    relations = []
+    for op in graph.ops:
+        if op.key in reached:
+            # an op without lanes has an entry for each of them, as if its y were added an axis
+            own, lanes = op.y_aval.shape, group.shape[:-1]
+            added = int(bool(lanes) and own[:1] != lanes)
+            coords = Coordinates((*lanes[:added], *own), group.shape, None, added)
+            relations.append(Relation(op, (group,), (coords,), paths_of(graph, op), False))
+    return rescoped(graph, relations, None, {})
+
+
+def _all_states(graph: ETraceGraph) -> HiddenGroup:
+    """All hidden states as one group: a vector for each lane."""
+    program, states = graph.program, graph.states
+    avals = [program.avals[program.carry[c]] for c in states]
+    laned = graph.lanes is not None and graph.laned.issuperset(states)
+    numbers = sum(math.prod(a.shape) for a in avals)
+    shape = (graph.lanes, numbers // max(1, graph.lanes)) if laned else (numbers,)
+    paths = tuple(program.carry_names[c] for c in states)
+    reads = ((True,) * len(states),) * len(states)
+    return HiddenGroup('all', paths, states, shape, avals[0].dtype, graph.derived.states, reads)
 
 
 def paths_of(graph: ETraceGraph, op: OpUse) -> dict[str, tuple[str, ...]]:

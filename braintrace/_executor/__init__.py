@@ -1,7 +1,7 @@
 """The executor: one compiled step as pure functions."""
 
 from .blocks import even
-from .dependence import Dependence, Numbers, dependence
+from .dependence import Dependence, Numbers, dependence, lanes_meet
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .positions import gathered
 from .recurrence import MOST_COUPLED, linear_scan
@@ -27,6 +27,7 @@ __all__ = [
     'even',
     'gathered',
     'in_shards',
+    'lanes_meet',
     'linear_scan',
     'share',
     'spread',

@@ -17,7 +17,7 @@ from .._errors import NotSupportedError
 from .executor import Executor
 from .positive import Linear
 
-__all__ = ['Dependence', 'Numbers', 'dependence']
+__all__ = ['Dependence', 'Numbers', 'dependence', 'lanes_meet']
 
 
 class Numbers(NamedTuple):
@@ -108,8 +108,8 @@ class _Step:
         """What each new number reads, in any lane."""
         n = self.numbers
         rows = [p.astype(float) for p in n.split(np.eye(n.total))]
-        if n.front:  # and ones on one lane after the other
-            rows = [np.concatenate(pair) for pair in zip(rows, self._each_lane, strict=True)]
+        if n.front:  # and ones on half of the lanes
+            rows = [np.concatenate(pair) for pair in zip(rows, self._halves, strict=True)]
         found = self.linear.depends(rows)
         laned = self._laned([x[n.total :] for x in found]) if n.front else frozenset()
         old = n.joined([x[: n.total] for x in found[: len(n.shapes)]])
@@ -120,19 +120,33 @@ class _Step:
         return Dependence(old.any(1) if n.front else old, feeds, laned)
 
     @cached_property
-    def _each_lane(self) -> list[np.ndarray]:
-        """Ones on the new states of one lane after the other."""
-        lanes = np.eye(self.numbers.lanes)
+    def _flags(self) -> np.ndarray:
+        """``(m, lanes)``: for each binary digit of a lane's number the lanes that have it, and
+        those that have not; of any two lanes one row has the first alone.
+        """
+        lanes = np.arange(self.numbers.lanes)
+        digits = [(lanes >> k) % 2 == 1 for k in range(max(1, (len(lanes) - 1).bit_length()))]
+        return np.stack([*digits, *(~d for d in digits)])
+
+    @cached_property
+    def _halves(self) -> list[np.ndarray]:
+        """Ones on the new states of the flagged lanes."""
+        flags = self._flags
         return [
             np.broadcast_to(
-                lanes.reshape(*lanes.shape, *(1 for _ in s[1:])), (len(lanes), *s)
+                flags.reshape(*flags.shape, *(1 for _ in s[1:])), (len(flags), *s)
             ).astype(float)
             for s in self.numbers.shapes
         ]
 
+    def meet(self) -> str:
+        """Where a lane reads another; empty: nowhere."""
+        found = self.linear.depends(self._halves)[: len(self.numbers.shapes)]
+        return self._crossing() if any(_crosses(h, self._flags) for h in found) else ''
+
     def _laned(self, found: list[np.ndarray]) -> frozenset[str]:
         """The ops whose y has lanes; refuse lanes that read one another."""
-        lanes, count = self.numbers.lanes, len(self.numbers.shapes)
+        lanes, count = self._flags, len(self.numbers.shapes)
         if any(_crosses(h, lanes) for h in found[:count]):
             raise NotSupportedError(
                 f'the lanes of a batch read one another: {self._crossing()}. A trace of this rule '
@@ -143,22 +157,22 @@ class _Step:
         return frozenset(
             key
             for key, y in zip(self.keys, found[count:], strict=True)
-            if key in batched and y.shape[1:2] == (lanes,) and not _crosses(y, lanes)
+            if key in batched and y.shape[1:2] == lanes.shape[1:] and not _crosses(y, lanes)
         )
 
     def _crossing(self) -> str:
         """The equation at which lanes meet."""
-        equations, lanes = [], self.numbers.lanes
+        equations, flags = [], self._flags
 
         def look(eqn, ins, outs):
             equations.append(eqn)
             return [_lanes_of(x, lanes) for x in ins], [_lanes_of(x, lanes) for x in outs]
 
-        seen = self.linear.depends(self._each_lane, look)
-        own = np.eye(lanes, dtype=bool)
+        lanes = self.numbers.lanes
+        seen = self.linear.depends(self._halves, look)
         for eqn, (ins, outs) in zip(equations, seen, strict=False):
-            if any((x & ~own).any() for x in outs if x is not None) and not any(
-                (x & ~own).any() for x in ins if x is not None
+            if any((x & ~flags).any() for x in outs if x is not None) and not any(
+                (x & ~flags).any() for x in ins if x is not None
             ):
                 where = _jax.location(eqn.source_info)
                 return f'{eqn.primitive.name}{f" [{where}]" if where else ""}'
@@ -172,11 +186,11 @@ def _lanes_of(x, lanes: int):
     return (x != 0).any(tuple(range(1, x.ndim)))
 
 
-def _crosses(x: np.ndarray, lanes: int) -> bool:
-    """Whether row b of ``(lanes, lanes, ...)`` stands in another lane than b."""
-    if x.shape[1:2] != (lanes,):
+def _crosses(x: np.ndarray, flags: np.ndarray) -> bool:
+    """Whether a row of ``(m, lanes, ...)`` stands in another lane than those flagged."""
+    if x.shape[1:2] != flags.shape[1:]:
         return bool(x.any())
-    return bool((x.reshape(lanes, lanes, -1).any(-1) & ~np.eye(lanes, dtype=bool)).any())
+    return bool((x.reshape(*flags.shape, -1).any(-1) & ~flags).any())
 
 
 def dependence(graph: ETraceGraph) -> Dependence:
@@ -184,3 +198,8 @@ def dependence(graph: ETraceGraph) -> Dependence:
     read one another.
     """
     return _Step(graph).found()
+
+
+def lanes_meet(graph: ETraceGraph) -> str:
+    """Where the lanes of a step, whose states all have lanes, read one another; empty: nowhere."""
+    return _Step(graph).meet()

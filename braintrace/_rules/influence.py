@@ -6,7 +6,6 @@ old ones along every path of the step.
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -16,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
-from .._errors import BraintraceWarning, OptionError
-from .._executor import Numbers, Signals
+from .._errors import OptionError
+from .._executor import Signals
 from .contraction import add_gradients, same_step
 from .coordinates import Pair, by_pair, pairs
-from .kept import Flows, fed, flow, kept, transition
+from .kept import Flows, derivatives, flow, kept
 from .lanes import of_rows, where_lanes
 from .reverse_scan import reset_later
 from .rule import Network, OpGradients, Rule, Trace, Window
@@ -29,8 +28,6 @@ from .slots import Slots
 from .storage import after
 
 __all__ = ['RTRL', 'Reach']
-
-LARGE = 2**30  # bytes of a trace of which a user is told
 
 
 class Moved(NamedTuple):
@@ -70,23 +67,7 @@ class Wide(Rule):
         """The step with the numbers that the trace keeps."""
 
     def widened(self, graph):
-        found = self._seen(graph)
-        self.check(found)
-        trace = jax.eval_shape(lambda: self.init(found))
-        size = sum(e.size * e.dtype.itemsize for e in jax.tree.leaves(trace))
-        if size > LARGE:
-            shapes = ', '.join(
-                f'{key} {list(e.shape)}'
-                for key, by_group in trace.items()
-                for e in jax.tree.leaves(by_group)
-            )
-            warnings.warn(
-                f'the trace of {self.name} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule '
-                'is braintrace.rules.d_rtrl(), also with exact windows (inside="exact").',
-                BraintraceWarning,
-                stacklevel=2,
-            )
-        return found
+        return self._seen(graph)
 
     def init(self, graph):
         return by_pair(graph, lambda pair: Slots(pair).zeros())
@@ -94,20 +75,9 @@ class Wide(Rule):
     # factors --------------------------------------------------------------------------------------
 
     def factors(self, executor, at, carried):
-        graph = executor.graph
-        scope, numbers = graph.scope, Numbers.of(graph)
-        uncut = executor.uncut(*at)
-        m = int(scope.colours.max(initial=-1)) + 1
-        ones = numbers.split(np.eye(m)[:, scope.colours])
-        basis = [jnp.asarray(b, h.dtype) for b, h in zip(ones, uncut.new, strict=True)]
-        old, to_y = jax.vmap(uncut.pull)(basis)
-        old = numbers.joined(old)
-        d: Flows = {}
-        for pair in pairs(graph):
-            if flow(pair) not in d:
-                d[flow(pair)] = self._carried(transition(graph, pair, old), pair.group)
-        df = by_pair(graph, lambda pair: fed(graph, numbers, pair, to_y, uncut.along))
-        return d, df
+        d, df = derivatives(executor, at)
+        carriers = {flow(pair): pair.group for pair in pairs(executor.graph)}
+        return {name: self._carried(d[name], carriers[name]) for name in d}, df
 
     @abstractmethod
     def _carried(self, d: jax.Array, carrier: HiddenGroup) -> jax.Array:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph
-from .._executor import Numbers
-from .coordinates import Pair, pairs
+from .._executor import Executor, Numbers
+from .coordinates import Pair, by_pair, pairs
 
-__all__ = ['Flows', 'fed', 'flow', 'kept', 'transition']
+__all__ = ['Flows', 'derivatives', 'flow', 'kept']
 
 Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
 
@@ -24,7 +24,24 @@ def flow(pair: Pair) -> str:
     return name if pair.group.kept.rows is None else f'{pair.relation.key} -> {name}'
 
 
-def transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
+def derivatives(executor: Executor, at: tuple) -> tuple[Flows, dict[str, dict]]:
+    """D of each flow, and D_f of each pair, of the step ``at``."""
+    graph = executor.graph
+    scope, numbers = graph.scope, Numbers.of(graph)
+    uncut = executor.uncut(*at)
+    m = int(scope.colours.max(initial=-1)) + 1
+    ones = numbers.split(np.eye(m)[:, scope.colours])
+    basis = [jnp.asarray(b, h.dtype) for b, h in zip(ones, uncut.new, strict=True)]
+    old, to_y = jax.vmap(uncut.pull)(basis)
+    old = numbers.joined(old)
+    d: Flows = {}
+    for pair in pairs(graph):
+        if flow(pair) not in d:
+            d[flow(pair)] = _transition(graph, pair, old)
+    return d, by_pair(graph, lambda pair: _fed(graph, numbers, pair, to_y, uncut.along))
+
+
+def _transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
     """D of a carrier from the VJPs ``old`` of each colour."""
     scope, own = graph.scope, pair.group.kept
     if own.rows is None:
@@ -51,7 +68,9 @@ def _lanes(pair: Pair) -> np.ndarray | None:
     return np.arange(lanes).reshape(lanes, *(1 for _ in others))
 
 
-def fed(graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable) -> jax.Array:
+def _fed(
+    graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
+) -> jax.Array:
     """D_f of a pair: ``(K, *coords)``."""
     scope, own, key = graph.scope, pair.group.kept, pair.relation.key
     if pair.laned and key not in scope.laned:

@@ -179,8 +179,11 @@ class Rule(ABC):
 
     @final
     def scoped(self, graph: ETraceGraph) -> ETraceGraph:
-        """The compiled step as this rule sees it."""
-        return self.widened(self.view.of(graph))
+        """The compiled step as this rule sees it, also of a step that a rule has seen."""
+        rule, compiled = graph.seen or (None, graph)
+        if rule == self:
+            return graph
+        return replace(self.widened(self.view.of(compiled)), seen=(self, compiled))
 
     @abstractmethod
     def widened(self, graph: ETraceGraph) -> ETraceGraph:

@@ -10,36 +10,48 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._executor import apply, dot, filled
+from .._executor import Factors, apply, dot, filled
 from .contraction import add_gradients, factored_gradient, represented, same_step, without_x
 from .coordinates import Pair, by_pair, pairs
 from .factored import alive, apart, at_entries, empty_factors, joined
 from .inside import KEY, Inside, balance, key_and_rest, norms
-from .rule import Network, OpGradients, PositionWise, Trace
+from .kept import derivatives, flow, kept
+from .rule import Network, OpGradients, Trace
+from .scopes import all_numbers
+from .slots import EINSUM
 
 __all__ = ['Signs']
 
 
 @dataclass(frozen=True, repr=False)
-class Signs(Inside, PositionWise):
-    """KF-RTRL on the paths of D (see :func:`braintrace.rules.signs`).
+class Signs(Inside):
+    """KF-RTRL (see :func:`braintrace.rules.signs`).
 
     ex^t = s1 p ex^{t-1} + s2 r x^t        ef^t = s1/p D^t ef^{t-1} + s2/r D_f^t
 
-    The x of a weight whose gradient reads none, as that of a bias, is 1: slot ``one`` is its ex.
+    D is that of one position, or with ``scope='all'`` of all hidden numbers of a lane, which are
+    the last axis of ef then. The x of a weight whose gradient reads none, as that of a bias, is 1:
+    slot ``one`` is its ex.
     """
 
+    scope: str = 'position'
     seed: int = 0
     name: ClassVar[str] = 'signs'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
 
     @property
     def credit(self) -> str:
-        return 'cut'
+        return 'whole' if self.scope == 'all' else 'cut'
 
     @property
     def approximation(self) -> str:
         return 'nothing on average: the trace is a random estimate, unbiased'
+
+    def widened(self, graph):
+        return all_numbers(graph, True) if self.scope == 'all' else graph
+
+    def factors(self, executor, at, carried):
+        return derivatives(executor, at) if self.scope == 'all' else executor.d_factors(*at)
 
     def init(self, graph):
         def one(pair: Pair) -> dict:
@@ -54,25 +66,22 @@ class Signs(Inside, PositionWise):
     def update(self, network, carried, factors, t):
         key, trace = key_and_rest(carried)
         key, fresh = jax.random.split(key)
-        old, number = alive(network, apart(trace), t > 0), itertools.count()
+        old, number = alive(network, self._apart(trace), t > 0), itertools.count()
 
         def one(pair: Pair) -> dict:
             own = jax.random.fold_in(fresh, next(number))
             return self._mixed(pair, pair.of(old), factors, (own, t.shape if pair.laned else ()))
 
-        return {**joined(by_pair(network.graph, one)), KEY: key}
+        new = by_pair(network.graph, one)
+        return {**(new if self.scope == 'all' else joined(new)), KEY: key}
+
+    def _apart(self, trace: Trace) -> Trace:
+        """The slots with one f for each state of a position."""
+        return trace if self.scope == 'all' else apart(trace)
 
     def _mixed(self, pair: Pair, old: dict, factors, draw: tuple) -> dict:
         """The two factors after a step; ``draw``: a key, and the shape of the lanes."""
-        f, (x, d, df) = old['f'], factors
-        moved = filled(apply(pair.gathered(d), f), f)
-        new = filled(
-            tuple(
-                None if q is None else jnp.broadcast_to(q, e.shape)
-                for q, e in zip(pair.of(df), f, strict=True)
-            ),
-            f,
-        )
+        x, (moved, new) = factors.x, self._factors(pair, old['f'], factors)
         if 'x' not in old:  # a sum of outputs is a sum: nothing is mixed
             return {'f': jax.tree.map(jnp.add, moved, new)}
         x = {'x': jnp.broadcast_to(represented(pair.op, x[pair.relation.key]), old['x'].shape)}
@@ -80,16 +89,27 @@ class Signs(Inside, PositionWise):
             x['one'] = jnp.ones_like(old['one'])
         ex = {name: old[name] for name in x}
         norm = partial(norms, lanes=len(pair.op.repeats) if draw[1] else None)
-        p, over_p = balance(norm(ex.values()), norm(moved))
-        r, over_r = balance(norm(x.values()), norm(new))
+        p, over_p = balance(norm(ex.values()), norm(jax.tree.leaves(moved)))
+        r, over_r = balance(norm(x.values()), norm(jax.tree.leaves(new)))
         s1, s2 = jax.random.rademacher(draw[0], (2, *draw[1]), p.dtype)
 
         def mixed(a, e, b, q):
             a, b = (_beside(pair, c, e) for c in (a, b))
             return (a * e + b * q).astype(e.dtype)
 
-        f = (mixed(s1 * over_p, m, s2 * over_r, q) for m, q in zip(moved, new, strict=True))
-        return {'f': tuple(f), **{n: mixed(s1 * p, e, s2 * r, x[n]) for n, e in ex.items()}}
+        f = jax.tree.map(lambda m, q: mixed(s1 * over_p, m, s2 * over_r, q), moved, new)
+        return {'f': f, **{n: mixed(s1 * p, e, s2 * r, x[n]) for n, e in ex.items()}}
+
+    def _factors(self, pair: Pair, f, factors: Factors) -> tuple:
+        """``D ef`` and ``D_f``, like ef."""
+        d, df = factors.d, pair.of(factors.df)
+        if self.scope == 'all':
+            sums = 'bij,b...j->b...i' if pair.laned else 'ij,...j->...i'
+            moved = EINSUM(sums, d[flow(pair)], f).astype(f.dtype)
+            return moved, jnp.moveaxis(df, 0, -1).astype(f.dtype)
+        given = zip(df, f, strict=True)
+        new = tuple(None if q is None else jnp.broadcast_to(q, e.shape) for q, e in given)
+        return filled(apply(pair.gathered(d), f), f), filled(new, f)
 
     def gradient(self, network, before, after, step):
         _, _, signals = step.steps.all
@@ -105,10 +125,15 @@ class Signs(Inside, PositionWise):
     ) -> OpGradients:
         """``grads + < lam , ex (x) ef >``."""
         _, trace = key_and_rest(carried)
-        slots, weights = alive(network, apart(trace), t > 0), network.weights
+        slots, weights = alive(network, self._apart(trace), t > 0), network.weights
+        flows = kept(network.graph, lam) if self.scope == 'all' else {}
         for pair in pairs(network.graph):
             key, own = pair.relation.key, pair.of(slots)
-            d = dot(at_entries(pair, lam), own['f'])
+            if self.scope == 'all':
+                sums = 'bk,b...k->b...' if pair.laned else 'k,...k->...'
+                d = EINSUM(sums, flows[flow(pair)], own['f'])
+            else:
+                d = dot(at_entries(pair, lam), own['f'])
             if d is not None:
                 grads = add_gradients(grads, {key: self._read(pair, own, d, weights[key])})
         return grads

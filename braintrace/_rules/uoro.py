@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, OpUse, Relation, every_reaching, is_complex, where_lanes_meet
+from .._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
 from .._errors import NotSupportedError
+from .._executor import lanes_meet
 from .contraction import add_gradients, op_gradient, outside_loops, same_step
 from .inside import KEY, Inside, balance, norms
 from .lanes import where_lanes
@@ -52,7 +53,7 @@ class UORO(Inside):
                 )
         if self.lanes(graph) is not None:
             _check_lanes(graph)
-        return every_reaching(graph)
+        return jointly(graph)
 
     def lanes(self, graph: ETraceGraph) -> int | None:
         """The number of pairs, one for each lane; None: one pair for all."""
@@ -182,9 +183,8 @@ def _check_lanes(graph: ETraceGraph) -> None:
             f'axis 0 of hidden state {graph.program.carry_names[shared[0]]} is not known to be the '
             'batch'
         )
-    elif (i := where_lanes_meet(graph)) is not None:
-        eqn = graph.program.equations[i]
-        what = f'samples of the batch meet in {eqn.primitive.name} [{eqn.where}]'
+    elif where := lanes_meet(graph):
+        what = f'samples of the batch meet in {where}'
     else:
         return
     raise NotSupportedError(

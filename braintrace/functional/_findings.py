@@ -14,9 +14,12 @@ from .._errors import StructureError, UntracedParameterError
 from .._report import make_report, message, placed
 from .._rules import Rule
 from .._warnings import tell
+from .._windows import tree_bytes
 from ._state import flatten_paths
 
-__all__ = ['check_strict', 'refuse_shapes', 'shown', 'tell_findings']
+__all__ = ['check_strict', 'refuse_shapes', 'shown', 'tell_findings', 'tell_size']
+
+LARGE = 2**30  # bytes of a trace of which a user is told
 
 LOST = {
     'mixing',
@@ -38,6 +41,29 @@ def tell_findings(graph: ETraceGraph, warned: set) -> None:
         if found.level == 'warning' and key not in warned:
             tell(f'{placed(message(graph, found), found.location)}.')
             warned.add(key)
+
+
+def tell_size(graph: ETraceGraph, rule: Rule) -> None:
+    """A warning before a large trace is made."""
+    trace = jax.eval_shape(lambda: rule.init(graph))
+    size = tree_bytes(trace)
+    if size <= LARGE:
+        return
+    shapes = ', '.join(
+        f'{key} {list(e.shape)}'
+        for key, slots in trace.items()
+        for e in sorted(jax.tree.leaves(slots), key=tree_bytes)[-1:]
+    )
+    cheaper = (
+        'braintrace.rules.es_d_rtrl(...)'
+        if graph.scope is None
+        else "braintrace.rules.d_rtrl(), also with exact windows (inside='exact')"
+    )
+    tell(
+        f'the trace of {rule.name} takes {size / LARGE:.1f} GiB: {shapes}. A cheaper rule is '
+        f'{cheaper}; braintrace.report(graph, rule) tells the size of any rule for a graph of '
+        'braintrace.compile_etrace_graph, without a trace.'
+    )
 
 
 def check_strict(graph: ETraceGraph) -> None:

@@ -41,7 +41,7 @@ from .._windows import (
     tree_bytes,
 )
 from ._compiled import Compiled
-from ._findings import check_strict, refuse_shapes, shown, tell_findings
+from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
 from ._sequences import SequenceCalls
 from ._sharding import state_specs
@@ -126,6 +126,7 @@ class OnlineLearner:
                 check_learnable(graph)
                 graph = self.rule.scoped(graph)
                 self.rule.check(graph)
+                tell_size(graph, self.rule)
             if self.policy.strict:
                 check_strict(graph)
             tell_findings(graph, self._warned)

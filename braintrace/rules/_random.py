@@ -11,7 +11,7 @@ __all__ = ['signs', 'uoro']
 
 
 def signs(scope: str = 'position', seed: int = 0) -> Rule:
-    """D_RTRL on average, in the memory of ES_D_RTRL: two factors, mixed by random signs (KF-RTRL).
+    """D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).
 
     ``ex^t = s1 p ex^{t-1} + s2 r x^t``, ``ef^t = s1/p D^t ef^{t-1} + s2/r D_f^t`` with ``p^2 = |D
     ef|/|ex|`` and ``r^2 = |D_f|/|x|``, norms and signs for each lane and relation; the gradient at
@@ -19,21 +19,25 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
     weights its mean over the signs is the gradient of ``d_rtrl()``; one draw is noisy. Memory ``B *
     (I + O * S)`` numbers for a dense op.
 
-    ``scope``: ``'position'``, the paths of D. ``seed``, an int, is that of the random key in the
+    ``scope``: ``'position'``, the paths of D, or ``'all'``, KF-RTRL as published: D and D_f are the
+    whole derivative of a step, between all N hidden numbers of a sample, the mean is the gradient
+    of BPTT for every op that reaches a hidden state, in memory ``B * (I + O * N)``, and what
+    ``rtrl()`` refuses is refused. ``seed``, an int, is that of the random key in the
     trace, which goes on at each step and over resets; equal seeds give equal numbers, by single
     steps and in every window. States that ``vmap`` makes share the key. Raises
     :class:`braintrace.OptionError` for other values.
 
     Source: Mujika et al. 2018, "Approximating real-time recurrent learning with random Kronecker
-    factors" (NeurIPS, arXiv 1805.10842), with D in place of the whole Jacobian.
+    factors" (NeurIPS, arXiv 1805.10842), with D in place of the whole Jacobian where
+    ``scope='position'``.
 
     >>> import braintrace
     >>> braintrace.rules.signs(seed=3).seed
     3
     """
-    if scope != 'position':
-        raise OptionError(f"scope is {scope!r}; random signs have 'position' alone.")
-    return Signs(_checked(seed))
+    if scope not in ('position', 'all'):
+        raise OptionError(f"scope is {scope!r}; choose 'position' or 'all'.")
+    return Signs(scope, _checked(seed))
 
 
 def uoro(pair: str = 'sample', seed: int = 0) -> Rule:

@@ -24,20 +24,28 @@ class Mass(NamedTuple):
     dropped: np.ndarray
 
 
-def history_mass(cell: Callable, cut: CutStep, params, carry, xs, ys, loss: Callable) -> Mass:
+def history_mass(cell: Callable, cut: CutStep, credit: str | None, *of_window) -> Mass:
     """The history that the losses read, ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw``, group by group: the
-    part that D_RTRL keeps, and the rest.
+    part that a trace along the kept paths keeps, and the rest.
 
     Both factors are taken along every path for the whole, and along the kept paths for the kept
-    part. A state's unit cancels in each product.
+    part; with ``credit='whole'`` the first is the same, and with None nothing is kept. A state's
+    unit cancels in each product.
     """
-    window = _Window(cut, params, carry, xs, ys, loss)
+    window = _Window(cut, *of_window)
+
+    def states(w, c, x):
+        return one_step(cell, w, c, x)[1]
+
+    def outputs(w, c, x):
+        return one_step(cell, w, c, x)[0]
 
     def measure():
-        whole = window.history(
-            lambda w, c, x: one_step(cell, w, c, x)[1], lambda w, c, x: one_step(cell, w, c, x)[0]
-        )
-        kept = window.history(cut.state_step, cut.loss_step)
+        whole = window.history(states, outputs)
+        if credit is None:
+            kept = jax.tree.map(jnp.zeros_like, whole)
+        else:
+            kept = window.history(cut.state_step, outputs if credit == 'whole' else cut.loss_step)
         return _squares(kept), _squares(jax.tree.map(jnp.subtract, whole, kept))
 
     return Mass(*(np.asarray(m, float) for m in jax.jit(measure)()))
@@ -106,6 +114,7 @@ def trace_norms(learner: functional.OnlineLearner, graph: ETraceGraph, params, s
         return {
             rel.key: list(map(_numbers, jax.tree.leaves(trace[rel.key])))
             for rel in graph.hidden_param_op_relations
+            if rel.key in trace
         }
 
     def step(state, x):

@@ -24,9 +24,10 @@ class ParameterRow:
 
     ``dropped`` is the lost share of the history that the losses read. For each hidden group of h
     let J be the sum ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw`` along every path, and C its part along the
-    paths that D_RTRL keeps; the share is ``|J - C|^2``, summed over the groups, divided by the sum
-    of ``|C|^2 + |J - C|^2``. ``dropped_by_group`` splits it by group. It is None where the step has
-    a loop, or states whose paths can not be told apart.
+    paths that the rule keeps; the share is ``|J - C|^2``, summed over groups, divided by the sum of
+    ``|C|^2 + |J - C|^2``. ``dropped_by_group`` splits it by group. It is None where the step has
+    a loop, or states whose paths can not be told apart, and for rules with a filter, feedback
+    weights, the own diagonal, or a trace beyond positions that leaves something out.
     """
 
     path: str

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, NotSupportedError, OptionError, Report, StepFunctionError, functional
-from .. import report as report_of
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar
@@ -85,7 +84,7 @@ def diagnose(
         online.compiled(params, carry, first)
     state = online.init(params, carry, *first)
     graph = online.compiled(params, carry, first).graph
-    report = report_of(graph, online.rule)
+    report = online.report
 
     gradient = online.sequence_grad(
         lambda output, target: scalar(loss(output, target)), reduction='sum'
@@ -96,7 +95,7 @@ def diagnose(
         jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params
     )
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
-    mass, not_measured = _mass(online.cell, graph, params, carry, xs, ys, loss)
+    mass, not_measured = _mass(online, graph, params, carry, xs, ys, loss)
     rows = _rows(report, graph, params, got, wanted, mass)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(
@@ -175,15 +174,29 @@ def _timed(fn: Callable, *args):
     return result, 1e3 * min(times)
 
 
-def _mass(cell, graph: ETraceGraph, params, carry, xs, ys, loss) -> tuple[measure.Mass | None, str]:
+def _mass(
+    online: functional.OnlineLearner, graph: ETraceGraph, *window
+) -> tuple[measure.Mass | None, str]:
     """The history that the losses read, or None and the reason why the cut can not be evaluated."""
+    rule = online.rule
+    if not _is_cut(graph):
+        return None, '' if online.report.exact else f'{rule.name} follows paths between positions.'
+    if graph.feedback or graph.program.virtual:
+        return None, 'the rule has a filter, or weights of its own for the way back.'
     try:
         cut = CutStep(graph)
     except NotSupportedError as e:
         return None, str(e)
-    if any(map(jnp.iscomplexobj, cut.hidden(carry))):
+    if any(map(jnp.iscomplexobj, cut.hidden(window[1]))):
         return None, 'a hidden state is complex.'
-    return measure.history_mass(cell, cut, params, carry, xs, ys, loss), ''
+    credit = rule.credit if rule.remembers else None
+    return measure.history_mass(online.cell, cut, credit, *window), ''
+
+
+def _is_cut(graph: ETraceGraph) -> bool:
+    """Whether a trace follows each position by itself, which :class:`CutStep` evaluates."""
+    whole = graph.hidden_param_op_relations and not any(graph.recurrent.values())
+    return not (whole or any(eqn.extra for eqn in graph.program.equations))
 
 
 def _rows(
@@ -194,7 +207,7 @@ def _rows(
     for row, p, g, w in zip(
         report.parameters, *map(jax.tree.leaves, (params, got, wanted)), strict=True
     ):
-        dropped, by_group = None, {}
+        dropped, by_group = (None if row.left_out or _is_cut(graph) else 0.0), {}
         if jnp.issubdtype(p.dtype, jnp.inexact):
             cosine, ratio = _compare(np.ravel(g), np.ravel(w))
             if mass is not None:

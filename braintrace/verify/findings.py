@@ -176,10 +176,12 @@ def _rest(report: Report, rows: tuple[ParameterRow, ...]) -> Iterator[str]:
     """The rule's own approximation, and gradients that differ with nothing known to be left out."""
     if report.approximation:
         worst = min((row for row in rows if row.route != 'frozen'), key=lambda row: row.cosine)
+        own = ' (its error goes back through W)' if report.graph.feedback else ''
         yield (
-            f'{report.rule}: {report.approximation}. The lowest cosine to BPTT is '
+            f'{report.rule}: {report.approximation}. The lowest cosine to BPTT{own} is '
             f'{worst.cosine:.3f}, of {worst.path}.'
         )
+        return
     for row in rows:
         if not row.left_out and _differs(row):
             yield (
@@ -216,7 +218,7 @@ def _activity(activity: tuple[Activity, ...]) -> Iterator[str]:
 def _shares(rows: list[ParameterRow], groups: tuple[str, ...]) -> str:
     """What the parameters lose in the states of some groups."""
     shares = {
-        row.path: 100 * sum(row.dropped_by_group[g] for g in groups)
+        row.path: 100 * sum(row.dropped_by_group.get(g, 0) for g in groups)
         for row in rows
         if row.dropped is not None
     }

@@ -50,18 +50,26 @@ def restarted(carry, t, resets):
     return {k: np.where(shaped[k], carry0[k], v) for k, v in carry.items()}, fresh
 
 
-def signs(case, seed=0, resets=None, lanes=2):
-    """KF-RTRL on the paths of D: for each op and group two factors in each lane."""
+def signs(case, seed=0, resets=None, lanes=2, scope='position'):
+    """KF-RTRL: for each op and group two factors in each lane; with scope 'all' one group of all
+    states, and no path is cut.
+    """
     params, carry, key = case.params, dict(case.carry), jax.random.key(seed)
     cut, groups = NumpyOps('cut'), case.model.groups
+    if scope == 'all':
+        cut, groups = NumpyOps(), [sorted(carry)]
+    rows = [np.concatenate([lanes_of(carry[s].shape, lanes) for s in g]) for g in groups]
     steps, before, slots = [], [], {}
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
         carry, fresh = restarted(carry, t, resets)
-        inputs, _, of_groups = _factors(case, params, carry, x, y)
+        if scope == 'all':
+            inputs, of_groups = _whole(case, params, carry, x)
+        else:
+            inputs, _, of_groups = _factors(case, params, carry, x, y)
         sizes = _sizes(case, params, carry, x)
         edges = np.cumsum([0, *sizes])
         if fresh is not None:
-            slots = {at: _without(fresh, lanes, *slot) for at, slot in slots.items()}
+            slots = {at: _without(fresh, rows[at[1]], *slot) for at, slot in slots.items()}
 
         def history(lam, slots=slots, carry=carry, x=x, inputs=inputs, edges=edges):
             """An op's gradient is linear in x but for the part that x = 0 leaves, of a bias."""
@@ -90,11 +98,22 @@ def signs(case, seed=0, resets=None, lanes=2):
                     old = slots.get((k, g), (ex, one, 0.0 * now))
                     biased = _has_bias(case, params, carry, x, k)
                     own = drawn(jax.random.fold_in(draw, number), (2, lanes))
-                    rows = np.concatenate([lanes_of(carry[s].shape, lanes) for s in groups[g]])
-                    slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows, biased)}
+                    slots = {**slots, (k, g): _mixed(old, given, d, now, own, rows[g], biased)}
                     number += 1
         carry = real(case.run(NumpyOps(), params, carry, x)[1])
     return Traced(like(np.stack(steps), params), before)
+
+
+def _whole(case, params, carry, x):
+    """The inputs of all ops, and one group: the derivatives of all new states by all old ones, and
+    by all results of ops.
+    """
+    seen = Probe()
+    case.run(seen, params, carry, x)
+    zeros = [np.zeros(np.shape(op(given))) for given, op in seen.calls]
+    d = jacobian(lambda h: case.run(NumpyOps(), params, h, x)[1], carry)
+    df = jacobian(lambda add: case.run(Probe(add_y=add), params, carry, x)[1], zeros)
+    return [given for given, _ in seen.calls], [(d, df, None)]
 
 
 def _sizes(case, params, carry, x):
@@ -117,11 +136,11 @@ def _has_bias(case, params, carry, x, k):
     return seen.calls[k][0] is not None and jacobian(result, params).any()
 
 
-def _without(fresh, lanes, ex, one, a):
+def _without(fresh, rows, ex, one, a):
     """The factors, zero in the flagged lanes; of an op without x every lane has columns of its
     own rows.
     """
-    a = np.where(fresh[lanes_of(a.shape[:1], lanes)][:, None], 0.0, a)
+    a = np.where(fresh[rows][:, None], 0.0, a)
     if np.ndim(ex):
         ex = np.where(fresh.reshape(-1, *[1] * (np.ndim(ex) - 1)), 0.0, ex)
         one = np.where(fresh, 0.0, one)

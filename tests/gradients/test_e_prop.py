@@ -319,6 +319,18 @@ def test_a_readout_that_reads_no_position_by_itself_is_named(read, found):
         learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
 
 
+def test_a_readout_that_does_not_leak_has_no_filter():
+    """A filter of what it reads would count the past that its result forgets."""
+
+    def forgetting(params, carry, x):
+        h = jnp.tanh(LEAK * carry + braintrace.matmul(x, params['in']))
+        return braintrace.matmul(h, params['out']), h
+
+    learner = braintrace.functional.online(forgetting, rules.e_prop(KAPPA))
+    with pytest.raises(OptionError, match='A readout that does not leak.*needs no kappa'):
+        learner.init(drawn()[0], zeros()['h'], drawn()[2][0])
+
+
 def several(ops, params, carry, x):
     """A layer that leaks under three readouts: two read it as it is, or in another layout, and one
     reads a function of it in a recomputed region.

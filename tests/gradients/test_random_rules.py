@@ -37,6 +37,7 @@ RULES = {
         uoro('batch', SEED),
         functools.partial(random_traces.uoro, pair='batch'),
     ),
+    'signs_all': (signs('all', SEED), functools.partial(random_traces.signs, scope='all')),
 }
 
 
@@ -47,7 +48,11 @@ def rows(names, quick=()):
     table = []
     for i, name in enumerate(names):
         for k, rule in enumerate(RULES):
-            late = pytest.mark.slow if i + k == 1 or (i > 1 and i % 3 == k) else pytest.mark.nightly
+            late = (
+                pytest.mark.slow
+                if i + k == 1 or (i > 1 and i % len(RULES) == k)
+                else pytest.mark.nightly
+            )
             table.append(pytest.param(name, rule, marks=[] if (name, rule) in quick else late))
     return pytest.mark.parametrize('name, rule', table)
 
@@ -56,7 +61,7 @@ def rows(names, quick=()):
 def formula(name, rule, resets=None):
     """The oracle of a row; ``resets``: whether some lanes start anew."""
     case = models.case(name)
-    options = {'slopes': tuple(SLOPES.get(name, {}).items())} if rule != 'signs' else {}
+    options = {'slopes': tuple(SLOPES.get(name, {}).items())} if rule[:5] != 'signs' else {}
     lanes = 1 if name == 'vector' else 2
     given = restarts(case) if resets else None
     return RULES[rule][1](case, SEED, resets=given, lanes=lanes, **options)
@@ -68,7 +73,9 @@ def restarts(case):
     return flags, other_carry(case)
 
 
-@rows([*FEW, 'learned_decay'], quick=[('leaky', 'signs'), ('leaky', 'uoro')])
+@rows(
+    [*FEW, 'learned_decay'], quick=[('leaky', 'signs'), ('leaky', 'uoro'), ('leaky', 'signs_all')]
+)
 def test_a_window_gives_the_gradient_of_the_formula(name, rule):
     got = over_sequence(models.case(name), RULES[rule][0], 4)[0]
     assert_drawn_close(got, oracles.total(formula(name, rule).steps))
@@ -151,7 +158,7 @@ def draws(name, rule, number, steps=8):
     keys = jax.random.split(jax.random.key(0), number)
     found = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=256))(keys)
     found = np.concatenate([np.asarray(g).reshape(number, -1) for g in jax.tree.leaves(found)], 1)
-    if rule.name == 'signs':
+    if rule.credit == 'cut':
         want = over_sequence(case, d_rtrl(credit='cut'), None)[0]
     else:
         want = oracles.bptt(case)
@@ -169,18 +176,23 @@ def error_of(found, want):
     return np.linalg.norm(found.mean(0) - want) / np.linalg.norm(want)
 
 
+MARKS = {
+    ('leaky', signs()): [],
+    ('leaky', signs('all')): pytest.mark.slow,
+    ('leaky', uoro()): pytest.mark.slow,
+}
+
+
 @pytest.mark.parametrize(
     'name, rule',
     [
         pytest.param(
             name,
             rule,
-            marks={'leaky signs': [], 'leaky UORO': pytest.mark.slow}.get(
-                f'{name} {rule.name}', pytest.mark.nightly
-            ),
+            marks=MARKS.get((name, rule), pytest.mark.nightly),
         )
         for name in ('leaky', 'gru', 'learned_decay', 'spiking_two', 'sparse')
-        for rule in (signs(), uoro(), uoro('batch'))
+        for rule in (signs(), signs('all'), uoro(), uoro('batch'))
     ],
     ids=str,
 )
@@ -214,7 +226,7 @@ def test_the_first_step_is_exact():
 @pytest.mark.parametrize(
     'make, found',
     [
-        (lambda: signs('all'), "scope is 'all'"),
+        (lambda: signs('each'), "scope is 'each'"),
         (lambda: signs(seed=True), 'seed is True'),
         (lambda: uoro('lane'), "pair is 'lane'"),
         (lambda: uoro(seed=0.5), 'seed is 0.5'),
@@ -259,6 +271,35 @@ def crossed(params, h, x):
     """Every sample reads the mean of all."""
     h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']) - h.mean(0))
     return h, h
+
+
+@jax.custom_jvp
+def centred(h):
+    return h - h.mean(0)
+
+
+@centred.defjvp
+def _centred_jvp(primals, tangents):
+    return centred(*primals), tangents[0] - tangents[0].mean(0)
+
+
+def hidden_inside(params, h, x):
+    """Every sample reads the mean of all, within a function with a derivative of its own."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']) + centred(h))
+    return h, h
+
+
+def one_way(params, h, x):
+    """Sample 1 reads sample 0."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, params['w']))
+    return h, h.at[1].add(h[0])
+
+
+@pytest.mark.parametrize('cell', [hidden_inside, one_way])
+def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
+    start = {'w': np.zeros((4, 3))}, np.zeros((5, 3)), np.zeros((5, 4))
+    with pytest.raises(braintrace.NotSupportedError, match=r"meet in .*pair='batch'"):
+        jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
 
 
 @pytest.mark.slow

@@ -402,11 +402,13 @@ def test_a_trace_is_written_at_each_update():
 
 
 def test_a_large_trace_is_told_of_before_it_is_made(monkeypatch):
-    from braintrace._rules import influence
+    from braintrace.functional import _findings
 
-    monkeypatch.setattr(influence, 'LARGE', 800)
+    monkeypatch.setattr(_findings, 'LARGE', 200)
     with pytest.warns(braintrace.BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
         compiled(plain, rtrl(), shape(2, 4))
+    with pytest.warns(braintrace.BraintraceWarning, match=r'GiB: w \[2, 7, 4\].*es_d_rtrl'):
+        compiled(plain, braintrace.rules.d_rtrl(), shape(2, 4))
 
 
 def test_a_closed_reach_is_exact_in_the_report_and_an_open_one_is_not():

@@ -18,7 +18,7 @@ from ..equations.equation import BEGIN, Equation
 from ..program import dataflow as flow
 from ..program.program import Program
 
-__all__ = ['carried_lanes', 'where_lanes_meet']
+__all__ = ['carried_lanes']
 
 Axis = tuple  # (key of a value, number of the axis)
 Pair = tuple[Axis, Axis]
@@ -74,38 +74,6 @@ def carried_lanes(
         return first and not any(others) and program.avals[v].shape[0] == lanes
 
     return frozenset(c for c, v in enumerate(program.carry) if laned(v))
-
-
-def where_lanes_meet(graph) -> int | None:
-    """The first equation between old hidden states and new ones that does not keep the axis of the
-    lanes, or moves values along it.
-    """
-    program = graph.program
-    groups, relations = graph.hidden_groups, graph.hidden_param_op_relations
-    sets, value = _all_sets(program, groups, graph.ops, relations, graph.lanes)
-    home, apart = sets.find(LANES), {op.equation for op in graph.ops if op.primitive.batched}
-    old = flow.forward(
-        program, {program.carry[c]: 1 for c in program.hidden}, flow.gradients(program)
-    )
-    new = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
-    for i, eqn in enumerate(program.equations):
-        if eqn.loop is not None or i in apart or not any(new[o] for o in eqn.outs):
-            continue
-        ins, outs = [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]
-        laned = {axis for v in outs for axis in v.axes() if sets.find(axis) == home}
-        if i in program.op_set:
-            kept = set()
-        elif primitives.of(eqn).axes in RULES:
-            kept = {a for a, b in _joined(eqn, ins, outs) if b in laned}
-        else:  # of a function's body the ends alone are compared
-            kept = {a for v in ins for a in v.axes() if laned}
-        named = (eqn.params.get(name) for name in ('axis', 'dimension', 'dimensions'))
-        moved = {k for each in named for k in (each if isinstance(each, tuple) else (each,))}
-        for v, operand in zip(eqn.ins, ins, strict=True):
-            for axis in operand.axes() if old[v] else ():
-                if sets.find(axis) == home and (axis not in kept or axis[1] in moved):
-                    return i
-    return None
 
 
 def _all_sets(
