@@ -65,6 +65,9 @@ def ETraceConfig(  # noqa: N802
             "learning_signal is 'bootstrapped', which is no rule: reverse mode in windows with a "
             'synthetic gradient at their ends. Use `braintrace.DNI`.'
         )
+    _without('kappa', kappa, 'trace_filter', trace_filter, 'kappa')
+    _without('sparse_n', sparse_n, 'recurrence_scope', recurrence_scope, 'sparse_n')
+    _without('decay', decay, 'trace_factorization', trace_factorization, 'io_factorized')
     rule = _of_trace(trace_factorization, temporal_recursion, recurrence_scope, decay, sparse_n)
     if learning_signal == 'random_feedback':
         rule = _position_wise(rule, 'learning_signal', learning_signal)
@@ -104,13 +107,13 @@ def _factorized(recursion, sides, scope, decay) -> Rule:
     _only(scope == 'diagonal', 'recurrence_scope', scope, nearest, 'io_factorized')
     if sides == ('none', 'none'):
         return rules.same_step()
-    decay = _given('decay', decay, "trace_factorization='io_factorized'")
+    rule = rules.es_d_rtrl(_given('decay', decay, "trace_factorization='io_factorized'"))
     of_x, of_f = decay if isinstance(decay, tuple) else (decay, decay)
     if sides[1] == 'scalar_leak':
         leak = 'rules.ottt(leak), which has no leak there, or rules.es_d_rtrl(decay), which has D'
         _only(False, 'temporal_recursion', recursion, leak)
     if 'none' not in sides:
-        return rules.es_d_rtrl(decay)
+        return rule
     return rules.es_d_rtrl(
         (0.0 if sides[0] == 'none' else of_x, 0.0 if sides[1] == 'none' else of_f)
     )
@@ -122,6 +125,15 @@ def _only(right: bool, axis: str, value, nearest: str, beside: str = '') -> None
         raise OptionError(
             f'{axis} is {value!r}{beside}, which no rule has. The nearest is '
             f'`braintrace.{nearest}`.'
+        )
+
+
+def _without(name: str, value, axis: str, found: str, reader: str) -> None:
+    """Refuse a value that no axis reads."""
+    if value is not None and found != reader:
+        raise OptionError(
+            f'{name} is {value!r} with {axis}={found!r}, which reads none: leave it out, or give '
+            f'{axis}={reader!r}.'
         )
 
 

@@ -12,7 +12,13 @@ from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._public_names import takes_public_arguments
 from .._synthetic import SyntheticGradient
-from .._windows import GradientOptions, check_inside, check_optimizer
+from .._windows import (
+    GradientOptions,
+    check_inside,
+    check_optimizer,
+    check_window,
+    length_of,
+)
 from ..rules import same_step
 from .base import ETraceLearner
 from .compiled_calls import CallOptions
@@ -99,6 +105,7 @@ def train_synthetic_gradient(
     ``sequences`` and ``step_fn`` as for ``learner.etrace_grad``. Each of the ``epochs`` is one
     update by the ``optimizer`` (an ``optax.GradientTransformation``, by default plain descent with
     the rate ``lr``) over the whole sequence in exact windows, after a reset, where ``reset``.
+    Raises :class:`braintrace.OptionError` for a ``window`` that no other one follows.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.ones((3, 2)), braintrace.nn.GRUCell(2, 4)
@@ -116,6 +123,12 @@ def train_synthetic_gradient(
         check_optimizer(optimizer)
     bound = learner._compiled().in_time()
     apply = synthesizer_of(learner, check_inside('exact', window))
+    check_window(window, None)
+    if window is None or window >= length_of(*sequences):
+        raise OptionError(
+            f'window is {window}, the whole sequence: the synthesizer learns where one window '
+            'follows another. Give an int below the number of steps.'
+        )
     along = GradientOptions(window, None, False, 'mean', True)
     given = Arguments(sequences, step_fn, None, None, None)
     options = CallOptions(along, False, False, apply)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 
@@ -63,9 +63,8 @@ class Feedback:
                 "Feedback), 'random' or 'adaptive'."
             )
         if self.ops is not None:
-            given = (self.ops,) if isinstance(self.ops, str) else tuple(self.ops)
-            object.__setattr__(self, 'ops', given)
-        if self.scale is not None and not (_is_number(self.scale) and self.scale > 0):
+            object.__setattr__(self, 'ops', _keys(self.ops))
+        if self.scale is not None and not (_is_number(self.scale) and 0 < self.scale < math.inf):
             raise OptionError(f'scale is {self.scale!r}; give a standard deviation > 0, or None.')
         if not (_is_number(self.decay) and 0 <= self.decay < 1):
             raise OptionError(f'decay is {self.decay!r}; give a number in [0, 1).')
@@ -126,6 +125,13 @@ def counting(trace: dict, count: jax.Array | None) -> dict:
 def uncounted(trace: dict) -> tuple[dict, jax.Array | None]:
     """The inverse of :func:`counting`."""
     return {key: e for key, e in trace.items() if key != COUNT}, trace.get(COUNT)
+
+
+def _keys(ops) -> tuple[str, ...]:
+    keys = (ops,) if isinstance(ops, str) else tuple(ops) if isinstance(ops, Iterable) else ()
+    if not (keys and all(isinstance(key, str) for key in keys)):
+        raise OptionError(f'ops is {ops!r}; give keys of ops, as the report names them, or None.')
+    return keys
 
 
 def _is_number(value) -> bool:

@@ -151,7 +151,8 @@ def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
     chooses.
     """
     for name, value in (('update_every', every), ('write_every', write_every)):
-        if value is not None and not _is_count(value):
+        left_out = value is None and name == 'write_every'
+        if not left_out and not _is_count(value):
             raise OptionError(f'{name} is {value!r}; give a number of steps >= 1.')
     if write_every is not None and (write_every % every or write_every // every > MOST_PENDING):
         raise OptionError(

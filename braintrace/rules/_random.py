@@ -69,6 +69,7 @@ def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
 
 
 def _checked(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise OptionError(f'seed is {seed!r}; give an int.')
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if not (whole and 0 <= seed < 2**32):  # JAX keeps 32 bits of it
+        raise OptionError(f'seed is {seed!r}; give an int from 0 to 2**32 - 1.')
     return int(seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 
 import jax
 import jax.numpy as jnp
@@ -257,7 +258,10 @@ def test_other_rules_take_feedback(rule):
         (lambda: Feedback('random', decay=0.1), "decay is 0.1 with 'random'"),
         (lambda: Feedback('adaptive', decay=1.0), r'decay is 1.0; give a number in \[0, 1\)'),
         (lambda: Feedback('random', scale=0), 'scale is 0; give a standard deviation > 0'),
+        (lambda: Feedback('random', scale=math.inf), 'scale is inf'),
         (lambda: Feedback('random', seed=-1), 'seed is -1; give an int >= 0'),
+        (lambda: Feedback('random', ops=3), 'ops is 3; give keys of ops'),
+        (lambda: Feedback('random', ops=()), r'ops is \(\); give keys of ops'),
         (lambda: braintrace.rules.d_rtrl().with_feedback('random'), 'give a braintrace.Feedback'),
         (
             lambda: learner_of('matmul', braintrace.rules.d_rtrl().with_feedback(UNKNOWN)),

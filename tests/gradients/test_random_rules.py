@@ -230,6 +230,8 @@ def test_the_first_step_is_exact():
         (lambda: signs(seed=True), 'seed is True'),
         (lambda: uoro('lane'), "pair is 'lane'"),
         (lambda: uoro(seed=0.5), 'seed is 0.5'),
+        (lambda: uoro(seed=2**32), r'seed is 4294967296; give an int from 0 to 2\*\*32 - 1'),
+        (lambda: signs(seed=-1), 'seed is -1'),
     ],
 )
 def test_other_values_are_refused(make, found):

@@ -90,6 +90,9 @@ def test_calls_without_windows_and_other_synthesizers_are_refused():
         braintrace.DNI(Net(), synthesizer=len)
     with pytest.raises(braintrace.StructureError, match=r"for groups \{'h': \(2, 2\)\}"):
         learner.attach_synthesizer(braintrace.SyntheticGradient({'h': (2, 2)}))
+    for window, found in ((0, 'window is 0'), (None, 'int below'), (len(xs), 'int below')):
+        with pytest.raises(braintrace.OptionError, match=found):
+            braintrace.train_synthetic_gradient(learner, xs, ys, step_fn=step_fn, window=window)
     with pytest.raises(braintrace.OptionError, match='learner is D_RTRL'):
         braintrace.train_synthetic_gradient(compiled(), xs, ys, step_fn=step_fn)
     assert jnp.isfinite(learner(jnp.zeros((BATCH, INPUTS)))).all()

@@ -278,6 +278,13 @@ def test_six_axes_are_a_rule(axes, value):
         ({'trace_factorization': 'io_factorized'}, 'decay is None'),
         ({'recurrence_scope': 'sparse_n'}, 'sparse_n is None'),
         ({'trace_filter': 'kappa'}, 'kappa is None'),
+        ({'kappa': 0.5}, "kappa is 0.5 with trace_filter='none', which reads none: leave it out"),
+        ({'sparse_n': 2}, "sparse_n is 2 with recurrence_scope='diagonal'"),
+        ({'decay': 0.9}, "decay is 0.9 with trace_factorization='per_param'"),
+        (
+            {'trace_factorization': 'io_factorized', 'decay': (0.9, 0.8, 0.7)},
+            r'the decays are \(0.9, 0.8, 0.7\)',
+        ),
         ({'learning_signal': 'bootstrapped'}, 'Use `braintrace.DNI`'),
         ({'update_schedule': 'window', 'window_size': 4}, '`update_every` to'),
     ],

@@ -188,6 +188,7 @@ def test_it_runs_inside_jit():
         ({'write_every': 65}, 'write_every is 65.*at most 64'),
         ({'update_every': 0}, 'update_every is 0'),
         ({'update_every': True}, 'update_every is True'),
+        ({'update_every': None}, 'update_every is None'),
         ({'update_every': 2, 'write_every': 3}, 'write_every is 3.*multiple of the 2'),
         ({'write_every': 1.5}, 'write_every is 1.5'),
         ({'reduction': 'max'}, 'reduction is .max.'),
