@@ -42,9 +42,9 @@ def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
 
 
 def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
-    """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x - stop(x)) +
-    kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as often as a
-    readout that leaks with ``kappa`` remembers it.
+    """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x -
+    stop(x)) + kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as
+    often as a readout that leaks with ``kappa`` remembers it.
 
     An x that is put together of several values has a filter for each of them.
     """
