@@ -10,3 +10,4 @@ def float64():
     jax.config.update('jax_enable_x64', True)
     yield
     jax.config.update('jax_enable_x64', before)
+from tests.registries import registries_are_restored as registries_are_restored

@@ -89,7 +89,7 @@ def test_a_layer_of_one_unit_is_exact_with_its_own_diagonal():
     np.testing.assert_allclose(grads['w'], want['w'], rtol=1e-10)
 
 
-def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal():
+def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_are_restored):
     name = 'squared_input'
     op = braintrace.register_primitive(name, lambda x, w: (x**2) @ w, batched=True)
 
