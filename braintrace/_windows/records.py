@@ -70,13 +70,12 @@ class Observation(NamedTuple):
 
 class Together(NamedTuple):
     """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
-    losses, by each y and by the hidden states before them. ``x`` and ``places`` (carry and inputs
-    of each step) have time in front; ``trace``: one that moved inside, after them.
+    losses, by each y and by the hidden states before them. ``factors`` has time in front;
+    ``trace``: one that moved inside, after them.
     """
 
     world: Any
-    x: dict[str, Any]
-    places: Any
+    factors: Factors
     dy: dict[str, jax.Array]
     lam: dict[str, Vector]
     direct: Any

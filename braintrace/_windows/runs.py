@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._executor import Factors, Signals, Steps, TracedStep
+from .._executor import Signals, Steps, TracedStep
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
 from .leaves import tree_bytes
 from .records import (
@@ -52,9 +52,6 @@ class Observer(Protocol):
         """Some steps under one pull-back, without cuts; ``keep``: with their factors. ``carried``:
         the trace that moves inside, and the step counts before each step; None: none does.
         """
-
-    def factors(self, weights, carry: list, inputs: list) -> Factors:
-        """The factors of a step, without x."""
 
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
@@ -188,28 +185,18 @@ class Run:
         inside = keep and self.rule.inside
         carried = (now.trace, ts) if inside else None
         seen = self.observer.observe_together(weights, now.world, part, keep, carried)
-        network, x = self.observer.network(weights), seen.x
+        network, (x, d, df) = self.observer.network(weights), seen.factors
         ops = same_step(network.graph, x, seen.dy, network.weights)
         if keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
             start = Start(ts[0], reset)
             ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
         if keep and self.rule.traces and not inside:
-            window = Window(x, self._factors(weights, seen), ts, part.flags)
+            steps = Steps((d, df), partial(_without_signals, self.graph))
+            window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
-
-    def _factors(self, weights, seen: Together) -> Steps:
-        """The factors of the steps of an exact window, for all of them at once, and no signals."""
-
-        def step(weights, state, place):
-            _, d, df = self.observer.factors(weights, *place)
-            return state, (), (), (d, df, _no_signals(self.graph))
-
-        at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), seen.places)
-        length = len(seen.losses)
-        return TracedStep(step, weights, (), at).loop(weights, (), seen.places, length)[-1]
 
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
@@ -218,8 +205,9 @@ class Run:
         return now._replace(trace=trace)
 
 
-def _no_signals(graph: ETraceGraph) -> Signals:
-    return Signals({}, {g.name: (None,) * g.num_state for g in graph.hidden_groups}, {})
+def _without_signals(graph: ETraceGraph, row) -> tuple:
+    """The factors of a step, as a window opens them, and no signals."""
+    return *row, Signals({}, {g.name: (None,) * g.num_state for g in graph.hidden_groups}, {})
 
 
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:

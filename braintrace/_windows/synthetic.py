@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
-from .._executor import Factors
 from .._rules import Rule
 from .records import Gradients, Sequence
 from .runs import Observer
@@ -110,9 +109,6 @@ class Bootstrapped:
                 f'group -> array: {shapes[1]}.'
             )
         return jax.tree.map(lambda s, h: jnp.asarray(s, h.dtype), found, states)
-
-    def factors(self, weights, carry: list, inputs: list) -> Factors:
-        return self.step.factors(weights[0], carry, inputs)
 
     def zeros(self, weights) -> Gradients:
         ops, direct = self.step.zeros(weights[0])

@@ -366,11 +366,6 @@ class ObservedStep:
         direct = {self.places[i]: g for i, g in zip(chosen, seen.direct, strict=True)}
         return seen._replace(direct=direct)
 
-    def factors(self, weights, carry: list, inputs: list) -> Factors:
-        params = self._params(weights)
-        of_ops = self.compiled.executor.op_weights(params)
-        return self.compiled.factors(params, of_ops, carry, inputs, {})
-
     def zeros(self, weights) -> Gradients:
         """The gradients before the first step."""
         of_ops, leaves = self.network(weights).weights, jax.tree.leaves(weights)

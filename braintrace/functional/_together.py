@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._executor import Probes, stopped
+from .._executor import Factors, Probes, stopped
 from .._windows import Sequence, Together
 
 __all__ = ['Border', 'observe_together']
 
 
 class Border(NamedTuple):
-    """What a window does with traces: ``keep`` what makes the factors of its steps; the trace that
-    moves inside (``moving``, with the step count before each step), None for none;
-    ``credit(world)``, a further loss of the world after it, None for none.
+    """What a window does with traces: ``keep`` the factors of its steps; the trace that moves
+    inside (``moving``, with the step count before each step), None for none; ``credit(world)``, a
+    further loss of the world after it, None for none.
     """
 
     keep: bool
@@ -59,15 +59,15 @@ def observe_together(
 
     probes = {key: jnp.zeros((len(part.mask), *p.shape), p.dtype) for key, p in zeros.y.items()}
     args = given, executor.old_states(world[0]), zeros.virtual, probes
-    total, pull, (end, last, (losses, aux), x, places) = jax.vjp(run, *args, has_aux=True)
+    total, pull, (end, last, (losses, aux), factors) = jax.vjp(run, *args, has_aux=True)
     direct, *lam, dy = pull(jnp.ones_like(total))
     of_state = dict(zip(compiled.graph.states, jax.tree.leaves(lam), strict=True))
     lam = {g.name: tuple(of_state[s] for s in g.states) for g in compiled.graph.hidden_groups}
-    return Together(end, x, places, dy, lam, direct, losses, aux, last)
+    return Together(end, factors, dy, lam, direct, losses, aux, last)
 
 
 def _one_step(compiled, step, given, held, keep, state, at, counts: bool = True):
-    """``(state, (weighed loss, shown, x, places))`` after a step; the loss may not count."""
+    """``(state, (weighed loss, shown, factors))`` after a step; the loss may not count."""
     (world, trace), (part, probes, t, virtual), calls = state, at, []
 
     def cell(params, carry, inputs):
@@ -76,13 +76,15 @@ def _one_step(compiled, step, given, held, keep, state, at, counts: bool = True)
         outputs, carry_after, xs = compiled.executor.forward(
             params, weights, carry, inputs, Probes(probes, {}, virtual), True, part.done
         )
-        at, new = stopped((params, weights, carry, inputs)), None
+        factors, new, of_step = Factors({}, {}, {}), None, (params, weights, carry, inputs)
+        if keep:
+            factors = compiled.factors(*stopped(of_step), xs, (trace, t))
         if t is not None:
-            factors = compiled.factors(*at, xs, (trace, t))
-            new = compiled.rule.update(compiled.network(*at[:2]), trace, factors, t)
-        calls.append((xs, at[2:] if keep and t is None else None, new))
+            new = compiled.rule.update(compiled.network(*stopped(of_step[:2])), trace, factors, t)
+            factors = Factors({}, {}, {})
+        calls.append((factors._replace(x=xs), new))
         return outputs, carry_after
 
     (loss, shown), world = step(cell, given, world, part)
-    ((xs, place, trace),) = calls
-    return [world, trace], (loss if counts else jnp.zeros_like(loss), shown, xs, place)
+    ((factors, trace),) = calls
+    return [world, trace], (loss if counts else jnp.zeros_like(loss), shown, factors)
