@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+from tests.registries import registries_are_restored as registries_are_restored
+
 
 @pytest.fixture(autouse=True)
 def float64():
@@ -10,4 +12,3 @@ def float64():
     jax.config.update('jax_enable_x64', True)
     yield
     jax.config.update('jax_enable_x64', before)
-from tests.registries import registries_are_restored as registries_are_restored

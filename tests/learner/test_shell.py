@@ -140,7 +140,8 @@ def test_signatures_are_those_of_the_nearest_constructor():
         "(model: 'brainstate.nn.Module', rule: 'Rule | None'",
         "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None, "
         "credit: 'str' = 'cut', scope: 'str' = 'position'",
-        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | tuple[float | int, float | int]'",
+        "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | "
+        "tuple[float | int, float | int]'",
     ]
 
 
