@@ -33,7 +33,7 @@ LRU = 'LRU 64'
 def settings() -> list[Setting]:
     """Each task on the nets that learn it by BPTT within the updates."""
     short, copy = tasks.copy_memory(10, length=5), tasks.copy_memory(20)
-    add, sine = tasks.adding(50), tasks.shifting_sine(20_480, 1024)
+    add, sine = tasks.adding(48), tasks.shifting_sine(20_480, 1024)
     rows, pixels, evidence = tasks.digits(), tasks.digits('pixels'), tasks.evidence()
     return [
         Setting(short, GRU, 30, 500),

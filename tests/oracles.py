@@ -195,9 +195,11 @@ def dense_recursion(case, credit='cut', own=False):
             return case.loss(case.run(read, params, carry, x)[0], y)
 
         grad = jacobian(lambda p, carry=carry: loss(p, carry), params)[0]
-        for g, trace in zip(case.model.groups, traces, strict=True):
-            c = jacobian(lambda h, carry=carry: loss(params, {**carry, **h}), pick(carry, g))
-            grad = grad + c[0] @ trace
+        for i, (g, trace) in enumerate(zip(case.model.groups, traces, strict=True)):
+            c = jacobian(lambda h, carry=carry: loss(params, {**carry, **h}), pick(carry, g))[0]
+            if own and credit == 'cut':
+                c = c + _own_signal(case, params, carry, x, y, i)
+            grad = grad + c @ trace
         steps.append(grad)
     return like(np.stack(steps), params)
 
@@ -289,6 +291,21 @@ def _factors(case, params, carry, x, y):
         )
         groups.append((d, df, signal))
     return [x for x, _ in seen.calls], dy, groups
+
+
+def _own_signal(case, params, carry, x, y, i):
+    """What group ``i`` sends to the loss by what its positions read of themselves through ops."""
+    g = case.model.groups[i]
+
+    def results(h):
+        seen = Probe()
+        case.run(seen, params, {**carry, **h}, x)
+        return [op(x) for x, op in seen.calls]
+
+    _, dy, groups = _factors(case, params, carry, x, y)
+    fed = groups[i][1].reshape(len(g), -1, dy.size).any(0)  # which results feed a position
+    own = jacobian(results, pick(carry, g)) * np.tile(fed.T, len(g))
+    return dy @ own
 
 
 def _pull_back(case, params, carry, x, inputs, cotangent):
