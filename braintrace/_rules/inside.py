@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
 
-from .rule import Rule, Trace
+from .contraction import same_step
+from .rule import Network, OpGradients, Rule, Trace
 
 __all__ = ['KEY', 'Inside', 'balance', 'key_and_rest', 'norms']
 
@@ -42,6 +44,23 @@ class Inside(Rule):
     @final
     def delay(self, graph, every, asked):
         return 1 if asked is None else asked
+
+    @final
+    def gradient(self, network, before, after, step):
+        _, _, signals = step.steps.all
+        grads = same_step(network.graph, step.x, signals.dy, network.weights)
+        c = jax.tree.map(lambda a: a[0], signals.c)
+        return self.history(network, grads, before, c, step.t[0])
+
+    @final
+    def with_history(self, network, grads, trace, pending, lam, start):
+        return self.history(network, grads, trace, lam, start.t)
+
+    @abstractmethod
+    def history(
+        self, network: Network, grads: OpGradients, carried: Trace, lam: dict, t: jax.Array
+    ) -> OpGradients:
+        """``grads`` and what the signal of each group sends through the trace."""
 
     @final
     def window(self, network, trace, pending, window, keep):

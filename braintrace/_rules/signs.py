@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from .._executor import Factors, apply, dot, filled
-from .contraction import add_gradients, factored_gradient, represented, same_step, without_x
+from .contraction import add_gradients, factored_gradient, represented, without_x
 from .coordinates import Pair, by_pair, pairs
 from .factored import alive, apart, at_entries, empty_factors, joined
 from .inside import KEY, Inside, balance, key_and_rest, norms
 from .kept import derivatives, flow, kept
-from .rule import Network, OpGradients, Trace
+from .rule import Trace
 from .scopes import all_numbers
 from .slots import EINSUM
 
@@ -111,18 +111,7 @@ class Signs(Inside):
         new = tuple(None if q is None else jnp.broadcast_to(q, e.shape) for q, e in given)
         return filled(apply(pair.gathered(d), f), f), filled(new, f)
 
-    def gradient(self, network, before, after, step):
-        _, _, signals = step.steps.all
-        grads = same_step(network.graph, step.x, signals.dy, network.weights)
-        c = jax.tree.map(lambda a: a[0], signals.c)
-        return self._with_history(network, grads, before, c, step.t[0])
-
-    def with_history(self, network, grads, trace, pending, lam, start):
-        return self._with_history(network, grads, trace, lam, start.t)
-
-    def _with_history(
-        self, network: Network, grads: OpGradients, carried: Trace, lam: dict, t: jax.Array
-    ) -> OpGradients:
+    def history(self, network, grads, carried, lam, t):
         """``grads + < lam , ex (x) ef >``."""
         _, trace = key_and_rest(carried)
         slots, weights = alive(network, self._apart(trace), t > 0), network.weights

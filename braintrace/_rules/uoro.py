@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
 from .._errors import NotSupportedError
 from .._executor import lanes_meet
-from .contraction import add_gradients, op_gradient, outside_loops, same_step
+from .contraction import add_gradients, op_gradient, outside_loops
 from .inside import KEY, Inside, balance, norms
 from .lanes import where_lanes
-from .rule import Network, OpGradients, Trace
 
 __all__ = ['UORO']
 
@@ -141,18 +140,7 @@ class UORO(Inside):
         groups = {r.key: r.groups[0].name for r in graph.hidden_param_op_relations}
         return {**{k: {groups[k]: e} for k, e in m.items()}, STATES: s, KEY: key}
 
-    def gradient(self, network, before, after, step):
-        _, _, signals = step.steps.all
-        grads = same_step(network.graph, step.x, signals.dy, network.weights)
-        c = jax.tree.map(lambda a: a[0], signals.c)
-        return self._with_history(network, grads, before, c, step.t[0])
-
-    def with_history(self, network, grads, trace, pending, lam, start):
-        return self._with_history(network, grads, trace, lam, start.t)
-
-    def _with_history(
-        self, network: Network, grads: OpGradients, carried: Trace, lam: dict, t: jax.Array
-    ) -> OpGradients:
+    def history(self, network, grads, carried, lam, t):
         """``grads + < lam , s > m``."""
         graph, lanes = network.graph, self.lanes(network.graph)
         of_state = {
