@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
         ThreeFactor,
         compile,
         compile_etrace_graph,
+        evaluate,
         pp_prop,
         train_synthetic_gradient,
     )
@@ -115,6 +116,7 @@ __all__ = [
     'einsum',
     'element_wise',
     'embedding',
+    'evaluate',
     'functional',
     'get_primitive_spec',
     'grouped_matmul',
@@ -171,6 +173,7 @@ _LAZY = {
     'ThreeFactor': '._learner',
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
+    'evaluate': '._learner',
     'pp_prop': '._learner',
     'train_synthetic_gradient': '._learner',
 }
