@@ -52,7 +52,7 @@ ARROWS: dict[str, set[str]] = {
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_learner'},
-    'tasks': {'_errors', '_rules', '_windows', '_learner', 'functional'},
+    'tasks': {'_errors', '_brainstate', '_rules', '_windows', '_learner', 'functional'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},

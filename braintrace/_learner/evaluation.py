@@ -11,9 +11,9 @@ from typing import Any
 import brainstate
 import jax
 
+from .. import _jax
 from .._errors import OptionError
 from .._windows import length_of, signature
-from ..functional._loss import as_inputs
 from .base import ETraceLearner
 from .bound import Bound
 from .lanes import Lanes
@@ -51,22 +51,23 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
         raise OptionError(f'metric is {metric!r}; give a function metric(outputs, ys).')
     length_of(xs, ys)
     bound = learner._compiled().in_time()
-    first = as_inputs(jax.tree.map(lambda a: a[0], xs))
+    first = _inputs(jax.tree.map(lambda a: a[0], xs))
     with _as_it_was(bound), brainstate.environ.context(fit=False):
-        aside = bound.program(('evaluate', signature(first)), lambda: Aside(bound, first))
-        outputs = aside.outputs(*aside.states.values(), xs)
+        make = partial(Aside, bound, first)
+        # states that are made inside a transformation end with it
+        kept = _jax.is_outermost()
+        aside = bound.program(('evaluate', signature(first)), make) if kept else make()
+        outputs = aside.outputs(bound.states.values()[0], aside.states.values()[1], xs)
     return metric(outputs, ys)
 
 
 class Aside:
-    """A copy of a model, which shares its parameters, with states for another batch."""
+    """A copy of a model, with states for another batch."""
 
     touched = Touched([])
 
     def __init__(self, bound: Bound, inputs: tuple):
-        model, size = bound.states.model, jax.tree.leaves(inputs)[0].shape[:1]
-        shared = {id(state): state for state in model.states(brainstate.ParamState).values()}
-        other = copy.deepcopy(model, shared)
+        other, size = copy.deepcopy(bound.states.model), jax.tree.leaves(inputs)[0].shape[:1]
         if isinstance(other, Lanes):
             other.size, size = size[0], ()
         if bound.core.first.graph.lanes is None:
@@ -81,7 +82,7 @@ def along(cell: Callable, params, carry, xs):
     """The outputs of a cell at all steps."""
 
     def step(carry, x):
-        outputs, carry = cell(params, carry, *as_inputs(x))
+        outputs, carry = cell(params, carry, *_inputs(x))
         return carry, outputs
 
     return jax.lax.scan(step, carry, xs)[1]
@@ -97,3 +98,7 @@ def _as_it_was(bound: Bound) -> Iterator[None]:
     finally:
         for state, value in before:
             state.value = value
+
+
+def _inputs(x) -> tuple:
+    return x if type(x) is tuple else (x,)

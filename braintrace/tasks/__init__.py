@@ -2,6 +2,9 @@
 that a learner without any knowledge of the past reaches.
 """
 
+from .. import _brainstate  # noqa: F401  # before brainstate itself
+
+# isort: split
 from ._digits import digits
 from ._evidence import evidence
 from ._memory import adding, copy_memory

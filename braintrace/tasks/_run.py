@@ -149,7 +149,8 @@ def _check(task: Task, rule, optimizer, updates, seeds, options: Options) -> Non
         )
     if options.penalty is not None and not callable(options.penalty):
         raise OptionError(f'penalty is {options.penalty!r}; give a function of the extra outputs.')
-    if not seeds or len({*seeds}) < len(seeds) or any(type(s) is not int for s in seeds):
+    numbers = isinstance(seeds, tuple) and all(type(seed) is int for seed in seeds)
+    if not numbers or not seeds or len({*seeds}) < len(seeds):
         raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints.')
 
 
@@ -167,7 +168,7 @@ def _check_looks(task: Task, until, test, progress) -> None:
 
 def _made(model: Callable, seed: int):
     """What ``model`` makes of a seed."""
-    if not callable(model):
+    if not callable(model) or isinstance(model, brainstate.nn.Module):
         raise OptionError(f'model is {model!r}; give a function of a seed, such as a class.')
     brainstate.random.seed(seed)
     made = model(seed)

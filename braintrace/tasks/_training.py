@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._learner import compile as compile_model
 from .._rules import Rule
-from .._windows import is_key
+from .._windows import is_key, optimised
 from ..functional import OnlineLearner, OnlineState, online, split
 from ._task import Task
 
@@ -110,12 +110,10 @@ class Training:
         return self.online.sequence_grad(self.loss, window, inside='exact')
 
     def _moved(self, grads, at: At) -> tuple:
-        changes, moments = self.optimizer.update(grads, at.moments, at.params)
+        """Parameters and moments after an update; what is not trainable stays."""
         _, _, frozen = split(at.params, self.online)
-        params = jax.tree.map(
-            lambda p, c, f: (p + c).astype(p.dtype) if f is None else p, at.params, changes, frozen
-        )
-        return params, moments
+        moves = jax.tree.map(lambda f: f is None, frozen, is_leaf=lambda f: f is None)
+        return optimised(self.optimizer, (at.params, at.moments), grads, moves)
 
     def learn(self, at: At, xs, ys, mask=None) -> tuple[At, jax.Array]:
         """Updates along sequences."""
