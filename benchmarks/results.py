@@ -88,7 +88,7 @@ class Setting(NamedTuple):
 def settings() -> list[Setting]:
     return [
         Setting(tasks.evidence(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.97, 1.0),
-        Setting(tasks.evidence(dt=1), 'LIF + ALIF 100, rates', 100, 1e-2, 32, 0.94, 1.0, FEW),
+        Setting(tasks.evidence(dt=1), 'LIF + ALIF 100, fine', 100, 1e-2, 32, 0.94, 1.0, FEW),
         Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
         Setting(tasks.digits('pixels'), 'LRU 64', 600, 3e-3, 50, 0.98),
         Setting(tasks.copy_memory(50), 'LRU 96', 300, 1e-2, 24, 0.001),
