@@ -70,6 +70,6 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
     def trivial(xs: Array) -> Array:
         return jnp.broadcast_to(jnp.array([1.0, 0.0]), (*xs.shape[:2], 2))
 
-    name = f'evidence {cues}'
+    name = f'evidence {cues}' + ('' if dt == 10 else f', {dt:g} ms')
     sizes = steps, 4 * GROUP, 2
     return Task(name, *sizes, draw, entropy, accuracy, 'accuracy', 0.5, trivial)
