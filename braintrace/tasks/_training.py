@@ -12,14 +12,9 @@ import jax.numpy as jnp
 
 from .._learner import compile as compile_model
 from .._rules import Rule
-from .._windows import is_key, optimised
+from .._windows import Penalised, is_key, optimised
 from ..functional import OnlineLearner, OnlineState, online, split
 from ._task import Task
-
-
-class Penalised(NamedTuple):
-    loss: Any
-    penalty: Any
 
 
 __all__ = ['At', 'Options', 'Training']
