@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,9 @@ class PullBack:
     """A pull-back, traced once for cotangents like these.
 
     ``reads``: for each of its results the numbers of the cotangent's leaves that it depends on, by
-    the equations. A result that depends on none is zero for every cotangent.
+    the equations. A result that depends on none is zero for every cotangent. A call with
+    ``counts``, a bool, leaves the first leaf out where it is false: what depends on it alone need
+    not be a number then.
     """
 
     def __init__(self, pull: Callable, cotangent):
@@ -57,7 +59,8 @@ class PullBack:
         self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
         self._results = found[0]
         sets = [frozenset({k}) for k in self._arrays]
-        self.reads = jax.tree.unflatten(self._results, _reads(self._jaxpr, sets))
+        self._reads = _reads(self._jaxpr, sets)
+        self.reads = jax.tree.unflatten(self._results, map(self._read, self._jaxpr.outvars))
 
     def _whole(self, leaves: list, values):
         """A cotangent with new values of its arrays."""
@@ -66,14 +69,40 @@ class PullBack:
             new[k] = x
         return jax.tree.unflatten(self._treedef, new)
 
-    def __call__(self, cotangent):
+    def __call__(self, cotangent, counts: jax.Array | None = None):
         leaves = jax.tree.leaves(cotangent)
         arrays = [leaves[k] for k in self._arrays]
-        return jax.tree.unflatten(self._results, _jax.evaluate(self._jaxpr, self._consts, arrays))
+        if counts is None:
+            results = _jax.evaluate(self._jaxpr, self._consts, arrays)
+        else:
+            results = self._gated(arrays, counts)
+        return jax.tree.unflatten(self._results, results)
+
+    def _read(self, v) -> Read:
+        return frozenset() if isinstance(v, _jax.Literal) else self._reads.get(v, frozenset())
+
+    def _gated(self, arrays: list, counts: jax.Array) -> list:
+        """The results, where the first leaf meets others and where it ends replaced by zero unless
+        it counts. A zero cotangent would not do: zero times what is not a number is none.
+        """
+        jaxpr, first = self._jaxpr, frozenset(self._arrays[:1])
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*self._consts, *arrays), strict=True))
+
+        def value(v, alone: bool):
+            x = _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
+            gated = not alone and self._read(v) == first
+            return jnp.where(counts, x, jnp.zeros_like(x)) if gated else x
+
+        for eqn in jaxpr.eqns:
+            alone = all(self._read(v) == first for v in eqn.outvars)
+            ins = [value(v, alone) for v in eqn.invars]
+            outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [value(v, False) for v in jaxpr.outvars]
 
 
-def _reads(jaxpr, sets: list[Read]) -> list[Read]:
-    """For each result of a jaxpr, the union of the sets of the inputs that it depends on."""
+def _reads(jaxpr, sets: list[Read]) -> dict[Any, Read]:
+    """For each value of a jaxpr, the union of the sets of the inputs that it depends on."""
     found = dict(zip(jaxpr.invars, sets, strict=True))
     none: Read = frozenset()
 
@@ -83,11 +112,13 @@ def _reads(jaxpr, sets: list[Read]) -> list[Read]:
     for eqn in jaxpr.eqns:
         ins = [of(v) for v in eqn.invars]
         if eqn.primitive.name in CALLS and 'jaxpr' in eqn.params:
-            outs = _reads(_jax.closed_jaxpr(eqn.params['jaxpr'])[0], ins)
+            body, _ = _jax.closed_jaxpr(eqn.params['jaxpr'])
+            of_body = _reads(body, ins)
+            outs = [none if isinstance(v, _jax.Literal) else of_body[v] for v in body.outvars]
         else:  # any other equation: each result may depend on all that it reads
             outs = [none.union(*ins)] * len(eqn.outvars)
         found.update(zip(eqn.outvars, outs, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+    return found
 
 
 def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

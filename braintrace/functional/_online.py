@@ -38,6 +38,8 @@ from .._windows import (
     check_synthesizer,
     check_window,
     signature,
+    task_loss,
+    total_loss,
     tree_bytes,
 )
 from ._compiled import Compiled
@@ -200,11 +202,10 @@ class OnlineLearner:
 
             def loss(params):
                 outputs, new = self.step(params, state, *as_inputs(inputs))
-                return loss_of(outputs, targets), (outputs, new)
+                value = loss_of(outputs, targets)
+                return total_loss(value), (task_loss(value), outputs, new)
 
-            (value, (outputs, new)), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(
-                params
-            )
+            grads, (value, outputs, new) = jax.grad(loss, has_aux=True, allow_int=True)(params)
             return (value, outputs), grads, new
 
         return run
