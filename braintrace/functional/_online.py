@@ -228,8 +228,9 @@ class OnlineLearner:
         ``'auto'``, an int >= 1, or None for the whole sequence; every window gives the same
         numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t
         the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss
-        need not be a number. ``losses`` has shape ``(T,)``. ``progress`` shows a line on stderr
-        from inside the compiled loop (not under ``vmap``).
+        need not be a number; a :class:`braintrace.Penalised` one has a penalty that it does not
+        weigh. ``losses`` has shape ``(T,)``. ``progress`` shows a line on stderr (not under
+        ``vmap``).
 
         ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
         the state that comes back is 0, so its trace counts as empty, and in a loop over batches no

@@ -27,7 +27,7 @@ FLAGS = np.array([[False, False], [False, True], *[[False, False]] * 2, [True, F
 
 def cell(p, h, x):
     h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
-    return (h @ p['out'], h), h
+    return (braintrace.matmul(h, p['out']), h), h
 
 
 def squared(output, y):
@@ -74,7 +74,7 @@ def compared(rule, reset=None, **options):
             for row in (
                 (rules.es_d_rtrl(0.7), {'window': 4}),
                 (rules.d_rtrl(), {'window': 4, 'inside': 'exact'}),
-                (rules.uoro(), {'window': 4}),
+                (rules.signs(), {'window': 4}),
                 (rules.d_rtrl().with_feedback(braintrace.Feedback('adaptive')), {'window': 4}),
                 (None, {}),
             )

@@ -15,7 +15,11 @@ from tests.models.model import squared
 
 MASK = np.array([1.0, 0.0, 0.5, 0.0, 0.0, 0.0])
 RULE = braintrace.rules.d_rtrl()
-ROWS = ['gru', *(pytest.param(n, marks=pytest.mark.slow) for n in ('spiking_two', 'lstm_fused'))]
+ROWS = [
+    'gru',
+    pytest.param('spiking_two', marks=pytest.mark.slow),
+    pytest.param('lstm_fused', marks=pytest.mark.nightly),
+]
 
 
 def penalty(output, _=None):
@@ -49,7 +53,7 @@ def weights(reduction, every=6):
     return np.concatenate(of_loss), np.concatenate(of_penalty)
 
 
-@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.nightly)])
 @pytest.mark.parametrize('name', ROWS)
 def test_the_mask_weighs_the_loss_and_not_the_penalty(name, reduction):
     loss, alone, case = cases(name)
