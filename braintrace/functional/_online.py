@@ -227,10 +227,9 @@ class OnlineLearner:
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``:
         ``'auto'``, an int >= 1, or None for the whole sequence; every window gives the same
         numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t
-        the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss
-        need not be a number; a :class:`braintrace.Penalised` one has a penalty that it does not
-        weigh. ``losses`` has shape ``(T,)``. ``progress`` shows a line on stderr (not under
-        ``vmap``).
+        the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
+        (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
+        shape ``(T,)``. ``progress`` shows a line on stderr (not under ``vmap``).
 
         ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
         the state that comes back is 0, so its trace counts as empty, and in a loop over batches no
