@@ -58,9 +58,9 @@ class PullBack:
 
         self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
         self._results = found[0]
-        sets = [frozenset({k}) for k in self._arrays]
-        self._reads = _reads(self._jaxpr, sets)
-        self.reads = jax.tree.unflatten(self._results, map(self._read, self._jaxpr.outvars))
+        self._sets = [frozenset({k}) for k in self._arrays]
+        reads = _reads(self._jaxpr, self._sets)
+        self.reads = jax.tree.unflatten(self._results, [reads(v) for v in self._jaxpr.outvars])
 
     def _whole(self, leaves: list, values):
         """A cotangent with new values of its arrays."""
@@ -75,33 +75,47 @@ class PullBack:
         if counts is None:
             results = _jax.evaluate(self._jaxpr, self._consts, arrays)
         else:
-            results = self._gated(arrays, counts)
+            gate = _Gate(self._sets[0], counts)
+            results = gate.results(self._jaxpr, self._consts, arrays, self._sets)
         return jax.tree.unflatten(self._results, results)
 
-    def _read(self, v) -> Read:
-        return frozenset() if isinstance(v, _jax.Literal) else self._reads.get(v, frozenset())
 
-    def _gated(self, arrays: list, counts: jax.Array) -> list:
-        """The results, where the first leaf meets others and where it ends replaced by zero unless
-        it counts. A zero cotangent would not do: zero times what is not a number is none.
-        """
-        jaxpr, first = self._jaxpr, frozenset(self._arrays[:1])
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*self._consts, *arrays), strict=True))
+class _Gate(NamedTuple):
+    """An evaluation in which what depends on ``first`` alone becomes zero, unless it ``counts``,
+    where it meets other values and where it ends. A zero cotangent would not do: zero times what is
+    not a number is none.
+    """
+
+    first: Read
+    counts: jax.Array
+
+    def results(self, jaxpr, consts: list, args: list, sets: list[Read]) -> list:
+        """The results of a jaxpr on inputs that depend on these ``sets``."""
+        reads = _reads(jaxpr, sets)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
         def value(v, alone: bool):
             x = _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
-            gated = not alone and self._read(v) == first
-            return jnp.where(counts, x, jnp.zeros_like(x)) if gated else x
+            gated = not alone and reads(v) == self.first
+            return jnp.where(self.counts, x, jnp.zeros_like(x)) if gated else x
 
         for eqn in jaxpr.eqns:
-            alone = all(self._read(v) == first for v in eqn.outvars)
-            ins = [value(v, alone) for v in eqn.invars]
-            outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            alone = all(reads(v) == self.first for v in eqn.outvars)
+            ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
+            if _is_call(eqn):
+                body = _jax.closed_jaxpr(eqn.params['jaxpr'])
+                outs = self.results(*body, ins, [reads(v) for v in eqn.invars])
+            else:
+                outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [value(v, False) for v in jaxpr.outvars]
 
 
-def _reads(jaxpr, sets: list[Read]) -> dict[Any, Read]:
+def _is_call(eqn) -> bool:
+    return eqn.primitive.name in CALLS and 'jaxpr' in eqn.params
+
+
+def _reads(jaxpr, sets: list[Read]) -> Callable[[Any], Read]:
     """For each value of a jaxpr, the union of the sets of the inputs that it depends on."""
     found = dict(zip(jaxpr.invars, sets, strict=True))
     none: Read = frozenset()
@@ -111,14 +125,13 @@ def _reads(jaxpr, sets: list[Read]) -> dict[Any, Read]:
 
     for eqn in jaxpr.eqns:
         ins = [of(v) for v in eqn.invars]
-        if eqn.primitive.name in CALLS and 'jaxpr' in eqn.params:
+        if _is_call(eqn):
             body, _ = _jax.closed_jaxpr(eqn.params['jaxpr'])
-            of_body = _reads(body, ins)
-            outs = [none if isinstance(v, _jax.Literal) else of_body[v] for v in body.outvars]
+            outs = list(map(_reads(body, ins), body.outvars))
         else:  # any other equation: each result may depend on all that it reads
             outs = [none.union(*ins)] * len(eqn.outvars)
         found.update(zip(eqn.outvars, outs, strict=True))
-    return found
+    return of
 
 
 def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

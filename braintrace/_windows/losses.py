@@ -26,8 +26,9 @@ class Penalised:
 
     over the steps of the call, or of each update (where its mask is zero, of the penalty alone);
     with ``reduction='sum'`` of ``sum_t (mask_t loss_t + penalty_t)``. Without a mask it is that of
-    ``loss + penalty``. Where the mask is 0, the loss need not be a number, unless one ``scan`` or
-    ``cond`` makes it together with the penalty. The losses that come back are the losses alone.
+    ``loss + penalty``. Where the mask is 0, the loss need not be a number, unless one ``scan``,
+    ``cond`` or function with a derivative rule of its own makes it together with the penalty. The
+    losses that come back are the losses alone.
 
     ``loss`` and ``penalty`` are real scalars; raises :class:`braintrace.StepFunctionError` at the
     call for others, and :class:`braintrace.OptionError` for a mask beside a synthetic gradient.

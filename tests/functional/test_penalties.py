@@ -175,6 +175,16 @@ def test_several_seeds_and_shards_give_the_same_numbers():
     assert_close(jax.jit(jax.shard_map(each, **specs))(PARAMS, XS, UNKNOWN), want)
 
 
+@pytest.mark.slow
+def test_one_call_may_make_the_loss_and_the_penalty():
+    learner, state = start(rules.d_rtrl())
+    want, *_ = learner.sequence_grad(penalised)(PARAMS, state, XS, UNKNOWN, MASK)
+    for call in (jax.jit, jax.checkpoint):
+        got, *_ = learner.sequence_grad(call(penalised))(PARAMS, state, XS, UNKNOWN, MASK)
+        assert_close(got, want)
+    assert all(np.isfinite(g).all() for g in want.values())
+
+
 @pytest.mark.parametrize(
     'bad, words',
     [
