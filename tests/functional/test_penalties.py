@@ -53,9 +53,9 @@ def start(rule):
     return learner, learner.init(PARAMS, np.zeros((B, N)), XS[0])
 
 
-def compared(rule, reset=None, **options):
+def compared(rule, loss=penalised, reset=None, **options):
     learner, state = start(rule)
-    grad = learner.sequence_grad(penalised, **options)
+    grad = learner.sequence_grad(loss, **options)
     got = jax.jit(grad)(PARAMS, state, XS, UNKNOWN, MASK, reset)
     hand = learner.sequence_grad(by_hand, reduction='sum', **options)
     want = jax.jit(hand)(PARAMS, state, XS, (YS, W, K), None, reset)
@@ -82,7 +82,7 @@ def compared(rule, reset=None, **options):
     ],
 )
 def test_a_mask_weighs_the_loss_alone_which_need_not_be_a_number_where_it_is_zero(rule, options):
-    compared(rule, (FLAGS, np.ones((B, N))), **options)
+    compared(rule, reset=(FLAGS, np.ones((B, N))), **options)
 
 
 class Net(brainstate.nn.Module):
@@ -102,7 +102,8 @@ def compiled():
     return learner
 
 
-@pytest.mark.parametrize('exact', [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('exact', [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_step_function_with_a_weight_of_its_own_in_both_parts(exact):
     def grads(of_loss, ys, **options):
         learner, scale = compiled(), brainstate.ParamState(jnp.array([0.5, 2.0]))
@@ -175,14 +176,8 @@ def test_several_seeds_and_shards_give_the_same_numbers():
     assert_close(jax.jit(jax.shard_map(each, **specs))(PARAMS, XS, UNKNOWN), want)
 
 
-@pytest.mark.slow
 def test_one_call_may_make_the_loss_and_the_penalty():
-    learner, state = start(rules.d_rtrl())
-    want, *_ = learner.sequence_grad(penalised)(PARAMS, state, XS, UNKNOWN, MASK)
-    for call in (jax.jit, jax.checkpoint):
-        got, *_ = learner.sequence_grad(call(penalised))(PARAMS, state, XS, UNKNOWN, MASK)
-        assert_close(got, want)
-    assert all(np.isfinite(g).all() for g in want.values())
+    compared(rules.same_step(), jax.checkpoint(penalised), window=4)
 
 
 @pytest.mark.parametrize(
