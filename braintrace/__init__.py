@@ -31,6 +31,7 @@ from ._rules import Feedback
 from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
+from ._windows import Penalised
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, tasks, verify
@@ -95,6 +96,7 @@ __all__ = [
     'OTPE',
     'OTTT',
     'ParamDimVjpAlgorithm',
+    'Penalised',
     'Policy',
     'RFLO',
     'RTRL',
