@@ -16,7 +16,6 @@ from .._windows import Penalised, is_key, optimised
 from ..functional import OnlineLearner, OnlineState, online, split
 from ._task import Task
 
-
 __all__ = ['At', 'Options', 'Training']
 
 
@@ -157,8 +156,9 @@ def reverse(cell: Callable, loss: Callable, window: int | None) -> Callable:
                 return carry, found if isinstance(found, Penalised) else Penalised(found, 0.0)
 
             every = jnp.arange(len(xs)), xs, ys
-            carry, (losses, penalties) = jax.lax.scan(step, state.carry, every)
-            return jnp.average(losses, weights=mask) + penalties.mean(), (losses, carry)
+            carry, told = jax.lax.scan(step, state.carry, every)
+            total = jnp.average(told.loss, weights=mask) + jnp.mean(told.penalty)
+            return total, (told.loss, carry)
 
         grads, (losses, carry) = jax.grad(total, has_aux=True, allow_int=True)(params)
         return grads, state.replace(carry=carry), losses

@@ -183,6 +183,30 @@ def test_what_is_not_trainable_stays():
     assert not np.allclose(found.params['w'], params['w'], atol=1e-3)
 
 
+@slow
+def test_a_penalty_counts_at_every_step():
+    """The cell of one unit without recurrence, whose gradient any rule has whole."""
+
+    def cell(params, h, x):
+        h = jnp.tanh(x @ params['w'])
+        return (h, jnp.sum(h**2)), h
+
+    params = {'w': jnp.ones((2, 1)) / 2}
+    model = lambda seed: (cell, params, jnp.zeros((4, 1)))
+    penalty = lambda extra: 0.3 * extra
+
+    def total(params):
+        xs, ys, mask = TASK.sample(jax.random.fold_in(jax.random.key(0), 0), 4)
+        h = jnp.tanh(xs @ params['w'])
+        losses = jnp.mean((h - ys) ** 2, (1, 2))
+        return jnp.average(losses, weights=mask) + jnp.mean(0.3 * jnp.sum(h**2, (1, 2)))
+
+    wanted = params['w'] - jax.grad(total)(params)['w']
+    for rule in (None, rules.same_step(), rules.d_rtrl()):
+        found = tasks.run(TASK, model, rule, optax.sgd(1.0), 1, batch=4, test=4, penalty=penalty)
+        assert np.allclose(found.params['w'][0], wanted, atol=1e-5)
+
+
 def test_a_run_is_told_in_one_line():
     losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
     found = tasks.Run(tasks.evidence(), {}, losses, scores, (), 1.0, 2.0, 3)
