@@ -2,10 +2,14 @@
 that a learner without any knowledge of the past reaches.
 """
 
+from ._characters import characters
 from ._digits import digits
 from ._evidence import evidence
+from ._mackey_glass import mackey_glass
+from ._match import match_to_sample
 from ._memory import adding, copy_memory
-from ._streams import shifting_sine
+from ._patterns import pattern_generation
+from ._streams import drifting_filter, shifting_sine
 from ._task import PARTS, Batch, Task
 
 __all__ = [
@@ -13,8 +17,13 @@ __all__ = [
     'Batch',
     'Task',
     'adding',
+    'characters',
     'copy_memory',
     'digits',
+    'drifting_filter',
     'evidence',
+    'mackey_glass',
+    'match_to_sample',
+    'pattern_generation',
     'shifting_sine',
 ]
