@@ -73,8 +73,8 @@ def text() -> dict[str, np.ndarray]:
         from pydoc_data.topics import topics
     except ImportError as e:
         raise ImportError(
-            'the text is that of pydoc_data, a part of the standard library that this Python lacks; '
-            'install all of it.'
+            'the text is that of pydoc_data, a part of the standard library that this Python '
+            'lacks; install all of it.'
         ) from e
     paragraphs = (p for name in sorted(topics) for p in topics[name].split('\n\n'))
     whole = ' '.join(dict.fromkeys(' '.join(p.split()) for p in paragraphs))

@@ -64,9 +64,7 @@ def match_to_sample(
 
     def draw(key: Array, batch: int, part: str) -> Batch:
         of_order, of_rest, of_spikes = jax.random.split(key, 3)
-        order = jax.vmap(lambda key: jax.random.permutation(key, stimuli))(
-            jax.random.split(of_order, batch)
-        )
+        order = jax.random.uniform(of_order, (batch, stimuli)).argsort(-1)
         sample, label, other = chosen(of_rest, batch, places, stimuli)
         lane = jnp.arange(batch)
         now = jnp.where(tested, order[lane, other], order[lane, place])
