@@ -77,7 +77,7 @@ def text() -> dict[str, np.ndarray]:
             'lacks; install all of it.'
         ) from e
     paragraphs = (p for name in sorted(topics) for p in topics[name].split('\n\n'))
-    whole = ' '.join(dict.fromkeys(' '.join(p.split()) for p in paragraphs))
+    whole = ' '.join(dict.fromkeys(' '.join(p.split()) for p in paragraphs if p.strip()))
     number = dict(zip(ALPHABET, range(OTHER)))
     codes = np.array([number.get(c, OTHER) for c in whole], np.uint8)
     turn = np.arange(len(codes)) // BLOCK % TURN
