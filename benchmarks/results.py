@@ -95,8 +95,8 @@ def settings() -> list[Setting]:
         Setting(tasks.copy_memory(200), 'LRU 96', 600, 1e-2, 24, 0.001, ways=FEW),
         Setting(tasks.drifting_filter(1_000_000), 'LRU 32, linear', None, 1e-3, 1, 0.001),
         Setting(tasks.match_to_sample(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.95, 1.0),
-        Setting(tasks.characters(), 'GRU 64', 300, 3e-3, 32, 2.2),
-        Setting(tasks.mackey_glass(), 'GRU 64', 300, 3e-3, 32, 0.05),
+        Setting(tasks.characters(), 'GRU 64', 300, 1e-2, 32, 2.2),
+        Setting(tasks.mackey_glass(), 'LRU 64', None, 3e-3, 1, 0.05),
         Setting(tasks.pattern_generation(), 'LIF + ALIF 100, rates', 200, 3e-3, 8, 0.2, 1.0),
     ]
 
