@@ -12,7 +12,8 @@ from braintrace import nn
 from braintrace.tasks import Task
 
 LIF, ALIF, FEATURES = 50, 50, 32
-TAU, TAU_ADAPTATION, TAU_OUT, THRESHOLD = 2, 200, 2, 0.6  # in steps, for a dt of 10 ms
+TAU, TAU_ADAPTATION, TAU_OUT = 2, 200, 2  # in steps of 10 ms
+THRESHOLD, RATE = 0.6, 0.1  # spikes in 10 ms
 
 
 class Gated(brainstate.nn.Module):
@@ -48,21 +49,50 @@ class Rotations(brainstate.nn.Module):
 class Spiking(brainstate.nn.Module):
     """LIF and ALIF units that read the input and all spikes, as in the e-prop paper, and a leaky
     readout: filtered before its weights, or behind them (``leaky``), with the same outputs.
+    ``fine``: steps in 10 ms.
     """
 
-    def __init__(self, task: Task, leaky: bool = False):
+    def __init__(self, task: Task, leaky: bool = False, fine: int = 1):
         super().__init__()
-        units, left = LIF + ALIF, np.exp(-1 / TAU)
-        adapts = 1.7 * (1 - np.exp(-1 / TAU_ADAPTATION)) / (1 - left) * (np.arange(units) >= LIF)
+        units, left = LIF + ALIF, np.exp(-1 / TAU / fine)
+        taus = fine * TAU, fine * TAU_ADAPTATION
+        adapts = 1.7 * (1 - np.exp(-1 / taus[1])) / (1 - left) * (np.arange(units) >= LIF)
         scale = 1 / (1 - left)  # inputs are added as they are
         self.map = nn.Linear(task.inputs + units, units, w_init=of_two_parts(task.inputs, units))
-        self.units = nn.ALIF(units, TAU, TAU_ADAPTATION, adapts, R=scale, V_th=THRESHOLD)
+        self.units = nn.ALIF(units, *taus, adapts, R=scale, V_th=THRESHOLD)
         readout = nn.LeakyRateReadout if leaky else nn.FilteredReadout
-        self.readout = readout(units, task.outputs, TAU_OUT)
+        self.readout = readout(units, task.outputs, fine * TAU_OUT)
+        self.rate = RATE / fine
 
     def update(self, x):
         spikes = self.units.get_spike()
         return self.readout(self.units(self.map(jnp.concatenate([x, spikes], -1))))
+
+
+class Rated(Spiking):
+    """The same, and how far the share of the batch that fires is from ``rate``, squared, as a mean
+    over units.
+    """
+
+    def update(self, x):
+        outputs = super().update(x)
+        return outputs, jnp.mean((self.units.get_spike().mean(0) - self.rate) ** 2)
+
+
+class Cell(brainstate.nn.Module):
+    """A cell and a linear readout."""
+
+    def __init__(self, task: Task, cell: brainstate.nn.Module, units: int):
+        super().__init__()
+        self.cell, self.readout = cell, nn.Linear(units, task.outputs)
+
+    def update(self, x):
+        return self.readout(self.cell(x))
+
+
+def minimal(task: Task, leaky: bool) -> Cell:
+    """Gates that read the input alone, with memories from one step to the task's length."""
+    return Cell(task, nn.MiniLSTM(task.inputs, 32, timescale=(1.0, reach(task))), 32)
 
 
 class Sparse(brainstate.nn.Module):
@@ -109,10 +139,16 @@ def of_two_parts(inputs: int, units: int):
     return draw
 
 
+SLOW = {'r_min': 0.98, 'r_max': 0.999, 'max_phase': 2 * np.pi}
 NETS = {
     'GRU 64': lambda task, leaky: Gated(task, 64),
     'GRU 16': lambda task, leaky: Gated(task, 16),
     'LRU 64': lambda task, leaky: Rotations(task, 64),
     'LIF + ALIF 100': Spiking,
+    'LIF + ALIF 100, rates': Rated,
+    'LIF + ALIF 100, fine': lambda task, leaky: Rated(task, leaky, 10),
+    'LRU 96': lambda task, leaky: Cell(task, nn.LRUCell(task.inputs, 96, **SLOW), task.inputs),
+    'LRU 32, linear': lambda task, leaky: nn.LRUCell(task.inputs, 32, r_max=0.99),
+    'minLSTM 32': minimal,
     'sparse 32': lambda task, leaky: Sparse(task, 32),
 }

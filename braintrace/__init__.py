@@ -31,6 +31,7 @@ from ._rules import Feedback
 from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
+from ._windows import Penalised
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, tasks, verify
@@ -64,6 +65,7 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
         ThreeFactor,
         compile,
         compile_etrace_graph,
+        evaluate,
         pp_prop,
         train_synthetic_gradient,
     )
@@ -94,6 +96,7 @@ __all__ = [
     'OTPE',
     'OTTT',
     'ParamDimVjpAlgorithm',
+    'Penalised',
     'Policy',
     'RFLO',
     'RTRL',
@@ -115,6 +118,7 @@ __all__ = [
     'einsum',
     'element_wise',
     'embedding',
+    'evaluate',
     'functional',
     'get_primitive_spec',
     'grouped_matmul',
@@ -171,6 +175,7 @@ _LAZY = {
     'ThreeFactor': '._learner',
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
+    'evaluate': '._learner',
     'pp_prop': '._learner',
     'train_synthetic_gradient': '._learner',
 }

@@ -52,7 +52,7 @@ ARROWS: dict[str, set[str]] = {
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_learner'},
-    'tasks': {'_errors'},
+    'tasks': {'_errors', '_brainstate', '_rules', '_windows', '_learner', 'functional'},
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
@@ -72,7 +72,7 @@ ROOMS = {
 }
 
 RUNTIME = {'jax', 'jaxlib', 'brainstate', 'saiunit', 'numpy'}
-BRAINSTATE = {'nn', '_learner'}
+BRAINSTATE = {'nn', '_learner', 'tasks'}
 # The package's names on first use, brainstate with its settings, a user's module by its name.
 IMPORTERS = {'__init__.py', '_brainstate.py', 'kit/__main__.py'}
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')

@@ -55,8 +55,10 @@ def test_tracing_does_not_see_an_outer_transformation():
 )
 def test_each_transformation_has_a_trace_of_its_own(transform):
     seen = []
+    assert _jax.is_outermost()
 
     def inner(x):
+        assert not _jax.is_outermost()
         seen.append(_jax.current_trace())
         return x.sum()
 

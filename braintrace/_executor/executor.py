@@ -291,15 +291,16 @@ class Executor:
         new_carry = self.program.together(new_carry)
         return outputs, new_carry, stopped({self.owned[i].key: x for i, x in xs.items()})
 
-    def signals(self, pull: Callable, cotangent) -> tuple:
+    def signals(self, pull: Callable, cotangent, counts: jax.Array | None = None) -> tuple:
         """``(..., Signals)``: the results of a pull-back; its last two, cotangents of old hidden
         states and of probes, are sorted by group and op.
 
         An old state that the differentiated program does not read along a kept path has no signal
         (None). The program is asked, not the graph, since a loss may read an old state itself.
+        ``counts``: see :class:`PullBack`.
         """
         traced = PullBack(pull, cotangent)
-        *others, hidden, probes = traced(cotangent)
+        *others, hidden, probes = traced(cotangent, counts)
         olds = [*hidden, *probes.virtual.values()]
         reads = [*traced.reads[-2], *traced.reads[-1].virtual.values()]
         of_state = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,9 @@ class PullBack:
     """A pull-back, traced once for cotangents like these.
 
     ``reads``: for each of its results the numbers of the cotangent's leaves that it depends on, by
-    the equations. A result that depends on none is zero for every cotangent.
+    the equations. A result that depends on none is zero for every cotangent. A call with
+    ``counts``, a bool, leaves the first leaf out where it is false: what depends on it alone need
+    not be a number then.
     """
 
     def __init__(self, pull: Callable, cotangent):
@@ -56,8 +58,9 @@ class PullBack:
 
         self._jaxpr, self._consts = _jax.opened(flat, [leaves[k] for k in self._arrays])
         self._results = found[0]
-        sets = [frozenset({k}) for k in self._arrays]
-        self.reads = jax.tree.unflatten(self._results, _reads(self._jaxpr, sets))
+        self._sets = [frozenset({k}) for k in self._arrays]
+        reads = _reads(self._jaxpr, self._sets)
+        self.reads = jax.tree.unflatten(self._results, [reads(v) for v in self._jaxpr.outvars])
 
     def _whole(self, leaves: list, values):
         """A cotangent with new values of its arrays."""
@@ -66,14 +69,54 @@ class PullBack:
             new[k] = x
         return jax.tree.unflatten(self._treedef, new)
 
-    def __call__(self, cotangent):
+    def __call__(self, cotangent, counts: jax.Array | None = None):
         leaves = jax.tree.leaves(cotangent)
         arrays = [leaves[k] for k in self._arrays]
-        return jax.tree.unflatten(self._results, _jax.evaluate(self._jaxpr, self._consts, arrays))
+        if counts is None:
+            results = _jax.evaluate(self._jaxpr, self._consts, arrays)
+        else:
+            gate = _Gate(self._sets[0], counts)
+            results = gate.results(self._jaxpr, self._consts, arrays, self._sets)
+        return jax.tree.unflatten(self._results, results)
 
 
-def _reads(jaxpr, sets: list[Read]) -> list[Read]:
-    """For each result of a jaxpr, the union of the sets of the inputs that it depends on."""
+class _Gate(NamedTuple):
+    """An evaluation in which what depends on ``first`` alone becomes zero, unless it ``counts``,
+    where it meets other values and where it ends. A zero cotangent would not do: zero times what is
+    not a number is none.
+    """
+
+    first: Read
+    counts: jax.Array
+
+    def results(self, jaxpr, consts: list, args: list, sets: list[Read]) -> list:
+        """The results of a jaxpr on inputs that depend on these ``sets``."""
+        reads = _reads(jaxpr, sets)
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+        def value(v, alone: bool):
+            x = _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
+            gated = not alone and reads(v) == self.first
+            return jnp.where(self.counts, x, jnp.zeros_like(x)) if gated else x
+
+        for eqn in jaxpr.eqns:
+            alone = all(reads(v) == self.first for v in eqn.outvars)
+            ins = [value(v, alone or _is_call(eqn)) for v in eqn.invars]
+            if _is_call(eqn):
+                body = _jax.closed_jaxpr(eqn.params['jaxpr'])
+                outs = self.results(*body, ins, [reads(v) for v in eqn.invars])
+            else:
+                outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [value(v, False) for v in jaxpr.outvars]
+
+
+def _is_call(eqn) -> bool:
+    return eqn.primitive.name in CALLS and 'jaxpr' in eqn.params
+
+
+def _reads(jaxpr, sets: list[Read]) -> Callable[[Any], Read]:
+    """For each value of a jaxpr, the union of the sets of the inputs that it depends on."""
     found = dict(zip(jaxpr.invars, sets, strict=True))
     none: Read = frozenset()
 
@@ -82,12 +125,13 @@ def _reads(jaxpr, sets: list[Read]) -> list[Read]:
 
     for eqn in jaxpr.eqns:
         ins = [of(v) for v in eqn.invars]
-        if eqn.primitive.name in CALLS and 'jaxpr' in eqn.params:
-            outs = _reads(_jax.closed_jaxpr(eqn.params['jaxpr'])[0], ins)
+        if _is_call(eqn):
+            body, _ = _jax.closed_jaxpr(eqn.params['jaxpr'])
+            outs = list(map(_reads(body, ins), body.outvars))
         else:  # any other equation: each result may depend on all that it reads
             outs = [none.union(*ins)] * len(eqn.outvars)
         found.update(zip(eqn.outvars, outs, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+    return of
 
 
 def completed(pull: PullBack, new: list, chosen: set[int], to_y: dict) -> dict:

@@ -23,6 +23,7 @@ __all__ = [
     'current_trace',
     'evaluate',
     'inlinable',
+    'is_outermost',
     'is_custom_call',
     'literal',
     'mapped_axes',
@@ -55,6 +56,11 @@ def config_values() -> dict[str, Any]:
 def current_trace():
     """What operations are done by here: another object inside each transformation."""
     return _core.trace_ctx.trace
+
+
+def is_outermost() -> bool:
+    """Whether no transformation surrounds the call."""
+    return _core.trace_ctx.is_top_level()
 
 
 def trace(fn, *avals) -> tuple[Any, list]:

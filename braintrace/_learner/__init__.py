@@ -9,6 +9,7 @@ from .configurations import (
     FixedRandomFeedback,
     KappaFilter,
 )
+from .evaluation import evaluate
 from .learners import (
     D_RTRL,
     ES_D_RTRL,
@@ -73,6 +74,7 @@ __all__ = [
     'check_model',
     'compile',
     'compile_etrace_graph',
+    'evaluate',
     'pp_prop',
     'train_synthetic_gradient',
 ]

@@ -326,23 +326,24 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
 
         ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and
         returns a scalar loss, or ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the
-        losses; where it is 0, a loss need not be a number. ``reset``, bool ``(T,)`` or ``(T, B)``,
-        puts flagged lanes back to the initial states before a step (see :meth:`reset_state`).
-        ``window``: ``'auto'``, an int >= 1, or None for the whole sequence; all give the same
-        numbers, ``memory_budget`` bounds the bytes of ``'auto'``. Where samples differ in length,
-        weigh them inside ``step_fn``. ``progress`` shows a line on stderr (not inside
-        transformations). Define ``step_fn`` once: a new function compiles anew. A loss may read old
-        hidden states too; single calls leave their history out, with a warning. ``carry='trace'``
-        lets a later call continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is
-        reused, arrays taken from ``learner.etrace.value`` before do not outlive the call.
-        ``inside='exact'``: reverse mode without cuts through each window, and the trace at its
-        border; the window, an int or None, is then the reach of the exact gradient, and with
-        ``carry='drop'`` it is truncated back-propagation through time, whatever the rule is: leave
-        that out for separate sequences, too. ``weights``: dict path -> ``ParamState``, default
-        ``param_states``. ``reduction='mean'`` divides by the sum of the mask. ``loss_output``:
-        losses come back as ``'per_step'``, ``'masked'``, each times its mask, or ``'scalar'``,
-        reduced as the gradient is. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or
-        ``(grads, losses, aux)``, gradients in a dict like ``weights``.
+        losses; where it is 0, a loss need not be a number; of a :class:`braintrace.Penalised` one
+        it does not weigh the penalty. ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged lanes
+        back to the initial states before a step (see :meth:`reset_state`). ``window``: ``'auto'``,
+        an int >= 1, or None for the whole sequence; all give the same numbers, ``memory_budget``
+        bounds the bytes of ``'auto'``. Where samples differ in length, weigh them inside
+        ``step_fn``. ``progress`` shows a line on stderr (not inside transformations). Define
+        ``step_fn`` once: a new function compiles anew. A loss may read old hidden states too;
+        single calls leave their history out, with a warning. ``carry='trace'`` lets a later call
+        continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused, arrays
+        taken from ``learner.etrace.value`` before do not outlive the call. ``inside='exact'``:
+        reverse mode without cuts through each window, and the trace at its border; the window, an
+        int or None, is then the reach of the exact gradient, and with ``carry='drop'`` it is
+        truncated back-propagation through time, whatever the rule is: leave that out for separate
+        sequences, too. ``weights``: dict path -> ``ParamState``, default ``param_states``.
+        ``reduction='mean'`` divides by the sum of the mask. ``loss_output``: losses come back as
+        ``'per_step'``, ``'masked'``, each times its mask, or ``'scalar'``, reduced as the gradient
+        is. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or ``(grads, losses, aux)``,
+        gradients in a dict like ``weights``.
 
         >>> import braintrace, jax.numpy as jnp
         >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)

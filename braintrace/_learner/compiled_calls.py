@@ -106,7 +106,8 @@ class SequenceProgram:
         length, along = length_of(data.sequences), self.options.along
         train, synthesizer = isinstance(along, UpdateOptions), self.options.synthesizer
         weights, _ = split_weights(learnt[0] if train else learnt, synthesizer)
-        observed, sequence = self.step.observed(weights, values), Sequence.of(*data, length)
+        observed = self.step.observed(weights, values)
+        sequence = Sequence.of(*data, length, self.step.penalised)
         if synthesizer is not None:
             observed, sequence = bootstrapped(observed, synthesizer, sequence)
         course = Course(

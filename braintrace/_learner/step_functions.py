@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._compiler import abstract, depends, describe_aval, is_inexact
 from .._errors import BraintraceError, OptionError, StepFunctionError
-from .._windows import Observer, check_scalar
+from .._windows import Observer, Penalised, check_loss, total_loss
 from .bound import Bound
 from .calls import ObservedCall, substituted
 from .world import CARRY, Path, Role, World, discover
@@ -60,7 +60,8 @@ class Values(NamedTuple):
 class StepFunction:
     """``step_fn(*slices)``, which calls a learner once, as a pure step.
 
-    ``weights``: a dict name -> ``ParamState``, for which the gradient is taken.
+    ``weights``: a dict name -> ``ParamState``, for which the gradient is taken. ``penalised``:
+    whether a penalty stands beside its loss.
     """
 
     def __init__(self, bound: Bound, step_fn: Callable, weights: dict, slices, has_aux: bool):
@@ -100,10 +101,14 @@ class StepFunction:
     def _touched(self, slices) -> Touched:
         """The states that the step function touches beside the model's and the weights."""
 
-        def probe(*slices):
-            return self._call(self.compiled.run, slices)
+        found: list = []
 
-        touched = discover(probe, *slices)
+        def probe(*slices):
+            loss, aux = self._call(self.compiled.run, slices)
+            found[:] = [loss]
+            return loss, aux
+
+        touched, self.penalised = discover(probe, *slices), isinstance(found[0], Penalised)
         if spoiled := [s for s, w in touched if w and isinstance(s, brainstate.ParamState)]:
             raise StepFunctionError(
                 f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during '
@@ -122,7 +127,7 @@ class StepFunction:
 
     # the step -------------------------------------------------------------------------------------
 
-    def _call(self, cell: Callable, slices) -> tuple[jax.Array, Any]:
+    def _call(self, cell: Callable, slices) -> tuple[Any, Any]:
         """``(loss, aux)`` of the step function, where the learner's call goes through ``cell``."""
         call = ObservedCall(self.bound, cell)
         try:
@@ -177,7 +182,7 @@ class StepFunction:
                 return self.compiled.run(params, carry, inputs)
 
             given = jax.tree.unflatten(treedef, leaves)
-            return self._step(constants, cell, given, start, *slices)[0][0]
+            return total_loss(self._step(constants, cell, given, start, *slices)[0][0])
 
         live = depends(loss, leaves, slices)
         by_name = jax.tree.unflatten(treedef, live)
@@ -224,11 +229,8 @@ def _loss_of(result, has_aux: bool):
                 'aux).'
             )
         loss, aux = result, None
-    if not hasattr(loss, 'dtype') and not isinstance(loss, int | float):
-        raise StepFunctionError(
-            f'step_fn returned {type(loss).__name__}; return one real scalar, such as a mean.'
-        )
     try:
-        return check_scalar(jnp.asarray(loss), 'step_fn'), aux
+        loss = check_loss(loss, 'step_fn')
+        return loss if isinstance(loss, Penalised) else jnp.asarray(loss), aux
     except (ValueError, TypeError) as e:
         raise StepFunctionError(str(e)) from e

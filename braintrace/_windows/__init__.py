@@ -10,7 +10,6 @@ from .arguments import (
     check_mask,
     check_opt_state,
     check_optimizer,
-    check_scalar,
     check_updatable,
     check_window,
     choose_delay,
@@ -19,6 +18,7 @@ from .arguments import (
     weighed,
 )
 from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
+from .losses import Penalised, check_loss, task_loss, total_loss
 from .progress import show_progress
 from .records import (
     GradientOptions,
@@ -43,6 +43,7 @@ __all__ = [
     'Observation',
     'Observer',
     'LOSS_OUTPUTS',
+    'Penalised',
     'REDUCTIONS',
     'Result',
     'Sequence',
@@ -52,10 +53,10 @@ __all__ = [
     'check_choice',
     'check_flags',
     'check_inside',
+    'check_loss',
     'check_mask',
     'check_opt_state',
     'check_optimizer',
-    'check_scalar',
     'check_synthesizer',
     'check_updatable',
     'check_window',
@@ -72,6 +73,8 @@ __all__ = [
     'show_progress',
     'signature',
     'split_weights',
+    'task_loss',
+    'total_loss',
     'tree_bytes',
     'zero_gradient',
 ]

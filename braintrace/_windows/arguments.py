@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, abstract, describe_aval, param_name
-from .._errors import OptionError, StepFunctionError, StructureError
+from .._errors import OptionError, StructureError
 from .._rules import MOST_PENDING, Rule
 
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     'check_mask',
     'check_opt_state',
     'check_optimizer',
-    'check_scalar',
     'check_updatable',
     'check_window',
     'choose_delay',
     'did_you_mean',
+    'divisor',
     'length_of',
     'weighed',
 ]
@@ -90,6 +90,12 @@ def check_mask(mask, length: int) -> jax.Array:
             f'steps: [{length}].'
         )
     return mask.astype(jnp.result_type(float))
+
+
+def divisor(mask: jax.Array) -> jax.Array:
+    """What a mean over weighed steps is divided by: the sum of the weights, 1 where it is 0."""
+    total = mask.sum()
+    return jnp.where(total == 0, 1, total)
 
 
 def weighed(losses: jax.Array, mask, output: str, reduction: str) -> jax.Array:
@@ -197,13 +203,3 @@ def check_opt_state(optimizer, values, opt_state) -> None:
 def _shapes(tree) -> tuple:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, [jnp.shape(x) for x in leaves]
-
-
-def check_scalar(loss, what: str):
-    """The loss, if it is a real scalar; ``what`` names the function that returned it."""
-    if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-        raise StepFunctionError(
-            f'{what} returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '
-            'scalar, such as a mean.'
-        )
-    return loss

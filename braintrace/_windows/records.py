@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._executor import Factors, Signals, Vector
-from .arguments import check_mask
+from .arguments import check_mask, divisor
 
 __all__ = [
     'GradientOptions',
@@ -35,7 +35,8 @@ class Sequence(NamedTuple):
 
     ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
     numbers. None: all count. ``done``: how many steps the learner made before each, None
-    where nothing asks.
+    where nothing asks. ``penalties``: weights of the penalties beside these losses; None: there
+    are none, or each weight is 1. They count where a loss does not, so ``counts`` is None then.
     """
 
     slices: Any
@@ -43,12 +44,26 @@ class Sequence(NamedTuple):
     counts: jax.Array | None
     flags: jax.Array | None
     done: jax.Array | None = None
+    penalties: jax.Array | None = None
 
     @classmethod
-    def of(cls, slices, mask, flags, length: int) -> Sequence:
+    def of(cls, slices, mask, flags, length: int, penalised: bool) -> Sequence:
         """A sequence with the weights that a user gave, or None."""
         weights = check_mask(mask, length)
-        return cls(slices, weights, None if mask is None else weights != 0, flags)
+        if mask is None:
+            return cls(slices, weights, None, flags)
+        if penalised:
+            return cls(slices, weights, None, flags, penalties=jnp.ones_like(weights))
+        return cls(slices, weights, weights != 0, flags)
+
+    def penalised(self, reduction: str) -> Sequence:
+        """With the weights of penalties whose mean counts beside the weighed mean of these steps'
+        losses, by the divisor of which the gradient is divided.
+        """
+        if self.penalties is None or reduction == 'sum':
+            return self
+        weight = divisor(self.mask) / len(self.mask)
+        return self._replace(penalties=jnp.full_like(self.mask, weight))
 
     def part(self, start: int, stop: int) -> Sequence:
         return jax.tree.map(lambda a: a[start:stop], self)

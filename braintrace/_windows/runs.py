@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._executor import Signals, Steps, TracedStep
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
+from .arguments import divisor
 from .leaves import tree_bytes
 from .records import (
     GradientOptions,
@@ -213,6 +214,7 @@ def _without_signals(graph: ETraceGraph, row) -> tuple:
 def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     """The gradient of a sequence, weights constant; ``learnt`` is a tree like the weights."""
     course = course.counted()
+    course = course._replace(sequence=course.sequence.penalised(options.reduction))
     run, start, length = Run(course, weights, options.exact), course.start, course.length
     size = choose_window(options, length, tree_bytes(start.trace), run.step_bytes(options.keep))
     # of one window the trace is read as it is carried
@@ -252,7 +254,7 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
         """Updates after each ``size`` steps, then one write of the trace."""
         (learnt, now), pending, pieces = state, None, []
         for i in range(0, len(part.mask), size):
-            steps, before = part.part(i, i + size), learnt[0]
+            steps, before = part.part(i, i + size).penalised(options.reduction), learnt[0]
             now, pending, gradients, shown = run.window(before, now, pending, steps, True)
             grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
             learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
@@ -272,8 +274,7 @@ def scaled(grads, mask: jax.Array, reduction: str):
     """Gradients divided by the sum of the mask for ``'mean'``."""
     if reduction == 'sum':
         return grads
-    total = mask.sum()
-    total = jnp.where(total == 0, 1, total)
+    total = divisor(mask)
     return jax.tree.map(
         lambda g: g if g.dtype == jax.dtypes.float0 else g / total.astype(g.dtype), grads
     )

@@ -31,6 +31,12 @@ def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Observe
     """A step under observation whose weights are pairs, with the parameters of ``apply(params,
     states) -> credit``, and the sequence for it.
     """
+    if sequence.penalties is not None:
+        raise OptionError(
+            'the loss is Penalised, and a mask is given beside a synthesizer, whose credit is '
+            'that of one sum of losses. Leave the mask out: return one loss, weighed by a '
+            'sequence of your own.'
+        )
     at, flags = jnp.arange(len(sequence.mask)), sequence.flags
     later = None if flags is None else jnp.roll(flags, -1, 0)
     borders = Borders(at > 0, at < len(sequence.mask) - 1, later)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,11 +17,13 @@ from .._rules import Network, Rule, SameStep, Window, counting, uncounted
 from .._windows import (
     Gradients,
     Observation,
+    Penalised,
     Sequence,
     Together,
     counted,
     first_order,
     signature,
+    task_loss,
     zero_gradient,
 )
 from ._state import flatten_paths, put_back
@@ -186,9 +189,9 @@ class Compiled:
         factors = self.factors(params, weights, carry, inputs, xs, carried)
         return Seen(result, aux, factors, weights, pull)
 
-    def signals(self, pull: Callable, cotangent) -> tuple:
+    def signals(self, pull: Callable, cotangent, counts: jax.Array | None = None) -> tuple:
         """As of the executor; without a trace nothing asks for those of states."""
-        *others, signals = self.executor.signals(pull, cotangent)
+        *others, signals = self.executor.signals(pull, cotangent, counts)
         return *others, signals if self.rule.traces else Signals(signals.dy, {}, {})
 
     @property
@@ -272,8 +275,8 @@ class ObservedStep:
     for each leaf of the weights the parameter that it replaces; places from ``len(params)`` on
     belong to weights of the step alone.
     ``direct``: places of the weights that reach the loss otherwise than as the weight of an op.
-    ``restart(carry, flags)``: the carry with flagged lanes put back. ``share``: the part of the
-    loss that belongs to this shard.
+    ``restart(carry, flags)``: the carry with flagged lanes put back. ``shares``: the parts of the
+    loss and of a penalty beside it that belong to this shard.
     """
 
     compiled: Compiled
@@ -283,7 +286,7 @@ class ObservedStep:
     direct: frozenset[int]
     restart: Callable
     held: list
-    share: float = 1.0
+    shares: tuple[float, float] = (1.0, 1.0)
 
     @property
     def graph(self) -> ETraceGraph:
@@ -319,10 +322,18 @@ class ObservedStep:
         given = [leaves[i] for i in chosen]
         seen = self.compiled.observe(step, given, carry, self.held, at.done, carried)
         loss, (aux, new) = seen.result, seen.aux
-        weight = (self.share * at.mask).astype(loss.dtype)
-        to_given, signals = self.compiled.signals(seen.pull, weight)
+        counts = None if at.penalties is None else at.mask != 0
+        to_given, signals = self.compiled.signals(seen.pull, self._weights(loss, at), counts)
         direct = {self.places[i]: g for i, g in zip(chosen, to_given, strict=True)}
-        return Observation(new, seen.factors, signals, direct, loss, aux)
+        return Observation(new, seen.factors, signals, direct, task_loss(loss), aux)
+
+    def _weights(self, loss, at: Sequence):
+        """The weight of the loss, of a penalised one that of both."""
+        weight = (self.shares[0] * at.mask).astype(task_loss(loss).dtype)
+        if not isinstance(loss, Penalised):
+            return weight
+        penalties = at.mask if at.penalties is None else at.penalties
+        return Penalised(weight, (self.shares[1] * penalties).astype(loss.penalty.dtype))
 
     def states(self, world) -> dict[str, jax.Array]:
         """The hidden states of each group, ``(*shape, S)``."""
@@ -357,9 +368,11 @@ class ObservedStep:
             world = world if at.flags is None else self.reset(world, at.flags)
             full = jax.tree.unflatten(treedef, _replaced(leaves, chosen, given))
             (loss, aux), world = self.step(cell, full, world, *at.slices)
-            weight = (self.share * at.mask).astype(loss.dtype)
-            return (weight * loss, (loss, aux)), world
+            terms = jax.tree.map(operator.mul, self._weights(loss, at), loss)
+            return (jax.tree.leaves(terms), (task_loss(loss), aux)), world
 
+        if part.penalties is not None:
+            part = part._replace(counts=part.mask != 0)
         given = [leaves[i] for i in chosen]
         border = Border(keep, carried, credit)
         seen = observe_together(self.compiled, step, given, world, part, self.held, border)

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .._errors import OptionError, StepFunctionError
-from .._windows import check_scalar
+from .._windows import check_loss
 
 __all__ = ['as_inputs', 'check_outside_of_loss', 'checked_loss']
 
@@ -20,14 +20,14 @@ def as_inputs(inputs) -> tuple:
 
 
 def checked_loss(learner, loss_fn: Callable) -> Callable:
-    """``loss_fn(outputs, target)``, held to return a real scalar and not to step the learner."""
+    """``loss_fn(outputs, target)``, held to return a loss and not to step the learner."""
     if not callable(loss_fn):
         raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
 
     def loss(outputs, target):
         token = RUNNING.set(learner)
         try:
-            return check_scalar(loss_fn(outputs, target), 'loss_fn')
+            return check_loss(loss_fn(outputs, target), 'loss_fn')
         finally:
             RUNNING.reset(token)
 

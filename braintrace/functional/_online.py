@@ -38,6 +38,8 @@ from .._windows import (
     check_synthesizer,
     check_window,
     signature,
+    task_loss,
+    total_loss,
     tree_bytes,
 )
 from ._compiled import Compiled
@@ -200,11 +202,10 @@ class OnlineLearner:
 
             def loss(params):
                 outputs, new = self.step(params, state, *as_inputs(inputs))
-                return loss_of(outputs, targets), (outputs, new)
+                value = loss_of(outputs, targets)
+                return total_loss(value), (task_loss(value), outputs, new)
 
-            (value, (outputs, new)), grads = jax.value_and_grad(loss, has_aux=True, allow_int=True)(
-                params
-            )
+            grads, (value, outputs, new) = jax.grad(loss, has_aux=True, allow_int=True)(params)
             return (value, outputs), grads, new
 
         return run
@@ -226,9 +227,9 @@ class OnlineLearner:
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``:
         ``'auto'``, an int >= 1, or None for the whole sequence; every window gives the same
         numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t
-        the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses; where it is 0, a loss
-        need not be a number. ``losses`` has shape ``(T,)``. ``progress`` shows a line on stderr
-        from inside the compiled loop (not under ``vmap``).
+        the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
+        (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
+        shape ``(T,)``. ``progress`` shows a line on stderr (not under ``vmap``).
 
         ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
         the state that comes back is 0, so its trace counts as empty, and in a loop over batches no

@@ -19,6 +19,7 @@ from .._windows import (
     GradientOptions,
     Moment,
     Observer,
+    Penalised,
     Sequence,
     UpdateOptions,
     bootstrapped,
@@ -33,6 +34,7 @@ from .._windows import (
     run_windows,
     show_progress,
     split_weights,
+    task_loss,
 )
 from ._compiled import Compiled
 from ._loss import as_inputs
@@ -115,12 +117,15 @@ class SequenceCalls:
         return run
 
     def _course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
-        """The cell and the loss under observation, and the axes of :func:`_axes_of_loss`."""
+        """The cell and the loss under observation, and the axes of a surrounding
+        ``shard_map`` along which the loss of a step may differ."""
         length, (params, _) = length_of(data.xs, data.ys), split_weights(params, self.synthesizer)
         first = jax.tree.map(lambda a: a[0], data.xs)
         compiled = self.find(params, state, as_inputs(first))
         flags, fresh = _resets(data.reset, state, length)
-        of_loss = _axes_of_loss(compiled, self.loss, axes, data.ys)
+        example = _example(compiled, data.ys)
+        of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
+        of_penalty = axes_of(lambda *args: _penalty(self.loss(*args)), axes, *example)
         leaves = jax.tree.leaves(params)
         observed: Observer = compiled.around(
             _step_of(compiled, self.loss),
@@ -129,12 +134,13 @@ class SequenceCalls:
             direct=frozenset(compiled.graph.direct),
             restart=partial(compiled.restarted, fresh, self.hidden),
             held=spread(compiled.held, axes),
-            share=share(axes, of_loss),
+            shares=(share(axes, of_loss), share(axes, of_penalty)),
         )
         # under `vmap` each lane would print a line of progress
         mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
         show = show_progress(length) if self.progress and not mapped else None
-        sequence = Sequence.of((data.xs, data.ys), data.mask, flags, length)
+        penalised = data.mask is not None and _is_penalised(self.loss, example)
+        sequence = Sequence.of((data.xs, data.ys), data.mask, flags, length, penalised)
         if self.synthesizer is not None:
             observed, sequence = bootstrapped(observed, self.synthesizer, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
@@ -164,12 +170,20 @@ def _resets(reset, state: OnlineState, length: int):
     return check_flags('reset flags are', flags, length, state.t.shape), jax.tree.leaves(carry0)
 
 
-def _axes_of_loss(compiled: Compiled, loss: Callable, axes: Axes, ys) -> Axes:
-    """The axes of a surrounding ``shard_map`` along which the loss of a step may differ."""
+def _example(compiled: Compiled, ys) -> tuple:
+    """What the loss of a step takes, as shapes."""
     program = compiled.program
     outputs = [abstract(program.avals[v]) for v in program.outputs]
     outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
-    return axes_of(loss, axes, outputs, jax.tree.map(lambda a: abstract(a[0]), ys))
+    return outputs, jax.tree.map(lambda a: abstract(a[0]), ys)
+
+
+def _penalty(value):
+    return value.penalty if isinstance(value, Penalised) else None
+
+
+def _is_penalised(loss: Callable, example: tuple) -> bool:
+    return isinstance(jax.eval_shape(loss, *example), Penalised)
 
 
 def _is_integer(leaf) -> bool:

@@ -31,8 +31,8 @@ def observe_together(
 ) -> Together:
     """Several steps under one pull-back, in which nothing is cut.
 
-    ``step(cell, given, world, at) -> ((weighed loss, shown), world)`` is a step like that of
-    ``Compiled.observe``; the first part of a world is the carry.
+    ``step(cell, given, world, at) -> (([weighed loss, penalty], shown), world)`` is a step like
+    that of ``Compiled.observe``, with or without a penalty; the first part of a world is the carry.
     """
     executor, zeros = compiled.executor, compiled.executor.zero_probes()
     trace, ts = border.moving or (None, None)
@@ -85,6 +85,7 @@ def _one_step(compiled, step, given, held, keep, state, at, counts: bool = True)
         calls.append((factors._replace(x=xs), new))
         return outputs, carry_after
 
-    (loss, shown), world = step(cell, given, world, part)
+    ((loss, *penalty), shown), world = step(cell, given, world, part)
     ((factors, trace),) = calls
-    return [world, trace], (loss if counts else jnp.zeros_like(loss), shown, factors)
+    loss = sum(penalty, loss if counts else jnp.zeros_like(loss))
+    return [world, trace], (loss, shown, factors)

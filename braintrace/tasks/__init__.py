@@ -2,19 +2,34 @@
 that a learner without any knowledge of the past reaches.
 """
 
+from .. import _brainstate  # noqa: F401  # before brainstate itself
+
+# isort: split
+from ._characters import characters
 from ._digits import digits
 from ._evidence import evidence
+from ._mackey_glass import mackey_glass
+from ._match import match_to_sample
 from ._memory import adding, copy_memory
-from ._streams import shifting_sine
+from ._patterns import pattern_generation
+from ._run import Run, run
+from ._streams import drifting_filter, shifting_sine
 from ._task import PARTS, Batch, Task
 
 __all__ = [
     'PARTS',
     'Batch',
+    'Run',
     'Task',
     'adding',
+    'characters',
     'copy_memory',
     'digits',
+    'drifting_filter',
     'evidence',
+    'run',
+    'mackey_glass',
+    'match_to_sample',
+    'pattern_generation',
     'shifting_sine',
 ]

@@ -10,18 +10,26 @@ import numpy as np
 from jax import Array
 
 from .._errors import OptionError
+from ._spikes import firing
 from ._task import Batch, Task, accuracy, entropy
 
 __all__ = ['digits']
 
 SIDE, CLASSES = 8, 10
 HELD = 30  # images of each class in the validation part, and in the test part
-BY = {'rows': SIDE, 'pixels': 1}  # numbers that a step shows
+BY = {'rows': SIDE, 'pixels': 1, 'spikes': SIDE}  # pixels that are shown at once
+UNITS, ROW, RATE = 5, 20, 0.1  # inputs of a pixel, milliseconds of a row, spikes a millisecond
 
 
 def digits(by: str = 'rows') -> Task:
-    """The 1,797 images of 8 x 8 pixels of scikit-learn (Alpaydin & Kaynak, 1998), read row by row
-    or pixel by pixel, in [0, 1]; the class is asked for at the last step.
+    """The 1,797 images of 8 x 8 pixels of scikit-learn (Alpaydin & Kaynak, 1998), in [0, 1], read
+    row by row, pixel by pixel, or as spikes; the class is asked for at the end.
+
+    ``'rows'`` and ``'pixels'`` show numbers, and ask at the last step. ``'spikes'`` has steps of a
+    millisecond: each row is shown for 20 ms, each of its pixels to five Poisson inputs that fire at
+    100 Hz where it is brightest, and the class is asked for in 20 ms of silence behind the last
+    row. Rows and not whole images, so that the early ones have to be kept: a logistic regression on
+    the counts of all spikes has 93 % on the validation part, on those of the last row 45 %.
 
     The validation and the test part have 30 images of each class, the training part all others; a
     batch has no image twice. The score is the accuracy; who always says the same class has ``floor
@@ -31,14 +39,16 @@ def digits(by: str = 'rows') -> Task:
     part, and an ``ImportError`` without scikit-learn.
 
     >>> from braintrace import tasks
-    >>> rows, pixels = tasks.digits(), tasks.digits('pixels')
-    >>> (rows.steps, rows.inputs), (pixels.steps, pixels.inputs)
-    ((8, 8), (64, 1))
+    >>> made = [tasks.digits(by) for by in ('rows', 'pixels', 'spikes')]
+    >>> [(task.steps, task.inputs) for task in made]
+    [(8, 8), (64, 1), (180, 40)]
     """
     if by not in BY:
-        raise OptionError(f"by is {by!r}; give 'rows' or 'pixels'.")
+        raise OptionError(f"by is {by!r}; give 'rows', 'pixels' or 'spikes'.")
     width = BY[by]
-    steps = SIDE * SIDE // width
+    spikes = by == 'spikes'
+    rows = SIDE * SIDE // width
+    steps, inputs, asked = ((rows + 1) * ROW, width * UNITS, ROW) if spikes else (rows, width, 1)
     parts = images()
 
     def draw(key: Array, batch: int, part: str) -> Batch:
@@ -48,14 +58,18 @@ def digits(by: str = 'rows') -> Task:
                 f'batch is {batch}, but the {part} part has {len(labels)} images; give no more.'
             )
         chosen = jax.random.choice(key, len(labels), (batch,), replace=False)
-        xs = jnp.asarray(pictures)[chosen].reshape(batch, steps, width).swapaxes(0, 1)
+        xs = jnp.asarray(pictures)[chosen].reshape(batch, rows, width).swapaxes(0, 1)
+        if spikes:
+            rates = RATE * xs.repeat(ROW, 0).repeat(UNITS, 2)
+            silent = jnp.zeros((ROW, batch, inputs))
+            xs = firing(jax.random.fold_in(key, 1), jnp.concatenate([rates, silent]), 1)
         ys = jnp.broadcast_to(jnp.asarray(labels)[chosen], (steps, batch))
-        return Batch(xs, ys, jnp.zeros(steps).at[-1].set(1))
+        return Batch(xs, ys, (jnp.arange(steps) >= steps - asked).astype(float))
 
     def trivial(xs: Array) -> Array:
         return jnp.broadcast_to(jax.nn.one_hot(0, CLASSES), (*xs.shape[:2], CLASSES))
 
-    name, sizes = f'digits by {by}', (steps, width, CLASSES)
+    name, sizes = f'digits by {by}', (steps, inputs, CLASSES)
     return Task(name, *sizes, draw, entropy, accuracy, 'accuracy', 1 / CLASSES, trivial)
 
 

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._errors import OptionError
+from ._spikes import ACTIVE, CUE, GAP, GROUP, NOISE, RECALL, firing, steps_of
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
 __all__ = ['evidence']
 
-CUE, GAP, RECALL = 100, 50, 150  # milliseconds of a cue, of the gap before it, and of the answer
-GROUP = 10  # inputs of each group: left, right, recall, noise
 LIKELY = 0.7  # the chance of each cue to appear on the side that is drawn for the sequence
-ACTIVE, NOISE = 0.04, 0.01  # spikes a millisecond
 
 
 def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
@@ -39,14 +37,10 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
     (225, 40, 2)
     """
     check_whole('cues', cues)
-    check_real('dt', dt)
     check_real('delay', delay)
     if cues % 2 == 0:
         raise OptionError(f'cues is {cues}; give an odd number, so that one side has more.')
-    for name, time in (('a gap of 50 ms', GAP), (f'a delay of {delay} ms', delay)):
-        if abs(time / dt - round(time / dt)) > 1e-6:
-            raise OptionError(f'dt is {dt} ms, which does not divide {name}; give one that does.')
-    gap, cue, wait, answer = (round(time / dt) for time in (GAP, CUE, delay, RECALL))
+    gap, cue, wait, answer = steps_of(dt, gap=GAP, cue=CUE, delay=delay, recall=RECALL)
     steps = cues * (gap + cue) + wait + answer
     times = jnp.arange(steps)
     number = jnp.minimum(times // (gap + cue), cues - 1)
@@ -64,12 +58,12 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
         noise = jnp.full(side.shape, NOISE)
         groups = [ACTIVE * (active & ~side), ACTIVE * (active & side), ACTIVE * asked, noise]
         rates = jnp.stack(groups, -1).repeat(GROUP, -1)
-        xs = jax.random.bernoulli(of_spikes, -jnp.expm1(-rates * dt)).astype(float)
+        xs = firing(of_spikes, rates, dt)
         return Batch(xs, jnp.broadcast_to(label, (steps, batch)), recall.astype(float))
 
     def trivial(xs: Array) -> Array:
         return jnp.broadcast_to(jnp.array([1.0, 0.0]), (*xs.shape[:2], 2))
 
-    name = f'evidence {cues}'
+    name = f'evidence {cues}' + ('' if dt == 10 else f', {dt:g} ms')
     sizes = steps, 4 * GROUP, 2
     return Task(name, *sizes, draw, entropy, accuracy, 'accuracy', 0.5, trivial)

@@ -1,4 +1,4 @@
-"""Streams, along which a learner updates its parameters while they go on."""
+"""Streams of sines and of noise, along which a learner updates its parameters while they go on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import Array
 from .._errors import OptionError
 from ._task import Batch, Task, check_real, check_whole, over_steps, squared
 
-__all__ = ['shifting_sine']
+__all__ = ['drifting_filter', 'shifting_sine']
 
 
 def shifting_sine(
@@ -68,3 +68,45 @@ def shifting_sine(
         lambda xs: xs,
         stream=True,
     )
+
+
+def drifting_filter(steps: int = 1_000_000, taps: int = 6, period: int = 400_000) -> Task:
+    """Follow a filter of past noise whose weights turn slowly.
+
+    ``y_t = sum_k w_k(t) x_{t-k}``, k = 1 ... ``taps``, of white normal noise x, with the unit
+    vector ``w(t) = cos(a_t) u + sin(a_t) v``, ``a_t = 2 pi t / period``, in a plane of orthonormal
+    u and v that is drawn for each lane. The mask weighs the second half of the stream alone: a
+    learner has to forget what it has learnt first. The score is the mean squared error. The present
+    input tells nothing about the target; who always says 0 has its variance: ``floor = 1``.
+
+    Raises :class:`braintrace.OptionError` for numbers of steps that are no positive ints, and for
+    fewer than two taps.
+
+    >>> from braintrace import tasks
+    >>> task = tasks.drifting_filter()
+    >>> task.stream, task.steps, task.floor
+    (True, 1000000, 1.0)
+    """
+    check_whole('steps', steps)
+    check_whole('taps', taps, 2)
+    check_whole('period', period)
+
+    def draw(key: Array, batch: int, part: str) -> Batch:
+        of_noise, of_plane = jax.random.split(key)
+        noise = jax.random.normal(of_noise, (steps + taps, batch))
+        plane = jnp.linalg.qr(jax.random.normal(of_plane, (batch, taps, 2)))[0]
+        past = [noise[taps - k : taps - k + steps] for k in range(1, taps + 1)]
+        along, across = (
+            sum(plane[:, k, axis] * values for k, values in enumerate(past)) for axis in (0, 1)
+        )
+        turned = jnp.arange(steps) % period  # an int: a float32 of a long stream has no turns left
+        angle = (turned * (2 * math.pi / period))[:, None]
+        ys = jnp.cos(angle) * along + jnp.sin(angle) * across
+        second_half = (jnp.arange(steps) >= steps // 2).astype(float)
+        return Batch(noise[taps:, :, None], ys[..., None], second_half)
+
+    def trivial(xs: Array) -> Array:
+        return jnp.zeros_like(xs)
+
+    score, name = over_steps(squared), 'drifting filter'
+    return Task(name, steps, 1, 1, draw, squared, score, 'mse', 1.0, trivial, stream=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .._errors import OptionError
@@ -88,6 +89,15 @@ class Task:
         """Whether a score is better than the floor by more than a share ``margin`` of the floor."""
         gain = score - self.floor if self.metric == 'accuracy' else self.floor - score
         return bool(gain > margin * self.floor)
+
+    def reached(self, scores, aim: float) -> bool:
+        """Whether each of some scores is at least as good as ``aim``."""
+        good = scores >= aim if self.metric == 'accuracy' else scores <= aim
+        return bool(np.all(good))
+
+    def shown(self, score: float) -> str:
+        """A score as text."""
+        return f'{100 * score:.1f} %' if self.metric == 'accuracy' else f'{score:.3g} {self.metric}'
 
 
 def entropy(logits: Array, labels: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import OptionError, StepFunctionError, StructureError
+from .. import OptionError, Penalised, StepFunctionError, StructureError
 
 __all__ = ['Leaves', 'as_inputs', 'checked', 'is_float', 'one_step', 'scalar', 'split_floats']
 
@@ -93,7 +93,9 @@ def one_step(cell, params, carry, x):
 
 
 def scalar(loss):
-    """The loss of a step, which must be a real scalar."""
+    """The loss of a step, which must be a real scalar, with a penalty beside it."""
+    if isinstance(loss, Penalised):
+        return scalar(loss.loss) + scalar(loss.penalty)
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise StepFunctionError(
             f'loss returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -55,6 +56,11 @@ def loss(out, y):
 
 def shared_loss(out, y):
     return jax.lax.pmean(loss(out, y), 'a')
+
+
+def penalised(out, y, across=lambda x: x):
+    """A loss of each shard beside a penalty that they have in common."""
+    return braintrace.Penalised(loss(out, y), across(jnp.sum(out**2)))
 
 
 def params():
@@ -127,6 +133,10 @@ def differences(name: str, *ways: str) -> dict[str, float]:
     def mean(_, p, xs, ys):
         return jax.tree.map(lambda a: a / len(jax.devices()), over_the_sequence(learner, p, xs, ys))
 
+    def beside(p, xs, ys):
+        common = partial(penalised, across=summed)
+        return summed(over_the_sequence(learner, p, xs, ys, common))
+
     def taken(p, xs, ys):
         grads, value = through_steps(learner, p, xs, ys)
         return grads, summed(value)
@@ -140,6 +150,9 @@ def differences(name: str, *ways: str) -> dict[str, float]:
             over_the_sequence, lambda *a: summed(over_the_sequence(learner, *a))
         ),
         'a loss shared by the shards': lambda: both(mean, shared),
+        'a penalty shared by the shards': lambda: both(
+            partial(over_the_sequence, loss=penalised), beside
+        ),
         'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
         'the derivative of steps': lambda: both(through_steps, taken),
         'training': lambda: both(trained, training),
@@ -177,7 +190,7 @@ def test_two_devices_learn_what_one_does():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 6 and max(found.values()) < 1e-10, found
+    assert len(found) == 7 and max(found.values()) < 1e-10, found
 
 
 if __name__ == '__main__':

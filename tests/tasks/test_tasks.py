@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from braintrace import OptionError, tasks
-from braintrace.tasks import _digits
+from braintrace.tasks import _characters, _digits, _mackey_glass, _match
 
 KEY = jax.random.key(3)
 # the task, the sequences of a batch whose trivial score is the floor, and how near
@@ -22,42 +23,57 @@ TASKS = {
     'evidence': (lambda: tasks.evidence(dt=50, delay=100), 4000, 0.05),
     'rows': (lambda: tasks.digits(), 300, 1e-6),
     'pixels': (lambda: tasks.digits('pixels'), 300, 1e-6),
+    'spikes': (lambda: tasks.digits('spikes'), 300, 1e-6),
     'sine': (lambda: tasks.shifting_sine(300, every=30), 400, 0.05),
+    'filter': (lambda: tasks.drifting_filter(300, period=100), 400, 0.05),
+    'mackey': (lambda: tasks.mackey_glass(300), 400, 0.05),
+    'match': (lambda: tasks.match_to_sample(4, delay=100, dt=50, distractors=2), 4000, 0.05),
+    'pattern': (lambda: tasks.pattern_generation(dt=20, outputs=2), 5, 1e-5),
+    'characters': (lambda: tasks.characters(20), 3000, 0.01),
 }
 each = pytest.mark.parametrize('name', TASKS)
+QUICK = ('copy', 'adding', 'evidence', 'rows', 'pixels', 'sine')
+
+
+@functools.cache
+def held_out(name):
+    make, batch, _ = TASKS[name]
+    task = make()
+    return task, batch, jax.jit(lambda key: task.sample(key, batch, 'test'))(KEY)
 
 
 @each
 def test_a_batch_has_the_shapes_that_the_task_says(name):
-    task = TASKS[name][0]()
-    xs, ys, mask = jax.jit(lambda key: task.sample(key, 5))(KEY)
-    assert xs.shape == (task.steps, 5, task.inputs) and mask.shape == (task.steps,)
+    task, batch, (xs, ys, mask) = held_out(name)
+    assert xs.shape == (task.steps, batch, task.inputs) and mask.shape == (task.steps,)
     if task.metric == 'mse':
-        assert ys.shape == (task.steps, 5, task.outputs)
+        assert ys.shape == (task.steps, batch, task.outputs)
     else:
-        assert ys.shape == (task.steps, 5) and 0 <= int(ys.min()) <= int(ys.max()) < task.outputs
+        assert ys.shape == (task.steps, batch)
+        assert 0 <= int(ys.min()) <= int(ys.max()) < task.outputs
     assert bool(jnp.all(mask >= 0)) and float(mask.sum()) > 0
 
 
 @each
 def test_the_trivial_learner_scores_the_floor(name):
-    make, batch, near = TASKS[name]
-    task = make()
-    xs, ys, mask = jax.jit(lambda: task.sample(KEY, batch, 'test'))()
+    task, batch, (xs, ys, mask) = held_out(name)
     outputs = task.trivial(xs)
     assert outputs.shape == (task.steps, batch, task.outputs)
-    assert float(task.score(outputs, ys, mask)) == pytest.approx(task.floor, rel=near)
+    assert float(task.score(outputs, ys, mask)) == pytest.approx(task.floor, rel=TASKS[name][2])
 
 
-@each
+@pytest.mark.parametrize(
+    'name',
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASKS],
+)
 def test_a_key_draws_one_batch_for_each_part(name):
     task = TASKS[name][0]()
-    draw = jax.jit(lambda part: task.sample(KEY, 4, part).xs, static_argnums=0)
-    one, other, again = draw('train'), draw('test'), task.sample(KEY, 4).xs
+    one, other = jax.jit(lambda: [task.sample(KEY, 4, part).xs for part in ('train', 'test')])()
+    again = jax.jit(lambda key: task.sample(key, 4).xs)(KEY)
     assert np.allclose(one, again, atol=1e-5) and not np.allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['copy', 'adding', 'sine'])
+@pytest.mark.parametrize('name', ['copy', 'adding', 'sine', 'characters'])
 def test_the_score_is_the_weighed_mean_of_the_loss(name):
     task = TASKS[name][0]()
     xs, ys, mask = task.sample(KEY, 4)
@@ -118,6 +134,122 @@ def test_evidence_has_the_cues_and_the_rates_of_its_source():
     assert ys[0].mean() == pytest.approx(0.5, abs=0.08)
 
 
+@functools.cache
+def match_counts(places, stimuli=8):
+    """Spikes (places + 1, B, 70) of a batch while each stimulus and the test are shown, labels."""
+    task = tasks.match_to_sample(stimuli, delay=100, dt=50, distractors=places - 1)
+    xs, ys, mask = (np.asarray(a) for a in jax.jit(lambda: task.sample(KEY, 4000))())
+    assert len(xs) == 3 * places + 5 and np.all(ys == ys[0])
+    assert np.flatnonzero(mask).tolist() == list(range(len(xs) - 3, len(xs)))
+    shown = [xs[3 * place + 1 : 3 * place + 3] for place in range(places)]
+    assert np.concatenate([xs[: 3 * places : 3], xs[-5:-3]])[..., :60].sum() == 0
+    assert xs[..., 60:].mean() == pytest.approx(1 - np.exp(-0.5), abs=0.01)
+    return np.stack([those.sum(0) for those in (*shown, xs[-3:])]), ys[0]
+
+
+def test_match_asks_for_the_marked_stimulus():
+    counts, label = match_counts(3)
+    patterns = _match.drawn(8, 0)
+    assert np.all(patterns.sum(1) == 10) and len(np.unique(patterns, axis=0)) == 8
+    *shown, test = (counts[..., :40] @ patterns.T).argmax(-1)
+    marked = counts[..., 40:60].reshape(4, 4000, 2, 10).any(-1)
+    assert np.all(marked[:3, :, 0].sum(0) == 1) and np.all(marked[3] == [0, 1])
+    sample, place = marked[:3, :, 0].argmax(0), (np.array(shown) == test).argmax(0)
+    assert np.all(np.diff(np.sort(shown, 0), axis=0) > 0)
+    assert np.array_equal(label, place == sample)
+    for where in (sample, place):  # neither tells the label
+        assert np.bincount(where) / 4000 == pytest.approx([1 / 3] * 3, abs=0.03)
+        assert [label[where == k].mean() for k in range(3)] == pytest.approx([0.5] * 3, abs=0.05)
+
+
+def test_match_is_at_chance_for_a_sum_over_what_was_shown():
+    counts, label = match_counts(3)
+    features = np.concatenate([*counts, np.ones((4000, 1))], -1)
+    weights = np.linalg.lstsq(features[:2000], label[:2000] - 0.5, rcond=None)[0]
+    guess = features[2000:] @ weights
+    assert np.mean((guess > 0) == label[2000:]) == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.slow
+def test_match_without_distractors_tests_another_stimulus():
+    counts, label = match_counts(1, 2)
+    shown, test = (counts[..., :40] @ _match.drawn(2, 0).T).argmax(-1)
+    assert np.array_equal(shown == test, label) and label.mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_pattern_is_the_same_in_all_sequences_under_noise():
+    task = tasks.pattern_generation(dt=10, outputs=3)
+    xs, ys, _ = (np.asarray(a, float) for a in task.sample(KEY, 200, 'test'))
+    assert np.array_equal(ys, np.broadcast_to(task.sample(KEY, 1).ys, ys.shape))
+    assert np.allclose(ys.mean(0), 0, atol=1e-6) and np.allclose(ys.var(0), 1, atol=1e-5)
+    power = np.abs(np.fft.rfft(ys[:, 0], axis=0))
+    assert np.all(power[[1, 2, 3, 5]] > 1) and np.delete(power, [1, 2, 3, 5], 0).max() < 1e-4
+    rates = xs.reshape(5, 20, 200, 5, 4).mean((1, 2, 4))
+    wanted = 1 - np.exp(-0.1 - 0.9 * np.eye(5))
+    assert np.allclose(rates, wanted, atol=0.02)
+    assert not np.allclose(ys, tasks.pattern_generation(dt=10, outputs=3, seed=1).sample(KEY, 1).ys)
+
+
+def test_mackey_glass_solves_its_equation():
+    drawn = np.array([[0.1, 0.9], [0.3, 0.8]])
+    past = _mackey_glass.history(np, drawn, 17)
+    fine = 100
+    times = np.arange(-17 * fine, 1)[:, None] / fine
+    found = [*(0.9 + (0.1 + 0.3 * drawn[0]) * np.sin(2 * np.pi * ((times + 17) / 50 + drawn[1])))]
+    assert np.allclose(past, found[:: fine // 10])
+    for _ in range(60 * fine):  # Heun's method
+        flow = [0.2 * late / (1 + late**10) for late in found[-1 - 17 * fine :][:2]]
+        slope = flow[0] - 0.1 * found[-1]
+        end = flow[1] - 0.1 * (found[-1] + slope / fine)
+        found.append(found[-1] + (slope + end) / 2 / fine)
+    series = []
+    for _ in range(4):
+        past = _mackey_glass.later(np, past)
+        series.append(past[10::10])
+    assert np.allclose(np.concatenate(series)[:60], found[18 * fine :: fine], atol=5e-4)
+
+
+def test_mackey_glass_is_scaled_and_asks_for_what_comes():
+    draw = jax.jit(lambda: tasks.mackey_glass(400, ahead=5).sample(KEY, 100))
+    xs, ys, mask = (np.asarray(a) for a in draw())
+    assert np.array_equal(xs[5:], ys[:-5]) and np.flatnonzero(mask)[0] == 200
+    assert xs.mean() == pytest.approx(0, abs=0.03) and xs.var() == pytest.approx(1, abs=0.04)
+    assert np.abs(np.diff(xs[..., 0], axis=0)).max() < 0.6
+    assert np.unique(xs[0]).size == 100
+
+
+def test_a_filter_turns_in_a_plane_and_keeps_its_phase():
+    steps, period, last = 300_000, 1000, 400
+    xs, ys, mask = (np.asarray(a) for a in tasks.drifting_filter(steps, 6, period).sample(KEY, 1))
+    assert xs.shape == ys.shape == (steps, 1, 1) and np.flatnonzero(mask)[0] == steps // 2
+    x, y = xs[-last - 6 :, 0, 0].astype(float), ys[-last:, 0, 0]
+    past = np.stack([x[6 - k : 6 - k + last] for k in range(1, 7)], 1)
+    angle = (2 * np.pi * np.arange(steps - last, steps) / period)[:, None]
+    features = np.concatenate([np.cos(angle) * past, np.sin(angle) * past], 1)
+    plane, residual = np.linalg.lstsq(features, y, rcond=None)[:2]
+    assert residual / last < 1e-10
+    plane = plane.reshape(2, 6)
+    assert np.allclose(plane @ plane.T, np.eye(2), atol=1e-5)
+    assert xs.mean() == pytest.approx(0, abs=0.01) and xs.var() == pytest.approx(1, abs=0.01)
+
+
+def test_characters_are_a_text_whose_parts_are_apart():
+    task = tasks.characters(60)
+    letters = np.array([*_characters.ALPHABET, '\x7f'])
+    parts = {part: ''.join(letters[codes]) for part, codes in _characters.text().items()}
+    assert 'This is a' in parts['train'] and parts['train'].count('  ') < 5
+    for part in tasks.PARTS:
+        xs, ys, mask = (np.asarray(a) for a in task.sample(KEY, 20, part))
+        codes = xs.argmax(-1)
+        assert np.array_equal(codes[1:], ys[:-1]) and np.all(xs.sum(-1) == 1) and np.all(mask == 1)
+        pieces = [''.join(letters[lane]) for lane in codes.T]
+        others = [text for name, text in parts.items() if name != part]
+        assert all(piece in parts[part] for piece in pieces)
+        assert sum(piece in text for piece in pieces for text in others) <= 2  # lines of tables
+    sizes = np.array([len(parts[part]) for part in tasks.PARTS])
+    assert sizes / sizes.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
+
+
 def test_a_sine_keeps_its_frequency_until_it_shifts():
     xs, ys, mask = tasks.shifting_sine(90, every=30, periods=(10, 20)).sample(KEY, 50)
     xs = np.asarray(xs[..., 0], float)
@@ -149,11 +281,30 @@ def test_digits_are_held_out_and_balanced():
     assert len(np.unique(same.xs[..., 0].T, axis=0)) == 300 and same.xs.max() == 1
 
 
+def test_digits_by_spikes_show_row_after_row_and_then_nothing():
+    task = tasks.digits('spikes')
+    xs, ys, mask = (np.asarray(a) for a in jax.jit(lambda: task.sample(KEY, 300, 'test'))())
+    rows, labels, _ = tasks.digits().sample(KEY, 300, 'test')
+    assert np.array_equal(ys[-1], labels[-1]) and xs[160:].sum() == 0
+    assert np.flatnonzero(mask).tolist() == list(range(160, 180))
+    counts = xs[:160].reshape(8, 20, 300, 8, 5).mean((1, 4))
+    wanted = 1 - np.exp(-0.1 * np.asarray(rows))
+    assert np.abs(counts - wanted).max() < 0.2
+    assert np.allclose(counts.mean(1), wanted.mean(1), atol=0.01)
+
+
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     _digits.images.cache_clear()
     monkeypatch.setitem(sys.modules, 'sklearn.datasets', None)
     with pytest.raises(ImportError, match=r'scikit-learn.*pip install'):
         tasks.digits()
+
+
+def test_without_the_manual_the_error_says_what_to_install(monkeypatch):
+    _characters.text.cache_clear()
+    monkeypatch.setitem(sys.modules, 'pydoc_data.topics', None)
+    with pytest.raises(ImportError, match=r'pydoc_data.*install'):
+        tasks.characters()
 
 
 REFUSED = {
@@ -167,12 +318,26 @@ REFUSED = {
     'divide a gap of 50 ms': lambda: tasks.evidence(dt=20),
     'divide a delay of 255 ms': lambda: tasks.evidence(delay=255),
     'dt is True': lambda: tasks.evidence(dt=True),
-    "'rows' or 'pixels'": lambda: tasks.digits('columns'),
+    "'rows', 'pixels' or 'spikes'": lambda: tasks.digits('columns'),
     'the test part has 300': lambda: tasks.digits().sample(KEY, 301, 'test'),
     'every': lambda: tasks.shifting_sine(10, every=0),
     'periods': lambda: tasks.shifting_sine(periods=8),
     'shortest period': lambda: tasks.shifting_sine(periods=(1, 8)),
     'longest period': lambda: tasks.shifting_sine(periods=(8, 8)),
+    'stimuli is 1': lambda: tasks.match_to_sample(1),
+    'only 3 of 4 stimuli': lambda: tasks.match_to_sample(4, distractors=4),
+    'distractors is -1': lambda: tasks.match_to_sample(distractors=-1),
+    'delay is 0': lambda: tasks.match_to_sample(delay=0),
+    'seed is -1': lambda: tasks.match_to_sample(seed=-1),
+    'divide a delay of 1005 ms': lambda: tasks.match_to_sample(delay=1005),
+    'outputs is 0': lambda: tasks.pattern_generation(outputs=0),
+    'divide a turn of 200 ms': lambda: tasks.pattern_generation(dt=30),
+    'tau is 10': lambda: tasks.mackey_glass(tau=10),
+    'ahead is 0': lambda: tasks.mackey_glass(ahead=0),
+    'taps is 1': lambda: tasks.drifting_filter(taps=1),
+    'period is 0.5': lambda: tasks.drifting_filter(period=0.5),
+    'steps is 0': lambda: tasks.characters(0),
+    'the shortest part has': lambda: tasks.characters(10**6),
 }
 
 

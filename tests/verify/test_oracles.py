@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -49,6 +50,13 @@ def test_bptt_and_the_dense_recursion_are_the_gradient(name):
     want = oracles.bptt(case)
     assert_close(verify.bptt_gradients(*arguments(case)), want)
     assert_close(verify.dense_recursion_gradients(*arguments(case)), want)
+
+
+def test_a_penalty_counts_beside_the_loss():
+    case = models.case('leaky')
+    both = lambda output, y: braintrace.Penalised(case.loss(output, y), (output**3).sum())
+    added = dataclasses.replace(case, loss=lambda o, y: case.loss(o, y) + (o**3).sum())
+    assert_close(verify.bptt_gradients(*arguments(case)[:-1], both), oracles.bptt(added))
 
 
 @pytest.mark.parametrize('name', ['gru', 'two_layers'])

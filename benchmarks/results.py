@@ -1,0 +1,206 @@
+"""What networks learn, by which rule: each task with the nets that suit it, three seeds.
+
+    python benchmarks/results.py                   every row that is not there yet (make results)
+    python benchmarks/results.py --again --only '*copy* | D_RTRL'    these rows, once more
+    python benchmarks/results.py --quick           two tasks, one seed, short; keeps nothing
+
+The records go to ``benchmarks/results/learnt.json``, one after another, so that a run that is cut
+off goes on where it was. ``benchmarks/results_page.py`` makes ``docs/results.md`` from them.
+Compiled programs are kept in ``build/jax_cache``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+from nets import NETS
+from rules import kept, versions
+
+from braintrace import BraintraceError, rules, tasks
+from braintrace.tasks import Task
+
+HERE = Path(__file__).parent
+PATH = HERE / 'results' / 'learnt.json'
+CACHE = HERE.parent / 'build' / 'jax_cache'
+CLIP = 1.0  # the largest norm of a gradient
+WINDOW = 16
+
+
+class Way(NamedTuple):
+    """A row: a rule, or None for back-propagation; exact windows, or those of truncation."""
+
+    name: str
+    rule: Callable | None
+    window: int | None = None
+    optimizer: Callable = optax.adam
+
+
+def rmsprop(rate) -> optax.GradientTransformation:
+    return optax.rmsprop(rate, decay=0.99)
+
+
+BPTT = 'BPTT'
+WAYS = (
+    Way('same step, Adam', rules.same_step),
+    Way('same step, RMSprop', rules.same_step, optimizer=rmsprop),
+    Way('D_RTRL', rules.d_rtrl),
+    Way('D_RTRL, whole credit', lambda: rules.d_rtrl(credit='whole')),
+    Way('ES_D_RTRL 0.9', lambda: rules.es_d_rtrl(0.9)),
+    Way(f'exact windows of {WINDOW}', rules.d_rtrl, WINDOW),
+    Way(f'truncated BPTT, {WINDOW}', None, WINDOW),
+    Way(BPTT, None),
+)
+FEW = ('same step, Adam', 'same step, RMSprop', 'D_RTRL', BPTT)
+
+
+class Setting(NamedTuple):
+    """A task on a net: updates, learning rate and sequences of a batch; ``aim``: the score that is
+    to be reached; ``penalty``: weight of what the net's second output asks for; ``ways``: the rows,
+    all if it is empty.
+    """
+
+    task: Task
+    net: str
+    updates: int | None
+    rate: float
+    batch: int
+    aim: float
+    penalty: float = 0.0
+    ways: tuple[str, ...] = ()
+
+    def rows(self) -> list[Way]:
+        """A stream has no BPTT, since it has no end."""
+        named = [way for way in WAYS if not self.ways or way.name in self.ways]
+        return [way for way in named if not (self.task.stream and way.name == BPTT)]
+
+
+def settings() -> list[Setting]:
+    return [
+        Setting(tasks.evidence(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.97, 1.0),
+        Setting(tasks.evidence(dt=1), 'LIF + ALIF 100, fine', 100, 1e-2, 32, 0.94, 1.0, FEW),
+        Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
+        Setting(tasks.digits('pixels'), 'LRU 64', 600, 3e-3, 50, 0.98),
+        Setting(tasks.copy_memory(50), 'LRU 96', 300, 1e-2, 24, 0.001),
+        Setting(tasks.copy_memory(200), 'LRU 96', 600, 1e-2, 24, 0.001, ways=FEW),
+        Setting(tasks.drifting_filter(1_000_000), 'LRU 32, linear', None, 1e-3, 1, 0.001),
+        Setting(tasks.match_to_sample(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.95, 1.0),
+        Setting(tasks.characters(), 'GRU 64', 300, 1e-2, 32, 2.2),
+        Setting(tasks.mackey_glass(), 'LRU 64', None, 3e-3, 1, 0.05),
+        Setting(tasks.pattern_generation(), 'LIF + ALIF 100, rates', 200, 3e-3, 8, 0.2, 1.0),
+    ]
+
+
+def quick() -> list[Setting]:
+    every = settings()
+    return [every[0]._replace(updates=10, ways=FEW), every[3]._replace(updates=30, ways=FEW)]
+
+
+class Effort(NamedTuple):
+    seeds: tuple[int, ...] = (1, 2, 3)
+    test: int = 600
+
+
+def schedule(setting: Setting):
+    """Cosine decay over the updates; a stream has no end and keeps its rate."""
+    if setting.updates is None:
+        return setting.rate
+    return optax.cosine_decay_schedule(setting.rate, setting.updates)
+
+
+def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
+    """The record of a row."""
+    task = setting.task
+    found = tasks.run(
+        task,
+        lambda seed: NETS[setting.net](task, False),
+        way.rule and way.rule(),
+        optax.chain(optax.clip_by_global_norm(CLIP), way.optimizer(schedule(setting))),
+        setting.updates,
+        effort.seeds,
+        batch=setting.batch,
+        window=way.window,
+        penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
+        test=effort.test,
+        progress=True,
+    )
+    return {
+        'scores': found.scores.tolist(),
+        'looks': looks(found),
+        'seconds': found.seconds,
+        'compile_seconds': found.compile_seconds,
+        'memory': found.memory,
+    }
+
+
+def looks(found: tasks.Run) -> list:
+    """Pairs of a number of updates and the scores then; of a stream the loss until then."""
+    if not found.task.stream:
+        return [[done, scores.tolist()] for done, scores in found.validation]
+    pieces = np.array_split(found.losses, 20, axis=1)
+    ends = np.cumsum([piece.shape[1] for piece in pieces])
+    return [[int(end), piece.mean(1).tolist()] for end, piece in zip(ends, pieces)]
+
+
+def measured(setting: Setting, way: Way, effort: Effort) -> dict:
+    """The record of a row, or why there is none."""
+    task = setting.task
+    head = {'task': task.name, 'net': setting.net, 'row': way.name, 'floor': task.floor}
+    head |= {'metric': task.metric, 'steps': task.steps, 'batch': setting.batch}
+    head |= {'updates': setting.updates, 'rate': setting.rate, 'aim': setting.aim}
+    head |= {'load': os.getloadavg()[0] / os.cpu_count()}
+    try:
+        return head | learnt(setting, way, effort)
+    except BraintraceError as error:
+        return head | {'refused': f'{type(error).__name__}: {error}'}
+
+
+def line(task: Task, row: dict) -> str:
+    """A row as one line of progress."""
+    name = f'{row["task"]} | {row["net"]} | {row["row"]}'
+    if 'refused' in row:
+        return f'{name}: refused, {row["refused"][:100]}'
+    scores = ', '.join(task.shown(score) for score in row['scores'])
+    return f'{name}: {scores}, {row["compile_seconds"]:.0f} + {row["seconds"]:.0f} s'
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('--quick', action='store_true')
+    parser.add_argument('--again', action='store_true')
+    parser.add_argument('--only', nargs='+', default=('*',))
+    parser.add_argument('--output', type=Path, default=PATH)
+    options = parser.parse_args()
+    jax.config.update('jax_compilation_cache_dir', str(CACHE))
+    effort = Effort((1,), 60) if options.quick else Effort()
+    chosen = [(s, way) for s in (quick() if options.quick else settings()) for way in s.rows()]
+    found = {'records': []} if options.quick else kept(options.output)
+    there = {(r['task'], r['net'], r['row']): r for r in found['records']}
+    begin = time.perf_counter()
+    for number, (setting, way) in enumerate(chosen, 1):
+        name = setting.task.name, setting.net, way.name
+        wanted = any(fnmatchcase(' | '.join(name), pattern) for pattern in options.only)
+        if not wanted or (name in there and not options.again):
+            continue
+        there[name] = measured(setting, way, effort)
+        spent = time.perf_counter() - begin
+        print(f'[{number}/{len(chosen)}, {spent:.0f} s] {line(setting.task, there[name])}')
+        sys.stdout.flush()
+        if not options.quick:
+            found = {'versions': versions(), 'records': list(there.values())}
+            options.output.write_text(json.dumps(found, indent=1) + '\n', encoding='utf-8')
+    print(f'{len(chosen)} rows in {time.perf_counter() - begin:.0f} s')
+
+
+if __name__ == '__main__':
+    main()

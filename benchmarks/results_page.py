@@ -1,0 +1,187 @@
+"""Make ``docs/results.md`` and its picture from the records of ``results.py``.
+
+python benchmarks/results_page.py [records.json]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from statistics import mean
+
+from results import CLIP, PATH, WAYS, Effort, Setting, settings
+from rules_page import size
+from tables import table
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / 'docs'
+PICTURE = DOCS / 'pictures' / 'results.png'
+SAME_STEP = tuple(way.name for way in WAYS if way.name.startswith('same step'))
+
+
+class Found:
+    """The records, by setting and row."""
+
+    def __init__(self, found: dict):
+        self.versions = found.get('versions', {})
+        self.rows = {(r['task'], r['net'], r['row']): r for r in found['records']}
+        self.settings = settings()
+
+    def of(self, setting: Setting) -> dict[str, dict]:
+        """The rows of a setting that are there, by name."""
+        keys = {way.name: (setting.task.name, setting.net, way.name) for way in setting.rows()}
+        return {name: self.rows[key] for name, key in keys.items() if key in self.rows}
+
+    def learnt(self, setting: Setting) -> dict[str, dict]:
+        return {name: row for name, row in self.of(setting).items() if 'scores' in row}
+
+
+def good(setting: Setting, row: dict) -> bool:
+    """Whether the mean of the seeds is as good as the aim."""
+    return setting.task.reached(mean(row['scores']), setting.aim)
+
+
+def heading(setting: Setting) -> str:
+    return f'### {setting.task.name}: {setting.net}'
+
+
+def budget(setting: Setting) -> str:
+    """What all rows of a setting have in common, in a sentence."""
+    task = setting.task
+    floor, aim = task.shown(task.floor), task.shown(setting.aim)
+    if task.stream:
+        text = f'A stream of {task.steps:,} steps, an update at each of them (or each window)'
+    else:
+        text = f'{task.steps} steps, {setting.updates} updates of {setting.batch} sequences'
+    decay = '' if task.stream else ', falling along a cosine'
+    text += f'; learning rate {setting.rate:g}{decay}. Who knows nothing has {floor}; aim: {aim}.'
+    return text
+
+
+def of_setting(found: Found, setting: Setting) -> str:
+    """The table of one task on one net."""
+    task, rows = setting.task, []
+    learnt = found.learnt(setting)
+    beside = learnt.get('BPTT')
+    for name, row in learnt.items():
+        scores = sorted(row['scores'])
+        span = f'{task.shown(scores[0])} to {task.shown(scores[-1])}'
+        time = row['seconds'] / beside['seconds'] if beside else None
+        costs = [f'{row["seconds"]:.0f}', time, f'{row["compile_seconds"]:.0f}']
+        reached = 'yes' if good(setting, row) else 'no'
+        shown = task.shown(mean(scores))
+        rows.append([name, shown, span, reached, *costs, size(row['memory'])])
+    head = ['row', 'mean of the seeds', 'seeds', 'aim reached', 'seconds', 'seconds / BPTT']
+    text = table([*head, 'to compile', 'memory'], rows)
+    refused = [(n, r['refused']) for n, r in found.of(setting).items() if 'refused' in r]
+    return '\n\n'.join([text, *(f'{name} is refused: {why}' for name, why in refused)])
+
+
+def tables(found: Found) -> str:
+    return '\n\n'.join(
+        '\n\n'.join([heading(s), budget(s), of_setting(found, s)])
+        for s in found.settings
+        if found.of(s)
+    )
+
+
+def summary(found: Found) -> str:
+    """A row for each setting: what the same step reaches, what D_RTRL and BPTT reach."""
+    rows = []
+    for s in found.settings:
+        learnt = found.learnt(s)
+        if not learnt:
+            continue
+        shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
+        sign = 1 if s.task.metric == 'accuracy' else -1
+        cheap = [n for n in SAME_STEP if n in learnt]
+        best = max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
+        told = ['D_RTRL', 'D_RTRL, whole credit', 'ES_D_RTRL 0.9', 'BPTT']
+        fails = 'no' if best and good(s, learnt[best]) else 'yes'
+        floor, aim = s.task.shown(s.task.floor), s.task.shown(s.aim)
+        cells = [shown.get(n, '-') for n in told]
+        rows.append([s.task.name, s.net, floor, aim, shown.get(best, '-'), fails, *cells])
+    head = ['task', 'net', 'floor', 'aim', 'best same step', 'it fails']
+    return table([*head, 'D_RTRL', 'whole credit', 'ES_D_RTRL 0.9', 'BPTT'], rows)
+
+
+def state(found: Found) -> str:
+    """What there is, and what is not there yet."""
+    had = ', '.join(f'{name} {value}' for name, value in found.versions.items())
+    count = sum(len(found.of(s)) for s in found.settings)
+    wanted = sum(len(s.rows()) for s in found.settings)
+    text = f'{count} rows of `make results` ({had}).'
+    return text if count == wanted else f'{text} {wanted - count} are not measured yet.'
+
+
+def load(found: Found) -> str:
+    """How busy the machine was."""
+    loads = sorted(row['load'] for row in found.rows.values())
+    return f'{loads[len(loads) // 2]:.1f}' if loads else 'not known'
+
+
+def page(records: dict) -> str:
+    """The page, from its template."""
+    found, effort = Found(records), Effort()
+    values = {f.__name__: f(found) for f in (tables, summary, state, load)}
+    values |= {'seeds': str(len(effort.seeds)), 'tested': str(effort.test), 'clip': f'{CLIP:g}'}
+    text = (HERE / 'results.in.md').read_text(encoding='utf-8')
+    return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+
+
+def curve(ax, setting: Setting, row: dict, colour) -> None:
+    """The mean of the seeds and their span, along the updates."""
+    done = [at for at, _ in row['looks']]
+    scores = [scores for _, scores in row['looks']]
+    ax.plot(done, [mean(s) for s in scores], color=colour, label=row['row'])
+    lows, highs = ([f(s) for s in scores] for f in (min, max))
+    ax.fill_between(done, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def draw(found: Found, path: Path = PICTURE) -> None:
+    """A panel for each setting: the score on validation data along the updates."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    there = [s for s in found.settings if found.learnt(s)]
+    count = max(len(there), 1)
+    columns = min(3, count)
+    lines = math.ceil(count / columns)
+    inches = (4.4 * columns, 3.1 * lines + 0.5)
+    figure, axes = plt.subplots(lines, columns, figsize=inches, layout='constrained', squeeze=False)
+    colours = dict(zip((way.name for way in WAYS), plt.get_cmap('tab10').colors))
+    handles = {}
+    for ax, setting in zip(axes.flat, there):
+        for name, row in found.learnt(setting).items():
+            curve(ax, setting, row, colours[name])
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1]))
+        ax.axhline(setting.task.floor, color='grey', linewidth=1, linestyle=':')
+        ax.set_title(f'{setting.task.name}, {setting.net}', fontsize=9)
+        ax.set_xlabel('steps' if setting.task.stream else 'updates', fontsize=8)
+        ax.set_ylabel(setting.task.metric, fontsize=8)
+        ax.set_yscale('linear' if setting.task.metric == 'accuracy' else 'log')
+        ax.tick_params(labelsize=7)
+    for ax in axes.flat[len(there) :]:
+        ax.set_axis_off()
+    ordered = [way.name for way in WAYS if way.name in handles]
+    where = {'loc': 'outside lower center', 'ncols': 4, 'fontsize': 8}
+    figure.legend([handles[name] for name in ordered], ordered, **where)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main():
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
+    records = json.loads(path.read_text(encoding='utf-8'))
+    draw(Found(records))
+    (DOCS / 'results.md').write_text(page(records), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,94 @@
+"""Training in pieces: compiled programs, their costs, and looks at the scores between them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._training import At, Training
+
+__all__ = ['Loop']
+
+PIECES = 20  # where somebody looks
+
+
+class Loop:
+    """Training in pieces of equal size but the last; ``looks``: twenty of them."""
+
+    def __init__(self, training: Training, seeds: tuple, length: int, looks: bool):
+        self.training, self.task, self.length = training, training.task, length
+        self.seeds = jnp.asarray(seeds)
+        options = training.options
+        unit = (options.window or options.every or 1) if self.task.stream else 1
+        self.size = -(-length // ((PIECES if looks else 1) * unit)) * unit
+        self.seconds = self.compile_seconds = 0.0
+        self.memory = 0
+
+    def pieces(self) -> Iterator[tuple[int, At, np.ndarray]]:
+        """``(updates that were made, the place then, losses)`` after each piece."""
+        keys = jax.vmap(jax.random.key)(self.seeds)
+        at = jax.jit(jax.vmap(self.training.start))(self.training.params, self.seeds)
+        step = self._along if self.task.stream else self._updates
+        data = self._streams(keys) if self.task.stream else keys
+        for start in range(0, self.length, self.size):
+            size = min(self.size, self.length - start)
+            if start == 0 or size < self.size:
+                program = self._compiled(partial(step, size), at, data)
+            begin = time.perf_counter()
+            at, losses = jax.block_until_ready(program(at, data, start))
+            self.seconds += time.perf_counter() - begin
+            yield start + size, at, np.asarray(losses)
+
+    def _compiled(self, step: Callable, at: At, data) -> Callable:
+        begin = time.perf_counter()
+        each = jax.jit(jax.vmap(step, (0, 0, None)), donate_argnums=0)
+        program = each.lower(at, data, 0).compile()
+        self.compile_seconds += time.perf_counter() - begin
+        if (found := program.memory_analysis()) is not None:
+            self.memory = max(self.memory, found.temp_size_in_bytes // len(self.seeds))
+        return program
+
+    def _updates(self, size: int, at: At, key, start):
+        """Updates on new sequences, which the key and their number draw."""
+
+        def update(at, number):
+            return self.training.update(at, jax.random.fold_in(key, number))
+
+        return jax.lax.scan(update, at, start + jnp.arange(size))
+
+    def _streams(self, keys) -> tuple:
+        batch = self.training.options.batch
+        return jax.jit(jax.vmap(lambda key: self.task.sample(key, batch)[:2]))(keys)
+
+    def _along(self, size: int, at: At, data, start):
+        xs, ys = (jax.lax.dynamic_slice_in_dim(a, start, size) for a in data)
+        return self.training.learn(at, xs, ys)
+
+    @cached_property
+    def _score(self) -> Callable:
+        score = jax.vmap(self.training.score, (0, None, None, None))
+        return jax.jit(score, static_argnums=(2, 3))
+
+    def scores(self, params, part: str, sequences: int) -> np.ndarray:
+        """The score of each seed, on sequences that are the same for all."""
+        return np.asarray(self._score(params, jax.random.key(0), part, sequences))
+
+    def on_the_way(self, losses: np.ndarray) -> np.ndarray:
+        """The score of each seed along a stream."""
+        mask = np.asarray(self.task.sample(jax.random.key(0), 1).mask)
+        return np.average(losses, axis=1, weights=mask)
+
+    def show(self, done: int, losses: np.ndarray, scores: np.ndarray | None) -> None:
+        """A line on stderr."""
+        unit = 'steps' if self.task.stream else 'updates'
+        line = f'{self.task.name}: {done}/{self.length} {unit}, loss {losses.mean():.4g}'
+        if scores is not None:
+            line += f', validation {self.task.shown(float(scores.mean()))}'
+        rate = done / max(self.seconds, 1e-9)
+        print(f'{line}, {(self.length - done) / rate:.0f} s left', file=sys.stderr, flush=True)

@@ -1,0 +1,182 @@
+"""Train on a task: several seeds in one compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import brainstate
+import numpy as np
+
+from .._errors import OptionError
+from .._rules import Rule
+from .._windows import check_choice, check_optimizer
+from ._loop import Loop
+from ._task import Task, check_real, check_whole
+from ._training import Options, Training
+
+__all__ = ['Run', 'run']
+
+
+@dataclass(frozen=True)
+class Run:
+    """What :func:`run` found; arrays have the seeds in axis 0.
+
+    ``losses``: of each update, of a stream of each step. ``scores``: of the test part after the
+    last update; of a stream those that it had on the way. ``validation``: pairs of a number of
+    updates and the scores then. ``seconds`` are without ``compile_seconds``; ``memory`` are the
+    bytes that the compiled program needs for one seed beside its arguments and results.
+    """
+
+    task: Task
+    params: Any
+    losses: np.ndarray
+    scores: np.ndarray
+    validation: tuple[tuple[int, np.ndarray], ...]
+    seconds: float
+    compile_seconds: float
+    memory: int
+
+    @property
+    def updates(self) -> int:
+        """The updates that were made, of a stream the steps."""
+        return self.losses.shape[1]
+
+    def __str__(self) -> str:
+        scores = [self.task.shown(float(s)) for s in np.sort(self.scores)]
+        spread = f' ({scores[0]} to {scores[-1]}, {len(scores)} seeds)' if len(scores) > 1 else ''
+        mean = self.task.shown(float(self.scores.mean()))
+        floor = self.task.shown(self.task.floor)
+        return f'{self.task.name}: {mean}{spread}, floor {floor}, {self.updates} updates'
+
+
+def run(
+    task: Task,
+    model: Callable[[int], Any],
+    rule: Rule | None,
+    optimizer,
+    updates: int | None = None,
+    seeds: tuple[int, ...] = (0,),
+    *,
+    batch: int = 32,
+    window: int | None = None,
+    every: int | None = None,
+    penalty: Callable | None = None,
+    until: float | None = None,
+    test: int = 300,
+    progress: bool = False,
+) -> Run:
+    """Train a model on a task from each of some seeds, all of them in one compiled program.
+
+    ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
+    ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions, as
+    :mod:`braintrace.adapters` make it. Each update takes ``batch`` new sequences from the initial
+    carry on, and clips nothing: ``optimizer`` is an ``optax.GradientTransformation``. Its outputs
+    are those that the task asks for, or a pair of them and whatever ``penalty`` reads.
+
+    ``rule``: a value of :mod:`braintrace.rules`; ``window=k`` takes its exact windows of k steps.
+    None: back-propagation through time, with ``window=k`` truncated after k steps. ``every=k``: an
+    update after each k steps; for a stream, which has no end, 1 unless ``window`` says more.
+    ``penalty(extra) -> scalar`` is added to the loss at all steps, whatever the task's mask is.
+    ``until``: stop when the validation score of every seed is that good; it is looked at twenty
+    times. ``test``: sequences that are scored. ``progress`` shows a line on stderr each time.
+
+    Raises :class:`braintrace.OptionError` for arguments that do not fit the task or each other.
+
+    >>> import optax, braintrace
+    >>> from braintrace import nn, rules, tasks
+    >>> task = tasks.adding(4)
+    >>> class Network(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.cell, self.readout = nn.GRUCell(2, 16), nn.Linear(16, 1)
+    ...     def update(self, x):
+    ...         return self.readout(self.cell(x))
+    >>> model, adam = lambda seed: Network(), optax.adam(1e-2)
+    >>> found = tasks.run(task, model, rules.d_rtrl(), adam, updates=100, seeds=(1, 2))
+    >>> found.scores.shape, bool((found.scores < task.floor / 2).all())
+    ((2,), True)
+    """
+    options = Options(batch, window, every, penalty)
+    _check(task, rule, optimizer, updates, seeds, options)
+    _check_looks(task, until, test, progress)
+    training = Training(task, rule, optimizer, options, [_made(model, seed) for seed in seeds])
+    length = task.steps if task.stream else updates
+    loop, found, seen = Loop(training, seeds, length, progress or until is not None), [], []
+    for done, at, losses in loop.pieces():
+        found.append(losses)
+        if not task.stream and (progress or until is not None):
+            seen.append((done, loop.scores(at.params, 'validation', test)))
+        if progress:
+            loop.show(done, losses, seen[-1][1] if seen else None)
+        if until is not None and task.reached(seen[-1][1], until):
+            break
+    losses = np.concatenate(found, 1)
+    scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
+    costs = loop.seconds, loop.compile_seconds, loop.memory
+    return Run(task, at.params, losses, scores, tuple(seen), *costs)
+
+
+def _check(task: Task, rule, optimizer, updates, seeds, options: Options) -> None:
+    if not isinstance(task, Task):
+        raise OptionError(f'task is {task!r}; give a Task, such as braintrace.tasks.adding(100).')
+    if rule is not None and not isinstance(rule, Rule):
+        raise OptionError(
+            f'rule is {rule!r}; give a value of braintrace.rules, such as '
+            'braintrace.rules.d_rtrl(), or None for back-propagation through time.'
+        )
+    check_optimizer(optimizer)
+    window, every = options.window, options.every
+    for name, value in (('batch', options.batch), ('window', window), ('every', every)):
+        if value is not None or name == 'batch':
+            check_whole(name, value)
+    if task.stream and updates is not None:
+        raise OptionError(
+            f'updates is {updates!r}, but {task.name} is a stream, along which parameters change: '
+            'leave updates out, and choose the length of the stream in its task.'
+        )
+    if task.stream and rule is None and window is None:
+        raise OptionError(
+            f'rule is None, but {task.name} is a stream, whose end does not come: give the window '
+            'of truncated back-propagation.'
+        )
+    if not task.stream:
+        check_whole('updates', updates)
+    if window is not None and every not in (None, window):
+        raise OptionError(
+            f'every is {every} and window {window}; an update ends a window, so give one of them.'
+        )
+    if options.penalty is not None and not callable(options.penalty):
+        raise OptionError(f'penalty is {options.penalty!r}; give a function of the extra outputs.')
+    numbers = isinstance(seeds, tuple) and all(type(seed) is int for seed in seeds)
+    if not numbers or not seeds or len({*seeds}) < len(seeds):
+        raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints.')
+
+
+def _check_looks(task: Task, until, test, progress) -> None:
+    check_whole('test', test)
+    check_choice('progress', progress, (True, False))
+    if until is not None:
+        check_real('until', until)
+        if task.stream:
+            raise OptionError(
+                f'until is {until}, but {task.name} is a stream, which has no validation part: '
+                'leave until out.'
+            )
+
+
+def _made(model: Callable, seed: int):
+    """What ``model`` makes of a seed."""
+    if not callable(model) or isinstance(model, brainstate.nn.Module):
+        raise OptionError(f'model is {model!r}; give a function of a seed, such as a class.')
+    brainstate.random.seed(seed)
+    made = model(seed)
+    if not isinstance(made, brainstate.nn.Module) and not (
+        isinstance(made, tuple) and len(made) == 3
+    ):
+        raise OptionError(
+            f'model({seed}) is {made!r}; return a brainstate.nn.Module, or a triple (cell, params, '
+            'carry).'
+        )
+    return made

@@ -1,0 +1,215 @@
+"""``Penalised``: a penalty beside a loss that a mask weighs."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import braintrace
+from braintrace import Penalised, functional, rules
+from tests.compare import assert_close
+from tests.precision import float64 as float64
+
+B, I, N, T = 2, 2, 3, 6  # noqa: E741
+RNG = np.random.default_rng(7)
+PARAMS = {'w': RNG.normal(size=(I + N, N)), 'out': RNG.normal(size=(N, 2))}
+XS, YS = RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, 2))
+MASK = np.array([0.0, 2.0, 0.0, 0.5, 0.0, 0.0])
+UNKNOWN = np.where((MASK == 0)[:, None, None], np.nan, YS)
+W, K = MASK / MASK.sum(), np.full(T, 1 / T)
+FLAGS = np.array([[False, False], [False, True], *[[False, False]] * 2, [True, False], [True] * 2])
+
+
+def cell(p, h, x):
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), p['w']))
+    return (braintrace.matmul(h, p['out']), h), h
+
+
+def squared(output, y):
+    return jnp.sum((output[0] - y) ** 2)
+
+
+def rate(output):
+    return 0.3 * jnp.sum(jnp.cos(output[1])) + jnp.sum(jnp.sin(output[0]))
+
+
+def penalised(output, y):
+    return Penalised(squared(output, y), rate(output))
+
+
+def by_hand(output, at):
+    """One loss, with the weights of both parts as sequences."""
+    y, w, k = at
+    return w * squared(output, y) + k * rate(output)
+
+
+def start(rule):
+    learner = functional.online(cell, rule)
+    return learner, learner.init(PARAMS, np.zeros((B, N)), XS[0])
+
+
+def compared(rule, loss=penalised, reset=None, **options):
+    learner, state = start(rule)
+    grad = learner.sequence_grad(loss, **options)
+    got = jax.jit(grad)(PARAMS, state, XS, UNKNOWN, MASK, reset)
+    hand = learner.sequence_grad(by_hand, reduction='sum', **options)
+    want = jax.jit(hand)(PARAMS, state, XS, (YS, W, K), None, reset)
+    assert_close(got[0], want[0])
+    keys = [x for x in jax.tree.leaves(want[1]) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    if not keys:
+        assert_close(got[1].trace, want[1].trace)
+
+
+@pytest.mark.parametrize(
+    'rule, options',
+    [
+        (rules.d_rtrl(), {'window': 4}),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (rules.es_d_rtrl(0.7), {'window': 4}),
+                (rules.d_rtrl(), {'window': 4, 'inside': 'exact'}),
+                (rules.signs(), {'window': 4}),
+                (rules.d_rtrl().with_feedback(braintrace.Feedback('adaptive')), {'window': 4}),
+                (None, {}),
+            )
+        ),
+    ],
+)
+def test_a_mask_weighs_the_loss_alone_which_need_not_be_a_number_where_it_is_zero(rule, options):
+    compared(rule, reset=(FLAGS, np.ones((B, N))), **options)
+
+
+class Net(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p = {k: brainstate.ParamState(jnp.asarray(v)) for k, v in PARAMS.items()}
+        self.h = brainstate.HiddenState(jnp.zeros((B, N)))
+
+    def update(self, x):
+        output, self.h.value = cell({k: p.value for k, p in self.p.items()}, self.h.value, x)
+        return output
+
+
+def compiled():
+    learner = braintrace.D_RTRL(Net())
+    learner.compile_graph(XS[0])
+    return learner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('exact', [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_step_function_with_a_weight_of_its_own_in_both_parts(exact):
+    def grads(of_loss, ys, **options):
+        learner, scale = compiled(), brainstate.ParamState(jnp.array([0.5, 2.0]))
+
+        def step_fn(x, y):
+            output = learner(x)
+            return of_loss((scale.value * output[0], output[1]), y), scale.value.sum()
+
+        weights = {**learner.param_states, ('scale',): scale}
+        inside = {'inside': 'exact', 'window': 4} if exact else {'window': 4}
+        return learner.etrace_grad(
+            XS, ys, step_fn=step_fn, weights=weights, has_aux=True, **inside, **options
+        )
+
+    got, aux = grads(penalised, UNKNOWN, mask=MASK)
+    want, _ = grads(by_hand, (YS, W, K), reduction='sum')
+    assert_close(got, want)
+    assert_close(aux, np.full(T, 2.5))
+
+
+def test_losses_come_back_without_the_penalty_and_updates_meet_their_own_mean():
+    learner, optimizer = compiled(), optax.sgd(0.1)
+
+    def step_fn(x, y):
+        return penalised(learner(x), y)
+
+    losses, _ = learner.etrace_train(
+        XS, UNKNOWN, step_fn=step_fn, optimizer=optimizer, update_every=4, mask=MASK
+    )
+    assert list(np.isnan(losses)) == list(MASK == 0)
+    pure, state = start(rules.d_rtrl())
+    run = pure.sequence_update(by_hand, optimizer, every=4, reduction='sum')
+    of_loss = np.where(np.arange(T) < 4, W, 0)
+    of_penalty = np.where(np.arange(T) < 4, 1 / 4, 1 / 2)
+    params, _, _, _ = jax.jit(run)(
+        PARAMS, optimizer.init(PARAMS), state, XS, (YS, of_loss, of_penalty)
+    )
+    assert_close({k: p.value for k, p in learner.model.p.items()}, params)
+
+
+def test_a_single_step_differentiates_the_sum_and_returns_the_loss():
+    learner, state = start(rules.d_rtrl())
+    (value, _), grads, _ = learner.grad(penalised)(PARAMS, state, XS[0], YS[0])
+    (one, _), want, _ = learner.grad(by_hand)(PARAMS, state, XS[0], (YS[0], 1.0, 1.0))
+    assert_close(grads, want)
+    (alone, _), _, _ = learner.grad(squared)(PARAMS, state, XS[0], YS[0])
+    assert value == alone != one
+
+
+@pytest.mark.slow
+def test_several_seeds_and_shards_give_the_same_numbers():
+    """A penalty may be one number for all shards beside a loss of each."""
+    learner, state = start(rules.d_rtrl())
+    run = learner.sequence_grad(penalised, window=4)
+    want, *_ = jax.jit(run)(PARAMS, state, XS, UNKNOWN, MASK)
+    two = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), PARAMS)
+    mapped = jax.vmap(lambda p: run(p, state, XS, UNKNOWN, MASK)[0])
+    assert_close(jax.tree.map(lambda g: g[0], jax.jit(mapped)(two)), want)
+
+    def shared(output, y):
+        return Penalised(squared(output, y), jax.lax.psum(rate(output), 'a'))
+
+    def each(p, xs, ys):
+        grad = learner.sequence_grad(shared, window=4)
+        state = learner.init(p, jnp.zeros((xs.shape[1], N)), xs[0])
+        return jax.lax.psum(grad(p, state, xs, ys, MASK)[0], 'a')
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('a',))
+    specs = {'mesh': mesh, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
+    assert_close(jax.jit(jax.shard_map(each, **specs))(PARAMS, XS, UNKNOWN), want)
+
+
+def test_one_call_may_make_the_loss_and_the_penalty():
+    compared(rules.same_step(), jax.checkpoint(penalised), window=4)
+
+
+@pytest.mark.parametrize(
+    'bad, words',
+    [
+        (lambda y: Penalised(y.sum(), y.sum(0)), ['Penalised', 'penalty', 'float64[2]']),
+        (lambda y: Penalised(y.sum(), 1j * y.sum()), ['penalty', 'complex128[]']),
+        (lambda y: Penalised(y, y.sum()), ['with the loss', 'float64[2, 2]']),
+        (lambda y: Penalised(y.sum(), None), ['penalty', 'NoneType', 'one real scalar']),
+        (lambda y: Penalised(y.sum(), 1), ['penalty', 'int']),
+    ],
+)
+def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
+    learner, (pure, state) = compiled(), start(rules.d_rtrl())
+    for call in (
+        lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])),
+        lambda: pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS),
+    ):
+        with pytest.raises(braintrace.StepFunctionError) as caught:
+            call()
+        assert not [word for word in words if word not in str(caught.value)]
+
+
+def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
+    learner = compiled()
+    with pytest.raises(braintrace.StepFunctionError, match=r'Penalised; return \(loss, aux\)'):
+        learner.etrace_grad(
+            XS, YS, step_fn=lambda x, y: penalised(learner(x), y), mask=MASK, has_aux=True
+        )
+    pure, state = start(rules.same_step())
+    run = pure.sequence_grad(
+        penalised, window=2, inside='exact', synthesizer=lambda p, states: states
+    )
+    with pytest.raises(braintrace.OptionError, match='mask is given beside a synthesizer'):
+        run((PARAMS, ()), state, XS, YS, MASK)

@@ -1,0 +1,80 @@
+"""Evaluation takes any batch, is what the model says, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import NotCompiledError, OptionError, StructureError, nn
+
+XS = jax.random.normal(jax.random.key(0), (7, 6, 2))
+
+
+class Network(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.drop = nn.LSTMCell(2, 4), brainstate.nn.Dropout(0.5)
+        self.readout = nn.FilteredReadout(4, 3, tau=5.0)
+
+    def update(self, x):
+        return self.readout(self.drop(self.cell(x)))
+
+
+def outputs_of(learner, xs):
+    return braintrace.evaluate(learner, xs, xs, lambda outputs, ys: outputs)
+
+
+@pytest.mark.parametrize('vmap', [False, True])
+def test_every_batch_is_judged_and_nothing_changes(vmap):
+    with brainstate.environ.context(fit=True, dt=1.0):
+        model = Network()
+        learner = braintrace.compile(model, 'D_RTRL', XS[0, :3], batch_size=3, vmap=vmap)
+        learner(XS[0, :3])
+        before, key = learner.save(), brainstate.random.DEFAULT.value
+        whole = outputs_of(learner, XS)
+        for size in (1, 3):
+            assert np.allclose(outputs_of(learner, XS[:, :size]), whole[:, :size], atol=1e-6)
+        after = learner.save()
+        assert before.keys() == after.keys()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        assert bool(key == brainstate.random.DEFAULT.value)
+        learner(XS[1, :3])  # goes on with the batch that it was compiled for
+    with brainstate.environ.context(fit=False, dt=1.0):
+        by_hand = Network()
+        brainstate.nn.init_all_states(by_hand, batch_size=6)
+        for path, state in by_hand.states(brainstate.ParamState).items():
+            state.value = learner.param_states[path].value
+        wanted = jnp.stack([by_hand(x) for x in XS])
+    assert np.allclose(whole, wanted, atol=1e-5)
+
+
+def test_it_sees_the_parameters_as_they_are_now():
+    model = nn.VanillaRNNCell(2, 4)
+    learner = braintrace.compile(model, 'D_RTRL', XS[0, 0])
+    first = outputs_of(learner, XS[:, 0])
+    for state in learner.param_states.values():
+        state.value = jax.tree.map(lambda p: 0 * p, state.value)
+    assert np.any(first) and not np.any(outputs_of(learner, XS[:, 0]))
+
+
+def test_it_may_run_inside_a_compiled_function():
+    learner = braintrace.compile(nn.VanillaRNNCell(2, 4), 'D_RTRL', XS[0], batch_size=6)
+    inside = brainstate.transform.jit(lambda xs: outputs_of(learner, xs).sum())
+    assert np.allclose(inside(XS), outputs_of(learner, XS).sum(), rtol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    model = nn.VanillaRNNCell(2, 4)
+    with pytest.raises(OptionError, match='learner is VanillaRNNCell'):
+        braintrace.evaluate(model, XS, XS, len)
+    with pytest.raises(NotCompiledError):
+        braintrace.evaluate(braintrace.D_RTRL(model), XS, XS, len)
+    learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=6)
+    with pytest.raises(OptionError, match='metric is None'):
+        braintrace.evaluate(learner, XS, XS, None)
+    with pytest.raises(StructureError, match='unequal lengths'):
+        braintrace.evaluate(learner, XS, XS[1:], len)

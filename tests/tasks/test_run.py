@@ -1,0 +1,243 @@
+"""Training on a task is what a loop written by hand does, from each seed by itself."""
+
+from __future__ import annotations
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import OptionError, nn, rules, tasks
+from tests.tiers import slow
+
+TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
+
+
+class Network(brainstate.nn.Module):
+    """A GRU; ``noise`` drops some of its units, ``pair`` shows them."""
+
+    def __init__(self, inputs=2, noise=False, pair=False):
+        super().__init__()
+        self.cell, self.readout = nn.GRUCell(inputs, UNITS), nn.Linear(UNITS, 1)
+        self.noise, self.pair = noise, pair
+
+    def update(self, x):
+        h = self.cell(x)
+        if self.noise:
+            h = h * brainstate.random.bernoulli(0.5, size=h.shape)
+        out = self.readout(h)
+        return (out, jnp.mean(h**2)) if self.pair else out
+
+
+def plain(params, h, x):
+    """A tanh cell without any op of the package."""
+    h = jnp.tanh(jnp.concatenate([x, h], -1) @ params['w'])
+    return h @ params['out'], h
+
+
+def made(seed):
+    of_w, of_out = jax.random.split(jax.random.key(seed))
+    w = jax.random.normal(of_w, (2 + UNITS, UNITS)) / 2
+    return plain, {'w': w, 'out': jax.random.normal(of_out, (UNITS, 1))}, jnp.zeros((4, UNITS))
+
+
+def run(rule, model=made, task=TASK, updates=3, seeds=(3, 5), **options):
+    updates = None if task.stream else updates
+    return tasks.run(task, model, rule, ADAM, updates, seeds, batch=4, test=8, **options)
+
+
+def by_hand(seed, gradient, updates=3):
+    """Losses and parameters of a loop; ``gradient(params, carry, xs, ys, mask)``."""
+    _, params, carry = made(seed)
+    moments, losses = ADAM.init(params), []
+    for number in range(updates):
+        batch = TASK.sample(jax.random.fold_in(jax.random.key(seed), number), 4)
+        loss, grads = gradient(params, carry, *batch)
+        changes, moments = ADAM.update(grads, moments, params)
+        params = optax.apply_updates(params, changes)
+        losses.append(float(loss))
+    return losses, params
+
+
+def reverse(params, carry, xs, ys, mask):
+    def total(params):
+        outputs = jax.lax.scan(lambda h, x: plain(params, h, x)[::-1], carry, xs)[1]
+        return jnp.average(jnp.mean((outputs - ys) ** 2, (1, 2)), weights=mask)
+
+    return jax.value_and_grad(total)(params)
+
+
+def online(rule, **options):
+    def gradient(params, carry, xs, ys, mask):
+        learner = braintrace.functional.online(plain, rule, mark='auto')
+        grads_of = learner.sequence_grad(TASK.loss, **options)
+        grads, _, losses = grads_of(params, learner.init(params, carry, xs[0]), xs, ys, mask)
+        return jnp.average(losses, weights=mask), grads
+
+    return jax.jit(gradient)
+
+
+WAYS = {
+    'BPTT': (None, {}, jax.jit(reverse)),
+    'D_RTRL': (rules.d_rtrl(), {}, online(rules.d_rtrl())),
+    'exact': (rules.d_rtrl(), {'window': 2}, online(rules.d_rtrl(), window=2, inside='exact')),
+    'truncated': (None, {'window': 4}, online(None, window=4, inside='exact', carry='drop')),
+}
+
+
+@pytest.mark.parametrize('name', ['D_RTRL', *(pytest.param(n, marks=slow) for n in WAYS)])
+def test_a_run_is_the_loop_that_one_writes_by_hand(name):
+    rule, options, gradient = WAYS[name]
+    found = run(rule, **options)
+    for i, seed in enumerate((3, 5)):
+        losses, params = by_hand(seed, gradient)
+        assert found.losses[i] == pytest.approx(losses, rel=1e-4)
+        for key, p in params.items():
+            assert np.allclose(found.params[key][i], p, atol=2e-5)
+    assert found.updates == 3 and found.scores.shape == (2,) and found.validation == ()
+
+
+@slow
+def test_the_score_is_that_of_the_test_part():
+    found = run(rules.d_rtrl(), updates=1, seeds=(3,))
+    xs, ys, mask = TASK.sample(jax.random.key(0), 8, 'test')
+    params = jax.tree.map(lambda p: p[0], found.params)
+    step = lambda h, x: plain(params, h, x)[::-1]
+    outputs = jax.lax.scan(step, jnp.zeros((8, UNITS)), xs)[1]
+    assert found.scores[0] == pytest.approx(float(TASK.score(outputs, ys, mask)), rel=1e-5)
+
+
+@slow
+def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_update():
+    stream = tasks.shifting_sine(103, every=20)
+    model = lambda seed: Network(inputs=1)
+    for task, shapes, options in ((TASK, model, {'every': 2}), (stream, model, {'window': 2})):
+        if task is TASK:
+            shapes = lambda seed: Network()
+        whole, pieces = (
+            run(rules.d_rtrl(), shapes, task, 1, (3,), progress=p, **options) for p in (False, True)
+        )
+        brainstate.random.seed(3)
+        net, first = shapes(3), jnp.zeros((4, task.inputs))
+        learner = braintrace.compile(net, rules.d_rtrl(), first, batch_size=4)
+        pure, params, carry = learner.pure()
+        inside = 'exact' if 'window' in options else 'trace'
+        learn = pure.sequence_update(task.loss, ADAM, every=2, inside=inside)
+        key = jax.random.key(3)
+        batch = task.sample(key if task.stream else jax.random.fold_in(key, 0), 4)
+        mask = None if task.stream else batch.mask
+        state = pure.init(params, carry, first)
+        params, _, _, losses = learn(params, ADAM.init(params), state, *batch[:2], mask)
+        for found in (whole, pieces):
+            for path, p in params.items():
+                jax.tree.map(
+                    lambda a, b: np.testing.assert_allclose(a[0], b, 1e-3, 1e-5),
+                    found.params[path],
+                    p,
+                )
+        if task.stream:
+            assert np.allclose(whole.losses[0], losses, rtol=1e-3, atol=1e-5)
+            half = float(np.average(losses, weights=batch.mask))
+            assert whole.scores[0] == pytest.approx(half, rel=1e-3)
+
+
+@slow
+def test_it_stops_when_every_seed_is_good_enough(capsys):
+    model = lambda seed: Network()
+    whole = run(rules.d_rtrl(), model, updates=41, until=1e-9)
+    assert whole.updates == 41 and [done for done, _ in whole.validation][-2:] == [39, 41]
+    early = run(rules.d_rtrl(), model, updates=41, until=10.0, progress=True)
+    assert early.updates == 3 and early.validation[0][0] == 3
+    assert np.allclose(early.losses, whole.losses[:, :3], rtol=1e-4)
+    assert 'adding 6: 3/41 updates, loss ' in capsys.readouterr().err
+
+
+@slow
+def test_each_update_and_each_seed_draws_its_own_noise():
+    found = run(rules.d_rtrl(), lambda seed: Network(noise=True), updates=1)
+    model = Network(noise=True)
+    learner = braintrace.compile(model, None, jnp.zeros((4, 2)), batch_size=4)
+    assert found.losses[0, 0] != found.losses[1, 0]
+    frozen = tasks.adding(6)
+    same = lambda key, batch, part: frozen.draw(jax.random.key(0), batch, part)
+    task = tasks.Task(**{**vars(frozen), 'draw': same})
+    still = tasks.run(
+        task, lambda seed: Network(noise=True), rules.d_rtrl(), optax.sgd(0.0), 3, batch=4, test=4
+    )
+    assert len({*still.losses[0].tolist()}) == 3, learner
+
+
+@slow
+def test_what_is_not_trainable_stays():
+    params = {'w': jnp.ones((2 + UNITS, UNITS)) / 5, 'out': jnp.ones((UNITS, 1))}
+    places = {**params, 'places': jnp.arange(3)}
+    cell = lambda p, h, x: plain(p, h, x)
+    decay = optax.adamw(1e-2, weight_decay=0.1)
+    found = tasks.run(
+        TASK, lambda seed: (cell, places, jnp.zeros((4, UNITS))), rules.d_rtrl(), decay, 2, batch=4
+    )
+    assert found.params['places'].tolist() == [[0, 1, 2]]
+    assert not np.allclose(found.params['w'], params['w'], atol=1e-3)
+
+
+@slow
+def test_a_penalty_counts_at_every_step():
+    """The cell of one unit without recurrence, whose gradient any rule has whole."""
+
+    def cell(params, h, x):
+        h = jnp.tanh(x @ params['w'])
+        return (h, jnp.sum(h**2)), h
+
+    params = {'w': jnp.ones((2, 1)) / 2}
+    model = lambda seed: (cell, params, jnp.zeros((4, 1)))
+    penalty = lambda extra: 0.3 * extra
+
+    def total(params):
+        xs, ys, mask = TASK.sample(jax.random.fold_in(jax.random.key(0), 0), 4)
+        h = jnp.tanh(xs @ params['w'])
+        losses = jnp.mean((h - ys) ** 2, (1, 2))
+        return jnp.average(losses, weights=mask) + jnp.mean(0.3 * jnp.sum(h**2, (1, 2)))
+
+    wanted = params['w'] - jax.grad(total)(params)['w']
+    for rule in (None, rules.same_step(), rules.d_rtrl()):
+        found = tasks.run(TASK, model, rule, optax.sgd(1.0), 1, batch=4, test=4, penalty=penalty)
+        assert np.allclose(found.params['w'][0], wanted, atol=1e-5)
+
+
+def test_a_run_is_told_in_one_line():
+    losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
+    found = tasks.Run(tasks.evidence(), {}, losses, scores, (), 1.0, 2.0, 3)
+    assert str(found) == 'evidence 7: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
+
+
+STREAM = tasks.shifting_sine(40)
+REFUSED = {
+    'task': (dict(task='adding'), "task is 'adding'"),
+    'model': (dict(model=Network()), 'give a function of a seed'),
+    'module': (dict(model=lambda seed: 3), r'model\(0\) is 3; return a brainstate'),
+    'rule': (dict(rule='D_RTRL'), "rule is 'D_RTRL'; give a value of braintrace.rules"),
+    'optimizer': (dict(optimizer='adam'), 'optimizer'),
+    'updates': (dict(updates=None), 'updates is None'),
+    'stream': (dict(task=STREAM, updates=3), 'a stream'),
+    'endless': (dict(task=STREAM, updates=None, rule=None), 'give the window'),
+    'until': (dict(task=STREAM, updates=None, until=0.1), 'no validation part'),
+    'every': (dict(window=2, every=3), 'an update ends a window'),
+    'window': (dict(window=0), 'window is 0'),
+    'batch': (dict(batch=None), 'batch is None'),
+    'seeds': (dict(seeds=(1, 1)), 'different ints'),
+    'no seeds': (dict(seeds=3), 'different ints'),
+    'penalty': (dict(penalty=0.1), 'penalty is 0.1'),
+    'progress': (dict(progress=1), 'progress is 1'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    given, message = REFUSED[name]
+    start = {'task': TASK, 'model': lambda seed: Network(), 'rule': rules.d_rtrl()}
+    arguments = start | {'optimizer': ADAM, 'updates': 3} | given
+    with pytest.raises(OptionError, match=message):
+        tasks.run(**arguments)

@@ -1,0 +1,111 @@
+"""The results train what they say, and their page says what the records say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = (
+    'nets',
+    'tables',
+    'methods',
+    'learning',
+    'rules',
+    'rules_page',
+    'results',
+    'results_page',
+)
+
+
+@pytest.fixture(scope='module')
+def board():
+    """The modules of benchmarks/, which import one another by their plain names."""
+    sys.path.insert(0, str(ROOT / 'benchmarks'))
+    try:
+        yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    finally:
+        sys.path.remove(str(ROOT / 'benchmarks'))
+        for name in (*MODULES, 'figures'):
+            sys.modules.pop(name, None)
+
+
+def record(setting, name, scores, **more):
+    task = setting.task
+    return {
+        'task': task.name,
+        'net': setting.net,
+        'row': name,
+        'floor': task.floor,
+        'load': 0.5,
+        'scores': scores,
+        'looks': [[1, scores], [2, scores]],
+        'seconds': 4.0,
+        'compile_seconds': 1.0,
+        'memory': 2048,
+    } | more
+
+
+def test_the_page_says_what_the_records_say(board, tmp_path):
+    first, *others = board.results.settings()
+    assert first.task.metric == 'accuracy' and first.aim == 0.97
+    refused = record(first, 'ES_D_RTRL 0.9', [], refused='no way')
+    del refused['scores']
+    records = [
+        record(first, 'same step, Adam', [0.5, 0.52]),
+        record(first, 'D_RTRL', [0.98, 0.96], seconds=2.0),
+        record(first, 'BPTT', [0.99, 0.97]),
+        refused,
+    ]
+    found = {'versions': {'jax': '9'}, 'records': records}
+    text = board.results_page.page(found)
+    assert '| D_RTRL | 97.0 % | 96.0 % to 98.0 % | yes | 2 | 0.5 | 1 | 2 KiB |' in text
+    assert '| same step, Adam | 51.0 % | 50.0 % to 52.0 % | no | 4 | 1 |' in text
+    assert 'ES_D_RTRL 0.9 is refused: no way' in text and '{{' not in text
+    line = (
+        '| evidence 7 | LIF + ALIF 100, rates | 50.0 % | 97.0 % | 51.0 % | yes | 97.0 % | - | - |'
+    )
+    assert line in text and f'4 rows of `make results` (jax 9). {len(todo(board)) - 4} are' in text
+    board.results_page.draw(board.results_page.Found(found), tmp_path / 'all.png')
+    assert (tmp_path / 'all.png').stat().st_size > 5000 and others
+
+
+def todo(board):
+    return [(s, way) for s in board.results.settings() for way in s.rows()]
+
+
+def test_rows_are_the_issue_of_their_settings(board):
+    rows = todo(board)
+    names = {(s.task.name, s.net, way.name) for s, way in rows}
+    assert len(names) == len(rows)
+    for setting in board.results.settings():
+        ways = {way.name for way in setting.rows()}
+        assert {'same step, Adam', 'same step, RMSprop', 'D_RTRL'} <= ways
+        assert ('BPTT' in ways) != setting.task.stream
+
+
+@pytest.mark.slow
+def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, capsys):
+    jax_cache = tmp_path / 'cache'
+    monkeypatch.setattr(board.results, 'CACHE', jax_cache)
+    monkeypatch.setattr(
+        sys, 'argv', ['results.py', '--quick', '--output', str(tmp_path / 'r.json')]
+    )
+    board.results.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + sum(len(s.rows()) for s in board.results.quick())
+    assert not (tmp_path / 'r.json').exists() and 'refused' not in ''.join(lines)
+
+
+def test_records_are_those_of_the_settings(board):
+    """What is kept belongs to a row of today."""
+    if not board.results.PATH.exists():
+        pytest.skip('no records are kept')
+    kept = json.loads(board.results.PATH.read_text(encoding='utf-8'))['records']
+    names = {(s.task.name, s.net, way.name) for s, way in todo(board)}
+    assert {(r['task'], r['net'], r['row']) for r in kept} <= names
