@@ -8,6 +8,7 @@
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
+#   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
@@ -32,7 +33,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest test-nightly bench rules lint ruff mypy clean
+.PHONY: demo test test-quick test-latest test-nightly bench rules results lint ruff mypy clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-examples
@@ -96,6 +97,10 @@ run-bench-latest: $(VENV_LATEST)/.with-tests $(VENV_PUBLIC_LATEST)/.with-public
 rules: $(VENV)/.with-all
 	$(VENV)/bin/python benchmarks/rules.py
 	$(VENV)/bin/python benchmarks/rules_page.py
+
+results: $(VENV)/.with-all
+	$(VENV)/bin/python benchmarks/results.py
+	$(VENV)/bin/python benchmarks/results_page.py
 
 lint: ruff mypy
 
