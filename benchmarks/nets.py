@@ -92,7 +92,7 @@ class Cell(brainstate.nn.Module):
 
 def minimal(task: Task, leaky: bool) -> Cell:
     """Gates that read the input alone, with memories from one step to the task's length."""
-    return Cell(task, nn.MiniLSTM(task.inputs, 32, timescale=(1.0, reach(task))), 32)
+    return Cell(task, nn.MinLSTMCell(task.inputs, 32, timescale=(1.0, reach(task))), 32)
 
 
 class Sparse(brainstate.nn.Module):
