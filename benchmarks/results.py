@@ -35,6 +35,7 @@ PATH = HERE / 'results' / 'learnt.json'
 CACHE = HERE.parent / 'build' / 'jax_cache'
 CLIP = 1.0  # the largest norm of a gradient
 WINDOW = 16
+PENALTY = 0.02  # weight of firing rates that are not those of `nets.RATE`
 
 
 class Way(NamedTuple):
@@ -86,24 +87,26 @@ class Setting(NamedTuple):
 
 
 def settings() -> list[Setting]:
+    fine, rated = 'LIF + ALIF 100, fine', 'LIF + ALIF 100, rates'
+    match, filtered = tasks.match_to_sample(2, 500), tasks.drifting_filter(1_000_000)
     return [
-        Setting(tasks.evidence(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.97, 1.0),
-        Setting(tasks.evidence(dt=1), 'LIF + ALIF 100, fine', 100, 1e-2, 32, 0.94, 1.0, FEW),
+        Setting(tasks.evidence(), rated, 600, 1e-2, 32, 0.97, PENALTY),
+        Setting(tasks.evidence(dt=1), fine, 200, 1e-2, 32, 0.94, PENALTY, FEW),
+        Setting(match, rated, 600, 5e-3, 32, 0.95, PENALTY),
         Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
-        Setting(tasks.digits('pixels'), 'LRU 64', 600, 3e-3, 50, 0.98),
-        Setting(tasks.copy_memory(50), 'LRU 96', 300, 1e-2, 24, 0.001),
-        Setting(tasks.copy_memory(200), 'LRU 96', 600, 1e-2, 24, 0.001, ways=FEW),
-        Setting(tasks.drifting_filter(1_000_000), 'LRU 32, linear', None, 1e-3, 1, 0.001),
-        Setting(tasks.match_to_sample(), 'LIF + ALIF 100, rates', 150, 1e-2, 32, 0.95, 1.0),
-        Setting(tasks.characters(), 'GRU 64', 300, 1e-2, 32, 2.2),
-        Setting(tasks.mackey_glass(), 'LRU 64', None, 3e-3, 1, 0.05),
-        Setting(tasks.pattern_generation(), 'LIF + ALIF 100, rates', 200, 3e-3, 8, 0.2, 1.0),
+        Setting(tasks.copy_memory(50), 'LRU 96', 400, 1e-2, 24, 0.001),
+        Setting(tasks.copy_memory(200), 'LRU 96', 800, 1e-2, 24, 0.01, ways=FEW),
+        Setting(tasks.digits('pixels'), 'LRU 64', 1200, 3e-3, 50, 0.98),
+        Setting(tasks.characters(), 'GRU 64', 600, 1e-2, 32, 2.0),
+        Setting(tasks.pattern_generation(), rated, 400, 1e-2, 8, 0.1, PENALTY),
+        Setting(filtered, 'LRU 32, linear', None, 3e-4, 1, 0.001),
+        Setting(tasks.mackey_glass(), 'GRU 64', None, 5e-4, 1, 0.05),
     ]
 
 
 def quick() -> list[Setting]:
     every = settings()
-    return [every[0]._replace(updates=10, ways=FEW), every[3]._replace(updates=30, ways=FEW)]
+    return [every[0]._replace(updates=10, ways=FEW), every[6]._replace(updates=30, ways=FEW)]
 
 
 class Effort(NamedTuple):
