@@ -13,7 +13,7 @@ import saiunit as u
 import braintrace
 from braintrace.nn import CUBA, LIF, Expon, Projection, SparseLinear
 
-DEGREE, GROUPS, PERIOD, mV, ms, pA = 100, 8, 200, u.mV, u.ms, u.pA
+DEGREE, GROUPS, PERIOD, EVERY, mV, ms, pA = 100, 8, 200, 20, u.mV, u.ms, u.pA
 
 
 def synapses(rng, sources, targets, current):
@@ -55,32 +55,42 @@ def wave(steps):
     return 80 * (2 * bump - 1) * (group % 2 == 0) * pA, 30 * bump * u.Hz
 
 
+def loss(rates, targets):
+    """The mean squared error, in (30 Hz)^2."""
+    return (((rates - targets) / (30 * u.Hz)) ** 2).mean()
+
+
+def optimizer_of(size):
+    """Momentum; no weight becomes negative, so no synapse changes its sign."""
+    return optax.chain(optax.sgd(200 * size, momentum=0.9), optax.keep_params_nonnegative())
+
+
 def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brain_scale.png'):
     """Learn, draw the rates, and return the loss of a period before learning and of one after."""
     brainstate.environ.set(dt=1 * ms)
     currents, targets = wave(steps)
     learner = braintrace.compile(Network(size), 'ES_D_RTRL', currents[0], decay_or_rank=0.95)
-    off = lambda rates, target: ((rates - target) / (30 * u.Hz)) ** 2
-    step = lambda current, target: off(learner(current), target).mean()
-    optimizer = optax.chain(optax.sgd(200 * size, momentum=0.9), optax.keep_params_nonnegative())
+    step = lambda current, target: loss(learner(current), target)
+    optimizer = optimizer_of(size)
 
-    def period():
-        return learner.etrace_evolve(currents[:PERIOD])
+    def period():  # the second of two: the first one may hold the onset
+        return learner.etrace_evolve(currents[: 2 * PERIOD])[PERIOD:]
 
     before = period()
     losses, _ = learner.etrace_train(
-        currents, targets, step_fn=step, optimizer=optimizer, update_every=20, progress=True
+        currents, targets, step_fn=step, optimizer=optimizer, update_every=EVERY, progress=True
     )
     after = period()
-    first, last = (float(off(rates, targets[:PERIOD]).mean()) for rates in (before, after))
+    first, last = (float(loss(rates, targets[:PERIOD])) for rates in (before, after))
     print(f'{size:,} neurons: the loss is {first:.3f} before learning, {last:.3f} after it')
     draw({'before learning': before, 'after it': after, 'target': targets[:PERIOD]}, losses, path)
     return first, last
 
 
 def draw(rates, losses, path):
+    """The loss, and rates of all groups over a period."""
     figure, axes = plt.subplots(1, 4, figsize=(14, 3), layout='constrained')
-    axes[0].plot(losses)
+    axes[0].plot(np.arange(0, len(losses), EVERY), losses.reshape(-1, EVERY).mean(1))
     axes[0].set(xlabel='time (ms)', ylabel='loss', ylim=0)
     for axis, (name, each) in zip(axes[1:], rates.items()):
         shown = axis.imshow(each.to_decimal(u.Hz).T, aspect='auto', vmin=0, vmax=40)
