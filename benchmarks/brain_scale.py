@@ -31,6 +31,7 @@ WAYS = {  # name: rule, its options, and after how many steps the weights change
     'ES_D_RTRL': ('ES_D_RTRL', {'decay_or_rank': 0.95}, BLOCK),
     'ES_D_RTRL, updates each step': ('ES_D_RTRL', {'decay_or_rank': 0.95}, 1),
     'D_RTRL': ('D_RTRL', {}, BLOCK),
+    'D_RTRL, updates each step': ('D_RTRL', {}, 1),
 }
 SMALL = 300_000  # a network of more neurons has no row of D_RTRL, nor one of all steps
 
@@ -64,7 +65,7 @@ class Way:
         import braintrace
 
         rule, options, self.every = WAYS[name]
-        self.currents, self.targets = ours.wave(BLOCK)
+        self.currents, self.targets = ours.wave(ours.PERIOD)
         self.learner = braintrace.compile(network, rule, self.currents[0], **options)
         self.optimizer, self.opt_state = ours.optimizer_of(network.neurons.in_size[0]), None
         self.step = lambda current, target: ours.loss(self.learner(current), target)
@@ -73,17 +74,19 @@ class Way:
     def turn(self) -> None:
         import jax
 
+        first = BLOCK * len(self.times) % len(self.targets)
+        currents, targets = (a[first : first + BLOCK] for a in (self.currents, self.targets))
         start = time.perf_counter(), time.process_time()
         if self.every:
             out, self.opt_state = self.learner.etrace_train(
-                *(self.currents, self.targets),
+                *(currents, targets),
                 step_fn=self.step,
                 optimizer=self.optimizer,
                 opt_state=self.opt_state,
                 update_every=self.every,
             )
         else:
-            out = self.learner.etrace_evolve(self.currents)
+            out = self.learner.etrace_evolve(currents)
         jax.block_until_ready(out)
         ends = time.perf_counter(), time.process_time()
         self.times.append(tuple(1e3 * (b - a) for a, b in zip(start, ends)))
@@ -124,7 +127,7 @@ def row_of_memory(size: int, options) -> dict:
     network = network_of(ours, size)
     built = memory()
     way = Way(options.way, ours, network)
-    for _ in range(3):
+    for _ in range(5):
         way.turn()
     return {**way.measured(), 'built': built, 'memory': memory()}
 
@@ -152,7 +155,7 @@ def by_hand(size: int, options) -> dict:
 
 
 def ways_of(size: int) -> list[str]:
-    return [name for name in WAYS if name != 'D_RTRL' or size <= SMALL]
+    return [name for name in WAYS if not name.startswith('D_') or size <= SMALL]
 
 
 KINDS = {'learning': learning, 'memory': row_of_memory, 'turns': turns, 'by hand': by_hand}
@@ -197,7 +200,7 @@ def main(argv=None):
     sizes = {'type': lambda text: [int(size) for size in text.split(',')]}
     parser.add_argument('--sizes', **sizes, default=[100_000, 1_000_000])
     parser.add_argument('--steps', type=int, default=1000, help='steps of learning')
-    parser.add_argument('--turns', type=int, default=7)
+    parser.add_argument('--turns', type=int, default=10)
     parser.add_argument('--only', type=lambda text: text.split(','), default=list(KINDS))
     parser.add_argument('--json', default=str(RESULTS))
     parser.add_argument('--way', default='', help=argparse.SUPPRESS)

@@ -71,15 +71,10 @@ def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brai
     currents, targets = wave(steps)
     learner = braintrace.compile(Network(size), 'ES_D_RTRL', currents[0], decay_or_rank=0.95)
     step = lambda current, target: loss(learner(current), target)
-    optimizer = optimizer_of(size)
-
-    def period():  # the second of two: the first one may hold the onset
-        return learner.etrace_evolve(currents[: 2 * PERIOD])[PERIOD:]
-
+    period = lambda: learner.etrace_evolve(currents[: 2 * PERIOD])[PERIOD:]  # behind the onset
+    options = {'optimizer': optimizer_of(size), 'update_every': EVERY, 'progress': True}
     before = period()
-    losses, _ = learner.etrace_train(
-        currents, targets, step_fn=step, optimizer=optimizer, update_every=EVERY, progress=True
-    )
+    losses, _ = learner.etrace_train(currents, targets, step_fn=step, **options)
     after = period()
     first, last = (float(loss(rates, targets[:PERIOD])) for rates in (before, after))
     print(f'{size:,} neurons: the loss is {first:.3f} before learning, {last:.3f} after it')
