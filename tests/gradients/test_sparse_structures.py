@@ -291,7 +291,10 @@ def test_the_gradient_of_entries_over_lanes_is_that_of_a_dense_product(lanes, sh
     x = rng.normal(size=(lanes, inputs)) * (rng.random((lanes, inputs)) < share)
     d = rng.normal(size=(lanes, outputs))
     with jax.enable_x64(True):
-        value = lambda w: (braintrace.sparse_matmul(x, w, sparse_mat=places) * d).sum()
-        found = jax.jit(jax.grad(value))(jnp.ones(entries))
-    assert not implementation._is_dense(lanes, entries, places.shape)
+        at = places.rows, places.columns, places.pointers
+        bound = jax.jit(lambda x, d: implementation.entries_p.bind(x, d, *at, shape=places.shape))
+        compiled = bound.lower(x, d).compile()
+        found = compiled(x, d)
+    kernels = implementation.kernel('dots', np.float64) is not None
+    assert ('braintrace_dots' in compiled.as_text()) == (kernels and lanes >= 8)
     assert_close(found, (x.T @ d)[rows, columns])
