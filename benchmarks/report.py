@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from aims import aims
+from brain_scale_table import brain_scale
 from columns import OF_CELLS, SEQUENCES, UPDATES
 from figures import DROPPED, FACTORISED, OWN_LOOPS, WINDOWS, figures, ms, ratio, version
 from tables import (
@@ -266,7 +267,7 @@ PARTS = {
         *(sequences, cells, windows, peers, updates, progress, precision, once, memory),
         *(corners, device, aims),
     )
-}
+} | {'brain scale': brain_scale}
 MEASURED = {'environments', 'sequences', 'cells', 'windows', 'updates', 'progress', 'precision'}
 MEASURED |= {'once', 'memory', 'scaling', 'corners', 'device'}
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ('rnn', 3, 2, 4, 2)
 MODULES = (
     *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
-    *('figures', 'tables', 'aims', 'report'),
+    *('figures', 'tables', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
 )
 
 
@@ -314,3 +314,22 @@ def test_readme_and_page_are_those_of_the_results_that_are_kept(bench):
     assert bench.report.page(found, path.stem) == (ROOT / 'docs' / 'performance.md').read_text(
         encoding='utf-8'
     )
+
+
+@pytest.mark.slow
+def test_the_network_at_brain_scale_is_measured_in_a_small_form(bench):
+    turns = bench.brain_scale.turns(1000, types.SimpleNamespace(turns=1))
+    memory = {'peak': 2048, 'arrays': 512}
+    rows = {
+        f'1000 memory {way}': {**times, 'memory': memory, 'built': memory}
+        for way, times in turns.items()
+    }
+    table = bench.brain_scale_table.described({'rows': {'1000 turns': turns, **rows}})
+    lines = table.splitlines()[2:]
+    assert len(lines) == len(bench.brain_scale.WAYS) and '| 2 | 2 | 0.5 |' in lines[0]
+    assert all(0 < way['cpu ms'] for way in turns.values())
+
+
+def test_the_rows_of_the_largest_network_leave_out_what_does_not_fit(bench):
+    rows = [name for _, _, name in bench.brain_scale.rows_of(10**6, ['learning', 'memory'])]
+    assert rows and not any('learning' in name or ' D_RTRL' in name for name in rows)

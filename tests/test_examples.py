@@ -90,7 +90,18 @@ def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures('optimised')
+def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
+    before, after = load('brain_scale', 'matplotlib').main(5000, 600, tmp_path / 'rates.png')
+    assert after < 0.6 * before and after < 0.09  # a constant rate for each group: above 0.14
+    assert (tmp_path / 'rates.png').stat().st_size > 10_000
+    out, err = capsys.readouterr()
+    assert out.startswith('5,000 neurons: ') and '600/600 steps' in err
+
+
 def test_the_examples_are_short_enough_to_be_read_at_once():
+    assert len((EXAMPLES / 'brain_scale.py').read_text().splitlines()) < 100
     names = [*FRAMEWORKS, 'spikes']
     lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in names}
     assert max(lines.values()) < 60, lines

@@ -146,6 +146,32 @@ def _entries(dtype: type):
     return body
 
 
+def _dots(dtype: type):
+    """``g = sum over blocks and lanes of x[row] d[column]`` for x ``(blocks, in, lanes)`` and d
+    ``(blocks, out, lanes)``: the lanes of a block lie together, so that an entry reads one piece.
+    """
+    import numba
+
+    index, vector, cube = _array(1, np.int32), _array(1, dtype), _array(3, dtype)
+
+    @numba.njit(fastmath={'contract', 'reassoc', 'nsz'})
+    def body(given, made):
+        x, d, g = cube(given[0]), cube(given[1]), vector(made[0])
+        rows, columns = index(given[2]), index(given[3])
+        g[:] = 0
+        for b in range(x.shape[0]):
+            for k in range(g.shape[0]):
+                i, j = rows[k], columns[k]
+                if i < 0 or j < 0:
+                    break
+                total = dtype(0)
+                for t in range(x.shape[2]):
+                    total += x[b, i, t] * d[b, j, t]
+                g[k] += total
+
+    return body
+
+
 def _rows(dtype: type):
     """``e += sum_t x_t[row] q_t[column]`` for x ``(t, lanes, in)``, q ``(t, lanes, out)`` and e
     ``(lanes, entries)``, in lanes with something to do. Where the entries are sorted by row,
@@ -286,6 +312,7 @@ def _move_two(dtype: type):
 KERNELS: dict[str, Callable] = {
     'product': _product,
     'entries': _entries,
+    'dots': _dots,
     'rows': _rows,
     'read 1': _read_one,
     'read 2': _read_two,

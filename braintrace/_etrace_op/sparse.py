@@ -31,7 +31,7 @@ __all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
-FEW = 0.3  # the share of x that is not zero, below which a kernel of several lanes is faster
+FEW = 0.25  # the share of x that is not zero, below which a kernel that skips zeros is faster
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
@@ -128,11 +128,22 @@ def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
     def by_kernel(*operands):
         return found(*operands, results=[rows.shape])[0]
 
+    def by_blocks(x, d, rows, columns, pointers):
+        if len(x) < FUSED_LANES:
+            return _entries(x, d, rows, columns, pointers, shape=shape)
+        dots = kernel('dots', x.dtype)
+        return dots(_blocks(x), _blocks(d), rows, columns, results=[rows.shape])[0]
+
     operands = x, d, rows, columns, pointers
     if len(x) == 1:
         return by_kernel(*operands)
-    by_xla = functools.partial(_entries, shape=shape)
-    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_xla, *operands)
+    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_blocks, *operands)
+
+
+def _blocks(a):
+    """``(lanes, size)`` as ``(blocks, size, FUSED_LANES)``, filled up with zeros."""
+    a = jnp.pad(a, ((0, -len(a) % FUSED_LANES), (0, 0)))
+    return a.reshape(-1, FUSED_LANES, a.shape[1]).swapaxes(1, 2)
 
 
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.

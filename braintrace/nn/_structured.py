@@ -99,7 +99,9 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
         param_type: type = brainstate.ParamState,
     ):
         super().__init__(name=name)
-        self.structure, data = SparseStructure.of(spar_mat), getattr(spar_mat, 'data', None)
+        structure, data = SparseStructure.of(spar_mat), getattr(spar_mat, 'data', None)
+        with jax.ensure_compile_time_eval():  # arrays of JAX: a learner holds these, and no copies
+            self.structure = jax.tree.map(jnp.asarray, structure)
         if not jnp.issubdtype(getattr(data, 'dtype', int), jnp.inexact):
             raise EtpDtypeError(
                 f'SparseLinear: the data of spar_mat, a {type(spar_mat).__name__}, have dtype '

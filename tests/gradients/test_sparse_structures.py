@@ -277,3 +277,24 @@ def test_updates_leave_places_among_the_parameters_as_they_are():
             found.append(train(given, optimizer.init(given), state, xs, ys)[0])
     assert_close({n: found[0][n] for n in 'wb'}, found[1])
     assert_close(jax.tree.leaves(found[0]['at']), jax.tree.leaves(structure(0)))
+
+
+@pytest.mark.parametrize(
+    ('lanes', 'share'),
+    [(5, 1.0), (8, 1.0), pytest.param(20, 1.0, marks=pytest.mark.slow), (20, 0.1)],
+)
+def test_the_gradient_of_entries_over_lanes_is_that_of_a_dense_product(lanes, share):
+    rng, (inputs, outputs, entries) = np.random.default_rng(lanes), (400, 300, 900)
+    rows = np.sort(rng.integers(inputs, size=entries))
+    columns = rng.integers(outputs, size=entries)
+    places = braintrace.SparseStructure(rows, columns, (inputs, outputs))
+    x = rng.normal(size=(lanes, inputs)) * (rng.random((lanes, inputs)) < share)
+    d = rng.normal(size=(lanes, outputs))
+    with jax.enable_x64(True):
+        at = places.rows, places.columns, places.pointers
+        bound = jax.jit(lambda x, d: implementation.entries_p.bind(x, d, *at, shape=places.shape))
+        compiled = bound.lower(x, d).compile()
+        found = compiled(x, d)
+    kernels = implementation.kernel('dots', np.float64) is not None
+    assert ('braintrace_dots' in compiled.as_text()) == (kernels and lanes >= 8)
+    assert_close(found, (x.T @ d)[rows, columns])
