@@ -70,7 +70,7 @@ def test_cut_reverse_mode_stops_at_its_borders(board):
 
 
 def row(name, scores, **more):
-    fixed = {'task': 'adding 50', 'net': 'GRU 64', 'metric': 'mse', 'floor': 1 / 6, 'rate': 0.01}
+    fixed = {'task': 'adding 48', 'net': 'GRU 64', 'metric': 'mse', 'floor': 1 / 6, 'rate': 0.01}
     costs = {'time': 1.0, 'bytes': 1000, 'cosine': [1.0, None]}
     return fixed | costs | {'row': name, 'scores': scores} | more
 
@@ -83,7 +83,7 @@ FOUND = {
         row('D_RTRL', [0.03, 0.03], bytes=2000, time=0.5),
         row('ES_D_RTRL 0.5', [0.035, 0.035], bytes=10),
         row('UORO', [0.3, 0.5]),
-        {'task': 'adding 50', 'net': 'GRU 64', 'row': 'signs', 'refused': 'a | b'},
+        {'task': 'adding 48', 'net': 'GRU 64', 'row': 'signs', 'refused': 'a | b'},
     ],
 }
 
@@ -94,10 +94,10 @@ def test_the_page_says_which_rows_do_not_beat_the_floor(board):
     said = {line.split(' | ')[0][2:]: line for line in page.splitlines() if ' beaten' in line}
     for name in ('BPTT', 'D_RTRL', 'ES_D_RTRL 0.5'):
         assert '| beaten |' in said[name]
-    table = page[page.index('### adding 50, GRU 64') :]
+    table = page[page.index('### adding 48, GRU 64') :]
     for name in ('same step, Adam', 'UORO'):
         assert any(f'| {name} |' in line and 'not beaten' in line for line in table.splitlines())
-    assert '| adding 50 | GRU 64 | signs | a / b |' in page
+    assert '| adding 48 | GRU 64 | signs | a / b |' in page
     assert 'This page: 6 rows' in page and 'rows are not measured yet' in page
 
 
@@ -107,7 +107,7 @@ def test_the_page_names_the_best_row_and_the_smallest_that_is_near(board):
     assert gains['BPTT'] == 1 and gains['UORO'] == 0
     assert gains['D_RTRL'] == pytest.approx((1 / 6 - 0.03) / (1 / 6 - 0.02))
     line = next(li for li in board.rules_page.choices(found).splitlines() if 'GRU 64' in li)
-    assert line == '| adding 50 | GRU 64 | D_RTRL | 93% | ES_D_RTRL 0.5 | 90% |'
+    assert line == '| adding 48 | GRU 64 | D_RTRL | 93% | ES_D_RTRL 0.5 | 90% |'
     assert '| D_RTRL | 1 | 1 | 1 | 93% | 0.5 | 2 |' in board.rules_page.summary(found)
 
 
