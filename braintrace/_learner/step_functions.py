@@ -101,14 +101,12 @@ class StepFunction:
     def _touched(self, slices) -> Touched:
         """The states that the step function touches beside the model's and the weights."""
 
-        found: list = []
-
         def probe(*slices):
             loss, aux = self._call(self.compiled.run, slices)
-            found[:] = [loss]
+            self.penalised = isinstance(loss, Penalised)
             return loss, aux
 
-        touched, self.penalised = discover(probe, *slices), isinstance(found[0], Penalised)
+        touched = discover(probe, *slices)
         if spoiled := [s for s, w in touched if w and isinstance(s, brainstate.ParamState)]:
             raise StepFunctionError(
                 f'step_fn writes {len(spoiled)} ParamState(s), but weights are constant during '
