@@ -51,8 +51,7 @@ def main(updates=300, batch=32, path=Path(__file__).parent / 'output' / 'evidenc
     print(found)
     xs, ys, _ = task.sample(jax.random.key(0), 1, 'test')
     learner = compile_model(Network(), rules.d_rtrl(), xs[0], batch_size=1)
-    for name, state in learner.param_states.items():
-        state.value = jax.tree.map(lambda p: p[0], found.params[name])
+    found.load_into(learner, 0)
     logits, spikes = evaluate(learner, xs, ys, lambda outputs, ys: outputs)
     fired = jnp.concatenate([xs, spikes], -1)[:, 0]
     figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout='constrained')

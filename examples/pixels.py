@@ -49,8 +49,7 @@ def main(updates=600, batch=50, path=Path(__file__).parent / 'output' / 'pixels.
     print(found)
     xs, ys, _ = task.sample(jax.random.key(0), 6, 'test')
     learner = braintrace.compile(Network(), rules.d_rtrl(), xs[0], batch_size=6)
-    for name, state in learner.param_states.items():
-        state.value = jax.tree.map(lambda p: p[0], found.params[name])
+    found.load_into(learner, 0)
     logits = braintrace.evaluate(learner, xs, ys, lambda outputs, ys: outputs)
     figure, axes = plt.subplots(2, 6, figsize=(13, 4.5), layout='constrained')
     for i, (picture, sure) in enumerate(axes.T):
