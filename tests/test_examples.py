@@ -100,11 +100,30 @@ def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
     assert out.startswith('5,000 neurons: ') and '600/600 steps' in err
 
 
+TRAINED = {  # arguments in a small form, and whether the figure is good enough
+    'evidence': ((20, 8), lambda share: 0 <= share <= 1),
+    'pixels': ((60, 50), lambda share: share > 0.3),
+    'copy_memory': ((5, 60), lambda error: error['D_RTRL'] < error['SameStep'] < 1),
+    'drifting_stream': ((20_000,), lambda error: error['D_RTRL'] < 0.5),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('optimised')
+@pytest.mark.parametrize('name', TRAINED)
+def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
+    arguments, good = TRAINED[name]
+    found = load(name, 'matplotlib', 'sklearn').main(*arguments, tmp_path / 'drawn.png')
+    assert good(found) and (tmp_path / 'drawn.png').stat().st_size > 10_000
+    out, err = capsys.readouterr()
+    assert 'floor' in out and 'loss' in err
+
+
 def test_the_examples_are_short_enough_to_be_read_at_once():
-    assert len((EXAMPLES / 'brain_scale.py').read_text().splitlines()) < 100
-    names = [*FRAMEWORKS, 'spikes']
-    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in names}
-    assert max(lines.values()) < 60, lines
+    limits = dict.fromkeys([*FRAMEWORKS, 'spikes'], 60) | dict.fromkeys(TRAINED, 80)
+    limits |= {'brain_scale': 100}
+    lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in limits}
+    assert all(lines[name] < limit for name, limit in limits.items()), lines
 
 
 @pytest.mark.nightly

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import brainstate
+import jax
 import numpy as np
 
-from .._errors import OptionError
+from .._errors import OptionError, StructureError
+from .._learner import ETraceLearner
 from .._rules import Rule
 from .._windows import check_choice, check_optimizer
 from ._loop import Loop
@@ -30,6 +32,7 @@ class Run:
     """
 
     task: Task
+    seeds: tuple[int, ...]
     params: Any
     losses: np.ndarray
     scores: np.ndarray
@@ -42,6 +45,23 @@ class Run:
     def updates(self) -> int:
         """The updates that were made, of a stream the steps."""
         return self.losses.shape[1]
+
+    def params_of(self, seed: int) -> Any:
+        """The parameters that one of the seeds came to."""
+        if seed not in self.seeds:
+            raise OptionError(f'seed is {seed!r}; the seeds of this run are {self.seeds}.')
+        return jax.tree.map(lambda p: p[self.seeds.index(seed)], self.params)
+
+    def load_into(self, learner: ETraceLearner, seed: int) -> None:
+        """Give a learner of such a model the parameters of one of the seeds."""
+        params, states = self.params_of(seed), learner.param_states
+        if not isinstance(params, dict) or params.keys() != states.keys():
+            raise StructureError(
+                f'the learner has the parameters {list(states)}, and the run has others: give a '
+                'learner of the model that was trained.'
+            )
+        for path, value in params.items():
+            states[path].value = value
 
     def __str__(self) -> str:
         scores = [self.task.shown(float(s)) for s in np.sort(self.scores)]
@@ -115,7 +135,7 @@ def run(
     losses = np.concatenate(found, 1)
     scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
     costs = loop.seconds, loop.compile_seconds, loop.memory
-    return Run(task, at.params, losses, scores, tuple(seen), *costs)
+    return Run(task, seeds, at.params, losses, scores, tuple(seen), *costs)
 
 
 def _check(task: Task, rule, optimizer, updates, seeds, options: Options) -> None:

@@ -145,6 +145,21 @@ def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_upda
 
 
 @slow
+def test_a_learner_takes_the_parameters_of_a_seed():
+    found = run(rules.d_rtrl(), lambda seed: Network(), updates=1)
+    learner = braintrace.compile(Network(), None, jnp.zeros((8, 2)), batch_size=8)
+    found.load_into(learner, 5)
+    xs, ys, mask = TASK.sample(jax.random.key(0), 8, 'test')
+    score = braintrace.evaluate(learner, xs, ys, lambda out, ys: TASK.score(out, ys, mask))
+    assert found.scores[1] == pytest.approx(float(score), rel=1e-5)
+    with pytest.raises(OptionError, match=r'seed is 4; the seeds of this run are \(3, 5\)'):
+        found.params_of(4)
+    other = braintrace.compile(nn.GRUCell(2, 5), None, jnp.zeros((8, 2)), batch_size=8)
+    with pytest.raises(braintrace.StructureError, match='the model that was trained'):
+        found.load_into(other, 5)
+
+
+@slow
 def test_it_stops_when_every_seed_is_good_enough(capsys):
     model = lambda seed: Network()
     whole = run(rules.d_rtrl(), model, updates=41, until=1e-9)
@@ -209,7 +224,7 @@ def test_a_penalty_counts_at_every_step():
 
 def test_a_run_is_told_in_one_line():
     losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
-    found = tasks.Run(tasks.evidence(), {}, losses, scores, (), 1.0, 2.0, 3)
+    found = tasks.Run(tasks.evidence(), (0, 1), {}, losses, scores, (), 1.0, 2.0, 3)
     assert str(found) == 'evidence 7: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
 
 
