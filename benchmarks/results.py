@@ -91,7 +91,7 @@ def settings() -> list[Setting]:
     match, filtered = tasks.match_to_sample(2, 500), tasks.drifting_filter(1_000_000)
     return [
         Setting(tasks.evidence(), rated, 600, 1e-2, 32, 0.97, PENALTY),
-        Setting(tasks.evidence(dt=1), fine, 200, 1e-2, 32, 0.94, PENALTY, FEW),
+        Setting(tasks.evidence(dt=1), fine, 150, 1e-2, 32, 0.94, PENALTY, FEW),
         Setting(match, rated, 600, 5e-3, 32, 0.95, PENALTY),
         Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
         Setting(tasks.copy_memory(50), 'LRU 96', 400, 1e-2, 24, 0.001),
