@@ -106,7 +106,7 @@ def settings() -> list[Setting]:
 
 def quick() -> list[Setting]:
     every = settings()
-    return [every[0]._replace(updates=10, ways=FEW), every[6]._replace(updates=30, ways=FEW)]
+    return [s._replace(updates=30, ways=('D_RTRL', BPTT)) for s in (every[0], every[6])]
 
 
 class Effort(NamedTuple):
