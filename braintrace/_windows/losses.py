@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import saiunit as u
 
 from .._errors import StepFunctionError
 
@@ -73,6 +74,10 @@ def check_loss(value, what: str):
 
 def _scalar(value, found: str):
     remedy = 'return one real scalar, such as a mean.'
+    if isinstance(value, u.Quantity):
+        raise StepFunctionError(
+            f'{found} a quantity in {value.unit}; divide it by a unit: {remedy}'
+        )
     if not hasattr(value, 'dtype') and not isinstance(value, int | float):
         raise StepFunctionError(f'{found} {type(value).__name__}; {remedy}')
     if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):

@@ -28,17 +28,19 @@ def made(
     """
     if not callable(model) or isinstance(model, brainstate.nn.Module):
         raise OptionError(f'model is {model!r}; give a function of a seed, such as a class.')
-    learner, cell, *values = _learner(_of(model, seeds[0]), rule, first)
-    each, known = [values], _constants(cell, *values, first) if len(seeds) > 1 else []
+    learner, cell, params, carry = _learner(_of(model, seeds[0]), rule, first)
+    each, known = [(params, carry)], []
+    if len(seeds) > 1:
+        known = _constants(cell, params, carry, first)
     for seed in seeds[1:]:
-        cell, *other = _pure(_of(model, seed), first)
-        if signature(other) != signature(values):
+        cell, other, began = _pure(_of(model, seed), first)
+        if signature((other, began)) != signature((params, carry)):
             raise StructureError(
                 f'model({seed}) has other parameters or states than model({seeds[0]}), of other '
                 'shapes perhaps; all seeds run in one program.'
             )
-        _check_constants(known, _constants(cell, *other, first), seeds[0], seed)
-        each.append(other)
+        _check_constants(known, _constants(cell, other, began, first), seeds[0], seed)
+        each.append((other, began))
     params, carry = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     return learner, params, carry
 
@@ -100,6 +102,8 @@ def _constants(cell: Callable, params, carry, first: jax.Array) -> list:
 
 
 def _check_constants(known: list, other: list, first: int, seed: int) -> None:
+    if len(known) != len(other):
+        raise StructureError(f'model({first}) and model({seed}) do not compute the same.')
     for one, two in zip(known, other):
         if one is not two and not np.array_equal(one, two):
             raise StructureError(

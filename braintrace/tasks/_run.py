@@ -163,7 +163,7 @@ def _zeros(task: Task, batch: int) -> jax.Array:
 def _numbers(seeds) -> tuple[int, ...]:
     """Seeds as a tuple of ints."""
     fit = isinstance(seeds, tuple) and all(
-        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= s < 2**31 for s in seeds
+        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**31 for s in seeds
     )
     if not fit or not seeds or len({*seeds}) < len(seeds):
         raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints from 0 to 2^31 - 1.')

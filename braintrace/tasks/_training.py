@@ -115,7 +115,8 @@ class Training:
             inside='trace' if whole else 'exact',
         )
         *now, losses = learn(*at[:3], xs, ys, mask)
-        return At(*now, at.first), losses
+        params, moments, state = now
+        return At(params, moments, state, at.first), losses
 
     def score(self, params, carry, key, part: str, sequences: int):
         """The score of held-out sequences, in lanes of the batch's size."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import saiunit as u
 
 import braintrace
 from braintrace import OptionError, nn, rules, tasks
@@ -282,6 +283,8 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
             run(None, readout(outputs))
     with pytest.raises(braintrace.StructureError, match='returns no pair'):
         run(None, readout(lambda y: y), penalty=jnp.mean)
+    with pytest.raises(braintrace.StepFunctionError, match='the penalty a quantity in mV'):
+        run(None, readout(lambda y: (y, y[0, 0])), penalty=lambda extra: extra * u.mV)
     with pytest.raises(braintrace.StepFunctionError, match=r'the penalty float32\[4\]'):
         run(None, readout(lambda y: (y, y[:, 0])), penalty=lambda extra: extra)
     with pytest.raises(
