@@ -67,6 +67,8 @@ def optimizer_of(size):
 
 def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brain_scale.png'):
     """Learn, draw the rates, and return the loss of a period before learning and of one after."""
+    if size % (5 * GROUPS) or steps % EVERY or steps < 2 * PERIOD:
+        sys.exit(f'size: a multiple of {5 * GROUPS}; steps: one of {EVERY}, at least {2 * PERIOD}')
     brainstate.environ.set(dt=1 * ms)
     currents, targets = wave(steps)
     learner = braintrace.compile(Network(size), 'ES_D_RTRL', currents[0], decay_or_rank=0.95)

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 PARTS = ('train', 'validation', 'test')
+METRICS = ('accuracy', 'nats', 'mse')
 
 
 class Batch(NamedTuple):
@@ -48,9 +49,12 @@ class Task:
     O)`` and of one row of ``ys``. ``score(outputs, ys, mask)`` takes all steps and is in the unit
     ``metric``: ``'accuracy'``, which is better where it is higher, ``'nats'`` or ``'mse'``.
     ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
-    nothing of what a learner has to keep in memory. ``stream`` tells that a sequence is a piece of
-    one stream, along which parameters are updated while it goes on. ``draw(key, batch, part)`` is
-    what :meth:`sample` calls.
+    nothing of what a learner has to keep in memory; None where nobody needs it. ``stream`` tells
+    that a sequence is a piece of one stream, along which parameters are updated while it goes on.
+    ``draw(key, batch, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
+    comes from the key by ``jax.random``.
+
+    Raises :class:`braintrace.OptionError` for another metric.
 
     >>> import jax
     >>> from braintrace import tasks
@@ -71,8 +75,17 @@ class Task:
     score: Callable[[Array, Array, Array], Array]
     metric: str
     floor: float
-    trivial: Callable[[Array], Array]
+    trivial: Callable[[Array], Array] | None = None
     stream: bool = False
+
+    def __post_init__(self):
+        if self.metric not in METRICS:
+            choices = ', '.join(map(repr, METRICS))
+            raise OptionError(f'metric is {self.metric!r}; give one of {choices}.')
+
+    def __str__(self) -> str:
+        sizes = f'{self.steps} steps, {self.inputs} inputs, {self.outputs} outputs'
+        return f'{self.name}: {sizes}, floor {self.shown(self.floor)}'
 
     def sample(self, key: Array, batch: int, part: str = 'train') -> Batch:
         """``batch`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
