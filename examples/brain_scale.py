@@ -50,8 +50,8 @@ class Network(brainstate.nn.Module):
 
 def wave(steps):
     """The current into the even groups, and the rates that all groups have to follow."""
-    time, group = np.arange(steps)[:, None], np.arange(GROUPS)
-    bump = np.maximum(np.cos(2 * np.pi * (time / PERIOD - group / GROUPS)) + 0.2, 0)
+    phase = np.arange(steps)[:, None] / PERIOD - (group := np.arange(GROUPS)) / GROUPS
+    bump = np.maximum(np.cos(2 * np.pi * phase) + 0.2, 0)
     return 80 * (2 * bump - 1) * (group % 2 == 0) * pA, 30 * bump * u.Hz
 
 
@@ -77,8 +77,7 @@ def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brai
     options = {'optimizer': optimizer_of(size), 'update_every': EVERY, 'progress': True}
     before = period()
     losses, _ = learner.etrace_train(currents, targets, step_fn=step, **options)
-    after = period()
-    first, last = (float(loss(rates, targets[:PERIOD])) for rates in (before, after))
+    first, last = (float(loss(r, targets[:PERIOD])) for r in (before, after := period()))
     print(f'{size:,} neurons: the loss is {first:.3f} before learning, {last:.3f} after it')
     draw({'before learning': before, 'after it': after, 'target': targets[:PERIOD]}, losses, path)
     return first, last
