@@ -10,9 +10,10 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .. import _jax
-from .._errors import OptionError
+from .._errors import OptionError, StructureError
 from .._windows import length_of, signature
 from .base import ETraceLearner
 from .bound import Bound
@@ -29,11 +30,13 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
 
     Time is axis 0 of ``xs``, ``ys`` and the outputs, the batch axis 1 of ``xs`` where the learner
     was compiled for one; a tuple ``xs`` goes to the model as ``*inputs``. The initial states are
-    those of ``brainstate.nn.init_all_states`` for this batch, and ``fit`` is False in
-    ``brainstate.environ``. The loop is compiled once for each shape of ``xs``; the metric is not.
+    those of ``brainstate.nn.init_all_states`` for this batch, from the parameters and statistics as
+    they are now, and ``fit`` is False in ``brainstate.environ``. The loop is compiled once for each
+    shape of ``xs``; the metric is not.
 
     Raises :class:`braintrace.NotCompiledError` for a learner that is not compiled,
-    :class:`braintrace.StructureError` for sequences of unequal lengths.
+    :class:`braintrace.StructureError` for sequences of unequal lengths and for inputs unlike those
+    that were compiled.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -51,31 +54,67 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
         raise OptionError(f'metric is {metric!r}; give a function metric(outputs, ys).')
     length_of(xs, ys)
     bound = learner._compiled().in_time()
+    size = _batch_of(bound, _inputs(xs))
     first = _inputs(jax.tree.map(lambda a: a[0], xs))
     with _as_it_was(bound), brainstate.environ.context(fit=False):
-        make = partial(Aside, bound, first)
+        make = partial(Aside, bound, size, first)
         # states that are made inside a transformation end with it
         kept = _jax.is_outermost()
         aside = bound.program(('evaluate', signature(first)), make) if kept else make()
-        outputs = aside.outputs(bound.states.values()[0], aside.states.values()[1], xs)
+        outputs = aside.outputs(bound, xs)
     return metric(outputs, ys)
 
 
+def _batch_of(bound: Bound, inputs: tuple) -> int | None:
+    """The batch size of sequences of inputs, None without a batch; one step of them has to look
+    like the example that was compiled, but for the batch size.
+    """
+    program, lanes = bound.core.first.program, bound.core.graph.lanes
+    shapes = [program.avals[v].shape for v in program.inputs]
+    same, sizes = jax.tree.structure(inputs) == program.trees['inputs'], []
+    for leaf, shape in zip(jax.tree.leaves(inputs), shapes):
+        now, skip = jnp.shape(leaf)[1:], int(lanes is not None and shape[:1] == (lanes,))
+        same = same and len(now) == len(shape) and now[skip:] == shape[skip:]
+        sizes += now[:skip]
+    if not same:
+        found = [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(inputs)]
+        raise StructureError(
+            f'xs has the shapes {found}, and a step was compiled for {[list(s) for s in shapes]}: '
+            'give sequences of such inputs, with time in axis 0 and any batch size in axis 1 where '
+            'the learner was compiled for one.'
+        )
+    return sizes[0] if sizes else None
+
+
 class Aside:
-    """A copy of a model, with states for another batch."""
+    """A copy of a model, with states for another batch; between two calls it holds no values."""
 
     touched = Touched([])
 
-    def __init__(self, bound: Bound, inputs: tuple):
-        other, size = copy.deepcopy(bound.states.model), jax.tree.leaves(inputs)[0].shape[:1]
+    def __init__(self, bound: Bound, size: int | None, inputs: tuple):
+        model = bound.states.model
+        shared = jax.tree.leaves([state.value for state in bound.states.lookup().values()])
+        other, self.options = copy.deepcopy(model, {id(a): a for a in shared}), {}
         if isinstance(other, Lanes):
-            other.size, size = size[0], ()
-        if bound.core.first.graph.lanes is None:
-            size = ()
-        brainstate.nn.init_all_states(other, **({'batch_size': size[0]} if size else {}))
+            other.size = size
+        elif size is not None:
+            self.options = {'batch_size': size}
+        brainstate.nn.init_all_states(other, **self.options)
         self.states = ModelStates(other, inputs)
+        self.run = jax.jit(partial(along, self.states.cell()))
 
-        self.outputs = jax.jit(partial(along, self.states.cell()))
+    def outputs(self, bound: Bound, xs):
+        """The outputs at all steps, of the learner's values as they are now."""
+        params, carry = bound.states.values()
+        model, inside = self.states.model, self.states.lookup().keys()
+        values = {**params, **carry, **bound.initial()}
+        try:
+            self.states.now().write({path: values[path] for path in inside & values.keys()})
+            brainstate.nn.init_all_states(model, **self.options)
+            return self.run(*self.states.values(), xs)
+        finally:
+            for state in self.states.lookup().values():
+                state.value = None
 
 
 def along(cell: Callable, params, carry, xs):

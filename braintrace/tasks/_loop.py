@@ -21,8 +21,9 @@ PIECES = 20  # where somebody looks
 class Loop:
     """Training in pieces of equal size but the last; ``looks``: twenty of them."""
 
-    def __init__(self, training: Training, seeds: tuple, length: int, looks: bool):
+    def __init__(self, training: Training, made: list, seeds: tuple, length: int, looks: bool):
         self.training, self.task, self.length = training, training.task, length
+        self.made = made  # parameters and carry of each seed
         self.seeds = jnp.asarray(seeds)
         options = training.options
         unit = (options.window or options.every or 1) if self.task.stream else 1
@@ -30,10 +31,12 @@ class Loop:
         self.seconds = self.compile_seconds = 0.0
         self.memory = 0
 
-    def pieces(self) -> Iterator[tuple[int, At, np.ndarray]]:
-        """``(updates that were made, the place then, losses)`` after each piece."""
+    def pieces(self, first) -> Iterator[tuple[int, At, np.ndarray]]:
+        """``(updates that were made, the place then, losses)`` after each piece, of inputs like
+        ``first``.
+        """
         keys = jax.vmap(jax.random.key)(self.seeds)
-        at = jax.jit(jax.vmap(self.training.start))(self.training.params, self.seeds)
+        at = jax.jit(jax.vmap(self.training.start, (0, 0, 0, None)))(*self.made, self.seeds, first)
         step = self._along if self.task.stream else self._updates
         data = self._streams(keys) if self.task.stream else keys
         for start in range(0, self.length, self.size):
@@ -72,12 +75,12 @@ class Loop:
 
     @cached_property
     def _score(self) -> Callable:
-        score = jax.vmap(self.training.score, (0, None, None, None))
-        return jax.jit(score, static_argnums=(2, 3))
+        score = jax.vmap(self.training.score, (0, 0, None, None, None))
+        return jax.jit(score, static_argnums=(3, 4))
 
     def scores(self, params, part: str, sequences: int) -> np.ndarray:
         """The score of each seed, on sequences that are the same for all."""
-        return np.asarray(self._score(params, jax.random.key(0), part, sequences))
+        return np.asarray(self._score(params, self.made[1], jax.random.key(0), part, sequences))
 
     def on_the_way(self, losses: np.ndarray) -> np.ndarray:
         """The score of each seed along a stream."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._errors import OptionError, StructureError
 from .._learner import ETraceLearner
 from .._rules import Rule
-from .._windows import check_choice, check_optimizer
+from .._windows import check_choice, check_optimizer, signature
 from ._loop import Loop
+from ._models import made
 from ._task import Task, check_real, check_whole
 from ._training import Options, Training
 
@@ -61,6 +64,12 @@ class Run:
                 'learner of the model that was trained.'
             )
         for path, value in params.items():
+            if signature(value) != signature(states[path].value):
+                raise StructureError(
+                    f'parameter {"/".join(path)} of the learner has another shape, dtype or unit '
+                    'than in the run: give a learner of the model that was trained.'
+                )
+        for path, value in params.items():
             states[path].value = value
 
     def __str__(self) -> str:
@@ -91,9 +100,11 @@ def run(
 
     ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
     ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions, as
-    :mod:`braintrace.adapters` make it. Each update takes ``batch`` new sequences from the initial
-    carry on, and clips nothing: ``optimizer`` is an ``optax.GradientTransformation``. Its outputs
-    are those that the task asks for, or a pair of them and whatever ``penalty`` reads.
+    :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states alone.
+    Its outputs are those that the task asks for, or a pair of them and whatever ``penalty`` reads.
+    Each update takes ``batch`` new sequences from the initial carry on, and clips nothing:
+    ``optimizer`` is an ``optax.GradientTransformation``. ``fit`` of ``brainstate.environ`` is True,
+    and False where a score is taken.
 
     ``rule``: a value of :mod:`braintrace.rules`; ``window=k`` takes its exact windows of k steps.
     None: back-propagation through time, with ``window=k`` truncated after k steps. ``every=k``: an
@@ -102,7 +113,9 @@ def run(
     ``until``: stop when the validation score of every seed is that good; it is looked at twenty
     times. ``test``: sequences that are scored. ``progress`` shows a line on stderr each time.
 
-    Raises :class:`braintrace.OptionError` for arguments that do not fit the task or each other.
+    Raises :class:`braintrace.OptionError` for arguments that do not fit the task or each other, and
+    :class:`braintrace.StructureError` for outputs that are not those of the task, for models that
+    differ in their constants, and for a step that writes a ``brainstate.LongTermState``.
 
     >>> import optax, braintrace
     >>> from braintrace import nn, rules, tasks
@@ -119,26 +132,45 @@ def run(
     ((2,), True)
     """
     options = Options(batch, window, every, penalty)
-    _check(task, rule, optimizer, updates, seeds, options)
+    _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
-    training = Training(task, rule, optimizer, options, [_made(model, seed) for seed in seeds])
-    length = task.steps if task.stream else updates
-    loop, found, seen = Loop(training, seeds, length, progress or until is not None), [], []
-    for done, at, losses in loop.pieces():
-        found.append(losses)
-        if not task.stream and (progress or until is not None):
-            seen.append((done, loop.scores(at.params, 'validation', test)))
-        if progress:
-            loop.show(done, losses, seen[-1][1] if seen else None)
-        if until is not None and task.reached(seen[-1][1], until):
-            break
-    losses = np.concatenate(found, 1)
-    scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
+    seeds, length = _numbers(seeds), task.steps if task.stream else updates
+    looks = progress or until is not None
+    with brainstate.environ.context(fit=True):
+        learner, *values = made(model, seeds, rule, _zeros(task, batch))
+        training = Training(task, learner, optimizer, options)
+        loop, found, seen = Loop(training, values, seeds, length, looks), [], []
+        for done, at, losses in loop.pieces(_zeros(task, batch)):
+            found.append(losses)
+            if looks and not task.stream:
+                seen.append((done, loop.scores(at.params, 'validation', test)))
+            if progress:
+                loop.show(done, losses, seen[-1][1] if seen else None)
+            if until is not None and task.reached(seen[-1][1], until):
+                break
+        losses = np.concatenate(found, 1)
+        scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
     costs = loop.seconds, loop.compile_seconds, loop.memory
     return Run(task, seeds, at.params, losses, scores, tuple(seen), *costs)
 
 
-def _check(task: Task, rule, optimizer, updates, seeds, options: Options) -> None:
+def _zeros(task: Task, batch: int) -> jax.Array:
+    """Inputs of a step."""
+    xs = jax.eval_shape(lambda: task.sample(jax.random.key(0), batch)).xs
+    return jnp.zeros(xs.shape[1:], xs.dtype)
+
+
+def _numbers(seeds) -> tuple[int, ...]:
+    """Seeds as a tuple of ints."""
+    fit = isinstance(seeds, tuple) and all(
+        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= s < 2**31 for s in seeds
+    )
+    if not fit or not seeds or len({*seeds}) < len(seeds):
+        raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints from 0 to 2^31 - 1.')
+    return tuple(map(int, seeds))
+
+
+def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
     if not isinstance(task, Task):
         raise OptionError(f'task is {task!r}; give a Task, such as braintrace.tasks.adding(100).')
     if rule is not None and not isinstance(rule, Rule):
@@ -169,9 +201,6 @@ def _check(task: Task, rule, optimizer, updates, seeds, options: Options) -> Non
         )
     if options.penalty is not None and not callable(options.penalty):
         raise OptionError(f'penalty is {options.penalty!r}; give a function of the extra outputs.')
-    numbers = isinstance(seeds, tuple) and all(type(seed) is int for seed in seeds)
-    if not numbers or not seeds or len({*seeds}) < len(seeds):
-        raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints.')
 
 
 def _check_looks(task: Task, until, test, progress) -> None:
@@ -184,19 +213,3 @@ def _check_looks(task: Task, until, test, progress) -> None:
                 f'until is {until}, but {task.name} is a stream, which has no validation part: '
                 'leave until out.'
             )
-
-
-def _made(model: Callable, seed: int):
-    """What ``model`` makes of a seed."""
-    if not callable(model) or isinstance(model, brainstate.nn.Module):
-        raise OptionError(f'model is {model!r}; give a function of a seed, such as a class.')
-    brainstate.random.seed(seed)
-    made = model(seed)
-    if not isinstance(made, brainstate.nn.Module) and not (
-        isinstance(made, tuple) and len(made) == 3
-    ):
-        raise OptionError(
-            f'model({seed}) is {made!r}; return a brainstate.nn.Module, or a triple (cell, params, '
-            'carry).'
-        )
-    return made

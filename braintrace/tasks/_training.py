@@ -10,10 +10,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._learner import compile as compile_model
-from .._rules import Rule
-from .._windows import Penalised, is_key, optimised
-from ..functional import OnlineLearner, OnlineState, online, split
+from .._errors import StructureError
+from .._windows import Penalised, check_loss, is_key, optimised
+from ..functional import OnlineLearner, OnlineState, split
 from ._task import Task
 
 __all__ = ['At', 'Options', 'Training']
@@ -29,75 +28,71 @@ class Options(NamedTuple):
 
 
 class At(NamedTuple):
-    """A place in training."""
+    """A place in training; ``first`` is the carry with which each sequence begins."""
 
     params: Any
     moments: Any
     state: OnlineState
+    first: Any
 
 
 class Training:
     """The functions that training compiles, for one seed each."""
 
-    def __init__(self, task: Task, rule: Rule | None, optimizer, options: Options, made: list):
-        self.task, self.rule, self.optimizer, self.options = task, rule, optimizer, options
-        self.first = jnp.zeros((options.batch, task.inputs))
-        self.online, params, self.carry = self._pure(made[0])
-        each = [self._params(one, params) for one in made]
-        self.params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    def __init__(self, task: Task, learner: OnlineLearner, optimizer, options: Options):
+        self.task, self.online, self.optimizer, self.options = task, learner, optimizer, options
 
-    def _pure(self, made) -> tuple[OnlineLearner, Any, Any]:
-        if isinstance(made, tuple):
-            cell, params, carry = made
-            learner = online(cell, self.rule, mark='auto')
-            jax.eval_shape(learner.init, params, carry, self.first)
-            return learner, params, carry
-        learner = compile_model(made, self.rule, self.first, batch_size=self.options.batch)
-        return learner.pure()
-
-    @staticmethod
-    def _params(made, like):
-        if isinstance(made, tuple):
-            return made[1]
-        states = made.states(brainstate.ParamState)
-        return {path: states[path].value for path in like}
+    def asked(self, outputs):
+        """The outputs that the task asks for."""
+        alone = not isinstance(outputs, tuple)
+        if self.options.penalty is not None and (alone or len(outputs) != 2):
+            raise StructureError(
+                'the model returns no pair, and there is a penalty: return (outputs, what the '
+                'penalty reads).'
+            )
+        found = outputs if alone else outputs[0]
+        wanted = self.options.batch, self.task.outputs
+        if not isinstance(found, jax.Array) or found.shape != wanted:
+            raise StructureError(
+                f'the outputs of the model are {_told(found)}; {self.task.name} asks for an array '
+                f'{list(wanted)}: batch, outputs.'
+            )
+        return found
 
     def loss(self, outputs, y):
         """The loss of a step."""
-        loss = self.task.loss(_asked(outputs), y)
-        penalty = self.options.penalty
-        return loss if penalty is None else Penalised(loss, penalty(outputs[1]))
+        loss, penalty = self.task.loss(self.asked(outputs), y), self.options.penalty
+        if penalty is None:
+            return loss
+        return check_loss(Penalised(loss, penalty(outputs[1])), 'the loss of a step')
 
-    def start(self, params, seed) -> At:
+    def start(self, params, carry, seed, x) -> At:
         """Before the first update; random keys of the carry are drawn anew for each seed."""
-        carry = jax.tree.map(
-            lambda x: jax.random.fold_in(x, seed) if _is_random(x) else x, self.carry
-        )
-        state = self.online.init(params, carry, self.first)
-        return At(params, self.optimizer.init(params), state)
+        first = jax.tree.map(lambda c: jax.random.fold_in(c, seed) if _is_random(c) else c, carry)
+        return At(params, self.optimizer.init(params), self.online.init(params, first, x), carry)
 
-    def anew(self, state: OnlineState) -> OnlineState:
+    def anew(self, at: At) -> OnlineState:
         """The state before new sequences."""
         carry = jax.tree.map(
-            lambda now, first: now if _is_random(now) else first, state.carry, self.carry
+            lambda now, first: now if _is_random(now) else first, at.state.carry, at.first
         )
-        return state.replace(carry=carry, t=0 * state.t)
+        return at.state.replace(carry=carry, t=0 * at.state.t)
 
     def update(self, at: At, key) -> tuple[At, jax.Array]:
         """An update, or several, on new sequences, and the loss."""
-        batch, state = self.task.sample(key, self.options.batch), self.anew(at.state)
+        batch, state = self.task.sample(key, self.options.batch), self.anew(at)
         if self.options.every is not None:
             at, losses = self.learn(at._replace(state=state), *batch)
         else:
             grads, state, losses = self.grads(at.params, state, *batch)
             params, moments = self._moved(grads, at)
-            at = At(params, moments, state)
+            at = at._replace(params=params, moments=moments, state=state)
         return at, jnp.average(losses, weights=batch.mask)
 
     @cached_property
     def grads(self) -> Callable:
         window = self.options.window
-        if self.rule is None:
+        if self.online.rule is None:
             return reverse(self.online.cell, self.loss, window)
         if window is None:
             return self.online.sequence_grad(self.loss, carry='drop')
@@ -112,30 +107,32 @@ class Training:
     def learn(self, at: At, xs, ys, mask=None) -> tuple[At, jax.Array]:
         """Updates along sequences."""
         window, every = self.options.window, self.options.every
+        whole = window is None and self.online.rule is not None
         learn = self.online.sequence_update(
             self.loss,
             self.optimizer,
             every=window or every or 1,
-            inside='trace' if window is None else 'exact',
+            inside='trace' if whole else 'exact',
         )
-        *now, losses = learn(*at, xs, ys, mask)
-        return At(*now), losses
+        *now, losses = learn(*at[:3], xs, ys, mask)
+        return At(*now, at.first), losses
 
-    def score(self, params, key, part: str, sequences: int):
+    def score(self, params, carry, key, part: str, sequences: int):
         """The score of held-out sequences, in lanes of the batch's size."""
-        task, size = self.task, self.options.batch
-        batch = task.sample(key, -(-sequences // size) * size, part)
-        lanes = batch.xs.reshape(task.steps, -1, size, task.inputs)
+        size, batch = self.options.batch, self.task.sample(key, sequences, part)
+        lanes = jnp.arange(-(-sequences // size) * size) % sequences  # some of them twice
 
-        def outputs(xs):
+        def outputs(lanes):
             def step(carry, x):
                 out, carry = self.online.cell(params, carry, x)
-                return carry, _asked(out)
+                return carry, self.asked(out)
 
-            return jax.lax.scan(step, self.carry, xs)[1]
+            return jax.lax.scan(step, carry, batch.xs[:, lanes])[1]
 
-        found = jax.lax.map(outputs, lanes.swapaxes(0, 1)).swapaxes(0, 1)
-        return task.score(found.reshape(*batch.xs.shape[:2], -1), batch.ys, batch.mask)
+        with brainstate.environ.context(fit=False):
+            found = jax.lax.map(outputs, lanes.reshape(-1, size)).swapaxes(0, 1)
+        found = found.reshape(len(found), -1, self.task.outputs)[:, :sequences]
+        return self.task.score(found, batch.ys, batch.mask)
 
 
 def reverse(cell: Callable, loss: Callable, window: int | None) -> Callable:
@@ -166,9 +163,10 @@ def reverse(cell: Callable, loss: Callable, window: int | None) -> Callable:
     return run
 
 
-def _asked(outputs):
-    """The outputs that the task asks for."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
+def _told(found) -> str:
+    if not isinstance(found, jax.Array):
+        return f'a {type(found).__name__}'
+    return f'{found.dtype}{list(found.shape)}'
 
 
 def _is_random(leaf) -> bool:

@@ -61,6 +61,43 @@ def test_it_sees_the_parameters_as_they_are_now():
     assert np.any(first) and not np.any(outputs_of(learner, XS[:, 0]))
 
 
+class Kept(brainstate.nn.Module):
+    """A scale that goes on from call to call, a state without ``init_state``, one from a parameter,
+    and an input without a batch.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.map, self.start = nn.Linear(2, 2), brainstate.ParamState(jnp.ones(2))
+        self.scale = brainstate.LongTermState(jnp.ones(2))
+        self.total = brainstate.HiddenState(jnp.zeros(2))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.broadcast_to(self.start.value, (batch_size, 2)))
+
+    def update(self, gain, x):
+        self.h.value = jnp.tanh(self.map(x) + self.start.value * self.h.value)
+        self.scale.value = self.scale.value + 0.1
+        self.total.value = self.total.value + gain * self.scale.value
+        return {'out': (self.total.value * self.h.value,)}
+
+
+def test_each_call_begins_with_the_values_of_then():
+    model, gains = Kept(), jnp.arange(7.0)
+    learner = braintrace.compile(model, None, gains[0], XS[0], batch_size=6)
+    for turn in range(2):
+        found = outputs_of(learner, (gains, XS[:, :3]))['out'][0]
+        scale, total, wanted = model.scale.value, jnp.zeros(2), []
+        h = jnp.broadcast_to(model.start.value, (3, 2))
+        for gain, x in zip(gains, XS[:, :3]):
+            h = jnp.tanh(model.map(x) + model.start.value * h)
+            scale, total = scale + 0.1, total + gain * (scale + 0.1)
+            wanted.append(total * h)
+        assert np.allclose(found, jnp.stack(wanted), rtol=1e-5)
+        learner(gains[1], XS[0])
+        model.start.value = model.start.value - 3
+
+
 def test_it_may_run_inside_a_compiled_function():
     learner = braintrace.compile(nn.VanillaRNNCell(2, 4), 'D_RTRL', XS[0], batch_size=6)
     inside = brainstate.transform.jit(lambda xs: outputs_of(learner, xs).sum())
@@ -76,5 +113,8 @@ def test_what_does_not_fit_is_refused():
     learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=6)
     with pytest.raises(OptionError, match='metric is None'):
         braintrace.evaluate(learner, XS, XS, None)
+    for xs in (XS[0], XS[:, :, :1], XS[:, :, None], (XS, XS)):
+        with pytest.raises(StructureError, match=r'a step was compiled for \[\[6, 2\]\]'):
+            braintrace.evaluate(learner, xs, jnp.zeros(len(jax.tree.leaves(xs)[0])), len)
     with pytest.raises(StructureError, match='unequal lengths'):
         braintrace.evaluate(learner, XS, XS[1:], len)

@@ -19,9 +19,9 @@ TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
 class Network(brainstate.nn.Module):
     """A GRU; ``noise`` drops some of its units, ``pair`` shows them."""
 
-    def __init__(self, inputs=2, noise=False, pair=False):
+    def __init__(self, inputs=2, noise=False, pair=False, units=UNITS):
         super().__init__()
-        self.cell, self.readout = nn.GRUCell(inputs, UNITS), nn.Linear(UNITS, 1)
+        self.cell, self.readout = nn.GRUCell(inputs, units), nn.Linear(units, 1)
         self.noise, self.pair = noise, pair
 
     def update(self, x):
@@ -101,6 +101,24 @@ def test_a_run_is_the_loop_that_one_writes_by_hand(name):
 
 
 @slow
+def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the_last():
+    found, (_, params, carry) = run(None, seeds=(3,), every=4), made(3)
+    moments, key = ADAM.init(params), jax.random.key(3)
+    for number in range(3):
+        h, (xs, ys, mask) = carry, TASK.sample(jax.random.fold_in(key, number), 4)
+        for at in (slice(0, 4), slice(4, 6)):
+            weights = mask[at] if mask[at].any() else jnp.ones(len(mask[at]))
+            grads = reverse(params, h, xs[at], ys[at], weights)[1]
+            grads = jax.tree.map(lambda g: g * mask[at].any(), grads)
+            for x in xs[at]:
+                h = plain(params, h, x)[1]
+            changes, moments = ADAM.update(grads, moments, params)
+            params = optax.apply_updates(params, changes)
+    for name, p in params.items():
+        assert np.allclose(found.params[name][0], p, atol=2e-5)
+
+
+@slow
 def test_the_score_is_that_of_the_test_part():
     found = run(rules.d_rtrl(), updates=1, seeds=(3,))
     xs, ys, mask = TASK.sample(jax.random.key(0), 8, 'test')
@@ -148,6 +166,9 @@ def test_a_learner_takes_the_parameters_of_a_seed():
     assert found.scores[1] == pytest.approx(float(score), rel=1e-5)
     with pytest.raises(OptionError, match=r'seed is 4; the seeds of this run are \(3, 5\)'):
         found.params_of(4)
+    wide = braintrace.compile(Network(units=6), None, jnp.zeros((8, 2)), batch_size=8)
+    with pytest.raises(braintrace.StructureError, match='has another shape'):
+        found.load_into(wide, 5)
     other = braintrace.compile(nn.GRUCell(2, 5), None, jnp.zeros((8, 2)), batch_size=8)
     with pytest.raises(braintrace.StructureError, match='the model that was trained'):
         found.load_into(other, 5)
@@ -216,6 +237,63 @@ def test_a_penalty_counts_at_every_step():
         assert np.allclose(found.params['w'][0], wanted, atol=1e-5)
 
 
+class Dropping(Network):
+    """Drops outputs of the cell, and has fixed features: of each seed, of all, or as a state."""
+
+    def __init__(self, kind='state'):
+        super().__init__()
+        drawn = brainstate.random.normal(size=(2, 2))
+        self.drop = brainstate.nn.Dropout(0.5)
+        self.features = brainstate.LongTermState(drawn) if kind == 'state' else drawn
+        self.norm = brainstate.nn.BatchNorm0d((UNITS,)) if kind == 'norm' else lambda h: h
+
+    def update(self, x):
+        features = getattr(self.features, 'value', self.features)
+        return self.readout(self.norm(self.drop(self.cell(x @ features))))
+
+
+@slow
+def test_a_seed_alone_is_that_seed_beside_others_and_its_score_that_of_evaluation():
+    """Ten sequences in lanes of four; what is dropped is dropped in training alone."""
+    both, alone = (
+        tasks.run(TASK, lambda seed: Dropping(), rules.d_rtrl(), ADAM, 2, those, batch=4, test=10)
+        for those in ((3, np.int64(5)), (5,))
+    )
+    assert np.allclose(both.losses[1], alone.losses[0], rtol=1e-5)
+    brainstate.random.seed(5)
+    with brainstate.environ.context(fit=True):
+        learner = braintrace.compile(Dropping(), None, jnp.zeros((2, 2)), batch_size=2)
+    both.load_into(learner, 5)
+    xs, ys, mask = TASK.sample(jax.random.key(0), 10, 'test')
+    score = braintrace.evaluate(learner, xs, ys, lambda out, ys: TASK.score(out, ys, mask))
+    assert both.scores[1] == pytest.approx(float(score), rel=1e-5)
+
+
+@slow
+def test_a_model_that_would_give_wrong_numbers_is_refused():
+    readout = lambda outputs: (
+        lambda seed: (lambda p, h, x: (outputs(x @ p), h), jnp.ones((2, 1)), 0.0)
+    )
+    for outputs, message in (
+        (lambda y: y[:, 0], r'are float32\[4\]; adding 6 asks for an array \[4, 1\]'),
+        (lambda y: {'y': y}, 'are a dict'),
+    ):
+        with pytest.raises(braintrace.StructureError, match=message):
+            run(None, readout(outputs))
+    with pytest.raises(braintrace.StructureError, match='returns no pair'):
+        run(None, readout(lambda y: y), penalty=jnp.mean)
+    with pytest.raises(braintrace.StepFunctionError, match=r'the penalty float32\[4\]'):
+        run(None, readout(lambda y: (y, y[:, 0])), penalty=lambda extra: extra)
+    with pytest.raises(
+        braintrace.StructureError, match=r'hold different constants float32\[2, 2\]'
+    ):
+        run(None, lambda seed: Dropping('array'))
+    with pytest.raises(braintrace.StructureError, match='writes the state norm/'):
+        run(None, lambda seed: Dropping('norm'), seeds=(3,))
+    with pytest.raises(braintrace.StructureError, match='other parameters or states than'):
+        run(None, lambda seed: nn.GRUCell(2, seed))
+
+
 def test_a_run_is_told_in_one_line():
     losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
     found = tasks.Run(tasks.evidence(), (0, 1), {}, losses, scores, (), 1.0, 2.0, 3)
@@ -238,6 +316,7 @@ REFUSED = {
     'batch': (dict(batch=None), 'batch is None'),
     'seeds': (dict(seeds=(1, 1)), 'different ints'),
     'no seeds': (dict(seeds=3), 'different ints'),
+    'a long seed': (dict(seeds=(2**31,)), 'from 0 to'),
     'penalty': (dict(penalty=0.1), 'penalty is 0.1'),
     'progress': (dict(progress=1), 'progress is 1'),
 }
