@@ -55,9 +55,7 @@ def wave(steps):
     return 80 * (2 * bump - 1) * (group % 2 == 0) * pA, 30 * bump * u.Hz
 
 
-def loss(rates, targets):
-    """The mean squared error, in (30 Hz)^2."""
-    return (((rates - targets) / (30 * u.Hz)) ** 2).mean()
+loss = lambda rates, targets: (((rates - targets) / (30 * u.Hz)) ** 2).mean()  # in (30 Hz)^2
 
 
 def optimizer_of(size):
@@ -77,7 +75,8 @@ def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brai
     options = {'optimizer': optimizer_of(size), 'update_every': EVERY, 'progress': True}
     before = period()
     losses, _ = learner.etrace_train(currents, targets, step_fn=step, **options)
-    first, last = (float(loss(r, targets[:PERIOD])) for r in (before, after := period()))
+    after = period()
+    first, last = (float(loss(rates, targets[:PERIOD])) for rates in (before, after))
     print(f'{size:,} neurons: the loss is {first:.3f} before learning, {last:.3f} after it')
     draw({'before learning': before, 'after it': after, 'target': targets[:PERIOD]}, losses, path)
     return first, last

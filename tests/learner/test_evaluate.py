@@ -85,7 +85,7 @@ class Kept(brainstate.nn.Module):
 def test_each_call_begins_with_the_values_of_then():
     model, gains = Kept(), jnp.arange(7.0)
     learner = braintrace.compile(model, None, gains[0], XS[0], batch_size=6)
-    for turn in range(2):
+    for _ in range(2):
         found = outputs_of(learner, (gains, XS[:, :3]))['out'][0]
         scale, total, wanted = model.scale.value, jnp.zeros(2), []
         h = jnp.broadcast_to(model.start.value, (3, 2))
