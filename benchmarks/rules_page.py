@@ -215,6 +215,22 @@ def page(found: dict) -> str:
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
 
 
+def name_points(ax, told: list) -> None:
+    """The names of points at the right edge, from high to low, each with a line to its point."""
+    told = sorted(told, key=lambda point: -point[1])
+    for number, (x, y, name) in enumerate(told):
+        height = 0.98 - 0.96 * number / max(len(told) - 1, 1)
+        ax.annotate(
+            name,
+            (x, y),
+            (1.03, height),
+            textcoords='axes fraction',
+            fontsize=8,
+            va='center',
+            arrowprops={'arrowstyle': '-', 'color': 'grey', 'linewidth': 0.6, 'relpos': (0, 0.5)},
+        )
+
+
 def draw(board: Board, path: Path = PICTURE):
     """Quality against bytes and against time, each beside BPTT: a point for each setting, and the
     median of the row with its name.
@@ -224,9 +240,10 @@ def draw(board: Board, path: Path = PICTURE):
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(13, 6), layout='constrained', sharey=True)
+    figure, axes = plt.subplots(2, 1, figsize=(9, 11), layout='constrained', sharey=True)
     colours = plt.get_cmap('tab20').colors
     for ax, what in zip(axes, ('bytes', 'time')):
+        told = []
         for colour, method in zip(colours, METHODS):
             found = board.all_of(method.name)
             at = [(max(board.share(r, what), 1e-3), min(board.gain(r), 1.5)) for r in found]
@@ -234,12 +251,12 @@ def draw(board: Board, path: Path = PICTURE):
                 continue
             ax.scatter(*zip(*at), s=9, color=colour, alpha=0.5)
             middle = [median(values) for values in zip(*at)]
-            ax.scatter(*middle, s=70, color=colour, edgecolor='black', label=method.name)
+            ax.scatter(*middle, s=70, color=colour, edgecolor='black')
+            told.append((*middle, method.name))
+        name_points(ax, told)
         ax.axhline(0, color='grey', linewidth=1)
         ax.axhline(1, color='grey', linewidth=1, linestyle='--')
-        ax.set(xscale='log', xlabel=f'{what} beside BPTT')
-    axes[0].set_ylabel('gain: 0 is the floor, 1 is BPTT')
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside right center', fontsize=8)
+        ax.set(xscale='log', xlabel=f'{what} beside BPTT', ylabel='gain: 0 is the floor, 1 is BPTT')
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -50,14 +50,12 @@ class Network(brainstate.nn.Module):
 
 def wave(steps):
     """The current into the even groups, and the rates that all groups have to follow."""
-    time, group = np.arange(steps)[:, None], np.arange(GROUPS)
-    bump = np.maximum(np.cos(2 * np.pi * (time / PERIOD - group / GROUPS)) + 0.2, 0)
+    phase = np.arange(steps)[:, None] / PERIOD - (group := np.arange(GROUPS)) / GROUPS
+    bump = np.maximum(np.cos(2 * np.pi * phase) + 0.2, 0)
     return 80 * (2 * bump - 1) * (group % 2 == 0) * pA, 30 * bump * u.Hz
 
 
-def loss(rates, targets):
-    """The mean squared error, in (30 Hz)^2."""
-    return (((rates - targets) / (30 * u.Hz)) ** 2).mean()
+loss = lambda rates, targets: (((rates - targets) / (30 * u.Hz)) ** 2).mean()  # in (30 Hz)^2
 
 
 def optimizer_of(size):
@@ -67,6 +65,8 @@ def optimizer_of(size):
 
 def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brain_scale.png'):
     """Learn, draw the rates, and return the loss of a period before learning and of one after."""
+    if size % (5 * GROUPS) or steps % EVERY or steps < 2 * PERIOD:
+        sys.exit(f'size: a multiple of {5 * GROUPS}; steps: one of {EVERY}, at least {2 * PERIOD}')
     brainstate.environ.set(dt=1 * ms)
     currents, targets = wave(steps)
     learner = braintrace.compile(Network(size), 'ES_D_RTRL', currents[0], decay_or_rank=0.95)

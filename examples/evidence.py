@@ -49,19 +49,22 @@ def main(updates=300, batch=32, path=Path(__file__).parent / 'output' / 'evidenc
     options = {'batch': batch, 'penalty': penalty, 'test': 10 * batch, 'progress': True}
     found = tasks.run(task, lambda seed: Network(), rules.d_rtrl(), optimizer, updates, **options)
     print(found)
-    xs, ys, _ = task.sample(jax.random.key(0), 1, 'test')
+    xs, ys, mask = task.sample(jax.random.key(0), 1, 'test')
     learner = compile_model(Network(), rules.d_rtrl(), xs[0], batch_size=1)
     found.load_into(learner, 0)
     logits, spikes = evaluate(learner, xs, ys, lambda outputs, ys: outputs)
     fired = jnp.concatenate([xs, spikes], -1)[:, 0]
     figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout='constrained')
     axes[0].plot(*zip(*[(done, score.mean()) for done, score in found.validation]), 'o-')
+    axes[0].axhline(task.floor, color='grey', linestyle=':')
     axes[0].set(xlabel='updates', ylabel='share of right answers', ylim=(0.4, 1))
     colours = 40 * ['k'] + 50 * ['C0'] + 50 * ['C3']
     axes[1].eventplot([np.flatnonzero(s) / 100 for s in fired.T], colors=colours)
     axes[1].set(xlabel='time (s)', ylabel='inputs (black), LIF (blue), ALIF (red)')
-    axes[2].plot(np.arange(task.steps) / 100, jax.nn.softmax(logits[:, 0])[:, 1])
-    axes[2].set(xlabel='time (s)', ylabel=f'said: right (it is {"left right".split()[ys[0, 0]]})')
+    axes[2].plot(np.arange(task.steps) / 100, jax.nn.softmax(logits[:, 0])[:, ys[0, 0]])
+    for axis in axes[1:]:  # when the answer is asked for
+        axis.axvspan(*(np.flatnonzero(mask)[[0, -1]] / 100), color='gold', alpha=0.3)
+    axes[2].set(xlabel='time (s)', ylabel='probability of the right answer', ylim=(0, 1))
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=150)
     return float(found.scores[0])

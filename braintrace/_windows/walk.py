@@ -53,7 +53,7 @@ class Walk:
                 got = _flat(got)
             done += blocks * size
             if self.show is not None:
-                due = self.show(due, done, got[0].mean())
+                due = self.show(due, done, _shown(got[0], part.mask))
             return (state, due, done), got
 
         carry = self.state, self.due, jnp.int32(self.done)
@@ -74,6 +74,12 @@ class Walk:
         if len(self.shown) == 1:
             return self.shown[0]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
+
+
+def _shown(losses: jax.Array, mask: jax.Array) -> jax.Array:
+    """The weighed mean of some losses; where none counts, the plain one."""
+    mask = jnp.where(mask.any(), mask, 1)
+    return jnp.where(mask == 0, 0, mask * losses).sum() / mask.sum()
 
 
 def _flat(stacked):

@@ -19,15 +19,16 @@ PIECES = 20  # where somebody looks
 
 
 class Loop:
-    """Training in pieces of equal size but the last; ``looks``: twenty of them."""
+    """Training in pieces of equal size but the last, twenty at most."""
 
-    def __init__(self, training: Training, made: list, seeds: tuple, length: int, looks: bool):
+    def __init__(self, training: Training, made: list, seeds: tuple, length: int, progress: bool):
         self.training, self.task, self.length = training, training.task, length
         self.made = made  # parameters and carry of each seed
         self.seeds = jnp.asarray(seeds)
         options = training.options
-        unit = (options.window or options.every or 1) if self.task.stream else 1
-        self.size = -(-length // ((PIECES if looks else 1) * unit)) * unit
+        self.unit = (options.window or options.every or 1) if self.task.stream else 1
+        self.size = -(-length // (PIECES * self.unit)) * self.unit
+        self.progress = progress
         self.seconds = self.compile_seconds = 0.0
         self.memory = 0
 
@@ -49,6 +50,8 @@ class Loop:
             yield start + size, at, np.asarray(losses)
 
     def _compiled(self, step: Callable, at: At, data) -> Callable:
+        if self.progress:
+            self._say(f'compiling for {len(self.seeds)} seed(s)')
         begin = time.perf_counter()
         each = jax.jit(jax.vmap(step, (0, 0, None)), donate_argnums=0)
         program = each.lower(at, data, 0).compile()
@@ -90,8 +93,11 @@ class Loop:
     def show(self, done: int, losses: np.ndarray, scores: np.ndarray | None) -> None:
         """A line on stderr."""
         unit = 'steps' if self.task.stream else 'updates'
-        line = f'{self.task.name}: {done}/{self.length} {unit}, loss {losses.mean():.4g}'
+        line = f'{done}/{self.length} {unit}, loss {losses.mean():.4g}'
         if scores is not None:
             line += f', validation {self.task.shown(float(scores.mean()))}'
-        rate = done / max(self.seconds, 1e-9)
-        print(f'{line}, {(self.length - done) / rate:.0f} s left', file=sys.stderr, flush=True)
+        left = (self.length - done) * self.seconds / done
+        self._say(f'{line}, {left:.0f} s left')
+
+    def _say(self, line: str) -> None:
+        print(f'{self.task.name}: {line}', file=sys.stderr, flush=True)

@@ -27,20 +27,20 @@ def made(
     that of the first seed, params and carry have the seeds in axis 0.
     """
     if not callable(model) or isinstance(model, brainstate.nn.Module):
-        raise OptionError(f'model is {model!r}; give a function of a seed, such as a class.')
+        shown = model if not hasattr(model, '__dict__') else type(model).__name__
+        raise OptionError(f'model is {shown!r}; give a function of a seed, such as a class.')
     learner, cell, params, carry = _learner(_of(model, seeds[0]), rule, first)
-    each, known = [(params, carry)], []
-    if len(seeds) > 1:
-        known = _constants(cell, params, carry, first)
+    each: list = [(params, carry)]
+    known = _constants(cell, params, carry, first) if len(seeds) > 1 else []
     for seed in seeds[1:]:
-        cell, other, began = _pure(_of(model, seed), first)
-        if signature((other, began)) != signature((params, carry)):
+        cell, params, carry = _pure(_of(model, seed), first)
+        if signature((params, carry)) != signature(each[0]):
             raise StructureError(
                 f'model({seed}) has other parameters or states than model({seeds[0]}), of other '
                 'shapes perhaps; all seeds run in one program.'
             )
-        _check_constants(known, _constants(cell, other, began, first), seeds[0], seed)
-        each.append((other, began))
+        _check_constants(known, _constants(cell, params, carry, first), seeds[0], seed)
+        each.append((params, carry))
     params, carry = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     return learner, params, carry
 
@@ -51,8 +51,8 @@ def _of(model: Callable, seed: int):
     if isinstance(found, brainstate.nn.Module) or (isinstance(found, tuple) and len(found) == 3):
         return found
     raise OptionError(
-        f'model({seed}) is {found!r}; return a brainstate.nn.Module, or a triple (cell, params, '
-        'carry).'
+        f'model({seed}) is {type(found).__name__}; return a brainstate.nn.Module, or a triple '
+        '(cell, params, carry).'
     )
 
 
@@ -62,12 +62,26 @@ def _learner(
     """The learner of a model, its cell, parameters and carry."""
     if isinstance(found, tuple):
         cell, params, carry = found
+        _check_cell(cell, params, carry, first)
         learner = online(cell, rule, mark='auto')
         jax.eval_shape(learner.init, params, carry, first)
     else:
         learner, params, carry = compile_model(found, rule, first, batch_size=len(first)).pure()
         _check_statistics(found, learner.cell, params, carry, first)
     return learner, learner.cell, params, carry
+
+
+def _check_cell(cell: Callable, params, carry, first: jax.Array) -> None:
+    """Refuse a cell that does not take inputs like these."""
+    if not callable(cell):
+        raise OptionError(f'the cell of a triple is {cell!r}; give a function.')
+    try:
+        jax.eval_shape(cell, params, carry, first)
+    except (TypeError, ValueError) as error:
+        raise StructureError(
+            f'the cell fails on inputs {list(first.shape)}: {error}\nA triple (cell, params, '
+            f'carry) is made for one batch: make it for {len(first)}, or say batch= to run.'
+        ) from error
 
 
 def _pure(found, first: jax.Array) -> tuple[Callable, Any, Any]:
@@ -104,7 +118,7 @@ def _constants(cell: Callable, params, carry, first: jax.Array) -> list:
 def _check_constants(known: list, other: list, first: int, seed: int) -> None:
     if len(known) != len(other):
         raise StructureError(f'model({first}) and model({seed}) do not compute the same.')
-    for one, two in zip(known, other):
+    for one, two in zip(known, other, strict=True):
         if one is not two and not np.array_equal(one, two):
             raise StructureError(
                 f'model({first}) and model({seed}) hold different constants {one.dtype}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -18,7 +18,7 @@ from .._rules import Rule
 from .._windows import check_choice, check_optimizer, signature
 from ._loop import Loop
 from ._models import made
-from ._task import Task, check_real, check_whole
+from ._task import Task, check_draw, check_real, check_whole
 from ._training import Options, Training
 
 __all__ = ['Run', 'run']
@@ -28,26 +28,24 @@ __all__ = ['Run', 'run']
 class Run:
     """What :func:`run` found; arrays have the seeds in axis 0.
 
-    ``losses``: of each update, of a stream of each step. ``scores``: of the test part after the
-    last update; of a stream those that it had on the way. ``validation``: pairs of a number of
-    updates and the scores then. ``seconds`` are without ``compile_seconds``; ``memory`` are the
+    ``method``: the rule in words. ``losses``: of each update, of a stream of each step. ``scores``:
+    of the test part after the last update; of a stream those that it had on the way.
+    ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
+    stream. ``seconds`` are without ``compile_seconds``; ``memory`` are the
     bytes that the compiled program needs for one seed beside its arguments and results.
     """
 
     task: Task
+    method: str
     seeds: tuple[int, ...]
     params: Any
     losses: np.ndarray
     scores: np.ndarray
+    updates: int
     validation: tuple[tuple[int, np.ndarray], ...]
     seconds: float
     compile_seconds: float
     memory: int
-
-    @property
-    def updates(self) -> int:
-        """The updates that were made, of a stream the steps."""
-        return self.losses.shape[1]
 
     def params_of(self, seed: int) -> Any:
         """The parameters that one of the seeds came to."""
@@ -57,6 +55,11 @@ class Run:
 
     def load_into(self, learner: ETraceLearner, seed: int) -> None:
         """Give a learner of such a model the parameters of one of the seeds."""
+        if not isinstance(learner, ETraceLearner):
+            raise OptionError(
+                f'learner is {type(learner).__name__}; give what braintrace.compile returns. A '
+                "model of pure functions takes run.params_of(seed), and the adapter's way back."
+            )
         params, states = self.params_of(seed), learner.param_states
         if not isinstance(params, dict) or params.keys() != states.keys():
             raise StructureError(
@@ -75,9 +78,10 @@ class Run:
     def __str__(self) -> str:
         scores = [self.task.shown(float(s)) for s in np.sort(self.scores)]
         spread = f' ({scores[0]} to {scores[-1]}, {len(scores)} seeds)' if len(scores) > 1 else ''
-        mean = self.task.shown(float(self.scores.mean()))
-        floor = self.task.shown(self.task.floor)
-        return f'{self.task.name}: {mean}{spread}, floor {floor}, {self.updates} updates'
+        mean, floor = self.task.shown(float(self.scores.mean())), self.task.shown(self.task.floor)
+        steps = f'{self.losses.shape[1]:,} steps, ' if self.task.stream else ''
+        done = f'{steps}{self.updates:,} updates'
+        return f'{self.task.name}, {self.method}: {mean}{spread}, floor {floor}, {done}'
 
 
 def run(
@@ -86,7 +90,7 @@ def run(
     rule: Rule | None,
     optimizer,
     updates: int | None = None,
-    seeds: tuple[int, ...] = (0,),
+    seeds: Iterable[int] = (0,),
     *,
     batch: int = 32,
     window: int | None = None,
@@ -111,13 +115,14 @@ def run(
     update after each k steps; for a stream, which has no end, 1 unless ``window`` says more.
     ``penalty(extra) -> scalar`` is added to the loss at all steps, whatever the task's mask is.
     ``until``: stop when the validation score of every seed is that good; it is looked at twenty
-    times. ``test``: sequences that are scored. ``progress`` shows a line on stderr each time.
+    times. ``test``: sequences that are scored. ``progress`` shows a
+    line on stderr each time. The generator of ``brainstate.random`` is left as it was.
 
     Raises :class:`braintrace.OptionError` for arguments that do not fit the task or each other, and
     :class:`braintrace.StructureError` for outputs that are not those of the task, for models that
     differ in their constants, and for a step that writes a ``brainstate.LongTermState``.
 
-    >>> import optax, braintrace
+    >>> import brainstate, optax
     >>> from braintrace import nn, rules, tasks
     >>> task = tasks.adding(4)
     >>> class Network(brainstate.nn.Module):
@@ -134,15 +139,18 @@ def run(
     options = Options(batch, window, every, penalty)
     _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
+    check_draw(task, batch)
     seeds, length = _numbers(seeds), task.steps if task.stream else updates
-    looks = progress or until is not None
+    found, seen, generator = [], [], brainstate.random.DEFAULT.value
     with brainstate.environ.context(fit=True):
-        learner, *values = made(model, seeds, rule, _zeros(task, batch))
-        training = Training(task, learner, optimizer, options)
-        loop, found, seen = Loop(training, values, seeds, length, looks), [], []
+        try:
+            learner, *values = made(model, seeds, rule, _zeros(task, batch))
+        finally:
+            brainstate.random.DEFAULT.value = generator
+        loop = Loop(Training(task, learner, optimizer, options), values, seeds, length, progress)
         for done, at, losses in loop.pieces(_zeros(task, batch)):
             found.append(losses)
-            if looks and not task.stream:
+            if not task.stream:
                 seen.append((done, loop.scores(at.params, 'validation', test)))
             if progress:
                 loop.show(done, losses, seen[-1][1] if seen else None)
@@ -150,8 +158,19 @@ def run(
                 break
         losses = np.concatenate(found, 1)
         scores = loop.on_the_way(losses) if task.stream else loop.scores(at.params, 'test', test)
+    updates = -(-done // loop.unit)
     costs = loop.seconds, loop.compile_seconds, loop.memory
-    return Run(task, seeds, at.params, losses, scores, tuple(seen), *costs)
+    method = _method(rule, options)
+    return Run(task, method, seeds, at.params, losses, scores, updates, tuple(seen), *costs)
+
+
+def _method(rule: Rule | None, options: Options) -> str:
+    """The way to a gradient in words."""
+    window, every = options.window, options.every
+    if rule is None:
+        return 'BPTT' if window is None else f'truncated BPTT, {window}'
+    more = '' if window is None else f', exact windows of {window}'
+    return f'{rule}{more}' + ('' if every is None else f', an update each {every} steps')
 
 
 def _zeros(task: Task, batch: int) -> jax.Array:
@@ -162,12 +181,13 @@ def _zeros(task: Task, batch: int) -> jax.Array:
 
 def _numbers(seeds) -> tuple[int, ...]:
     """Seeds as a tuple of ints."""
-    fit = isinstance(seeds, tuple) and all(
-        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**31 for s in seeds
+    found = tuple(seeds) if isinstance(seeds, Iterable) else ()
+    fit = all(
+        isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**31 for s in found
     )
-    if not fit or not seeds or len({*seeds}) < len(seeds):
-        raise OptionError(f'seeds is {seeds!r}; give a tuple of different ints from 0 to 2^31 - 1.')
-    return tuple(map(int, seeds))
+    if not found or not fit or len({*found}) < len(found):
+        raise OptionError(f'seeds is {seeds!r}; give different ints from 0 to 2^31 - 1.')
+    return tuple(map(int, found))
 
 
 def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
@@ -195,6 +215,11 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
         )
     if not task.stream:
         check_whole('updates', updates)
+        if max(window or 1, every or 1) > task.steps:
+            name, value = ('window', window) if window else ('every', every)
+            raise OptionError(
+                f'{name} is {value}, but {task.name} has {task.steps} steps: give no more.'
+            )
     if window is not None and every not in (None, window):
         raise OptionError(
             f'every is {every} and window {window}; an update ends a window, so give one of them.'
@@ -208,6 +233,8 @@ def _check_looks(task: Task, until, test, progress) -> None:
     check_choice('progress', progress, (True, False))
     if until is not None:
         check_real('until', until)
+        if task.metric == 'accuracy' and until > 1:
+            raise OptionError(f'until is {until}, but an accuracy is a share: give one up to 1.')
         if task.stream:
             raise OptionError(
                 f'until is {until}, but {task.name} is a stream, which has no validation part: '

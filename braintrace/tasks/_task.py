@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError
+from .._compiler import depends
+from .._errors import OptionError, StructureError
+from .._warnings import tell
 
 __all__ = [
     'PARTS',
     'Batch',
     'Task',
     'accuracy',
+    'check_draw',
     'check_real',
     'check_whole',
     'entropy',
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 PARTS = ('train', 'validation', 'test')
+METRICS = ('accuracy', 'nats', 'mse')
 
 
 class Batch(NamedTuple):
@@ -48,9 +52,12 @@ class Task:
     O)`` and of one row of ``ys``. ``score(outputs, ys, mask)`` takes all steps and is in the unit
     ``metric``: ``'accuracy'``, which is better where it is higher, ``'nats'`` or ``'mse'``.
     ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
-    nothing of what a learner has to keep in memory. ``stream`` tells that a sequence is a piece of
-    one stream, along which parameters are updated while it goes on. ``draw(key, batch, part)`` is
-    what :meth:`sample` calls.
+    nothing of what a learner has to keep in memory; None where nobody needs it. ``stream`` tells
+    that a sequence is a piece of one stream, along which parameters are updated while it goes on.
+    ``draw(key, batch, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
+    comes from the key by ``jax.random``.
+
+    Raises :class:`braintrace.OptionError` for another metric.
 
     >>> import jax
     >>> from braintrace import tasks
@@ -71,8 +78,17 @@ class Task:
     score: Callable[[Array, Array, Array], Array]
     metric: str
     floor: float
-    trivial: Callable[[Array], Array]
+    trivial: Callable[[Array], Array] | None = None
     stream: bool = False
+
+    def __post_init__(self):
+        if self.metric not in METRICS:
+            choices = ', '.join(map(repr, METRICS))
+            raise OptionError(f'metric is {self.metric!r}; give one of {choices}.')
+
+    def __str__(self) -> str:
+        sizes = f'{self.steps} steps, {self.inputs} inputs, {self.outputs} outputs'
+        return f'{self.name}: {sizes}, floor {self.shown(self.floor)}'
 
     def sample(self, key: Array, batch: int, part: str = 'train') -> Batch:
         """``batch`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
@@ -139,3 +155,34 @@ def check_real(name: str, value: object, above: float = 0.0) -> None:
     real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else above
     if not above < real < float('inf'):
         raise OptionError(f'{name} is {value!r}; give a number above {above:g}.')
+
+
+def check_draw(task: Task, batch: int) -> None:
+    """Refuse a task that draws other shapes than it says, and warn of one that its key does not
+    move.
+    """
+    found = jax.eval_shape(lambda: task.sample(jax.random.key(0), batch))
+    if not isinstance(found, Batch):
+        raise StructureError(
+            f'{task.name} draws {type(found).__name__}; draw(key, batch, part) returns a '
+            'braintrace.tasks.Batch(xs, ys, mask).'
+        )
+    shapes = {name: jnp.shape(value) for name, value in found._asdict().items()}
+    wanted = {'xs': (task.steps, batch, task.inputs), 'ys': (task.steps, batch)}
+    wanted['mask'] = (task.steps,)
+    for name, shape in wanted.items():
+        if shapes[name] != (shape if name != 'ys' else shape + shapes[name][2:]):
+            raise StructureError(
+                f'{task.name} draws {name} {list(shapes[name])}, and its sizes say {list(shape)}: '
+                'steps, batch, inputs.'
+            )
+    key = jax.random.key(0)
+    moves = (
+        depends(lambda keys, name=name: getattr(task.draw(keys[0], batch, PARTS[0]), name), [key])
+        for name in ('xs', 'ys')
+    )
+    if not any(moved for (moved,) in moves):
+        tell(
+            f'{task.name} draws one batch, whatever the key: draw(key, batch, part) is compiled, '
+            'so its random numbers have to come from the key, by jax.random.'
+        )

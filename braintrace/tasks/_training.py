@@ -114,9 +114,8 @@ class Training:
             every=window or every or 1,
             inside='trace' if whole else 'exact',
         )
-        *now, losses = learn(*at[:3], xs, ys, mask)
-        params, moments, state = now
-        return At(params, moments, state, at.first), losses
+        params, moments, state, losses = learn(*at[:3], xs, ys, mask)
+        return at._replace(params=params, moments=moments, state=state), losses
 
     def score(self, params, carry, key, part: str, sequences: int):
         """The score of held-out sequences, in lanes of the batch's size."""

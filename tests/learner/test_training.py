@@ -113,6 +113,14 @@ def test_progress_shows_a_line(capfd):
     assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
 
 
+def test_progress_shows_the_loss_that_counts(capfd):
+    xs, ys = data()
+    last = jnp.arange(STEPS) == STEPS - 1
+    losses, _ = train(compiled(), xs, ys, progress=True, mask=last, update_every=STEPS)
+    jax.effects_barrier()
+    assert f'loss {float(losses[-1]):.4g},' in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ('rate', 'length', 'most'),
     [(50, 200, 25), (1000, 10_000, 55), (1e5, 10**6, 55), (10, 10**4, 101)],

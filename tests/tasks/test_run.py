@@ -12,6 +12,7 @@ import saiunit as u
 
 import braintrace
 from braintrace import OptionError, nn, rules, tasks
+from braintrace.tasks._task import check_draw
 from tests.tiers import slow
 
 TASK, ADAM, UNITS = tasks.adding(6), optax.adam(1e-2), 5
@@ -98,7 +99,8 @@ def test_a_run_is_the_loop_that_one_writes_by_hand(name):
         assert found.losses[i] == pytest.approx(losses, rel=1e-4)
         for key, p in params.items():
             assert np.allclose(found.params[key][i], p, atol=2e-5)
-    assert found.updates == 3 and found.scores.shape == (2,) and found.validation == ()
+    assert found.updates == 3 and found.scores.shape == (2,)
+    assert [done for done, _ in found.validation] == [1, 2, 3]
 
 
 @slow
@@ -297,22 +299,43 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
         run(None, lambda seed: nn.GRUCell(2, seed))
 
 
+def test_a_task_draws_what_it_says():
+    draw = lambda key, batch, part: TASK.draw(key, batch, part)
+    own = lambda **more: tasks.Task(**{**vars(TASK), 'draw': draw, **more})
+    for task, message in (
+        (own(steps=7), r'draws xs \[6, 32, 2\], and its sizes say \[7, 32, 2\]'),
+        (own(draw=lambda *args: TASK.draw(*args)[:2]), 'draws tuple'),
+    ):
+        with pytest.raises(braintrace.StructureError, match=message):
+            tasks.run(task, lambda seed: Network(), rules.d_rtrl(), ADAM, 1)
+    with pytest.raises(OptionError, match="metric is 'r2'"):
+        own(metric='r2')
+    with pytest.warns(braintrace.BraintraceWarning, match='draws one batch, whatever the key'):
+        check_draw(own(draw=lambda key, *rest: TASK.draw(jax.random.key(0), *rest)), 4)
+
+
 def test_a_run_is_told_in_one_line():
     losses, scores = np.zeros((2, 7)), np.array([0.25, 0.75])
-    found = tasks.Run(tasks.evidence(), (0, 1), {}, losses, scores, (), 1.0, 2.0, 3)
-    assert str(found) == 'evidence 7: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
+    found = tasks.Run(tasks.evidence(), 'BPTT', (0, 1), {}, losses, scores, 7, (), 1.0, 2.0, 3)
+    assert (
+        str(found)
+        == 'evidence 7, BPTT: 50.0 % (25.0 % to 75.0 %, 2 seeds), floor 50.0 %, 7 updates'
+    )
 
 
 STREAM = tasks.shifting_sine(40)
 REFUSED = {
     'task': (dict(task='adding'), "task is 'adding'"),
     'model': (dict(model=Network()), 'give a function of a seed'),
-    'module': (dict(model=lambda seed: 3), r'model\(0\) is 3; return a brainstate'),
+    'module': (dict(model=lambda seed: 3), r'model\(0\) is int; return a brainstate'),
     'rule': (dict(rule='D_RTRL'), "rule is 'D_RTRL'; give a value of braintrace.rules"),
     'optimizer': (dict(optimizer='adam'), 'optimizer'),
     'updates': (dict(updates=None), 'updates is None'),
     'stream': (dict(task=STREAM, updates=3), 'a stream'),
     'endless': (dict(task=STREAM, updates=None, rule=None), 'give the window'),
+    'share': (dict(task=tasks.evidence(), until=90), 'an accuracy is a share'),
+    'long': (dict(every=7), 'every is 7, but adding 6 has 6 steps'),
+    'cell': (dict(model=made), r'made for one batch: make it for 32'),
     'until': (dict(task=STREAM, updates=None, until=0.1), 'no validation part'),
     'every': (dict(window=2, every=3), 'an update ends a window'),
     'window': (dict(window=0), 'window is 0'),
@@ -330,5 +353,5 @@ def test_what_does_not_fit_is_refused(name):
     given, message = REFUSED[name]
     start = {'task': TASK, 'model': lambda seed: Network(), 'rule': rules.d_rtrl()}
     arguments = start | {'optimizer': ADAM, 'updates': 3} | given
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(braintrace.BraintraceError, match=message):
         tasks.run(**arguments)
