@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import brainstate
@@ -67,9 +67,14 @@ class Training:
         return check_loss(Penalised(loss, penalty(outputs[1])), 'the loss of a step')
 
     def start(self, params, carry, seed, x) -> At:
-        """Before the first update; random keys of the carry are drawn anew for each seed."""
-        first = jax.tree.map(lambda c: jax.random.fold_in(c, seed) if _is_random(c) else c, carry)
-        return At(params, self.optimizer.init(params), self.online.init(params, first, x), carry)
+        """Before the first update; random keys of the carry and of the rule are drawn anew for each
+        seed.
+        """
+        fold = partial(jax.random.fold_in, data=seed)
+        first = jax.tree.map(lambda c: fold(c) if _is_random(c) else c, carry)
+        state = self.online.init(params, first, x)
+        trace = jax.tree.map(lambda e: fold(e) if is_key(e) else e, state.trace)
+        return At(params, self.optimizer.init(params), state.replace(trace=trace), carry)
 
     def anew(self, at: At) -> OnlineState:
         """The state before new sequences."""

@@ -204,6 +204,14 @@ def test_each_update_and_each_seed_draws_its_own_noise():
 
 
 @slow
+def test_each_seed_draws_its_own_noise_of_the_rule():
+    same = lambda key, batch, part: TASK.draw(jax.random.key(0), batch, part)
+    task = tasks.Task(**{**vars(TASK), 'draw': same})
+    losses = run(rules.uoro(), lambda seed: made(0), task).losses
+    assert losses[0, 0] == losses[1, 0] and losses[0, 2] != losses[1, 2]
+
+
+@slow
 def test_what_is_not_trainable_stays():
     params = {'w': jnp.ones((2 + UNITS, UNITS)) / 5, 'out': jnp.ones((UNITS, 1))}
     places = {**params, 'places': jnp.arange(3)}
