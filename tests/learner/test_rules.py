@@ -18,12 +18,14 @@ from .networks import BATCH, INPUTS, UNITS, data, loss_of
 
 
 class Gated(brainstate.nn.Module):
-    """A recurrent layer and a readout without a bias."""
+    """A recurrent layer and a readout without a bias, which may leak."""
 
-    def __init__(self):
+    def __init__(self, leaky=False):
         super().__init__()
         self.cell = braintrace.nn.GRUCell(INPUTS, UNITS)
         self.readout = braintrace.nn.Linear(UNITS, 2, b_init=None)
+        if leaky:
+            self.readout = braintrace.nn.LeakyRateReadout(UNITS, 2, tau=3.0)
 
     def update(self, x):
         return self.readout(self.cell(x))
@@ -66,10 +68,10 @@ SHELLS = [
 IDS = ['-'.join([name, *options]) for name, options, _ in SHELLS]
 
 
-def compiled(rule, **options):
+def compiled(rule, leaky=False, **options):
     brainstate.random.seed(0)
     x = jnp.zeros((BATCH, INPUTS))
-    return braintrace.compile(Gated(), rule, x, batch_size=BATCH, **options)
+    return braintrace.compile(Gated(leaky), rule, x, batch_size=BATCH, **options)
 
 
 @pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
@@ -98,7 +100,8 @@ def run_when(name, options):
 )
 def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(name, options, value):
     xs, ys = data()
-    learner, other = compiled(name, **options), compiled(value())
+    leaky = name == 'OTPE' or 'kappa_filter_decay' in options
+    learner, other = compiled(name, leaky, **options), compiled(value(), leaky)
     saved = learner.save()
     grads, losses = gradient(learner, xs, ys)
     want, _ = gradient(other, xs, ys)
