@@ -27,10 +27,10 @@ def main(steps=1_000_000, path=Path(__file__).parent / 'output' / 'drifting_stre
         model = lambda seed: nn.LRUCell(1, 32, r_max=0.99)
         found = tasks.run(task, model, rule, optax.adam(3e-4), batch=1, progress=True)
         buffers = f'{found.memory / 2**10:.0f} KiB of buffers'
-        print(f'{rule}: {found}, {buffers}, {megabytes():.0f} MB in all')
+        print(f'{found}, {buffers}, {megabytes():.0f} MB in all')
         pieces = np.array_split(found.losses[0], 50)
         ends = np.cumsum([len(piece) for piece in pieces])
-        axis.plot(ends, [piece.mean() for piece in pieces], label=str(rule))
+        axis.plot(ends, [piece.mean() for piece in pieces], label=found.method)
         scores[rule.name] = float(found.scores[0])
     axis.set(xlabel='steps', ylabel='squared error (target: 1)', yscale='log')
     axis.legend()

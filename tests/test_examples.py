@@ -101,7 +101,7 @@ def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
 
 
 TRAINED = {  # arguments in a small form, and whether the figure is good enough
-    'evidence': ((20, 8), lambda share: 0 <= share <= 1),
+    'evidence': ((40, 16), lambda share: share > 0.7),
     'pixels': ((60, 50), lambda share: share > 0.3),
     'copy_memory': ((5, 60), lambda error: error['D_RTRL'] < error['same_step'] < 1),
     'drifting_stream': ((20_000,), lambda error: error['D_RTRL'] < 0.5),
