@@ -11,13 +11,9 @@ Compiled programs are kept in ``build/jax_cache``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-import time
 from collections.abc import Callable
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +21,7 @@ import jax
 import numpy as np
 import optax
 from nets import NETS
-from rules import kept, versions
+from records import measure, options
 
 from braintrace import BraintraceError, rules, tasks
 from braintrace.tasks import Task
@@ -168,41 +164,27 @@ def measured(setting: Setting, way: Way, effort: Effort) -> dict:
         return head | {'refused': f'{type(error).__name__}: {error}'}
 
 
-def line(task: Task, row: dict) -> str:
+def line(row: dict) -> str:
     """A row as one line of progress."""
     name = f'{row["task"]} | {row["net"]} | {row["row"]}'
     if 'refused' in row:
         return f'{name}: refused, {row["refused"][:100]}'
-    scores = ', '.join(task.shown(score) for score in row['scores'])
-    return f'{name}: {scores}, {row["compile_seconds"]:.0f} + {row["seconds"]:.0f} s'
+    scores = ' '.join(f'{score:.4g}' for score in row['scores'])
+    return (
+        f'{name}: {scores} {row["metric"]}, {row["compile_seconds"]:.0f} + {row["seconds"]:.0f} s'
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-    parser.add_argument('--quick', action='store_true')
-    parser.add_argument('--again', action='store_true')
-    parser.add_argument('--only', nargs='+', default=('*',))
-    parser.add_argument('--output', type=Path, default=PATH)
-    options = parser.parse_args()
+    given = options(__doc__, PATH)
     jax.config.update('jax_compilation_cache_dir', str(CACHE))
-    effort = Effort((1,), 60) if options.quick else Effort()
-    chosen = [(s, way) for s in (quick() if options.quick else settings()) for way in s.rows()]
-    found = {'records': []} if options.quick else kept(options.output)
-    there = {(r['task'], r['net'], r['row']): r for r in found['records']}
-    begin = time.perf_counter()
-    for number, (setting, way) in enumerate(chosen, 1):
-        name = setting.task.name, setting.net, way.name
-        wanted = any(fnmatchcase(' | '.join(name), pattern) for pattern in options.only)
-        if not wanted or (name in there and not options.again):
-            continue
-        there[name] = measured(setting, way, effort)
-        spent = time.perf_counter() - begin
-        print(f'[{number}/{len(chosen)}, {spent:.0f} s] {line(setting.task, there[name])}')
-        sys.stdout.flush()
-        if not options.quick:
-            found = {'versions': versions(), 'records': list(there.values())}
-            options.output.write_text(json.dumps(found, indent=1) + '\n', encoding='utf-8')
-    print(f'{len(chosen)} rows in {time.perf_counter() - begin:.0f} s')
+    effort = Effort((1,), 60) if given.quick else Effort()
+    rows = {
+        (setting.task.name, setting.net, way.name): partial(measured, setting, way, effort)
+        for setting in (quick() if given.quick else settings())
+        for way in setting.rows()
+    }
+    measure(given, rows, line)
 
 
 if __name__ == '__main__':

@@ -10,19 +10,13 @@ off goes on where it was. ``benchmarks/rules_page.py`` makes ``docs/rules.md`` f
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
-import json
 import os
-import platform
-import sys
-import time
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
-import jax
 from learning import QUICK, Effort, Setting, record
 from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
+from records import measure, options
 
 from braintrace import BraintraceError, tasks
 
@@ -54,14 +48,13 @@ def quick() -> list[Setting]:
     return [every[3], every[6]]
 
 
-def todo(found: list[Setting], patterns: tuple = ('*',)) -> list[tuple[Setting, Method]]:
-    """The rows of these settings of which one pattern matches ``task | net | row``."""
+def todo(found: list[Setting]) -> list[tuple[Setting, Method]]:
+    """The rows of these settings."""
     return [
         (setting, method)
         for setting in found
         for method in METHODS
         if applies(method, setting.net, setting.steps)
-        and any(fnmatchcase(' | '.join(named(setting, method)), p) for p in patterns)
     ]
 
 
@@ -91,43 +84,11 @@ def line(row: dict) -> str:
     return f'{name}: {scores} ({row["metric"]}, floor {row["floor"]:.4g}), {row["seconds"]:.0f} s'
 
 
-def versions() -> dict:
-    names = ('jax', 'brainstate', 'optax', 'braintrace')
-    device = f'{jax.devices()[0].device_kind}, {platform.machine()}'
-    return {'python': platform.python_version(), 'device': device} | {
-        name: importlib.metadata.version(name) for name in names
-    }
-
-
-def kept(path: Path) -> dict:
-    if path.exists():
-        return json.loads(path.read_text(encoding='utf-8'))
-    return {'records': []}
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-    parser.add_argument('--quick', action='store_true')
-    parser.add_argument('--again', action='store_true')
-    parser.add_argument('--only', nargs='+', default=('*',))
-    parser.add_argument('--output', type=Path, default=PATH)
-    options = parser.parse_args()
-    rows = todo(quick() if options.quick else settings(), options.only)
-    found = {'records': []} if options.quick else kept(options.output)
-    there = {(r['task'], r['net'], r['row']): r for r in found['records']}
-    begin = time.perf_counter()
-    for number, (setting, method) in enumerate(rows, 1):
-        name = named(setting, method)
-        if name in there and not options.again:
-            continue
-        there[name] = measured(setting, method, QUICK if options.quick else Effort())
-        print(f'[{number}/{len(rows)}, {time.perf_counter() - begin:.0f} s] {line(there[name])}')
-        sys.stdout.flush()
-        if not options.quick:
-            found = {'versions': versions(), 'records': list(there.values())}
-            text = json.dumps(found, indent=1) + '\n'
-            options.output.write_text(text, encoding='utf-8')
-    print(f'{len(rows)} rows in {time.perf_counter() - begin:.0f} s')
+    given = options(__doc__, PATH)
+    effort = QUICK if given.quick else Effort()
+    rows = todo(quick() if given.quick else settings())
+    measure(given, {named(*row): partial(measured, *row, effort) for row in rows}, line)
 
 
 if __name__ == '__main__':

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import types
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ('rnn', 3, 2, 4, 2)
@@ -25,13 +25,8 @@ MODULES = (
 @pytest.fixture(scope='module')
 def bench():
     """The modules of benchmarks/, which import one another by their plain names."""
-    sys.path.insert(0, str(ROOT / 'benchmarks'))
-    try:
-        yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(ROOT / 'benchmarks'))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules(*MODULES) as found:
+        yield found
 
 
 class TracesAtEachCall:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import types
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from braintrace import rules, tasks
+from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ('nets', 'methods', 'learning', 'tables', 'rules', 'rules_page')
@@ -21,13 +20,8 @@ MODULES = ('nets', 'methods', 'learning', 'tables', 'rules', 'rules_page')
 @pytest.fixture(scope='module')
 def board():
     """The modules of benchmarks/, which import one another by their plain names."""
-    sys.path.insert(0, str(ROOT / 'benchmarks'))
-    try:
-        yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(ROOT / 'benchmarks'))
-        for name in (*MODULES, 'figures'):
-            sys.modules.pop(name, None)
+    with modules(*MODULES) as found:
+        yield found
 
 
 @pytest.mark.slow

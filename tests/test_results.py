@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-import types
 from pathlib import Path
 
 import pytest
+
+from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -26,13 +26,8 @@ MODULES = (
 @pytest.fixture(scope='module')
 def board():
     """The modules of benchmarks/, which import one another by their plain names."""
-    sys.path.insert(0, str(ROOT / 'benchmarks'))
-    try:
-        yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(ROOT / 'benchmarks'))
-        for name in (*MODULES, 'figures'):
-            sys.modules.pop(name, None)
+    with modules(*MODULES) as found:
+        yield found
 
 
 def record(setting, name, scores, **more):

@@ -169,11 +169,11 @@ def _method(rule: Rule | None, options: Options) -> str:
     window, every = options.window, options.every
     if rule is None:
         return 'BPTT' if window is None else f'truncated BPTT, {window}'
-    options_of_rule = repr(rule).removeprefix(type(rule).__name__).replace('()', '')
-    more = '' if window is None else f', exact windows of {window}'
-    return f'{rule.name}{options_of_rule}{more}' + (
-        '' if every is None else f', an update each {every} steps'
-    )
+    given = repr(rule).removeprefix(type(rule).__name__).replace('()', '')
+    words = [f'{rule.name}{given}']
+    words += [] if window is None else [f'exact windows of {window}']
+    words += [] if every is None else [f'an update each {every} steps']
+    return ', '.join(words)
 
 
 def _zeros(task: Task, batch: int) -> jax.Array:

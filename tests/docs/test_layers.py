@@ -11,6 +11,8 @@ import pytest
 import braintrace
 from braintrace import nn
 
+from .pages import check_blocks
+
 PAGE = (Path(__file__).resolve().parents[2] / 'docs' / 'layers.md').read_text(encoding='utf-8')
 CELLS = {
     name: cells[1]
@@ -22,12 +24,7 @@ CELLS = {
 
 @pytest.mark.slow
 def test_every_block_prints_what_stands_behind_it(capsys):
-    names: dict = {}
-    blocks = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', PAGE, flags=re.DOTALL)
-    for code, shown in blocks:
-        exec(compile(code, 'layers.md', 'exec'), names)
-        assert capsys.readouterr().out == shown, code
-    assert len(blocks) == PAGE.count('```python') == 4
+    check_blocks('layers.md', 4, capsys)
 
 
 def test_every_class_is_named():

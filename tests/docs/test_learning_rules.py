@@ -10,18 +10,15 @@ import pytest
 
 from braintrace import rules
 
+from .pages import check_blocks
+
 PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'learning_rules.md'
 TEXT = PAGE.read_text(encoding='utf-8')
 
 
 @pytest.mark.slow
 def test_every_block_prints_what_stands_behind_it(capsys):
-    blocks = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', TEXT, flags=re.DOTALL)
-    names: dict = {}
-    for code, shown in blocks:
-        exec(compile(code, PAGE.name, 'exec'), names)
-        assert capsys.readouterr().out == shown, code
-    assert len(blocks) == TEXT.count('```python') == 3
+    check_blocks('learning_rules.md', 3, capsys)
 
 
 def test_every_value_has_a_row():

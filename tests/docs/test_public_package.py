@@ -11,6 +11,8 @@ import pytest
 import braintrace
 from braintrace._public_names import ABSENT, ARGUMENTS
 
+from .pages import check_blocks
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs' / 'public_package.md').read_text(encoding='utf-8')
 
@@ -24,12 +26,7 @@ def table(title: str) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_every_block_prints_what_stands_behind_it(capsys):
-    steps = re.findall(r'```python\n(.*?)```(?:\n\n```text\n(.*?)```)?', PAGE, flags=re.DOTALL)
-    names: dict = {}
-    for code, shown in steps:
-        exec(compile(code, 'public_package.md', 'exec'), names)
-        assert capsys.readouterr().out == shown, code
-    assert len([shown for _, shown in steps if shown]) == 5
+    check_blocks('public_package.md', 5, capsys, silent=1)
 
 
 def test_every_name_is_there_or_says_what_to_use():

@@ -10,18 +10,15 @@ import pytest
 
 from braintrace import tasks
 
+from .pages import check_blocks
+
 PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'training.md'
 TEXT = PAGE.read_text(encoding='utf-8')
 
 
 @pytest.mark.slow
 def test_every_block_prints_what_stands_behind_it(capsys):
-    blocks = re.findall(r'```python\n(.*?)```\n\n```text\n(.*?)```', TEXT, flags=re.DOTALL)
-    names: dict = {}
-    for code, shown in blocks:
-        exec(compile(code, PAGE.name, 'exec'), names)
-        assert capsys.readouterr().out == shown, code
-    assert len(blocks) == TEXT.count('```python') == 5
+    check_blocks('training.md', 5, capsys)
 
 
 def test_every_task_and_every_argument_has_a_row():
