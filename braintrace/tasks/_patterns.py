@@ -19,7 +19,8 @@ HERTZ = (1, 2, 3, 5)
 
 
 def pattern_generation(dt: float = 5, outputs: int = 1, seed: int = 0) -> Task:
-    """Generate one fixed pattern (Bellec et al., 2020, Nature Communications 11:3625, supplement).
+    """Generate one fixed pattern, a task like one that e-prop was shown on (Bellec et al., 2020,
+    Nature Communications 11:3625); its numbers are our own choice.
 
     Each output is asked for a sum of sines of 1, 2, 3 and 5 Hz over one second, with amplitudes
     uniform in [0.5, 2] and phases uniform in [0, 2 pi], drawn once by ``seed`` for all sequences
