@@ -9,6 +9,7 @@
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
 #   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour)
+#   make docs           the site, in build/site; warnings and public names without a page are errors
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
@@ -24,6 +25,8 @@ SEED := $(shell date +%Y%m%d%H%M)
 endif
 PYTEST = JAX_PLATFORMS=$(JAX_PLATFORMS) $(1)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 
+SPHINX = rm -rf build/site && JAX_PLATFORMS=cpu $(1)/bin/python -m sphinx -q -W --keep-going -b html -d build/site-cache docs build/site
+
 # The candidates that are tried in turn; a name on the PATH may be a shim that does not run, so each one is run.
 PYTHON_CANDIDATES = $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14)
 PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.14 \
@@ -33,7 +36,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest test-nightly bench rules results lint ruff mypy clean
+.PHONY: demo test test-quick test-latest test-nightly bench rules results docs lint ruff mypy clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-examples
@@ -102,6 +105,16 @@ results: $(VENV)/.with-all
 	$(VENV)/bin/python benchmarks/results.py
 	$(VENV)/bin/python benchmarks/results_page.py
 
+docs: $(VENV)/.with-all
+	$(call SPHINX,$(VENV))
+
+docs-latest:
+	@$(call with_latest,run-docs-latest)
+
+.PHONY: docs-latest run-docs-latest
+run-docs-latest: $(VENV_LATEST)/.with-tests
+	$(call SPHINX,$(VENV_LATEST))
+
 lint: ruff mypy
 
 ruff: $(VENV)/.with-all
@@ -120,11 +133,11 @@ $(VENV)/.with-examples: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q -e '.[examples,test,dev]'
+	$(VENV)/bin/python -m pip install -q -e '.[examples,test,docs,dev]'
 	@touch $@ $(VENV)/.with-examples
 
 $(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python
-	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test]'
+	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test,docs]'
 	@touch $@
 
 $(VENV_PUBLIC)/.with-public: | $(VENV)/bin/python

@@ -3,7 +3,7 @@
 The names that this program uses are those of the public package too, so it runs unchanged in an
 environment that has one of its versions: `python benchmarks/public_faults.py`. For each weight it
 prints the length of the gradient of a sequence, in units of the gradient by backpropagation, and
-the cosine between the two: 1.00 and 1.000 where they are the same. `docs/public_package.md` has
+the cosine between the two: 1.00 and 1.000 where they are the same. `docs/howto/migrate.md` has
 the table.
 """
 

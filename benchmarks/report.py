@@ -258,7 +258,7 @@ def plots(found) -> None:
             ax.loglog(*zip(*points), 'o-', color=LINES[line][1])
     axes[1, 1].set(xlabel='steps T (gru 64, B = 16)', ylabel='seconds, compilation included')
     axes[1, 2].set(xlabel='steps T (gru 64, B = 16)', ylabel='peak memory of the process, MiB')
-    fig.savefig(DOCS / 'performance.png', dpi=110)
+    fig.savefig(DOCS / 'pictures' / 'performance.png', dpi=110)
 
 
 PARTS = {

@@ -15,7 +15,7 @@ from tests.compare import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-PRIMITIVES = (ROOT / 'docs' / 'primitives.md').read_text(encoding='utf-8')
+PRIMITIVES = (ROOT / 'docs' / 'reference' / 'primitives.md').read_text(encoding='utf-8')
 
 
 def blocks(language, text=README):
@@ -74,7 +74,9 @@ def test_the_test_suite_of_the_guide_to_primitives_runs(tmp_path):
 
 def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
     namespace: dict = {}
-    for block in blocks('python', (ROOT / 'docs' / 'compiling.md').read_text(encoding='utf-8')):
+    for block in blocks(
+        'python', (ROOT / 'docs' / 'reference' / 'compiling.md').read_text(encoding='utf-8')
+    ):
         exec(compile(block, 'compiling.md', 'exec'), namespace)
     shown = capsys.readouterr().out
     assert shown.startswith('(12,)') and 'flowchart' in shown
@@ -82,7 +84,9 @@ def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
 
 def test_the_code_blocks_of_the_guide_to_gradients_run(capsys):
     namespace: dict = {}
-    for block in blocks('python', (ROOT / 'docs' / 'verify.md').read_text(encoding='utf-8')):
+    for block in blocks(
+        'python', (ROOT / 'docs' / 'howto' / 'debug_gradients.md').read_text(encoding='utf-8')
+    ):
         exec(compile(block, 'verify.md', 'exec'), namespace)
         if 'grads' in namespace:
             assert_close(namespace.pop('grads'), namespace.pop('cut'), 1e-4)
@@ -103,7 +107,7 @@ def test_the_commands_are_targets_of_the_makefile():
 
 
 def test_the_links_lead_to_files():
-    pages = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+    pages = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').rglob('*.md')]
     lost = {
         f'{page.name}: {link}'
         for page in pages
@@ -114,7 +118,7 @@ def test_the_links_lead_to_files():
 
 
 def test_the_files_that_documents_name_are_there():
-    pages = [ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').glob('*.md')]
+    pages = [ROOT / 'CONTRIBUTING.md', *(ROOT / 'docs').rglob('*.md')]
     named = {
         (page.name, name)
         for page in pages

@@ -1,4 +1,5 @@
-"""Draws `way_through.svg`: the stops of docs/way_through.md, and the numbers of its one weight.
+"""Draws `way_through.svg`: the stops of docs/explanation/way_through.md, and the numbers of its
+one weight.
 
 The numbers come from the code blocks of that page. `python docs/pictures/way_through.py [FILE]`
 needs matplotlib (`pip install -e '.[examples]'`).
@@ -17,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / 'way_through.md'
+PAGE = HERE.parent / 'explanation' / 'way_through.md'
 INK, FAINT, TRACE, STEP, PAST = '#222222', '#8a8a8a', '#2a6f97', '#e09f3e', '#9e2a2b'
 SHOWN = 3  # the step whose numbers stand beside the stops
 # What a stop hands on, the floor that makes it, and what it is for w[0, 0].

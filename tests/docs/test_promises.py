@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-PAGE = (TESTS.parent / 'docs' / 'promises.md').read_text(encoding='utf-8')
+PAGE = (TESTS.parent / 'docs' / 'reference' / 'promises.md').read_text(encoding='utf-8')
 LEFT_OUT = {7, 8, 17}
 
 

@@ -6,19 +6,10 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from braintrace import tasks
 
-from .pages import check_blocks
-
-PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'training.md'
+PAGE = Path(__file__).resolve().parents[2] / 'docs' / 'howto' / 'training.md'
 TEXT = PAGE.read_text(encoding='utf-8')
-
-
-@pytest.mark.slow
-def test_every_block_prints_what_stands_behind_it(capsys):
-    check_blocks('training.md', 5, capsys)
 
 
 def test_every_task_and_every_argument_has_a_row():

@@ -86,7 +86,7 @@ def test_a_call_that_raises_leaves_the_learner_as_it_was():
 
 
 def test_keys_made_of_a_seed_and_a_counter_are_those_of_a_plain_loop():
-    """The recipe of docs/sharp_bits.md."""
+    """The recipe of docs/howto/sharp_bits.md."""
 
     def noisy(p, c, x):
         noise = jax.random.normal(jax.random.fold_in(p['seed'], c['count']), c['h'].shape)

@@ -98,7 +98,7 @@ def test_a_variant_is_made_anew_and_leaves_the_first_as_it_was():
 
 
 def test_a_jitted_function_keeps_what_it_closed_over():
-    """The sharp edge of docs/sharp_bits.md: it is the program of the first call."""
+    """The sharp edge of docs/howto/sharp_bits.md: it is the program of the first call."""
     (xs, _), chosen = data(), {'scale': 1.0}
 
     def scaled(p, h, x):
