@@ -64,7 +64,7 @@ FEW = ('same step, Adam', 'same step, RMSprop', 'D_RTRL', BPTT)
 class Setting(NamedTuple):
     """A task on a net: updates, learning rate and sequences of a batch; ``aim``: the score that is
     to be reached; ``penalty``: weight of what the net's second output asks for; ``ways``: the rows,
-    all if it is empty.
+    all if it is empty; ``test``: how many test sequences are scored.
     """
 
     task: Task
@@ -75,6 +75,7 @@ class Setting(NamedTuple):
     aim: float
     penalty: float = 0.0
     ways: tuple[str, ...] = ()
+    test: int = 600
 
     def rows(self) -> list[Way]:
         """A stream has no BPTT, since it has no end."""
@@ -92,7 +93,7 @@ def settings() -> list[Setting]:
         Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
         Setting(tasks.copy_memory(50), 'LRU 96', 400, 1e-2, 24, 0.001),
         Setting(tasks.copy_memory(200), 'LRU 96', 800, 1e-2, 24, 0.01, ways=FEW),
-        Setting(tasks.digits('pixels'), 'LRU 64', 1200, 3e-3, 50, 0.98),
+        Setting(tasks.digits('pixels'), 'LRU 64', 1200, 3e-3, 50, 0.98, test=300),
         Setting(tasks.characters(), 'GRU 64', 600, 1e-2, 32, 2.0),
         Setting(tasks.pattern_generation(), rated, 400, 1e-2, 8, 0.1, PENALTY),
         Setting(filtered, 'LRU 32, linear', None, 3e-4, 1, 0.001),
@@ -130,7 +131,7 @@ def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
         batch=setting.batch,
         window=way.window,
         penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
-        test=effort.test,
+        test=min(setting.test, effort.test),
         progress=True,
     )
     return {

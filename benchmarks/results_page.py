@@ -1,4 +1,4 @@
-"""Make ``docs/results.md`` and its picture from the records of ``results.py``.
+"""Make ``docs/results.md``, its pictures and README's "What it learns" from the records.
 
 python benchmarks/results_page.py [records.json]
 """
@@ -12,13 +12,26 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.ticker import PercentFormatter
 from results import CLIP, PATH, WAYS, Effort, Setting, settings
 from rules_page import size
 from tables import table
 
+matplotlib.use('Agg')
+
 HERE = Path(__file__).parent
 DOCS = HERE.parent / 'docs'
-PICTURE = DOCS / 'pictures' / 'results.png'
+PICTURES = DOCS / 'pictures'
+README = HERE.parent / 'README.md'
+SECTION = re.compile(r'(## What it learns\n\n[^|]*)\|.*?(?=\n\n)', re.DOTALL)
+SHORT = {
+    'BPTT': '#000000',
+    'D_RTRL': '#0072B2',
+    'truncated BPTT, 16': '#E69F00',
+    'same step, RMSprop': '#999999',
+}
 SAME_STEP = tuple(way.name for way in WAYS if way.name.startswith('same step'))
 
 
@@ -56,6 +69,7 @@ def budget(setting: Setting) -> str:
         text = f'A stream of {task.steps:,} steps, an update at each of them (or each window)'
     else:
         text = f'{task.steps} steps, {setting.updates} updates of {setting.batch} sequences'
+        text += f', {setting.test} test sequences'
     decay = '' if task.stream else ', falling along a cosine'
     text += f'; learning rate {setting.rate:g}{decay}. Who knows nothing has {floor}; aim: {aim}.'
     return text
@@ -88,6 +102,13 @@ def tables(found: Found) -> str:
     )
 
 
+def best_of_same_step(setting: Setting, learnt: dict) -> str:
+    """The name of the better row of the same step; '' where none is there."""
+    sign = 1 if setting.task.metric == 'accuracy' else -1
+    cheap = [n for n in SAME_STEP if n in learnt]
+    return max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
+
+
 def summary(found: Found) -> str:
     """A row for each setting: what the same step reaches, what D_RTRL and BPTT reach."""
     rows = []
@@ -96,9 +117,7 @@ def summary(found: Found) -> str:
         if not learnt:
             continue
         shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-        sign = 1 if s.task.metric == 'accuracy' else -1
-        cheap = [n for n in SAME_STEP if n in learnt]
-        best = max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
+        best = best_of_same_step(s, learnt)
         told = ['D_RTRL', 'D_RTRL, whole credit', 'ES_D_RTRL 0.9', 'BPTT']
         fails = 'no' if best and good(s, learnt[best]) else 'yes'
         floor, aim = s.task.shown(s.task.floor), s.task.shown(s.aim)
@@ -127,9 +146,22 @@ def page(records: dict) -> str:
     """The page, from its template."""
     found, effort = Found(records), Effort()
     values = {f.__name__: f(found) for f in (tables, summary, state, load)}
-    values |= {'seeds': str(len(effort.seeds)), 'tested': str(effort.test), 'clip': f'{CLIP:g}'}
+    values |= {'seeds': str(len(effort.seeds)), 'clip': f'{CLIP:g}'}
     text = (HERE / 'results.in.md').read_text(encoding='utf-8')
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+
+
+def readme(text: str, records: dict) -> str:
+    """Replace README's table of what is learnt: a row for each setting that the same step fails."""
+    found, rows = Found(records), []
+    for s in found.settings:
+        learnt = found.learnt(s)
+        if 'D_RTRL' in learnt and not good(s, learnt[best_of_same_step(s, learnt)]):
+            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
+            cells = [shown[best_of_same_step(s, learnt)], shown['D_RTRL'], shown.get('BPTT', '-')]
+            rows.append([s.task.name, s.net, s.task.shown(s.task.floor), *cells])
+    made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
+    return SECTION.sub(lambda m: m[1] + made, text)
 
 
 def curve(ax, setting: Setting, row: dict, colour) -> None:
@@ -141,13 +173,8 @@ def curve(ax, setting: Setting, row: dict, colour) -> None:
     ax.fill_between(done, lows, highs, color=colour, alpha=0.15, linewidth=0)
 
 
-def draw(found: Found, path: Path = PICTURE) -> None:
+def draw(found: Found, path: Path) -> None:
     """A panel for each setting: the score on validation data along the updates."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
     there = [s for s in found.settings if found.learnt(s)]
     count = max(len(there), 1)
     columns = min(3, count)
@@ -171,7 +198,23 @@ def draw(found: Found, path: Path = PICTURE) -> None:
     ordered = [way.name for way in WAYS if way.name in handles]
     where = {'loc': 'outside lower center', 'ncols': 4, 'fontsize': 8}
     figure.legend([handles[name] for name in ordered], ordered, **where)
-    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_first(found: Found, path: Path) -> None:
+    """The first setting alone, by a few rows, for README."""
+    setting = found.settings[0]
+    figure, ax = plt.subplots(figsize=(6.4, 4), layout='constrained')
+    for name, colour in SHORT.items():
+        if name in found.learnt(setting):
+            curve(ax, setting, found.learnt(setting)[name], colour)
+    ax.axhline(setting.task.floor, color='grey', linewidth=1, linestyle=':')
+    ax.set(xlabel='updates', ylabel='right answers', ylim=(0.4, 1.02))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ax.set_title('evidence over two seconds, 100 spiking neurons', fontsize=11)
+    ax.legend(loc='center right', frameon=False)
+    ax.spines[['top', 'right']].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -179,8 +222,10 @@ def draw(found: Found, path: Path = PICTURE) -> None:
 def main():
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
     records = json.loads(path.read_text(encoding='utf-8'))
-    draw(Found(records))
+    draw(Found(records), PICTURES / 'results.png')
+    draw_first(Found(records), PICTURES / 'evidence.png')
     (DOCS / 'results.md').write_text(page(records), encoding='utf-8')
+    README.write_text(readme(README.read_text(encoding='utf-8'), records), encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-
 from tests.compare import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,19 +22,6 @@ def blocks(language, text=README):
 
 def python(arguments):
     return [sys.executable, *arguments.split()]
-
-
-def test_the_code_blocks_run():
-    found = blocks('python')
-    assert found
-    namespace: dict = {}
-    for block in found:
-        exec(compile(block, 'README.md', 'exec'), namespace)
-    assert namespace['y'].shape == namespace['outputs'].shape == (16, 10)
-    assert namespace['losses'].shape == (20,)
-    one = jax.jit(namespace['run'])(namespace['seeds'][3])
-    several = namespace['seed_params'], namespace['seed_losses']
-    assert_close(jax.tree.map(lambda a: a[3], several), one, 1e-4)
 
 
 def test_the_code_blocks_of_the_guide_to_primitives_run():

@@ -97,10 +97,12 @@ def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, c
     assert not (tmp_path / 'r.json').exists() and 'refused' not in ''.join(lines)
 
 
-def test_records_are_those_of_the_settings(board):
-    """What is kept belongs to a row of today."""
-    if not board.results.PATH.exists():
-        pytest.skip('no records are kept')
-    kept = json.loads(board.results.PATH.read_text(encoding='utf-8'))['records']
+def test_the_page_and_readme_are_those_of_the_records_that_are_kept(board):
+    kept = json.loads(board.results.PATH.read_text(encoding='utf-8'))
     names = {(s.task.name, s.net, way.name) for s, way in todo(board)}
-    assert {(r['task'], r['net'], r['row']) for r in kept} <= names
+    assert {(r['task'], r['net'], r['row']) for r in kept['records']} == names
+    page, readme = (ROOT / name for name in ('docs/results.md', 'README.md'))
+    told = 'run python benchmarks/results_page.py'
+    assert page.read_text(encoding='utf-8') == board.results_page.page(kept), told
+    text = readme.read_text(encoding='utf-8')
+    assert text == board.results_page.readme(text, kept), told

@@ -1,4 +1,4 @@
-"""Every page of the site: its blocks of Python run, one after another, and print what it shows."""
+"""README and every page of the site: its blocks of Python run, one after another, and print what it shows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / 'docs'
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 NIGHTLY: set[str] = set()  # pages that take long
-OWN = {'howto/debug_gradients.md', 'reference/compiling.md', 'reference/primitives.md'}
+OWN = {'docs/howto/debug_gradients.md', 'docs/reference/compiling.md', 'docs/reference/primitives.md'}
 
 
 def pages() -> list:
     found = []
-    for path in sorted(DOCS.rglob('*.md')):
-        text, name = path.read_text(encoding='utf-8'), str(path.relative_to(DOCS))
+    for path in [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]:
+        text, name = path.read_text(encoding='utf-8'), str(path.relative_to(ROOT))
         if '```python\n' in text and name not in OWN:
             mark = pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow
             found.append(pytest.param(name, id=name, marks=mark))
@@ -26,7 +26,7 @@ def pages() -> list:
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / name).read_text(encoding='utf-8')
+    text = (ROOT / name).read_text(encoding='utf-8')
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count('```python\n')
     names: dict = {}
