@@ -1,0 +1,241 @@
+"""Why some rows of ``results.py`` miss their aim: gradients beside those of BPTT.
+
+    python benchmarks/causes.py                    every question
+    python benchmarks/causes.py evidence digits    these
+
+The tables go to ``benchmarks/results/causes.json``, from which ``benchmarks/results_page.py`` puts
+them into ``docs/results.md``. Cosines, ratios of norms and dropped shares are those of
+``braintrace.verify.diagnose``, for the task's loss on one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from nets import NETS
+from results import CACHE, CLIP, PENALTY, WINDOW
+from tables import table
+
+import braintrace
+from braintrace import nn, rules, tasks, verify
+from braintrace.rules import Rule
+from braintrace.tasks import Run, Task
+
+PATH = Path(__file__).parent / 'results' / 'causes.json'
+SEED, TESTED = 1, 300
+AT_START, LEARNT = 'at the start', 'after {} updates of BPTT'
+DECAYS = (0.5, 0.9, 0.99, 0.999)
+
+
+class Case(NamedTuple):
+    """A task on a net, and how it is trained."""
+
+    task: Task
+    net: str
+    updates: int
+    rate: float
+    batch: int
+    penalty: float = 0.0
+
+    def model(self, seed: int = SEED):
+        return NETS[self.net](self.task, False)
+
+    def trained(self, rule: Rule | None, seeds=(SEED,), model=None, **more) -> Run:
+        rates = optax.cosine_decay_schedule(self.rate, self.updates)
+        return tasks.run(
+            self.task,
+            model or self.model,
+            rule,
+            optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(rates)),
+            self.updates,
+            seeds,
+            batch=self.batch,
+            penalty=(lambda extra: self.penalty * extra) if self.penalty else None,
+            test=TESTED,
+            **more,
+        )
+
+    def learner(self, rule: Rule | None, trained: Run | None):
+        """A learner with the parameters of a run, or those at the start."""
+        brainstate.random.seed(SEED)
+        first = jnp.zeros((self.batch, self.task.inputs))
+        made = braintrace.compile(self.model(), rule, first, batch_size=self.batch)
+        if trained is not None:
+            trained.load_into(made, SEED)
+        return made
+
+    def sequences(self) -> tuple:
+        """A batch, its targets beside the weights of its steps, and the loss of both."""
+        xs, ys, mask = self.task.sample(jax.random.key(5), self.batch)
+
+        def loss(outputs, target):
+            y, weight = target
+            return weight * self.task.loss(outputs[0] if self.penalty else outputs, y)
+
+        return xs, (ys, mask / mask.sum()), loss
+
+    def diagnosed(self, rule: Rule, trained: Run | None = None) -> verify.Diagnosis:
+        return verify.diagnose(self.learner(rule, trained), *self.sequences())
+
+
+def told(row: verify.ParameterRow) -> str:
+    """A parameter's cosine and ratio of norms."""
+    return f'{row.cosine:.2f}, {row.norm_ratio:.2g}'
+
+
+def of_path(found: verify.Diagnosis, path: str) -> verify.ParameterRow:
+    return next(row for row in found.rows if row.path.startswith(path))
+
+
+def percent(share: float | None) -> str:
+    return '-' if share is None else f'{100 * share:.0f} %'
+
+
+class Apart(brainstate.nn.Module):
+    """A linear map whose first inputs have weights of their own, so that a diagnosis tells them."""
+
+    def __init__(self, whole: nn.Linear, first: int):
+        super().__init__()
+        weights = whole.weight.value['weight']
+        self.first = first
+        self.cues = nn.Linear(first, weights.shape[1], w_init=weights[:first], b_init=None)
+        self.others = nn.Linear(len(weights) - first, weights.shape[1], w_init=weights[first:])
+
+    def update(self, x):
+        return self.cues(x[:, : self.first]) + self.others(x[:, self.first :])
+
+
+class Evidence(Case):
+    """Evidence accumulation, with the weights of the left and the right cues apart; ``sign`` turns
+    the effect of adaptation round.
+    """
+
+    sign = 1.0
+
+    def model(self, seed: int = SEED):
+        net = super().model(seed)
+        net.map = Apart(net.map, 20)
+        net.units.beta = self.sign * net.units.beta
+        return net
+
+
+class Turned(Evidence):
+    sign = -0.1
+
+
+def evidence() -> list[list]:
+    """The weights of the cues, 105 steps before the answer, and what each rule learns."""
+    case = Evidence(tasks.evidence(), 'LIF + ALIF 100, rates', 100, 1e-2, 32, PENALTY)
+    ways = {'same step': rules.same_step()}
+    ways |= {f'ES_D_RTRL {decay:g}': rules.es_d_rtrl(decay) for decay in DECAYS}
+    ways['D_RTRL'] = rules.d_rtrl()
+    learnt = case.trained(None)
+    head = ['rule', 'cues', 'others', 'cues, ' + LEARNT.format(case.updates), 'others then']
+    rows = [[*head, 'cues where adaptation excites', 'accuracy after 200 updates']]
+    for name, rule in ways.items():
+        cells = [name]
+        for found in (case.diagnosed(rule), case.diagnosed(rule, learnt)):
+            cells += [told(of_path(found, f'map/{part}/weight')) for part in ('cues', 'others')]
+        turned = Turned(*case).diagnosed(rule)
+        scores = case._replace(updates=200).trained(rule, (1, 2)).scores
+        cells += [told(of_path(turned, 'map/cues/weight'))]
+        rows.append([*cells, ' '.join(percent(score) for score in scores)])
+    return rows
+
+
+def truncated() -> list[list]:
+    """The gradient of the last steps alone, beside that of all."""
+    case = Evidence(tasks.evidence(), 'LIF + ALIF 100, rates', 100, 1e-2, 32, PENALTY)
+    online, params, carry = case.learner(rules.d_rtrl(), None).pure()
+    xs, ys, loss = case.sequences()
+
+    @jax.jit
+    def carries(carry):
+        return jax.lax.scan(lambda c, x: (online.cell(params, c, x)[1], c), carry, xs)[1]
+
+    every, found = carries(carry), {}
+    for steps in (WINDOW, 64, 110, 130, 160, len(xs)):
+        at = len(xs) - steps
+        start = jax.tree.map(lambda c, at=at: c[at], every)
+        last = jax.tree.map(lambda a, at=at: a[at:], (xs, ys))
+        grads = verify.bptt_gradients(online.cell, params, start, *last, loss)
+        weights = {'/'.join(path): value for path, value in grads.items()}
+        parts = ('map/cues/weight', 'map/others/weight')
+        found[steps] = [np.asarray(weights[part]['weight']).ravel() for part in parts]
+    rows = [['last steps', 'cues', 'others']]
+    for steps, grads in found.items():
+        pairs = zip(grads, found[len(xs)], strict=True)
+        rows.append([str(steps), *(beside(got, wanted) for got, wanted in pairs)])
+    return rows
+
+
+def beside(got: np.ndarray, wanted: np.ndarray) -> str:
+    """Cosine and ratio of norms."""
+    one, other = np.linalg.norm(got), np.linalg.norm(wanted)
+    return f'{got @ wanted / max(one * other, 1e-30):.2f}, {one / other:.2g}'
+
+
+GATES = {'Wz': 'update gate', 'Wr': 'reset gate', 'Wh': 'candidate'}
+
+
+def gated(case: Case, learnt: Run) -> list[list]:
+    """The weights of a GRU, at the start and when BPTT has learnt."""
+    ways = {'same step': rules.same_step(), 'D_RTRL': rules.d_rtrl()}
+    ways['whole credit'] = rules.d_rtrl(credit='whole')
+    ways['whole credit, own'] = rules.d_rtrl(credit='whole', scope='own')
+    rows = [['rule', 'weights', *GATES.values(), 'dropped of the candidate']]
+    exact = case._replace(batch=4).diagnosed(rules.snap(2))
+    for name, found, when in [
+        *((n, case.diagnosed(rule), AT_START) for n, rule in ways.items()),
+        ('SnAp-2, 4 sequences', exact, AT_START),
+        *((n, case.diagnosed(r, learnt), LEARNT.format(case.updates)) for n, r in ways.items()),
+    ]:
+        each = [of_path(found, f'cell/{gate}/weight/weight') for gate in GATES]
+        rows.append([name, when, *map(told, each), percent(each[-1].dropped)])
+    return rows
+
+
+def characters() -> list[list]:
+    case = Case(tasks.characters(), 'GRU 64', 300, 1e-2, 32)
+    return gated(case, case.trained(None))
+
+
+def match() -> list[list]:
+    case = Case(tasks.match_to_sample(8, 500, distractors=0), 'GRU 64', 600, 5e-3, 32)
+    return gated(case, case.trained(None))
+
+
+def spread() -> list[list]:
+    """Characters, three seeds."""
+    case = Case(tasks.characters(), 'GRU 64', 300, 1e-2, 32)
+    ways = {'same step': rules.same_step(), 'D_RTRL': rules.d_rtrl()}
+    ways |= {'whole credit': rules.d_rtrl(credit='whole'), 'BPTT': None}
+    rows = [['rule', f'nats after {case.updates} updates, three seeds']]
+    for name, rule in ways.items():
+        scores = case.trained(rule, (1, 2, 3)).scores
+        rows.append([name, ' '.join(f'{score:.3f}' for score in scores)])
+    return rows
+
+
+QUESTIONS = {f.__name__: f for f in (evidence, truncated, match, characters, spread)}
+
+
+def main():
+    jax.config.update('jax_compilation_cache_dir', str(CACHE))
+    kept = json.loads(PATH.read_text(encoding='utf-8')) if PATH.exists() else {}
+    for name in sys.argv[1:] or QUESTIONS:
+        kept[name] = QUESTIONS[name]()
+        print(f'{name}\n\n{table(kept[name][0], kept[name][1:])}\n', flush=True)
+        PATH.write_text(json.dumps(kept, indent=1) + '\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()
