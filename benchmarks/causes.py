@@ -31,6 +31,8 @@ from braintrace.tasks import Run, Task
 
 PATH = Path(__file__).parent / 'results' / 'causes.json'
 SEED, TESTED = 1, 300
+DIGITS = 1197  # of the training part
+CUES = 20  # inputs of evidence accumulation that show cues
 AT_START, LEARNT = 'at the start', 'after {} updates of BPTT'
 DECAYS = (0.5, 0.9, 0.99, 0.999)
 
@@ -63,11 +65,13 @@ class Case(NamedTuple):
             **more,
         )
 
+    def zeros(self):
+        return jnp.zeros((self.batch, self.task.inputs))
+
     def learner(self, rule: Rule | None, trained: Run | None):
         """A learner with the parameters of a run, or those at the start."""
         brainstate.random.seed(SEED)
-        first = jnp.zeros((self.batch, self.task.inputs))
-        made = braintrace.compile(self.model(), rule, first, batch_size=self.batch)
+        made = braintrace.compile(self.model(), rule, self.zeros(), batch_size=self.batch)
         if trained is not None:
             trained.load_into(made, SEED)
         return made
@@ -100,17 +104,18 @@ def percent(share: float | None) -> str:
 
 
 class Apart(brainstate.nn.Module):
-    """A linear map whose first inputs have weights of their own, so that a diagnosis tells them."""
+    """A linear map in two parts, so that a diagnosis tells them apart: of the first inputs, and of
+    the others.
+    """
 
-    def __init__(self, whole: nn.Linear, first: int):
+    def __init__(self, first, others, bias):
         super().__init__()
-        weights = whole.weight.value['weight']
-        self.first = first
-        self.cues = nn.Linear(first, weights.shape[1], w_init=weights[:first], b_init=None)
-        self.others = nn.Linear(len(weights) - first, weights.shape[1], w_init=weights[first:])
+        self.count = len(first)
+        self.cues = nn.Linear(*first.shape, w_init=first, b_init=None)
+        self.others = nn.Linear(*others.shape, w_init=others, b_init=bias)
 
     def update(self, x):
-        return self.cues(x[:, : self.first]) + self.others(x[:, self.first :])
+        return self.cues(x[:, : self.count]) + self.others(x[:, self.count :])
 
 
 class Evidence(Case):
@@ -122,7 +127,8 @@ class Evidence(Case):
 
     def model(self, seed: int = SEED):
         net = super().model(seed)
-        net.map = Apart(net.map, 20)
+        weights, bias = (net.map.weight.value[name] for name in ('weight', 'bias'))
+        net.map = Apart(weights[:CUES], weights[CUES:], bias)
         net.units.beta = self.sign * net.units.beta
         return net
 
@@ -143,7 +149,7 @@ def evidence() -> list[list]:
     for name, rule in ways.items():
         cells = [name]
         for found in (case.diagnosed(rule), case.diagnosed(rule, learnt)):
-            cells += [told(of_path(found, f'map/{part}/weight')) for part in ('cues', 'others')]
+            cells += [told(of_path(found, f'map/{part}/weight')) for part in PARTS]
         turned = Turned(*case).diagnosed(rule)
         scores = case._replace(updates=200).trained(rule, (1, 2)).scores
         cells += [told(of_path(turned, 'map/cues/weight'))]
@@ -183,49 +189,103 @@ def beside(got: np.ndarray, wanted: np.ndarray) -> str:
     return f'{got @ wanted / max(one * other, 1e-30):.2f}, {one / other:.2g}'
 
 
+PARTS = ('cues', 'others')
 GATES = {'Wz': 'update gate', 'Wr': 'reset gate', 'Wh': 'candidate'}
 
 
-def gated(case: Case, learnt: Run) -> list[list]:
+def characters() -> list[list]:
     """The weights of a GRU, at the start and when BPTT has learnt."""
+    case = Case(tasks.characters(), 'GRU 64', 200, 1e-2, 32)
+    learnt = {AT_START: None, LEARNT.format(case.updates): case.trained(None)}
     ways = {'same step': rules.same_step(), 'D_RTRL': rules.d_rtrl()}
     ways['whole credit'] = rules.d_rtrl(credit='whole')
-    ways['whole credit, own'] = rules.d_rtrl(credit='whole', scope='own')
-    rows = [['rule', 'weights', *GATES.values(), 'dropped of the candidate']]
-    exact = case._replace(batch=4).diagnosed(rules.snap(2))
-    for name, found, when in [
-        *((n, case.diagnosed(rule), AT_START) for n, rule in ways.items()),
-        ('SnAp-2, 4 sequences', exact, AT_START),
-        *((n, case.diagnosed(r, learnt), LEARNT.format(case.updates)) for n, r in ways.items()),
-    ]:
-        each = [of_path(found, f'cell/{gate}/weight/weight') for gate in GATES]
-        rows.append([name, when, *map(told, each), percent(each[-1].dropped)])
+    rows = [['rule', 'weights', *GATES.values(), 'readout', 'dropped of the candidate']]
+    for when, trained in learnt.items():
+        for name, rule in ways.items():
+            found = case.diagnosed(rule, trained)
+            each = [of_path(found, f'cell/{gate}/weight/weight') for gate in GATES]
+            readout = told(of_path(found, 'readout/weight/weight'))
+            rows.append([name, when, *map(told, each), readout, percent(each[-1].dropped)])
     return rows
 
 
-def characters() -> list[list]:
-    case = Case(tasks.characters(), 'GRU 64', 300, 1e-2, 32)
-    return gated(case, case.trained(None))
+class Match(Case):
+    """Match to sample on a GRU, whose weights of the inputs are told apart by time: those at the
+    sample, and those afterwards. Each holds the same numbers.
+    """
+
+    def learner(self, rule: Rule | None, trained: Run | None):
+        brainstate.random.seed(SEED)
+        net = self.model()
+        of_net = braintrace.compile(net, None, self.zeros(), batch_size=self.batch)
+        if trained is not None:
+            trained.load_into(of_net, SEED)
+        for gate in GATES:
+            weights, bias = (getattr(net.cell, gate).weight.value[n] for n in ('weight', 'bias'))
+            setattr(net.cell, gate, Apart(weights[: self.task.inputs], weights, bias))
+        twice = jnp.concatenate([self.zeros()] * 2, 1)
+        return braintrace.compile(net, rule, twice, batch_size=self.batch)
+
+    def sequences(self) -> tuple:
+        xs, *others = super().sequences()
+        early = (jnp.arange(len(xs)) < len(xs) - 65)[:, None, None]
+        return jnp.concatenate([xs * early, xs * ~early], -1), *others
 
 
 def match() -> list[list]:
-    case = Case(tasks.match_to_sample(8, 500, distractors=0), 'GRU 64', 600, 5e-3, 32)
-    return gated(case, case.trained(None))
-
-
-def spread() -> list[list]:
-    """Characters, three seeds."""
-    case = Case(tasks.characters(), 'GRU 64', 300, 1e-2, 32)
+    """The weights by which a GRU stores the sample, and those of everything else."""
+    case = Match(tasks.match_to_sample(8, 500, distractors=0), 'GRU 64', 600, 5e-3, 32)
+    learnt = {AT_START: None, LEARNT.format(case.updates): case.trained(None)}
     ways = {'same step': rules.same_step(), 'D_RTRL': rules.d_rtrl()}
-    ways |= {'whole credit': rules.d_rtrl(credit='whole'), 'BPTT': None}
-    rows = [['rule', f'nats after {case.updates} updates, three seeds']]
-    for name, rule in ways.items():
-        scores = case.trained(rule, (1, 2, 3)).scores
-        rows.append([name, ' '.join(f'{score:.3f}' for score in scores)])
+    ways['whole credit, own'] = rules.d_rtrl(credit='whole', scope='own')
+    rows = [['rule', 'weights', *(f'{name}, {part}' for name in GATES.values() for part in PARTS)]]
+    for when, trained in learnt.items():
+        for name, rule in ways.items():
+            found = case.diagnosed(rule, trained)
+            paths = (f'cell/{gate}/{part}/weight/weight' for gate in GATES for part in PARTS)
+            rows.append([name, when, *(told(of_path(found, path)) for path in paths)])
     return rows
 
 
-QUESTIONS = {f.__name__: f for f in (evidence, truncated, match, characters, spread)}
+def digits() -> list[list]:
+    """What is learnt by heart, and what of the held-out digits is known."""
+    task, rows = tasks.digits('pixels'), []
+    for name, rate, rule in (
+        ('LRU 64', 3e-3, None),
+        ('LRU 64, wide, noise', 5e-3, None),
+        ('LRU 64, wide, noise', 5e-3, rules.d_rtrl()),
+    ):
+        found = Case(task, name, 1200, rate, 50).trained(rule, (1, 2, 3))
+        seen = found.validation[-1][1]
+        cells = [f'{found.losses[:, -100:].mean():.3f}', shares(seen), shares(found.scores)]
+        rows.append([f'{name}, {found.method}', *cells])
+    rows += [[name, '-', *of_images] for name, of_images in at_once(task).items()]
+    return [['net', 'loss of the last 100 updates', 'validation', 'test'], *rows]
+
+
+def at_once(task: Task) -> dict[str, list[str]]:
+    """Accuracies of learners that see all pixels at once, from the same training digits."""
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.svm import SVC
+
+    sizes = {'train': DIGITS, 'validation': TESTED, 'test': TESTED}
+    parts = {part: task.sample(jax.random.key(0), size, part) for part, size in sizes.items()}
+    (xs, ys), *held = [(np.asarray(b.xs[..., 0]).T, np.asarray(b.ys[0])) for b in parts.values()]
+    made = {'perceptron of 64 units, all pixels at once': MLPClassifier((64,), max_iter=400)}
+    made['support vectors, all pixels at once'] = SVC(C=10, gamma=0.5)
+    found = {}
+    for name, learner in made.items():
+        learner.set_params(random_state=0).fit(xs, ys)
+        found[name] = [f'{100 * learner.score(*part):.1f}' for part in held]
+    return found
+
+
+def shares(scores) -> str:
+    """Accuracies of some seeds, and their mean."""
+    return ' '.join(f'{100 * s:.1f}' for s in scores) + f' (mean {100 * np.mean(scores):.1f})'
+
+
+QUESTIONS = {f.__name__: f for f in (evidence, digits, match, characters, truncated)}
 
 
 def main():

@@ -64,7 +64,7 @@ FEW = ('same step, Adam', 'same step, RMSprop', 'D_RTRL', BPTT)
 class Setting(NamedTuple):
     """A task on a net: updates, learning rate and sequences of a batch; ``aim``: the score that is
     to be reached; ``penalty``: weight of what the net's second output asks for; ``ways``: the rows,
-    all if it is empty.
+    all if it is empty; ``held``: the sequences of a held-out part, if there are no more of them.
     """
 
     task: Task
@@ -75,11 +75,21 @@ class Setting(NamedTuple):
     aim: float
     penalty: float = 0.0
     ways: tuple[str, ...] = ()
+    held: int | None = None
 
     def rows(self) -> list[Way]:
         """A stream has no BPTT, since it has no end."""
         named = [way for way in WAYS if not self.ways or way.name in self.ways]
         return [way for way in named if not (self.task.stream and way.name == BPTT)]
+
+
+class Effort(NamedTuple):
+    seeds: tuple[int, ...] = (1, 2, 3)
+    test: int = 600
+
+    def tested(self, setting: Setting) -> int:
+        """How many sequences are scored."""
+        return min(self.test, setting.held or self.test)
 
 
 def settings() -> list[Setting]:
@@ -92,7 +102,7 @@ def settings() -> list[Setting]:
         Setting(tasks.adding(200), 'minLSTM 32', 1200, 1e-2, 32, 0.002),
         Setting(tasks.copy_memory(50), 'LRU 96', 400, 1e-2, 24, 0.001),
         Setting(tasks.copy_memory(200), 'LRU 96', 800, 1e-2, 24, 0.01, ways=FEW),
-        Setting(tasks.digits('pixels'), 'LRU 64', 1200, 3e-3, 50, 0.98),
+        Setting(tasks.digits('pixels'), 'LRU 64', 1200, 3e-3, 50, 0.98, held=300),
         Setting(tasks.characters(), 'GRU 64', 600, 1e-2, 32, 2.0),
         Setting(tasks.pattern_generation(), rated, 400, 1e-2, 8, 0.1, PENALTY),
         Setting(filtered, 'LRU 32, linear', None, 3e-4, 1, 0.001),
@@ -103,11 +113,6 @@ def settings() -> list[Setting]:
 def quick() -> list[Setting]:
     every = settings()
     return [s._replace(updates=30, ways=('D_RTRL', BPTT)) for s in (every[0], every[6])]
-
-
-class Effort(NamedTuple):
-    seeds: tuple[int, ...] = (1, 2, 3)
-    test: int = 600
 
 
 def schedule(setting: Setting):
@@ -130,7 +135,7 @@ def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
         batch=setting.batch,
         window=way.window,
         penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
-        test=effort.test,
+        test=effort.tested(setting),
         progress=True,
     )
     return {

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests.benches import modules
@@ -82,6 +83,15 @@ def test_rows_are_the_issue_of_their_settings(board):
         ways = {way.name for way in setting.rows()}
         assert {'same step, Adam', 'same step, RMSprop', 'D_RTRL'} <= ways
         assert ('BPTT' in ways) != setting.task.stream
+
+
+def test_held_out_parts_have_what_is_scored(board):
+    effort, key = board.results.Effort(), jax.random.key(0)
+    for setting in board.results.settings():
+        if not setting.task.stream:
+            size = effort.tested(setting)
+            for part in ('validation', 'test'):
+                jax.eval_shape(lambda s=setting, p=part, n=size: s.task.sample(key, n, p))
 
 
 @pytest.mark.slow
