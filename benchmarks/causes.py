@@ -144,12 +144,15 @@ def evidence() -> list[list]:
     ways |= {f'ES_D_RTRL {decay:g}': rules.es_d_rtrl(decay) for decay in DECAYS}
     ways['D_RTRL'] = rules.d_rtrl()
     learnt = case.trained(None)
-    head = ['rule', 'cues', 'others', 'cues, ' + LEARNT.format(case.updates), 'others then']
+    then = LEARNT.format(case.updates)
+    head = ['rule', 'cues', 'biases', f'cues, {then}', 'biases then']
     rows = [[*head, 'cues where adaptation excites', 'accuracy after 200 updates']]
     for name, rule in ways.items():
         cells = [name]
         for found in (case.diagnosed(rule), case.diagnosed(rule, learnt)):
-            cells += [told(of_path(found, f'map/{part}/weight')) for part in PARTS]
+            cells += [
+                told(of_path(found, path)) for path in ('map/cues/weight', 'map/others/weight/bias')
+            ]
         turned = Turned(*case).diagnosed(rule)
         scores = case._replace(updates=200).trained(rule, (1, 2)).scores
         cells += [told(of_path(turned, 'map/cues/weight'))]
@@ -224,6 +227,7 @@ class Match(Case):
             weights, bias = (getattr(net.cell, gate).weight.value[n] for n in ('weight', 'bias'))
             setattr(net.cell, gate, Apart(weights[: self.task.inputs], weights, bias))
         twice = jnp.concatenate([self.zeros()] * 2, 1)
+        net.cell.in_size = twice.shape[1:]
         return braintrace.compile(net, rule, twice, batch_size=self.batch)
 
     def sequences(self) -> tuple:
