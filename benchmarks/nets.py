@@ -149,7 +149,6 @@ NETS = {
     'GRU 64': lambda task, leaky: Gated(task, 64),
     'GRU 16': lambda task, leaky: Gated(task, 16),
     'LRU 64': lambda task, leaky: Rotations(task, 64, 32, 64),
-    'LRU 64, wide': lambda task, leaky: Rotations(task, 64, 64, 256),
     'LRU 64, wide, noise': lambda task, leaky: Rotations(task, 64, 64, 256, 0.1),
     'LIF + ALIF 100': Spiking,
     'LIF + ALIF 100, rates': Rated,
