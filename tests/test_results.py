@@ -21,6 +21,7 @@ MODULES = (
     'rules_page',
     'results',
     'results_page',
+    'causes',
 )
 
 
@@ -114,3 +115,10 @@ def test_records_are_those_of_the_settings(board):
     kept = json.loads(board.results.PATH.read_text(encoding='utf-8'))['records']
     names = {(s.task.name, s.net, way.name) for s, way in todo(board)}
     assert {(r['task'], r['net'], r['row']) for r in kept} <= names
+
+
+def test_every_question_has_its_table(board):
+    kept = json.loads(board.causes.PATH.read_text(encoding='utf-8'))
+    assert list(kept) == list(board.causes.QUESTIONS)
+    for head, *rows in kept.values():
+        assert rows and all(len(row) == len(head) for row in rows)
