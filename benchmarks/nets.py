@@ -11,7 +11,7 @@ import saiunit as u
 from braintrace import nn
 from braintrace.tasks import Task
 
-LIF, ALIF, FEATURES = 50, 50, 32
+LIF, ALIF = 50, 50
 TAU, TAU_ADAPTATION, TAU_OUT = 2, 200, 2  # in steps of 10 ms
 THRESHOLD, RATE = 0.6, 0.1  # spikes in 10 ms
 
@@ -29,18 +29,23 @@ class Gated(brainstate.nn.Module):
 
 
 class Rotations(brainstate.nn.Module):
-    """An LRU that reads fixed random features of the input, and a readout of one hidden layer."""
+    """An LRU that reads fixed random features of the input, and a readout of one hidden layer.
+    ``noise``: what is added to inputs while it is trained.
+    """
 
-    def __init__(self, task: Task, units: int):
+    def __init__(self, task: Task, units: int, features: int, hidden: int, noise: float = 0.0):
         super().__init__()
         rng = np.random.default_rng(0)
-        self.features = jnp.asarray(rng.normal(size=(task.inputs + 1, FEATURES)), jnp.float32)
+        self.features = jnp.asarray(rng.normal(size=(task.inputs + 1, features)), jnp.float32)
         radii = {'r_min': 0.8, 'r_max': float(np.exp(-0.25 / reach(task)))}
-        self.cell = nn.LRUCell(FEATURES, units, **radii, max_phase=1.0)
-        self.hidden = nn.Linear(FEATURES, units)
-        self.readout = nn.Linear(units, task.outputs, w_init=small)
+        self.cell = nn.LRUCell(features, units, **radii, max_phase=1.0)
+        self.hidden = nn.Linear(features, hidden)
+        self.readout = nn.Linear(hidden, task.outputs, w_init=small)
+        self.noise = noise
 
     def update(self, x):
+        if self.noise and brainstate.environ.get('fit', False):
+            x = x + self.noise * brainstate.random.normal(size=x.shape)
         one = jnp.ones((*x.shape[:-1], 1))
         features = jax.nn.relu(jnp.concatenate([x, one], -1) @ self.features)
         return self.readout(jax.nn.relu(self.hidden(self.cell(features))))
@@ -143,7 +148,8 @@ SLOW = {'r_min': 0.98, 'r_max': 0.999, 'max_phase': 2 * np.pi}
 NETS = {
     'GRU 64': lambda task, leaky: Gated(task, 64),
     'GRU 16': lambda task, leaky: Gated(task, 16),
-    'LRU 64': lambda task, leaky: Rotations(task, 64),
+    'LRU 64': lambda task, leaky: Rotations(task, 64, 32, 64),
+    'LRU 64, wide, noise': lambda task, leaky: Rotations(task, 64, 64, 256, 0.1),
     'LIF + ALIF 100': Spiking,
     'LIF + ALIF 100, rates': Rated,
     'LIF + ALIF 100, fine': lambda task, leaky: Rated(task, leaky, 10),

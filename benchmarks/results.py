@@ -83,6 +83,11 @@ class Setting(NamedTuple):
         return [way for way in named if not (self.task.stream and way.name == BPTT)]
 
 
+class Effort(NamedTuple):
+    seeds: tuple[int, ...] = (1, 2, 3)
+    test: int = 600
+
+
 def settings() -> list[Setting]:
     fine, rated = 'LIF + ALIF 100, fine', 'LIF + ALIF 100, rates'
     match, filtered = tasks.match_to_sample(2, 500), tasks.drifting_filter(1_000_000)
@@ -104,11 +109,6 @@ def settings() -> list[Setting]:
 def quick() -> list[Setting]:
     every = settings()
     return [s._replace(updates=30, ways=('D_RTRL', BPTT)) for s in (every[0], every[6])]
-
-
-class Effort(NamedTuple):
-    seeds: tuple[int, ...] = (1, 2, 3)
-    test: int = 600
 
 
 def schedule(setting: Setting):

@@ -15,6 +15,7 @@ from statistics import mean
 import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
+from causes import PATH as CAUSES
 from results import CLIP, PATH, WAYS, Effort, Setting, settings
 from rules_page import size
 from tables import table
@@ -142,11 +143,17 @@ def load(found: Found) -> str:
     return f'{loads[len(loads) // 2]:.1f}' if loads else 'not known'
 
 
+def causes() -> dict[str, str]:
+    """The tables of ``causes.py``, by question."""
+    kept = json.loads(CAUSES.read_text(encoding='utf-8'))
+    return {f'why {name}': table(head, rows) for name, (head, *rows) in kept.items()}
+
+
 def page(records: dict) -> str:
     """The page, from its template."""
     found, effort = Found(records), Effort()
     values = {f.__name__: f(found) for f in (tables, summary, state, load)}
-    values |= {'seeds': str(len(effort.seeds)), 'clip': f'{CLIP:g}'}
+    values |= causes() | {'seeds': str(len(effort.seeds)), 'clip': f'{CLIP:g}'}
     text = (HERE / 'results.in.md').read_text(encoding='utf-8')
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
 

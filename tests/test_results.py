@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests.benches import modules
@@ -20,6 +21,7 @@ MODULES = (
     'rules_page',
     'results',
     'results_page',
+    'causes',
 )
 
 
@@ -84,6 +86,15 @@ def test_rows_are_the_issue_of_their_settings(board):
         assert ('BPTT' in ways) != setting.task.stream
 
 
+def test_held_out_parts_have_what_is_scored(board):
+    effort, key = board.results.Effort(), jax.random.key(0)
+    for setting in board.results.settings():
+        if not setting.task.stream:
+            size = min(setting.test, effort.test)
+            for part in ('validation', 'test'):
+                jax.eval_shape(lambda s=setting, p=part, n=size: s.task.sample(key, n, p))
+
+
 @pytest.mark.slow
 def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, capsys):
     jax_cache = tmp_path / 'cache'
@@ -106,3 +117,10 @@ def test_the_page_and_readme_are_those_of_the_records_that_are_kept(board):
     assert page.read_text(encoding='utf-8') == board.results_page.page(kept), told
     text = readme.read_text(encoding='utf-8')
     assert text == board.results_page.readme(text, kept), told
+
+
+def test_every_question_has_its_table(board):
+    kept = json.loads(board.causes.PATH.read_text(encoding='utf-8'))
+    assert list(kept) == list(board.causes.QUESTIONS)
+    for head, *rows in kept.values():
+        assert rows and all(len(row) == len(head) for row in rows)
