@@ -14,8 +14,8 @@ from statistics import mean
 
 import matplotlib
 import matplotlib.pyplot as plt
-from matplotlib.ticker import PercentFormatter
 from causes import PATH as CAUSES
+from matplotlib.ticker import PercentFormatter
 from results import CLIP, PATH, WAYS, Effort, Setting, settings
 from rules_page import size
 from tables import table
