@@ -61,7 +61,7 @@ def draw(axes) -> None:
         x = w * (STEPS + GAP)
         draw_window(axes, x, w * STEPS + 1)
         axes.text(x + STEPS / 2, 0.6, f'window {w + 1}', ha='center', fontsize=11)
-        axes.text(x + STEPS / 2, -4.6, 'gradient of the window', ha='center', color=INK, fontsize=9)
+        axes.text(x + STEPS / 2, -4.72, 'gradient of the window', ha='center', color=INK, fontsize=9)
         arrow(axes, (x + STEPS / 2, -4.28), (x + STEPS / 2, -4.5), FAINT)
         edge, over = x + STEPS, x + STEPS + GAP
         arrow(axes, (edge - 0.14, Y['loop']), (over + 0.14, Y['loop']))
