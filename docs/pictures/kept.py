@@ -14,12 +14,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from drawing import BLUE, GREEN, INK, ORANGE, PALE, save, style, target
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import braintrace
 from braintrace import functional, rules
-from drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, save, style, target
 
 UNITS, STEPS, HERE = 5, 4, 2  # and the unit that the weight feeds
 NEXT = np.eye(UNITS) + np.eye(UNITS, k=1) + np.eye(UNITS, k=-1)  # who reads whom
@@ -94,9 +94,7 @@ def segments() -> dict[tuple, tuple]:
             found['read', t, 0, i] = (t, i), (t + 0.35, readout)
             if t:
                 found['stay', t, 0, i] = (t - 1, i), (t, i)
-                found |= {
-                    ('mix', t, i, j): ((t - 1, i), (t, j)) for j in np.flatnonzero(NEXT[i])
-                }
+                found |= {('mix', t, i, j): ((t - 1, i), (t, j)) for j in np.flatnonzero(NEXT[i])}
         if t:
             found['leak', t, 0, 0] = (t - 0.65, readout), (t + 0.35, readout)
     return found

@@ -13,10 +13,10 @@ from pathlib import Path
 import brainstate
 import jax
 import jax.numpy as jnp
+from drawing import BLUE, FAINT, INK, ORANGE, save, style, target
 from matplotlib.figure import Figure
 
 import braintrace
-from drawing import BLUE, FAINT, INK, ORANGE, save, style, target
 
 BATCH, INPUTS, UNITS, OUTPUTS = 16, 16, 64, 8
 LENGTHS = [10, 100, 1_000, 10_000, 100_000, 1_000_000]

@@ -12,10 +12,9 @@ import re
 import sys
 from pathlib import Path
 
+from drawing import BLUE, FAINT, GREEN, HERE, INK, save, style, target
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-
-from drawing import BLUE, FAINT, GREEN, HERE, INK, save, style, target
 
 PAGE = HERE.parent / 'explanation' / 'partition.md'
 SIGNS = {'dot_general': '@', 'add': '+', 'mul': '×', 'logistic': 'σ'}
@@ -23,7 +22,7 @@ COLOURS = {'before': GREEN, 'loop': BLUE, 'after': GREEN}
 # Where the equations stand, in their order, and the values that come in.
 AT = [(1, 0), (2.2, 1), (3.2, 0.5), (4.2, 0.5), (5.2, 2), (6.2, 2), (5.2, 1), (5.2, 0), (6.2, 0.5)]
 AT += [(7.2, 1.4), (5.2, -1), (8.2, 1.4), (9.2, 0), (10.6, 0)]
-CARRIED = {'c': (4.2, 2.55), 'h': (2.2, 2.0), 'x': (0, 0)}
+CARRIED = {'c': (6.2, 2.65), 'h': (2.2, 2.0), 'x': (0, 0)}
 
 
 def run_page() -> dict:
@@ -62,7 +61,7 @@ def draw(axes, page: dict) -> None:
     places = [at for at in page['places'] if at != 'once']
     old_c, old_h = page['parts'].old
     made = {old_c: CARRIED['c'], old_h: CARRIED['h'], page['parts'].inputs[0]: CARRIED['x']}
-    for (name, at), label in zip(CARRIED.items(), ('old c', 'old h', 'x'), strict=True):
+    for at, label in zip(CARRIED.values(), ('old c', 'old h', 'x'), strict=True):
         axes.text(*at, label, ha='center', va='center', style='italic', zorder=3)
     stored = {v for loop in page['parts'].loops for v in loop.stacked}
     for equation, at, place in zip(shown, AT, places, strict=True):

@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from drawing import BLUE, FAINT, GREEN, INK, ORANGE, save, style, target
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
-
-from drawing import BLUE, FAINT, GREEN, INK, ORANGE, save, style, target
 
 POSITION = {'color': BLUE, 'lw': 2.4, 'zorder': 3}
 MIXING = {'color': ORANGE, 'lw': 0.9, 'zorder': 1}

@@ -11,10 +11,10 @@ from pathlib import Path
 import brainstate
 import jax.numpy as jnp
 import numpy as np
+from drawing import BLUE, FAINT, GREEN, INK, ORANGE, save, style, target
 from matplotlib.figure import Figure
 
 import braintrace
-from drawing import BLUE, FAINT, GREEN, INK, ORANGE, save, style, target
 
 STEPS, COLOURS = 240, (BLUE, ORANGE, GREEN)
 BURSTS = ((10, 60), (80, 130), (150, 200))  # when each input is active
@@ -57,7 +57,8 @@ def run() -> dict[str, np.ndarray]:
 
 
 def draw(figure: Figure, found: dict[str, np.ndarray]) -> None:
-    spikes, states, of_v, of_a = figure.subplots(4, 1, sharex=True, height_ratios=[1, 1.6, 1.6, 1.6])
+    heights = [1, 1.6, 1.6, 1.6]
+    spikes, states, of_v, of_a = figure.subplots(4, 1, sharex=True, height_ratios=heights)
     for k, colour in enumerate(COLOURS):
         times = np.flatnonzero(found['in'][:, k])
         spikes.vlines(times, 2 - k + 0.1, 2 - k + 0.9, color=colour, lw=1.4)
@@ -71,8 +72,13 @@ def draw(figure: Figure, found: dict[str, np.ndarray]) -> None:
     states.plot(times, np.full(len(times), 2.4), '|', color=INK, ms=7, label='spikes')
     states.legend(frameon=False, ncols=3, loc='upper left', fontsize=8.5, borderaxespad=0)
     states.set_ylim(top=3.6)
-    titles = ('the inputs', 'the neuron', 'traces of the potential, dV/dw', 'traces of the adaptation, da/dw')
-    for axes, title in zip((spikes, states, of_v, of_a), titles, strict=True):
+    titles = {
+        'the inputs': spikes,
+        'the neuron': states,
+        'traces of the potential, dV/dw': of_v,
+        'traces of the adaptation, da/dw': of_a,
+    }
+    for title, axes in titles.items():
         axes.set_title(title, loc='left', fontsize=10)
         for start, _ in BURSTS:
             axes.axvline(start, color=FAINT, lw=0.5, ls=':')

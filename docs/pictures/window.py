@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, save, style, target
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-
-from drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, save, style, target
 
 STEPS, WINDOWS, GAP = 5, 2, 1.1
 ROWS = {  # what stands in each row, from top to bottom
@@ -61,8 +60,9 @@ def draw(axes) -> None:
         x = w * (STEPS + GAP)
         draw_window(axes, x, w * STEPS + 1)
         axes.text(x + STEPS / 2, 0.6, f'window {w + 1}', ha='center', fontsize=11)
-        axes.text(x + STEPS / 2, -4.72, 'gradient of the window', ha='center', color=INK, fontsize=9)
-        arrow(axes, (x + STEPS / 2, -4.28), (x + STEPS / 2, -4.5), FAINT)
+        middle = x + STEPS / 2
+        axes.text(middle, -4.72, 'gradient of the window', ha='center', color=INK, fontsize=9)
+        arrow(axes, (middle, -4.28), (middle, -4.5), FAINT)
         edge, over = x + STEPS, x + STEPS + GAP
         arrow(axes, (edge - 0.14, Y['loop']), (over + 0.14, Y['loop']))
         axes.text(edge + GAP / 2, Y['loop'] + 0.15, '$h$', ha='center')
