@@ -1,6 +1,6 @@
-"""Draws `trace.svg`: the eligibility traces of three weights of a spiking neuron, as they grow.
+"""Draws `traces.svg`: the eligibility traces of three weights of a spiking neuron, as they grow.
 
-A run of a layer of adaptive neurons. `python docs/pictures/trace.py [FILE]` needs matplotlib.
+A run of a layer of adaptive neurons. `python docs/pictures/traces.py [FILE]` needs matplotlib.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def draw(figure: Figure, found: dict[str, np.ndarray]) -> None:
 
 def main(arguments: list[str]) -> Path:
     found = run()
-    with style('trace'):
+    with style('traces'):
         figure = Figure(figsize=(7.2, 6.4), layout='constrained')
         draw(figure, found)
-        return save(figure, target(arguments, 'trace.svg'))
+        return save(figure, target(arguments, 'traces.svg'))
 
 
 if __name__ == '__main__':
