@@ -70,7 +70,9 @@ def draw_memory(coins, answer, page: dict) -> None:
     coins.set_title('After learning: two marks, two answers', loc='left')
     answer.axvspan(len(steps) - 0.5, len(steps) + 0.5, color='#f0e442', alpha=0.5, lw=0)
     answer.text(len(steps) - 0.8, 0.5, 'the question', color=INK, ha='right', va='center')
-    answer.set(ylim=(-0.05, 1.05), ylabel='probability of +', xlabel='step', xticks=[1, 5, 10, 15, 20])
+    answer.set(
+        ylim=(-0.05, 1.05), ylabel='probability of +', xlabel='step', xticks=[1, 5, 10, 15, 20]
+    )
 
 
 def main(arguments: list[str]) -> Path:
