@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-NIGHTLY: set[str] = set()  # pages that take long
+NIGHTLY = {'tutorials/own_op.md', 'tutorials/own_rule.md'}  # pages that train for long
 OWN = {'howto/debug_gradients.md', 'reference/compiling.md', 'reference/primitives.md'}
 
 
