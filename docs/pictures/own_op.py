@@ -58,7 +58,8 @@ def main(argv: list[str]) -> None:
     right.set_title('activity while the head turns', loc='left')
     right.legend(frameon=False, loc='upper right')
     path = Path(argv[0]) if argv else HERE / 'own_op.svg'
-    figure.savefig(path, facecolor='white', metadata={'Date': None} if path.suffix == '.svg' else {})
+    no_date = {'Date': None} if path.suffix == '.svg' else {}
+    figure.savefig(path, facecolor='white', metadata=no_date)
 
 
 if __name__ == '__main__':
