@@ -42,7 +42,7 @@ def activity(page: dict, speed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def main(argv: list[str]) -> None:
     page = learnt()
     plt.rcParams.update({'font.size': 10, 'svg.hashsalt': 'own_op'})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3), layout='constrained')
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.9), layout='constrained')
     distance = np.arange(-2, 3)
     for name, color, marker in (('stay', BLUE, 'o'), ('move', ORANGE, 's')):
         left.plot(distance, page['learnt'][name], color=color, marker=marker, label=name)
