@@ -1,4 +1,7 @@
-"""Every page of the site: its blocks of Python run, one after another, and print what it shows."""
+"""Every page of the site: its blocks of Python run, one after another, and print what it shows.
+
+A block whose first line is the name of a file, as `# run.py`, is written into that file instead.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / 'docs'
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / 'docs'
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-NIGHTLY: set[str] = set()  # pages that take long
+FILE = re.compile(r'# (\w+\.py)\n')
+NIGHTLY = {'tutorials/flax_equinox.md', 'tutorials/stream.md'}  # pages that take long
 OWN = {'howto/debug_gradients.md', 'reference/compiling.md', 'reference/primitives.md'}
 
 
@@ -26,10 +31,14 @@ def pages() -> list:
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(ROOT))  # of the processes that a page starts
     text = (DOCS / name).read_text(encoding='utf-8')
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count('```python\n')
     names: dict = {}
     for code, shown in blocks:
+        if file := FILE.match(code):
+            Path(file[1]).write_text(code, encoding='utf-8')
+            continue
         exec(compile(code, name, 'exec'), names)
         assert capsys.readouterr().out == shown, code
