@@ -1,5 +1,5 @@
-"""Draws `stream.svg`: the error along the stream of docs/tutorials/stream.md, of a learner that goes
-on and of one that stops.
+"""Draws `stream.svg`: the error along the stream of docs/tutorials/stream.md, of a learner that
+goes on and of one that stops.
 
 `python docs/pictures/stream.py [FILE]` needs matplotlib and optax (`pip install -e '.[examples]'`).
 """
