@@ -14,7 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 FILE = re.compile(r'# (\w+\.py)\n')
-NIGHTLY = {'tutorials/flax_equinox.md', 'tutorials/stream.md'}  # pages that take long
+NIGHTLY = {  # pages that take long
+    'howto/batches.md',
+    'howto/checkpoint.md',
+    'tutorials/flax_equinox.md',
+    'tutorials/stream.md',
+}
 OWN = {'howto/debug_gradients.md', 'reference/compiling.md', 'reference/primitives.md'}
 
 
