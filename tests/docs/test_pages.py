@@ -1,4 +1,7 @@
-"""README and every page of the site: its blocks of Python run, one after another, and print what it shows."""
+"""README and every page of the site: its blocks of Python run in order and print what it shows.
+
+A block whose first line is the name of a file, as `# run.py`, is written into that file instead.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-NIGHTLY: set[str] = set()  # pages that take long
-OWN = {'docs/howto/debug_gradients.md', 'docs/reference/compiling.md', 'docs/reference/primitives.md'}
+FILE = re.compile(r'# (\w+\.py)\n')
+NIGHTLY = {  # pages that take long
+    'docs/howto/batches.md',
+    'docs/howto/checkpoint.md',
+    'docs/tutorials/flax_equinox.md',
+    'docs/tutorials/own_op.md',
+    'docs/tutorials/own_rule.md',
+    'docs/tutorials/spiking.md',
+    'docs/tutorials/stream.md',
+}
+OWN = {f'docs/{name}.md' for name in ('howto/debug_gradients', 'reference/compiling')}
+OWN |= {'docs/reference/primitives.md'}
 
 
 def pages() -> list:
     found = []
-    for path in [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]:
-        text, name = path.read_text(encoding='utf-8'), str(path.relative_to(ROOT))
-        if '```python\n' in text and name not in OWN:
+    for path in PAGES:
+        name = str(path.relative_to(ROOT))
+        if '```python\n' in path.read_text(encoding='utf-8') and name not in OWN:
             mark = pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow
             found.append(pytest.param(name, id=name, marks=mark))
     return found
@@ -26,10 +40,26 @@ def pages() -> list:
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('PYTHONPATH', str(ROOT))  # of the processes that a page starts
     text = (ROOT / name).read_text(encoding='utf-8')
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count('```python\n')
     names: dict = {}
     for code, shown in blocks:
+        if file := FILE.match(code):
+            (tmp_path / file[1]).write_text(code, encoding='utf-8')
+            continue
         exec(compile(code, name, 'exec'), names)
         assert capsys.readouterr().out == shown, code
+
+
+def test_no_line_of_a_page_is_taken_for_a_comment():
+    """A line of prose that begins with a per cent sign is one to MyST, and is not shown."""
+    lost = [
+        (path.name, line)
+        for path in PAGES
+        for line in re.sub(r'```.*?```', '', path.read_text(encoding='utf-8'), flags=re.DOTALL)
+        .splitlines()
+        if line.startswith('%')
+    ]
+    assert not lost
