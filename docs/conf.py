@@ -46,6 +46,7 @@ nb_merge_streams = True
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
+autodoc_preserve_defaults = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
