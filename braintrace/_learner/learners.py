@@ -166,7 +166,8 @@ def compile(
     batch_size : int, optional
         The batch size of the states: it goes to ``brainstate.nn.init_all_states`` only.
     seed : int, optional
-        Seeds brainstate's generator first, and a rule that draws, given by its class or name.
+        Seeds brainstate's generator first, and a rule that draws, given by its class or name. The
+        weights of ``model`` are drawn already: ``brainstate.random.seed`` before it is made.
     vmap : bool
         The model is written for one sample, and runs for each of the ``batch_size`` samples in
         axis 0 of the inputs.

@@ -5,6 +5,7 @@ and draws a figure.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from dataclasses import dataclass
 
@@ -199,18 +200,11 @@ class Diagnosis:
 
     def figure(self):
         """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the
-        trace's norm along the window.
+        trace's norm along the window; a notebook shows it.
 
         Raises :class:`braintrace.OptionError` without matplotlib.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as e:
-            raise OptionError(
-                'a figure needs matplotlib. Install it: pip install matplotlib; or print the '
-                'diagnosis.'
-            ) from e
-        fig = Figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
+        fig = _figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
         titles = 'cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'
@@ -237,6 +231,24 @@ class Diagnosis:
         if self.trace_growth:
             growth.legend(fontsize=7)
         return fig
+
+
+def _figure(**options):
+    """An empty figure that a notebook shows without ``pyplot``."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise OptionError(
+            'a figure needs matplotlib. Install it: pip install matplotlib; or print the diagnosis.'
+        ) from e
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format='png')
+            return file.getvalue()
+
+    return Shown(**options)
 
 
 def _plain(value):
