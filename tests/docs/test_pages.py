@@ -9,8 +9,8 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-NIGHTLY: set[str] = set()  # pages that take long
-OWN = {'howto/debug_gradients.md', 'reference/compiling.md', 'reference/primitives.md'}
+NIGHTLY = {'howto/debug_gradients.md'}  # pages that take long
+OWN = {'reference/primitives.md'}  # tests/test_readme.py runs it
 
 
 def pages() -> list:
