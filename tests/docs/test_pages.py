@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / 'docs'
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
-NIGHTLY = {'howto/debug_gradients.md'}  # pages that take long
+NIGHTLY: set[str] = set()  # pages that take long
 OWN = {'reference/primitives.md'}  # tests/test_readme.py runs it
 
 
