@@ -25,27 +25,66 @@ __all__ = [
 
 
 class BraintraceError(Exception):
-    """Base of every error raised by braintrace."""
+    """Base of every error raised by braintrace.
+
+    >>> import braintrace
+    >>> try:
+    ...     braintrace.rules.d_rtrl(credit='all')
+    ... except braintrace.BraintraceError as error:
+    ...     print(type(error).__name__, '-', error)
+    OptionError - credit is 'all'; choose 'cut' or 'whole'.
+    """
 
 
 class BraintraceWarning(UserWarning):
-    """The gradient degrades for a reason that the user can remove."""
+    """The gradient degrades for a reason that the user can remove.
+
+    Each is told once, at the user's line. A filter makes an error of it, or hides it:
+
+    >>> import warnings, braintrace
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter('error', braintrace.BraintraceWarning)
+    """
 
 
 class EtpShapeError(BraintraceError, ValueError):
-    """An operand of an ETP op has a wrong rank or shape."""
+    """An operand of an ETP op has a wrong rank or shape.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> braintrace.matmul(jnp.ones((2, 3)), jnp.ones((4, 2)))
+    Traceback (most recent call last):
+    braintrace._errors.EtpShapeError: matmul: weight has shape (4, 2), expected (3, 2): x of ...
+    """
 
 
 class EtpDtypeError(BraintraceError, TypeError):
-    """An operand of an ETP op has a wrong dtype or is not an array."""
+    """An operand of an ETP op has a wrong dtype or is not an array.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> braintrace.embedding(jnp.ones(2), jnp.ones((4, 2)))
+    Traceback (most recent call last):
+    braintrace._errors.EtpDtypeError: embedding: indices have dtype float32 and unit 1, expected ...
+    """
 
 
 class EtpUnitError(BraintraceError, ValueError):
-    """An operand of an ETP op has a physical unit that does not fit the others."""
+    """An operand of an ETP op has a physical unit that does not fit the others.
+
+    >>> import braintrace, jax.numpy as jnp, saiunit as u
+    >>> braintrace.matmul(jnp.ones(3) * u.mV, jnp.ones((3, 2)), jnp.ones(2) * u.mA)
+    Traceback (most recent call last):
+    braintrace._errors.EtpUnitError: matmul: bias has unit mA, expected a unit like mV, ...
+    """
 
 
 class RuleContractError(BraintraceError, ValueError):
-    """An ETP rule or a primitive's description breaks its contract."""
+    """An ETP rule or a primitive's description breaks its contract.
+
+    >>> import braintrace
+    >>> braintrace.get_primitive_spec('gain')
+    Traceback (most recent call last):
+    braintrace._errors.RuleContractError: 'gain' is not an ETP primitive; ...
+    """
 
 
 class MissingRuleError(BraintraceError, NotImplementedError):
@@ -53,6 +92,12 @@ class MissingRuleError(BraintraceError, NotImplementedError):
 
     Attributes: ``op`` (the primitive's name), ``rule`` (the missing slot), ``algorithm`` (who needs
     it).
+
+    >>> import braintrace
+    >>> bare = braintrace.register_primitive('doc_bare', lambda x, w: x * w)
+    >>> bare.rule('yw_to_w')
+    Traceback (most recent call last):
+    braintrace._errors.MissingRuleError: primitive 'doc_bare' has no rule 'yw_to_w', which ...
     """
 
     def __init__(self, op: str, rule: str, algorithm: str):
@@ -64,31 +109,90 @@ class MissingRuleError(BraintraceError, NotImplementedError):
 
 
 class CompileError(BraintraceError, ValueError):
-    """The model's step can not be compiled for online learning."""
+    """The model's step can not be compiled for online learning.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> params, h, x = {'W': jnp.ones((2, 2))}, jnp.zeros((1, 2)), jnp.ones((1, 2))
+    >>> cell = lambda p, h, x: (h, jnp.tanh(x @ p['W'] + h))
+    >>> braintrace.functional.online(cell).init(params, h, x)
+    Traceback (most recent call last):
+    braintrace._errors.CompileError: the step applies no ETP op. Mark trainable operations: ...
+    """
 
 
 CompilationError = CompileError  # the public package's name
 
 
 class NotSupportedError(BraintraceError, NotImplementedError):
-    """The model's step uses a construct that the compiler does not handle."""
+    """The model's step uses a construct that the compiler does not handle.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> params, h, x = {'W': jnp.ones((2, 2))}, jnp.zeros((1, 2)), jnp.ones((1, 2))
+    >>> def cell(p, h, x):
+    ...     drive = jax.lax.cond(x.sum() > 0, lambda: braintrace.matmul(x, p['W']), lambda: x)
+    ...     return h, drive + h
+    >>> policy = braintrace.Policy(cond='refuse')
+    >>> braintrace.functional.online(cell, policy=policy).init(params, h, x)
+    Traceback (most recent call last):
+    braintrace._errors.NotSupportedError: ...cond holds an ETP op or lies between hidden states, ...
+    """
 
 
 class UntracedParameterError(BraintraceError, ValueError):
-    """The policy is strict, and a parameter or a path between hidden states has no trace."""
+    """The policy is strict, and a parameter or a path between hidden states has no trace.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> params = {'W': jnp.ones((2, 2)), 'decay': jnp.ones(2)}
+    >>> cell = lambda p, h, x: (h, h * p['decay'] + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell, strict=True)
+    >>> learner.init(params, jnp.zeros((1, 2)), jnp.ones((1, 2)))
+    Traceback (most recent call last):
+    braintrace._errors.UntracedParameterError: the policy is strict, and the history of these ...
+    """
 
 
 class NotCompiledError(BraintraceError, RuntimeError):
-    """A learner was used before its graph was compiled."""
+    """A learner was used before its graph was compiled.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> learner = braintrace.D_RTRL(braintrace.nn.GRUCell(2, 4))
+    >>> learner(jnp.ones((1, 2)))
+    Traceback (most recent call last):
+    braintrace._errors.NotCompiledError: this D_RTRL is not compiled. Call ...
+    """
 
 
 class StructureError(BraintraceError, ValueError):
-    """States, parameters or inputs have another structure, shape or dtype than when compiled."""
+    """States, parameters or inputs have another structure, shape or dtype than when compiled.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((1, 2)), batch_size=1)
+    >>> learner(jnp.zeros((1, 3)))
+    Traceback (most recent call last):
+    braintrace._errors.StructureError: these arguments are not those that were compiled:
+      inputs 0: float32[1, 2] when compiled, float32[1, 3] now
+    ...
+    """
 
 
 class StepFunctionError(BraintraceError, ValueError):
-    """A ``step_fn`` breaks its contract: one learner call, a scalar loss."""
+    """A ``step_fn`` breaks its contract: one learner call, a scalar loss.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((1, 2)), batch_size=1)
+    >>> learner.etrace_grad(jnp.zeros((5, 1, 2)), step_fn=lambda x: learner(x))
+    Traceback (most recent call last):
+    braintrace._errors.StepFunctionError: step_fn returned float32[1, 4]; return one real ...
+    """
 
 
 class OptionError(BraintraceError, ValueError):
-    """An option has a value outside its set."""
+    """An option has a value outside its set.
+
+    >>> import braintrace
+    >>> braintrace.rules.d_rtrl(credit='all')
+    Traceback (most recent call last):
+    braintrace._errors.OptionError: credit is 'all'; choose 'cut' or 'whole'.
+    """

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 __all__ = ['Table', 'as_html', 'as_text']
 
-CELL = 'style="text-align:left;vertical-align:top;padding:2px 8px"'
+# The colours of the page act, light or dark; where a table is too wide it scrolls by itself.
+LINE = 'border:0;border-bottom:1px solid rgba(128,128,128,0.3)'
+CELL = f'text-align:left;vertical-align:top;padding:3px 16px 3px 0;{LINE}'
+SHORT = 32  # what is not longer stays on one line
+LINES = 'white-space:pre-wrap;font:inherit;margin:0;padding:0;border:0;background:none'
+TITLE = 'cursor:pointer;font-weight:600;margin-top:0.8em'
+TABLE = 'border-collapse:collapse;border:0;margin:0;width:auto'
 
 
 class Table(NamedTuple):
@@ -34,18 +40,24 @@ def as_text(lines: Sequence[str], tables: Sequence[Table]) -> str:
 
 def as_html(lines: Sequence[str], tables: Sequence[Table]) -> str:
     """The lines and tables as one ``div``; every text is escaped, long lines are wrapped."""
-    parts = ['<div>', f'<pre style="white-space:pre-wrap">{html.escape(chr(10).join(lines))}</pre>']
+    text = html.escape('\n'.join(lines))
+    parts = ['<div style="font-size:90%">', f'<pre style="{LINES}">{text}</pre>']
     for table in filter(_has_rows, tables):
-        head = ''.join(f'<th {CELL}>{html.escape(c)}</th>' for c in table.columns)
+        head = ''.join(_cell('th', text) for text in table.columns)
         body = ''.join(
-            '<tr>' + ''.join(f'<td {CELL}>{html.escape(cell)}</td>' for cell in row) + '</tr>'
-            for row in table.rows
+            '<tr>' + ''.join(_cell('td', text) for text in row) + '</tr>' for row in table.rows
         )
         parts += [
-            f'<details open><summary>{html.escape(table.title)}</summary>',
-            f'<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></details>',
+            f'<details open><summary style="{TITLE}">{html.escape(table.title)}</summary>',
+            f'<div style="overflow-x:auto"><table style="{TABLE}">',
+            f'<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>',
         ]
     return ''.join([*parts, '</div>'])
+
+
+def _cell(tag: str, text: str) -> str:
+    wrap = ';white-space:nowrap' if len(text) <= SHORT else ''
+    return f'<{tag} style="{CELL}{wrap}">{html.escape(text)}</{tag}>'
 
 
 def _has_rows(table: Table) -> bool:

@@ -46,7 +46,10 @@ nb_merge_streams = True
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
+autodoc_preserve_defaults = True
 napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_param = False
 napoleon_use_rtype = False
 python_maximum_signature_line_length = 88
 copybutton_prompt_text = r'>>> |\.\.\. |\$ '

@@ -57,31 +57,6 @@ def test_the_test_suite_of_the_guide_to_primitives_runs(tmp_path):
     assert shown.stdout == 'etp_gain: 17 pass, 3 not_applicable\n', shown.stderr
 
 
-def test_the_code_blocks_of_the_guide_to_compiling_run(capsys):
-    namespace: dict = {}
-    for block in blocks(
-        'python', (ROOT / 'docs' / 'reference' / 'compiling.md').read_text(encoding='utf-8')
-    ):
-        exec(compile(block, 'compiling.md', 'exec'), namespace)
-    shown = capsys.readouterr().out
-    assert shown.startswith('(12,)') and 'flowchart' in shown
-
-
-def test_the_code_blocks_of_the_guide_to_gradients_run(capsys):
-    namespace: dict = {}
-    for block in blocks(
-        'python', (ROOT / 'docs' / 'howto' / 'debug_gradients.md').read_text(encoding='utf-8')
-    ):
-        exec(compile(block, 'verify.md', 'exec'), namespace)
-        if 'grads' in namespace:
-            assert_close(namespace.pop('grads'), namespace.pop('cut'), 1e-4)
-    shown = capsys.readouterr().out
-    assert (
-        'The temporal path of lower/h through the state of upper/h is lost at etp_mm (upper/'
-        in shown
-    )
-
-
 def test_the_commands_are_targets_of_the_makefile():
     makefile, guide = (
         (ROOT / name).read_text(encoding='utf-8') for name in ('Makefile', 'CONTRIBUTING.md')

@@ -52,12 +52,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class HiddenGroup:
-    """Hidden states of one shape, coupled position by position; ``states`` are positions in the
-    carry.
+    """Hidden states of one shape, coupled position by position.
 
-    ``derived``: states that are functions of the new ones of ``states``, and no part of a trace.
-    ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero. ``kept``:
-    what the entries of a wide trace keep of it, which may be states of any shapes then.
+    - ``name``, ``paths``: as the report names it, and the paths of its states
+    - ``shape``, ``dtype``: those of each state
+    - ``states``: their positions in the carry
+    - ``derived``: states that are functions of the new ones of ``states``, and no part of a trace
+    - ``reads[s][r]``: whether new state s may read old state r; where not, that D is zero
+    - ``kept``: what the entries of a wide trace keep of it, which may be states of any shapes then
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.GRUCell(2, 4), jnp.zeros((3, 2))
+    >>> graph = braintrace.compile(model, 'D_RTRL', x, batch_size=3).graph
+    >>> [(group.name, group.shape, group.num_state) for group in graph.hidden_groups]
+    [('h', (3, 4), 1)]
     """
 
     name: str
@@ -201,8 +209,16 @@ class Coordinates:
 class Relation:
     """One op and the hidden groups that its y reaches along position-wise paths within the step.
 
-    ``only_through_groups``: every path from y leads through new states of these groups, so ``dL/dy
-    = sum_s L_s D_f,s``.
+    - ``op``: the application of the op; ``paths``: of each trainable the parameters behind it
+    - ``groups``: the hidden groups; ``coordinates``: where the entries of a trace sit in each
+    - ``only_through_groups``: every path from y leads through new states of these groups, so
+      ``dL/dy = sum_s L_s D_f,s``
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.GRUCell(2, 4), jnp.zeros((3, 2))
+    >>> graph = braintrace.compile(model, 'D_RTRL', x, batch_size=3).graph
+    >>> [(r.key, r.primitive.name) for r in graph.hidden_param_op_relations]
+    [('Wz/weight/weight', 'etp_mm'), ('Wh/weight/weight', 'etp_mm')]
     """
 
     op: OpUse
@@ -213,14 +229,17 @@ class Relation:
 
     @property
     def key(self) -> str:
+        """The name of its op, as the report has it."""
         return self.op.key
 
     @property
     def primitive(self):
+        """The :class:`braintrace.ETPPrimitive` of its op."""
         return self.op.primitive
 
     @property
     def trainable_vars(self) -> dict[str, int]:
+        """The number of the value that each trainable is, by its name."""
         return self.op.trainable
 
 
@@ -245,6 +264,13 @@ class Route:
     - ``unused``: it reaches nothing.
 
     ``frozen`` (``not_trainable`` or ``not_inexact``): its gradient is zero.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.GRUCell(2, 4), jnp.zeros((3, 2))
+    >>> graph = braintrace.compile(model, 'D_RTRL', x, batch_size=3).graph
+    >>> route = graph.routes['Wr/weight/weight']
+    >>> route.kind, route.reason
+    ('same-step', 'weight_then_weight')
     """
 
     kind: str
@@ -261,6 +287,13 @@ class Diagnostic:
     ``equations``: positions in ``graph.program.equations``, a reduction before the broadcast that
     spreads it. ``reason`` tells apart the sentences of one kind. Some kinds name the ``group`` that
     reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, jnp.tanh(h + x @ p['W']))
+    >>> learner = braintrace.functional.online(cell, mark='auto')
+    >>> state = learner.init({'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+    >>> [(found.kind, found.path, found.level) for found in learner.graph.diagnostics]
+    [('marked', 'W', 'info')]
     """
 
     kind: Literal[
@@ -323,6 +356,12 @@ class Use:
 class ETraceGraph:
     """The compiled structure of one step; :func:`braintrace.report` shows it in words.
 
+    - ``hidden_groups``: each :class:`braintrace.HiddenGroup`
+    - ``hidden_param_op_relations``: a :class:`braintrace.Relation` for each op that has a trace
+    - ``routes``: path of each parameter -> :class:`braintrace.Route`
+    - ``diagnostics``: each :class:`braintrace.Diagnostic`
+    - ``program``, ``ops``, ``derived``: the flat equations of the step, every op in them, and the
+      states that are made of others
     - ``mixing``: the reason for each cut of an equation in which one position reads another
     - ``recurrent``: the groups that each cut equation leads to
     - ``cut_reads``: reads of each group that do not carry its trace on; where there are none,
@@ -338,6 +377,12 @@ class ETraceGraph:
     - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves
       out, by relation
     - ``seen``: the rule that sees it so, and the step as it was compiled; None: as compiled
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> model, x = braintrace.nn.GRUCell(2, 4), jnp.zeros((3, 2))
+    >>> graph = braintrace.compile(model, 'D_RTRL', x, batch_size=3).graph
+    >>> graph
+    ETraceGraph(1 hidden groups, 2 relations, 6 parameters; braintrace.report(graph) shows them)
     """
 
     program: Program

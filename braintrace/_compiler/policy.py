@@ -60,8 +60,8 @@ class Policy:
     ``'refuse'`` makes a construct a :class:`braintrace.NotSupportedError` that names its place.
 
     >>> import braintrace
-    >>> braintrace.Policy(unroll=0).unroll
-    0
+    >>> braintrace.Policy(unroll=0)
+    Policy(unroll=0)
     >>> braintrace.Policy(cond='ignore')
     Traceback (most recent call last):
     braintrace._errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
@@ -107,6 +107,12 @@ class Policy:
                 f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as '
                 "('count',)."
             )
+
+    def __repr__(self) -> str:
+        """What is not as by default."""
+        given = ((field, getattr(self, field.name)) for field in fields(self))
+        shown = (f'{field.name}={value!r}' for field, value in given if value != field.default)
+        return f'Policy({", ".join(shown)})'
 
     @property
     def associative(self) -> bool:

@@ -19,6 +19,12 @@ class EtpOp:
 
     ``op(x, *weights, bias=None, **static)`` where there is a bias. ``forms`` are all primitives of
     the op; ``primitive`` is the form that a batch binds, or the only form.
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace import kit
+    >>> op = kit.make_elementwise_op('doc_scale', lambda x, w: x * w)
+    >>> type(op).__name__, op(jnp.ones((2, 3)), jnp.ones(3)).shape, sorted(op.rules)[:2]
+    ('EtpOp', (2, 3), ['init_drtrl', 'init_pp'])
     """
 
     def __init__(self, name: str, call: Callable, forms: Sequence[ETPPrimitive]):
@@ -35,10 +41,12 @@ class EtpOp:
 
     @property
     def primitive(self) -> ETPPrimitive:
+        """The first form."""
         return self.forms[0]
 
     @property
     def spec(self) -> ETPPrimitiveSpec:
+        """The description that the first form was registered with."""
         return get_primitive_spec(self.primitive)
 
     @property

@@ -37,15 +37,30 @@ class ETPPrimitiveSpec:
     """The description of an ETP primitive: its function, the places of its operands, its trace
     rules.
 
-    The four rules and ``trainable_invars_fn`` are required; ``register_primitive_spec`` refuses a
-    spec without them. ``instant_drtrl`` and ``solve_drtrl`` are for a trace whose layout differs
-    from the parameter's. ``cases`` are pairs ``(operands, params)`` on which
-    ``braintrace.kit.check`` tries the laws; an operand is anything with shape and dtype.
-    ``reverse``, made by ``braintrace.kit.rule_reverse``, replaces the reverse rule of ``impl``.
-    ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees them.
-    ``static`` are the names of the parameters, whose values must be hashable. ``structure``
-    names the last operands that are arrays without a gradient, which no step changes, such as the
-    places of sparse entries; each rule gets them by keyword, beside the parameters.
+    - ``name``, ``impl``: the primitive's name, and its function ``y = impl(x, *trainables)``
+    - ``yw_to_w``, ``xy_to_dw``, ``init_drtrl``, ``init_pp``: the four rules; these and
+      ``trainable_invars_fn`` are required by :func:`register_primitive_spec`, while
+      :func:`braintrace.kit.new_etp_primitive` derives what is left out
+    - ``instant_drtrl``, ``solve_drtrl``: for a trace whose layout differs from the parameter's
+    - ``trainable_invars_fn``, ``x_invar_index``, ``y_outvar_index``, ``batched``,
+      ``gradient_enabled``: as for :func:`register_primitive`
+    - ``cases``: pairs ``(operands, params)`` on which :func:`braintrace.kit.check` tries the laws;
+      an operand is anything with shape and dtype
+    - ``reverse``: made by :func:`braintrace.kit.rule_reverse`, replaces the reverse rule of
+      ``impl``
+    - ``check``: ``check(avals, params)`` raises for operands that do not fit, before ``impl`` sees
+      them
+    - ``static``: names of the parameters, whose values must be hashable
+    - ``structure``: names of the last operands that are arrays without a gradient, which no step
+      changes, such as the places of sparse entries; each rule gets them by keyword, beside the
+      parameters
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace import kit
+    >>> shifted = lambda x, w: jnp.roll(x * w, 1, -1)
+    >>> spec = kit.ETPPrimitiveSpec('doc_shifted', shifted, batched=True)
+    >>> kit.new_etp_primitive(spec)(jnp.ones((1, 3)), jnp.arange(3.0))
+    Array([[2., 0., 1.]], dtype=float32)
     """
 
     name: str
@@ -94,6 +109,12 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
 
     Raises ``RuleContractError`` for missing rules (all of them named), a rule that is no function,
     a taken name.
+
+    >>> import braintrace
+    >>> spec = braintrace.ETPPrimitiveSpec('doc_without_rules', lambda x, w: x * w)
+    >>> braintrace.register_primitive_spec(spec)
+    Traceback (most recent call last):
+    braintrace._errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
     """
     _check_spec(spec)
     primitive = register_primitive(
@@ -199,6 +220,12 @@ def get_primitive_spec(primitive) -> ETPPrimitiveSpec:
     """The spec that ``primitive`` was registered with.
 
     Raises ``RuleContractError`` for a primitive that was not registered by a spec.
+
+    >>> import braintrace
+    >>> from braintrace import kit
+    >>> op = kit.make_elementwise_op('doc_gained', lambda x, w: x * w)
+    >>> braintrace.get_primitive_spec(op.primitive).name
+    'doc_gained'
     """
     if primitive in ETP_PRIMITIVE_SPECS:
         return ETP_PRIMITIVE_SPECS[primitive]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 
 from jax._src import source_info_util as _source
@@ -18,6 +19,7 @@ __all__ = ['at_location', 'hide_from_locations', 'location']
 PACKAGE = Path(__file__).absolute().parent.parent
 CELLS = PACKAGE / 'nn'
 PARTS_OF_CELLS = ('_base.py', '_linear.py')  # a line there says less than the cell's
+NOTEBOOK = re.compile(r'.*[/\\]ipykernel_\d+[/\\]\d+\.py')  # the file that stands for a cell of it
 
 
 def hide_from_locations(path: str) -> None:
@@ -39,7 +41,14 @@ def _describe(traceback) -> str:
     frames, cells = list(_source.user_frames(traceback)), f'{CELLS}{os.sep}'
     outside = (f for f in frames if not f.file_name.startswith(cells))
     frame = next(outside, frames[0] if frames else None)
-    return '' if frame is None else f'{frame.file_name}:{frame.start_line} ({frame.function_name})'
+    if frame is None:
+        return ''
+    return f'{_shown(frame.file_name)}:{frame.start_line} ({frame.function_name})'
+
+
+def _shown(file: str) -> str:
+    """The name of a file, which in a notebook would say nothing."""
+    return 'notebook cell' if NOTEBOOK.fullmatch(file) else file
 
 
 def location(source_info) -> str:

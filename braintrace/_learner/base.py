@@ -16,30 +16,16 @@ from .._report import Report, summary
 from .._rules import Rule, counting, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
-from .._windows import (
-    CARRIES,
-    LOSS_OUTPUTS,
-    GradientOptions,
-    UpdateOptions,
-    check_choice,
-    check_inside,
-    check_optimizer,
-    check_window,
-    choose_delay,
-    is_key,
-    split_weights,
-    weighed,
-)
+from .._windows import is_key
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from . import saving, traces
+from .along import AlongSequences
 from .bound import Bound
 from .calls import substitute
-from .compiled_calls import CallOptions
 from .notices import Notices
-from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
+from .own_states import ETraceState, StructureState, SyntheticState
 from .public_names import PublicNames
-from .sequences import Arguments, evolve, gradient, train
 from .states import ModelStates, check_model
 from .world import CARRY, Role
 
@@ -50,12 +36,24 @@ __all__ = ['ETraceLearner', 'ETraceState']
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
+class ETraceLearner(AlongSequences, PublicNames, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
-    ``learner.compile_graph(*inputs)``; ``y = learner(*inputs)`` advances states and trace; reverse
-    mode around a call (``brainstate.transform.grad(loss, learner.param_states)``) gives the online
-    gradient of that step. ``rule=None``: each gradient is that of its step alone, without a trace.
+    ``learner.compile_graph(*inputs)`` compiles, which :func:`braintrace.compile` does for you;
+    ``y = learner(*inputs)`` advances states and trace; reverse mode around a call
+    (``brainstate.transform.grad(loss, learner.param_states)``) gives the online gradient of that
+    step. :meth:`etrace_grad` and :meth:`etrace_train` do the same along a sequence.
+
+    ``rule``: a value of :mod:`braintrace.rules`, or None: each gradient is that of its step alone,
+    without a trace. ``policy`` and ``mark``: as for :class:`braintrace.D_RTRL`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> model = braintrace.nn.GRUCell(2, 4)
+    >>> _ = brainstate.nn.init_all_states(model, batch_size=3)
+    >>> learner = braintrace.ETraceLearner(model, braintrace.rules.snap(1))
+    >>> _ = learner.compile_graph(jnp.zeros((3, 2)))
+    >>> learner(jnp.ones((3, 2))).shape
+    (3, 4)
     """
 
     bootstraps = False  # whether exact windows end with the synthetic gradient of `synthesizer`
@@ -98,8 +96,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     # compiling ------------------------------------------------------------------------------------
 
     def compile_graph(self, *inputs) -> ETraceGraph:
-        """Compile the model's step for inputs like these (arrays or ``ShapeDtypeStruct``s); states
-        and values are untouched.
+        """Compile the model's step for inputs like these, arrays or ``jax.ShapeDtypeStruct``, and
+        return its graph; states and values are untouched.
 
         What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
         until compiled again; a call at another ``dt`` is refused.
@@ -154,7 +152,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
 
     @property
     def param_states(self):
-        """The model's parameters: a dict path -> ``ParamState``."""
+        """The model's parameters, a dict from path to ``ParamState``."""
         return self.model.states(brainstate.ParamState)
 
     def pure(self) -> tuple[OnlineLearner, dict, dict]:
@@ -296,151 +294,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         trace = bound.core.first.written(params, etrace['trace'], etrace['t'])
         return traces.of_parameter(graph, trace, etrace['t'], path)
 
-    # whole sequences ------------------------------------------------------------------------------
-
     def _begin_synthetic(self) -> None:
         """The parameters of the synthesizer, for a learner that has one."""
         if self.bootstraps:
             self.synthetic = SyntheticState(self.graph, self.synthesizer)
-
-    @takes_public_arguments
-    def etrace_grad(
-        self,
-        *sequences,
-        step_fn: Callable,
-        mask=None,
-        reset=None,
-        window='auto',
-        memory_budget: int | None = None,
-        carry: str = 'trace',
-        inside: str = 'trace',
-        weights: dict | None = None,
-        reduction: str = 'mean',
-        has_aux: bool = False,
-        return_value: bool = False,
-        loss_output: str = 'per_step',
-        progress: bool = False,
-    ):
-        """Online gradient of a sequence of losses, from the present state on; weights are constant
-        during the call.
-
-        ``sequences``: pytrees with time in axis 0. ``step_fn(*slices)`` calls the learner once and
-        returns a scalar loss, or ``(loss, aux)`` with ``has_aux``. ``mask`` ``(T,)`` weighs the
-        losses; where it is 0, a loss need not be a number; of a :class:`braintrace.Penalised` one
-        it does not weigh the penalty. ``reset``, bool ``(T,)`` or ``(T, B)``, puts flagged lanes
-        back to the initial states before a step (see :meth:`reset_state`). ``window``: ``'auto'``,
-        an int >= 1, or None for the whole sequence; all give the same numbers, ``memory_budget``
-        bounds the bytes of ``'auto'``. Where samples differ in length, weigh them inside
-        ``step_fn``. ``progress`` shows a line on stderr (not inside transformations). Define
-        ``step_fn`` once: a new function compiles anew. A loss may read old hidden states too;
-        single calls leave their history out, with a warning. ``carry='trace'`` lets a later call
-        continue the stream, ``'drop'`` leaves a zero trace; the trace's buffer is reused, arrays
-        taken from ``learner.etrace.value`` before do not outlive the call. ``inside='exact'``:
-        reverse mode without cuts through each window, and the trace at its border; the window, an
-        int or None, is then the reach of the exact gradient, and with ``carry='drop'`` it is
-        truncated back-propagation through time, whatever the rule is: leave that out for separate
-        sequences, too. ``weights``: dict path -> ``ParamState``, default ``param_states``.
-        ``reduction='mean'`` divides by the sum of the mask. ``loss_output``: losses come back as
-        ``'per_step'``, ``'masked'``, each times its mask, or ``'scalar'``, reduced as the gradient
-        is. Returns ``grads``, ``(grads, losses)``, ``(grads, aux)`` or ``(grads, losses, aux)``,
-        gradients in a dict like ``weights``.
-
-        >>> import braintrace, jax.numpy as jnp
-        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
-        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
-        >>> def step_fn(x, y):
-        ...     return jnp.mean((learner(x) - y) ** 2)
-        >>> xs, ys = jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4))
-        >>> grads, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True)
-        >>> losses.shape
-        (5,)
-        """
-        check_choice('carry', carry, CARRIES)
-        check_choice('return_value', return_value, (True, False))
-        check_choice('loss_output', loss_output, LOSS_OUTPUTS)
-        check_window(window, memory_budget)
-        exact = check_inside(inside, window)
-        along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
-        given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
-        apply = synthesizer_of(self, exact)
-        result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
-        losses = weighed(result.losses, mask, loss_output, reduction)
-        grads, _ = split_weights(result.learnt, apply)
-        extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
-        return (grads, *extra) if extra else grads
-
-    def etrace_train(
-        self,
-        *sequences,
-        step_fn: Callable,
-        optimizer,
-        opt_state=None,
-        update_every: int = 1,
-        write_every: int | None = None,
-        mask=None,
-        reset=None,
-        weights: dict | None = None,
-        reduction: str = 'mean',
-        has_aux: bool = False,
-        progress: bool = False,
-        inside: str = 'trace',
-    ):
-        """Learn along a sequence, from the present state on: the parameters change after each
-        ``update_every`` steps.
-
-        ``optimizer``: an ``optax.GradientTransformation``; ``opt_state``: what an earlier call
-        returned, to continue a stream, default ``optimizer.init`` of the weights' values. Each
-        update uses the ``reduction`` of its own steps' gradients; steps left at the end get an
-        update of their own. Between two writes of the trace steps are kept as they are, with the
-        same numbers; ``write_every`` fixes their number. ``inside='exact'`` takes reverse mode
-        without cuts through the steps of an update. Other arguments as for
-        :meth:`etrace_grad`; define the optimizer once too, another object compiles anew. Returns
-        ``(losses, opt_state)``, or ``(losses, aux, opt_state)`` with ``has_aux``. As in every call
-        over a sequence the trace's buffer is reused: arrays taken from ``learner.etrace.value``
-        before do not outlive it; copy them.
-
-        >>> import braintrace, jax.numpy as jnp, optax
-        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
-        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)
-        >>> def step_fn(x, y):
-        ...     return jnp.mean((learner(x) - y) ** 2)
-        >>> xs, ys = jnp.ones((50, 3, 2)), jnp.ones((50, 3, 4))
-        >>> losses, opt_state = learner.etrace_train(
-        ...     xs, ys, step_fn=step_fn, optimizer=optax.adam(1e-2)
-        ... )
-        >>> bool(losses[-1] < losses[0])
-        True
-        """
-        check_optimizer(optimizer)
-        bound = self._compiled().in_time()
-        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
-        exact = check_inside(inside, update_every)
-        along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
-        given = Arguments(sequences, step_fn, mask, reset, weights)
-        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
-        result = train(bound, given, calls, opt_state)
-        extra = [result.aux] if has_aux else []
-        return (result.losses, *extra, result.learnt[1])
-
-    @takes_public_arguments
-    def etrace_evolve(
-        self,
-        *sequences,
-        step_fn: Callable | None = None,
-        return_outputs: bool = True,
-        trace: bool = True,
-    ):
-        """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner
-        itself.
-
-        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns
-        the results of ``step_fn``, stacked over time; ``return_outputs=False`` keeps none of them,
-        for a long run where only the states matter, and returns None.
-
-        >>> import braintrace, jax.numpy as jnp
-        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
-        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
-        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
-        (5, 3, 4)
-        """
-        return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)

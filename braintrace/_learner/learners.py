@@ -153,13 +153,38 @@ def compile(
 ) -> ETraceLearner:
     """Initialise a model's states, compile its graph for inputs like these, and return the learner.
 
-    ``rule``: a learner class, its name in any case of letters and with or without underscores, a
-    value of :mod:`braintrace.rules`, or None for gradients of single steps without a trace;
-    ``options`` go to the class. ``batch_size`` goes to ``brainstate.nn.init_all_states`` only.
-    ``seed`` seeds brainstate's generator first, and a rule that draws, given by its class or name.
-    ``vmap=True``: the model is written for one sample, and runs for each of the ``batch_size``
-    samples in axis 0 of the inputs. ``verbose``: 1 or 2 prints the report.
+    Parameters
+    ----------
+    model : brainstate.nn.Module
+        The model: it applies its weights by braintrace ops, as the layers of :mod:`braintrace.nn`
+        do, or any module with ``mark='auto'``.
+    rule : class, str, Rule or None
+        A learner class; its name, in any case of letters and with or without underscores; a value
+        of :mod:`braintrace.rules`; or None for gradients of single steps without a trace.
+    *inputs : arrays or jax.ShapeDtypeStruct
+        Those of one step.
+    batch_size : int, optional
+        The batch size of the states: it goes to ``brainstate.nn.init_all_states`` only.
+    seed : int, optional
+        Seeds brainstate's generator first, and a rule that draws, given by its class or name. The
+        weights of ``model`` are drawn already: ``brainstate.random.seed`` before it is made.
+    vmap : bool
+        The model is written for one sample, and runs for each of the ``batch_size`` samples in
+        axis 0 of the inputs.
+    verbose : int
+        1 or 2 prints the report.
+    **options
+        Arguments of the class, such as ``policy`` and ``mark``.
 
+    Raises
+    ------
+    OptionError
+        There is no such rule, or an option has a value outside its set.
+    CompileError, NotSupportedError, UntracedParameterError
+        The model's step can not be learned as it is (:doc:`/reference/errors`).
+
+    Examples
+    --------
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
     >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)

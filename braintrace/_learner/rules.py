@@ -169,6 +169,13 @@ class RFLO(ETraceLearner):
     :func:`braintrace.rules.rflo`).
 
     Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> from braintrace.nn import Linear, VanillaRNNCell
+    >>> model = brainstate.nn.Sequential(VanillaRNNCell(2, 4), Linear(4, 1))
+    >>> learner = braintrace.compile(model, 'rflo', jnp.ones((3, 2)), batch_size=3)
+    >>> learner(jnp.ones((3, 2))).shape
+    (3, 1)
     """
 
     @takes_public_arguments
@@ -187,6 +194,13 @@ class OTTT(ETraceLearner):
     :func:`braintrace.rules.ottt`).
 
     ``leak`` in [0, 1). Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> from braintrace.nn import LIF, Linear
+    >>> model = brainstate.nn.Sequential(Linear(2, 4), LIF(4), Linear(4, 1))
+    >>> learner = braintrace.compile(model, 'ottt', jnp.ones((3, 2)), batch_size=3, leak=0.95)
+    >>> learner(jnp.ones((3, 2))).shape
+    (3, 1)
     """
 
     @takes_public_arguments
@@ -206,6 +220,13 @@ class OTPE(ETraceLearner):
     :func:`braintrace.rules.otpe`).
 
     ``leak`` in [0, 1), of the next layer. Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> from braintrace.nn import LIF, LeakyRateReadout, Linear
+    >>> model = brainstate.nn.Sequential(Linear(2, 4), LIF(4), LeakyRateReadout(4, 1, tau=20.0))
+    >>> learner = braintrace.compile(model, 'otpe', jnp.ones((3, 2)), batch_size=3, leak=0.95)
+    >>> learner(jnp.ones((3, 2))).shape
+    (3, 1)
     """
 
     @takes_public_arguments
@@ -225,6 +246,12 @@ class OSTL(ETraceLearner):
 
     ``recurrent=False``: without the recurrent matrices. Other arguments as for
     :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'ostl', x, batch_size=3)
+    >>> learner(x).shape
+    (3, 4)
     """
 
     @takes_public_arguments
@@ -245,6 +272,11 @@ class OSTLRecurrent(ETraceLearner):
 
     OSTL as it was published keeps the whole recurrent matrix of each layer:
     :class:`braintrace.OSTL`. Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace
+    >>> learner = braintrace.OSTLRecurrent(braintrace.nn.VanillaRNNCell(2, 4))
+    >>> learner.rule == braintrace.rules.d_rtrl(scope='own')
+    True
     """
 
     @takes_public_arguments
@@ -264,6 +296,10 @@ class OSTLFeedforward(ETraceLearner):
 
     OSTL as it was published for layers without a recurrent matrix is
     ``rules.ostl(recurrent=False)``. Other arguments as for :class:`braintrace.ES_D_RTRL`.
+
+    >>> import braintrace
+    >>> braintrace.OSTLFeedforward(braintrace.nn.VanillaRNNCell(2, 4)).rule
+    ESDRTRL(decay=1e-06)
     """
 
     @takes_public_arguments
@@ -284,6 +320,14 @@ class ThreeFactor(ETraceLearner):
     them no trace is there to modulate.
 
     Other arguments as for :class:`braintrace.D_RTRL`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> x, model = jnp.ones((3, 2)), braintrace.nn.VanillaRNNCell(2, 4)
+    >>> learner = braintrace.compile(model, 'three_factor', x, batch_size=3)
+    >>> step_fn = lambda x, reward: braintrace.modulated(-reward, learner(x))
+    >>> grads = learner.etrace_grad(jnp.ones((5, 3, 2)), jnp.ones((5, 3)), step_fn=step_fn)
+    >>> grads[('W', 'weight')]['weight'].shape
+    (6, 4)
     """
 
     @takes_public_arguments

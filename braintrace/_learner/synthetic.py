@@ -34,9 +34,10 @@ class DNI(ETraceLearner):
 
     At the end of each window but the last one of a call the loss ``sum(s(h_K) h_K)`` stands for the
     losses of later windows, with ``s(h_K)`` constant; ``s`` learns the derivative that the next
-    window sends to its first states, in :meth:`etrace_train` together with the weights, by the same
-    optimizer, or alone by :func:`braintrace.train_synthetic_gradient`. Give ``inside='exact'``
-    and to :meth:`etrace_grad` a window. With the true credit it is
+    window sends to its first states, in :meth:`~braintrace.ETraceLearner.etrace_train` together
+    with the weights, by the same optimizer, or alone by
+    :func:`braintrace.train_synthetic_gradient`. Give ``inside='exact'`` and to
+    :meth:`~braintrace.ETraceLearner.etrace_grad` a window. With the true credit it is
     back-propagation through time, with none the truncated one; nothing is kept between calls.
 
     ``synthesizer``: a :class:`braintrace.SyntheticGradient` or None for a linear one that starts

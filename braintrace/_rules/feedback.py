@@ -23,14 +23,17 @@ COUNT = '(feedback)'  # the key, beside a trace's relations, of the steps since 
 
 @dataclass(frozen=True)
 class Feedback:
-    """How the error goes back through an op: by weights B in place of its own W.
+    r"""How the error goes back through an op: by weights B in place of its own W.
 
-    ``y = op(x, W)`` forwards, ``dL/dx = (dop(x, B)/dx)^T dL/dy`` backwards; the gradient of W, and
-    the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276).
-    ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E``, where t counts all steps since the learner was
-    compiled, over resets too: B gets the updates of W, and what is between them shrinks. So it does
-    in Kolen and Pollack 1994 (ICNN 3:1375) and Akrout et al. 2019 (NeurIPS, arXiv 1904.05391), by
-    weight decay, which here leaves W alone.
+    .. math::
+        y = \mathrm{op}(x, W) \qquad
+        \frac{dL}{dx} = \left(\frac{d\,\mathrm{op}(x, B)}{dx}\right)^{\!\top} \frac{dL}{dy}
+
+    The gradient of W, and the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat.
+    Commun. 7:13276). ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E``, where t counts all steps
+    since the learner was compiled, over resets too: B gets the updates of W, and what is between
+    them shrinks. So it does in Kolen and Pollack 1994 (ICNN 3:1375) and Akrout et al. 2019
+    (NeurIPS, arXiv 1904.05391), by weight decay, which here leaves W alone.
 
     ``ops``: keys of ops, as the report names them; by default the readouts, ops that read what
     other ops made and whose result no op reads, in the step or through a state. ``scale``: the

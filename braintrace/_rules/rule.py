@@ -86,6 +86,11 @@ class Rule(ABC):
 
     ``t`` counts a lane's trace steps since its last reset, before the step at hand. Where it is 0
     the stored trace counts as zero, whatever it holds, so a reset never touches the trace.
+
+    >>> import braintrace
+    >>> rule = braintrace.rules.es_d_rtrl(0.9)
+    >>> isinstance(rule, braintrace.rules.Rule), rule.approximation, rule.remembers
+    (True, '...', True)
     """
 
     view: View = field(default=View(), kw_only=True)

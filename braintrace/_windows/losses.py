@@ -17,19 +17,19 @@ __all__ = ['Penalised', 'check_loss', 'task_loss', 'total_loss']
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Penalised:
-    """A loss of a step and a penalty beside it, which the mask does not weigh: a rate penalty at
+    r"""A loss of a step and a penalty beside it, which the mask does not weigh: a rate penalty at
     all steps, a task's loss where its target is known.
 
     A loss or step function returns it in the place of its loss, with ``has_aux`` as
     ``(Penalised(loss, penalty), aux)``. The gradient is that of
 
-        sum_t mask_t loss_t / sum_t mask_t  +  mean_t penalty_t
+    .. math:: \frac{\sum_t m_t\, L_t}{\sum_t m_t} + \frac{1}{T} \sum_t P_t
 
-    over the steps of the call, or of each update (where its mask is zero, of the penalty alone);
-    with ``reduction='sum'`` of ``sum_t (mask_t loss_t + penalty_t)``. Without a mask it is that of
-    ``loss + penalty``. Where the mask is 0, the loss need not be a number, unless one ``scan``,
-    ``cond`` or function with a derivative rule of its own makes it together with the penalty. The
-    losses that come back are the losses alone.
+    with mask m, loss L and penalty P, over the T steps of the call, or of each update (where its
+    mask is zero, of the penalty alone); with ``reduction='sum'`` of :math:`\sum_t m_t L_t + P_t`.
+    Without a mask it is that of ``loss + penalty``. Where the mask is 0, the loss need not be a
+    number, unless one ``scan``, ``cond`` or function with a derivative rule of its own makes it
+    together with the penalty. The losses that come back are the losses alone.
 
     ``loss`` and ``penalty`` are real scalars; raises :class:`braintrace.StepFunctionError` at the
     call for others, and :class:`braintrace.OptionError` for a mask beside a synthetic gradient.

@@ -1,8 +1,31 @@
-"""The pure core: online learning as functions over pytrees, for any cell written in JAX."""
+"""The pure core: online learning as functions over pytrees, for any cell written in JAX.
+
+A cell is a function ``cell(params, carry, *inputs) -> (outputs, carry)``. Everything here takes
+values and returns values, so ``jax.jit``, ``jax.vmap`` and ``jax.shard_map`` act on it as on any
+function.
+
+>>> import jax, jax.numpy as jnp, braintrace
+>>> cell = lambda p, h, x: (h, jnp.tanh(0.9 * h + braintrace.matmul(x, p['W'])))
+>>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
+>>> params, h, xs = {'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((7, 3, 2))
+>>> state = learner.init(params, h, xs[0])
+>>> gradient = jax.jit(learner.sequence_grad(lambda h, y: jnp.mean((h - y) ** 2)))
+>>> grads, state, losses = gradient(params, state, xs, jnp.zeros((7, 3, 4)))
+>>> grads['W'].shape
+(2, 4)
+"""
 
 from ._files import load_state, save_state
-from ._online import Memory, OnlineLearner, online, split
-from ._state import OnlineState, flatten_paths, fold_lane, merge, reset, unflatten_paths
+from ._online import Memory, OnlineLearner, online
+from ._state import (
+    OnlineState,
+    flatten_paths,
+    fold_lane,
+    merge,
+    reset,
+    split,
+    unflatten_paths,
+)
 
 __all__ = [
     'Memory',

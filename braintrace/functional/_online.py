@@ -1,6 +1,4 @@
-"""Online learning of a pure cell: ``online(cell, rule)`` and its ``init``, ``step``, ``grad`` and
-``sequence_grad``.
-"""
+"""Online learning of a pure cell: ``online(cell, rule)``, its ``init``, ``step`` and ``grad``."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ from .._compiler import (
     analyse,
     check_arrays,
     check_learnable,
-    param_name,
     path_name,
 )
 from .._errors import NotCompiledError, OptionError, StructureError
@@ -28,28 +25,15 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule
-from .._windows import (
-    CARRIES,
-    REDUCTIONS,
-    GradientOptions,
-    check_choice,
-    check_inside,
-    check_optimizer,
-    check_synthesizer,
-    check_window,
-    signature,
-    task_loss,
-    total_loss,
-    tree_bytes,
-)
+from .._windows import signature, task_loss, total_loss, tree_bytes
+from ._along import AlongSequences
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
-from ._sequences import SequenceCalls
 from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
-__all__ = ['Memory', 'OnlineLearner', 'online', 'split']
+__all__ = ['Memory', 'OnlineLearner', 'online']
 
 
 D_RTRL = DRTRL()
@@ -62,7 +46,14 @@ SIGNATURES = {
 
 class Memory(NamedTuple):
     """Rows ``(path, shape, dtype, bytes)`` of a whole :class:`OnlineState`, and their total in
-    bytes.
+    bytes; :meth:`OnlineLearner.memory` returns it.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell)
+    >>> state = learner.init({'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+    >>> learner.memory().total  # carry 48, trace 96, step counts 12
+    156
     """
 
     rows: list
@@ -74,11 +65,21 @@ def _always(path, leaf) -> bool:
 
 
 @dataclass(frozen=True)
-class OnlineLearner:
+class OnlineLearner(AlongSequences):
     """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by
     cell, rule and options.
 
-    ``recompile``: what to call for other shapes, as an error says it.
+    ``init`` compiles, all other functions run what it compiled. ``recompile``: what to call for
+    other shapes, as an error says it.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, h, x = {'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2))
+    >>> state = learner.init(params, h, x)
+    >>> outputs, state = learner.step(params, state, x)
+    >>> outputs.shape, state.t.tolist()
+    ((3, 4), [1, 1, 1])
     """
 
     cell: Callable
@@ -210,122 +211,6 @@ class OnlineLearner:
 
         return run
 
-    def sequence_grad(
-        self,
-        loss_fn: Callable,
-        window='auto',
-        reduction: str = 'mean',
-        memory_budget: int | None = None,
-        progress: bool = False,
-        carry: str = 'trace',
-        inside: str = 'trace',
-        synthesizer: Callable | None = None,
-    ) -> Callable:
-        """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole
-        sequence.
-
-        Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``window``:
-        ``'auto'``, an int >= 1, or None for the whole sequence; every window gives the same
-        numbers. ``reset`` is ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t
-        the flagged lanes start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
-        (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
-        shape ``(T,)``. ``progress`` shows a line on stderr (not under ``vmap``).
-
-        ``carry='trace'`` lets a later call continue the stream. ``carry='drop'`` ends it: ``t`` of
-        the state that comes back is 0, so its trace counts as empty, and in a loop over batches no
-        trace is ever written while a sequence fits into one window. The cell's carry goes on in
-        both.
-
-        ``inside='exact'`` takes reverse mode without cuts through the steps of each window, in
-        memory that grows with the window, and reads the trace at its border: the window is then the
-        reach of the exact gradient, an int or None. One window for the whole sequence is
-        back-propagation through time; with ``carry='drop'`` no trace is read or written, which is
-        truncated back-propagation (Williams and Peng 1990). ``synthesizer(params, states) ->
-        credit`` then stands for the losses of later windows, a loss ``sum(s(h_K) h_K)`` at the end
-        of each but the last (Jaderberg et al. 2017); states and credit are dicts group -> array
-        ``(*shape, S)``. ``params`` and ``grads`` are pairs with its own; its loss is half of the
-        squared distance to the derivative that the next window has.
-
-        With ``rule=None`` each gradient is that of its own step, with the old carry held
-        constant. Raises :class:`braintrace.OptionError` for other values.
-
-        >>> import jax, jax.numpy as jnp, braintrace
-        >>> def cell(params, h, x):
-        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
-        ...     return h, h
-        >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
-        >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
-        >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
-        >>> grad = jax.jit(learner.sequence_grad(loss, carry='drop'))
-        >>> state = learner.init(params, h, xs[0])
-        >>> for batch in (xs, 2 * xs):
-        ...     start = state.replace(carry=h)
-        ...     grads, state, losses = grad(params, start, batch, jnp.zeros((7, 1, 3)))
-        >>> state.t.tolist()
-        [0]
-        """
-        self._check_sequence(reduction, progress)
-        check_window(window, memory_budget)
-        check_choice('carry', carry, CARRIES)
-        exact = check_inside(inside, window)
-        check_synthesizer(synthesizer, exact, self.rule)
-        options = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
-        return self._along(loss_fn, progress, synthesizer).gradient(options)
-
-    def sequence_update(
-        self,
-        loss_fn: Callable,
-        optimizer,
-        every: int = 1,
-        reduction: str = 'mean',
-        write_every: int | None = None,
-        progress: bool = False,
-        inside: str = 'trace',
-        synthesizer: Callable | None = None,
-    ) -> Callable:
-        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses``: learn along a sequence.
-
-        ``optimizer``: an ``optax.GradientTransformation``; ``opt_state``: at first
-        ``optimizer.init(params)``. The parameters change after each ``every`` steps, by the
-        ``reduction`` of these steps' gradients, and once more after the steps that are left at the
-        end; leaves that are not trainable stay. Other arguments as for :meth:`sequence_grad`.
-        Between two writes of the trace steps are kept as they are, with the same numbers;
-        ``write_every`` fixes their number. ``inside='exact'`` takes reverse mode without cuts
-        through the steps of each update, with a ``synthesizer`` as in :meth:`sequence_grad`. Under
-        ``jit``, donate ``state``.
-
-        >>> import jax, jax.numpy as jnp, optax, braintrace
-        >>> def cell(params, h, x):
-        ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
-        ...     return h, h
-        >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
-        >>> optimizer = optax.adam(1e-2)
-        >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((70, 1, 2))
-        >>> loss = lambda out, y: jnp.sum((out - y) ** 2)
-        >>> train = jax.jit(learner.sequence_update(loss, optimizer), donate_argnums=2)
-        >>> state, opt_state = learner.init(params, h, xs[0]), optimizer.init(params)
-        >>> params, _, state, losses = train(params, opt_state, state, xs, jnp.zeros((70, 1, 3)))
-        >>> bool(losses[-1] < losses[0])
-        True
-        """
-        self._check_sequence(reduction, progress)
-        check_optimizer(optimizer)
-        exact = check_inside(inside, every)
-        check_synthesizer(synthesizer, exact, self.rule)
-        return self._along(loss_fn, progress, synthesizer).update(
-            optimizer, every, write_every, reduction, exact
-        )
-
-    def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
-        loss = checked_loss(self, loss_fn)
-        return SequenceCalls(self._matching, self.hidden, loss, progress, synthesizer)
-
-    @staticmethod
-    def _check_sequence(reduction, progress) -> None:
-        check_choice('progress', progress, (True, False))
-        check_choice('reduction', reduction, REDUCTIONS)
-
     # descriptions ---------------------------------------------------------------------------------
 
     @property
@@ -402,14 +287,33 @@ def online(
 ) -> OnlineLearner:
     """Online learning of ``cell(params, carry, *inputs) -> (outputs, carry)`` by ``rule``.
 
-    Arguments: ``rule``, a value of :mod:`braintrace.rules`, by default ``d_rtrl()``, or None (no
-    trace: acting, evaluation, same-step gradients); ``trainable`` and ``hidden``, predicates
-    ``(path, leaf) -> bool`` on leaves of params and carry, ``path`` a tuple of strings: which
-    leaves of inexact dtype are learned or traced, and which leaves of the carry a reset puts back
-    (by default all but PRNG keys); ``policy``, a :class:`braintrace.Policy`, says what to do with
-    control flow; ``strict=True`` makes it strict, and ``mark`` sets its ``mark``: ``'auto'`` for a
-    cell that applies no braintrace op.
+    Parameters
+    ----------
+    cell : function
+        One step of the model, a pure function; it applies its weights by braintrace ops.
+    rule : Rule or None
+        A value of :mod:`braintrace.rules`; None: no trace, for acting, evaluation and same-step
+        gradients.
+    trainable : function
+        ``(path, leaf) -> bool``, ``path`` a tuple of strings: which leaves of ``params`` of inexact
+        dtype are learned. By default all.
+    hidden : function
+        ``(path, leaf) -> bool``: which leaves of the carry are traced, where their dtype is
+        inexact, and put back by a reset. By default all but PRNG keys.
+    strict : bool
+        Makes the policy strict: every lost path is an error.
+    policy : Policy
+        What to do with control flow (:class:`braintrace.Policy`).
+    mark : 'auto', function or None
+        Sets the policy's ``mark``: ``'auto'`` for a cell that applies no braintrace op.
 
+    Raises
+    ------
+    OptionError
+        An argument is of another kind. Errors in the cell come when ``init`` compiles it.
+
+    Examples
+    --------
     >>> import jax, jax.numpy as jnp, braintrace
     >>> def cell(params, h, x):
     ...     h = jnp.tanh(braintrace.matmul(jnp.concatenate([x, h], -1), params['W']))
@@ -434,17 +338,3 @@ def online(
         raise OptionError(f'policy is {policy!r}; give a braintrace.Policy.')
     policy = replace(policy, strict=True) if strict else policy
     return OnlineLearner(cell, rule, trainable, hidden, policy.marking(mark))
-
-
-def split(params, learner: OnlineLearner) -> tuple:
-    """``(traced, same_step, frozen)``: trees like ``params`` with None where a leaf has another
-    route.
-    """
-    routes = learner.routes
-
-    def part(kind):
-        return jax.tree_util.tree_map_with_path(
-            lambda p, x: x if routes[param_name(p)].kind == kind else None, params
-        )
-
-    return part('trace'), part('same-step'), part('frozen')

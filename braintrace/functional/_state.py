@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import describe_aval, path_key, path_name
+from .._compiler import describe_aval, param_name, path_key, path_name
 from .._errors import StructureError
 from .._rules import counting, uncounted
 from .._windows import is_key
@@ -22,6 +22,7 @@ __all__ = [
     'no_key',
     'put_back',
     'reset',
+    'split',
     'unflatten_paths',
 ]
 
@@ -31,12 +32,21 @@ __all__ = [
 class OnlineState:
     """All that an online learner carries from step to step, but parameters.
 
-    ``carry`` is the cell's carry; ``trace`` a dict relation -> group -> slot of arrays; ``t`` the
-    int32 count of trace steps since the last reset, ``(B,)`` where an op is batched, else ``()``;
-    it stays at the largest int32 once it is there. Where ``t`` is 0 the trace counts as zero.
-    ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is
-    the lanes; ``lane_axes`` (static): path and axis of each array of the carry whose lanes are
-    another axis.
+    - ``carry``: the cell's carry
+    - ``trace``: a dict relation -> group -> slot of arrays
+    - ``t``: the int32 count of trace steps since the last reset, ``(B,)`` where an op is batched,
+      else ``()``; it stays at the largest int32 once it is there. Where it is 0 the trace counts as
+      zero
+    - ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is
+      the lanes
+    - ``lane_axes`` (static): path and axis of each array of the carry whose lanes are another axis
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell)
+    >>> state = learner.init({'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+    >>> state.carry.shape, state.t.tolist(), state.trace['W']['carry']['weight'][0].shape
+    ((3, 4), [0, 0, 0], (3, 2, 4))
     """
 
     carry: Any
@@ -193,9 +203,36 @@ def unflatten_paths(paths: dict, like):
     return jax.tree_util.tree_map_with_path(lambda p, _: paths[path_key(p)], like)
 
 
+def split(params, learner) -> tuple:
+    """``(traced, same_step, frozen)``: trees like ``params`` with None where a leaf has another
+    route; :func:`merge` puts them together again.
+
+    ``learner``: a compiled :class:`OnlineLearner`.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> from braintrace.functional import online, split
+    >>> def cell(p, h, x):
+    ...     h = 0.9 * h + braintrace.matmul(x, p['in'])
+    ...     return h @ p['out'], h
+    >>> params, learner = {'in': jnp.ones((2, 4)), 'out': jnp.ones((4, 1))}, online(cell)
+    >>> state = learner.init(params, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+    >>> traced, same_step, frozen = split(params, learner)
+    >>> [[name for name, p in part.items() if p is not None] for part in (traced, same_step)]
+    [['in'], ['out']]
+    """
+    routes = learner.routes
+
+    def part(kind):
+        return jax.tree_util.tree_map_with_path(
+            lambda p, x: x if routes[param_name(p)].kind == kind else None, params
+        )
+
+    return part('trace'), part('same-step'), part('frozen')
+
+
 def merge(*parts):
     """One tree from parts of the same structure that hold None where a leaf is in another part (see
-    ``split``).
+    :func:`split`).
 
     >>> from braintrace.functional import merge
     >>> merge({'a': 1, 'b': None}, {'a': None, 'b': 2})

@@ -1,4 +1,12 @@
-"""Factories of ETP primitives, and a checker of the laws that trace rules obey."""
+"""Factories of ETP primitives, and a checker of the laws that trace rules obey.
+
+>>> import jax.numpy as jnp
+>>> from braintrace import kit
+>>> shape = jnp.zeros((2, 3)), jnp.zeros(3)
+>>> squared = kit.make_elementwise_op('doc_squared', lambda x, w: x * w**2)
+>>> kit.check(squared, cases=[(shape, {})]).ok
+True
+"""
 
 from .._etrace_op import (
     EtpOp,

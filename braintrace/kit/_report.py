@@ -36,7 +36,12 @@ LAWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One law on one case; ``worst`` is the largest deviation, None if the law compares none."""
+    """One law on one case; ``worst`` is the largest deviation, None if the law compares none.
+
+    >>> from braintrace import kit
+    >>> print(kit.check('etp_elemwise').rows[0])
+    etp_elemwise L0 pass: float64[3, 2]
+    """
 
     op: str
     law: str

@@ -1,5 +1,16 @@
-"""Layers, cells and readouts on brainstate that apply their weights by ETP ops, so that a learner
-can trace them.
+"""Layers, cells, neurons, synapses and readouts as brainstate modules that apply their weights by
+ETP ops, so that a learner can trace them.
+
+Everything works on one sample or on a batch in axis 0. Layers, neurons and synapses take units of
+``saiunit`` too, cells take plain numbers. A module with states needs ``init_state`` before its
+first step, which :func:`braintrace.compile` calls for a whole model.
+
+>>> import brainstate, jax.numpy as jnp
+>>> from braintrace import nn
+>>> model = brainstate.nn.Sequential(nn.Linear(3, 8), nn.LIF(8), nn.FilteredReadout(8, 2))
+>>> _ = brainstate.nn.init_all_states(model, batch_size=16)
+>>> model(jnp.ones((16, 3))).shape
+(16, 2)
 """
 
 from .. import _brainstate  # noqa: F401  # before brainstate itself

@@ -1,5 +1,12 @@
 """The online learning rules, as values for :func:`braintrace.functional.online` and
 :func:`braintrace.compile`.
+
+Rules are compared by what they are, and two methods make a rule of a rule:
+
+>>> import braintrace
+>>> rule = braintrace.rules.d_rtrl().filtered(0.9).with_feedback(braintrace.Feedback('random'))
+>>> rule == braintrace.rules.e_prop(0.9, 'random')
+True
 """
 
 from .._rules import Rule

@@ -10,10 +10,14 @@ __all__ = ['e_prop', 'otpe', 'rflo']
 
 
 def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
-    """e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
+    r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
 
-    ``e^t = D^t e^{t-1} + D_f^t (x) x^t``, ``ebar^t = kappa ebar^{t-1} + dz^t/dw`` of what readouts
-    read, ``gradient = sum_t B^T dL^t/dy^t . ebar^t``. ``kappa`` is the leak of the readout,
+    .. math::
+        e^t = D^t e^{t-1} + D_f^t \otimes x^t \qquad
+        \bar e^t = \kappa\, \bar e^{t-1} + \frac{dz^t}{dw} \qquad
+        \frac{dL}{dw} \approx \sum_t B^\top \frac{dL^t}{dy^t} \cdot \bar e^t
+
+    with z what the readouts read and y their results. ``kappa`` is the leak of the readout,
     ``exp(-1 / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
     :class:`braintrace.nn.FilteredReadout`, which filters by itself. ``feedback``: ``'symmetric'``
     (B is the readout's W), ``'random'``, ``'adaptive'``, or a :class:`braintrace.Feedback`. Memory

@@ -14,14 +14,16 @@ LAYERS = ('joint', 'each')
 
 
 def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
-    """Real-time recurrent learning: the gradient of BPTT, online.
+    r"""Real-time recurrent learning: the gradient of BPTT, online.
 
-    ``e^t = J^t e^{t-1} + D_f^t (x) x^t`` with the whole derivative ``J = dh/dh'`` of a step, of all
-    N hidden numbers of a lane; the gradient at t is the same-step gradient plus
-    ``< dL^t/dh^{t-1}, e^{t-1} >``. Ops behind other ops, behind norms and in other layers have a
-    trace too. Memory ``B * N * I * O`` numbers for a dense op and N times the work of D-RTRL, and N
-    reverse passes for each step: for N up to about 100, and to judge other rules by. Plain
-    recurrent weights (``h @ U`` beside an op) are followed, and keep their same-step gradient.
+    .. math:: e^t = J^t e^{t-1} + D_f^t \otimes x^t \qquad J^t = \frac{dh^t}{dh^{t-1}}
+
+    with the whole derivative J of a step, of all N hidden numbers of a lane; the gradient at t is
+    the same-step gradient plus :math:`\langle dL^t/dh^{t-1},\, e^{t-1} \rangle`. Ops behind other
+    ops, behind norms and in other layers have a trace too. Memory ``B * N * I * O`` numbers for a
+    dense op and N times the work of D-RTRL, and N reverse passes for each step: for N up to about
+    100, and to judge other rules by. Plain recurrent weights (``h @ U`` beside an op) are followed,
+    and keep their same-step gradient.
 
     ``layers='each'`` keeps of each op only the hidden numbers of the groups that it reaches by a
     path through no other group's new state: smaller, and without what a layer does to another
@@ -58,11 +60,13 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
 
 
 def snap(n: int, credit: str = 'whole') -> Rule:
-    """SnAp-n: an element of an op's result keeps what it changes within n steps.
+    r"""SnAp-n: an element of an op's result keeps what it changes within n steps.
 
-    ``e_q = J[N_q, N_q] e_q' + D_f[N_q, q] (x) x`` for element q, where the K_q hidden numbers N_q
-    are those that q reaches within n steps by the structure of the cell (zeros of constant masks
-    and sparse ops count), inside its own group of hidden states. Memory ``B * I * sum_q K_q``
+    .. math:: e_q^t = J^t_{N_q, N_q}\, e_q^{t-1} + D^t_{f,\,N_q, q} \otimes x^t
+
+    for element q, where the K_q hidden numbers N_q are those that q reaches within n steps by the
+    structure of the cell (zeros of constant masks and sparse ops count), inside its own group of
+    hidden states. Memory ``B * I * sum_q K_q``
     numbers for a dense op. Equal to BPTT within a layer where N_q is all that q ever reaches: for a
     dense layer from n = 2 on, and for a sparse layer the error falls with each n.
 

@@ -13,14 +13,16 @@ __all__ = ['ostl', 'ottt']
 
 
 def ottt(leak: float) -> Rule:
-    """OTTT: the trace of the input with the leak of the membrane, times today's D_f.
+    r"""OTTT: the trace of the input with the leak of the membrane, times today's D_f.
 
-    ``es_d_rtrl((leak, 0.))``: ``ex^t = leak ex^{t-1} + x^t``, and the gradient at t is
-    ``xy_to_dw(ex^t, L^t . D_f^t)``. Exact for the matrix of a feed-forward layer of leaky
-    integrate-and-fire neurons whose loss reads the spike of the new potential and whose reset is
-    detached; a bias gets the current step. Memory ``B * I`` numbers beside today's D_f. ``leak``,
-    in [0, 1), is the factor of the membrane in one step. Raises :class:`braintrace.OptionError`
-    for another value.
+    .. math:: e_x^t = \lambda\, e_x^{t-1} + x^t \qquad \Delta w^t = (L^t \cdot D_f^t) \otimes e_x^t
+
+    It is ``es_d_rtrl((leak, 0.))``, with :math:`\lambda` the leak, :math:`\Delta w^t` the gradient
+    at t and :math:`L^t` the derivative of the loss by the new states. Exact for the matrix of a
+    feed-forward layer of leaky integrate-and-fire neurons whose loss reads the spike of the new
+    potential and whose reset is detached; a bias gets the current step. Memory ``B * I`` numbers
+    beside today's D_f. ``leak``, in [0, 1), is the factor of the membrane in one step. Raises
+    :class:`braintrace.OptionError` for another value.
 
     Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (NeurIPS,
     arXiv 2210.04195).

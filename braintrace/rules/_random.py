@@ -11,13 +11,17 @@ __all__ = ['signs', 'uoro']
 
 
 def signs(scope: str = 'position', seed: int = 0) -> Rule:
-    """D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).
+    r"""D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).
 
-    ``ex^t = s1 p ex^{t-1} + s2 r x^t``, ``ef^t = s1/p D^t ef^{t-1} + s2/r D_f^t`` with ``p^2 = |D
-    ef|/|ex|`` and ``r^2 = |D_f|/|x|``, norms and signs for each lane and relation; the gradient at
-    t is the same-step gradient plus ``ex^{t-1} (x) < dL^t/dh^{t-1}, ef^{t-1} >``. With constant
-    weights its mean over the signs is the gradient of ``d_rtrl()``; one draw is noisy. Memory ``B *
-    (I + O * S)`` numbers for a dense op.
+    .. math::
+        e_x^t = s_1 p\, e_x^{t-1} + s_2 r\, x^t \qquad
+        e_f^t = \frac{s_1}{p} D^t e_f^{t-1} + \frac{s_2}{r} D_f^t \qquad
+        p^2 = \frac{|D^t e_f^{t-1}|}{|e_x^{t-1}|} \quad r^2 = \frac{|D_f^t|}{|x^t|}
+
+    with norms and random signs s for each lane and relation; the gradient at t is the same-step
+    gradient plus :math:`\langle dL^t/dh^{t-1},\, e_f^{t-1} \rangle \otimes e_x^{t-1}`. With
+    constant weights its mean over the signs is the gradient of ``d_rtrl()``; one draw is noisy.
+    Memory ``B * (I + O * S)`` numbers for a dense op.
 
     ``scope``: ``'position'``, the paths of D, or ``'all'``, KF-RTRL as published: D and D_f are the
     whole derivative of a step, between all N hidden numbers of a sample, the mean is the gradient
@@ -41,13 +45,17 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
 
 
 def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
-    """UORO: real-time recurrent learning on average, by one random product of states and weights.
+    r"""UORO: real-time recurrent learning on average, by one random product of states and weights.
 
-    ``s^t = r0 J^t s^{t-1} + r1 v^t``, ``m^t = m^{t-1}/r0 + (v^t D_f^t (x) x^t)/r1`` with ``J =
-    dh/dh'`` of the whole step, random signs v, ``r0^2 = |m|/|J s|`` and ``r1^2 = |v D_f (x)
-    x|/|v|``; the gradient at t is the same-step gradient plus ``< dL^t/dh^{t-1}, s^{t-1} >
-    m^{t-1}``. With constant weights its mean over the signs is the gradient of BPTT for every op
-    that reaches a hidden state; one draw is very noisy.
+    .. math::
+        s^t = r_0 J^t s^{t-1} + r_1 v^t \qquad
+        m^t = \frac{m^{t-1}}{r_0} + \frac{v^t D_f^t \otimes x^t}{r_1} \qquad
+        r_0^2 = \frac{|m^{t-1}|}{|J^t s^{t-1}|} \quad r_1^2 = \frac{|v^t D_f^t \otimes x^t|}{|v^t|}
+
+    with the derivative J of the whole step and random signs v; the gradient at t is the same-step
+    gradient plus :math:`\langle dL^t/dh^{t-1},\, s^{t-1} \rangle\, m^{t-1}`. With constant weights
+    its mean over the signs is the gradient of BPTT for every op that reaches a hidden state; one
+    draw is very noisy.
 
     ``pair``: ``'sample'``, a pair (s, m) for each sample, in memory ``B`` times that of the
     weights, or ``'batch'``, one for all samples, with more noise. ``seed``, an int, is that of the

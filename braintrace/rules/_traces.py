@@ -21,10 +21,13 @@ def d_rtrl(
     credit: str = 'cut',
     scope: str = 'position',
 ) -> Rule:
-    """D-RTRL: one trace entry for each parameter entry, sample and hidden state.
+    r"""D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
-    ``e^t = D^t e^{t-1} + D_f^t (x) x^t``; the gradient at t is the same-step gradient plus ``<
-    dL^t/dh^{t-1}, e^{t-1} >``. Memory ``B * I * O * S`` numbers for a dense op.
+    .. math:: e^t = D^t e^{t-1} + D_f^t \otimes x^t
+
+    The gradient at t is the same-step gradient plus
+    :math:`\langle dL^t/dh^{t-1},\, e^{t-1} \rangle`. Memory ``B * I * O * S`` numbers for a dense
+    op.
 
     ``credit``: the signal ``dL^t/dh^{t-1}`` flows where the trace does (``'cut'``, the published
     rule), or along every path of the step (``'whole'``), at the same cost. With the same trace the
@@ -82,11 +85,15 @@ def d_rtrl(
 
 
 def es_d_rtrl(decay_or_rank: float | int | tuple[float, float]) -> Rule:
-    """ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
+    r"""ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
-    ``ex^t = a_x ex^{t-1} + x^t``, ``ef^t = a_f D^t ef^{t-1} + (1 - a_f) D_f^t``; the gradient at t
-    is ``xy_to_dw(ex^t, L^t . ef^t / (1 - a_f^(t+1)))`` plus the same-step part that does not pass
-    the relation's groups. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step
+    .. math::
+        e_x^t = a_x\, e_x^{t-1} + x^t \qquad
+        e_f^t = a_f\, D^t e_f^{t-1} + (1 - a_f)\, D_f^t
+
+    The gradient at t is :math:`\left(L^t \cdot e_f^t / (1 - a_f^{t+1})\right) \otimes e_x^t` plus
+    the same-step part that does not pass the relation's groups, with :math:`L^t` the derivative of
+    the loss by the new states. Memory ``B * (I + O * S)`` numbers for a dense op. At the first step
     after a reset it is the gradient of BPTT; from the second on it is an approximation. ``L^t``
     belongs to new states: history that reaches the loss from an old state directly (an output made
     of ``h^{t-1}``, a spike read before the reset) is left out.

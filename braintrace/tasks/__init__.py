@@ -1,5 +1,9 @@
 """Tasks that need memory: seeded batches of sequences, their losses, their scores, and the score
 that a learner without any knowledge of the past reaches.
+
+>>> from braintrace import tasks
+>>> print(tasks.evidence())
+evidence 7: 225 steps, 40 inputs, 2 outputs, floor 50.0 %
 """
 
 from .. import _brainstate  # noqa: F401  # before brainstate itself

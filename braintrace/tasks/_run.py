@@ -28,11 +28,22 @@ __all__ = ['Run', 'run']
 class Run:
     """What :func:`run` found; arrays have the seeds in axis 0.
 
-    ``method``: the rule in words. ``losses``: of each update, of a stream of each step. ``scores``:
-    of the test part after the last update; of a stream those that it had on the way.
-    ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
-    stream. ``seconds`` are without ``compile_seconds``; ``memory`` are the
-    bytes that the compiled program needs for one seed beside its arguments and results.
+    - ``task``, ``seeds``, ``updates``: as they were given; ``method``: the rule in words
+    - ``params``: the parameters after the last update
+    - ``losses``: of each update, of a stream of each step
+    - ``scores``: of the test part after the last update; of a stream those that it had on the way
+    - ``validation``: pairs of a number of updates and the scores then, twenty at most, none of a
+      stream
+    - ``seconds``, without ``compile_seconds``
+    - ``memory``: bytes that the compiled program needs for one seed beside its arguments and
+      results
+
+    >>> import brainstate, optax
+    >>> from braintrace import nn, rules, tasks
+    >>> model, sgd = lambda seed: nn.LeakyRateReadout(2, 1, tau=4.0), optax.sgd(1e-2)
+    >>> found = tasks.run(tasks.adding(4), model, rules.d_rtrl(), sgd, updates=3)
+    >>> found.losses.shape, found.scores.shape
+    ((1, 3), (1,))
     """
 
     task: Task
@@ -102,26 +113,55 @@ def run(
 ) -> Run:
     """Train a model on a task from each of some seeds, all of them in one compiled program.
 
-    ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
-    ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions, as
-    :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states alone.
-    Its outputs are those that the task asks for, or a pair of them and whatever ``penalty`` reads.
-    Each update takes ``batch`` new sequences from the initial carry on, and clips nothing:
-    ``optimizer`` is an ``optax.GradientTransformation``. ``fit`` of ``brainstate.environ`` is True,
-    and False where a score is taken.
+    Parameters
+    ----------
+    task : Task
+        What is learned.
+    model : function
+        ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
+        ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions,
+        as :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states
+        alone. Its outputs are those that the task asks for, or a pair of them and whatever
+        ``penalty`` reads.
+    rule : Rule or None
+        A value of :mod:`braintrace.rules`; None: back-propagation through time.
+    optimizer : optax.GradientTransformation
+        Nothing is clipped beside it.
+    updates : int, optional
+        Number of updates, each of new sequences from the initial carry on; a stream has none.
+    seeds : ints
+        One run for each.
+    batch : int
+        Number of sequences of an update.
+    window : int, optional
+        With a rule its exact windows of so many steps; without one, BPTT is truncated after them.
+    every : int, optional
+        An update after each so many steps; for a stream, which has no end, 1 unless ``window``
+        says more.
+    penalty : function, optional
+        ``penalty(extra) -> scalar`` is added to the loss at all steps, whatever the task's mask is.
+    until : float, optional
+        Stop when the validation score of every seed is that good; it is looked at twenty times.
+    test : int
+        Number of sequences that are scored.
+    progress : bool
+        Shows a line on stderr each time.
 
-    ``rule``: a value of :mod:`braintrace.rules`; ``window=k`` takes its exact windows of k steps.
-    None: back-propagation through time, with ``window=k`` truncated after k steps. ``every=k``: an
-    update after each k steps; for a stream, which has no end, 1 unless ``window`` says more.
-    ``penalty(extra) -> scalar`` is added to the loss at all steps, whatever the task's mask is.
-    ``until``: stop when the validation score of every seed is that good; it is looked at twenty
-    times. ``test``: sequences that are scored. ``progress`` shows a
-    line on stderr each time. The generator of ``brainstate.random`` is left as it was.
+    Raises
+    ------
+    OptionError
+        Arguments do not fit the task or each other.
+    StructureError
+        Outputs are not those of the task, models differ in their constants, or a step writes a
+        ``brainstate.LongTermState``.
 
-    Raises :class:`braintrace.OptionError` for arguments that do not fit the task or each other, and
-    :class:`braintrace.StructureError` for outputs that are not those of the task, for models that
-    differ in their constants, and for a step that writes a ``brainstate.LongTermState``.
+    Notes
+    -----
+    ``fit`` of ``brainstate.environ`` is True, and False where a score is taken. The generator of
+    ``brainstate.random`` is left as it was.
 
+    Examples
+    --------
     >>> import brainstate, optax
     >>> from braintrace import nn, rules, tasks
     >>> task = tasks.adding(4)

@@ -36,6 +36,12 @@ METRICS = ('accuracy', 'nats', 'mse')
 class Batch(NamedTuple):
     """Sequences with time in axis 0: inputs ``xs`` (T, B, I), targets ``ys`` (T, B), class numbers,
     or (T, B, O), floats, and ``mask`` (T,), the weight of each step's loss.
+
+    >>> import jax
+    >>> from braintrace import tasks
+    >>> xs, ys, mask = tasks.adding(4).sample(jax.random.key(0), 32)
+    >>> xs.shape, ys.shape, mask.tolist()
+    ((4, 32, 2), (4, 32, 1), [0.0, 0.0, 0.0, 1.0])
     """
 
     xs: Array

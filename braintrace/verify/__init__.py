@@ -1,5 +1,12 @@
 """Gradients by independent means, and the gradient doctor, which compares a learner with them and
 names the paths that it leaves out.
+
+>>> import braintrace, jax, jax.numpy as jnp
+>>> model, loss = braintrace.nn.MinGRUCell(2, 4), lambda output, target: jnp.mean(output**2)
+>>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+>>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
+>>> braintrace.verify.diagnose(learner, xs, xs, loss).findings
+('Every gradient is that of BPTT: no path is left out.',)
 """
 
 from .cut import cut_bptt_gradients

@@ -137,10 +137,13 @@ def _check(graph: ETraceGraph) -> None:
 def cut_bptt_gradients(
     cell: Callable, params, carry, xs, ys, loss: Callable, *, graph: ETraceGraph | None = None
 ):
-    """The gradient that D_RTRL computes, by reverse mode through the whole sequence.
+    r"""The gradient that D_RTRL computes, by reverse mode through the whole sequence.
 
-    ``sum_t dL^t/dw + dL^t/dh^{t-1} e^{t-1}`` with ``e^t = D^t e^{t-1} + dh^t/dw``: in
-    ``dL^t/dh^{t-1}`` an op, or an equation that lets one position read another, reads the old
+    .. math::
+        \sum_t \frac{dL^t}{dw} + \frac{dL^t}{dh^{t-1}} e^{t-1} \qquad
+        e^t = D^t e^{t-1} + \frac{dh^t}{dw}
+
+    In ``dL^t/dh^{t-1}`` an op, or an equation that lets one position read another, reads the old
     states of every group whose new states it leads to as constants; in ``D^t`` and ``dh^t/dw`` it
     reads constants only. Every other path is kept. ``graph``, the graph of a compiled learner, says
     where the cuts are; by default ``cell`` is compiled with all of its carry as hidden states. No

@@ -5,6 +5,7 @@ and draws a figure.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from dataclasses import dataclass
 
@@ -28,6 +29,15 @@ class ParameterRow:
     ``|C|^2 + |J - C|^2``. ``dropped_by_group`` splits it by group. It is None where the step has
     a loop, or states whose paths can not be told apart, and for rules with a filter, feedback
     weights, the own diagonal, or a trace beyond positions that leaves something out.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model, loss = braintrace.nn.GRUCell(2, 4), lambda output, target: jnp.mean(output**2)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, xs, loss)
+    >>> row = next(row for row in diagnosis.rows if row.path == 'Wr/weight/weight')
+    >>> row.route, row.history, 0 < row.cosine < 1
+    ('same-step', 'none', True)
     """
 
     path: str
@@ -51,6 +61,14 @@ class TraceGrowth:
     down). ``largest`` is the largest entry, ``limit`` the largest number that its dtype holds. If
     the growth goes on, the limit is reached in ``steps_left`` steps; infinity where the growth is
     less than tenfold, or slower in the last quarter than in the quarter before.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model, loss = braintrace.nn.GRUCell(2, 4), lambda output, target: jnp.mean(output**2)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, xs, loss)
+    >>> [(row.relation, row.steps_left) for row in diagnosis.trace_growth]
+    [('Wh/weight/weight', inf), ('Wz/weight/weight', inf)]
     """
 
     relation: str
@@ -70,6 +88,14 @@ class Activity:
     more than half of all steps. Otherwise it is ``states``: a unit is silent if all its states stay
     within 1e-6 of zero, in units of their root mean square over the window, and saturated if a
     state that stays between -1 and 1 in every unit is beyond 0.99 at more than half of all steps.
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model, loss = braintrace.nn.GRUCell(2, 4), lambda output, target: jnp.mean(output**2)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, xs, loss)
+    >>> [(row.group, row.shown_by, row.silent) for row in diagnosis.activity]
+    [('h', 'states', 0.0)]
     """
 
     group: str
@@ -84,10 +110,20 @@ class Diagnosis:
     """The result of :func:`braintrace.verify.diagnose`; it prints as text and shows as tables in a
     notebook.
 
-    ``rows`` (parameters), ``trace_growth`` (relations), ``activity`` (hidden groups); ``findings``
-    are sentences that say what is lost, where, and what to do. ``ms_per_step`` is the time of the
-    online gradient over the window divided by its steps, best of three; ``bptt_ms_per_step`` is the
-    same for BPTT.
+    - ``findings``: sentences that say what is lost, where, and what to do
+    - ``rows``: a :class:`ParameterRow` for each parameter
+    - ``trace_growth``: a :class:`TraceGrowth` for each relation
+    - ``activity``: an :class:`Activity` for each hidden group
+    - ``ms_per_step``: the time of the online gradient over the window divided by its steps, best of
+      three; ``bptt_ms_per_step``: the same for BPTT
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model, loss = braintrace.nn.GRUCell(2, 4), lambda output, target: jnp.mean(output**2)
+    >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)
+    >>> xs = jax.random.normal(jax.random.key(0), (6, 3, 2))
+    >>> diagnosis = braintrace.verify.diagnose(learner, xs, xs, loss)
+    >>> len(diagnosis.rows), diagnosis.silent
+    (6, {'h': 0.0})
     """
 
     rule: str
@@ -164,18 +200,11 @@ class Diagnosis:
 
     def figure(self):
         """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the
-        trace's norm along the window.
+        trace's norm along the window; a notebook shows it.
 
         Raises :class:`braintrace.OptionError` without matplotlib.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as e:
-            raise OptionError(
-                'a figure needs matplotlib. Install it: pip install matplotlib; or print the '
-                'diagnosis.'
-            ) from e
-        fig = Figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
+        fig = _figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]
         *bars, growth = fig.subplots(1, 4, width_ratios=[2, 2, 2, 3])
         titles = 'cosine to BPTT', 'norm / that of BPTT', 'dropped share of the history'
@@ -202,6 +231,24 @@ class Diagnosis:
         if self.trace_growth:
             growth.legend(fontsize=7)
         return fig
+
+
+def _figure(**options):
+    """An empty figure that a notebook shows without ``pyplot``."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise OptionError(
+            'a figure needs matplotlib. Install it: pip install matplotlib; or print the diagnosis.'
+        ) from e
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format='png')
+            return file.getvalue()
+
+    return Shown(**options)
 
 
 def _plain(value):

@@ -50,21 +50,41 @@ def diagnose(
     where, and what to do.
 
     Both are gradients of the summed losses, from the present hidden states and an empty trace; no
-    state of the learner or of its model changes. ``inputs`` and ``targets`` are trees with time in
-    axis 0 (a plain tuple ``inputs`` holds several inputs); ``loss(outputs, target)`` returns a real
-    scalar. A learner that :func:`braintrace.functional.online` made needs ``params`` and ``carry``,
-    another learner has its own. ``steps`` is the number of first steps to use, by default all; BPTT
-    keeps every one of them in memory.
+    state of the learner or of its model changes.
 
-    Raises :class:`braintrace.OptionError` for another kind of learner or a wrong number of steps,
-    :class:`braintrace.NotCompiledError` for a learner that is not compiled,
-    :class:`braintrace.StructureError` for inputs of other shapes than were compiled,
-    :class:`braintrace.StepFunctionError` for a loss that is no scalar.
+    Parameters
+    ----------
+    learner : ETraceLearner or OnlineLearner
+        A compiled learner.
+    inputs, targets : pytrees
+        Time in axis 0; a plain tuple ``inputs`` holds several inputs.
+    loss : function
+        ``loss(outputs, target)``, the loss of one step, a real scalar.
+    params, carry : pytrees
+        Needed for a learner that :func:`braintrace.functional.online` made; another learner has
+        its own.
+    steps : int, optional
+        Number of first steps to use, by default all; BPTT keeps every one of them in memory.
 
-    Source: the decomposition of the gradient in ``docs/design.md``; the share of the Jacobian that
-    an approximation keeps, weighted here by the loss, is due to Menick et al. (2021), "Practical
-    real time recurrent learning with a sparse approximation".
+    Raises
+    ------
+    OptionError
+        The learner is of another kind, or the number of steps is wrong.
+    NotCompiledError
+        The learner is not compiled.
+    StructureError
+        Inputs have other shapes than were compiled.
+    StepFunctionError
+        The loss is no scalar.
 
+    Notes
+    -----
+    The decomposition of the gradient is that of the design notes, "The identity"; the share of the
+    Jacobian that an approximation keeps, weighted here by the loss, is due to Menick et al. (2021),
+    "Practical real time recurrent learning with a sparse approximation".
+
+    Examples
+    --------
     >>> import braintrace, jax, jax.numpy as jnp
     >>> model = braintrace.nn.MinGRUCell(2, 4)
     >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((3, 2)), batch_size=3, seed=0)

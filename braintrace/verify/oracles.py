@@ -35,9 +35,9 @@ def total_loss(cell: Callable, loss: Callable, params, carry, xs, ys):
 
 
 def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
-    """The gradient of the summed losses by reverse mode through the whole sequence.
+    r"""The gradient of the summed losses by reverse mode through the whole sequence.
 
-    ``d/dw sum_t loss(outputs^t, y^t)`` with ``outputs^t, carry^t = cell(w, carry^{t-1}, *x^t)``.
+    .. math:: \frac{d}{dw} \sum_t L(o^t, y^t) \qquad o^t, c^t = \mathrm{cell}(w, c^{t-1}, x^t)
 
     ``cell(params, carry, *inputs) -> (outputs, carry)``; ``xs`` and ``ys`` are trees with time in
     axis 0, a plain tuple ``xs`` holds several inputs; ``loss(outputs, target)`` returns a real
@@ -63,13 +63,16 @@ def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
 
 
 def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
-    """The same gradient by real-time recurrent learning: forward in time, with the Jacobian of the
+    r"""The same gradient by real-time recurrent learning: forward in time, with the Jacobian of the
     whole carry.
 
-    ``M^t = dc^t/dw + dc^t/dc^{t-1} M^{t-1}``, gradient ``sum_t dL^t/dw + dL^t/dc^{t-1} M^{t-1}``, M
-    of shape (numbers in the carry, numbers in the parameters): for small cells. The derivatives of
-    one step are taken row by row in reverse mode, so surrogate gradients of either kind are
-    followed. Arguments and errors as for :func:`bptt_gradients`, which it equals;
+    .. math::
+        M^t = \frac{dc^t}{dw} + \frac{dc^t}{dc^{t-1}} M^{t-1} \qquad
+        \sum_t \frac{dL^t}{dw} + \frac{dL^t}{dc^{t-1}} M^{t-1}
+
+    M has the shape (numbers in the carry, numbers in the parameters): for small cells. The
+    derivatives of one step are taken row by row in reverse mode, so surrogate gradients of either
+    kind are followed. Arguments and errors as for :func:`bptt_gradients`, which it equals;
     :class:`braintrace.NotSupportedError` for complex numbers.
 
     Source: Williams & Zipser (1989), "A learning algorithm for continually running fully recurrent

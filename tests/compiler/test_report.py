@@ -749,6 +749,14 @@ class Parsed(html.parser.HTMLParser):
         self.texts.append(data)
 
 
+def test_a_cell_of_a_notebook_is_named_so_and_not_by_the_file_that_stands_for_it():
+    names: dict = {'mm': mm}
+    code = "def cell(p, h, x):\n    return h, 0.5 * h + mm(x, p['W'])\n"
+    exec(compile(code, '/tmp/ipykernel_12/345.py', 'exec'), names)
+    learner = compiled(names['cell'], shapes(W=(I, N)), state(), seen())
+    assert [r.location for r in learner.report.relations] == ['notebook cell:2 (cell)']
+
+
 ODD = '<b>"&#\n;`end'
 
 
