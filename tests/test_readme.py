@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.compare import assert_close
-
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
 PRIMITIVES = (ROOT / 'docs' / 'reference' / 'primitives.md').read_text(encoding='utf-8')
