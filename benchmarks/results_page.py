@@ -220,7 +220,7 @@ def draw_first(found: Found, path: Path) -> None:
     ax.set(xlabel='updates', ylabel='right answers', ylim=(0.4, 1.02))
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.set_title('evidence over two seconds, 100 spiking neurons', fontsize=11)
-    ax.legend(loc='center right', frameon=False)
+    figure.legend(loc='outside lower center', ncols=4, frameon=False, fontsize=9)
     ax.spines[['top', 'right']].set_visible(False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
