@@ -9,7 +9,8 @@
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
 #   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour)
-#   make docs           the site, in build/site; warnings and public names without a page are errors
+#   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
+#                       docs-links: asks the addresses outside that pages name)
 #   make lint           what pre-commit and CI run
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
@@ -108,10 +109,13 @@ results: $(VENV)/.with-all
 docs: $(VENV)/.with-all
 	$(call SPHINX,$(VENV))
 
+docs-links: $(VENV)/.with-all
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m sphinx -q -b linkcheck -d build/site-cache docs build/site-links
+
 docs-latest:
 	@$(call with_latest,run-docs-latest)
 
-.PHONY: docs-latest run-docs-latest
+.PHONY: docs-latest docs-links run-docs-latest
 run-docs-latest: $(VENV_LATEST)/.with-tests
 	$(call SPHINX,$(VENV_LATEST))
 
