@@ -196,21 +196,21 @@ PARTS = ('cues', 'others')
 GATES = {'Wz': 'update gate', 'Wr': 'reset gate', 'Wh': 'candidate'}
 
 
+def gradients(case: Case, layer: str, rule: Rule, trained: Run | None, **options) -> tuple:
+    """The gradient of all weights of a layer, by a rule and by BPTT."""
+    online, params, carry = case.learner(rule, trained).pure()
+    state, (xs, ys, loss) = online.init(params, carry, case.zeros()), case.sequences()
+    learn = online.sequence_grad(loss, reduction='sum', **options)
+    got = jax.jit(learn)(params, state, xs, ys)[0]
+    both = got, verify.bptt_gradients(online.cell, params, carry, xs, ys, loss)
+    mine = [{path: grad for path, grad in grads.items() if path[0] == layer} for grads in both]
+    return tuple(np.concatenate([*map(np.ravel, jax.tree.leaves(grads))]) for grads in mine)
+
+
 def history(case: Case, rule: Rule, trained: Run | None) -> str:
     """What a rule adds to the same step, beside what BPTT adds, of all weights of the cell."""
-
-    def gradient(rule):
-        online, params, carry = case.learner(rule, trained).pure()
-        state, (xs, ys, loss) = online.init(params, carry, case.zeros()), case.sequences()
-        grads = jax.jit(online.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)[0]
-        return flat(grads), flat(verify.bptt_gradients(online.cell, params, carry, xs, ys, loss))
-
-    def flat(grads):
-        mine = {path: grad for path, grad in grads.items() if path[0] == 'cell'}
-        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(mine)])
-
-    same, whole = gradient(rules.same_step())
-    return beside(gradient(rule)[0] - same, whole - same)
+    same, whole = gradients(case, 'cell', rules.same_step(), trained)
+    return beside(gradients(case, 'cell', rule, trained)[0] - same, whole - same)
 
 
 def characters() -> list[list]:
@@ -283,6 +283,22 @@ def match() -> list[list]:
     return rows
 
 
+def windows() -> list[list]:
+    """Exact windows on match to sample, whose spiking units read each other."""
+    case = Case(tasks.match_to_sample(2, 500), 'LIF + ALIF 100, rates', 100, 5e-3, 32, PENALTY)
+    learnt = {AT_START: None, LEARNT.format(case.updates): case.trained(None)}
+    exact = {'window': WINDOW, 'inside': 'exact'}
+    ways = {'D_RTRL': (rules.d_rtrl(), {})}
+    ways['D_RTRL, whole credit'] = rules.d_rtrl(credit='whole'), {}
+    ways[f'exact windows of {WINDOW}'] = rules.d_rtrl(), exact
+    ways[f'truncated BPTT, {WINDOW}'] = rules.d_rtrl(), exact | {'carry': 'drop'}
+    rows = [['rule', *learnt]]
+    for name, (rule, options) in ways.items():
+        found = [gradients(case, 'map', rule, trained, **options) for trained in learnt.values()]
+        rows.append([name, *(beside(*both) for both in found)])
+    return rows
+
+
 def digits() -> list[list]:
     """What is learnt by heart, and what of the held-out digits is known."""
     task, rows = tasks.digits('pixels'), []
@@ -317,7 +333,9 @@ def shares(scores) -> str:
     return ' '.join(f'{100 * s:.1f}' for s in scores) + f' (mean {100 * np.mean(scores):.1f})'
 
 
-QUESTIONS = {f.__name__: f for f in (evidence, truncated, match_scores, match, characters, digits)}
+QUESTIONS = {
+    f.__name__: f for f in (evidence, truncated, windows, match_scores, match, characters, digits)
+}
 
 
 def main():
