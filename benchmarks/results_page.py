@@ -182,7 +182,7 @@ def readme(text: str, records: dict) -> str:
             name = TOLD.get(s.task.name, s.task.name)
             rows.append([name, s.net.split(',')[0], s.task.shown(s.task.floor), *cells])
     made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
-    return SECTION.sub(lambda m: m[1] + made, text)
+    return SECTION.sub(lambda m: m[1] + made.strip(), text)
 
 
 def curve(ax, setting: Setting, row: dict, colour) -> None:
