@@ -38,8 +38,8 @@ class Network(brainstate.nn.Module):
 
 
 def main(updates=600, batch=50, path=Path(__file__).parent / 'output' / 'pixels.png'):
-    """Learn, draw how sure the network is along some pictures, and return the share of test
-    pictures that it names.
+    """Learn, draw what the network says of some pictures, and return the share of test pictures
+    that it names.
     """
     task = tasks.digits('pixels')
     adam = optax.adam(optax.cosine_decay_schedule(3e-3, updates))
@@ -55,11 +55,9 @@ def main(updates=600, batch=50, path=Path(__file__).parent / 'output' / 'pixels.
     for i, (picture, sure) in enumerate(axes.T):
         picture.imshow(xs[:, i, 0].reshape(8, 8), cmap='gray_r')
         picture.set(xticks=[], yticks=[], title=f'a {ys[0, i]}')
-        sure.plot(jax.nn.softmax(logits[:, i]))
-        sure.set(
-            xlabel='pixels that were read', ylim=(0, 1), title=f'said: {logits[-1, i].argmax()}'
-        )
-    axes[1, 0].set_ylabel('probability of each digit')
+        sure.bar(range(10), jax.nn.softmax(logits[-1, i]))
+        sure.set(xticks=range(10), ylim=(0, 1), xlabel='digit')
+    axes[1, 0].set_ylabel('probability, at the last pixel')
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=150)
     return float(found.scores[0])
