@@ -235,7 +235,7 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
     )
 
 
-def _without_refused(cls: type, options: dict) -> dict:
+def _without_refused(cls, options: dict) -> dict:
     """Options that the class does not refuse by an error of its own."""
     refused = getattr(cls.__init__, 'refused', ())
     return {name: value for name, value in options.items() if name not in refused}
