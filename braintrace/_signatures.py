@@ -29,7 +29,7 @@ class ShowsArguments:
 
 def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
     """A decorator that refuses keyword arguments by ``OptionError`` with what to do instead; the
-    function and its signature stay without them.
+    function and its signature stay without them, and its attribute `refused` has their names.
     """
 
     def decorate(function: Function) -> Function:
@@ -39,6 +39,7 @@ def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
                 raise OptionError(f'{owner}: there is no argument {name}. {instead[name]}')
             return function(*args, **kwargs)
 
+        checked.refused = frozenset(instead)  # type: ignore[attr-defined]
         return checked  # type: ignore[return-value]
 
     return decorate

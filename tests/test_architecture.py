@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     '_compiler': {'_errors', '_jax', '_etrace_op'},
     '_executor': {'_errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': {'_errors', '_jax', '_etrace_op', '_compiler', '_executor'},
-    'rules': {'_errors', '_rules'},
+    'rules': {'_errors', '_rules', '_signatures'},
     '_report': CORE - {'_report', '_windows'},
     '_windows': CORE - {'_windows'},
     'functional': CORE,

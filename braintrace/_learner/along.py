@@ -159,8 +159,9 @@ class AlongSequences:
             What an earlier call returned, to continue a stream; by default ``optimizer.init`` of
             the weights' values.
         update_every : int
-            Each update uses the ``reduction`` of its own steps' gradients; steps left at the end
-            get an update of their own.
+            Each update uses the ``reduction`` of its own steps' gradients, their mask and their
+            penalties (:class:`braintrace.Penalised`); steps left at the end get an update of their
+            own. The optimiser runs also where a mask is zero.
         write_every : int, optional
             Number of steps between two writes of the trace, in which steps are kept as they are;
             the numbers are the same. By default chosen from the shapes.

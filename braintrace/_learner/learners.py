@@ -10,7 +10,8 @@ import brainstate
 from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._public_names import instead_of, takes_public_arguments, without_public
-from .._rules import Rule
+from .._rules import ESDRTRL, Rule
+from .._signatures import refuses
 from .._windows import check_choice, did_you_mean
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
@@ -99,6 +100,7 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """
 
     @takes_public_arguments
+    @refuses('ES_D_RTRL', **ESDRTRL.refused)
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -220,7 +222,7 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
         if seed is not None and 'seed' in own:
             options['seed'] = seed
         try:
-            inspect.signature(cls).bind(*args, **options)
+            inspect.signature(cls).bind(*args, **_without_refused(cls, options))
         except TypeError as e:
             raise OptionError(
                 f'options {options} do not fit {cls.__name__}, which takes '
@@ -231,6 +233,12 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
         f'rule is {_described(rule)}; give a learner class, one of the names {sorted(NAMES)}, a '
         'value of braintrace.rules, or None. The order is `compile(model, rule, *inputs)`.'
     )
+
+
+def _without_refused(cls, options: dict) -> dict:
+    """Options that the class does not refuse by an error of its own."""
+    refused = getattr(cls.__init__, 'refused', ())
+    return {name: value for name, value in options.items() if name not in refused}
 
 
 def _named(rule: str) -> type[ETraceLearner]:

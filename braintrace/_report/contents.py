@@ -23,6 +23,7 @@ from .._compiler import (
     readers,
 )
 from .._errors import OptionError
+from .._rules import held_dtype
 from . import messages
 from .reasons import FORGETS, GATE, REASONS, TRACED
 from .rows import (
@@ -226,7 +227,8 @@ def _trace_row(
     # behind the axes of loops stands the batch, if the trace has lanes
     axis, lanes = first.ndim - ndim, graph.lanes_of(group)
     laned = coords.has_lanes(lanes) and first.shape[axis : axis + 1] == (lanes,)
-    return TraceRow(group.name, slot, shape, str(first.dtype), size, axis if laned else None)
+    dtype = str(held_dtype(first.dtype))
+    return TraceRow(group.name, slot, shape, dtype, size, axis if laned else None)
 
 
 # ---- parameters ----

@@ -21,7 +21,8 @@ STEP_ONLY = 'its gradient holds the current step only'
 PLAIN = {
     'cross-group': (
         '{group} reads the old {path} by a plain path between different shapes: what goes that way '
-        'has no trace. Give both states one shape to trace it'
+        'has no trace. Give both states one shape to trace it: where one is cut into parts, or '
+        'joined of them, give each part a state of its own'
     ),
     'not-etp-op': (
         f'parameter {{path}} reaches a hidden state by a plain operation: {STEP_ONLY}. Apply it '

@@ -8,7 +8,7 @@ from .influence import RTRL, Reach
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .signs import Signs
-from .storage import read
+from .storage import held_dtype, read
 from .uoro import UORO
 from .view import View
 
@@ -29,6 +29,7 @@ __all__ = [
     'View',
     'Window',
     'counting',
+    'held_dtype',
     'read',
     'same_step',
     'uncounted',

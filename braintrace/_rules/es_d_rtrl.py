@@ -34,6 +34,9 @@ class ESDRTRL(PositionWise):
     name: ClassVar[str] = 'ES_D_RTRL'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
+    refused: ClassVar[dict[str, str]] = {
+        'trace_dtype': 'The two factors are small already; trace_dtype is for d_rtrl.'
+    }
 
     @property
     def credit(self) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     'by_name',
     'by_state',
     'entry_dtype',
+    'held_dtype',
     'one_lane',
     'read',
     'stored',
@@ -52,6 +53,11 @@ def stored_dtype(dtype) -> jnp.dtype:
     return jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
 
 
+def held_dtype(dtype) -> jnp.dtype:
+    """The dtype of the numbers in an array that is stored in some dtype."""
+    return jnp.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
+
+
 def stored(x: jax.Array, dtype) -> jax.Array:
     """``x`` as a trace of that stored dtype holds it."""
     if dtype == jnp.uint16:
@@ -63,7 +69,7 @@ def read(e: jax.Array, dtype=None) -> jax.Array:
     """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider; real numbers
     stay real.
     """
-    own = jnp.dtype(jnp.bfloat16) if e.dtype == jnp.uint16 else e.dtype
+    own = held_dtype(e.dtype)
     if e.dtype == jnp.uint16:
         e = jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32)
     if dtype is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import secrets
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,14 +28,16 @@ File: TypeAlias = str | os.PathLike | BinaryIO
 
 FORMAT = 1
 HEADER = '~format'  # no path begins so: `~` is escaped in them
+STALE = 3600  # seconds after which nobody writes into a part any more
 
 
 def save_state(file: File, state: Any) -> None:
     """Write a state, or any tree of arrays, to a path or a binary file, as npz.
 
     A file at a path is replaced in one go, when the new one is whole: whoever is interrupted finds
-    the old one. Every dtype, typed PRNG keys and physical units are kept. Arrays have to be on this
-    process's devices. See :func:`load_state`.
+    the old one. Whoever is killed leaves a part behind, ``NAME.<hex>.part``, which the first save
+    of the same file an hour later removes. Every dtype, typed PRNG keys and physical units are
+    kept. Arrays have to be on this process's devices. See :func:`load_state`.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state
@@ -105,12 +109,21 @@ def _written(file: File) -> Iterator[BinaryIO]:
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+    _remove_stale(path)
     if os.name == 'posix':  # elsewhere a folder can not be opened
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what processes that were killed had written; others may be writing theirs."""
+    for part in path.parent.glob(f'{glob.escape(path.name)}.????????.part'):
+        with contextlib.suppress(OSError):
+            if part.stat().st_mtime < time.time() - STALE:
+                part.unlink()
 
 
 # leaves ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep, View
+from .._signatures import refuses
 
 __all__ = ['d_rtrl', 'es_d_rtrl', 'same_step']
 
@@ -84,6 +85,7 @@ def d_rtrl(
     return DRTRL(dtype, write_every, credit, view=view)
 
 
+@refuses('es_d_rtrl', **ESDRTRL.refused)
 def es_d_rtrl(decay_or_rank: float | int | tuple[float, float]) -> Rule:
     r"""ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -173,3 +174,15 @@ def test_a_torn_file_is_refused_and_an_interrupted_write_leaves_the_old_one(tmp_
     with pytest.raises(FileNotFoundError):
         functional.load_state(tmp_path / 'none', tree)
     assert np.load(path)['w'].tolist() == list(range(100))
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(tmp_path):
+    path, hour = tmp_path / 'run[1].npz', 3600
+    ages = {'run[1].npz.0123abcd.part': 2 * hour, 'run[1].npz.4567abcd.part': 60}
+    ages |= {name: 2 * hour for name in ('run1.npz.0123abcd.part', 'run[1].npz.mine')}
+    for name, age in ages.items():
+        (tmp_path / name).write_bytes(b'torn')
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    functional.save_state(path, {'w': jnp.ones(2)})
+    left = {'run[1].npz', *ages} - {'run[1].npz.0123abcd.part'}
+    assert set(os.listdir(tmp_path)) == left

@@ -399,6 +399,17 @@ def test_compile_refuses_what_is_no_rule_and_no_model():
         braintrace.compile(Net(), braintrace.rules.d_rtrl, X)
 
 
+def test_a_dtype_of_the_trace_is_refused_where_the_trace_is_small_already():
+    short = {'trace_dtype': jnp.bfloat16}
+    for make in (
+        lambda: braintrace.rules.es_d_rtrl(0.9, **short),
+        lambda: braintrace.ES_D_RTRL(Net(), 0.9, **short),
+        lambda: braintrace.compile(Net(), 'ES_D_RTRL', X, decay_or_rank=0.9, **short),
+    ):
+        with pytest.raises(braintrace.OptionError, match='small already; trace_dtype is for d_'):
+            make()
+
+
 def test_a_learner_in_the_place_of_its_step_function_is_named():
     learner = compiled()
     with pytest.raises(

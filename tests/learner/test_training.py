@@ -347,6 +347,8 @@ def test_a_trace_in_bfloat16_takes_less_memory_and_stays_close():
     shown = short.get_etrace_of(next(iter(short.param_states)))
     assert shown and {e.dtype for e in jax.tree.leaves(shown)} == {jnp.dtype(jnp.bfloat16)}
     assert short.report.memory * 4 == exact.report.memory
+    rows = [row for relation in short.report.relations for row in relation.trace]
+    assert {row.dtype for row in rows} == {'bfloat16'}
     errors = [
         float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
