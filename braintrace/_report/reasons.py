@@ -16,8 +16,8 @@ FORGETS = (
 
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
 GATE = (
-    f'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), take {WINDOWS}, '
-    'or accept this.'
+    'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), '
+    f'take {WINDOWS}, or accept this.'
 )
 
 # reason -> (what it means, what to do about it)

@@ -57,8 +57,9 @@ def test_no_line_of_a_page_is_taken_for_a_comment():
     lost = [
         (path.name, line)
         for path in PAGES
-        for line in re.sub(r'```.*?```', '', path.read_text(encoding='utf-8'), flags=re.DOTALL)
-        .splitlines()
+        for line in re.sub(
+            r'```.*?```', '', path.read_text(encoding='utf-8'), flags=re.DOTALL
+        ).splitlines()
         if line.startswith('%')
     ]
     assert not lost
