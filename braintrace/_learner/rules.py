@@ -299,7 +299,7 @@ class OSTLFeedforward(ETraceLearner):
 
     >>> import braintrace
     >>> braintrace.OSTLFeedforward(braintrace.nn.VanillaRNNCell(2, 4)).rule
-    ESDRTRL(decay=1e-06)
+    es_d_rtrl(1e-06)
     """
 
     @takes_public_arguments

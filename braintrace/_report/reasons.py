@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ['FORGETS', 'GATE', 'REASONS', 'TRACED']
+__all__ = ['FORGETS', 'GATE', 'REASONS', 'TRACED', 'WINDOWS']
 
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
+
+WINDOWS = "exact windows (window=K, inside='exact'), which hold the history of K steps"
 
 # of a traced parameter under a rule that remembers nothing
 FORGETS = (
@@ -14,7 +16,8 @@ FORGETS = (
 
 # what to do where the op in question reads the hidden state itself, as the reset gate of a GRU does
 GATE = (
-    'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept this.'
+    'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), '
+    f'take {WINDOWS}, or accept this.'
 )
 
 # reason -> (what it means, what to do about it)
@@ -31,7 +34,7 @@ REASONS = {
     'weight_then_weight': (
         'the result of its op reaches hidden states only through another op, where no trace can '
         'follow it: its gradient holds the current step only',
-        "Add the op's result to the state's own pre-activation, as h = tanh(op1(x) + op2(h)).",
+        f'Take {WINDOWS}. For a trace, keep its result in a hidden state that the other op reads.',
     ),
     'mixing_tail': (
         'the result of its op reaches hidden states only through equations that mix its positions: '

@@ -43,6 +43,7 @@ class DRTRL(PositionWise):
     write_every: int | None = None
     credit: str = 'cut'
     name: ClassVar[str] = 'D_RTRL'
+    made_by: ClassVar[str] = 'd_rtrl'
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
     filters: ClassVar[bool] = True

@@ -32,6 +32,7 @@ class ESDRTRL(PositionWise):
 
     decay: float | tuple[float, float]
     name: ClassVar[str] = 'ES_D_RTRL'
+    made_by: ClassVar[str] = 'es_d_rtrl'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
     refused: ClassVar[dict[str, str]] = {

@@ -193,6 +193,7 @@ class RTRL(Wide):
     keep: int | None = None
     seed: int = 0
     name: ClassVar[str] = 'RTRL'
+    made_by: ClassVar[str] = 'rtrl'
 
     @property
     def approximation(self) -> str:
@@ -228,6 +229,7 @@ class Reach(Wide):
 
     n: int
     name: ClassVar[str] = 'SnAp'
+    made_by: ClassVar[str] = 'snap'
 
     @property
     def approximation(self) -> str:

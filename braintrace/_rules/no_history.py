@@ -16,6 +16,7 @@ class SameStep(PositionWise):
     """The same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'
+    made_by: ClassVar[str] = 'same_step'
     required: ClassVar[tuple[str, ...]] = ()
     probes: ClassVar[bool] = False
     traces: ClassVar[bool] = False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self, final
 
 import jax
+import numpy as np
 
 from .._compiler import ETraceGraph
 from .._errors import OptionError
@@ -95,6 +96,7 @@ class Rule(ABC):
 
     view: View = field(default=View(), kw_only=True)
     name: ClassVar[str]
+    made_by: ClassVar[str] = ''  # the function of braintrace.rules that makes it
     required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
     probes: ClassVar[bool]  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
@@ -103,10 +105,16 @@ class Rule(ABC):
 
     @final
     def __repr__(self) -> str:
-        """The class, and what is not as by default; a saved learner has it."""
-        values = ((f, getattr(self, f.name)) for f in fields(self))
-        shown = (f'{f.name}={value!r}' for f, value in values if value != f.default)
-        return f'{type(self).__name__}({", ".join(shown)})'
+        """The call of ``braintrace.rules`` that makes it; a saved learner has it."""
+        shown = [
+            repr(value) if f.default is MISSING else f'{f.name}={_literal(value)}'
+            for f in fields(self)
+            if f.name != 'view' and (value := getattr(self, f.name)) != f.default
+        ]
+        shown += ["scope='own'"] if self.view.own else []
+        text = f'{self.made_by or type(self).__name__}({", ".join(shown)})'
+        text += f'.filtered({self.view.kappa!r})' if self.view.kappa else ''
+        return f'{text}.with_feedback({self.view.feedback!r})' if self.view.feedback else text
 
     @property
     @abstractmethod
@@ -263,6 +271,11 @@ class Rule(ABC):
         """The number of updates, ``every`` steps apart, that share one write of the trace: as
         asked, or the best one for its size.
         """
+
+
+def _literal(value: Any) -> str:
+    """A value as it is written in a call: a dtype by its name."""
+    return repr(value.name if isinstance(value, np.dtype) else value)
 
 
 class PositionWise(Rule):

@@ -37,6 +37,7 @@ class Signs(Inside):
     scope: str = 'position'
     seed: int = 0
     name: ClassVar[str] = 'signs'
+    made_by: ClassVar[str] = 'signs'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
 
     @property

@@ -33,6 +33,7 @@ class UORO(Inside):
     pair: str = 'sample'
     seed: int = 0
     name: ClassVar[str] = 'UORO'
+    made_by: ClassVar[str] = 'uoro'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw',)
 
     @property

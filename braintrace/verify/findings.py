@@ -115,7 +115,8 @@ def _cuts(report: Report, rows: dict[str, ParameterRow], spiking: set[str]) -> I
             yield (
                 f'The temporal path of {group} through the {state} of {others} is lost at '
                 f'{at}.{_shares(mine, ways)} '
-                f'To lose less, let {others} forget sooner, or let the loss see {group} directly.'
+                f'To lose less, let {others} forget sooner, let the loss see {group} directly, or '
+                "take exact windows (inside='exact')."
             )
         else:
             yield (

@@ -48,7 +48,7 @@ def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkey
         if file := FILE.match(code):
             (tmp_path / file[1]).write_text(code, encoding='utf-8')
             continue
-        exec(compile(code, name, 'exec'), names)
+        exec(compile(code, name.removeprefix('docs/'), 'exec'), names)
         assert capsys.readouterr().out == shown, code
 
 

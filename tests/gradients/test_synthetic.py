@@ -211,7 +211,7 @@ def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
         lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
         lambda **options: online.sequence_grad(loss, K, carry='drop', **options),
     ):
-        with pytest.raises(braintrace.OptionError, match=r'DRTRL\(\).*twice.*rules.same_step\(\)'):
+        with pytest.raises(braintrace.OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'):
             call(inside='exact', synthesizer=len)
     options = {'window': K, 'inside': 'exact'}
     state = learner.init(params, h, xs[0])

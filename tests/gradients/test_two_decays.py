@@ -57,7 +57,7 @@ def test_equal_decays_are_one_and_each_of_two_matters():
     assert es_d_rtrl((0.8, 0.8)) == es_d_rtrl(0.8)
     assert es_d_rtrl((0.8, 0.8)).decay == 0.8
     assert es_d_rtrl((0, 0)) == es_d_rtrl(0.0)
-    assert repr(es_d_rtrl(PAIR)) == 'ESDRTRL(decay=(0.9, 0.4))'
+    assert repr(es_d_rtrl(PAIR)) == 'es_d_rtrl((0.9, 0.4))'
     case = models.case('leaky')
     numbers = [oracles.total(es(case, pair)) for pair in (PAIR, PAIR[::-1], 0.9, 0.4)]
     for i, one in enumerate(numbers):

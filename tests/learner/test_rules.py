@@ -81,6 +81,27 @@ def test_a_shell_holds_the_value(name, options, value):
     assert type(learner).__name__ == name and isinstance(learner, braintrace.ETraceLearner)
 
 
+PRINTED = [
+    *(value for *_, value in SHELLS),
+    lambda: rules.d_rtrl(jnp.bfloat16, write_every=4),
+    lambda: rules.rtrl('each'),
+    lambda: rules.signs('all', seed=3),
+    lambda: rules.uoro('batch'),
+]
+
+
+@pytest.mark.parametrize('value', PRINTED)
+def test_a_rule_prints_the_call_that_makes_it(value):
+    names = {**vars(rules), 'Feedback': braintrace.Feedback}
+    assert eval(repr(value()), names) == value()
+
+
+def test_a_call_shows_what_is_not_as_by_default():
+    assert repr(rules.snap(2)) == 'snap(2)'
+    assert repr(rules.d_rtrl(credit='whole')) == "d_rtrl(credit='whole')"
+    assert repr(rules.e_prop(0.9)) == 'd_rtrl().filtered(0.9)'
+
+
 def gradient(learner, xs, ys):
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), return_value=True)
 

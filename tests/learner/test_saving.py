@@ -83,7 +83,7 @@ def test_the_names_are_strings_and_every_entry_is_an_array():
         'rule',
     } < set(tree)
     assert [k for k in tree if k.startswith('states/~outside/RandomState')]
-    assert bytes(np.asarray(tree['rule'])) == b'DRTRL()'
+    assert bytes(np.asarray(tree['rule'])) == b'd_rtrl()'
 
 
 def without(tree, name):
@@ -112,9 +112,9 @@ HALF = np.zeros((UNITS, 2), np.float32)
         (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
         (
             lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
-            ['  rule: ESDRTRL(decay=0.9) when saved, DRTRL()'],
+            ['  rule: es_d_rtrl(0.9) when saved, d_rtrl()'],
         ),
-        (lambda t: without(t, 'rule'), ['rule: absent when saved, DRTRL']),
+        (lambda t: without(t, 'rule'), ['rule: absent when saved, d_rtrl']),
         (list, ['the tree is list; give the dict that `learner.save()` returned']),
     ],
     ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'],

@@ -148,7 +148,10 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     )
     share = f'Dropped there of the history of the gradient: {100 * lost[1]:.0f} % for one.'
     assert 'test_diagnose.py' in said and share in said
-    assert said.endswith('To lose less, let h2 forget sooner, or let the loss see h1 directly.')
+    assert said.endswith(
+        'To lose less, let h2 forget sooner, let the loss see h1 directly, or take exact windows '
+        "(inside='exact')."
+    )
     assert lost[1] > 0.1
 
 
@@ -194,8 +197,8 @@ def test_what_a_gru_loses_is_named_with_its_places():
     )
     assert 'as in MinGRUCell' in mixed
     assert reset.endswith(
-        'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), or accept '
-        'this.'
+        'Apply its result behind the other op, as in h = tanh(op1(x) + gate * op2(h)), take exact '
+        "windows (window=K, inside='exact'), which hold the history of K steps, or accept this."
     )
 
 
@@ -324,7 +327,8 @@ def test_advice_is_short_and_fits_what_was_found():
         if text.startswith('Only the current step is in the gradient of table ')
     ]
     assert table.endswith(
-        "Add the op's result to the state's own pre-activation, as h = tanh(op1(x) + op2(h))."
+        "Take exact windows (window=K, inside='exact'), which hold the history of K steps. "
+        'For a trace, keep its result in a hidden state that the other op reads.'
     )
     (through,) = [
         text
@@ -336,7 +340,8 @@ def test_advice_is_short_and_fits_what_was_found():
         and 'etp_mm (upper/{Wz,Wr,Wh}/weight/weight) [' in through
         and 'most for lower/W' in through
     )
-    assert len(through) - len(through.partition('[')[2].partition(']')[0]) < 290
+    assert through.endswith("or take exact windows (inside='exact').")
+    assert len(through) - len(through.partition('[')[2].partition(']')[0]) < 330
     assert not any('at every step' in text for text in found)
 
 
