@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import brainstate
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,8 +16,11 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 BLOCK = re.compile(r'^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?', re.DOTALL | re.MULTILINE)
 FILE = re.compile(r'# (\w+\.py)\n')
 NIGHTLY = {  # pages that take long
+    'docs/explanation/windows.md',
     'docs/howto/batches.md',
     'docs/howto/checkpoint.md',
+    'docs/howto/large_networks.md',
+    'docs/reference/learning_rules.md',
     'docs/tutorials/flax_equinox.md',
     'docs/tutorials/own_op.md',
     'docs/tutorials/own_rule.md',
@@ -36,6 +40,13 @@ def pages() -> list:
     return found
 
 
+@pytest.fixture
+def time_step_is_restored():
+    yield
+    brainstate.environ.pop('dt', None)
+
+
+@pytest.mark.usefixtures('time_step_is_restored')
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

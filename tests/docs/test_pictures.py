@@ -24,6 +24,7 @@ def test_a_picture_is_drawn(name, script, tmp_path):
     assert drawn.stat().st_size > 10_000 and (PICTURES / f'{name}.svg').exists()
 
 
+@pytest.mark.nightly
 def test_the_rules_keep_the_paths_that_the_page_names(script):
     kept = script('kept')
     own = {('stay', t, 0, kept.HERE) for t in range(1, kept.STEPS)}
