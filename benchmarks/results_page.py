@@ -62,6 +62,10 @@ class Found:
         keys = {way.name: (setting.task.name, setting.net, way.name) for way in setting.rows()}
         return {name: self.rows[key] for name, key in keys.items() if key in self.rows}
 
+    def floor(self, setting: Setting) -> float:
+        """The floor that was met when the rows were measured."""
+        return next(iter(self.of(setting).values()))['floor']
+
     def learnt(self, setting: Setting) -> dict[str, dict]:
         return {name: row for name, row in self.of(setting).items() if 'scores' in row}
 
@@ -75,10 +79,10 @@ def heading(setting: Setting) -> str:
     return f'### {setting.task.name}: {setting.net}'
 
 
-def budget(setting: Setting) -> str:
+def budget(found: Found, setting: Setting) -> str:
     """What all rows of a setting have in common, in a sentence."""
     task = setting.task
-    floor, aim = task.shown(task.floor), task.shown(setting.aim)
+    floor, aim = task.shown(found.floor(setting)), task.shown(setting.aim)
     if task.stream:
         text = f'A stream of {task.steps:,} steps, an update at each of them (or each window)'
     else:
@@ -110,7 +114,7 @@ def of_setting(found: Found, setting: Setting) -> str:
 
 def tables(found: Found) -> str:
     return '\n\n'.join(
-        '\n\n'.join([heading(s), budget(s), of_setting(found, s)])
+        '\n\n'.join([heading(s), budget(found, s), of_setting(found, s)])
         for s in found.settings
         if found.of(s)
     )
@@ -134,7 +138,7 @@ def summary(found: Found) -> str:
         best = best_of_same_step(s, learnt)
         told = ['D_RTRL', 'D_RTRL, whole credit', 'ES_D_RTRL 0.9', 'BPTT']
         fails = 'no' if best and good(s, learnt[best]) else 'yes'
-        floor, aim = s.task.shown(s.task.floor), s.task.shown(s.aim)
+        floor, aim = s.task.shown(found.floor(s)), s.task.shown(s.aim)
         cells = [shown.get(n, '-') for n in told]
         rows.append([s.task.name, s.net, floor, aim, shown.get(best, '-'), fails, *cells])
     head = ['task', 'net', 'floor', 'aim', 'best same step', 'it fails']
@@ -180,7 +184,7 @@ def readme(text: str, records: dict) -> str:
             shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
             cells = [shown[best_of_same_step(s, learnt)], shown['D_RTRL'], shown.get('BPTT', '-')]
             name = TOLD.get(s.task.name, s.task.name)
-            rows.append([name, s.net.split(',')[0], s.task.shown(s.task.floor), *cells])
+            rows.append([name, s.net.split(',')[0], s.task.shown(found.floor(s)), *cells])
     made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
     return SECTION.sub(lambda m: m[1] + made.strip(), text)
 
@@ -208,7 +212,7 @@ def draw(found: Found, path: Path) -> None:
         for name, row in found.learnt(setting).items():
             curve(ax, setting, row, colours[name])
         handles |= dict(zip(*ax.get_legend_handles_labels()[::-1]))
-        ax.axhline(setting.task.floor, color='grey', linewidth=1, linestyle=':')
+        ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
         ax.set_title(f'{setting.task.name}, {setting.net}', fontsize=9)
         ax.set_xlabel('steps' if setting.task.stream else 'updates', fontsize=8)
         ax.set_ylabel(setting.task.metric, fontsize=8)
@@ -230,7 +234,7 @@ def draw_first(found: Found, path: Path) -> None:
     for name, colour in SHORT.items():
         if name in found.learnt(setting):
             curve(ax, setting, found.learnt(setting)[name], colour)
-    ax.axhline(setting.task.floor, color='grey', linewidth=1, linestyle=':')
+    ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
     ax.set(xlabel='updates', ylabel='right answers', ylim=(0.4, 1.02))
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ax.set_title('evidence over two seconds, 100 spiking neurons', fontsize=11)

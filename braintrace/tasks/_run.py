@@ -209,7 +209,7 @@ def _method(rule: Rule | None, options: Options) -> str:
     window, every = options.window, options.every
     if rule is None:
         return 'BPTT' if window is None else f'truncated BPTT, {window}'
-    given = repr(rule).removeprefix(type(rule).__name__).replace('()', '')
+    given = ''.join(repr(rule).partition('(')[1:]).replace('()', '')
     words = [f'{rule.name}{given}']
     words += [] if window is None else [f'exact windows of {window}']
     words += [] if every is None else [f'an update each {every} steps']
