@@ -30,6 +30,7 @@ from ._along import AlongSequences
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
+from ._observed import observed_step
 from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -210,6 +211,27 @@ class OnlineLearner(AlongSequences):
             return (value, outputs), grads, new
 
         return run
+
+    def observed(self, loss_fn: Callable) -> Callable:
+        """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``:
+        :meth:`grad`, and the :class:`Observed` values that its gradient is made of.
+
+        For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
+        :class:`braintrace.OptionError` for another rule.
+
+        >>> import braintrace, jax, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+        >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+        >>> step = jax.jit(learner.observed(lambda h, y: jnp.sum((h - y) ** 2)))
+        >>> (loss, h), grads, state, seen = step(params, state, x, jnp.zeros((3, 4)))
+        >>> seen.x['W'].shape, seen.d['carry'][0][0].shape, seen.df['W']['carry'][0].shape
+        ((3, 2), (3, 4), (3, 4))
+        >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
+        ((3, 2, 4), [0, 0, 0])
+        """
+        return observed_step(self, checked_loss(self, loss_fn), self.grad(loss_fn))
 
     # descriptions ---------------------------------------------------------------------------------
 
