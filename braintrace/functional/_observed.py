@@ -16,7 +16,7 @@ from .._windows import total_loss
 from ._compiled import Compiled
 from ._loss import as_inputs
 
-__all__ = ['Observed', 'observed_step']
+__all__ = ['Observed', 'decoded', 'observed_step']
 
 
 class Observed(NamedTuple):
@@ -102,8 +102,8 @@ class _Step(NamedTuple):
             factors.x,
             factors.d,
             factors.df,
-            _decoded(compiled, leaves, self.state.trace, t),
-            _decoded(compiled, leaves, new.trace, new.t),
+            decoded(compiled, leaves, self.state.trace, t),
+            decoded(compiled, leaves, new.trace, new.t),
             t,
             signals.dy,
             signals.c,
@@ -128,9 +128,10 @@ class _Step(NamedTuple):
         return seen.factors, signals
 
 
-def _decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:
+def decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:
     """The numbers of a trace with nothing pending, zero in lanes that have no past."""
-    carried, params, t = jax.lax.optimization_barrier((carried, params, t))
+    # fused with nothing else, the numbers after a step are those before the next one, to the bit
+    carried, params, t = jax.lax.optimization_barrier((uncounted(carried)[0], params, t))
     written = jax.lax.optimization_barrier(compiled.written(params, carried, t))
 
     def one(pair):
