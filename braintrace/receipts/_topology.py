@@ -15,17 +15,16 @@ FILTER = '(filter)'
 
 @dataclass(frozen=True)
 class Topology:
-    """``algorithm`` and ``topology`` of a receipt; ``names``: of the leaves of params, of the
-    carry; ``untraced``: ops that reach no hidden state; ``reaching``: relations with a path to
-    outputs that misses their groups; ``feedback``: the op that has weights of its own for the way
-    back, or None.
+    """``algorithm`` and ``topology`` of a receipt; the names of the leaves of params and of the
+    carry; ``orders``: of each group, where its states stand in the learner; ``feedback``: the op
+    that has weights of its own for the way back, or None.
     """
 
     algorithm: dict[str, Any]
     topology: dict[str, Any]
     params: tuple[str, ...]
     carry: tuple[str, ...]
-    untraced: tuple[str, ...]
+    orders: dict[str, list[int]]
     feedback: str | None
 
 
@@ -41,6 +40,10 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
     relations = [_relation(op, traced.get(op.key), graph) for op in graph.ops if op.owned]
     groups = [_group(group) for group in graph.hidden_groups]
     known = _known(cell, roles, groups, relations) if cell is not None else OPAQUE
+    orders = {}
+    for group in groups:
+        orders[group['name']] = order = _order(group['states'], known['roles'])
+        group['states'] = [group['states'][s] for s in order]
     topology = {
         'cell': known['cell'],
         'readout': known['readout'],
@@ -56,7 +59,7 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
         topology,
         tuple(program.param_names),
         tuple('/'.join(key) or 'carry' for key in program.leaf_keys),
-        tuple(r['name'] for r in relations if not r['groups']),
+        orders,
         _feedback(graph),
     )
 
@@ -67,6 +70,12 @@ OPAQUE: dict[str, Any] = {'cell': 'opaque', 'readout': None, 'roles': {}, 'const
 def _group(group) -> dict:
     states = [FILTER if p.startswith(FILTER) else p for p in group.paths]
     return {'name': group.name, 'shape': list(group.shape[1:]), 'states': states}
+
+
+def _order(states: list[str], roles: dict[str, str]) -> list[int]:
+    """The states of a group as the engine orders them: by role, the filter behind them."""
+    places = {name: place for place, name in enumerate(roles.values())}
+    return sorted(range(len(states)), key=lambda s: places.get(states[s], len(places)))
 
 
 def _relation(op, relation, graph) -> dict:
