@@ -13,118 +13,127 @@ import numpy as np
 from .bounds import Num, constant, exact, total
 from .surrogates import psi
 
-__all__ = ['CELLS', 'READOUTS', 'CellStep', 'KnownCell', 'filtered', 'matrix_times']
+__all__ = ['CELLS', 'READOUTS', 'KnownCell', 'chained', 'ones']
 
 Entries = list[Num | None]
-
-
-class CellStep(NamedTuple):
-    """The result of a step. ``D[s][r]`` is ``dh_s/dh'_r``, ``D_f[s]`` is ``dh_s/dy``; None is a
-    zero by structure.
-
-    ``new``: the new states by role. ``emits`` and ``emitted``: the derivative of the new output by
-    new states, and of the old output by old ones. ``margin``: of a spike, how far it is above its
-    threshold, and the value by which the spikes stand there.
-    """
-
-    new: dict[str, Num]
-    D: list[Entries]
-    D_f: Entries
-    emits: Entries
-    emitted: Entries
-    margin: Num | None = None
+States = dict[str, Num]
 
 
 class KnownCell(NamedTuple):
-    """``states`` are those of its group, ``output`` the role of what it sends on, ``derived``
-    whether this is a spike; ``step(constants, old, y, spikes) -> CellStep``.
+    """A cell by its formulas; None is a zero by structure.
+
+    ``states`` are those of its group, ``output`` the role of what it sends on, ``roles`` all that
+    it carries, ``constants`` the names of its numbers.
+    ``step(constants, old, y) -> new``, with the distance to the threshold as ``margin`` where the
+    output is a spike; ``slopes(constants, states)``: the derivative of the output by each state;
+    ``D(constants, old)`` and ``D_f(constants, old, new)``: rows ``dh_s/dh'_r`` and ``dh_s/dy``.
     """
 
     states: tuple[str, ...]
     output: str
     roles: tuple[str, ...]
     constants: tuple[str, ...]
-    step: Callable[[Mapping, dict[str, Num], Num, np.ndarray | None], CellStep]
+    step: Callable[[Mapping, States, Num], States]
+    slopes: Callable[[Mapping, States], Entries]
+    D: Callable[[Mapping, States], list[Entries]]
+    D_f: Callable[[Mapping, States, States], Entries]
+
+    @property
+    def spikes(self) -> bool:
+        """Whether its output is a spike."""
+        return self.output == 'z'
 
 
-def matrix_times(x: Num, weight: Num, bias: Num | None) -> Num:
-    """``x @ W + b``."""
-    y = x @ weight
-    return y if bias is None else y + bias
+def ones(like: Num) -> Num:
+    """Ones of a shape."""
+    return exact(np.ones(like.shape), like.floor)
 
 
-def _rnn(constants, old, y, spikes):
+def chained(slopes: Entries, columns: list[Entries]) -> Entries:
+    """``sum_s slope_s column_s`` for each column."""
+    return [
+        total(e * d for e, d in zip(slopes, column, strict=True) if None not in (e, d))
+        for column in columns
+    ]
+
+
+# rnn: h = leak h' + tanh(y) -----------------------------------------------------------------------
+
+
+def _rnn_step(constants, old, y):
     leak = constant(constants['leak'], y.floor)
-    new = y.map(np.tanh, lambda y: 1 - np.tanh(y) ** 2)
-    one = exact(np.ones(y.shape), y.floor)
-    h = leak * old['h'] + new
-    return CellStep({'h': h}, [[leak.to(y.shape)]], [1 - new * new], [one], [one])
+    return {'h': leak * old['h'] + y.map(np.tanh, lambda y: 1 - np.tanh(y) ** 2)}
 
 
-def _spiking(constants, old, y, spikes, adapts: bool):
-    theta, alpha = (constant(constants[name], y.floor) for name in ('theta', 'alpha'))
-    beta = constant(constants['beta'], y.floor) if adapts else None
-    one = exact(np.ones(y.shape), y.floor)
+def _rnn_D(constants, old):
+    leak = constant(constants['leak'], old['h'].floor)
+    return [[leak.to(old['h'].shape)]]
 
-    def margin_of(potential: Num, adaptation: Num | None) -> Num:
-        above = potential - theta
-        return above if adaptation is None else above - beta * adaptation
 
-    def slopes(margin: Num) -> Entries:
-        slope = psi(constants['surrogate'], margin / theta) / theta
-        return [slope, -(beta * slope)] if adapts else [slope]
+def _rnn_D_f(constants, old, new):
+    fresh = new['h'] - constant(constants['leak'], old['h'].floor) * old['h']
+    return [1 - fresh * fresh]
 
-    potential = alpha * old['V'] + y - theta * old['z']
-    adaptation = constant(constants['rho'], y.floor) * old['a'] + old['z'] if adapts else None
-    margin, before = margin_of(potential, adaptation), margin_of(old['V'], old.get('a'))
-    z = (margin.value > 0).astype(float) if spikes is None else spikes
-    new = {'V': potential, 'z': exact(z, y.floor)}
-    emitted = slopes(before)
-    back: Entries = [None] * len(emitted)
+
+# lif: V = alpha V' + y - theta z'      alif: a = rho a' + z' raises the threshold by beta a -------
+
+
+def _margin(constants, states):
+    """How far the potential is above its threshold."""
+    floor = states['V'].floor
+    above = states['V'] - constant(constants['theta'], floor)
+    return above - constant(constants['beta'], floor) * states['a'] if 'a' in states else above
+
+
+def _spiking_step(constants, old, y):
+    alpha, theta = (constant(constants[name], y.floor) for name in ('alpha', 'theta'))
+    new = {'V': alpha * old['V'] + y - theta * old['z']}
+    if 'a' in old:
+        new['a'] = constant(constants['rho'], y.floor) * old['a'] + old['z']
+    margin = _margin(constants, new)
+    return {**new, 'margin': margin, 'z': exact(margin.value > 0, y.floor)}
+
+
+def _spiking_slopes(constants, states):
+    floor = states['V'].floor
+    theta = constant(constants['theta'], floor)
+    slope = psi(constants['surrogate'], _margin(constants, states) / theta) / theta
+    return [slope, -(constant(constants['beta'], floor) * slope)] if 'a' in states else [slope]
+
+
+def _spiking_D(constants, old):
+    shape, floor = old['V'].shape, old['V'].floor
+    slopes = _spiking_slopes(constants, old)
+    back: Entries = [None] * len(slopes)
     if constants['reset_gradient']:
-        back = [-(theta * slope) for slope in emitted]
-    D = [[total((alpha.to(y.shape), back[0])), *back[1:]]]
-    if adapts:
-        new['a'] = adaptation
-        rho = constant(constants['rho'], y.floor).to(y.shape)
-        D.append([emitted[0], total((rho, emitted[1]))])
-    D_f = [one, None] if adapts else [one]
-    return CellStep(new, D, D_f, slopes(margin), emitted, margin)
+        back = [-(constant(constants['theta'], floor) * slope) for slope in slopes]
+    D = [[total((constant(constants['alpha'], floor).to(shape), back[0])), *back[1:]]]
+    if 'a' in old:
+        rho = constant(constants['rho'], floor).to(shape)
+        D.append([slopes[0], rho + slopes[1]])
+    return D
 
 
-def _lif(constants, old, y, spikes):
-    return _spiking(constants, old, y, spikes, adapts=False)
-
-
-def _alif(constants, old, y, spikes):
-    return _spiking(constants, old, y, spikes, adapts=True)
-
-
-def filtered(step: CellStep, kappa: Num, shape: tuple[int, ...]) -> CellStep:
-    """The step with one more state behind the others, whose value is zero: what a readout that
-    leaks with ``kappa`` remembers of the output. Readouts read it alone.
-    """
-    size = len(step.emits)
-
-    def through(column: Entries) -> Num | None:
-        pairs = zip(step.emits, column, strict=True)
-        return total(e * d for e, d in pairs if e is not None and d is not None)
-
-    columns = [through([step.D[s][r] for s in range(size)]) for r in range(size)]
-    D = [[*row, None] for row in step.D] + [[*columns, kappa.to(shape)]]
-    one = exact(np.ones(shape), kappa.floor)
-    emits: Entries = [None] * size
-    return step._replace(
-        D=D, D_f=[*step.D_f, through(step.D_f)], emits=[*emits, one], emitted=[*step.emitted, None]
-    )
+def _spiking_D_f(constants, old, new):
+    return [ones(new['V']), None] if 'a' in new else [ones(new['V'])]
 
 
 SPIKING = ('dt', 'tau', 'alpha', 'theta', 'reset_gradient', 'surrogate')
+FORMULAS = (_spiking_step, _spiking_slopes, _spiking_D, _spiking_D_f)
 CELLS = {
-    'rnn': KnownCell(('h',), 'h', ('h',), ('leak',), _rnn),
-    'lif': KnownCell(('V',), 'z', ('V', 'z'), SPIKING, _lif),
+    'rnn': KnownCell(
+        ('h',),
+        'h',
+        ('h',),
+        ('leak',),
+        _rnn_step,
+        lambda constants, states: [ones(states['h'])],
+        _rnn_D,
+        _rnn_D_f,
+    ),
+    'lif': KnownCell(('V',), 'z', ('V', 'z'), SPIKING, *FORMULAS),
     'alif': KnownCell(
-        ('V', 'a'), 'z', ('V', 'a', 'z'), (*SPIKING, 'tau_a', 'rho', 'beta'), _alif
+        ('V', 'a'), 'z', ('V', 'a', 'z'), (*SPIKING, 'tau_a', 'rho', 'beta'), *FORMULAS
     ),
 }
 READOUTS = {'linear': (), 'leaky': ('dt', 'tau_out', 'kappa_out')}

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from .bounds import Num, constant, exact, total
-from .cells import CELLS, CellStep, filtered, matrix_times
+from .cells import CELLS, KnownCell, chained, ones
 from .losses import LOSSES, softmax
 from .optimizers import OPTIMIZERS
 from .primitives import FORMULAS
@@ -18,6 +18,7 @@ from .record import FILTER, Record
 __all__ = [
     'Derived',
     'correction',
+    'derive_parts',
     'derive_step',
     'd_rtrl_gradient',
     'es_gradient',
@@ -31,11 +32,10 @@ Entries = list[Num | None]
 
 @dataclass
 class Derived:
-    """The fields of a step by path; ``margin`` and ``spikes`` of a cell that spikes."""
+    """The fields of a step by path, and how far each spike is above its threshold."""
 
     fields: dict[str, Num | None] = field(default_factory=dict)
     margin: Num | None = None
-    spikes: str | None = None
 
     def put(self, path: str, value) -> None:
         """A field, or a list of fields."""
@@ -51,6 +51,16 @@ def derive_step(given: Record, spikes: np.ndarray | None = None) -> Derived:
     step; ``spikes`` replace those that the potential makes.
     """
     return _Step(given, spikes).derived
+
+
+def derive_parts(given: Record) -> _Step:
+    """The parts of a step with the spikes that it has."""
+    spikes = given[f'carry_after/{given.topology["roles"]["z"]}'] if _spikes(given) else None
+    return _Step(given, spikes)
+
+
+def _spikes(given: Record) -> bool:
+    return CELLS[given.topology['cell']].spikes
 
 
 # the algebra of a step, for the engine and for the rules ------------------------------------------
@@ -134,6 +144,7 @@ class _Step:
 
     def __init__(self, given: Record, spikes: np.ndarray | None):
         self.given, self.forced, self.derived = given, spikes, Derived()
+        self.known: KnownCell = CELLS[given.topology['cell']]
         self.roles, self.constants = given.topology['roles'], given.constants
         self.recurrent = given.relations[self.roles['recurrent']]
         self.readout = given.relations[self.roles['readout']]
@@ -148,76 +159,104 @@ class _Step:
     def number(self, value) -> Num:
         return constant(value, self.given.floor)
 
-    def role(self, name: str) -> str:
-        return self.roles[name]
-
     def weight(self, relation: Mapping) -> Num:
         return self.given.num(f'params_before/{relation["params"]["weight"]}')
 
     def product(self, relation: Mapping, x: Num) -> Num:
         path = relation['params'].get('bias')
-        bias = None if path is None else self.given.num(f'params_before/{path}')
-        return matrix_times(x, self.weight(relation), bias)
+        y = x @ self.weight(relation)
+        return y if path is None else y + self.given.num(f'params_before/{path}')
 
     # forwards -------------------------------------------------------------------------------------
 
     def _forward(self) -> None:
-        given, known = self.given, CELLS[self.given.topology['cell']]
-        old = {role: given.num(f'carry_before/{self.role(role)}') for role in known.roles}
-        inputs = given.num('inputs')
-        back = old[known.output]
-        self.x = exact(np.concatenate([inputs.value, back.value], -1), given.floor)
-        y = self.product(self.recurrent, self.x)
-        step = known.step(self.constants, old, y, self.forced)
-        self.derived.margin = step.margin
-        if step.margin is not None:
-            self.derived.spikes = f'carry_after/{self.role("z")}'
-        for role, value in step.new.items():
-            self.derived.put(f'carry_after/{self.role(role)}', value)
+        given, known = self.given, self.known
+        old = {role: given.num(f'carry_before/{self.roles[role]}') for role in known.roles}
+        back = old[known.output].value
+        self.x = exact(np.concatenate([given['inputs'], back], -1), given.floor)
+        new = known.step(self.constants, old, self.product(self.recurrent, self.x))
+        if known.spikes:
+            self.derived.margin = new.pop('margin')
+            if self.forced is not None:
+                new['z'] = exact(self.forced, given.floor)
+        for role, value in new.items():
+            self.derived.put(f'carry_after/{self.roles[role]}', value)
+        self.sent, self.emits = new[known.output], known.slopes(self.constants, new)
+        self.emitted = known.slopes(self.constants, old)
+        self.D = {self.group: known.D(self.constants, old)}
+        self.D_f = {self.group: known.D_f(self.constants, old, new)}
         if FILTER in given.groups[self.group]['states']:
-            step = filtered(step, self.number(given.algorithm['kappa']), y.shape)
-        self.step: CellStep = step
-        self.sent = step.new[known.output]
-        out = self.product(self.readout, self.sent)
-        if self.leaky:
-            self.kappa_out = self.number(self.constants['kappa_out'])
-            out = self.kappa_out * given.num(f'carry_before/{self.role("o")}') + out
-            self.derived.put(f'carry_after/{self.role("o")}', out)
-        self.outputs = out
-        self.derived.put('outputs', out)
-        self._factor(self.recurrent, self.x, step.D, step.D_f)
-        if self.leaky:
-            one = exact(np.ones(out.shape), given.floor)
-            self._factor(self.readout, self.sent, [[self.kappa_out.to(out.shape)]], [one])
-        else:
+            self._filter()
+        self._read_out()
+        for relation in self.traced:
+            self._factor(relation)
+        if not self.leaky:
             self.derived.put(f'factors/{self.readout["name"]}//x', self.sent)
 
-    def _factor(self, relation: Mapping, x: Num, D: list[Entries], D_f: Entries) -> None:
-        at = f'factors/{relation["name"]}/{relation["groups"][0]}'
-        self.derived.put(f'{at}/x', x)
-        self.derived.put(f'{at}/D_f', D_f)
-        self.derived.put(f'{at}/D', D)
+    def _filter(self) -> None:
+        """One more state, whose value is zero: what a readout that leaks remembers of the output.
+        Readouts read it alone.
+        """
+        D, D_f, emits = self.D[self.group], self.D_f[self.group], self.emits
+        columns = [list(column) for column in zip(*D, strict=True)]
+        kappa = self.number(self.given.algorithm['kappa']).to(self.sent.shape)
+        self.D[self.group] = [[*row, None] for row in D] + [[*chained(emits, columns), kappa]]
+        self.D_f[self.group] = [*D_f, *chained(emits, [D_f])]
+        self.emits = [*[None] * len(emits), ones(self.sent)]
+        self.emitted = [*self.emitted, None]
+
+    def _read_out(self) -> None:
+        self.outputs = self.product(self.readout, self.sent)
+        if self.leaky:
+            kappa = self.number(self.constants['kappa_out'])
+            old = self.given.num(f'carry_before/{self.roles["o"]}')
+            self.outputs = kappa * old + self.outputs
+            self.derived.put(f'carry_after/{self.roles["o"]}', self.outputs)
+            group = self.readout['groups'][0]
+            self.D[group] = [[kappa.to(self.outputs.shape)]]
+            self.D_f[group] = [ones(self.outputs)]
+        self.derived.put('outputs', self.outputs)
+
+    def same_step(self, relation: Mapping, dy: Num) -> dict[str, Num]:
+        """The gradient of an op at a cotangent of its result."""
+        made = FORMULAS[relation['primitive']](self.read(relation), dy)
+        return {slot: one.sum(0) for slot, one in made.items()}
+
+    def read(self, relation: Mapping) -> Num:
+        """What an op reads."""
+        return self.x if relation is self.recurrent else self.sent
+
+    @property
+    def traced(self) -> list[Mapping]:
+        return [self.recurrent, self.readout] if self.leaky else [self.recurrent]
+
+    def _factor(self, relation: Mapping) -> None:
+        (group,) = relation['groups']
+        at = f'factors/{relation["name"]}/{group}'
+        self.derived.put(f'{at}/x', self.read(relation))
+        self.derived.put(f'{at}/D_f', self.D_f[group])
+        self.derived.put(f'{at}/D', self.D[group])
 
     # signals --------------------------------------------------------------------------------------
 
     def _signals(self) -> None:
-        given, step = self.given, self.step
+        given, group, D = self.given, self.group, self.D
         err = self._error()
         sent_back = self._sent_back(err)
-        dh = [None if e is None else sent_back * e for e in step.emits]
-        dy = total(s * d for s, d in zip(dh, step.D_f, strict=True) if None not in (s, d))
-        c = _through(dh, step.D)
-        if given.algorithm['credit'] == 'whole':
-            width = given['inputs'].shape[-1]
-            back = (dy @ self.weight(self.recurrent).T)[:, width:]
-            for r, slope in enumerate(step.emitted):
-                if slope is not None:
-                    c[r] = total((c[r], back * slope))
-        self.dh, self.dy, self.c = {self.group: dh}, {self.recurrent['name']: dy}, {self.group: c}
-        self.dy[self.readout['name']] = err
+        dh = [None if e is None else sent_back * e for e in self.emits]
+        (dy,) = chained(dh, [self.D_f[group]])
+        self.dh, self.dy = {group: dh}, {self.recurrent['name']: dy, self.readout['name']: err}
         if self.leaky:
-            group = self.readout['groups'][0]
-            self.dh[group], self.c[group] = [err], [err * self.kappa_out]
+            self.dh[self.readout['groups'][0]] = [err]
+        self.c = {
+            name: chained(of_group, [list(column) for column in zip(*D[name], strict=True)])
+            for name, of_group in self.dh.items()
+        }
+        if given.algorithm['credit'] == 'whole':
+            back = (dy @ self.weight(self.recurrent).T)[:, given['inputs'].shape[-1] :]
+            for r, slope in enumerate(self.emitted):
+                if slope is not None:
+                    self.c[group][r] = total((self.c[group][r], back * slope))
         for name, found in (('dh', self.dh), ('dy', self.dy), ('c', self.c)):
             for key, value in found.items():
                 self.derived.put(f'signals/{name}/{key}', value)
@@ -259,21 +298,13 @@ class _Step:
             return {'x': [given.num(f'{at}/x')], 'f': given.entries(f'{at}/f')}
         return {slot: given.entries(f'{at}/{slot}') for slot in relation['params']}
 
-    def _of(self, relation: Mapping):
-        if relation is self.recurrent:
-            return self.x, self.step.D, self.step.D_f
-        one = exact(np.ones(self.outputs.shape), self.given.floor)
-        return self.sent, [[self.kappa_out.to(self.outputs.shape)]], [one]
-
-    def _traced(self) -> list[Mapping]:
-        return [self.recurrent, self.readout] if self.leaky else [self.recurrent]
-
     def _traces(self) -> None:
         self.after: dict[str, dict[str, Entries]] = {}
         algorithm = self.given.algorithm
-        for relation in self._traced():
-            old, (x, D, D_f) = self._before(relation), self._of(relation)
-            name, at = relation['name'], f'traces_after/{relation["name"]}/{relation["groups"][0]}'
+        for relation in self.traced:
+            (group,), old, x = relation['groups'], self._before(relation), self.read(relation)
+            D, D_f = self.D[group], self.D_f[group]
+            name, at = relation['name'], f'traces_after/{relation["name"]}/{group}'
             if self.given.factored:
                 decays = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
                 new = factored_after(*decays, x, D, D_f, old)
@@ -296,7 +327,7 @@ class _Step:
         self.gradients: dict[str, Num] = {}
         for relation in (self.recurrent, self.readout):
             name, primitive = relation['name'], relation['primitive']
-            x = self.x if relation is self.recurrent else self.sent
+            x = self.read(relation)
             dy, groups = self.dy[name], relation['groups']
             if self.given.factored:
                 new = self.after.get(name, {})
@@ -305,7 +336,7 @@ class _Step:
                     x,
                     dy,
                     [
-                        (self.dh[g], self._of(relation)[2], new['x'][0], new['f'], self.correction)
+                        (self.dh[g], self.D_f[g], new['x'][0], new['f'], self.correction)
                         for g in groups
                     ],
                 )
@@ -346,14 +377,3 @@ class _Step:
         if window is None or 'gradients' not in window:
             return self.gradients[path]
         return self.given.num(f'window/gradients/{path}')
-
-
-def _through(dh: Entries, D: list[Entries]) -> Entries:
-    """``sum_s dh_s D_sr`` for each old state r."""
-    size = len(D)
-    return [
-        total(
-            dh[s] * D[s][r] for s in range(size) if dh[s] is not None and D[s][r] is not None
-        )
-        for r in range(size)
-    ]

@@ -91,6 +91,9 @@ class Record:
 
     def __post_init__(self) -> None:
         self.fields = {path: _value(node) for path, node in array_paths(self.raw)}
+        for name in ('value', 'divisor'):
+            if name in self.raw['loss']:
+                self.fields[f'loss/{name}'] = np.asarray(self.raw['loss'][name], float)
 
     def __getitem__(self, path: str) -> np.ndarray:
         found = self.fields.get(path)
