@@ -26,6 +26,7 @@ from .kinds import (
 DIGEST = Text(pattern='[0-9a-f]{64}')
 FILE = Text(pattern=r'[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}')
 SCALARS: dict[str, Kind] = {'f': Number(), 'i': Whole(), 'b': Flag()}
+FITS: dict[str, set[type]] = {'f': {float, int}, 'i': {int}, 'b': {bool}}
 PLACES = (  # the keys of a node behind its shape and its dtype
     ('data',),
     ('sha256', 'file', 'key'),
@@ -132,7 +133,7 @@ def data_problems(value: dict, size: int, path: str) -> Problems:
 def scalar_problems(data: list, dtype: str, path: str) -> Problems:
     """Elements of a list that are no numbers of the dtype."""
     kind = np.dtype(dtype).kind
-    fits: set[type] = {'f': {float, int}, 'i': {int}, 'b': {bool}}[kind]
+    fits = FITS[kind]
     if set(map(type, data)) <= fits:
         if kind == 'b' or (kind == 'f' and int not in map(type, data)):
             return
