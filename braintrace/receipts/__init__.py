@@ -1,6 +1,11 @@
-"""Receipts of learning steps: what a step was made of, written down so that someone else can check it."""
+"""A training step that someone else can check: receipts, and a verifier in NumPy.
+
+:func:`capture` makes steps of a learner that also return what they were made of, a
+:class:`Recorder` writes it, and the verifier derives it again.
+"""
 
 from ._capture import Block, Record, Recording, Run, capture
 from ._cells import Cell
+from ._recorder import Recorder
 
-__all__ = ['Block', 'Cell', 'Record', 'Recording', 'Run', 'capture']
+__all__ = ['Block', 'Cell', 'Record', 'Recorder', 'Recording', 'Run', 'capture']

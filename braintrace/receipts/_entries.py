@@ -10,7 +10,7 @@ import numpy as np
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology
-from .verifier import node
+from .verifier.canonical import node
 
 __all__ = ['Fields', 'named']
 

@@ -13,7 +13,8 @@ import numpy as np
 from .. import OptionError, StructureError
 from ._capture import Record, Recording, Run
 from ._entries import Fields, named
-from .verifier import emit, spec_digest, write_files
+from .verifier.canonical import emit, spec_digest
+from .verifier.files import write_files
 
 __all__ = ['Recorder']
 
