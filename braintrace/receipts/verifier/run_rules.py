@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from .bounds import Num, constant, exact, total
-from .canonical import canonical_text
+from .canonical import spec_digest
 from .cells import chained
 from .checks import Check, Gated
 from .engine import derive_parts
@@ -51,19 +51,6 @@ class Run:
 
 def _at(i: int, path: str) -> str:
     return f'[{i}].{path}'
-
-
-def spec_digest(raw) -> str:
-    """Of relations, groups, routes and the shapes of parameters and carry."""
-    topology = raw['topology']
-    shapes = {
-        path: node['shape']
-        for tree in ('params_before', 'carry_before')
-        for path, node in sorted(raw[tree].items())
-    }
-    spec = {name: topology[name] for name in ('groups', 'relations', 'routes')}
-    text = canonical_text({**spec, 'shapes': shapes})
-    return f'sha256:{hashlib.sha256(text.encode()).hexdigest()}'
 
 
 def parameters_chain(run: Run, c: Check) -> None:
