@@ -147,6 +147,12 @@ class Recording:
     def _precision(self, params) -> str:
         """How products round; refuses what a receipt can not hold."""
         dtype = _dtype(params)
+        if self._narrow(dtype) and self.learner.rule.write_every != 1:
+            raise NotSupportedError(
+                f'the trace is stored in {self.learner.rule.trace_dtype}, but steps that are not '
+                'yet written are not, so gradients do not follow from the trace of a receipt. Use '
+                'd_rtrl(trace_dtype=..., write_every=1).'
+            )
         found = _precision_of(dtype)
         if found != 'highest' and not self.allow_tf32:
             raise NotSupportedError(
@@ -203,12 +209,25 @@ class Recording:
 
         return along
 
+    def _narrow(self, dtype) -> bool:
+        """Whether the trace is rounded when it is written."""
+        own = getattr(self.learner.rule, 'trace_dtype', None)
+        return own is not None and jnp.finfo(own).bits < jnp.finfo(dtype).bits
+
+    def _check_window(self, params) -> None:
+        if self._narrow(_dtype(params)):
+            raise NotSupportedError(
+                f'the trace is stored in {self.learner.rule.trace_dtype}, and a sequence rounds it '
+                'at other steps than single steps do. Record single steps, or leave trace_dtype out.'
+            )
+
     def _with_lanes(self, state, xs, ys):
         """Targets of a sequence as the loss takes them: with a mask of ones."""
         return ys, jnp.ones(xs.shape[:2], _dtype(state.carry))
 
     def _run(self, params, state, data: tuple) -> tuple[Run, functional.OnlineState]:
         """Each step observed, without their gradient, and the state after them."""
+        self._check_window(params)
         xs, ys, mask, reset = data
         lanes = xs.shape[1:2]
         ones = self._mask(state, xs[0], None)
