@@ -8,6 +8,7 @@ derivatives ``D`` and ``D_f`` and the signals ``dh``, ``dy``, ``c`` follow from 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from .arrays import array_of, node, typed
 from .bounds import exact
 from .canonical import parse, spec_digest
-from .errors import MAX_RECORDS, ReceiptError
+from .errors import MAX_ELEMENTS, MAX_RECORDS, ReceiptError
 from .optimizers import OPTIMIZERS
 from .schema import FRAMEWORKS, ROLES, check
 
@@ -77,8 +78,9 @@ def receipt_of(raw: bytes, framework: str) -> dict:
         return build(sidecar, source_hash, framework)
     except ReceiptError:
         raise
-    except (ValueError, KeyError, IndexError) as error:
-        raise ReceiptError('sidecar', '', f'the parts make no step: {error}') from error
+    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
+        said = f'{type(error).__name__}: {error}'[:300]
+        raise ReceiptError('sidecar', '', f'the parts make no step: {said}') from error
 
 
 class Trainable(NamedTuple):
@@ -130,9 +132,7 @@ def build(sidecar: dict, source_hash: str, framework: str) -> dict:
     """A receipt out of a sidecar that has the right structure."""
     numeric = sidecar['numeric']
     trace = 'float64' if numeric['trace_dtype'] == 'float64' else 'float32'
-    step = Step(
-        sidecar, list(trainables(sidecar)), storing(numeric['dtype']), storing(trace)
-    )
+    step = Step(sidecar, list(trainables(sidecar)), storing(numeric['dtype']), storing(trace))
     D, D_f = derivatives(step)
     given = {key: sidecar[key] for key in ('run_id', 'step', 'every', 'numeric')}
     batch = ('lanes', 'reset', 't', 'inputs', 'targets')
@@ -356,6 +356,8 @@ def traces_of(step: Step, when: str) -> list[dict]:
         entries = {}
         for one in step.of(relation):
             shape = (len(step.sidecar['lanes']), *one.joined('before', 0).shape)
+            if math.prod(shape) > MAX_ELEMENTS:
+                raise ReceiptError('too-large', one.path, f'traces {shape}, repeated as they are')
             entries[one.slot] = [
                 step.store_trace(np.broadcast_to(trace_of(one, when, name), shape))
                 for name in names
