@@ -1,7 +1,28 @@
 """The verifier: canonical form, schemas, engine, rules and reconciler in NumPy and nothing else."""
 
 from .canonical import digest, emit, node, parse, parse_run
+from .checks import Failure
+from .derive import derive
 from .errors import ReceiptError
+from .golden import generate
+from .reconcile import Result, reconcile, reconcile_run
+from .rules import RULES, Rule
 from .schema import check
 
-__all__ = ['ReceiptError', 'check', 'digest', 'emit', 'node', 'parse', 'parse_run']
+__all__ = [
+    'RULES',
+    'Failure',
+    'ReceiptError',
+    'Result',
+    'Rule',
+    'check',
+    'derive',
+    'digest',
+    'emit',
+    'generate',
+    'node',
+    'parse',
+    'parse_run',
+    'reconcile',
+    'reconcile_run',
+]
