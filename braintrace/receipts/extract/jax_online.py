@@ -30,6 +30,7 @@ import numpy as np
 
 ROLES = ('input', 'recurrent', 'bias', 'readout', 'readout_bias')
 SLOTS = {'sgd': (), 'momentum': ('trace',), 'adam': ('mu', 'nu'), 'adamw': ('mu', 'nu')}
+PRECISION = 'jax_default_matmul_precision'
 EXACT = ('highest', 'float32')  # the precisions of products in which float32 keeps its 24 bits
 
 
@@ -106,7 +107,7 @@ class TraceDumper:
         if self.seen is not None:
             raise RuntimeError('before was called twice: after stands between')
         count = np.shape(inputs)[0]
-        flags = np.zeros(count, bool) if reset is None else copied(reset).astype(bool)
+        flags = np.zeros(count, bool) if reset is None else np.array(reset, bool)
         if flags.any() and self.initial is None:
             raise ValueError('a lane is reset: give the carry that it starts from as initial')
         self.t = np.where(flags, 0, np.zeros(count, np.int64) if self.t is None else self.t)
@@ -255,12 +256,12 @@ def numeric(params: Mapping, names: Mapping, allow_tf32: bool) -> dict:
     dtype, platform = str(first.dtype), jax.default_backend()
     if dtype not in ('float32', 'float64'):
         raise ValueError(f'parameters of {dtype}: float32 and float64 are observed')
-    asked = getattr(jax.config, 'jax_default_matmul_precision')
+    asked = getattr(jax.config, PRECISION)
     rough = dtype == 'float32' and platform != 'cpu' and asked not in EXACT
     if rough and not allow_tf32:
         raise ValueError(
             f'products of float32 run on {platform} with the precision {asked!r}, as TF32 with 11 '
-            "bits: call jax.config.update('jax_default_matmul_precision', 'highest'), or pass "
+            f"bits: call jax.config.update({PRECISION!r}, 'highest'), or pass "
             'allow_tf32=True'
         )
     return {

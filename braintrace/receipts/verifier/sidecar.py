@@ -75,7 +75,8 @@ def receipt_of(raw: bytes, framework: str) -> dict:
             'framework', 'framework.name', f'a sidecar of {found}', f'import it as {found}'
         )
     try:
-        return build(sidecar, source_hash, framework)
+        with np.errstate(all='ignore'):
+            return build(sidecar, source_hash, framework)
     except ReceiptError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
@@ -198,8 +199,15 @@ def named(table: dict, key: str, path: str) -> Any:
 
 
 def storing(dtype: str) -> Callable[[Any], dict]:
-    """How an array becomes a node of this dtype."""
-    return lambda value: node(typed(value, dtype))
+    """How an array becomes a node of this dtype; what is not finite is refused."""
+
+    def store(value: Any) -> dict:
+        array = typed(value, dtype)
+        if not np.isfinite(array).all():
+            raise ReceiptError('sidecar', '', 'a number that follows from the parts is not finite')
+        return node(array)
+
+    return store
 
 
 def algorithm_of(claimed: dict) -> dict:
