@@ -1,1 +1,11 @@
-"""A training step that someone else can check: receipts, and a verifier in NumPy."""
+"""A training step that someone else can check: receipts, and a verifier in NumPy.
+
+:func:`capture` makes steps of a learner that also return what they were made of, a
+:class:`Recorder` writes it, and the verifier derives it again.
+"""
+
+from ._capture import Block, Record, Recording, Run, capture
+from ._cells import Cell
+from ._recorder import Recorder
+
+__all__ = ['Block', 'Cell', 'Record', 'Recorder', 'Recording', 'Run', 'capture']
