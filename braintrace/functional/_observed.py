@@ -133,9 +133,11 @@ class _Step(NamedTuple):
         """What :func:`observed_step` returns; ``others`` are the signals of new states."""
         compiled, t, leaves = self.compiled, self.state.t, jax.tree.leaves(self.params)
         trace, count = uncounted(self.state.trace)
-        factors, rule, network = seen.factors, compiled.rule, compiled.network(leaves, seen.weights)
+        rule, network = compiled.rule, compiled.network(leaves, seen.weights)
+        # what is shown is what is used, to the bit: not made a second time inside of a fusion
+        factors, signals = jax.lax.optimization_barrier((seen.factors, seen.signals))
         after = rule.update(network, trace, factors, t)
-        window = Window.of_step(factors, seen.signals, t)
+        window = Window.of_step(factors, signals, t)
         ops = rule.gradient(network, trace, after, window)
         direct = dict(zip(compiled.graph.direct, seen.direct, strict=True))
         found = compiled.total([*leaves, *compiled.held], Gradients(ops, direct))
@@ -153,8 +155,8 @@ class _Step(NamedTuple):
             decoded(compiled, leaves, self.state.trace, t),
             decoded(compiled, leaves, new.trace, new.t),
             t,
-            seen.signals.dy,
-            seen.signals.c,
+            signals.dy,
+            signals.c,
             {g: tuple(l[g][..., s] for s in range(l[g].shape[-1])) for g in l},
             feedback_weights(
                 compiled.graph, compiled.program.constants, seen.weights, count
