@@ -4,8 +4,9 @@
 :class:`Recorder` writes it, and the verifier derives it again.
 """
 
+from ._audit import Audit, audit
 from ._capture import Block, Record, Recording, Run, capture
 from ._cells import Cell
 from ._recorder import Recorder
 
-__all__ = ['Block', 'Cell', 'Record', 'Recorder', 'Recording', 'Run', 'capture']
+__all__ = ['Audit', 'Block', 'Cell', 'Record', 'Recorder', 'Recording', 'Run', 'audit', 'capture']

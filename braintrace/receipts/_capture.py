@@ -147,6 +147,12 @@ class Recording:
     def _precision(self, params) -> str:
         """How products round; refuses what a receipt can not hold."""
         dtype = _dtype(params)
+        if self._narrow(dtype) and self.learner.rule.write_every != 1:
+            raise NotSupportedError(
+                f'the trace is stored in {self.learner.rule.trace_dtype}, but steps that are not '
+                'yet written are not, so gradients do not follow from the trace of a receipt. Use '
+                'd_rtrl(trace_dtype=..., write_every=1).'
+            )
         found = _precision_of(dtype)
         if found != 'highest' and not self.allow_tf32:
             raise NotSupportedError(
@@ -157,21 +163,22 @@ class Recording:
         return found
 
     def sequence_grad(self, params, state, xs, ys, mask=None, reset=None):
-        """``grads, state, losses, run`` of a whole sequence, time in axis 0: the numbers of
-        ``learner.sequence_grad(loss)``, and what they were made of as a :class:`Run`.
+        """``grads, state, losses, run`` of a whole sequence, time in axis 0: ``grads`` and
+        ``losses`` are those of ``learner.sequence_grad(loss)``, ``run`` has what each step was made
+        of, and ``state`` is that after these steps, the same but for rounding.
 
         ``mask`` (T,) and ``reset``, a pair ``(flags, carry0)``, as there. Pure.
         """
         gradient = self.learner.sequence_grad(self.loss.total)
         wanted = self._with_lanes(state, xs, ys)
-        grads, end, losses = gradient(params, state, xs, wanted, mask, reset)
-        run = self._run(params, state, (xs, ys, mask, reset), end)
-        return grads, end, losses, run._replace(gradients=grads)
+        grads, _, losses = gradient(params, state, xs, wanted, mask, reset)
+        run, state = self._run(params, state, (xs, ys, mask, reset))
+        return grads, state, losses, run._replace(gradients=grads)
 
     def sequence_update(self, optimizer, every: int = 1) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses, blocks``: the numbers of ``learner.sequence_update(loss, optimizer, every)``, which
-        is called for each update by itself; ``blocks`` are the :class:`Block` of each.
+        losses, blocks``: ``learner.sequence_update(loss, optimizer, every)``, called for each
+        update by itself, and the :class:`Block` of each; ``state`` as for :meth:`sequence_grad`.
         """
         update = self.learner.sequence_update(self.loss.total, _shown(optimizer), every=every)
 
@@ -179,12 +186,12 @@ class Recording:
         def block(params, opt_state, state, xs, ys, mask, reset):
             nothing = jax.tree.map(jnp.zeros_like, params)
             start, wanted = (opt_state, nothing, nothing), self._with_lanes(state, xs, ys)
-            after, (opt, grads, updates), end, losses = update(
+            after, (opt, grads, updates), _, losses = update(
                 params, start, state, xs, wanted, mask, reset
             )
-            run = self._run(params, state, (xs, ys, mask, reset), end)
+            run, state = self._run(params, state, (xs, ys, mask, reset))
             made = Block(params, run._replace(gradients=grads), updates, opt_state, opt, after)
-            return made, end, losses
+            return made, state, losses
 
         def along(params, opt_state, state, xs, ys, mask=None, reset=None):
             blocks, losses = [], []
@@ -202,14 +209,27 @@ class Recording:
 
         return along
 
+    def _narrow(self, dtype) -> bool:
+        """Whether the trace is rounded when it is written."""
+        own = getattr(self.learner.rule, 'trace_dtype', None)
+        return own is not None and jnp.finfo(own).bits < jnp.finfo(dtype).bits
+
+    def _check_window(self, params) -> None:
+        if self._narrow(_dtype(params)):
+            raise NotSupportedError(
+                f'the trace is stored in {self.learner.rule.trace_dtype}, and a sequence rounds it '
+                'at other steps than single steps do. Record single steps, or leave trace_dtype out.'
+            )
+
     def _with_lanes(self, state, xs, ys):
         """Targets of a sequence as the loss takes them: with a mask of ones."""
         return ys, jnp.ones(xs.shape[:2], _dtype(state.carry))
 
-    def _run(self, params, state, data: tuple, end) -> Run:
-        """Each step observed; behind the last one stand the carry and the trace of ``end``."""
+    def _run(self, params, state, data: tuple) -> tuple[Run, functional.OnlineState]:
+        """Each step observed, without their gradient, and the state after them."""
+        self._check_window(params)
         xs, ys, mask, reset = data
-        lanes, learner = xs.shape[1:2], self.learner
+        lanes = xs.shape[1:2]
         ones = self._mask(state, xs[0], None)
         flags, initial = (jnp.zeros(len(xs), bool), state.carry) if reset is None else reset
         wide = flags[:, None] if jnp.ndim(flags) == 1 else flags
@@ -218,17 +238,13 @@ class Recording:
         def step(state, at):
             x, y, now = at
             if reset is not None:
-                state = functional.reset(state, now, initial, learner.hidden)
+                state = functional.reset(state, now, initial, self.learner.hidden)
             *_, state, record = self._step(params, state, x, y, ones, now)
             return state, record
 
-        _, steps = jax.lax.scan(step, state, (xs, ys, flags))
-        last = [(steps.carry_after, end.carry)]
-        last.append((steps.observed.after, learner.traces(params, end)))
-        carry, after = (jax.tree.map(lambda a, b: a.at[-1].set(b), *pair) for pair in last)
-        steps = steps._replace(carry_after=carry, observed=steps.observed._replace(after=after))
+        state, steps = jax.lax.scan(step, state, (xs, ys, flags))
         weights = jnp.ones(len(xs), ones.dtype) if mask is None else jnp.asarray(mask, ones.dtype)
-        return Run(steps, xs, ys, None, weights, None if reset is None else initial)
+        return Run(steps, xs, ys, None, weights, None if reset is None else initial), state
 
 
 class _Shown(NamedTuple):

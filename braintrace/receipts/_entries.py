@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
-from ._topology import Topology
+from ._topology import Topology, plain
 from .verifier.canonical import node
 
 __all__ = ['Fields', 'named']
@@ -35,9 +37,10 @@ class Fields:
     record: Record
     file: str
 
-    @property
+    @cached_property
     def observed(self) -> functional.Observed:
-        return self.record.observed
+        """With the names of ops and groups as a receipt has them."""
+        return functional.Observed(*map(_plain, self.record.observed))
 
     @property
     def factored(self) -> bool:
@@ -45,10 +48,10 @@ class Fields:
         return self.topology.algorithm['name'] == 'ES_D_RTRL'
 
     def array(self, value, name: str) -> dict:
-        """The node of an array; a trace in bfloat16 is written in float32."""
+        """The node of an array; the numbers of a narrow trace are written in the step's dtype."""
         value = np.asarray(value)
-        if value.dtype.name in ('bfloat16', 'float16'):
-            value = value.astype(np.float32)
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            value = value.astype(self.record.outputs.dtype)
         return node(value, name, arrays=self.recording.arrays, file=self.file)
 
     def arrays(self, values: dict, name: str) -> dict:
@@ -191,6 +194,11 @@ def _rest(value: np.ndarray, pairs) -> np.ndarray | None:
     size = np.abs(value) + sum(map(np.abs, terms))
     small = np.abs(rest) <= NOISE * np.finfo(value.dtype).eps * size
     return None if small.all() else rest.astype(value.dtype)
+
+
+def _plain(tree):
+    """A tree of dicts with the names of a receipt."""
+    return {plain(k): _plain(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _by_state(value) -> list:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import NotSupportedError, OptionError, StructureError, functional
 from ._cells import Cell
 
-__all__ = ['Topology', 'topology_of']
+__all__ = ['Topology', 'check_rule', 'plain', 'topology_of']
 
 FILTER = '(filter)'
 
@@ -64,12 +64,17 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
     )
 
 
+def plain(name: str) -> str:
+    """The name of an op or a group in a receipt, whose paths are joined by slashes."""
+    return name.replace('/', '.')
+
+
 OPAQUE: dict[str, Any] = {'cell': 'opaque', 'readout': None, 'roles': {}, 'constants': {}}
 
 
 def _group(group) -> dict:
     states = [FILTER if p.startswith(FILTER) else p for p in group.paths]
-    return {'name': group.name, 'shape': list(group.shape[1:]), 'states': states}
+    return {'name': plain(group.name), 'shape': list(group.shape[1:]), 'states': states}
 
 
 def _order(states: list[str], roles: dict[str, str]) -> list[int]:
@@ -82,10 +87,10 @@ def _relation(op, relation, graph) -> dict:
     place = {value: name for value, name in zip(graph.program.params, graph.program.param_names)}
     own = {n: place[v] for n, v in op.trainable.items() if v in place}
     return {
-        'name': op.key,
+        'name': plain(op.key),
         'primitive': op.primitive.name,
         'params': own,
-        'groups': [] if relation is None else [group.name for group in relation.groups],
+        'groups': [] if relation is None else [plain(group.name) for group in relation.groups],
         'source': None,
     }
 
@@ -118,7 +123,7 @@ def _feedback(graph) -> str | None:
             f'the ops {sorted(graph.feedback)} have feedback weights, and a receipt holds one B. '
             'Name one op in `ops` of braintrace.Feedback.'
         )
-    return next(iter(graph.feedback), None)
+    return next(map(plain, graph.feedback), None)
 
 
 def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> dict[str, Any]:
@@ -128,6 +133,7 @@ def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> 
     if unknown:
         raise OptionError(f'roles names {unknown}; a {cell.kind} cell has {sorted(parts)}.')
     roles = parts | given
+    roles |= {part: plain(roles[part]) for part in ('recurrent', 'readout')}
     ops = {relation['name']: relation for relation in relations}
     missing = sorted({roles['recurrent'], roles['readout']} - set(ops))
     if missing:
