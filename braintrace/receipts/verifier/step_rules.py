@@ -172,6 +172,8 @@ def learning_signal(r: Record, c: Check) -> None:
     else:
         array = r.num('algorithm/feedback')
         modulates = feedback['kind'] == 'modulator'
+        if modulates:
+            c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
         sent = array if modulates else r.num('signals/err') @ array.T
         made_of = ('signals/err', 'algorithm/feedback')
     want = [None if e is None else sent * e for e in slopes]
