@@ -16,7 +16,14 @@ from .arrays import node
 from .canonical import emit
 from .derive import derive
 
-__all__ = ['CANARIES', 'GOLDEN_CELLS', 'first_config', 'foreign_functions', 'generate', 'golden_file']
+__all__ = [
+    'CANARIES',
+    'GOLDEN_CELLS',
+    'first_config',
+    'foreign_functions',
+    'generate',
+    'golden_file',
+]
 
 INPUTS, HIDDEN, OUTPUTS, LANES = 3, 4, 2, 2
 GOLDEN_CELLS = ('rnn', 'lif', 'alif')
