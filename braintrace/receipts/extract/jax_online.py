@@ -9,7 +9,7 @@ takes copies before and after a step, on any device, and computes nothing of the
     dumper.trace(step, params, opt_state, carry, traces, inputs, targets)       # its jaxpr, once
     for inputs, targets in data:
         dumper.before(params, opt_state, carry, traces, inputs, targets)
-        params, opt_state, carry, traces, seen = step(params, ...)            # may donate its arguments
+        params, opt_state, carry, traces, seen = step(params, ...)      # may donate its arguments
         dumper.after(params, opt_state, carry, traces, **seen)
 
 Symbols: V = alpha V' + y - theta z', z = H(V - theta), y = x @ W + b, x = [inputs, z'];
@@ -30,19 +30,20 @@ import numpy as np
 
 ROLES = ('input', 'recurrent', 'bias', 'readout', 'readout_bias')
 SLOTS = {'sgd': (), 'momentum': ('trace',), 'adam': ('mu', 'nu'), 'adamw': ('mu', 'nu')}
+PRECISION = 'jax_default_matmul_precision'
 EXACT = ('highest', 'float32')  # the precisions of products in which float32 keeps its 24 bits
 
 
 class TraceDumper:
     """Writes what a step read and made; ``before`` and ``after`` stand around the step.
 
-    ``parameters``: ``{name: role}`` of the entries of ``params``; roles are ``input``, ``recurrent``,
-    ``bias``, ``readout``, ``readout_bias``. A parameter's weight, gradient and traces have the
-    ``layout`` ``'in_out'`` or ``'out_in'``. ``constants``: those of the cell by the names of a receipt.
-    ``optimizer``: its name and its numbers; ``opt_state`` is optax's, or a dict with ``count`` and,
-    for each slot, ``{name: array}``. ``kappa``: the filter of the traces, 0 for none. ``feedback``: a
-    fixed array (hidden, outputs), or ``None`` for the readout's weight. ``initial``: the carry of a
-    lane that is reset. Every ``every``-th step is written.
+    ``parameters``: ``{name: role}`` of the entries of ``params``; roles are ``input``,
+    ``recurrent``, ``bias``, ``readout``, ``readout_bias``. A parameter's weight, gradient and
+    traces have the ``layout`` ``'in_out'`` or ``'out_in'``. ``constants``: those of the cell by the
+    names of a receipt. ``optimizer``: its name and its numbers; ``opt_state`` is optax's, or a dict
+    with ``count`` and, for each slot, ``{name: array}``. ``kappa``: the filter of the traces, 0 for
+    none. ``feedback``: a fixed array (hidden, outputs), or ``None`` for the readout's weight.
+    ``initial``: the carry of a lane that is reset. Every ``every``-th step is written.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class TraceDumper:
         self.feedback = None if feedback is None else copied(feedback)
         self.initial = None if initial is None else copied(initial)
         self.run_id, self.every, self.allow_tf32 = run_id, every, allow_tf32
-        self.step, self.t, self.seen = 0, None, None
+        self.step = 0
+        self.t: np.ndarray | None = None
+        self.seen: dict | None = None
         self.helper = {'observer': 'jax_online'}
 
     def trace(self, step: Callable, *arguments: Any) -> None:
@@ -98,13 +101,13 @@ class TraceDumper:
     ) -> None:
         """Copies what stands before the step, which may donate it; a reset of lanes was applied.
 
-        ``traces``: ``{parameter: {state: array}}``, states ``'V'``, ``'a'``, ``'h'``, ``'filter'``, ``'o'``;
-        (B, in, out) by the layout, (B, out) of a bias; an axis of length 1 stands for a repeated one.
+        ``traces``: ``{parameter: {state: array}}``, states ``V``, ``a``, ``h``, ``filter``, ``o``;
+        (B, in, out) by the layout, (B, out) of a bias; an axis of length 1 means a repeated one.
         """
         if self.seen is not None:
             raise RuntimeError('before was called twice: after stands between')
         count = np.shape(inputs)[0]
-        flags = np.zeros(count, bool) if reset is None else copied(reset).astype(bool)
+        flags = np.zeros(count, bool) if reset is None else np.array(reset, bool)
         if flags.any() and self.initial is None:
             raise ValueError('a lane is reset: give the carry that it starts from as initial')
         self.t = np.where(flags, 0, np.zeros(count, np.int64) if self.t is None else self.t)
@@ -141,10 +144,10 @@ class TraceDumper:
     ) -> None:
         """Copies what the step made and writes the line.
 
-        ``updates``: what was added to each parameter. ``x``: what each weight read, (B, in). ``psi``:
-        dz/dV at the new membrane, of ``'rnn'`` dh/dy; ``psi_before``: at the old one, which ``'alif'``
-        and ``reset_gradient`` need. ``err`` = dL/doutputs, ``learning`` = dL/dz, both with the mask and
-        the mean over lanes in them.
+        ``updates``: what was added to each parameter. ``x``: what each weight read, (B, in).
+        ``psi``: dz/dV at the new membrane, of ``'rnn'`` dh/dy; ``psi_before``: at the old one,
+        which ``'alif'`` and ``reset_gradient`` need. ``err`` = dL/doutputs, ``learning`` = dL/dz,
+        both with the mask and the mean over lanes in them.
         """
         if self.seen is None:
             raise RuntimeError('after was called without before')
@@ -236,7 +239,7 @@ class TraceDumper:
 
 
 def kept(opt_state: Any) -> Iterator[tuple[str, Any]]:
-    """The fields ``count``, ``trace``, ``mu`` and ``nu`` wherever they stand in an optimizer's state."""
+    """The fields ``count``, ``trace``, ``mu`` and ``nu`` wherever an optimizer's state has them."""
     if isinstance(opt_state, Mapping):
         yield from opt_state.items()
     elif hasattr(opt_state, '_asdict'):
@@ -253,12 +256,12 @@ def numeric(params: Mapping, names: Mapping, allow_tf32: bool) -> dict:
     dtype, platform = str(first.dtype), jax.default_backend()
     if dtype not in ('float32', 'float64'):
         raise ValueError(f'parameters of {dtype}: float32 and float64 are observed')
-    asked = jax.config.jax_default_matmul_precision
+    asked = getattr(jax.config, PRECISION)
     rough = dtype == 'float32' and platform != 'cpu' and asked not in EXACT
     if rough and not allow_tf32:
         raise ValueError(
             f'products of float32 run on {platform} with the precision {asked!r}, as TF32 with 11 '
-            "bits: call jax.config.update('jax_default_matmul_precision', 'highest'), or pass "
+            f"bits: call jax.config.update({PRECISION!r}, 'highest'), or pass "
             'allow_tf32=True'
         )
     return {

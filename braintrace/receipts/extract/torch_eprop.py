@@ -39,8 +39,8 @@ class TraceDumper:
     """Writes what a step of e-prop read and made; ``before`` and ``after`` stand around the step.
 
     ``parameters``: ``{name: (parameter, role)}`` for each parameter of the optimizer; roles are
-    ``input``, ``recurrent``, ``bias``, ``readout``, ``readout_bias``. A parameter's weight, gradient
-    and traces have the ``layout`` ``'out_in'``, as ``torch.nn.Linear``, or ``'in_out'``.
+    ``input``, ``recurrent``, ``bias``, ``readout``, ``readout_bias``. A parameter's weight,
+    gradient and traces have the ``layout`` ``'out_in'``, as ``torch.nn.Linear``, or ``'in_out'``.
     ``constants``: those of the cell by the names of a receipt, as ``{'dt', 'tau', 'alpha', 'theta',
     'reset_gradient', 'surrogate', 'tau_out', 'kappa_out'}``. ``kappa``: the filter of the traces, 0
     for none. ``feedback``: a fixed array (hidden, outputs), or ``None`` for the readout's weight.
@@ -89,8 +89,8 @@ class TraceDumper:
     ) -> None:
         """Copies what stands before the step; a reset of lanes was applied to carry and traces.
 
-        ``traces``: ``{parameter: {state: array}}``, states ``'V'``, ``'a'``, ``'h'``, ``'filter'``, ``'o'``;
-        (B, out, in) by the layout, (B, out) of a bias; an axis of length 1 stands for a repeated one.
+        ``traces``: ``{parameter: {state: array}}``, states ``V``, ``a``, ``h``, ``filter``, ``o``;
+        (B, out, in) by the layout, (B, out) of a bias; an axis of length 1 means a repeated one.
         """
         if self.seen is not None:
             raise RuntimeError('before was called twice: after stands between')
@@ -131,8 +131,8 @@ class TraceDumper:
         """Copies what the step made and writes the line; call it behind ``optimizer.step()``.
 
         ``x``: what each weight read, (B, in). ``psi``: dz/dV at the new membrane, of ``'rnn'``
-        dh/dy; ``psi_before``: at the old one, which ``'alif'`` and ``reset_gradient`` need. ``err`` =
-        dL/doutputs, ``learning`` = dL/dz, both with the mask and the mean over lanes in them.
+        dh/dy; ``psi_before``: at the old one, which ``'alif'`` and ``reset_gradient`` need.
+        ``err`` = dL/doutputs, ``learning`` = dL/dz, both with the mask and the mean in them.
         """
         if self.seen is None:
             raise RuntimeError('after was called without before')

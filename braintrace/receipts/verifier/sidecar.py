@@ -1,8 +1,8 @@
 """Another framework's step as a receipt: the claims of a sidecar under the names of a receipt.
 
 A sidecar has what an observer can see: parameters, optimizer state, traces and carry before and
-after, ``x``, the slope ``psi`` of the output by the membrane, ``err`` and the learning signal. The
-derivatives ``D`` and ``D_f`` and the signals ``dh``, ``dy``, ``c`` follow from those and the constants.
+after, ``x``, the slope ``psi`` of the output by the membrane, ``err`` and the learning signal.
+``D``, ``D_f`` and the signals ``dh``, ``dy`` and ``c`` follow from those and the constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STATES = {'rnn': ['h'], 'lif': ['V'], 'alif': ['V', 'a']}
 SENT = {'rnn': 'h', 'lif': 'z', 'alif': 'z'}
 CELL, READOUT = 'cell', 'readout'  # the relations and their groups
 # The trainables of each relation: the roles of the parameters that it is put together from.
-PARTS = {
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     CELL: {'weight': ('input', 'recurrent'), 'bias': ('bias',)},
     READOUT: {'weight': ('readout',), 'bias': ('readout_bias',)},
 }
@@ -39,8 +39,8 @@ def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Any]:
 
     The line is hashed before it is parsed. The receipt is made of the claims as they are, also
     where the reconciler disagrees. Raises ``ReceiptError``: the codes of ``parse``; ``schema`` for
-    what is no sidecar/1; ``framework`` for a sidecar of another framework; ``sidecar`` for parameters,
-    traces or shapes that make no step.
+    what is no sidecar/1; ``framework`` for a sidecar of another framework; ``sidecar`` for parts
+    that make no step.
     """
     from .reconcile import reconcile
 
@@ -75,7 +75,8 @@ def receipt_of(raw: bytes, framework: str) -> dict:
             'framework', 'framework.name', f'a sidecar of {found}', f'import it as {found}'
         )
     try:
-        return build(sidecar, source_hash, framework)
+        with np.errstate(all='ignore'):
+            return build(sidecar, source_hash, framework)
     except ReceiptError:
         raise
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError) as error:
@@ -198,8 +199,15 @@ def named(table: dict, key: str, path: str) -> Any:
 
 
 def storing(dtype: str) -> Callable[[Any], dict]:
-    """How an array becomes a node of this dtype."""
-    return lambda value: node(typed(value, dtype))
+    """How an array becomes a node of this dtype; what is not finite is refused."""
+
+    def store(value: Any) -> dict:
+        array = typed(value, dtype)
+        if not np.isfinite(array).all():
+            raise ReceiptError('sidecar', '', 'a number that follows from the parts is not finite')
+        return node(array)
+
+    return store
 
 
 def algorithm_of(claimed: dict) -> dict:
@@ -403,7 +411,7 @@ def slots_of(step: Step, one: Trainable, when: str) -> dict:
 
 
 def update_of(claimed: dict, one: Trainable) -> Array:
-    """What was added to a parameter: as the framework tells it, else from its gradient and slots."""
+    """What was added to a parameter: as the framework says, else from its gradient and slots."""
     if all('update' in part for part in one.parts):
         return one.joined('update', 0)
     if claimed['name'] not in OPTIMIZERS:
