@@ -63,6 +63,7 @@ def _list_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> No
 
 
 def provenance(r: Record, c: Check) -> None:
+    """What ops read is their declared source; groups have one ``D``."""
     sources = {name: relation['source'] for name, relation in r.relations.items()}
     if r.known:
         roles, sent = r.topology['roles'], r.topology['roles'][_cell_of(r).output]
@@ -92,6 +93,7 @@ def _source_path(part: str) -> str:
 
 
 def constants(r: Record, c: Check) -> None:
+    """Decays are those of their times; ``D`` is made of the constants."""
     _cell_of(r)
     declared = r.constants
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
@@ -120,6 +122,7 @@ def _loss(r: Record):
 
 
 def reduction(r: Record, c: Check) -> None:
+    """The divisor is the sum of the mask, or 1."""
     _loss(r)
     mask, loss = r.num('loss/mask'), r.raw['loss']
     c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
@@ -128,6 +131,7 @@ def reduction(r: Record, c: Check) -> None:
 
 
 def probabilities(r: Record, c: Check) -> None:
+    """The probabilities are the softmax of the outputs."""
     if r.raw['loss']['name'] != 'softmax_ce':
         raise Gated('the loss uses no probabilities')
     stored = r.num('loss/probabilities')
@@ -136,6 +140,7 @@ def probabilities(r: Record, c: Check) -> None:
 
 
 def loss_value(r: Record, c: Check) -> None:
+    """The loss of each lane and in total."""
     per_lane = _loss(r).per_lane(r.num('outputs'), r.num('targets'))
     c.close('loss/per_lane', r['loss/per_lane'], per_lane, ('outputs', 'targets'))
     stored = r.num('loss/per_lane')
@@ -144,6 +149,7 @@ def loss_value(r: Record, c: Check) -> None:
 
 
 def error(r: Record, c: Check) -> None:
+    """The derivative of the loss by the outputs."""
     slope = _loss(r).slope(r.num('outputs'), r.num('targets'))
     weight = r.num('loss/mask') / constant(r['loss/divisor'], r.floor)
     err = slope * weight.reshape((-1, 1))
@@ -163,6 +169,7 @@ def _slopes(r: Record, when: str) -> Entries:
 
 
 def learning_signal(r: Record, c: Check) -> None:
+    """``dh``: the readout's pullback, fixed feedback, or the modulator."""
     slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
     readout, group = _readout(r), _recurrent(r)['groups'][0]
     weight = f'params_before/{readout["params"]["weight"]}'
@@ -182,6 +189,7 @@ def learning_signal(r: Record, c: Check) -> None:
 
 
 def step_signals(r: Record, c: Check) -> None:
+    """``dy`` and ``c`` are made of ``dh``, ``D_f`` and ``D``."""
     if r.known:
         _membrane(r, c)
     for name, relation in r.relations.items():
@@ -271,6 +279,7 @@ def _direct(r: Record, name: str) -> Num | None:
 
 
 def trace_correction(r: Record, c: Check) -> None:
+    """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
     want = correction(r.algorithm['decay_f'], r.t, r.floor)
@@ -302,11 +311,13 @@ def _parts(r: Record) -> Iterator[tuple[str, Entries, Entries]]:
 
 
 def instantaneous(r: Record, c: Check) -> None:
+    """The trace where ``sum_r D_sr e'_r`` is zero."""
     for path, kept, fresh in _parts(r):
         _where_other_is_zero(r, c, path, fresh, kept)
 
 
 def recurrent(r: Record, c: Check) -> None:
+    """The trace where ``D_f (x) x`` is zero."""
     for path, kept, fresh in _parts(r):
         _where_other_is_zero(r, c, path, kept, fresh)
 
@@ -324,12 +335,14 @@ def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: E
 
 
 def trace_after(r: Record, c: Check) -> None:
+    """The sum of both terms."""
     for path, kept, fresh in _parts(r):
         want = [total(pair) for pair in zip(kept, fresh, strict=True)]
         _list_close(c, r, path, want, (path.replace('after', 'before'), 'x', 'D', 'D_f'))
 
 
 def factored_trace(r: Record, c: Check) -> None:
+    """Both factors of a trace of ES_D_RTRL."""
     if not r.factored:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
     a_x, a_f = (constant(r.algorithm[name], r.floor) for name in ('decay_x', 'decay_f'))
@@ -344,6 +357,7 @@ def factored_trace(r: Record, c: Check) -> None:
 
 
 def fresh_start(r: Record, c: Check) -> None:
+    """A lane at its start has no trace; a reset one has the initial carry."""
     new = r.t == 0
     c.true('t', bool(np.all(new[r.reset])), 'a lane that was reset has t > 0', 't = 0')
     for path, value in r.fields.items():
@@ -363,6 +377,7 @@ def fresh_start(r: Record, c: Check) -> None:
 
 
 def gradient(r: Record, c: Check) -> None:
+    """The gradient that signals and traces make."""
     sums, missing = gradients_of(r)
     for path, num in sums.items():
         if r.topology['routes'][path]['kind'] != 'frozen':
@@ -421,7 +436,9 @@ def dropped_mass(r: Record, c: Check) -> None:
     size = sum(s != FILTER for s in r.groups[group]['states'])
     old = [np.zeros(1) if e is None else np.abs(e.value) for e in _slopes(r, 'carry_before')[:size]]
     new = [np.zeros(1) if e is None else np.abs(e.value) for e in r.entries(f'{at}/D_f')[:size]]
-    lost = sum(np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1)
+    lost = sum(
+        np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1
+    )
     rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)
     c.counts[c.rule] += 1
@@ -429,6 +446,7 @@ def dropped_mass(r: Record, c: Check) -> None:
 
 
 def routes(r: Record, c: Check) -> None:
+    """Each parameter has one route, and a gradient if it is trained."""
     declared, gradients = r.topology['routes'], r.keys('gradients')
     related = {path for one in r.relations.values() for path in one['params'].values()}
     for path in sorted(r.keys('params_before') | set(declared)):
