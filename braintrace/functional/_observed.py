@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._executor import feedback_weights
-from .._rules import DRTRL, ESDRTRL, by_pair, read, uncounted, where_lanes
-from .._windows import total_loss
+from .._executor import Factors, Signals, feedback_weights
+from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
+from .._windows import Gradients, counted, task_loss, total_loss, zero_gradient
 from ._compiled import Compiled
 from ._loss import as_inputs
 
@@ -61,22 +61,41 @@ class Observed(NamedTuple):
     feedback: dict[str, dict[str, jax.Array]]
 
 
-def observed_step(learner, loss_of: Callable, gradient: Callable) -> Callable:
-    """``gradient`` of a learner's loss, and the :class:`Observed` values beside its results."""
-    if not isinstance(learner.rule, DRTRL | ESDRTRL):
-        name = None if learner.rule is None else learner.rule.name
+def observed_step(learner, loss_of: Callable) -> Callable:
+    """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``: all of it is
+    made in one pass, so what is shown is what was used.
+    """
+    rule = learner.rule
+    if not isinstance(rule, DRTRL | ESDRTRL):
+        name = None if rule is None else rule.name
         raise OptionError(
             f'observed: the rule is {name}, which has no factors to show; give a learner with '
             'braintrace.rules.d_rtrl(), es_d_rtrl(...) or e_prop(...).'
         )
 
     def run(params, state, inputs, targets):
-        result = gradient(params, state, inputs, targets)
         compiled = learner.compiled(params, state.carry, as_inputs(inputs))
-        seen = _Step(compiled, params, state, as_inputs(inputs), loss_of, targets)
-        return *result, seen.observed(result[-1])
+        step = _Step(compiled, params, state, as_inputs(inputs), loss_of, targets)
+        whole = rule.credit == 'whole'
+        seen = step.seen(compiled if whole else Compiled(compiled.graph, rule, probes=True))
+        # signals along every path say nothing of new states alone
+        cut = replace(rule, credit='cut') if isinstance(rule, DRTRL) else rule
+        others = step.seen(Compiled(compiled.graph, cut, probes=True)) if whole else seen
+        return step.result(seen, others.signals)
 
     return run
+
+
+class _Seen(NamedTuple):
+    """A pass through the step: the loss, outputs and carry, its factors and its signals."""
+
+    value: jax.Array
+    outputs: Any
+    carry: list
+    factors: Factors
+    weights: dict
+    direct: list
+    signals: Signals
 
 
 class _Step(NamedTuple):
@@ -89,16 +108,44 @@ class _Step(NamedTuple):
     loss_of: Callable
     targets: Any
 
-    def observed(self, new) -> Observed:
-        """The values of this step, after which the learner has the state ``new``."""
-        compiled, rule, t = self.compiled, self.compiled.rule, self.state.t
-        leaves = jax.tree.leaves(self.params)
-        factors, signals = self._pass(compiled)
-        probing = replace(rule, credit='cut') if isinstance(rule, DRTRL) else rule
-        _, others = self._pass(Compiled(compiled.graph, probing, probes=True))
-        _, count = uncounted(self.state.trace)
-        constants, weights = compiled.program.constants, compiled.executor.op_weights(leaves)
-        return Observed(
+    def seen(self, compiled: Compiled) -> _Seen:
+        """This step, by the signals of a compiled form of it."""
+        params, carry, inputs = map(jax.tree.leaves, (self.params, self.state.carry, self.inputs))
+        trace, count = uncounted(self.state.trace)
+        places = compiled.graph.direct
+
+        def step(cell, given, carry):
+            replaced = dict(zip(places, given, strict=True))
+            now = [replaced.get(i, p) for i, p in enumerate(params)]
+            outputs, new = cell(now, carry, inputs)
+            outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
+            value = self.loss_of(outputs, self.targets)
+            return total_loss(value), (task_loss(value), outputs, new)
+
+        given = [params[i] for i in places]
+        seen = compiled.observe(step, given, carry, compiled.held, count, (trace, self.state.t))
+        direct, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
+        return _Seen(*seen.aux, seen.factors, seen.weights, direct, signals)
+
+    def result(self, seen: _Seen, others: Signals):
+        """What :func:`observed_step` returns; ``others`` are the signals of new states."""
+        compiled, t, leaves = self.compiled, self.state.t, jax.tree.leaves(self.params)
+        trace, count = uncounted(self.state.trace)
+        rule, network = compiled.rule, compiled.network(leaves, seen.weights)
+        factors, signals = seen.factors, seen.signals
+        after = rule.update(network, trace, factors, t)
+        window = Window.of_step(factors, signals, t)
+        ops = rule.gradient(network, trace, after, window)
+        direct = dict(zip(compiled.graph.direct, seen.direct, strict=True))
+        found = compiled.total([*leaves, *compiled.held], Gradients(ops, direct))
+        grads = [found[i] if i in found else zero_gradient(p) for i, p in enumerate(leaves)]
+        new = self.state.replace(
+            carry=jax.tree.unflatten(jax.tree.structure(self.state.carry), seen.carry),
+            trace=counting(after, counted(count)),
+            t=counted(t),
+        )
+        l = others.l
+        observed = Observed(
             factors.x,
             factors.d,
             factors.df,
@@ -107,23 +154,11 @@ class _Step(NamedTuple):
             t,
             signals.dy,
             signals.c,
-            {g: tuple(l[..., s] for s in range(l.shape[-1])) for g, l in others.l.items()},
-            feedback_weights(compiled.graph, constants, weights, count),
+            {g: tuple(l[g][..., s] for s in range(l[g].shape[-1])) for g in l},
+            feedback_weights(compiled.graph, compiled.program.constants, seen.weights, count),
         )
-
-    def _pass(self, compiled: Compiled):
-        """The factors and signals of this step."""
-        params, carry, inputs = map(jax.tree.leaves, (self.params, self.state.carry, self.inputs))
-        trace, count = uncounted(self.state.trace)
-
-        def step(cell, given, carry):
-            outputs, _ = cell(params, carry, inputs)
-            outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
-            return total_loss(self.loss_of(outputs, self.targets)), None
-
-        seen = compiled.observe(step, [], carry, [], count, (trace, self.state.t))
-        *_, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
-        return seen.factors, signals
+        grads = jax.tree.unflatten(jax.tree.structure(self.params), grads)
+        return (seen.value, seen.outputs), grads, new, observed
 
 
 def decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:

@@ -232,7 +232,7 @@ class OnlineLearner(AlongSequences):
         >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
         ((3, 2, 4), [0, 0, 0])
         """
-        return observed_step(self, checked_loss(self, loss_fn), self.grad(loss_fn))
+        return observed_step(self, checked_loss(self, loss_fn))
 
     def traces(self, params, state: OnlineState) -> dict:
         """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all
