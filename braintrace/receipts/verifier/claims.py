@@ -12,6 +12,7 @@ from .record import Record
 
 
 def check_digest(r: Record, c: Check) -> None:
+    """The digest is that of the bytes; a signature is checked where there is a key."""
     digests = r.raw.get('digests')
     if digests is None:
         raise Gated('the receipt has no digest')
@@ -33,6 +34,7 @@ def signed(receipt_digest: str, key: bytes) -> str:
 
 
 def check_skip(r: Record, c: Check) -> None:
+    """A skip names a basis that this receipt has."""
     skip = r.raw.get('skip')
     if skip is None:
         raise Gated('nothing is skipped')

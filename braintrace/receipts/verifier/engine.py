@@ -70,7 +70,9 @@ def recurrent_of(D: list[Entries], old: Entries) -> Entries:
     """``sum_r D_sr e'_r`` for each state; ``D_sr`` gets the axes of the entry that it lacks."""
     return [
         total(
-            _like(d, e) * e for d, e in zip(row, old, strict=True) if d is not None and e is not None
+            _like(d, e) * e
+            for d, e in zip(row, old, strict=True)
+            if d is not None and e is not None
         )
         for row in D
     ]
@@ -306,8 +308,8 @@ class _Step:
             D, D_f = self.D[group], self.D_f[group]
             name, at = relation['name'], f'traces_after/{relation["name"]}/{group}'
             if self.given.factored:
-                decays = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
-                new = factored_after(*decays, x, D, D_f, old)
+                a_x, a_f = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
+                new = factored_after(a_x, a_f, x, D, D_f, old)
                 self.derived.put(f'{at}/x', new['x'][0])
                 self.derived.put(f'{at}/f', new['f'])
             else:

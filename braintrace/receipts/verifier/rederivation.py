@@ -38,6 +38,7 @@ def obstacle(r: Record) -> str:
 
 
 def rederive(r: Record, c: Check) -> None:
+    """Every field of the step, derived again; all that the engine makes has to be there."""
     reason = obstacle(r)
     if reason:
         raise Gated(reason)

@@ -15,6 +15,7 @@ from .checks import Check, Gated
 from .engine import derive_parts
 from .record import Record
 from .rederivation import obstacle
+from .step_rules import gradients_of
 
 
 class Run:
@@ -59,6 +60,7 @@ def _at(i: int, path: str) -> str:
 
 
 def parameters_chain(run: Run, c: Check) -> None:
+    """Parameters of adjacent records, bit for bit."""
     for i, a, b in run.adjacent:
         for path in sorted(b.keys('params_before')):
             at = _at(i, f'params_before/{path}')
@@ -67,6 +69,7 @@ def parameters_chain(run: Run, c: Check) -> None:
 
 
 def one_run(run: Run, c: Check) -> None:
+    """One run, its steps in order, and one specification."""
     first = run.records[0].raw
     for i, r in enumerate(run.records):
         for name in ('run_id', 'every', 'spec_digest'):
@@ -78,6 +81,7 @@ def one_run(run: Run, c: Check) -> None:
 
 
 def root_digest(run: Run, c: Check) -> None:
+    """Each root digest is made of the one before and of the record."""
     root = ''
     for i, r in enumerate(run.records):
         digests = r.raw.get('digests', {})
@@ -101,6 +105,7 @@ def chained_root(root: str, digest: str) -> str:
 
 
 def window_sums(run: Run, c: Check) -> None:
+    """The gradients of a window are the weighted sum of those of its steps."""
     windows = run.windows()
     c.unsummed = len(run.sums) - len(windows)
     if c.unsummed:
@@ -121,12 +126,19 @@ def window_sums(run: Run, c: Check) -> None:
         c.limits = c.limits_of(last)
         c.close(path, np.asarray(float(first['divisor'])), divisor, ('window/weight',))
         for path in sorted(last.keys('window/gradients')):
-            parts = [constant(w) * r.num(f'gradients/{path}') for w, r in zip(weights, records)]
+            parts = [constant(w) * _made(r, path) for w, r in zip(weights, records)]
             at = _at(start + len(records) - 1, f'window/gradients/{path}')
             c.close(at, last[f'window/gradients/{path}'], total(parts) / divisor, ('gradients',))
 
 
+def _made(r: Record, path: str) -> Num:
+    """A stored gradient of a step with the terms that it was made of: a window sums them all."""
+    stored, made = r.num(f'gradients/{path}'), gradients_of(r)[0].get(path)
+    return stored if made is None else Num(stored.value, made.terms, stored.floor)
+
+
 def lanes_stay(run: Run, c: Check) -> None:
+    """A lane keeps its sample until it is reset."""
     for i, a, b in run.adjacent:
         stay = ~b.reset
         same = len(a.raw['lanes']) == len(b.raw['lanes'])
@@ -136,6 +148,7 @@ def lanes_stay(run: Run, c: Check) -> None:
 
 
 def optimizer_chains(run: Run, c: Check) -> None:
+    """The optimiser state of adjacent updates, bit for bit."""
     last: dict | None = None
     for i, r in enumerate(run.records):
         optimizer = r.raw['optimizer']
@@ -159,6 +172,7 @@ def optimizer_chains(run: Run, c: Check) -> None:
 
 
 def configuration_stays(run: Run, c: Check) -> None:
+    """Algorithm, numbers, cell, feedback and optimiser, but for its rate."""
     if len(run.records) < 2:
         raise Gated('one record')
     first, updated = run.records[0], None
@@ -192,6 +206,7 @@ def _fixed(r: Record) -> dict:
 
 
 def states_chain(run: Run, c: Check) -> None:
+    """Traces, carry and t of adjacent records on lanes that are not reset."""
     for i, a, b in run.adjacent:
         if len(a.raw['lanes']) != len(b.raw['lanes']):
             continue
