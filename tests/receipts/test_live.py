@@ -320,3 +320,17 @@ def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
             Recorder(io.BytesIO(), recording, bad)
     with pytest.raises(braintrace.OptionError, match='every is 0'):
         Recorder(io.BytesIO(), recording, every=0)
+
+
+@pytest.mark.slow
+def test_traces_of_neighbours_agree_to_the_bit_where_a_compiler_fuses_them():
+    cell, lanes, steps = Cell.lif(reset_gradient=True), 7, 25
+    learner = functional.online(cell, rules.es_d_rtrl(0.9))
+    params = cell.init(jax.random.key(0), 5, 19, 3)
+    xs = 1.5 * (jax.random.uniform(jax.random.key(1), (steps, lanes, 5)) < 0.3)
+    ys = jax.random.normal(jax.random.key(2), (steps, lanes, 3))
+    state = learner.init(params, cell.carry(params, lanes), xs[0])
+    run = jax.jit(capture(learner).sequence_grad)(params, state, xs, ys)[3]
+    seen = run.steps.observed
+    before, after = (jax.tree.map(np.asarray, e) for e in (seen.before, seen.after))
+    jax.tree.map(lambda b, a: np.testing.assert_array_equal(b[1:], a[:-1]), before, after)
