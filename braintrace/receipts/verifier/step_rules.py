@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -15,10 +17,11 @@ from .engine import (
     es_gradient,
     factored_after,
     instant_of,
+    op_of,
     recurrent_of,
 )
 from .losses import LOSSES, softmax
-from .primitives import FORMULAS
+from .primitives import FORMULAS, NoFormula, Op
 from .record import FILTER, Record
 
 Entries = list[Num | None]
@@ -57,6 +60,55 @@ def _list_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> No
     for i, num in enumerate(want):
         stored = r.fields.get(f'{path}/{i}')
         c.close(f'{path}/{i}', None if stored is None else r[f'{path}/{i}'], num, factors)
+
+
+# relations with a formula, and without one ----------------------------------------------------------
+
+
+@contextmanager
+def _told(reasons: set[str]) -> Iterator[None]:
+    """Collects why there is no formula; the rest is compared all the same."""
+    try:
+        yield
+    except NoFormula as reason:
+        reasons.add(str(reason))
+
+
+def _gate(reasons: set[str]) -> None:
+    if reasons:
+        raise Gated('; '.join(sorted(reasons)))
+
+
+def _op(r: Record, name: str) -> Op:
+    """The application of a relation. Raises ``NoFormula``."""
+    relation = r.relations[name]
+    known = FORMULAS.get(relation['primitive'])
+    laned = known is None or known.laned
+    op = op_of(r, relation, len(r.shape(f'signals/dy/{name}')) - laned)
+    return op if op.formula else op
+
+
+def _placed(r: Record, name: str, group: str, values: Entries) -> Entries:
+    """Numbers at the positions of a group, gathered to those that a relation's y feeds."""
+    at = f'{_at(name, group)}/D_f'
+    like = [r.shape(f'{at}/{i}') for i in r.keys(at) if r.fields[f'{at}/{i}'] is not None]
+    positions = r.relations[name].get('options', {}).get('positions', {})
+    found: Entries = []
+    for one in values:
+        if one is not None and like and group in positions:
+            if positions[group] is None:
+                raise NoFormula(f'no positions of {name} in {group}')
+            flat = one.reshape((one.shape[0], -1))
+            one = flat[:, np.asarray(positions[group], int)].reshape(like[0])
+        elif one is not None and like and one.shape != like[0]:
+            raise NoFormula(f'no positions of {name} in {group}')
+        found.append(one)
+    return found
+
+
+def _placed_rows(r: Record, name: str, group: str) -> list[Entries]:
+    """``D`` where a relation's y stands."""
+    return [_placed(r, name, group, row) for row in r.matrix(f'{_at(name, group)}/D')]
 
 
 # 8, 34: where factors come from -------------------------------------------------------------------
@@ -183,20 +235,28 @@ def learning_signal(r: Record, c: Check) -> None:
 def step_signals(r: Record, c: Check) -> None:
     if r.known:
         _membrane(r, c)
+    missing: set[str] = set()
     for name, relation in r.relations.items():
-        if r.known and not relation['groups']:
-            c.close(f'signals/dy/{name}', r[f'signals/dy/{name}'], r.num('signals/err'), ('err',))
-            continue
-        parts: Entries = [_direct(r, f'dy/{name}')]
-        for group in relation['groups']:
-            D_f = r.entries(f'{_at(name, group)}/D_f')
-            parts += chained(r.entries(f'signals/dh/{group}'), [D_f])
-        if relation['groups']:
-            path = f'signals/dy/{name}'
-            c.close(path, r[path], total(parts), ('signals/dh', _at(name, relation['groups'][0])))
+        path, groups = f'signals/dy/{name}', relation['groups']
+        if r.known and not groups:
+            c.close(path, r[path], r.num('signals/err'), ('err',))
+        elif groups:
+            with _told(missing):
+                c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
         _old_signal(r, c, group, r.matrix(f'{_at(name, group)}/D'))
+    _gate(missing)
+
+
+def _sent_to(r: Record, name: str) -> Num | None:
+    """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
+    shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
+    for group in r.relations[name]['groups']:
+        dh = _placed(r, name, group, r.entries(f'signals/dh/{group}'))
+        (one,) = chained(dh, [r.entries(f'{_at(name, group)}/D_f')])
+        parts.append(one if one is None or one.shape == shape else _op(r, name).to_y(one))
+    return total(parts)
 
 
 def _membrane(r: Record, c: Check) -> None:
@@ -252,24 +312,42 @@ def trace_correction(r: Record, c: Check) -> None:
 # 27 to 30, 32: traces -----------------------------------------------------------------------------
 
 
-def _parts(r: Record) -> Iterator[tuple[str, Entries, Entries]]:
+def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Entries]]:
     """Of each trace that is kept by entries: its path, and what of it comes from the trace before
-    and from this step.
+    and from this step. ``sampled``: entries of which a sample does not tell are NaN.
     """
     if r.factored:
         raise Gated('the trace is factored: rule 28')
-    missing = {one['primitive'] for one in r.relations.values() if one['groups']} - {*FORMULAS}
+    missing: set[str] = set()
     for name, group in r.pairs:
-        relation, at = r.relations[name], _at(name, group)
-        if relation['primitive'] not in FORMULAS:
+        with _told(missing):
+            yield from _parts_of(r, name, group, sampled)
+    _gate(missing)
+
+
+def _parts_of(r: Record, name: str, group: str, sampled: bool):
+    op, D = _op(r, name), _placed_rows(r, name, group)
+    fresh = instant_of(op, r.x(name), r.entries(f'{_at(name, group)}/D_f'))
+    for slot in r.relations[name]['params']:
+        path = f'{name}/{group}/{slot}'
+        old = (_known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
+        kept = recurrent_of(D, old, partial(op.carried, slot))
+        yield f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))
+
+
+def _known_entries(r: Record, prefix: str) -> Entries:
+    """A list of fields, with NaN where a sample does not tell."""
+    found: Entries = []
+    for i in range(len(r.keys(prefix))):
+        path = f'{prefix}/{i}'
+        sample = r.sample(path)
+        if sample is None:
+            found.append(None if r.fields[path] is None else r.num(path))
             continue
-        fresh = instant_of(relation['primitive'], r.x(name), r.entries(f'{at}/D_f'))
-        for slot in relation['params']:
-            before = r.entries(f'traces_before/{name}/{group}/{slot}')
-            kept = recurrent_of(r.matrix(f'{at}/D'), before)
-            yield f'traces_after/{name}/{group}/{slot}', kept, fresh.get(slot, [None] * len(kept))
-    if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+        whole = np.full(r.shape(path), np.nan)
+        whole.reshape(-1)[sample[0]] = sample[1]
+        found.append(exact(whole, r.floor))
+    return found
 
 
 def instantaneous(r: Record, c: Check) -> None:
@@ -295,23 +373,38 @@ def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: E
 
 
 def trace_after(r: Record, c: Check) -> None:
-    for path, kept, fresh in _parts(r):
-        want = [total(pair) for pair in zip(kept, fresh, strict=True)]
-        _list_close(c, r, path, want, (path.replace('after', 'before'), 'x', 'D', 'D_f'))
+    unknown: set[str] = set()
+    for path, kept, fresh in _parts(r, sampled=True):
+        made_of = (path.replace('after', 'before'), 'x', 'D', 'D_f')
+        for i, pair in enumerate(zip(kept, fresh, strict=True)):
+            at, num = f'{path}/{i}', total(pair)
+            sample, stored = r.sample(at), r.fields.get(at)
+            if sample is not None and num is not None:
+                stored, num = sample[1], num.reshape((-1,))[sample[0]]
+            if num is not None and np.isnan(num.value).any():
+                unknown.add(f'sampled: {at}, and not the same entries before')
+            else:
+                c.close(at, stored, num, made_of)
+    _gate(unknown)
 
 
 def factored_trace(r: Record, c: Check) -> None:
     if not r.factored:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
     a_x, a_f = (constant(r.algorithm[name], r.floor) for name in ('decay_x', 'decay_f'))
+    missing: set[str] = set()
     for name, group in r.pairs:
         at, before = _at(name, group), f'traces_before/{name}/{group}'
-        old = {'x': [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-        D, D_f = r.matrix(f'{at}/D'), r.entries(f'{at}/D_f')
-        new = factored_after(a_x, a_f, r.x(name), D, D_f, old)
-        path = f'traces_after/{name}/{group}'
-        c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
-        _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+        with _told(missing):
+            x, D_f = r.x(name), r.entries(f'{at}/D_f')
+            old = {'x': [] if x is None else [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
+            x = None if x is None else _op(r, name).read(x)
+            new = factored_after(a_x, a_f, x, _placed_rows(r, name, group), D_f, old)
+            path = f'traces_after/{name}/{group}'
+            if x is not None:
+                c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
+            _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+    _gate(missing)
 
 
 def fresh_start(r: Record, c: Check) -> None:
@@ -335,47 +428,44 @@ def fresh_start(r: Record, c: Check) -> None:
 
 def gradient(r: Record, c: Check) -> None:
     sums: dict[str, Num | None] = {}
-    missing = set()
+    missing, incomplete = set[str](), set[str]()
     for name, relation in r.relations.items():
-        if relation['primitive'] not in FORMULAS:
-            missing.add(relation['primitive'])
-            continue
-        for slot, one in _gradient_of(r, name, relation).items():
-            path = relation['params'].get(slot)
-            if path is not None:
-                sums[path] = total((sums.get(path), one))
-    incomplete = {
-        path
-        for one in r.relations.values()
-        if one['primitive'] in missing
-        for path in one['params'].values()
-    }
+        params, found = relation['params'], None
+        with _told(missing):
+            found = _gradient_of(r, name)
+        through = relation.get('options', {}).get('through', ())
+        missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
+        for slot, path in params.items():
+            if found is None or slot in through or slot not in found:
+                incomplete.add(path)
+            else:
+                sums[path] = total((sums.get(path), found[slot]))
     for path, num in sums.items():
         if path not in incomplete and r.topology['routes'][path]['kind'] != 'frozen':
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
-    if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+    _gate(missing)
     if not sums:
         raise Gated('no parameter has a factor')
 
 
-def _gradient_of(r: Record, name: str, relation: Mapping) -> dict[str, Num]:
-    x, dy, primitive = r.x(name), r.num(f'signals/dy/{name}'), relation['primitive']
-    groups = relation['groups']
+def _gradient_of(r: Record, name: str) -> dict[str, Num]:
+    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), _op(r, name)
+    relation = r.relations[name]
     if not r.factored:
         history = []
-        for g in groups:
+        for g in relation['groups']:
             at = f'traces_before/{name}/{g}'
             slots = {slot: r.entries(f'{at}/{slot}') for slot in relation['params']}
-            history.append((r.entries(f'signals/c/{g}'), slots))
-        return d_rtrl_gradient(primitive, x, dy, history)
+            history.append((_placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
+        return d_rtrl_gradient(op, x, dy, history)
     parts = []
-    for g in groups:
+    for g in relation['groups']:
         at, D_f = f'traces_after/{name}/{g}', r.entries(f'{_at(name, g)}/D_f')
-        dh, corrected = r.entries(f'signals/dh/{g}'), r.num('signals/correction')
-        parts.append((dh, D_f, r.num(f'{at}/x'), r.entries(f'{at}/f'), corrected))
-    return es_gradient(primitive, x, dy, parts)
+        dh = _placed(r, name, g, r.entries(f'signals/dh/{g}'))
+        ex = None if x is None else r.num(f'{at}/x')
+        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), r.num('signals/correction')))
+    return es_gradient(op, x, dy, parts)
 
 
 # 35, 36: what parameters there are ----------------------------------------------------------------

@@ -110,6 +110,7 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
             continue
         at = f'topology/relations/{roles[role]}'
         yield from _unless(relation['primitive'] == 'etp_mm', f'{at}/primitive', 'not etp_mm')
+        yield from _unless('options' not in relation, f'{at}/options', 'etp_mm has none')
         slots = {'weight', 'bias'} if 'bias' in relation['params'] else {'weight'}
         yield from _sets(f'{at}/params', relation['params'], slots)
         if own is None:
