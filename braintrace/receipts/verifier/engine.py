@@ -80,9 +80,7 @@ def op_of(r: Record, relation: Mapping, rank: int = 1) -> Op:
 def recurrent_of(D: list[Entries], old: Entries, times: Callable = operator.mul) -> Entries:
     """``sum_r D_sr e'_r`` for each state; ``times``: the product of a D and an entry."""
     return [
-        total(
-            times(d, e) for d, e in zip(row, old, strict=True) if d is not None and e is not None
-        )
+        total(times(d, e) for d, e in zip(row, old, strict=True) if d is not None and e is not None)
         for row in D
     ]
 

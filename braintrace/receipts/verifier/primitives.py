@@ -121,7 +121,7 @@ def _flat(num: Num, lead: tuple[int, ...]) -> Num:
     return num.reshape((math.prod(lead), *num.shape[len(lead) :]))
 
 
-# dense and low-rank products, indices ----------------------------------------------------------------
+# dense and low-rank products, indices -------------------------------------------------------------
 
 
 def _outer(x: Num, d: Num) -> Num:
@@ -165,7 +165,7 @@ def _lora_solve(op: Op, slot: str, e: Num) -> Num:
     return e.sum(0) @ op.weight('lora_a').T if slot == 'lora_b' else e.sum(0)
 
 
-# element by element -----------------------------------------------------------------------------------
+# element by element -------------------------------------------------------------------------------
 
 
 def _elemwise(op: Op, x: None, d: Num) -> Slots:
@@ -182,7 +182,7 @@ def _elemwise_solve(op: Op, slot: str, e: Num) -> Num:
     return e.sum(0)
 
 
-# sparse products ------------------------------------------------------------------------------------
+# sparse products ----------------------------------------------------------------------------------
 
 
 def _entries_only(op: Op, at_entry: Num) -> Num:
@@ -207,7 +207,7 @@ def _at_columns(op: Op, slot: str, d: Num) -> Num:
     return d if slot == 'bias' else _entries_only(op, _gathered(op, 1, d))
 
 
-# convolutions: y[o, p] = sum_ck x[c, source(p, k)] W[o, c, k] + b[o] ----------------------------------
+# convolutions: y[o, p] = sum_ck x[c, source(p, k)] W[o, c, k] + b[o] ------------------------------
 
 
 def _layout(op: Op) -> tuple[list[int], list[int], list[int]]:
@@ -283,7 +283,7 @@ def _conv_ranks(op: Op) -> tuple[int, int]:
     return rank, rank
 
 
-# products by an equation of letters ---------------------------------------------------------------------
+# products by an equation of letters ---------------------------------------------------------------
 
 
 class _Letters(NamedTuple):
@@ -343,7 +343,7 @@ def _einsum_ranks(op: Op) -> tuple[int, int]:
     return len(letters.x), len(letters.y)
 
 
-# the table --------------------------------------------------------------------------------------------
+# the table ----------------------------------------------------------------------------------------
 
 _DENSE = Formula(_dense, _over_columns, _summed, _vectors)
 _FORMS = {

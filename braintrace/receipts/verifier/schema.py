@@ -137,13 +137,15 @@ BATCH: dict[str, Kind] = {
 ENTRIES = ByKeys(Fields({'x': ARRAY, 'f': STATES}), Table(STATES))
 TRACES = List(Fields({'relation': TEXT, 'group': TEXT, 'entries': ENTRIES}))
 FACTORS = List(
-    Fields({
-        'relation': TEXT,
-        'group': Maybe(TEXT),
-        'x': Maybe(ARRAY),  # null for an op that reads nothing
-        'D_f': STATES,
-        'D': List(STATES),
-    })
+    Fields(
+        {
+            'relation': TEXT,
+            'group': Maybe(TEXT),
+            'x': Maybe(ARRAY),  # null for an op that reads nothing
+            'D_f': STATES,
+            'D': List(STATES),
+        }
+    )
 )
 LOSS_INPUT: dict[str, Kind] = {
     'name': TEXT,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 
+from .applied import (
+    Entries,
+    application,
+    gate,
+    known_entries,
+    placed,
+    placed_rows,
+    told,
+)
 from .bounds import Num, constant, exact, total
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated
@@ -17,14 +25,10 @@ from .engine import (
     es_gradient,
     factored_after,
     instant_of,
-    op_of,
     recurrent_of,
 )
 from .losses import LOSSES, softmax
-from .primitives import FORMULAS, NoFormula, Op
 from .record import FILTER, Record
-
-Entries = list[Num | None]
 
 
 def _cell_of(r: Record):
@@ -60,55 +64,6 @@ def _list_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> No
     for i, num in enumerate(want):
         stored = r.fields.get(f'{path}/{i}')
         c.close(f'{path}/{i}', None if stored is None else r[f'{path}/{i}'], num, factors)
-
-
-# relations with a formula, and without one ----------------------------------------------------------
-
-
-@contextmanager
-def _told(reasons: set[str]) -> Iterator[None]:
-    """Collects why there is no formula; the rest is compared all the same."""
-    try:
-        yield
-    except NoFormula as reason:
-        reasons.add(str(reason))
-
-
-def _gate(reasons: set[str]) -> None:
-    if reasons:
-        raise Gated('; '.join(sorted(reasons)))
-
-
-def _op(r: Record, name: str) -> Op:
-    """The application of a relation. Raises ``NoFormula``."""
-    relation = r.relations[name]
-    known = FORMULAS.get(relation['primitive'])
-    laned = known is None or known.laned
-    op = op_of(r, relation, len(r.shape(f'signals/dy/{name}')) - laned)
-    return op if op.formula else op
-
-
-def _placed(r: Record, name: str, group: str, values: Entries) -> Entries:
-    """Numbers at the positions of a group, gathered to those that a relation's y feeds."""
-    at = f'{_at(name, group)}/D_f'
-    like = [r.shape(f'{at}/{i}') for i in r.keys(at) if r.fields[f'{at}/{i}'] is not None]
-    positions = r.relations[name].get('options', {}).get('positions', {})
-    found: Entries = []
-    for one in values:
-        if one is not None and like and group in positions:
-            if positions[group] is None:
-                raise NoFormula(f'no positions of {name} in {group}')
-            flat = one.reshape((one.shape[0], -1))
-            one = flat[:, np.asarray(positions[group], int)].reshape(like[0])
-        elif one is not None and like and one.shape != like[0]:
-            raise NoFormula(f'no positions of {name} in {group}')
-        found.append(one)
-    return found
-
-
-def _placed_rows(r: Record, name: str, group: str) -> list[Entries]:
-    """``D`` where a relation's y stands."""
-    return [_placed(r, name, group, row) for row in r.matrix(f'{_at(name, group)}/D')]
 
 
 # 8, 34: where factors come from -------------------------------------------------------------------
@@ -241,21 +196,21 @@ def step_signals(r: Record, c: Check) -> None:
         if r.known and not groups:
             c.close(path, r[path], r.num('signals/err'), ('err',))
         elif groups:
-            with _told(missing):
+            with told(missing):
                 c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
         _old_signal(r, c, group, r.matrix(f'{_at(name, group)}/D'))
-    _gate(missing)
+    gate(missing)
 
 
 def _sent_to(r: Record, name: str) -> Num | None:
     """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
     shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
     for group in r.relations[name]['groups']:
-        dh = _placed(r, name, group, r.entries(f'signals/dh/{group}'))
+        dh = placed(r, name, group, r.entries(f'signals/dh/{group}'))
         (one,) = chained(dh, [r.entries(f'{_at(name, group)}/D_f')])
-        parts.append(one if one is None or one.shape == shape else _op(r, name).to_y(one))
+        parts.append(one if one is None or one.shape == shape else application(r, name).to_y(one))
     return total(parts)
 
 
@@ -320,34 +275,19 @@ def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Ent
         raise Gated('the trace is factored: rule 28')
     missing: set[str] = set()
     for name, group in r.pairs:
-        with _told(missing):
+        with told(missing):
             yield from _parts_of(r, name, group, sampled)
-    _gate(missing)
+    gate(missing)
 
 
 def _parts_of(r: Record, name: str, group: str, sampled: bool):
-    op, D = _op(r, name), _placed_rows(r, name, group)
+    op, D = application(r, name), placed_rows(r, name, group)
     fresh = instant_of(op, r.x(name), r.entries(f'{_at(name, group)}/D_f'))
     for slot in r.relations[name]['params']:
         path = f'{name}/{group}/{slot}'
-        old = (_known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
+        old = (known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
         kept = recurrent_of(D, old, partial(op.carried, slot))
         yield f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))
-
-
-def _known_entries(r: Record, prefix: str) -> Entries:
-    """A list of fields, with NaN where a sample does not tell."""
-    found: Entries = []
-    for i in range(len(r.keys(prefix))):
-        path = f'{prefix}/{i}'
-        sample = r.sample(path)
-        if sample is None:
-            found.append(None if r.fields[path] is None else r.num(path))
-            continue
-        whole = np.full(r.shape(path), np.nan)
-        whole.reshape(-1)[sample[0]] = sample[1]
-        found.append(exact(whole, r.floor))
-    return found
 
 
 def instantaneous(r: Record, c: Check) -> None:
@@ -385,7 +325,7 @@ def trace_after(r: Record, c: Check) -> None:
                 unknown.add(f'sampled: {at}, and not the same entries before')
             else:
                 c.close(at, stored, num, made_of)
-    _gate(unknown)
+    gate(unknown)
 
 
 def factored_trace(r: Record, c: Check) -> None:
@@ -395,16 +335,16 @@ def factored_trace(r: Record, c: Check) -> None:
     missing: set[str] = set()
     for name, group in r.pairs:
         at, before = _at(name, group), f'traces_before/{name}/{group}'
-        with _told(missing):
+        with told(missing):
             x, D_f = r.x(name), r.entries(f'{at}/D_f')
             old = {'x': [] if x is None else [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-            x = None if x is None else _op(r, name).read(x)
-            new = factored_after(a_x, a_f, x, _placed_rows(r, name, group), D_f, old)
+            x = None if x is None else application(r, name).read(x)
+            new = factored_after(a_x, a_f, x, placed_rows(r, name, group), D_f, old)
             path = f'traces_after/{name}/{group}'
             if x is not None:
                 c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
             _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
-    _gate(missing)
+    gate(missing)
 
 
 def fresh_start(r: Record, c: Check) -> None:
@@ -431,7 +371,7 @@ def gradient(r: Record, c: Check) -> None:
     missing, incomplete = set[str](), set[str]()
     for name, relation in r.relations.items():
         params, found = relation['params'], None
-        with _told(missing):
+        with told(missing):
             found = _gradient_of(r, name)
         through = relation.get('options', {}).get('through', ())
         missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
@@ -444,25 +384,25 @@ def gradient(r: Record, c: Check) -> None:
         if path not in incomplete and r.topology['routes'][path]['kind'] != 'frozen':
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
-    _gate(missing)
+    gate(missing)
     if not sums:
         raise Gated('no parameter has a factor')
 
 
 def _gradient_of(r: Record, name: str) -> dict[str, Num]:
-    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), _op(r, name)
+    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), application(r, name)
     relation = r.relations[name]
     if not r.factored:
         history = []
         for g in relation['groups']:
             at = f'traces_before/{name}/{g}'
             slots = {slot: r.entries(f'{at}/{slot}') for slot in relation['params']}
-            history.append((_placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
+            history.append((placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
         return d_rtrl_gradient(op, x, dy, history)
     parts = []
     for g in relation['groups']:
         at, D_f = f'traces_after/{name}/{g}', r.entries(f'{_at(name, g)}/D_f')
-        dh = _placed(r, name, g, r.entries(f'signals/dh/{g}'))
+        dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
         ex = None if x is None else r.num(f'{at}/x')
         parts.append((dh, D_f, ex, r.entries(f'{at}/f'), r.num('signals/correction')))
     return es_gradient(op, x, dy, parts)
@@ -481,7 +421,9 @@ def dropped_mass(r: Record, c: Check) -> None:
     size = sum(s != FILTER for s in r.groups[group]['states'])
     old = [np.zeros(1) if e is None else np.abs(e.value) for e in _slopes(r, 'carry_before')[:size]]
     new = [np.zeros(1) if e is None else np.abs(e.value) for e in r.entries(f'{at}/D_f')[:size]]
-    lost = sum(np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1)
+    lost = sum(
+        np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1
+    )
     rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)
     c.counts[c.rule] += 1

@@ -296,6 +296,8 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
                     want = of_slot[path[len(at) + 1 :].split('/')[0]]
                     yield from _unless(found == want, path, f'{found}, and {want} is due')
     for factor in raw['factors']:
+        if factor['relation'] == name:
+            yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
         if factor['relation'] == name and factor['group'] is not None:
             states = len(groups[factor['group']]['states'])
             right = len(factor['D_f']) == len(factor['D']) == states
