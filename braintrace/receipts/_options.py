@@ -8,29 +8,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._etrace_op import ETPPrimitive
-
 __all__ = ['options_of']
 
 
 def options_of(
-    primitive: ETPPrimitive, params: Mapping[str, Any], x: tuple, weights: Mapping[str, tuple]
+    primitive: str, params: Mapping[str, Any], x: tuple, weights: Mapping[str, tuple]
 ) -> dict[str, Any]:
     """The ``options`` of a relation; ``params`` with the arrays of the structure, ``x`` and
     ``weights`` are shapes.
 
-    >>> import braintrace
-    >>> from braintrace._etrace_op import etp_lora_mm_p
-    >>> options_of(etp_lora_mm_p, {'alpha': 2.0, 'has_bias': False}, (4, 3), {})
+    >>> options_of('etp_lora_mm', {'alpha': 2.0, 'has_bias': False}, (4, 3), {})
     {'alpha': 2.0}
     """
-    if primitive.name == 'etp_conv':
+    if primitive == 'etp_conv':
         return _conv(params, x, weights['weight'])
-    if primitive.name.startswith('etp_sp_'):
+    if primitive.startswith('etp_sp_'):
         indices = {name: np.asarray(params[name]).tolist() for name in ('rows', 'columns')}
         return {**indices, 'shape': list(params['shape'])}
     wanted = {'etp_lora': 'alpha', 'etp_einsum': 'equation'}
-    names = [name for start, name in wanted.items() if primitive.name.startswith(start)]
+    names = [name for start, name in wanted.items() if primitive.startswith(start)]
     return {name: params[name] for name in names if not isinstance(params[name], complex)}
 
 

@@ -164,7 +164,7 @@ class Made:
         app = self.app
         weights = {slot: w.shape for slot, w in app.weights(app.avals).items()}
         x = None if app.x_aval is None else app.x_aval.shape
-        own = options_of(app.primitive, app.rule_params, x, weights)
+        own = options_of(app.primitive.name, app.rule_params, x, weights)
         return own if self.positions is None else own | {'positions': {'g': self.positions}}
 
     def trace(self, value):

@@ -309,8 +309,8 @@ class _Step:
             D, D_f = self.D[group], self.D_f[group]
             name, at = relation['name'], f'traces_after/{relation["name"]}/{group}'
             if self.given.factored:
-                decays = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
-                new = factored_after(*decays, x, D, D_f, old)
+                a_x, a_f = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
+                new = factored_after(a_x, a_f, x, D, D_f, old)
                 self.derived.put(f'{at}/x', new['x'][0])
                 self.derived.put(f'{at}/f', new['f'])
             else:
