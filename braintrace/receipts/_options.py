@@ -22,12 +22,11 @@ def options_of(
     """
     if primitive == 'etp_conv':
         return _conv(params, x, weights['weight'])
-    if primitive.startswith('etp_sp_'):
+    if primitive in ('etp_sp_mm', 'etp_sp_mv'):
         indices = {name: np.asarray(params[name]).tolist() for name in ('rows', 'columns')}
         return {**indices, 'shape': list(params['shape'])}
-    wanted = {'etp_lora': 'alpha', 'etp_einsum': 'equation'}
-    names = [name for start, name in wanted.items() if primitive.startswith(start)]
-    return {name: params[name] for name in names if not isinstance(params[name], complex)}
+    found = {name: params[name] for name in ('alpha', 'equation') if name in params}
+    return {name: value for name, value in found.items() if isinstance(value, float | str)}
 
 
 def _conv(params: Mapping[str, Any], x: tuple, kernel: tuple) -> dict[str, Any]:
