@@ -16,6 +16,7 @@ from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import topology_of
 from braintrace.receipts.verifier.record import FILTER, Record
 from braintrace.receipts.verifier.run_rules import chained_root
+from braintrace.receipts.verifier.schema import SCHEMAS
 
 OPTIMIZERS: dict[str, tuple[str, dict]] = {
     'none': ('', {}),
@@ -338,3 +339,38 @@ def _flat(flat: np.ndarray) -> list:
 def decay(dt: float, tau: float) -> float:
     """``exp(-dt/tau)``."""
     return math.exp(-dt / tau)
+
+
+# other runs ---------------------------------------------------------------------------------------
+
+CONFIG_KEYS = tuple(SCHEMAS['braintrace.config/1'].kinds)
+
+
+def loss_input(record: dict) -> dict:
+    """What a configuration says about the loss."""
+    return {key: record['loss'][key] for key in ('name', 'reduction', 'mask')}
+
+
+def remade(config: dict) -> dict:
+    """A step by the engine out of a configuration that may have the results of another one."""
+    optimizer = config['optimizer']
+    if optimizer is not None:
+        optimizer = {key: optimizer[key] for key in ('name', 'config', 'state_before')}
+    return plain(derive({**config, 'loss': loss_input(config), 'optimizer': optimizer}))
+
+
+def window_sum(records: list[dict]) -> None:
+    """The sum over a window, and its update, once more."""
+    windows, last = [r['window'] for r in records], records[-1]
+    for path, old in last['window']['gradients'].items():
+        parts = [w['weight'] * array_of(r['gradients'][path]) for w, r in zip(windows, records)]
+        last['window']['gradients'][path] = array(sum(parts) / windows[0]['divisor'], old)
+    updated(last)
+
+
+def updated(record: dict) -> None:
+    """The update by the gradients that are stored, once more."""
+    made = derive_step(Record(record)).fields
+    own = {k: v for k, v in made.items() if k.startswith(('optimizer', 'params_after'))}
+    _fill(record, own, np.dtype(record['numeric']['dtype']))
+    record.update(plain(record))

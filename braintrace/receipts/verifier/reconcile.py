@@ -110,6 +110,8 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
             _apply(check, number, partial(rule, Run(records)))
         elif number != 18:
             check.gated[number] = 'it needs the records of a run'
+    if Run(records).unsummed():
+        check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
     return _result(check, records)
 
 

@@ -180,6 +180,10 @@ class Record:
         """Each relation with each of its groups."""
         return [(name, g) for name, r in self.relations.items() for g in r['groups']]
 
+    def frozen(self, path: str) -> bool:
+        """Whether a parameter is declared to stay."""
+        return self.topology['routes'].get(path, {}).get('kind') == 'frozen'
+
     @property
     def lanes(self) -> int:
         return len(self.raw['lanes'])

@@ -81,9 +81,10 @@ def provenance(r: Record, c: Check) -> None:
         own = first.setdefault(group, name)
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
-                path = f'{_at(name, group)}/D/{key}'
-                if r.fields[path] is not None:
-                    c.same(path, r[path], r[f'{_at(own, group)}/D/{key}'], (own,))
+                path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
+                want = exact(r[first_path]) if r.fields.get(first_path) is not None else None
+                stored = r[path] if r.fields[path] is not None else None
+                c.close(path, stored, want, (own,))
 
 
 def _source_path(part: str) -> str:
@@ -351,7 +352,7 @@ def gradient(r: Record, c: Check) -> None:
         for path in one['params'].values()
     }
     for path, num in sums.items():
-        if path not in incomplete and r.topology['routes'][path]['kind'] != 'frozen':
+        if path not in incomplete and not r.frozen(path):
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
     if missing:

@@ -10,6 +10,7 @@ import numpy as np
 from .arrays import array_of, is_sampled
 from .cells import CELLS, READOUTS
 from .kinds import Problem
+from .optimizers import OPTIMIZERS
 from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
@@ -194,6 +195,21 @@ def _keys(raw: Mapping) -> Problems:
         yield from _unless(last, 'optimizer', 'it acts in the last record of a window alone')
         unknown = set(optimizer['updates']) - known
         yield from _unless(not unknown, 'optimizer/updates', f'no such: {sorted(unknown)}')
+        yield from _optimizer(optimizer)
+
+
+def _optimizer(optimizer: Mapping) -> Problems:
+    """The numbers of a known optimiser: those that it needs, and no other."""
+    if optimizer['name'] not in OPTIMIZERS:
+        return
+    known, config = OPTIMIZERS[optimizer['name']], optimizer['config']
+    yield from _sets('optimizer/config', set(config) - set(known.may), known.needs)
+    for name in ('momentum', 'b1', 'b2'):
+        value = config.get(name, 0)
+        yield from _unless(0 <= value < 1, f'optimizer/config/{name}', f'{value}: not in [0, 1)')
+    for name in ('eps', 'eps_root'):
+        value = config.get(name, 0)
+        yield from _unless(value >= 0, f'optimizer/config/{name}', f'{value}: below 0')
 
 
 def _listed(name: str, found, want) -> Problems:
