@@ -32,7 +32,11 @@ OPTIMIZERS: dict[str, tuple[str, dict]] = {
     ),
     'adamw': ('adamw', {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.1}),
 }
-SLOTS: dict[str, tuple[str, ...]] = {'momentum': ('trace',), 'adam': ('mu', 'nu'), 'adamw': ('mu', 'nu')}
+SLOTS: dict[str, tuple[str, ...]] = {
+    'momentum': ('trace',),
+    'adam': ('mu', 'nu'),
+    'adamw': ('mu', 'nu'),
+}
 SURROGATES = {
     'sigmoid': {'slope': 2.0},
     'arctan': {'slope': 2.0},

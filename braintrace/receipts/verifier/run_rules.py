@@ -107,6 +107,9 @@ def window_sums(run: Run, c: Check) -> None:
             before, own = (r.raw.get('window') or {'index': 0, 'length': 1} for r in (a, b))
             want = (before['index'] + 1) % before['length']
             c.true(_at(i, 'window/index'), own['index'] == want, own['index'], want)
+            if own['index']:
+                sizes = [one['length'] for one in (own, before)]
+                c.true(_at(i, 'window/length'), sizes[0] == sizes[1], *sizes)
     windows = run.windows()
     if not windows:
         raise Gated('no whole window')
