@@ -319,7 +319,7 @@ def put(value: Any, at: Place, new: Any) -> Any:
     if not at:
         return new
     value = copy.copy(value)
-    value[at[0]] = put(value[at[0]], at[1:], new)
+    value[at[0]] = put(value[at[0]], at[1:], new) if at[1:] else new
     return value
 
 

@@ -10,8 +10,9 @@ from tests import tiers
 from tests.receipts import making
 from tests.receipts.making import get, places, put
 
-# A reset starts all lanes anew: the initial carry of a lane that was not reset has no meaning.
-# Models are tiny, and their data have no zero but those of the traces' start.
+# Models are tiny, and each number has an effect: all lanes of a reset start anew, as the initial carry
+# of a lane that was not reset has no meaning; and records stand on both sides of it, as a lane's id and
+# clock mean something only where the next record continues them.
 RUNS = {
     'sgd': dict(optimizer='sgd'),
     'momentum': dict(optimizer='momentum', readout='linear'),
@@ -19,9 +20,9 @@ RUNS = {
     'adam-decay': dict(optimizer='adam-decay', credit='whole'),
     'adamw-frozen': dict(optimizer='adamw', frozen=('b',)),
     'es': dict(algorithm='ES_D_RTRL', loss='softmax_ce'),
-    'es-reset': dict(algorithm='ES_D_RTRL', reset=(1,), reduction='sum', sealed=True),
+    'es-reset': dict(algorithm='ES_D_RTRL', reset=(2,), steps=4, reduction='sum'),
     'whole-filter': dict(credit='whole', kappa=0.6, readout='linear', loss='softmax_ce'),
-    'reset-filter': dict(kappa=0.6, reset=(1,)),
+    'reset-filter': dict(kappa=0.6, reset=(2,), steps=4),
     'fixed': dict(feedback='fixed', optimizer='sgd-decay', surrogate='fast_sigmoid'),
     'modulator-window': dict(feedback='modulator', window=2, surrogate='arctan'),
     'no-optimizer': dict(optimizer='none', reset_gradient=False, surrogate='multi_gaussian'),

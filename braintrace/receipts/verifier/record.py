@@ -196,6 +196,11 @@ class Record:
     def reset(self) -> np.ndarray:
         return np.asarray(self.raw['reset'], bool)
 
+    def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
+        """A field at some lanes, or whole if it has none."""
+        value = self[path]
+        return value[lanes] if value.shape[:1] == lanes.shape else value
+
     def x(self, relation: str) -> Num:
         """What an op read."""
         groups = self.relations[relation]['groups']
