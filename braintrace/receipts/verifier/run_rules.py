@@ -15,6 +15,7 @@ from .checks import Check, Gated
 from .engine import derive_parts
 from .record import Record
 from .rederivation import obstacle
+from .step_rules import gradients_of
 
 
 class Run:
@@ -125,9 +126,15 @@ def window_sums(run: Run, c: Check) -> None:
         c.limits = c.limits_of(last)
         c.close(path, np.asarray(float(first['divisor'])), divisor, ('window/weight',))
         for path in sorted(last.keys('window/gradients')):
-            parts = [constant(w) * r.num(f'gradients/{path}') for w, r in zip(weights, records)]
+            parts = [constant(w) * _made(r, path) for w, r in zip(weights, records)]
             at = _at(start + len(records) - 1, f'window/gradients/{path}')
             c.close(at, last[f'window/gradients/{path}'], total(parts) / divisor, ('gradients',))
+
+
+def _made(r: Record, path: str) -> Num:
+    """A stored gradient of a step with the terms that it was made of: a window sums them all."""
+    stored, made = r.num(f'gradients/{path}'), gradients_of(r)[0].get(path)
+    return stored if made is None else Num(stored.value, made.terms, stored.floor)
 
 
 def lanes_stay(run: Run, c: Check) -> None:

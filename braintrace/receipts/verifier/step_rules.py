@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .bounds import Num, constant, exact, total
+from .bounds import Num, constant, total
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated
 from .engine import (
@@ -17,7 +17,6 @@ from .engine import (
     instant_of,
     recurrent_of,
 )
-from .losses import LOSSES, softmax
 from .primitives import FORMULAS
 from .record import FILTER, Record
 
@@ -94,67 +93,21 @@ def _source_path(part: str) -> str:
 
 def constants(r: Record, c: Check) -> None:
     """Decays are those of their times; ``D`` is made of the constants."""
-    cell, declared = _cell_of(r), r.constants
+    _cell_of(r)
+    declared = r.constants
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
         if number in declared:
             dt, tau = (constant(declared[name], r.floor) for name in ('dt', time))
             want = (-(dt / tau)).map(np.exp, np.exp)
             path = f'topology/constants/{number}'
             c.close(path, np.asarray(float(declared[number])), want, ('dt', time))
-    relation = _recurrent(r)
-    at = f'{_at(relation["name"], relation["groups"][0])}/D'
-    for s, row in enumerate(cell.D(declared, _states(r, 'carry_before'))):
-        _list_close(c, r, f'{at}/{s}', row, ('topology/constants', 'carry_before'))
-    if r.topology['readout'] == 'leaky':
-        relation = _readout(r)
-        path = f'{_at(relation["name"], relation["groups"][0])}/D/0/0'
-        kappa = constant(declared['kappa_out'], r.floor).to(r['outputs'].shape)
-        c.close(path, r[path], kappa, ('topology/constants/kappa_out',))
-
-
-# 11, 12, 1, 18: the loss --------------------------------------------------------------------------
-
-
-def _loss(r: Record):
-    name = r.raw['loss']['name']
-    if name not in LOSSES:
-        raise Gated(f'no formula for the loss {name}')
-    return LOSSES[name]
-
-
-def reduction(r: Record, c: Check) -> None:
-    """The divisor is the sum of the mask, or 1."""
-    _loss(r)
-    mask, loss = r.num('loss/mask'), r.raw['loss']
-    c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
-    want = mask.sum() if loss['reduction'] == 'mean' else exact(1.0)
-    c.close('loss/divisor', r['loss/divisor'], want, ('loss/mask', 'loss/reduction'))
-
-
-def probabilities(r: Record, c: Check) -> None:
-    """The probabilities are the softmax of the outputs."""
-    if r.raw['loss']['name'] != 'softmax_ce':
-        raise Gated('the loss uses no probabilities')
-    stored = r.num('loss/probabilities')
-    c.close('loss/probabilities', np.ones(stored.shape[:-1]), stored.sum(-1))
-    c.close('loss/probabilities', stored.value, softmax(r.num('outputs')), ('outputs',))
-
-
-def loss_value(r: Record, c: Check) -> None:
-    """The loss of each lane and in total."""
-    per_lane = _loss(r).per_lane(r.num('outputs'), r.num('targets'))
-    c.close('loss/per_lane', r['loss/per_lane'], per_lane, ('outputs', 'targets'))
-    stored = r.num('loss/per_lane')
-    value = (r.num('loss/mask') * stored).sum() / constant(r['loss/divisor'], r.floor)
-    c.close('loss/value', r['loss/value'], value, ('loss/per_lane', 'loss/mask', 'loss/divisor'))
-
-
-def error(r: Record, c: Check) -> None:
-    """The derivative of the loss by the outputs."""
-    slope = _loss(r).slope(r.num('outputs'), r.num('targets'))
-    weight = r.num('loss/mask') / constant(r['loss/divisor'], r.floor)
-    err = slope * weight.reshape((-1, 1))
-    c.close('signals/err', r['signals/err'], err, ('outputs', 'targets', 'loss'))
+    for relation in (_recurrent(r), _readout(r)):
+        for group in relation['groups']:
+            D, _ = _formulas(r, relation)
+            for s, row in enumerate(D):
+                if r.groups[group]['states'][s] != FILTER:
+                    made_of = ('topology/constants', 'carry_before')
+                    _list_close(c, r, f'{_at(relation["name"], group)}/D/{s}', row, made_of)
 
 
 # 2, 3, 33: signals --------------------------------------------------------------------------------
@@ -199,36 +152,63 @@ def step_signals(r: Record, c: Check) -> None:
             continue
         parts: Entries = [_direct(r, f'dy/{name}')]
         for group in relation['groups']:
-            D_f = r.entries(f'{_at(name, group)}/D_f')
+            _, D_f = _factors(r, name, group)
             parts += chained(r.entries(f'signals/dh/{group}'), [D_f])
         if relation['groups']:
             path = f'signals/dy/{name}'
             c.close(path, r[path], total(parts), ('signals/dh', _at(name, relation['groups'][0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
-        _old_signal(r, c, group, r.matrix(f'{_at(name, group)}/D'))
+        _old_signal(r, c, group, _factors(r, name, group)[0])
 
 
 def _membrane(r: Record, c: Check) -> None:
     """D_f, and the row of a filter, by the slope at the stored membrane."""
-    cell, relation = _cell_of(r), _recurrent(r)
-    at = _at(relation['name'], relation['groups'][0])
+    for relation in (_recurrent(r), _readout(r)):
+        for group in relation['groups']:
+            D, D_f = _formulas(r, relation)
+            at, states = _at(relation['name'], group), r.groups[group]['states']
+            if states[-1] == FILTER:
+                _list_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
+            _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
+
+
+def _formulas(r: Record, relation: Mapping) -> tuple[list[Entries], Entries]:
+    """D and D_f of a relation of a known cell, out of its stored states."""
+    cell, (group,) = _cell_of(r), relation['groups']
+    if relation is not _recurrent(r):
+        like = r.num('outputs')
+        return [[constant(r.constants['kappa_out'], r.floor).to(like.shape)]], [ones(like)]
     old, new = _states(r, 'carry_before'), _states(r, 'carry_after')
-    D_f = cell.D_f(r.constants, old, new)
-    slopes, size = cell.slopes(r.constants, new), len(cell.states)
-    if FILTER in r.groups[relation['groups'][0]]['states']:
-        rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
+    D, D_f = cell.D(r.constants, old), cell.D_f(r.constants, old, new)
+    if r.groups[group]['states'][-1] == FILTER:
+        slopes = cell.slopes(r.constants, new)
         kappa = constant(r.algorithm['kappa'], r.floor).to(new[cell.output].shape)
-        want = [*chained(slopes, _columns(rows)), kappa]
-        _list_close(c, r, f'{at}/D/{size}', want, ('carry_after', 'algorithm/kappa'))
-        for s in range(size):
-            path = f'{at}/D/{s}/{size}'
-            c.close(path, None if r.fields.get(path) is None else r[path], None)
-        D_f = [*D_f, *chained(slopes, [D_f])]
-    _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
-    for group in _readout(r)['groups']:
-        path = f'{_at(_readout(r)["name"], group)}/D_f'
-        _list_close(c, r, path, [ones(r.num('outputs'))])
+        last = [*chained(slopes, _columns(D)), kappa]
+        D, D_f = [*([*row, None] for row in D), last], [*D_f, *chained(slopes, [D_f])]
+    return D, D_f
+
+
+def _factors(r: Record, name: str, group: str) -> tuple[list[Entries], Entries]:
+    """D and D_f as stored. They were rounded when they were made, and a compiler may make them
+    anew where they are used: each counts with the terms of its formula, or, where the engine has
+    none, with terms of size one beside its own.
+    """
+    D, D_f = r.matrix(f'{_at(name, group)}/D'), r.entries(f'{_at(name, group)}/D_f')
+    if not r.known:
+        return [[_rounded(one) for one in row] for row in D], [_rounded(one) for one in D_f]
+    of_D, of_D_f = _formulas(r, r.relations[name])
+    rows = [
+        [_rounded(*pair) for pair in zip(*both, strict=True)] for both in zip(D, of_D, strict=True)
+    ]
+    return rows, [_rounded(*pair) for pair in zip(D_f, of_D_f, strict=True)]
+
+
+def _rounded(stored: Num | None, made: Num | None = None) -> Num | None:
+    if stored is None:
+        return None
+    terms = 1 + np.abs(stored.value) if made is None else made.terms + np.abs(stored.value)
+    return Num(stored.value, terms, stored.floor)
 
 
 def _old_signal(r: Record, c: Check, group: str, D: list[Entries]) -> None:
@@ -271,13 +251,14 @@ def _parts(r: Record) -> Iterator[tuple[str, Entries, Entries]]:
         raise Gated('the trace is factored: rule 28')
     missing = {one['primitive'] for one in r.relations.values() if one['groups']} - {*FORMULAS}
     for name, group in r.pairs:
-        relation, at = r.relations[name], _at(name, group)
+        relation = r.relations[name]
         if relation['primitive'] not in FORMULAS:
             continue
-        fresh = instant_of(relation['primitive'], r.x(name), r.entries(f'{at}/D_f'))
+        D, D_f = _factors(r, name, group)
+        fresh = instant_of(relation['primitive'], r.x(name), D_f)
         for slot in relation['params']:
             before = r.entries(f'traces_before/{name}/{group}/{slot}')
-            kept = recurrent_of(r.matrix(f'{at}/D'), before)
+            kept = recurrent_of(D, before)
             yield f'traces_after/{name}/{group}/{slot}', kept, fresh.get(slot, [None] * len(kept))
     if missing:
         raise Gated(f'no formula: {", ".join(sorted(missing))}')
@@ -322,7 +303,7 @@ def factored_trace(r: Record, c: Check) -> None:
     for name, group in r.pairs:
         at, before = _at(name, group), f'traces_before/{name}/{group}'
         old = {'x': [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-        D, D_f = r.matrix(f'{at}/D'), r.entries(f'{at}/D_f')
+        D, D_f = _factors(r, name, group)
         new = factored_after(a_x, a_f, r.x(name), D, D_f, old)
         path = f'traces_after/{name}/{group}'
         c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
@@ -351,30 +332,31 @@ def fresh_start(r: Record, c: Check) -> None:
 
 def gradient(r: Record, c: Check) -> None:
     """The gradient that signals and traces make."""
-    sums: dict[str, Num | None] = {}
-    missing = set()
-    for name, relation in r.relations.items():
-        if relation['primitive'] not in FORMULAS:
-            missing.add(relation['primitive'])
-            continue
-        for slot, one in _gradient_of(r, name, relation).items():
-            path = relation['params'].get(slot)
-            if path is not None:
-                sums[path] = total((sums.get(path), one))
-    incomplete = {
-        path
-        for one in r.relations.values()
-        if one['primitive'] in missing
-        for path in one['params'].values()
-    }
+    sums, missing = gradients_of(r)
     for path, num in sums.items():
-        if path not in incomplete and r.topology['routes'][path]['kind'] != 'frozen':
+        if r.topology['routes'][path]['kind'] != 'frozen':
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
     if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+        raise Gated(f'no formula: {", ".join(missing)}')
     if not sums:
         raise Gated('no parameter has a factor')
+
+
+def gradients_of(r: Record) -> tuple[dict[str, Num], list[str]]:
+    """The gradient of each parameter that ops alone use, all of which have a formula; and the
+    primitives without one.
+    """
+    sums: dict[str, Num | None] = {}
+    missing = [one for one in r.relations.values() if one['primitive'] not in FORMULAS]
+    incomplete = {path for one in missing for path in one['params'].values()}
+    for name, relation in r.relations.items():
+        if relation not in missing:
+            for slot, one in _gradient_of(r, name, relation).items():
+                path = relation['params'].get(slot)
+                if path is not None and path not in incomplete:
+                    sums[path] = total((sums.get(path), one))
+    return sums, sorted({one['primitive'] for one in missing})
 
 
 def _gradient_of(r: Record, name: str, relation: Mapping) -> dict[str, Num]:
@@ -389,7 +371,7 @@ def _gradient_of(r: Record, name: str, relation: Mapping) -> dict[str, Num]:
         return d_rtrl_gradient(primitive, x, dy, history)
     parts = []
     for g in groups:
-        at, D_f = f'traces_after/{name}/{g}', r.entries(f'{_at(name, g)}/D_f')
+        at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
         dh, corrected = r.entries(f'signals/dh/{g}'), r.num('signals/correction')
         parts.append((dh, D_f, r.num(f'{at}/x'), r.entries(f'{at}/f'), corrected))
     return es_gradient(primitive, x, dy, parts)
