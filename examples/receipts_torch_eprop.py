@@ -42,7 +42,7 @@ def network(seed: int) -> dict[str, torch.Tensor]:
         'w_in': normal(NEURONS, INPUTS, scale=1 / math.sqrt(INPUTS)),
         'w_rec': normal(NEURONS, NEURONS, scale=0.5 / math.sqrt(NEURONS)),
         'bias': torch.full((NEURONS,), 0.05),
-        'w_out': normal(OUTPUTS, NEURONS, scale=1 / math.sqrt(NEURONS)),
+        'w_out': normal(OUTPUTS, NEURONS, scale=0.2 / math.sqrt(NEURONS)),
         'b_out': torch.zeros(OUTPUTS),
     }
     return {**weights, 'feedback': normal(NEURONS, OUTPUTS, scale=1 / math.sqrt(NEURONS))}
@@ -97,7 +97,7 @@ def gradients(traces, err, learning):
 
 
 def sequence(length: int, seed: int):
-    """Random spikes in, three waves out."""
+    """Random spikes in, three waves out; the same in each sequence."""
     draw = torch.Generator().manual_seed(seed)
     spikes = (torch.rand(length, LANES, INPUTS, generator=draw) < 0.3).float()
     time = torch.arange(length, dtype=torch.float32)[:, None] / length
@@ -105,8 +105,8 @@ def sequence(length: int, seed: int):
     return spikes, waves[:, None, :].expand(length, LANES, OUTPUTS).contiguous()
 
 
-def train(file, sequences: int = 2, length: int = 4, seed: int = 0, optimizer=None) -> list[float]:
-    """Trains with a weight update at each step, and writes a line for each; returns the losses."""
+def train(file, sequences=2, length=4, seed=0, optimizer=None, every=1) -> list[float]:
+    """Trains with a weight update at each step, writes each ``every``-th, returns the losses."""
     drawn = network(seed)
     feedback = drawn.pop('feedback')
     p = {name: torch.nn.Parameter(weight) for name, weight in drawn.items()}
@@ -124,11 +124,12 @@ def train(file, sequences: int = 2, length: int = 4, seed: int = 0, optimizer=No
         feedback=feedback,
         initial=start()[0],
         run_id=f'torch-eprop-{seed}',
+        every=every,
     )
     losses = []
     for i in range(sequences):
         carry, traces = start()
-        for t, (inputs, targets) in enumerate(zip(*sequence(length, seed + i))):
+        for t, (inputs, targets) in enumerate(zip(*sequence(length, seed))):
             first = torch.full((LANES,), t == 0 and i > 0)
             dumper.before(inputs, targets, carry, traces, reset=first)
             with torch.no_grad():

@@ -118,9 +118,8 @@ def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'm
         measures = [_Measured(online, params, _at(run.steps, k), xs[k]) for k in range(len(xs))]
         groups = _worst(GroupRow, [m.groups() for m in measures])
         relations = _worst(RelationRow, [m.relations() for m in measures])
-        return Audit(
-            str(online.rule), len(xs), groups, relations, _beside_bptt(online, grads, total, len(xs))
-        )
+        beside = _beside_bptt(online, grads, total, len(xs))
+        return Audit(str(online.rule), len(xs), groups, relations, beside)
 
 
 def _fresh(learner) -> functional.OnlineLearner:
@@ -195,9 +194,7 @@ class _Measured(NamedTuple):
         carry, names = self.record.carry_before, list(self.learner.routes)
         leaves, tree = jax.tree.flatten(self.params)
         place, program = names.index(path), self.learner.graph.program
-        own = [
-            (i, s) for i, s in enumerate(group.states) if s not in program.virtual_states
-        ]
+        own = [(i, s) for i, s in enumerate(group.states) if s not in program.virtual_states]
 
         def new(weight):
             params = jax.tree.unflatten(tree, [*leaves[:place], weight, *leaves[place + 1 :]])

@@ -17,6 +17,7 @@ from ._topology import Topology, check_rule, topology_of
 __all__ = ['Block', 'Record', 'Recording', 'Run', 'capture']
 
 ARRAYS = ('inline', 'npz', 'sample')
+PENDING = '(pending)'  # in a learner's trace: steps that are not yet written
 PRECISIONS = ('highest', 'tf32', 'bf16')
 
 
@@ -125,7 +126,7 @@ class Recording:
         return jnp.asarray(mask, dtype)
 
     def _step(self, params, state, inputs, targets, mask, reset):
-        precision, wanted = self._precision(params), (targets, mask)
+        precision, wanted = self._precision(params, state), (targets, mask)
         step = self.learner.observed(self.loss.total)
         (loss, outputs), grads, new, observed = step(params, state, inputs, wanted)
         record = Record(
@@ -144,12 +145,12 @@ class Recording:
         )
         return (loss, outputs), grads, new, record
 
-    def _precision(self, params) -> str:
+    def _precision(self, params, state) -> str:
         """How products round; refuses what a receipt can not hold."""
         dtype = _dtype(params)
-        if self._narrow(dtype) and self.learner.rule.write_every != 1:
+        if self._narrow(dtype) and PENDING in state.trace:
             raise NotSupportedError(
-                f'the trace is stored in {self.learner.rule.trace_dtype}, but steps that are not '
+                'the trace is stored in a narrow dtype, but steps that are not '
                 'yet written are not, so gradients do not follow from the trace of a receipt. Use '
                 'd_rtrl(trace_dtype=..., write_every=1).'
             )
@@ -217,8 +218,8 @@ class Recording:
     def _check_window(self, params) -> None:
         if self._narrow(_dtype(params)):
             raise NotSupportedError(
-                f'the trace is stored in {self.learner.rule.trace_dtype}, and a sequence rounds it '
-                'at other steps than single steps do. Record single steps, or leave trace_dtype out.'
+                'the trace is stored in a narrow dtype, and a sequence rounds it at other  steps '
+                'than single steps do. Record single steps, or leave trace_dtype out.'
             )
 
     def _with_lanes(self, state, xs, ys):
@@ -281,7 +282,7 @@ def _dtype(tree):
 
 def _precision_of(dtype) -> str:
     """How products of this dtype round on the default device, one of ``PRECISIONS``."""
-    asked = str(jax.config.jax_default_matmul_precision or 'default').lower()
+    asked = str(getattr(jax.config, 'jax_default_matmul_precision', None) or 'default').lower()
     platform = jax.default_backend()
     full = asked in ('highest', 'float32', 'f32_f32_f32', 'f64_f64_f64')
     if platform == 'cpu' or dtype == jnp.float64 or full:
@@ -308,7 +309,7 @@ def capture(
         brainstate model its :meth:`pure` functions are recorded.
     loss : 'half_mse', 'softmax_ce' or function
         ``sum_b mask_b L_b``, with ``L = 1/2 sum (out - target)^2`` or ``-sum target
-        log_softmax(out)``; a function ``loss(outputs, targets)`` of your own is never derived again.
+        log_softmax(out)``; a function ``loss(outputs, targets)`` of your own is not derived again.
     reduction : 'mean' or 'sum'
         ``'mean'`` divides by the sum of the mask over lanes.
     cell : Cell, optional
@@ -338,8 +339,8 @@ def capture(
     learner = pure()[0] if pure is not None else learner
     if not isinstance(learner, functional.OnlineLearner):
         raise OptionError(
-            f'learner is {type(learner).__name__}; give what braintrace.functional.online returned, '
-            'or a compiled learner of a model, such as braintrace.D_RTRL(model).'
+            f'learner is {type(learner).__name__}; give what braintrace.functional.online '
+            'returned, or a compiled learner of a model, such as braintrace.D_RTRL(model).'
         )
     if arrays not in ARRAYS:
         raise OptionError(f"arrays is {arrays!r}; choose 'inline', 'npz' or 'sample'.")

@@ -38,9 +38,10 @@ class Cell:
         a = \rho a' + z'
 
     :math:`\alpha = e^{-dt/\tau}`, :math:`\rho = e^{-dt/\tau_a}`; the derivative of H is
-    :math:`\psi((V - \text{threshold})/\theta)`. ``outputs = s @ W_out + b_out``, or with ``tau_out``
-    the leaky :math:`o = e^{-dt/\tau_{out}} o' + s\,W_{out} + b_{out}`. Params ``W`` (I + N, N), ``b``
-    (N,), ``W_out`` (N, O), ``b_out`` (O,), the biases optional; the carry is a dict of the states.
+    :math:`\psi((V - \text{threshold})/\theta)`. ``outputs = s @ W_out + b_out``, or with
+    ``tau_out`` the leaky :math:`o = e^{-dt/\tau_{out}} o' + s\,W_{out} + b_{out}`. Params ``W``
+    (I + N, N), ``b`` (N,), ``W_out`` (N, O), ``b_out`` (O,), the biases optional; the carry is a
+    dict of the states.
 
     Make one by :meth:`rnn`, :meth:`lif` or :meth:`alif`.
 
@@ -63,6 +64,8 @@ class Cell:
             ):
                 bound = 'above 0' if least else 'from 0 on'
                 raise OptionError(f'{name} is {value!r}; give a number {bound}.')
+        if self.kind != 'rnn':
+            _spike_of(self.constants['surrogate'])
 
     @classmethod
     def rnn(cls, leak: float = 0.9, *, tau_out: float | None = None, dt: float = 1.0) -> Cell:
@@ -91,11 +94,9 @@ class Cell:
         >>> sorted(Cell.lif().constants)
         ['alpha', 'dt', 'reset_gradient', 'surrogate', 'tau', 'theta']
         """
-        found = {'dt': dt, 'tau': tau, 'alpha': _decay(dt, tau), 'theta': theta}
+        found: dict = {'dt': dt, 'tau': tau, 'alpha': _decay(dt, tau), 'theta': theta}
         found |= {'reset_gradient': bool(reset_gradient), 'surrogate': surrogate}
-        cell = cls('lif', found | _leak_of_readout(tau_out, dt))
-        cell._spike  # an unknown surrogate is refused here
-        return cell
+        return cls('lif', found | _leak_of_readout(tau_out, dt))
 
     @classmethod
     def alif(
@@ -174,20 +175,21 @@ class Cell:
         if self.kind == 'alif':
             new['a'] = of['rho'] * carry['a'] + z
             above = above - of['beta'] * new['a']
-        return new | {'z': self._spike(above / of['theta'])}
+        return new | {'z': _spike_of(of['surrogate'])(above / of['theta'])}
 
-    @property
-    def _spike(self):
-        name, parameters = (self.constants['surrogate'][key] for key in ('name', 'parameters'))
-        if name == 'fast_sigmoid':
-            slope = parameters['slope']
-            return spikes.custom(lambda x: _fast(x, slope))
-        if name not in ('triangle', 'sigmoid', 'arctan', 'multi_gaussian'):
-            raise OptionError(
-                f'surrogate is {name!r}; give the name triangle, sigmoid, arctan, multi_gaussian '
-                'or fast_sigmoid, with its parameters.'
-            )
-        return getattr(spikes, name)(**parameters)
+
+def _spike_of(surrogate: dict):
+    """The spike function with this slope."""
+    name, parameters = surrogate['name'], surrogate['parameters']
+    if name == 'fast_sigmoid':
+        slope = parameters['slope']
+        return spikes.custom(lambda x: _fast(x, slope))
+    if name not in ('triangle', 'sigmoid', 'arctan', 'multi_gaussian'):
+        raise OptionError(
+            f'surrogate is {name!r}; give the name triangle, sigmoid, arctan, multi_gaussian '
+            'or fast_sigmoid, with its parameters.'
+        )
+    return getattr(spikes, name)(**parameters)
 
 
 def _is_number(value) -> bool:

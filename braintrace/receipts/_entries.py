@@ -104,9 +104,7 @@ class Fields:
                         'group': group,
                         'x': self.array(self.observed.x[name], f'{at}/x'),
                         'D_f': self.states(group, self.observed.df[name][group], f'{at}/D_f'),
-                        'D': [
-                            self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)
-                        ],
+                        'D': [self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)],
                     }
                 )
             if not groups and name in self.observed.x:
@@ -187,7 +185,7 @@ class Fields:
         }
 
 
-def _rest(value: np.ndarray, pairs) -> np.ndarray | None:
+def _rest(value, pairs) -> np.ndarray | None:
     """``value - sum a b``, or None where this is rounding."""
     terms = [np.float64(a) * b for a, b in pairs if a is not None and b is not None]
     rest = np.float64(value) - sum(terms)

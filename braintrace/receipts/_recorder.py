@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import OptionError, StructureError
@@ -32,9 +33,10 @@ class Recorder:
     recording : Recording
         What made the records.
     optimizer : dict, optional
-        ``{'name', 'config'}``: ``'sgd'``, ``'momentum'``, ``'adam'`` or ``'adamw'`` with ``lr`` and,
-        as optax names them, ``momentum, nesterov, b1, b2, eps, eps_root, weight_decay``. Another
-        name is kept, and no verifier can derive its updates. None: parameters stay.
+        ``{'name', 'config'}``: ``'sgd'``, ``'momentum'``, ``'adam'`` or ``'adamw'`` with ``lr``
+        and, as optax names them, ``momentum``, ``nesterov``, ``b1``, ``b2``, ``eps``,
+        ``eps_root``, ``weight_decay``. Another name is kept, and no verifier can derive its
+        updates. None: parameters stay.
     every : int
         Each so many steps are written; rules between neighbours need all of them.
     run_id : str, optional
@@ -47,7 +49,8 @@ class Recorder:
     >>> cell = Cell.rnn()
     >>> learner = braintrace.functional.online(cell)
     >>> params, x, y = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((5, 3)), jnp.ones((5, 2))
-    >>> state, recording, file = learner.init(params, cell.carry(params, 5), x), capture(learner), io.BytesIO()
+    >>> state = learner.init(params, cell.carry(params, 5), x)
+    >>> recording, file = capture(learner), io.BytesIO()
     >>> recorder = Recorder(file, recording)
     >>> _, grads, new, record = recording.grad(params, state, x, y)
     >>> recorder.write(params, state, x, y, record)
@@ -103,7 +106,7 @@ class Recorder:
         if reset is not None:
             if initial is None:
                 raise OptionError('reset has no initial carry; pass the `initial` of the reset.')
-            record = record._replace(reset=np.broadcast_to(reset, np.shape(record.reset)))
+            record = record._replace(reset=jnp.broadcast_to(reset, record.reset.shape))
         record = record._replace(carry_before=state.carry)
         update = updates, opt_before, opt_after, params_after
         self._write(params, inputs, targets, record, initial, update, None)
@@ -115,7 +118,7 @@ class Recorder:
         run, nothing = jax.tree.map(_on_host, run), (None, None, None, None)
         length = len(run.weights)
         for i in range(length):
-            record, x, y = jax.tree.map(lambda a: a[i], (run.steps, run.inputs, run.targets))
+            record, x, y = _at(i, (run.steps, run.inputs, run.targets))
             last = i == length - 1
             window = {
                 'index': i,
@@ -240,6 +243,10 @@ def _parts(state: Any):
     if isinstance(state, tuple):
         for part in state:
             yield from _parts(part)
+
+
+def _at(i: int, tree):
+    return jax.tree.map(lambda a: a[i], tree)
 
 
 def _on_host(leaf) -> np.ndarray:

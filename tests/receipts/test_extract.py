@@ -35,7 +35,7 @@ def test_an_observer_stands_alone_and_judges_nothing(name):
         elif isinstance(node, ast.ImportFrom):
             assert not node.level
             modules.add(node.module.split('.')[0])
-    standard = {'__future__', 'collections', 'hashlib', 'json', 're', 'typing'}
+    standard = {'__future__', 'collections', 'hashlib', 'json', 'math', 're', 'typing'}
     assert modules - standard == ALLOWED[name]
     keys = [
         node.value
@@ -133,6 +133,12 @@ def test_tf32_is_refused_off_the_cpu(monkeypatch):
     assert jax_online.numeric(params, params, True)['matmul_precision'] == 'tf32'
     with jax.default_matmul_precision('highest'):
         assert jax_online.numeric(params, params, False)['matmul_precision'] == 'highest'
+
+
+def test_a_number_that_is_not_finite_is_named():
+    for value in (float('nan'), np.array([1.0, np.inf])):
+        with pytest.raises(ValueError, match=r'parameters\[0\]\.after is not finite'):
+            jax_online.encoded({'parameters': [{'after': value}]})
 
 
 def test_wrong_use_of_the_observer_is_told():

@@ -114,6 +114,16 @@ def test_a_sidecar_of_another_framework_is_refused():
         import_sidecar(raw, 'caffe')
 
 
+def test_a_run_names_the_line_that_is_refused():
+    raw = b''.join(lines(2))
+    for wrong, message in ((raw + b'\n', 'line 3: nothing to read'), (b'', 'nothing to read')):
+        with pytest.raises(ReceiptError, match=message):
+            import_run(wrong, 'pytorch')
+    receipts, _ = import_run(raw, 'pytorch')
+    alone = [import_sidecar(line + b'\n', 'pytorch')[0] for line in raw.splitlines()]
+    assert [*map(emit, receipts)] == [*map(emit, alone)]
+
+
 def removed(value, *path):
     value = copy.deepcopy(value)
     part = value

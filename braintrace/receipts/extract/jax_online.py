@@ -278,15 +278,18 @@ def copied(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.array(leaf, copy=True), tree)
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: Any, path: str = '') -> Any:
     """Arrays as ``{"shape", "dtype", "data"}`` with the shortest decimals that give them back."""
     if isinstance(value, Mapping):
-        return {key: encoded(part) for key, part in value.items()}
+        return {key: encoded(part, f'{path}.{key}') for key, part in value.items()}
     if isinstance(value, list):
-        return [encoded(part) for part in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    flat = value.reshape(-1)
-    short = [float(text) for text in flat.astype(str)] if value.dtype == np.float32 else None
-    shape = list(value.shape)
-    return {'shape': shape, 'dtype': value.dtype.name, 'data': short or flat.tolist()}
+        return [encoded(part, f'{path}[{i}]') for i, part in enumerate(value)]
+    finite = not isinstance(value, float | np.ndarray) or bool(np.isfinite(value).all())
+    if isinstance(value, np.ndarray):
+        flat = value.reshape(-1)
+        text = flat.astype(str) if value.dtype == np.float32 else flat
+        data = [float(one) for one in text] if value.dtype.kind == 'f' else flat.tolist()
+        value = {'shape': list(value.shape), 'dtype': value.dtype.name, 'data': data}
+    if not finite:
+        raise ValueError(f'{path[1:]} is not finite: a line has finite numbers')
+    return value

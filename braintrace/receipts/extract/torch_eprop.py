@@ -20,6 +20,7 @@ kappa_out. Signs are those of PyTorch: momentum's buffer adds up gradients, as o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -301,16 +302,21 @@ def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: copy(tensor) for name, tensor in tensors.items()}
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: Any, path: str = '') -> Any:
     """Tensors as ``{"shape", "dtype", "data"}`` with the shortest decimals that give them back."""
     if isinstance(value, Mapping):
-        return {key: encoded(part) for key, part in value.items()}
+        return {key: encoded(part, f'{path}.{key}') for key, part in value.items()}
     if isinstance(value, list):
-        return [encoded(part) for part in value]
-    if not isinstance(value, torch.Tensor):
-        return value
-    array = value.cpu().numpy()
-    flat = array.reshape(-1)
-    short = [float(text) for text in flat.astype(str)] if array.dtype == np.float32 else None
-    shape = list(array.shape)
-    return {'shape': shape, 'dtype': array.dtype.name, 'data': short or flat.tolist()}
+        return [encoded(part, f'{path}[{i}]') for i, part in enumerate(value)]
+    if isinstance(value, torch.Tensor):
+        array = value.cpu().numpy()
+        flat = array.reshape(-1)
+        finite = bool(np.isfinite(flat).all())
+        text = flat.astype(str) if array.dtype == np.float32 else flat
+        data = [float(one) for one in text] if array.dtype.kind == 'f' else flat.tolist()
+        value = {'shape': list(array.shape), 'dtype': array.dtype.name, 'data': data}
+    else:
+        finite = not isinstance(value, float) or math.isfinite(value)
+    if not finite:
+        raise ValueError(f'{path[1:]} is not finite: a line has finite numbers')
+    return value

@@ -56,7 +56,7 @@ class Array(Kind):
             known = ', '.join(self.dtypes)
             yield Problem(join(path, 'dtype'), f'{described(dtype)}; known are {known}')
         elif not any({'shape', 'dtype', *keys} == set(value) for keys in PLACES):
-            yield Problem(path, f'an array with the keys {described(sorted(value, key=str))}')
+            yield Problem(path, f'an array with the keys {described(list(value))}')
         else:
             yield from self.parts(value, size, path)
 

@@ -8,6 +8,7 @@ after, ``x``, the slope ``psi`` of the output by the membrane, ``err`` and the l
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -41,6 +42,10 @@ def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Any]:
     where the reconciler disagrees. Raises ``ReceiptError``: the codes of ``parse``; ``schema`` for
     what is no sidecar/1; ``framework`` for a sidecar of another framework; ``sidecar`` for parts
     that make no step.
+
+    >>> import_sidecar(b'{}', 'caffe')
+    Traceback (most recent call last):
+    braintrace.receipts.verifier.errors.ReceiptError: 'caffe'; known are pytorch, jax, tensorflow
     """
     from .reconcile import reconcile
 
@@ -49,13 +54,23 @@ def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Any]:
 
 
 def import_run(raw: bytes, framework: str) -> tuple[list[dict], Any]:
-    """The receipts of a run of sidecars, one on each line, and the reconciler's word on the run."""
+    """The receipts of a run of sidecars, one on each line, and the reconciler's word on the run.
+
+    Each line is hashed with its LF, so that a run has the hashes of its lines as files.
+    """
     from .reconcile import reconcile_run
 
-    lines = raw.removesuffix(b'\n').split(b'\n')
+    lines = io.BytesIO(raw).readlines()
     if len(lines) > MAX_RECORDS:
         raise ReceiptError('too-large', '', f'{len(lines)} lines, more than {MAX_RECORDS}')
-    receipts = [receipt_of(line, framework) for line in lines]
+    if not lines:
+        raise ReceiptError('empty', '', 'nothing to read')
+    receipts = []
+    for i, line in enumerate(lines):
+        try:
+            receipts.append(receipt_of(line, framework))
+        except ReceiptError as error:
+            raise ReceiptError(error.code, f'line {i + 1}', str(error), error.hint) from error
     return receipts, reconcile_run(receipts)
 
 

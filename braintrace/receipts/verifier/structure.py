@@ -49,6 +49,8 @@ def _names(raw: Mapping) -> Problems:
     groups = [group['name'] for group in topology['groups']]
     names = [relation['name'] for relation in topology['relations']]
     for what, found in (('groups', groups), ('relations', names)):
+        whole = all(name and '/' not in name for name in found)
+        yield from _unless(whole, f'topology/{what}', 'a name that is empty or has a slash')
         yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
