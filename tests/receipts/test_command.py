@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -102,6 +103,15 @@ def test_a_failure_is_shown_with_its_size(call):
     assert 'times its bound of' in out and 'it is 1.05 times what it should be' in out
     assert out.splitlines()[-1].startswith('FAIL failed: ') or 'FAIL failed: ' in out
     assert '30  trace after          FAILED' in out
+
+
+def test_a_receipt_cannot_steer_the_terminal(call):
+    values = parse_run(made())
+    values[1]['run_id'] = 'x\x1b[2J\u202e'
+    code, out, _ = call('verify', '-', stdin=b''.join(map(emit, values)))
+    assert code == 1 and 'x?[2J?' in out and '\x1b' not in out
+    code, _, err = call('verify', '-', stdin=emit({**values[0], 'every': '\x1b[2J'}))
+    assert code == 2 and '\x1b' not in err
 
 
 def unknown_loss():
@@ -267,6 +277,14 @@ def test_a_sidecar_that_disagrees_is_written_and_fails(call):
     assert call('verify', '-', stdin=out.encode())[0] == 1
 
 
+def test_an_import_that_no_engine_derives_is_no_disagreement(call):
+    line = parse(emit(Foreign().steps(1)[0]))
+    line['loss']['name'] = 'mine'
+    code, out, err = call('import', 'pytorch', '-', stdin=line)
+    assert code == 0 and 'PASS consistent' in err
+    assert call('verify', '-', stdin=out.encode())[0] == 1
+
+
 def test_what_has_no_adapter_is_told(call):
     line = Foreign().steps(1)[0]
     for framework, value in (('caffe', line), ('pytorch', receipt())):
@@ -351,6 +369,12 @@ def test_long_lists_are_cut_with_a_count(monkeypatch, width):
     out = printing.Page(io.StringIO()).verdict(result, False)
     assert all(len(line) <= max(80, width) for line in out.splitlines())
     assert '38 more failures' in out and '22 more' in out and 'record [3]' in out
+
+
+def test_a_stream_of_text_alone_is_written_to():
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        assert command.main(['generate', 'rnn', '--steps', '1']) == 0
+    assert stream.getvalue().encode() == generate('rnn', 1)
 
 
 @pytest.mark.slow
