@@ -1,4 +1,4 @@
-"""The reconciler: applies every rule, compares, decides. It reads no label, no file, and returns."""
+"""The reconciler: applies every rule, compares, decides. It reads no label and no file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PARTIAL = ('opaque_cell', 'unsupported_operation', 'sampled_arrays')  # a basis 
 
 @dataclass(frozen=True)
 class Result:
-    """What the verifier found. ``rules_evaluated`` (rule -> number of comparisons) and ``gated_off``
-    (rule -> reason) together are all rules.
+    """What the verifier found. ``rules_evaluated`` (rule -> number of comparisons) and
+    ``gated_off`` (rule -> reason) together are all rules.
 
     ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
     and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
