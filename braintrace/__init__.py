@@ -149,7 +149,6 @@ _LAZY = {
     'verify': '.verify',
     'kit': '.kit',
     'receipts': '.receipts',
-    'receipts': '.receipts',
     'D_RTRL': '._learner',
     'DNI': '._learner',
     'ES_D_RTRL': '._learner',
