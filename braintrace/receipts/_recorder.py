@@ -125,7 +125,7 @@ class Recorder:
                 'length': length,
                 'reduction': 'mean',
                 'weight': float(str(run.weights[i])),
-                'divisor': float(str(run.weights.sum())),
+                'divisor': float(str(run.weights.sum())) or 1.0,
                 **({'gradients': run.gradients} if last else {}),
             }
             update = (updates, opt_before, opt_after, params_after) if last else nothing
