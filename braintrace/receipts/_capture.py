@@ -274,8 +274,9 @@ def _shown(optimizer, grads) -> _Shown:
         state = optimizer.init(params) if state is None else state
         return state, jax.tree.map(jnp.zeros_like, params)
 
-    def update(_, state, params=None):
-        updates, new = optimizer.update(grads, state[0], params)
+    def update(given, state, params=None):
+        own = jax.tree.map(lambda a, b: b if a.dtype == jax.dtypes.float0 else a, grads, given)
+        updates, new = optimizer.update(own, state[0], params)
         return updates, (new, updates)
 
     return _Shown(init, update)
@@ -330,8 +331,9 @@ def capture(
         What the learner's cell computes, if it is not a :class:`Cell` itself; without one the cell
         is opaque, and a verdict can not be ``rederived``.
     roles : dict, optional
-        The names that your cell has for ``recurrent`` and ``readout`` (keys of ops, as the report
-        names them) and for its states ``h``, ``V``, ``z``, ``a``, ``o``.
+        The names that your cell has for ``recurrent`` and ``readout`` (the path of the op's
+        weight, or the key of the op in the report) and for its states ``h``, ``V``, ``z``, ``a``,
+        ``o``.
     arrays : 'inline', 'npz' or 'sample'
         Where arrays of more than 4096 elements go.
     allow_tf32 : bool
