@@ -21,7 +21,7 @@ from .errors import MAX_RUN, ReceiptError
 from .files import resolve_files
 from .golden import SHIPPED, foreign_functions, generate, golden_file
 from .options import EXAMPLES, PROGRAM, Usage, parsed
-from .printing import Page, counted
+from .printing import Page, counted, plain
 from .reconcile import Result, reconcile, reconcile_run
 from .record import array_paths
 from .rules import RULES
@@ -70,7 +70,7 @@ def _told(exit_code: int, code: str, message: str, hint: str, *, as_json: bool) 
     if as_json:
         error = {'code': code, 'message': message, 'hint': hint, 'retryable': code == 'io'}
         _write(json.dumps({'ok': False, 'error': error}) + '\n')
-    lines = [f'{PROGRAM}: {message}', *([f'  {hint}'] if hint else [])]
+    lines = [f'{PROGRAM}: {plain(message)}', *([f'  {plain(hint)}'] if hint else [])]
     _write('\n'.join(lines) + '\n', sys.stderr)
     return exit_code
 
@@ -78,11 +78,14 @@ def _told(exit_code: int, code: str, message: str, hint: str, *, as_json: bool) 
 def _write(text: str | bytes, stream: Any = None) -> None:
     """Text to a stream, stdout by default; a reader such as `head` may leave."""
     stream = sys.stdout if stream is None else stream
+    raw = text if isinstance(text, bytes) else text.encode('utf-8', 'replace')
     try:
-        raw = text if isinstance(text, bytes) else text.encode('utf-8', 'replace')
         stream.flush()
-        stream.buffer.write(raw)
-        stream.buffer.flush()
+        if hasattr(stream, 'buffer'):
+            stream.buffer.write(raw)
+            stream.buffer.flush()
+        else:  # a stream of text alone, as a notebook's
+            stream.write(raw.decode('utf-8'))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -37,17 +37,17 @@ def differences(a: Any, b: Any) -> list[Difference]:
 
 
 def _found(a: Any, b: Any, path: str) -> Iterator[Difference]:
-    arrays = [_array(value) for value in (a, b)]
-    if None not in [None if one is None else 1 for one in arrays]:
-        yield from _numbers(arrays[0], arrays[1], path)
+    arrays = _array(a), _array(b)
+    if arrays[0] is not None and arrays[1] is not None:
+        yield from _numbers(*arrays, path)
     elif isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in {**a, **b}:
             at = f'{path}/{key}' if path else key
             yield from _found(a.get(key, MISSING), b.get(key, MISSING), at)
     elif isinstance(a, list) and isinstance(b, list):
         for i in range(max(len(a), len(b))):
-            pair = (value[i] if i < len(value) else MISSING for value in (a, b))
-            yield from _found(*pair, f'{path}[{i}]')
+            left, right = (value[i] if i < len(value) else MISSING for value in (a, b))
+            yield from _found(left, right, f'{path}[{i}]')
     elif type(a) is not type(b) or a != b:
         yield Difference(path, a, b)
 

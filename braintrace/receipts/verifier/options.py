@@ -140,7 +140,7 @@ _COMMANDS = {
     'generate': ('Write a run that the engine makes.', _generate),
     'rules': ('List the rules.', _rules),
     'explain': ('Explain a rule.', _explain),
-    'diff': ('List where two files of receipts differ, worst first.', _diff),
+    'diff': ('List where two files of receipts differ, worst first; equal files pass.', _diff),
     'examples': ('Show an observer of one file, to copy into a project.', _examples),
 }
 

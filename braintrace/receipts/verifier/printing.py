@@ -16,7 +16,7 @@ from .explained import explained
 from .reconcile import Result
 from .rules import RULES
 
-__all__ = ['Page', 'counted']
+__all__ = ['Page', 'counted', 'plain']
 
 MOST = {'failures': 12, 'notes': 8, 'differences': 40}
 COLORS = {'green': 32, 'red': 31, 'yellow': 33, 'dim': 2, 'bold': 1}
@@ -37,6 +37,11 @@ def counted(number: int, noun: str) -> str:
     return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
+def plain(text: Any) -> str:
+    """Text on one line, without what could steer a terminal: a receipt may come from anyone."""
+    return ''.join(c if c.isprintable() else '?' for c in ' '.join(str(text).split()))
+
+
 class Page:
     """Text for a stream: as wide as its terminal, at least 80, and coloured on a terminal alone."""
 
@@ -51,17 +56,17 @@ class Page:
 
     def cut(self, text: str, used: int = 0) -> str:
         """One line that fits into what is left of the width."""
-        line, room = ' '.join(str(text).split()), self.width - used
+        line, room = plain(text), self.width - used
         return line if len(line) <= room else f'{line[: room - 3]}...'
 
     def place(self, path: str, used: int) -> str:
         """A path that fits: its middle goes first, since its ends say most."""
-        room = self.width - used
+        path, room = plain(path), self.width - used
         return path if len(path) <= room else f'{path[: room // 2 - 3]}...{path[-(room // 2) :]}'
 
     def wrapped(self, head: str, text: str) -> str:
         """A paragraph that hangs behind its head."""
-        lines = textwrap.wrap(text, self.width - len(head)) or ['']
+        lines = textwrap.wrap(plain(text), self.width - len(head)) or ['']
         return '\n'.join([head + lines[0], *(' ' * len(head) + line for line in lines[1:])])
 
     # a verdict ------------------------------------------------------------------------------------
@@ -204,6 +209,7 @@ def _short(value: Any, most: int = 60) -> str:
         text = f'[{", ".join(map(str, value))}]'
     else:
         text = value if isinstance(value, str) else repr(value)
+    text = plain(text[: most + 1])
     return text if len(text) <= most else f'{text[: most - 3]}...'
 
 

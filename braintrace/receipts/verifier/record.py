@@ -180,6 +180,10 @@ class Record:
         """Each relation with each of its groups."""
         return [(name, g) for name, r in self.relations.items() for g in r['groups']]
 
+    def frozen(self, path: str) -> bool:
+        """Whether a parameter is declared to stay."""
+        return self.topology['routes'].get(path, {}).get('kind') == 'frozen'
+
     @property
     def lanes(self) -> int:
         return len(self.raw['lanes'])
@@ -192,10 +196,21 @@ class Record:
     def reset(self) -> np.ndarray:
         return np.asarray(self.raw['reset'], bool)
 
-    def x(self, relation: str) -> Num:
-        """What an op read."""
+    def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
+        """A field at some lanes, or whole if it has none."""
+        value = self[path]
+        return value[lanes] if value.shape[:1] == lanes.shape else value
+
+    def x(self, relation: str) -> Num | None:
+        """What an op read; None if it reads nothing."""
         groups = self.relations[relation]['groups']
-        return self.num(f'factors/{relation}/{groups[0] if groups else ""}/x')
+        path = f'factors/{relation}/{groups[0] if groups else ""}/x'
+        return None if path in self.fields and self.fields[path] is None else self.num(path)
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Of a field, also of a sampled one."""
+        found = self.fields[path]
+        return tuple(found['shape']) if is_sampled(found) else found.shape
 
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""
