@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -341,3 +344,27 @@ def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
             Recorder(io.BytesIO(), recording, bad)
     with pytest.raises(braintrace.OptionError, match='every is 0'):
         Recorder(io.BytesIO(), recording, every=0)
+
+
+FUSED = """
+import jax, numpy as np
+from braintrace import functional, receipts, rules
+
+cell, lanes, steps = receipts.Cell.lif(reset_gradient=True), 7, 25
+learner = functional.online(cell, rules.es_d_rtrl(0.9))
+params = cell.init(jax.random.key(0), 5, 19, 3)
+xs = 1.5 * (jax.random.uniform(jax.random.key(1), (steps, lanes, 5)) < 0.3)
+ys = jax.random.normal(jax.random.key(2), (steps, lanes, 3))
+state = learner.init(params, cell.carry(params, lanes), xs[0])
+run = jax.jit(receipts.capture(learner).sequence_grad)(params, state, xs, ys)[3]
+seen = jax.tree.map(np.asarray, run.steps.observed)
+jax.tree.map(lambda b, a: np.testing.assert_array_equal(b[1:], a[:-1]), seen.before, seen.after)
+"""
+
+
+@pytest.mark.nightly
+def test_traces_of_neighbours_agree_to_the_bit_where_the_compiler_fuses():
+    """Tests compile without fusion, so this is a process of its own."""
+    own = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    done = subprocess.run([sys.executable, '-c', FUSED], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-600:]
