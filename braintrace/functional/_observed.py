@@ -125,7 +125,8 @@ class _Step(NamedTuple):
         given = [params[i] for i in places]
         seen = compiled.observe(step, given, carry, compiled.held, count, (trace, self.state.t))
         direct, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
-        return _Seen(*seen.aux, seen.factors, seen.weights, direct, signals)
+        value, outputs, new = seen.aux
+        return _Seen(value, outputs, new, seen.factors, seen.weights, direct, signals)
 
     def result(self, seen: _Seen, others: Signals):
         """What :func:`observed_step` returns; ``others`` are the signals of new states."""

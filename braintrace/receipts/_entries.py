@@ -20,10 +20,8 @@ NOISE = 256  # roundings of the terms: what is less beside them is no path of it
 
 
 def named(names, tree) -> dict[str, np.ndarray]:
-    """The leaves of a tree by name, in the order of the names; float0 of integers are left out."""
-    leaves = map(np.asarray, jax.tree.leaves(tree))
-    found = dict(zip(names, leaves, strict=True))
-    return {name: leaf for name, leaf in found.items() if leaf.dtype != jax.dtypes.float0}
+    """The leaves of a tree by name, in the order of the names."""
+    return dict(zip(names, map(np.asarray, jax.tree.leaves(tree)), strict=True))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from .. import NotSupportedError, OptionError, StructureError, functional
 from ._cells import Cell
 
@@ -26,6 +28,12 @@ class Topology:
     carry: tuple[str, ...]
     orders: dict[str, list[int]]
     feedback: str | None
+
+    def learned(self, tree) -> dict[str, Any]:
+        """The leaves of a tree like params by path, without those of frozen parameters."""
+        pairs = zip(self.params, jax.tree.leaves(tree), strict=True)
+        kinds = {path: route['kind'] for path, route in self.topology['routes'].items()}
+        return {path: leaf for path, leaf in pairs if kinds[path] != 'frozen'}
 
 
 def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
@@ -147,8 +155,10 @@ def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> 
     if unknown:
         raise OptionError(f'roles names {unknown}; a {cell.kind} cell has {sorted(parts)}.')
     roles = parts | given
-    roles |= {part: plain(roles[part]) for part in ('recurrent', 'readout')}
     ops = {relation['name']: relation for relation in relations}
+    of_weight = {relation['params'].get('weight'): relation['name'] for relation in relations}
+    for part in ('recurrent', 'readout'):
+        roles[part] = of_weight.get(roles[part], plain(roles[part]))
     missing = sorted({roles['recurrent'], roles['readout']} - set(ops))
     if missing:
         raise StructureError(
