@@ -26,6 +26,7 @@ def audited(cell, rule, **changes):
     return audit(learner, params, state, (2 * drawn(T, B, I), drawn(T, B, O)))
 
 
+@pytest.mark.slow
 def test_without_recurrent_weights_nothing_is_left_out():
     w = drawn(I + N, N).at[I:].set(0)
     found = audited(Cell.rnn(0.5), rules.d_rtrl(), W=w)

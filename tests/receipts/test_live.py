@@ -279,6 +279,7 @@ def test_the_learner_of_a_model_is_recorded_by_its_pure_functions():
         _ = capture(fused).topology
 
 
+@pytest.mark.slow
 def test_each_few_steps_are_written_and_a_donated_array_is_named():
     recording, params, state = started(CELLS['rnn'](), RULES['cut'])
     x, y, file = drawn(B, I), drawn(B, O), io.BytesIO()
@@ -311,6 +312,7 @@ def test_a_bad_option_is_refused(said):
         call() if call else capture(functional.online(Cell.rnn()), **options)
 
 
+@pytest.mark.slow
 def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     for rule, said in ((rules.rtrl(), 'the rule is'), (rules.d_rtrl(scope='own'), "scope='own'")):
         with pytest.raises(braintrace.NotSupportedError, match=said):
@@ -334,6 +336,7 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     assert (int(record.precision), int(precise.precision)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
     rule = rules.e_prop(0.0, 'adaptive')
     recording, params, state = started(CELLS['rnn'](), rule)
