@@ -28,6 +28,7 @@ NIGHTLY = {  # pages that take long
     'docs/tutorials/flax_equinox.md',
     'docs/tutorials/own_op.md',
     'docs/tutorials/own_rule.md',
+    'docs/tutorials/receipts.md',
     'docs/tutorials/spiking.md',
     'docs/tutorials/stream.md',
 }
