@@ -37,6 +37,8 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
             'inputs a batch axis, of size 1 for one sample.'
         )
     traced = {relation.key: relation for relation in graph.hidden_param_op_relations}
+    for relation in traced.values():
+        _check_positions(relation)
     relations = [_relation(op, traced.get(op.key), graph) for op in graph.ops if op.owned]
     groups = [_group(group) for group in graph.hidden_groups]
     known = _known(cell, roles, groups, relations) if cell is not None else OPAQUE
@@ -93,6 +95,18 @@ def _relation(op, relation, graph) -> dict:
         'groups': [] if relation is None else [plain(group.name) for group in relation.groups],
         'source': None,
     }
+
+
+def _check_positions(relation) -> None:
+    """Refuse a relation whose entries do not stand where y does."""
+    for group, coords in zip(relation.groups, relation.coordinates, strict=True):
+        if relation.op.repeats or coords.added or coords.positions is not None:
+            raise NotSupportedError(
+                f'op {relation.key} ({relation.op.where}) and group {group.name}: elements of its '
+                f'result ({list(relation.op.y_aval.shape)}) sit at other positions of the states '
+                f'({list(group.shape)}), and the formulas of a receipt have them at the same ones. '
+                'Give each gate an op of its own, outside of loops.'
+            )
 
 
 def _route(route) -> dict:

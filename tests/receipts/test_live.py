@@ -164,14 +164,13 @@ def own(p, c, x):
     """The same as a rnn cell, with other names."""
     y = braintrace.matmul(jnp.concatenate([x, c['state']], -1), p['cell']['w'])
     h = 0.6 * c['state'] + jnp.tanh(y)
-    return braintrace.matmul(h, p['out']['w']), {'state': h, 'steps': c['steps'] + 1}
+    return braintrace.matmul(h, p['out']['w']), {'state': h}
 
 
 def own_learner(rule):
     params = {'cell': {'w': drawn(I + N, N)}, 'out': {'w': drawn(N, O)}}
     learner = functional.online(own, rule)
-    carry = {'state': jnp.zeros((B, N)), 'steps': jnp.array(0)}
-    return learner, params, learner.init(params, carry, drawn(B, I))
+    return learner, params, learner.init(params, {'state': jnp.zeros((B, N))}, drawn(B, I))
 
 
 @pytest.mark.slow
@@ -243,7 +242,7 @@ def test_large_arrays_go_to_a_file_or_are_sampled(tmp_path):
 
 @pytest.mark.slow
 def test_the_learner_of_a_model_is_recorded_by_its_pure_functions():
-    model = braintrace.nn.MinGRUCell(I, N)
+    model = braintrace.nn.GRUCell(I, N)
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((B, I)), batch_size=B, seed=0)
     recording = capture(learner)
     online, params, carry = learner.pure()
@@ -254,6 +253,10 @@ def test_the_learner_of_a_model_is_recorded_by_its_pure_functions():
     Recorder(file, recording).write(params, state, x, out, record)
     found, _ = judged(file)
     assert found.verdict == 'consistent', found.failures[:3]
+    model = braintrace.nn.MinGRUCell(I, N)
+    fused = braintrace.compile(model, 'D_RTRL', jnp.zeros((B, I)), batch_size=B, seed=0)
+    with pytest.raises(braintrace.NotSupportedError, match='Give each gate an op of its own'):
+        _ = capture(fused).topology
 
 
 def test_each_few_steps_are_written_and_a_donated_array_is_named():
@@ -303,11 +306,12 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
         recording.grad(params, narrow, x, y)
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
     with pytest.raises(braintrace.NotSupportedError, match='made in tf32 on this device'):
-        recording.grad(*jax.tree.map(lambda a: a.astype('f4'), params), x, y) if 0 else (
-            recording.grad(params, state, x, y)
-        )
+        recording.grad(params, state, x, y)
+    allowed = capture(recording.learner, allow_tf32=True)
+    *_, record = allowed.grad(params, state, x, y)
     with jax.default_matmul_precision('highest'):
-        recording._precision(params, state)
+        *_, precise = recording.grad(params, state, x, y)
+    assert (int(record.precision), int(precise.precision)) == (1, 0)
 
 
 def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():

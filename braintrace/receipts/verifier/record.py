@@ -192,10 +192,16 @@ class Record:
     def reset(self) -> np.ndarray:
         return np.asarray(self.raw['reset'], bool)
 
-    def x(self, relation: str) -> Num:
-        """What an op read."""
+    def x(self, relation: str) -> Num | None:
+        """What an op read; None if it reads nothing."""
         groups = self.relations[relation]['groups']
-        return self.num(f'factors/{relation}/{groups[0] if groups else ""}/x')
+        path = f'factors/{relation}/{groups[0] if groups else ""}/x'
+        return None if path in self.fields and self.fields[path] is None else self.num(path)
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Of a field, also of a sampled one."""
+        found = self.fields[path]
+        return tuple(found['shape']) if is_sampled(found) else found.shape
 
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
+from .applied import (
+    Entries,
+    application,
+    gate,
+    known_entries,
+    placed,
+    told,
+)
 from .bounds import Num, constant, total
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated
@@ -17,10 +26,7 @@ from .engine import (
     instant_of,
     recurrent_of,
 )
-from .primitives import FORMULAS
 from .record import FILTER, Record
-
-Entries = list[Num | None]
 
 
 def _cell_of(r: Record):
@@ -146,20 +152,28 @@ def step_signals(r: Record, c: Check) -> None:
     """``dy`` and ``c`` are made of ``dh``, ``D_f`` and ``D``."""
     if r.known:
         _membrane(r, c)
+    missing: set[str] = set()
     for name, relation in r.relations.items():
-        if r.known and not relation['groups']:
-            c.close(f'signals/dy/{name}', r[f'signals/dy/{name}'], r.num('signals/err'), ('err',))
-            continue
-        parts: Entries = [_direct(r, f'dy/{name}')]
-        for group in relation['groups']:
-            _, D_f = _factors(r, name, group)
-            parts += chained(r.entries(f'signals/dh/{group}'), [D_f])
-        if relation['groups']:
-            path = f'signals/dy/{name}'
-            c.close(path, r[path], total(parts), ('signals/dh', _at(name, relation['groups'][0])))
+        path, groups = f'signals/dy/{name}', relation['groups']
+        if r.known and not groups:
+            c.close(path, r[path], r.num('signals/err'), ('err',))
+        elif groups:
+            with told(missing):
+                c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
         _old_signal(r, c, group, _factors(r, name, group)[0])
+    gate(missing)
+
+
+def _sent_to(r: Record, name: str) -> Num | None:
+    """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
+    shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
+    for group in r.relations[name]['groups']:
+        dh = placed(r, name, group, r.entries(f'signals/dh/{group}'))
+        (one,) = chained(dh, [_factors(r, name, group)[1]])
+        parts.append(one if one is None or one.shape == shape else application(r, name).to_y(one))
+    return total(parts)
 
 
 def _membrane(r: Record, c: Check) -> None:
@@ -243,25 +257,27 @@ def trace_correction(r: Record, c: Check) -> None:
 # 27 to 30, 32: traces -----------------------------------------------------------------------------
 
 
-def _parts(r: Record) -> Iterator[tuple[str, Entries, Entries]]:
+def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Entries]]:
     """Of each trace that is kept by entries: its path, and what of it comes from the trace before
-    and from this step.
+    and from this step. ``sampled``: entries of which a sample does not tell are NaN.
     """
     if r.factored:
         raise Gated('the trace is factored: rule 28')
-    missing = {one['primitive'] for one in r.relations.values() if one['groups']} - {*FORMULAS}
+    missing: set[str] = set()
     for name, group in r.pairs:
-        relation = r.relations[name]
-        if relation['primitive'] not in FORMULAS:
-            continue
-        D, D_f = _factors(r, name, group)
-        fresh = instant_of(relation['primitive'], r.x(name), D_f)
-        for slot in relation['params']:
-            before = r.entries(f'traces_before/{name}/{group}/{slot}')
-            kept = recurrent_of(D, before)
-            yield f'traces_after/{name}/{group}/{slot}', kept, fresh.get(slot, [None] * len(kept))
-    if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+        with told(missing):
+            yield from _parts_of(r, name, group, sampled)
+    gate(missing)
+
+
+def _parts_of(r: Record, name: str, group: str, sampled: bool):
+    op, (D, D_f) = application(r, name), _factors(r, name, group)
+    D, fresh = [placed(r, name, group, row) for row in D], instant_of(op, r.x(name), D_f)
+    for slot in r.relations[name]['params']:
+        path = f'{name}/{group}/{slot}'
+        old = (known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
+        kept = recurrent_of(D, old, partial(op.carried, slot))
+        yield f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))
 
 
 def instantaneous(r: Record, c: Check) -> None:
@@ -290,9 +306,19 @@ def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: E
 
 def trace_after(r: Record, c: Check) -> None:
     """The sum of both terms."""
-    for path, kept, fresh in _parts(r):
-        want = [total(pair) for pair in zip(kept, fresh, strict=True)]
-        _list_close(c, r, path, want, (path.replace('after', 'before'), 'x', 'D', 'D_f'))
+    unknown: set[str] = set()
+    for path, kept, fresh in _parts(r, sampled=True):
+        made_of = (path.replace('after', 'before'), 'x', 'D', 'D_f')
+        for i, pair in enumerate(zip(kept, fresh, strict=True)):
+            at, num = f'{path}/{i}', total(pair)
+            sample, stored = r.sample(at), r.fields.get(at)
+            if sample is not None and num is not None:
+                stored, num = sample[1], num.reshape((-1,))[sample[0]]
+            if num is not None and np.isnan(num.value).any():
+                unknown.add(f'sampled: {at}, and not the same entries before')
+            else:
+                c.close(at, stored, num, made_of)
+    gate(unknown)
 
 
 def factored_trace(r: Record, c: Check) -> None:
@@ -300,14 +326,20 @@ def factored_trace(r: Record, c: Check) -> None:
     if not r.factored:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
     a_x, a_f = (constant(r.algorithm[name], r.floor) for name in ('decay_x', 'decay_f'))
+    missing: set[str] = set()
     for name, group in r.pairs:
         at, before = _at(name, group), f'traces_before/{name}/{group}'
-        old = {'x': [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-        D, D_f = _factors(r, name, group)
-        new = factored_after(a_x, a_f, r.x(name), D, D_f, old)
-        path = f'traces_after/{name}/{group}'
-        c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
-        _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+        with told(missing):
+            x, (D, D_f) = r.x(name), _factors(r, name, group)
+            D = [placed(r, name, group, row) for row in D]
+            old = {'x': [] if x is None else [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
+            x = None if x is None else application(r, name).read(x)
+            new = factored_after(a_x, a_f, x, D, D_f, old)
+            path = f'traces_after/{name}/{group}'
+            if x is not None:
+                c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
+            _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+    gate(missing)
 
 
 def fresh_start(r: Record, c: Check) -> None:
@@ -337,44 +369,48 @@ def gradient(r: Record, c: Check) -> None:
         if r.topology['routes'][path]['kind'] != 'frozen':
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
-    if missing:
-        raise Gated(f'no formula: {", ".join(missing)}')
+    gate(missing)
     if not sums:
         raise Gated('no parameter has a factor')
 
 
-def gradients_of(r: Record) -> tuple[dict[str, Num], list[str]]:
-    """The gradient of each parameter that ops alone use, all of which have a formula; and the
-    primitives without one.
+def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
+    """The gradient of each parameter that ops alone use, all of which have a formula; and why
+    others have none.
     """
     sums: dict[str, Num | None] = {}
-    missing = [one for one in r.relations.values() if one['primitive'] not in FORMULAS]
-    incomplete = {path for one in missing for path in one['params'].values()}
+    missing, incomplete = set[str](), set[str]()
     for name, relation in r.relations.items():
-        if relation not in missing:
-            for slot, one in _gradient_of(r, name, relation).items():
-                path = relation['params'].get(slot)
-                if path is not None and path not in incomplete:
-                    sums[path] = total((sums.get(path), one))
-    return sums, sorted({one['primitive'] for one in missing})
+        params, found = relation['params'], None
+        with told(missing):
+            found = _gradient_of(r, name)
+        through = relation.get('options', {}).get('through', ())
+        missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
+        for slot, path in params.items():
+            if found is None or slot in through or slot not in found:
+                incomplete.add(path)
+            else:
+                sums[path] = total((sums.get(path), found[slot]))
+    return {path: one for path, one in sums.items() if path not in incomplete}, missing
 
 
-def _gradient_of(r: Record, name: str, relation: Mapping) -> dict[str, Num]:
-    x, dy, primitive = r.x(name), r.num(f'signals/dy/{name}'), relation['primitive']
-    groups = relation['groups']
+def _gradient_of(r: Record, name: str) -> dict[str, Num]:
+    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), application(r, name)
+    relation = r.relations[name]
     if not r.factored:
         history = []
-        for g in groups:
+        for g in relation['groups']:
             at = f'traces_before/{name}/{g}'
             slots = {slot: r.entries(f'{at}/{slot}') for slot in relation['params']}
-            history.append((r.entries(f'signals/c/{g}'), slots))
-        return d_rtrl_gradient(primitive, x, dy, history)
+            history.append((placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
+        return d_rtrl_gradient(op, x, dy, history)
     parts = []
-    for g in groups:
+    for g in relation['groups']:
         at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
-        dh, corrected = r.entries(f'signals/dh/{g}'), r.num('signals/correction')
-        parts.append((dh, D_f, r.num(f'{at}/x'), r.entries(f'{at}/f'), corrected))
-    return es_gradient(primitive, x, dy, parts)
+        dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
+        ex = None if x is None else r.num(f'{at}/x')
+        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), r.num('signals/correction')))
+    return es_gradient(op, x, dy, parts)
 
 
 # 35, 36: what parameters there are ----------------------------------------------------------------

@@ -112,6 +112,7 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
             continue
         at = f'topology/relations/{roles[role]}'
         yield from _unless(relation['primitive'] == 'etp_mm', f'{at}/primitive', 'not etp_mm')
+        yield from _unless('options' not in relation, f'{at}/options', 'etp_mm has none')
         slots = {'weight', 'bias'} if 'bias' in relation['params'] else {'weight'}
         yield from _sets(f'{at}/params', relation['params'], slots)
         if own is None:
@@ -297,6 +298,8 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
                     want = of_slot[path[len(at) + 1 :].split('/')[0]]
                     yield from _unless(found == want, path, f'{found}, and {want} is due')
     for factor in raw['factors']:
+        if factor['relation'] == name:
+            yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
         if factor['relation'] == name and factor['group'] is not None:
             states = len(groups[factor['group']]['states'])
             right = len(factor['D_f']) == len(factor['D']) == states
