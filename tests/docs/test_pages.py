@@ -22,6 +22,7 @@ NIGHTLY = {  # pages that take long
     'docs/howto/debug_gradients.md',
     'docs/howto/large_networks.md',
     'docs/howto/migrate.md',
+    'docs/howto/training.md',
     'docs/reference/learning_rules.md',
     'docs/tutorials/first_network.md',
     'docs/tutorials/flax_equinox.md',

@@ -215,7 +215,9 @@ class Made:
         x, each = app.x(self.operands), functools.partial(jax.tree.map, node)
         factor = {'relation': 'op', 'group': 'g', 'x': None if x is None else node(x)}
         loss = {'name': 'own', 'reduction': 'sum', 'divisor': 1.0, 'value': 1.0}
-        receipt = parse_run(generate('rnn', 1))[0] | {
+        start = parse_run(generate('rnn', 1))[0]
+        receipt = start | {
+            'numeric': start['numeric'] | {'dtype': 'float64', 'trace_dtype': 'float64'},
             'topology': self.topology(),
             'lanes': list(range(lanes)),
             'reset': [False] * lanes,

@@ -83,7 +83,6 @@ class Check:
     disclosures: dict[str, Any] = field(default_factory=dict)
     ties: int = 0
     key: bytes | None = None
-    unsummed: int = 0  # window sums that no rule could check
 
     def close(
         self, path: str, stored: np.ndarray | None, num: Num | None, factors: Iterable[str] = ()

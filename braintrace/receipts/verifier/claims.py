@@ -14,6 +14,8 @@ from .record import Record
 def check_digest(r: Record, c: Check) -> None:
     """The digest is that of the bytes; a signature is checked where there is a key."""
     digests = r.raw.get('digests')
+    if c.key is not None:
+        c.true('digests/signature', 'signature' in (digests or {}), 'none', 'one: a key was given')
     if digests is None:
         raise Gated('the receipt has no digest')
     found = digest(r.raw)

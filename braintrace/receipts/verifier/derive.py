@@ -11,6 +11,8 @@ from .canonical import node, spec_digest
 from .engine import derive_step
 from .errors import ReceiptError
 from .kinds import Problem
+from .losses import LOSSES
+from .optimizers import OPTIMIZERS
 from .record import Record
 from .schema import check
 from .structure import problems_of
@@ -47,6 +49,11 @@ def _skeleton(config: Mapping) -> dict[str, Any]:
     topology, lanes = config['topology'], len(config['lanes'])
     if topology['cell'] == 'opaque':
         raise ReceiptError('config', 'topology/cell', 'the engine knows rnn, lif and alif')
+    for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
+        name = (config[what] or {}).get('name')
+        if name is not None and name not in known:
+            message = f'{name}; the engine knows {", ".join(known)}'
+            raise ReceiptError('config', f'{what}/name', message)
     relations = topology['relations']
     pairs = [(one, group) for one in relations for group in one['groups']]
     traces = config.get('traces_before')

@@ -269,8 +269,12 @@ class _Step:
             self.derived.put('signals/correction', self.correction)
 
     def _error(self) -> Num:
-        """The loss of each lane, in total, and its derivative by the outputs."""
+        """The loss of each lane, in total, and its derivative by the outputs; that of a loss without
+        a formula is the one that is stored.
+        """
         given, loss = self.given, self.given.raw['loss']
+        if loss['name'] not in LOSSES:
+            return given.num('signals/err')
         mask, targets = given.num('loss/mask'), given.num('targets')
         known = LOSSES[loss['name']]
         divisor = mask.sum() if loss['reduction'] == 'mean' else self.number(1.0)
@@ -344,7 +348,7 @@ class _Step:
                 history = [(self.c[g], self._before(relation)) for g in groups]
                 found = d_rtrl_gradient(op, x, dy, history)
             for slot, path in relation['params'].items():
-                if self.given.topology['routes'][path]['kind'] != 'frozen':
+                if not self.given.frozen(path):
                     self.gradients[path] = found[slot]
                     self.derived.put(f'gradients/{path}', found[slot])
 
@@ -355,17 +359,19 @@ class _Step:
 
     def _optimizer(self) -> None:
         given, raw = self.given, self.given.raw['optimizer']
+        known = raw is None or raw['name'] in OPTIMIZERS
         for path in given.keys('params_before'):
-            self.derived.put(f'params_after/{path}', given.num(f'params_before/{path}'))
-        if raw is None or raw['name'] not in OPTIMIZERS:
+            if known or path not in self.moving:
+                self.derived.put(f'params_after/{path}', given.num(f'params_before/{path}'))
+        if raw is None or not known:
             return
-        known, config = OPTIMIZERS[raw['name']], raw['config']
+        formula, config = OPTIMIZERS[raw['name']], raw['config']
         for path in self.moving:
             parameter = given.num(f'params_before/{path}')
             at = f'optimizer/state_before/{path}'
-            slots = {slot: given.num(f'{at}/{slot}') for slot in known.slots}
+            slots = {slot: given.num(f'{at}/{slot}') for slot in formula.slots}
             count = raw['state_before']['count'] or 0
-            new, update = known.step(config, count, slots, self._acted_on(path), parameter)
+            new, update = formula.step(config, count, slots, self._acted_on(path), parameter)
             for slot, value in new.items():
                 self.derived.put(f'optimizer/state_after/{path}/{slot}', value)
             self.derived.put(f'optimizer/updates/{path}', update)

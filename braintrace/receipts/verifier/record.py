@@ -180,6 +180,10 @@ class Record:
         """Each relation with each of its groups."""
         return [(name, g) for name, r in self.relations.items() for g in r['groups']]
 
+    def frozen(self, path: str) -> bool:
+        """Whether a parameter is declared to stay."""
+        return self.topology['routes'].get(path, {}).get('kind') == 'frozen'
+
     @property
     def lanes(self) -> int:
         return len(self.raw['lanes'])
@@ -191,6 +195,11 @@ class Record:
     @cached_property
     def reset(self) -> np.ndarray:
         return np.asarray(self.raw['reset'], bool)
+
+    def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
+        """A field at some lanes, or whole if it has none."""
+        value = self[path]
+        return value[lanes] if value.shape[:1] == lanes.shape else value
 
     def x(self, relation: str) -> Num | None:
         """What an op read; None if it reads nothing."""

@@ -27,14 +27,17 @@ def obstacle(r: Record) -> str:
     """Why the engine cannot derive this step; empty if it can."""
     if not r.known:
         return 'the engine does not know this cell'
+    return f'sampled: {", ".join(r.sampled)}' if r.sampled else ''
+
+
+def unknown(r: Record) -> dict[str, str]:
+    """Fields that the engine takes as they stand or leaves out, and why."""
+    found, optimizer = {}, r.raw['optimizer']
     if r.raw['loss']['name'] not in LOSSES:
-        return f'no formula for the loss {r.raw["loss"]["name"]}'
-    optimizer = r.raw['optimizer']
+        found['signals/err'] = f'no formula for the loss {r.raw["loss"]["name"]}'
     if optimizer is not None and optimizer['name'] not in OPTIMIZERS:
-        return f'no formula for the optimiser {optimizer["name"]}'
-    if r.sampled:
-        return f'sampled: {", ".join(r.sampled)}'
-    return ''
+        found['params_after'] = f'no formula for the optimiser {optimizer["name"]}'
+    return found
 
 
 def rederive(r: Record, c: Check) -> None:
@@ -50,9 +53,13 @@ def rederive(r: Record, c: Check) -> None:
         missing = path not in r.fields and num is not None
         if c.true(path, not missing, 'it is missing', 'a field of this name'):
             c.close(path, None if stored is None else r[path], num)
+    left = unknown(r)
     for path in sorted(set(r.fields) - set(derived.fields)):
-        if path.split('/')[0] in MADE and r.fields[path] is not None:
+        made = path.split('/')[0] in MADE and r.fields[path] is not None
+        if made and not path.startswith(tuple(left)):
             c.true(path, False, 'a field', 'nothing: the engine makes no such field')
+    if left:
+        raise Gated('; '.join(left.values()))
 
 
 def _with_ties(r: Record, c: Check, derived: Derived) -> Derived:
@@ -62,8 +69,8 @@ def _with_ties(r: Record, c: Check, derived: Derived) -> Derived:
     other = stored != (margin.value > 0)
     if not other.any():
         return derived
-    bound = c.limits.k * c.limits.unit * margin.terms
-    near = np.abs(margin.value) <= bound
+    away, bound = far(np.zeros(margin.shape), margin, c.limits.k * c.limits.unit)
+    near = ~away
     tied = other & near
     c.ties += int(tied.sum())
     forced = np.where(tied, stored, margin.value > 0)

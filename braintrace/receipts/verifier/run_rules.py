@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from .arrays import is_sampled
 from .bounds import Num, constant, exact, total
 from .canonical import spec_digest
 from .cells import chained
 from .checks import Check, Gated
 from .engine import derive_parts
-from .record import Record
-from .rederivation import obstacle
+from .record import Record, Unavailable
+from .rederivation import obstacle, unknown
 from .step_rules import gradients_of
 
 
@@ -38,11 +39,6 @@ class Run:
             raise Gated('no two records are of adjacent steps')
         return found
 
-    @property
-    def sums(self) -> list[Record]:
-        """The records that end a window with its sum of gradients."""
-        return [r for r in self.records if 'gradients' in (r.raw.get('window') or {})]
-
     def windows(self) -> list[tuple[int, list[Record]]]:
         """The index of the first record and the records of each whole window."""
         found: list[tuple[int, list[Record]]] = []
@@ -50,9 +46,17 @@ class Run:
             window = r.raw.get('window')
             if window is not None and window['index'] == 0:
                 records = self.records[i : i + window['length']]
-                if len(records) == window['length'] and records[-1] in self.sums:
+                steps = [one.raw['step'] - k for k, one in enumerate(records)]
+                here = len(records) == window['length'] and len(set(steps)) == 1
+                if here and all('window' in one.raw for one in records):
                     found.append((i, records))
         return found
+
+    def unsummed(self) -> list[int]:
+        """Records with the gradients of a window whose other steps are not all here."""
+        whole = {start + len(records) - 1 for start, records in self.windows()}
+        ends = [i for i, r in enumerate(self.records) if 'gradients' in (r.raw.get('window') or {})]
+        return [i for i in ends if i not in whole]
 
 
 def _at(i: int, path: str) -> str:
@@ -64,6 +68,11 @@ def parameters_chain(run: Run, c: Check) -> None:
     for i, a, b in run.adjacent:
         for path in sorted(b.keys('params_before')):
             at = _at(i, f'params_before/{path}')
+            fields = b.fields[f'params_before/{path}'], a.fields.get(f'params_after/{path}')
+            if all(map(is_sampled, fields)):
+                digests = [one['sha256'] for one in fields]
+                c.true(at, digests[0] == digests[1], *digests)
+                continue
             after, before = a[f'params_after/{path}'], b[f'params_before/{path}']
             c.same(at, before, after, (_at(i - 1, f'params_after/{path}'),))
 
@@ -106,10 +115,15 @@ def chained_root(root: str, digest: str) -> str:
 
 def window_sums(run: Run, c: Check) -> None:
     """The gradients of a window are the weighted sum of those of its steps."""
+    for i, a, b in run.pairs:
+        if b.raw['step'] == a.raw['step'] + 1:
+            before, own = (r.raw.get('window') or {'index': 0, 'length': 1} for r in (a, b))
+            want = (before['index'] + 1) % before['length']
+            c.true(_at(i, 'window/index'), own['index'] == want, own['index'], want)
+            if own['index']:
+                sizes = [one['length'] for one in (own, before)]
+                c.true(_at(i, 'window/length'), sizes[0] == sizes[1], *sizes)
     windows = run.windows()
-    c.unsummed = len(run.sums) - len(windows)
-    if c.unsummed:
-        c.tell('window/gradients', f'{c.unsummed} taken as given: their windows are not whole here')
     if not windows:
         raise Gated('no whole window')
     for start, records in windows:
@@ -125,9 +139,12 @@ def window_sums(run: Run, c: Check) -> None:
         path = _at(start, 'window/divisor')
         c.limits = c.limits_of(last)
         c.close(path, np.asarray(float(first['divisor'])), divisor, ('window/weight',))
+        end = _at(start + len(records) - 1, 'window/gradients')
+        if not c.true(end, 'gradients' in last.raw['window'], 'none', 'the sum of the window'):
+            continue
         for path in sorted(last.keys('window/gradients')):
             parts = [constant(w) * _made(r, path) for w, r in zip(weights, records)]
-            at = _at(start + len(records) - 1, f'window/gradients/{path}')
+            at = f'{end}/{path}'
             c.close(at, last[f'window/gradients/{path}'], total(parts) / divisor, ('gradients',))
 
 
@@ -207,6 +224,7 @@ def _fixed(r: Record) -> dict:
 
 def states_chain(run: Run, c: Check) -> None:
     """Traces, carry and t of adjacent records on lanes that are not reset."""
+    missing: list[str] = []
     for i, a, b in run.adjacent:
         if len(a.raw['lanes']) != len(b.raw['lanes']):
             continue
@@ -215,14 +233,36 @@ def states_chain(run: Run, c: Check) -> None:
         for path in sorted(b.fields):
             kind, _, rest = path.partition('/')
             before = f'{kind.replace("before", "after")}/{rest}'
-            if kind not in ('carry_before', 'traces_before') or b.fields[path] is None:
+            if kind not in ('carry_before', 'traces_before'):
                 continue
-            at, made_of = _at(i, path), (_at(i - 1, before),)
-            if b.sample(path) is not None and not b.reset.any():
+            at = _at(i, path)
+            if b.sample(path) is not None and a.sample(before) is not None and stay.all():
                 digests = [r.fields[p]['sha256'] for r, p in ((b, path), (a, before))]
                 c.true(at, digests[0] == digests[1], *digests)
-            else:
-                c.same(at, b[path][stay], a[before][stay], made_of)
+                continue
+            try:
+                parts = _part(b, path, stay), _part(a, before, stay)
+            except Unavailable as reason:
+                missing.append(str(reason))
+                continue
+            _joined(c, at, *parts, _at(i - 1, before))
+    if missing:
+        raise Gated('; '.join(missing))
+
+
+def _part(r: Record, path: str, lanes: np.ndarray) -> np.ndarray | None:
+    """The lanes of a field; None is a zero by structure."""
+    return None if r.fields.get(path) is None else r.of_lanes(path, lanes)
+
+
+def _joined(c: Check, at: str, found, want, source: str) -> None:
+    """A field is that of the step before; where one of them is a zero by structure, both are 0."""
+    if found is not None and want is not None:
+        c.same(at, found, want, (source,))
+    elif found is not None or want is not None:
+        lost = np.abs(want if found is None else found)
+        zero = np.zeros(lost.shape)
+        c.same(at, *((zero, lost) if found is None else (lost, zero)), (source,))
 
 
 def forward_is_reverse(run: Run, c: Check) -> None:
@@ -244,8 +284,18 @@ def _from_zero(records: list[Record]) -> bool:
     plain = first.algorithm['credit'] == 'cut' and not first.factored
     later = any(r.reset.any() for r in records[1:])
     whole = 'gradients' in (records[-1].raw.get('window') or {})
-    derived = not any(obstacle(r) for r in records)
+    derived = not any(obstacle(r) or unknown(r) for r in records) and all(
+        _alike(r, first) for r in records
+    )
     return bool(plain and whole and derived and not later and not first.t.any())
+
+
+def _alike(r: Record, first: Record) -> bool:
+    """Whether two records are of one net."""
+    own, other = ({p: np.shape(v) for p, v in one.fields.items()} for one in (r, first))
+    shared = own.keys() & other.keys()
+    same = spec_digest(r.raw) == spec_digest(first.raw) and _settings(r) == _settings(first)
+    return same and all(own[path] == other[path] for path in shared)
 
 
 def _reversed(records: list[Record], weights: list[Num], divisor: Num) -> dict[str, Num]:

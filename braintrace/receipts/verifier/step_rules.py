@@ -7,15 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from .applied import (
-    Entries,
-    application,
-    gate,
-    known_entries,
-    placed,
-    told,
-)
-from .bounds import Num, constant, total
+from .applied import Entries, application, gate, known_entries, placed, told
+from .bounds import Num, constant, exact, total
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated
 from .engine import (
@@ -77,6 +70,10 @@ def provenance(r: Record, c: Check) -> None:
     for name, source in sources.items():
         if source is not None:
             parts = [r[_source_path(part)] for part in source]
+            joins = len({part.shape[:-1] for part in parts}) == 1 and all(p.ndim for p in parts)
+            said = [list(part.shape) for part in parts]
+            if not c.true(f'{name}/source', joins, said, 'arrays that differ in their last axis'):
+                continue
             want = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
             for group in r.relations[name]['groups'] or ['']:
                 c.same(f'{_at(name, group)}/x', r[f'{_at(name, group)}/x'], want, source)
@@ -87,9 +84,10 @@ def provenance(r: Record, c: Check) -> None:
         own = first.setdefault(group, name)
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
-                path = f'{_at(name, group)}/D/{key}'
-                if r.fields[path] is not None:
-                    c.same(path, r[path], r[f'{_at(own, group)}/D/{key}'], (own,))
+                path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
+                want = exact(r[first_path]) if r.fields.get(first_path) is not None else None
+                stored = r[path] if r.fields[path] is not None else None
+                c.close(path, stored, want, (own,))
 
 
 def _source_path(part: str) -> str:
@@ -352,9 +350,9 @@ def fresh_start(r: Record, c: Check) -> None:
             c.same(path, np.abs(stored), np.zeros(stored.shape), ('t',))
     if r.reset.any():
         for name in r.keys('carry_before'):
-            stored, start = r[f'carry_before/{name}'], r[f'initial/{name}']
             at = f'carry_before/{name}'
-            c.same(at, stored[r.reset], start[r.reset], (f'initial/{name}', 'reset'))
+            stored, start = (r.of_lanes(path, r.reset) for path in (at, f'initial/{name}'))
+            c.same(at, stored, start, (f'initial/{name}', 'reset'))
     if not new.any():
         raise Gated('no lane stands at its start')
 
@@ -366,7 +364,7 @@ def gradient(r: Record, c: Check) -> None:
     """The gradient that signals and traces make."""
     sums, missing = gradients_of(r)
     for path, num in sums.items():
-        if r.topology['routes'][path]['kind'] != 'frozen':
+        if not r.frozen(path):
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
     gate(missing)
@@ -449,5 +447,6 @@ def routes(r: Record, c: Check) -> None:
         c.true(f'gradients/{path}', has != frozen, 'a gradient' if has else 'no gradient', want)
         if route['kind'] == 'trace':
             c.true(at, path in related, 'trace, and no relation', 'a relation that has it')
-        if has and not np.any(r[f'gradients/{path}']) and 'reason' not in route:
+        whole = has and r.sample(f'gradients/{path}') is None
+        if whole and not np.any(r[f'gradients/{path}']) and 'reason' not in route:
             c.tell(f'zero_gradient/{path}', 'all of its gradient is zero')

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from .arrays import array_of, is_sampled
+from .arrays import INLINE, array_of, is_sampled
 from .cells import CELLS, READOUTS
 from .kinds import Problem
+from .losses import LOSSES
+from .optimizers import OPTIMIZERS
+from .primitives import FORMULAS
 from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
@@ -197,6 +201,21 @@ def _keys(raw: Mapping) -> Problems:
         yield from _unless(last, 'optimizer', 'it acts in the last record of a window alone')
         unknown = set(optimizer['updates']) - known
         yield from _unless(not unknown, 'optimizer/updates', f'no such: {sorted(unknown)}')
+        yield from _optimizer(optimizer)
+
+
+def _optimizer(optimizer: Mapping) -> Problems:
+    """The numbers of a known optimiser: those that it needs, and no other."""
+    if optimizer['name'] not in OPTIMIZERS:
+        return
+    known, config = OPTIMIZERS[optimizer['name']], optimizer['config']
+    yield from _sets('optimizer/config', set(config) - set(known.may), known.needs)
+    for name in ('momentum', 'b1', 'b2'):
+        value = config.get(name, 0)
+        yield from _unless(0 <= value < 1, f'optimizer/config/{name}', f'{value}: not in [0, 1)')
+    for name in ('eps', 'eps_root'):
+        value = config.get(name, 0)
+        yield from _unless(value >= 0, f'optimizer/config/{name}', f'{value}: below 0')
 
 
 def _listed(name: str, found, want) -> Problems:
@@ -241,8 +260,107 @@ def _shapes(raw: Mapping) -> Problems:
             if path in shape:
                 found = shape[path]
                 yield from _unless(found == want, path, f'{found}, and its group has {want}')
+    yield from _group_shapes(raw, shape)
+    yield from _signal_shapes(raw, shape, like)
+    yield from _loss_shapes(raw, shape, like)
+    for relation in raw['topology']['relations']:
+        if relation['primitive'] in FORMULAS:
+            yield from _formula_shapes(raw, shape, relation)
     if raw['topology']['cell'] != 'opaque':
         yield from _known_shapes(raw, shape, like)
+
+
+def _due(shape: Mapping, path: str, want: tuple) -> Problems:
+    if path in shape:
+        found = shape[path]
+        yield from _unless(found == want, path, f'{found}, and {want} is due')
+
+
+def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
+    """Factors, signals and traces have an entry for each state, and the positions of their group."""
+    lanes = len(raw['lanes'])
+    groups = {group['name']: group for group in raw['topology']['groups']}
+    for factor in raw['factors']:
+        name, group = factor['relation'], factor['group']
+        states = len(groups[group]['states']) if group is not None else 0
+        right = len(factor['D_f']) == len(factor['D']) == states
+        right = right and all(len(row) == states for row in factor['D'])
+        yield from _unless(right, f'factors/{name}', f'not {states} states')
+        if group is not None:
+            want = (lanes, *groups[group]['shape'])
+            for path in shape:
+                if path.startswith((f'factors/{name}/{group}/D/', f'factors/{name}/{group}/D_f/')):
+                    yield from _due(shape, path, want)
+    for kind in ('dh', 'c'):
+        for group, entries in raw['signals'][kind].items():
+            for i in range(len(entries)):
+                want = (lanes, *groups[group]['shape'])
+                yield from _due(shape, f'signals/{kind}/{group}/{i}', want)
+    for name in ('traces_before', 'traces_after'):
+        for trace in raw[name]:
+            at, states = f'{name}/{trace["relation"]}/{trace["group"]}', groups[trace['group']]
+            for slot, entry in trace['entries'].items():
+                right = not isinstance(entry, list) or len(entry) == len(states['states'])
+                yield from _unless(right, f'{at}/{slot}', f'not {len(states["states"])} states')
+            for path, found in shape.items():
+                if path.startswith(f'{at}/'):
+                    yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
+    for i, (before, after) in enumerate(_pairs_of_traces(raw)):
+        yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
+
+
+def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
+    after = {(one['relation'], one['group']): one for one in raw['traces_after']}
+    for one in raw['traces_before']:
+        yield one, after[one['relation'], one['group']]
+
+
+def _signal_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
+    yield from _due(shape, 'signals/correction', (len(raw['lanes']),))
+    direct, signals = raw['signals'].get('direct', {}), raw['signals']
+    for kind, found in direct.items():
+        unknown = set(found) - set(signals[kind])
+        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {sorted(unknown)}')
+    for group, entries in direct.get('c', {}).items():
+        right = len(entries) == len(signals['c'].get(group, entries))
+        yield from _unless(right, f'signals/direct/c/{group}', 'not one entry for each state')
+    for path in shape:
+        if path.startswith('signals/direct/'):
+            yield from like(path, path.replace('direct/', '', 1))
+
+
+def _loss_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
+    if raw['loss']['name'] in LOSSES:
+        yield from like('targets', 'outputs')
+        found = shape['outputs']
+        right = len(found) == 2 and found[0] == len(raw['lanes'])
+        yield from _unless(right, 'outputs', f'{found}, not (lanes, features)')
+        yield from _due(shape, 'loss/mask', (len(raw['lanes']),))
+    optimizer = raw['optimizer']
+    if optimizer is None or optimizer['name'] not in OPTIMIZERS:
+        return
+    for name in ('state_before', 'state_after'):
+        for path, slots in optimizer[name]['slots'].items():
+            for slot in slots:
+                yield from like(f'optimizer/{name}/{path}/{slot}', f'params_before/{path}')
+
+
+def _formula_shapes(raw: Mapping, shape: Mapping, relation: Mapping) -> Problems:
+    """Those of ``y = x @ W + b``."""
+    at, params = f'topology/relations/{relation["name"]}/params', relation['params']
+    slots = {'weight', 'bias'} if 'bias' in params else {'weight'}
+    wrong = list(_sets(at, params, slots))
+    yield from wrong
+    if wrong:
+        return
+    path = f'params_before/{params["weight"]}'
+    if len(shape[path]) != 2:
+        yield Problem(path, f'{shape[path]}, and (inputs, outputs) are due')
+        return
+    (x, y), lanes = shape[path], len(raw['lanes'])
+    yield from _due(shape, f'params_before/{params.get("bias")}', (y,))
+    yield from _due(shape, f'signals/dy/{relation["name"]}', (lanes, y))
+    yield from _trace_shapes(raw, shape, relation, lanes, ((x,), (y,)))
 
 
 def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
@@ -268,7 +386,6 @@ def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
             if slot in params:
                 found = shape[path]
                 yield from _unless(found == want, path, f'{found}, and {want} is due')
-        yield from _trace_shapes(raw, shape, relations[roles[role]], lanes, (x, y))
     feedback = raw['algorithm']['feedback']
     if feedback is not None:
         want = (lanes, *hidden) if feedback['kind'] == 'modulator' else (*hidden, *out)
@@ -281,30 +398,19 @@ def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
 def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
     (x, y), name = sizes, relation['name']
     of_slot = {'x': (lanes, *x), 'f': (lanes, *y), 'weight': (lanes, *x, *y), 'bias': (lanes, *y)}
-    groups = {group['name']: group for group in raw['topology']['groups']}
     factored = raw['algorithm']['name'] == 'ES_D_RTRL'
     for trace in raw['traces_before']:
         if trace['relation'] == name:
             at = f'traces_before/{name}/{trace["group"]}'
             slots = ('x', 'f') if factored else tuple(relation['params'])
             yield from _sets(at, trace['entries'], slots)
-            states = len(groups[trace['group']]['states'])
-            for slot in set(slots) & set(trace['entries']):
-                entry = trace['entries'][slot]
-                if isinstance(entry, list):
-                    yield from _unless(len(entry) == states, f'{at}/{slot}', f'not {states} states')
             for path, found in shape.items():
                 if path.startswith(f'{at}/'):
-                    want = of_slot[path[len(at) + 1 :].split('/')[0]]
+                    want = of_slot.get(path[len(at) + 1 :].split('/')[0], found)
                     yield from _unless(found == want, path, f'{found}, and {want} is due')
     for factor in raw['factors']:
         if factor['relation'] == name:
             yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
-        if factor['relation'] == name and factor['group'] is not None:
-            states = len(groups[factor['group']]['states'])
-            right = len(factor['D_f']) == len(factor['D']) == states
-            right = right and all(len(row) == states for row in factor['D'])
-            yield from _unless(right, f'factors/{name}', f'not {states} states')
     for path, found in shape.items():
         parts = path.split('/')
         if parts[0] == 'factors' and parts[1] == name:
@@ -318,7 +424,12 @@ def _numbers(raw: Mapping) -> Problems:
     yield from _unless(k is None or k > 0, 'numeric/k', f'{k} is not above 0')
     spikes = topology['roles'].get('z')
     for path, node in array_paths(raw):
-        if node is None or is_sampled(node):
+        if node is None:
+            continue
+        if is_sampled(node):
+            size = math.prod(node['shape'])
+            small = f'a sample of {size} elements; up to {INLINE} are given whole'
+            yield from _unless(size > INLINE, path, small)
             continue
         if 'data' not in node:
             yield Problem(path, f'its numbers are in {node["file"]}, which was not read')

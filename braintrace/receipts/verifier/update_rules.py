@@ -25,13 +25,9 @@ def _known(r: Record, *names: str) -> Optimizer:
     return OPTIMIZERS[name]
 
 
-def _frozen(r: Record, path: str) -> bool:
-    return r.topology['routes'].get(path, {}).get('kind') == 'frozen'
-
-
 def moving(r: Record) -> list[str]:
     """The parameters that an optimiser moves."""
-    return [path for path in r.keys('params_before') if not _frozen(r, path)]
+    return [path for path in r.keys('params_before') if not r.frozen(path)]
 
 
 def acted_on(r: Record, path: str) -> str:
@@ -71,6 +67,7 @@ def _slot(r: Record, c: Check, slot: str) -> None:
 def slots_of(r: Record, c: Check) -> None:
     """Slots and shapes for each parameter that moves; the count goes on by 1."""
     raw, known = _optimizer(r), _known(r)
+    raw_params = r.raw['params_before']
     for name in ('state_before', 'state_after'):
         found = raw[name]['slots']
         want = set(moving(r)) if known.slots else set(found) & set(moving(r))
@@ -79,13 +76,11 @@ def slots_of(r: Record, c: Check) -> None:
             at = f'optimizer/{name}/slots/{path}'
             c.true(at, set(slots) == set(known.slots), sorted(slots), sorted(known.slots))
             for slot in slots:
-                shape = r[f'optimizer/{name}/{path}/{slot}'].shape
-                own = r.fields.get(f'params_before/{path}')
-                c.true(f'{at}/{slot}', own is not None and own.shape == shape, shape, 'as its own')
+                c.true(f'{at}/{slot}', path in raw_params, 'a slot', 'of a parameter')
     updates = r.keys('optimizer/updates')
     c.true('optimizer/updates', updates == set(moving(r)), sorted(updates), sorted(moving(r)))
     counts = [raw[name]['count'] for name in ('state_before', 'state_after')]
-    if 'mu' in known.slots:
+    if 'mu' in known.slots or counts != [None, None]:
         right = None not in counts and counts[1] == counts[0] + 1
         c.true(
             'optimizer/state_after/count', right, counts[1], f'the count before, {counts[0]}, + 1'
@@ -121,7 +116,7 @@ def second_moment(r: Record, c: Check) -> None:
 
 def adam(r: Record, c: Check) -> None:
     """The update of Adam without decoupled decay."""
-    if _known(r, 'adam', 'adamw').decoupled:
+    if _known(r, 'adam', 'adamw').decoupled and _decays(r):
         raise Gated('decoupled decay: rule 7')
     _update(r, c)
 
@@ -139,7 +134,7 @@ def final_state(r: Record, c: Check) -> None:
     """What a decay makes; parameters that stay are bit-equal."""
     raw = r.raw['optimizer']
     for path in r.keys('params_before'):
-        if raw is None or _frozen(r, path) or path not in r.keys('optimizer/updates'):
+        if raw is None or r.frozen(path) or path not in r.keys('optimizer/updates'):
             made_of = (f'params_before/{path}',)
             at = f'params_after/{path}'
             c.same(at, r[at], r[f'params_before/{path}'], made_of)
