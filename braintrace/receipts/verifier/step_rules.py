@@ -85,9 +85,9 @@ def provenance(r: Record, c: Check) -> None:
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
                 path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
-                want = exact(r[first_path]) if r.fields.get(first_path) is not None else None
+                shared = exact(r[first_path]) if r.fields.get(first_path) is not None else None
                 stored = r[path] if r.fields[path] is not None else None
-                c.close(path, stored, want, (own,))
+                c.close(path, stored, shared, (own,))
 
 
 def _source_path(part: str) -> str:
