@@ -125,7 +125,8 @@ class _Step(NamedTuple):
         given = [params[i] for i in places]
         seen = compiled.observe(step, given, carry, compiled.held, count, (trace, self.state.t))
         direct, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
-        return _Seen(*seen.aux, seen.factors, seen.weights, direct, signals)
+        value, outputs, new = seen.aux
+        return _Seen(value, outputs, new, seen.factors, seen.weights, direct, signals)
 
     def result(self, seen: _Seen, others: Signals):
         """What :func:`observed_step` returns; ``others`` are the signals of new states."""
@@ -133,7 +134,7 @@ class _Step(NamedTuple):
         trace, count = uncounted(self.state.trace)
         rule, network = compiled.rule, compiled.network(leaves, seen.weights)
         factors, signals = seen.factors, seen.signals
-        after = rule.update(network, trace, factors, t)
+        after = _made_once(rule.update(network, trace, factors, t), t)
         window = Window.of_step(factors, signals, t)
         ops = rule.gradient(network, trace, after, window)
         direct = dict(zip(compiled.graph.direct, seen.direct, strict=True))
@@ -159,6 +160,14 @@ class _Step(NamedTuple):
         )
         grads = jax.tree.unflatten(jax.tree.structure(self.params), grads)
         return (seen.value, seen.outputs), grads, new, observed
+
+
+def _made_once(tree, t: jax.Array):
+    """The same arrays, as results of a loop of one turn: XLA drops a barrier on CPU before it fuses,
+    and a trace that is made a second time inside of a fusion may differ in its last bit.
+    """
+    once = jnp.minimum(jnp.max(t, initial=0) + 1, 1)
+    return jax.lax.fori_loop(0, once, lambda _, same: jax.lax.optimization_barrier(same), tree)
 
 
 def decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:

@@ -164,35 +164,35 @@ class Recording:
         return found
 
     def sequence_grad(self, params, state, xs, ys, mask=None, reset=None):
-        """``grads, state, losses, run`` of a whole sequence, time in axis 0: ``grads`` and
-        ``losses`` are those of ``learner.sequence_grad(loss)``, ``run`` has what each step was made
-        of, and ``state`` is that after these steps, the same but for rounding.
+        """``grads, state, losses, run`` of a whole sequence, time in axis 0: but for rounding the
+        numbers of ``learner.sequence_grad(loss)``, made step by step, and what each step was made
+        of as a :class:`Run`.
 
         ``mask`` (T,) and ``reset``, a pair ``(flags, carry0)``, as there. Pure.
         """
-        gradient = self.learner.sequence_grad(self.loss.total)
+        self._check_window(params)
         wanted = self._with_lanes(state, xs, ys)
-        grads, _, losses = gradient(params, state, xs, wanted, mask, reset)
+        gradient = self.learner.sequence_grad(self.loss.total)
+        jax.eval_shape(gradient, params, state, xs, wanted, mask, reset)  # it checks its arguments
         run, state = self._run(params, state, (xs, ys, mask, reset))
-        return grads, state, losses, run._replace(gradients=grads)
+        return run.gradients, state, run.steps.loss, run
 
     def sequence_update(self, optimizer, every: int = 1) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses, blocks``: ``learner.sequence_update(loss, optimizer, every)``, called for each
-        update by itself, and the :class:`Block` of each; ``state`` as for :meth:`sequence_grad`.
+        losses, blocks``: but for rounding the numbers of ``learner.sequence_update(loss,
+        optimizer, every)``, and the :class:`Block` of each update.
         """
-        update = self.learner.sequence_update(self.loss.total, _shown(optimizer), every=every)
 
         @jax.jit
         def block(params, opt_state, state, xs, ys, mask, reset):
-            nothing = jax.tree.map(jnp.zeros_like, params)
-            start, wanted = (opt_state, nothing, nothing), self._with_lanes(state, xs, ys)
-            after, (opt, grads, updates), _, losses = update(
-                params, start, state, xs, wanted, mask, reset
-            )
-            run, state = self._run(params, state, (xs, ys, mask, reset))
-            made = Block(params, run._replace(gradients=grads), updates, opt_state, opt, after)
-            return made, state, losses
+            self._check_window(params)
+            run, new = self._run(params, state, (xs, ys, mask, reset))
+            shown = _shown(optimizer, run.gradients)
+            update = self.learner.sequence_update(self.loss.total, shown, every=len(xs))
+            start, wanted = shown.init(params, opt_state), self._with_lanes(state, xs, ys)
+            after, (opt, updates), *_ = update(params, start, state, xs, wanted, mask, reset)
+            made = Block(params, run, updates, opt_state, opt, after)
+            return made, new, run.steps.loss
 
         def along(params, opt_state, state, xs, ys, mask=None, reset=None):
             blocks, losses = [], []
@@ -227,8 +227,7 @@ class Recording:
         return ys, jnp.ones(xs.shape[:2], _dtype(state.carry))
 
     def _run(self, params, state, data: tuple) -> tuple[Run, functional.OnlineState]:
-        """Each step observed, without their gradient, and the state after them."""
-        self._check_window(params)
+        """Each step observed, and the state after them."""
         xs, ys, mask, reset = data
         lanes = xs.shape[1:2]
         ones = self._mask(state, xs[0], None)
@@ -245,24 +244,40 @@ class Recording:
 
         state, steps = jax.lax.scan(step, state, (xs, ys, flags))
         weights = jnp.ones(len(xs), ones.dtype) if mask is None else jnp.asarray(mask, ones.dtype)
-        return Run(steps, xs, ys, None, weights, None if reset is None else initial), state
+        grads = _weighted(steps.gradients, weights)
+        return Run(steps, xs, ys, grads, weights, None if reset is None else initial), state
+
+
+def _weighted(grads, weights):
+    """The mean of gradients with time in front; a gradient of weight 0 need not be a number."""
+    total = weights.sum()
+    divisor = jnp.where(total == 0, 1, total)
+
+    def mean(g):
+        if g.dtype == jax.dtypes.float0:
+            return g[0]
+        w = weights.reshape(-1, *[1] * (g.ndim - 1)).astype(g.dtype)
+        return jnp.where(w == 0, 0, w * g).sum(0) / divisor.astype(g.dtype)
+
+    return jax.tree.map(mean, grads)
 
 
 class _Shown(NamedTuple):
-    """An optimiser whose state also holds the gradients and the updates of its last call."""
+    """An optimiser that takes gradients of its own, and whose state also holds the updates."""
 
     init: Callable
     update: Callable
 
 
-def _shown(optimizer) -> _Shown:
-    def init(params):
-        nothing = jax.tree.map(jnp.zeros_like, params)
-        return optimizer.init(params), nothing, nothing
+def _shown(optimizer, grads) -> _Shown:
+    def init(params, state=None):
+        state = optimizer.init(params) if state is None else state
+        return state, jax.tree.map(jnp.zeros_like, params)
 
-    def update(grads, state, params=None):
-        updates, new = optimizer.update(grads, state[0], params)
-        return updates, (new, grads, updates)
+    def update(given, state, params=None):
+        own = jax.tree.map(lambda a, b: b if a.dtype == jax.dtypes.float0 else a, grads, given)
+        updates, new = optimizer.update(own, state[0], params)
+        return updates, (new, updates)
 
     return _Shown(init, update)
 
@@ -316,8 +331,9 @@ def capture(
         What the learner's cell computes, if it is not a :class:`Cell` itself; without one the cell
         is opaque, and a verdict can not be ``rederived``.
     roles : dict, optional
-        The names that your cell has for ``recurrent`` and ``readout`` (keys of ops, as the report
-        names them) and for its states ``h``, ``V``, ``z``, ``a``, ``o``.
+        The names that your cell has for ``recurrent`` and ``readout`` (the path of the op's
+        weight, or the key of the op in the report) and for its states ``h``, ``V``, ``z``, ``a``,
+        ``o``.
     arrays : 'inline', 'npz' or 'sample'
         Where arrays of more than 4096 elements go.
     allow_tf32 : bool

@@ -20,10 +20,8 @@ NOISE = 256  # roundings of the terms: what is less beside them is no path of it
 
 
 def named(names, tree) -> dict[str, np.ndarray]:
-    """The leaves of a tree by name, in the order of the names; float0 of integers are left out."""
-    leaves = map(np.asarray, jax.tree.leaves(tree))
-    found = dict(zip(names, leaves, strict=True))
-    return {name: leaf for name, leaf in found.items() if leaf.dtype != jax.dtypes.float0}
+    """The leaves of a tree by name, in the order of the names."""
+    return dict(zip(names, map(np.asarray, jax.tree.leaves(tree)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -102,15 +100,19 @@ class Fields:
                     {
                         'relation': name,
                         'group': group,
-                        'x': self.array(self.observed.x[name], f'{at}/x'),
+                        'x': self._x(name, f'{at}/x'),
                         'D_f': self.states(group, self.observed.df[name][group], f'{at}/D_f'),
                         'D': [self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)],
                     }
                 )
-            if not groups and name in self.observed.x:
-                x = self.array(self.observed.x[name], f'factors/{name}/x')
+            if not groups:
+                x = self._x(name, f'factors/{name}/x')
                 found.append({'relation': name, 'group': None, 'x': x, 'D_f': [], 'D': []})
         return found
+
+    def _x(self, name: str, path: str) -> dict | None:
+        x = self.observed.x.get(name)
+        return None if x is None else self.array(x, path)
 
     def traces(self, trace: dict, name: str) -> list[dict]:
         """The entries of a trace by relation and group."""
@@ -159,6 +161,17 @@ class Fields:
             found['direct'] = self._direct()
         return found
 
+    def _placed(self, name: str, group: str, values):
+        """Numbers at the positions of a group, gathered to where y stands."""
+        positions = self.topology.positions[name].get(group)
+        shape = next((d.shape for d in self.observed.df[name][group] if d is not None), None)
+        if positions is None or shape is None:
+            return values
+        return [
+            None if v is None else np.reshape(v, (len(v), -1))[:, positions].reshape(shape)
+            for v in values
+        ]
+
     def _direct(self) -> dict:
         """What of dy and c passes no new state, of a cell whose formulas no verifier has."""
         seen, dy, c = self.observed, {}, {}
@@ -166,7 +179,7 @@ class Fields:
             pairs = [
                 pair
                 for group, df in seen.df.get(key, {}).items()
-                for pair in zip(seen.dh[group], df, strict=True)
+                for pair in zip(self._placed(key, group, seen.dh[group]), df, strict=True)
             ]
             rest = _rest(value, pairs)
             if rest is not None:
@@ -188,10 +201,18 @@ class Fields:
 def _rest(value, pairs) -> np.ndarray | None:
     """``value - sum a b``, or None where this is rounding."""
     terms = [np.float64(a) * b for a, b in pairs if a is not None and b is not None]
+    terms = [_summed(term, np.ndim(value), len(value)) for term in terms]
     rest = np.float64(value) - sum(terms)
     size = np.abs(value) + sum(map(np.abs, terms))
     small = np.abs(rest) <= NOISE * np.finfo(value.dtype).eps * size
     return None if small.all() else rest.astype(value.dtype)
+
+
+def _summed(term, ndim: int, lanes: int) -> np.ndarray:
+    """A product at the entries of y, summed over the axes that these have more than y."""
+    first = 1 if ndim and len(term) == lanes else 0
+    more = term.ndim - ndim
+    return term.sum(tuple(range(first, first + more))) if more > 0 else term
 
 
 def _plain(tree):

@@ -125,7 +125,7 @@ class Recorder:
                 'length': length,
                 'reduction': 'mean',
                 'weight': float(str(run.weights[i])),
-                'divisor': float(str(run.weights.sum())),
+                'divisor': float(str(run.weights.sum())) or 1.0,
                 **({'gradients': run.gradients} if last else {}),
             }
             update = (updates, opt_before, opt_after, params_after) if last else nothing
@@ -178,7 +178,7 @@ class Recorder:
             'outputs': fields.array(record.outputs, 'outputs'),
             'loss': fields.loss,
             'signals': fields.signals,
-            'gradients': fields.arrays(named(topology.params, record.gradients), 'gradients'),
+            'gradients': fields.arrays(topology.learned(record.gradients), 'gradients'),
             'optimizer': self._optimizer_of(fields, *update[:3]),
             'params_after': fields.arrays(after, 'params_after'),
         }
@@ -194,7 +194,7 @@ class Recorder:
     def _window(self, fields: Fields, window: dict) -> dict:
         if 'gradients' not in window:
             return window
-        gradients = named(self._topology.params, window['gradients'])
+        gradients = self._topology.learned(window['gradients'])
         return {**window, 'gradients': fields.arrays(gradients, 'window/gradients')}
 
     def _optimizer_of(self, fields: Fields, updates, before, after) -> dict | None:
@@ -205,8 +205,7 @@ class Recorder:
                 "updates were given, but the Recorder knows no optimizer; pass optimizer={'name': "
                 "'adam', 'config': {'lr': ...}} when you make it."
             )
-        names = self._topology.params
-        found = named(names, jax.tree.map(_on_host, updates))
+        found = self._topology.learned(jax.tree.map(_on_host, updates))
         return {
             **self.optimizer,
             'state_before': self._state(fields, before, 'optimizer/state_before'),
@@ -230,7 +229,7 @@ class Recorder:
             )
         slots: dict[str, dict] = {}
         for key in wanted:
-            for path, value in named(self._topology.params, parts[key]).items():
+            for path, value in self._topology.learned(parts[key]).items():
                 at = f'{name}/{path}/{key}'
                 slots.setdefault(path, {})[key] = fields.array(value, at)
         count = parts.get('count')

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +143,23 @@ def test_sequences_are_derived_again(kind):
     assert [r['window']['length'] for r in receipts] == windows
 
 
+@pytest.mark.slow
+def test_frozen_parameters_stay_as_they_are():
+    cell, (transform, _) = CELLS['rnn'](), OPTIMIZERS['adamw']
+    params = cell.init(jax.random.key(1), I, N, O)
+    learner = functional.online(cell, trainable=lambda path, leaf: path[0] != 'W_out')
+    xs, ys = (drawn(4, B, n).astype(jnp.float32) for n in (I, O))
+    state = learner.init(params, cell.carry(params, B), xs[0])
+    recording = capture(learner)
+    writer, file = recorder(recording, 'adamw')
+    *_, blocks = recording.sequence_update(transform, 4)(
+        params, transform.init(params), state, xs, ys
+    )
+    writer.write_sequence(*blocks[0])
+    receipts = assert_rederived(file)
+    assert receipts[-1]['params_after']['W_out'] == receipts[0]['params_before']['W_out']
+
+
 def lstm(p, c, x):
     read = jnp.concatenate([x, c['h']], -1)
     i, f, g, o = (braintrace.matmul(read, p[k]) for k in 'ifgo')
@@ -195,7 +215,7 @@ def test_a_loss_and_an_optimizer_of_your_own_are_consistent_at_most():
         loss = {'loss': lambda out, y: jnp.mean(jnp.abs(out - y))}
         recording, params, state = started(CELLS['rnn'](), RULES['cut'], **loss)
         x, y, transform = drawn(B, I), drawn(B, O), optax.lion(LR)
-        _, grads, _, record = recording.grad(params, state, x, y)
+        _, grads, _, record = jax.jit(recording.grad)(params, state, x, y)
         opt, file = transform.init(params), io.BytesIO()
         updates, after = transform.update(grads, opt, params)
         writer = Recorder(file, recording, {'name': 'lion', 'config': {'lr': LR}})
@@ -229,9 +249,9 @@ def test_large_arrays_go_to_a_file_or_are_sampled(tmp_path):
     nodes = {}
     for arrays in ('npz', 'sample'):
         recording, path = capture(learner, arrays=arrays), tmp_path / f'{arrays}.jsonl'
-        writer = Recorder(path, recording)
+        writer, step = Recorder(path, recording), jax.jit(recording.grad)
         for _ in range(2):
-            _, _, _, record = recording.grad(params, state, x, drawn(B, O))
+            _, _, _, record = step(params, state, x, drawn(B, O))
             writer.write(params, state, x, drawn(B, O), record)
         nodes[arrays], _ = parse_run(path.read_bytes())
     trace = nodes['npz']['traces_after'][0]['entries']['weight'][0]
@@ -249,7 +269,7 @@ def test_the_learner_of_a_model_is_recorded_by_its_pure_functions():
     state = online.init(params, carry, drawn(B, I).astype(jnp.float32))
     out, file = jnp.zeros((B, N)), io.BytesIO()
     x = drawn(B, I).astype(jnp.float32)
-    *_, record = recording.grad(params, state, x, out)
+    *_, record = jax.jit(recording.grad)(params, state, x, out)
     Recorder(file, recording).write(params, state, x, out, record)
     found, _ = judged(file)
     assert found.verdict == 'consistent', found.failures[:3]
@@ -308,9 +328,9 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     with pytest.raises(braintrace.NotSupportedError, match='made in tf32 on this device'):
         recording.grad(params, state, x, y)
     allowed = capture(recording.learner, allow_tf32=True)
-    *_, record = allowed.grad(params, state, x, y)
+    *_, record = jax.jit(allowed.grad)(params, state, x, y)
     with jax.default_matmul_precision('highest'):
-        *_, precise = recording.grad(params, state, x, y)
+        *_, precise = jax.jit(recording.grad)(params, state, x, y)
     assert (int(record.precision), int(precise.precision)) == (1, 0)
 
 
@@ -324,3 +344,27 @@ def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
             Recorder(io.BytesIO(), recording, bad)
     with pytest.raises(braintrace.OptionError, match='every is 0'):
         Recorder(io.BytesIO(), recording, every=0)
+
+
+FUSED = """
+import jax, numpy as np
+from braintrace import functional, receipts, rules
+
+cell, lanes, steps = receipts.Cell.lif(reset_gradient=True), 7, 25
+learner = functional.online(cell, rules.es_d_rtrl(0.9))
+params = cell.init(jax.random.key(0), 5, 19, 3)
+xs = 1.5 * (jax.random.uniform(jax.random.key(1), (steps, lanes, 5)) < 0.3)
+ys = jax.random.normal(jax.random.key(2), (steps, lanes, 3))
+state = learner.init(params, cell.carry(params, lanes), xs[0])
+run = jax.jit(receipts.capture(learner).sequence_grad)(params, state, xs, ys)[3]
+seen = jax.tree.map(np.asarray, run.steps.observed)
+jax.tree.map(lambda b, a: np.testing.assert_array_equal(b[1:], a[:-1]), seen.before, seen.after)
+"""
+
+
+@pytest.mark.nightly
+def test_traces_of_neighbours_agree_to_the_bit_where_the_compiler_fuses():
+    """Tests compile without fusion, so this is a process of its own."""
+    own = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
+    done = subprocess.run([sys.executable, '-c', FUSED], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-600:]

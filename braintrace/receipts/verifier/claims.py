@@ -56,7 +56,11 @@ def check_skip(r: Record, c: Check) -> None:
 def check_routes(r: Record, c: Check) -> None:
     """Each parameter has one route, and a gradient if it is trained."""
     declared, gradients = r.topology['routes'], r.keys('gradients')
-    related = {path for one in r.relations.values() for path in one['params'].values()}
+    related = {
+        path
+        for one in r.relations.values()
+        for path in [*one['params'].values(), *one.get('options', {}).get('behind', ())]
+    }
     for path in sorted(r.keys('params_before') | set(declared)):
         route = declared.get(path)
         at = f'topology/routes/{path}'
