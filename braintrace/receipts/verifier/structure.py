@@ -276,7 +276,7 @@ def _due(shape: Mapping, path: str, want: tuple) -> Problems:
 
 
 def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
-    """Factors, signals and traces have an entry for each state, and the positions of their group."""
+    """Factors, signals and traces have an entry for each state, with the positions of the group."""
     lanes = len(raw['lanes'])
     groups = {group['name']: group for group in raw['topology']['groups']}
     for factor in raw['factors']:
