@@ -29,10 +29,32 @@ ALL_RUNS = (
 )
 WORDS = (
     *('', 'x', 'W', 'inputs', 'carry/h', 'new/z', 'carry/', 'new/o', '(filter)', 'rnn', 'lif'),
-    *('alif', 'opaque', 'linear', 'leaky', 'D_RTRL', 'ES_D_RTRL', 'cut', 'whole', 'frozen', 'trace'),
+    *(
+        'alif',
+        'opaque',
+        'linear',
+        'leaky',
+        'D_RTRL',
+        'ES_D_RTRL',
+        'cut',
+        'whole',
+        'frozen',
+        'trace',
+    ),
     *('same-step', 'sgd', 'momentum', 'adam', 'adamw', 'softmax_ce', 'half_mse', 'mean', 'sum'),
     *('float32', 'float64', 'int64', 'bool', 'bfloat16', 'tf32', 'hidden', 'output', 'recurrent'),
-    *('readout', 'etp_mm', 'etp_conv', 'fixed', 'modulator', 'a/b', '/', '..', '\ud800', 'third_party'),
+    *(
+        'readout',
+        'etp_mm',
+        'etp_conv',
+        'fixed',
+        'modulator',
+        'a/b',
+        '/',
+        '..',
+        '\ud800',
+        'third_party',
+    ),
     *('opaque_cell', 'weight', 'bias', 'mu', 'h', 'z', 'V', 'o', 'a', 'triangle', 'sampled_arrays'),
 )
 NUMBERS = (
@@ -138,7 +160,9 @@ def arrays(spots, value):
 
 
 def _whole(one):
-    fine = isinstance(one, dict) and isinstance(one['data'], list) and {'shape', 'dtype'} <= set(one)
+    fine = (
+        isinstance(one, dict) and isinstance(one['data'], list) and {'shape', 'dtype'} <= set(one)
+    )
     return fine and isinstance(one['shape'], list) and set(map(type, one['shape'])) <= {int}
 
 

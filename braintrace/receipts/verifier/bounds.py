@@ -59,9 +59,7 @@ class Num:
     def __mul__(self, other) -> Num:
         other = self._lifted(other)
         a, b = np.abs(self.value), np.abs(other.value)
-        return self._made(
-            self.value * other.value, a * other.terms + self.terms * b, a * b
-        )
+        return self._made(self.value * other.value, a * other.terms + self.terms * b, a * b)
 
     __rmul__ = __mul__
 

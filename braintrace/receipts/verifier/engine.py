@@ -70,7 +70,9 @@ def recurrent_of(D: list[Entries], old: Entries) -> Entries:
     """``sum_r D_sr e'_r`` for each state; ``D_sr`` gets the axes of the entry that it lacks."""
     return [
         total(
-            _like(d, e) * e for d, e in zip(row, old, strict=True) if d is not None and e is not None
+            _like(d, e) * e
+            for d, e in zip(row, old, strict=True)
+            if d is not None and e is not None
         )
         for row in D
     ]

@@ -86,9 +86,7 @@ def _adamw(config, count, slots, gradient, parameter):
 ADAM = ('b1', 'b2', 'eps')
 OPTIMIZERS = {
     'sgd': Optimizer((), ('lr',), ('weight_decay',), _sgd),
-    'momentum': Optimizer(
-        ('trace',), ('lr', 'momentum'), ('nesterov', 'weight_decay'), _momentum
-    ),
+    'momentum': Optimizer(('trace',), ('lr', 'momentum'), ('nesterov', 'weight_decay'), _momentum),
     'adam': Optimizer(('mu', 'nu'), ('lr', *ADAM), ('eps_root', 'weight_decay'), _adam),
     'adamw': Optimizer(('mu', 'nu'), ('lr', *ADAM, 'weight_decay'), ('eps_root',), _adamw, True),
 }

@@ -269,7 +269,9 @@ def _from_zero(records: list[Record]) -> bool:
     plain = first.algorithm['credit'] == 'cut' and not first.factored
     later = any(r.reset.any() for r in records[1:])
     whole = 'gradients' in (records[-1].raw.get('window') or {})
-    derived = not any(obstacle(r) or unknown(r) for r in records) and all(_alike(r, first) for r in records)
+    derived = not any(obstacle(r) or unknown(r) for r in records) and all(
+        _alike(r, first) for r in records
+    )
     return bool(plain and whole and derived and not later and not first.t.any())
 
 

@@ -396,7 +396,9 @@ def dropped_mass(r: Record, c: Check) -> None:
     size = sum(s != FILTER for s in r.groups[group]['states'])
     old = [np.zeros(1) if e is None else np.abs(e.value) for e in _slopes(r, 'carry_before')[:size]]
     new = [np.zeros(1) if e is None else np.abs(e.value) for e in r.entries(f'{at}/D_f')[:size]]
-    lost = sum(np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1)
+    lost = sum(
+        np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1
+    )
     rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)
     c.counts[c.rule] += 1

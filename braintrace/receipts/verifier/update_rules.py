@@ -53,7 +53,9 @@ def _steps(r: Record) -> Iterator[tuple[str, dict[str, Num], Num]]:
 def _update(r: Record, c: Check) -> None:
     for path, _, update in _steps(r):
         at = f'optimizer/updates/{path}'
-        c.close(at, r[at], update, (acted_on(r, path), 'optimizer/config', 'optimizer/state_before'))
+        c.close(
+            at, r[at], update, (acted_on(r, path), 'optimizer/config', 'optimizer/state_before')
+        )
 
 
 def _slot(r: Record, c: Check, slot: str) -> None:
@@ -79,7 +81,9 @@ def slots_of(r: Record, c: Check) -> None:
     counts = [raw[name]['count'] for name in ('state_before', 'state_after')]
     if 'mu' in known.slots or counts != [None, None]:
         right = None not in counts and counts[1] == counts[0] + 1
-        c.true('optimizer/state_after/count', right, counts[1], f'the count before, {counts[0]}, + 1')
+        c.true(
+            'optimizer/state_after/count', right, counts[1], f'the count before, {counts[0]}, + 1'
+        )
 
 
 def sgd(r: Record, c: Check) -> None:
