@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from braintrace.receipts.verifier.arrays import array_of, node
-from braintrace.receipts.verifier.canonical import digest, emit
+from braintrace.receipts.verifier.canonical import digest, emit, spec_digest
 from braintrace.receipts.verifier.derive import _fill, derive
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import topology_of
@@ -284,7 +284,6 @@ def seal(records: list[dict]) -> list[dict]:
 
 def opaque(records: list[dict]) -> list[dict]:
     """The same run of a cell that the engine does not know."""
-    from braintrace.receipts.verifier.canonical import spec_digest
 
     found = copy.deepcopy(records)
     for record in found:

@@ -172,9 +172,9 @@ def directions(params):
 
 
 def unrolled(records):
-    """The gradient of the sum of the losses of a run with constant weights, with the cut: between two
-    steps it goes along positions alone, neither through the recurrent op nor, from a leaky readout's
-    old state, through the readout.
+    """The gradient of the sum of the losses of a run with constant weights, with the cut: between
+    two steps it goes along positions alone, neither through the recurrent op nor, from a leaky
+    readout's old state, through the readout.
     """
     params = values(records[0]['params_before'])
     grads = {path: np.zeros(value.shape) for path, value in params.items()}

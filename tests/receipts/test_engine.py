@@ -185,7 +185,7 @@ def _slopes(record, new):
 
 @pytest.mark.parametrize('name', making.SURROGATES)
 def test_a_surrogate_has_all_its_digits_far_from_the_threshold(name):
-    """Against the same formula in more digits than float64 has, within half of the tightest bound."""
+    """Against the same formula in more digits than float64 has: half of the tightest bound."""
     parameters = making.SURROGATES[name]
     u = np.linspace(-40, 40, 2001)
     found = psi({'name': name, 'parameters': parameters}, exact(u))

@@ -9,9 +9,9 @@ from tests import tiers
 from tests.receipts import making
 from tests.receipts.making import get, places, put
 
-# Models are tiny, and each number has an effect: all lanes of a reset start anew, as the initial carry
-# of a lane that was not reset has no meaning; and records stand on both sides of it, as a lane's id and
-# clock mean something only where the next record continues them.
+# Models are tiny, and each number has an effect: all lanes of a reset start anew, as the initial
+# carry of a lane that was not reset has no meaning; and two records stand on each side of it, as a
+# lane's id and clock mean something only where the next record continues them.
 RUNS = {
     'sgd': dict(optimizer='sgd'),
     'momentum': dict(optimizer='momentum', readout='linear'),

@@ -245,9 +245,9 @@ def _joined(c: Check, at: str, found, want, source: str) -> None:
     if found is not None and want is not None:
         c.same(at, found, want, (source,))
     elif found is not None or want is not None:
-        lost = np.abs(want if found is None else found)
-        zero = np.zeros(lost.shape)
-        c.same(at, *((zero, lost) if found is None else (lost, zero)), (source,))
+        shape = np.shape(want if found is None else found)
+        parts = [np.zeros(shape) if one is None else np.abs(one) for one in (found, want)]
+        c.same(at, parts[0], parts[1], (source,))
 
 
 def forward_is_reverse(run: Run, c: Check) -> None:

@@ -18,7 +18,7 @@ from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
 
-__all__ = ['problems_of']
+__all__ = ['problems_of', 'problems_of_config']
 
 Problems = Iterator[Problem]
 
@@ -30,6 +30,11 @@ def problems_of(raw: Any) -> list[Problem]:
         if not found:
             found = list(step(raw))
     return found
+
+
+def problems_of_config(raw: Mapping) -> list[Problem]:
+    """Those of a configuration that its schema passed: names and lanes."""
+    return [*_names(raw), *_lanes(raw)]
 
 
 def _unless(holds: bool, path: str, message: str) -> Problems:
@@ -274,7 +279,7 @@ def _due(shape: Mapping, path: str, want: tuple) -> Problems:
 
 
 def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
-    """Factors, signals and traces have an entry for each state, and the positions of their group."""
+    """Factors, signals and traces: an entry for each state, at the positions of its group."""
     lanes = len(raw['lanes'])
     groups = {group['name']: group for group in raw['topology']['groups']}
     for factor in raw['factors']:
