@@ -98,3 +98,49 @@ def test_gradients_of_a_window_are_derived_only_beside_its_steps():
     for alone in (reconcile(run[1]), reconcile_run(run[1:])):
         assert alone.verdict == 'consistent'
         assert 'window' in alone.disclosures['rule 14 in part']
+
+
+def renamed(value, names):
+    """A record in which names stand for others, as keys and as values."""
+    if isinstance(value, dict):
+        return {names.get(k, k): renamed(v, names) for k, v in value.items()}
+    if isinstance(value, list):
+        return [renamed(one, names) for one in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def with_names(names):
+    config = making.first('lif', optimizer='momentum')
+    topology = config['topology']
+    topology['relations'] = [
+        {
+            **relation,
+            'name': names.get(relation['name'], relation['name']),
+            'groups': [names.get(group, group) for group in relation['groups']],
+            'params': {k: names.get(v, v) for k, v in relation['params'].items()},
+        }
+        for relation in topology['relations']
+    ]
+    for group in topology['groups']:
+        group['name'] = names.get(group['name'], group['name'])
+    for role in ('recurrent', 'readout'):
+        topology['roles'][role] = names.get(topology['roles'][role], topology['roles'][role])
+    topology['routes'] = renamed(topology['routes'], names)
+    config['params_before'] = renamed(config['params_before'], names)
+    config['optimizer']['state_before']['slots'] = renamed(
+        config['optimizer']['state_before']['slots'], names
+    )
+    return config
+
+
+def test_names_may_have_slashes_unless_two_fields_have_one_path():
+    names = {'W': 'net/W', 'W_out': 'net/out/W', 'hidden': 'net/cell', 'recurrent': 'net/W'}
+    run = making.steps(with_names(names), 2)
+    assert reconcile_run(run).verdict == 'rederived'
+    names = {'recurrent': 'a', 'hidden': 'b/c', 'readout': 'a/b', 'output': 'c'}
+    (record,) = making.run('lif', steps=1)
+    roles = {**record['topology']['roles'], 'recurrent': 'a', 'readout': 'a/b'}
+    record = renamed(record, names)
+    record['topology'] = {**record['topology'], 'roles': roles, 'readout': 'leaky'}
+    (first, *_) = reconcile(record).failures
+    assert first.rule == 0 and 'two names that make one path' in first.hint

@@ -131,13 +131,14 @@ def _fill(receipt: dict, made: Mapping, dtype: np.dtype) -> None:
         if path in ('loss/value', 'loss/divisor'):
             receipt['loss'][parts[1]] = float(np.asarray(num.value, dtype))
         elif head in ('factors', 'traces_after'):
-            relation, group = parts[1], parts[2] or None
-            own = next(
-                one
-                for one in receipt[head]
-                if one['relation'] == relation and one['group'] == group
-            )
-            _put(own if head == 'factors' else own['entries'], parts[3:], value)
+            at = {f'{head}/{one["relation"]}/{one["group"] or ""}/': one for one in receipt[head]}
+            prefix = max((one for one in at if path.startswith(one)), key=len)
+            own = at[prefix] if head == 'factors' else at[prefix]['entries']
+            _put(own, path[len(prefix) :].split('/'), value)
+        elif head == 'signals' and parts[1] in ('dh', 'c'):
+            _put(receipt['signals'][parts[1]], ['/'.join(parts[2:-1]), parts[-1]], value)
+        elif head == 'signals' and parts[1] == 'dy':
+            receipt['signals']['dy']['/'.join(parts[2:])] = value
         elif head == 'optimizer' and parts[1] == 'state_after':
             name, slot = '/'.join(parts[2:-1]), parts[-1]
             receipt['optimizer']['state_after']['slots'].setdefault(name, {})[slot] = value

@@ -230,6 +230,9 @@ def _listed(name: str, found, want) -> Problems:
 
 
 def _shapes(raw: Mapping) -> Problems:
+    paths = [path for path, _ in array_paths(raw)]
+    twice = sorted({path for path in paths if paths.count(path) > 1}) if _slashed(raw) else []
+    yield from _unless(not twice, 'topology', f'two names that make one path: {twice[:3]}')
     shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
     lanes = len(raw['lanes'])
 
@@ -270,6 +273,12 @@ def _shapes(raw: Mapping) -> Problems:
             yield from _formula_shapes(raw, shape, relation)
     if raw['topology']['cell'] != 'opaque':
         yield from _known_shapes(raw, shape, like)
+
+
+def _slashed(raw: Mapping) -> bool:
+    """Whether a name has a slash, so that two fields may have one path."""
+    names = [one['name'] for key in ('groups', 'relations') for one in raw['topology'][key]]
+    return any('/' in name for name in [*names, *raw['params_before']])
 
 
 def _due(shape: Mapping, path: str, want: tuple) -> Problems:
@@ -410,11 +419,11 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
                 if path.startswith(f'{at}/'):
                     want = of_slot.get(path[len(at) + 1 :].split('/')[0], found)
                     yield from _unless(found == want, path, f'{found}, and {want} is due')
-    for path, found in shape.items():
-        parts = path.split('/')
-        if parts[0] == 'factors' and parts[1] == name:
-            want = (lanes, *x) if parts[3] == 'x' else (lanes, *y)
-            yield from _unless(found == want, path, f'{found}, and {want} is due')
+    for group in relation['groups'] or ['']:
+        at = f'factors/{name}/{group}/'
+        for path in shape:
+            if path.startswith((f'{at}x', f'{at}D/', f'{at}D_f/')):
+                yield from _due(shape, path, (lanes, *(x if path == f'{at}x' else y)))
 
 
 def _numbers(raw: Mapping) -> Problems:
