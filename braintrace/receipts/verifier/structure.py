@@ -18,7 +18,7 @@ from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
 
-__all__ = ['problems_of']
+__all__ = ['problems_of', 'problems_of_config']
 
 Problems = Iterator[Problem]
 
@@ -30,6 +30,11 @@ def problems_of(raw: Any) -> list[Problem]:
         if not found:
             found = list(step(raw))
     return found
+
+
+def problems_of_config(raw: Mapping) -> list[Problem]:
+    """Those of a configuration that its schema passed: names and lanes."""
+    return [*_names(raw), *_lanes(raw)]
 
 
 def _unless(holds: bool, path: str, message: str) -> Problems:
@@ -53,8 +58,7 @@ def _names(raw: Mapping) -> Problems:
     groups = [group['name'] for group in topology['groups']]
     names = [relation['name'] for relation in topology['relations']]
     for what, found in (('groups', groups), ('relations', names)):
-        whole = all(name and '/' not in name for name in found)
-        yield from _unless(whole, f'topology/{what}', 'a name that is empty or has a slash')
+        yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
         yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
@@ -228,6 +232,9 @@ def _listed(name: str, found, want) -> Problems:
 
 
 def _shapes(raw: Mapping) -> Problems:
+    paths = [path for path, _ in array_paths(raw)]
+    twice = sorted({path for path in paths if paths.count(path) > 1}) if _slashed(raw) else []
+    yield from _unless(not twice, 'topology', f'two names that make one path: {twice[:3]}')
     shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
     lanes = len(raw['lanes'])
 
@@ -269,6 +276,12 @@ def _shapes(raw: Mapping) -> Problems:
         yield from _known_shapes(raw, shape, like)
 
 
+def _slashed(raw: Mapping) -> bool:
+    """Whether a name has a slash, so that two fields may have one path."""
+    names = [one['name'] for key in ('groups', 'relations') for one in raw['topology'][key]]
+    return any('/' in name for name in [*names, *raw['params_before']])
+
+
 def _due(shape: Mapping, path: str, want: tuple) -> Problems:
     if path in shape:
         found = shape[path]
@@ -276,7 +289,7 @@ def _due(shape: Mapping, path: str, want: tuple) -> Problems:
 
 
 def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
-    """Factors, signals and traces have an entry for each state, with the positions of the group."""
+    """Factors, signals and traces: an entry for each state, at the positions of its group."""
     lanes = len(raw['lanes'])
     groups = {group['name']: group for group in raw['topology']['groups']}
     for factor in raw['factors']:
@@ -399,11 +412,11 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
     for factor in raw['factors']:
         if factor['relation'] == name:
             yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
-    for path, found in shape.items():
-        parts = path.split('/')
-        if parts[0] == 'factors' and parts[1] == name:
-            want = (lanes, *x) if parts[3] == 'x' else (lanes, *y)
-            yield from _unless(found == want, path, f'{found}, and {want} is due')
+    for group in relation['groups'] or ['']:
+        at = f'factors/{name}/{group}/'
+        for path in shape:
+            if path.startswith((f'{at}x', f'{at}D/', f'{at}D_f/')):
+                yield from _due(shape, path, (lanes, *(x if path == f'{at}x' else y)))
 
 
 def _numbers(raw: Mapping) -> Problems:
