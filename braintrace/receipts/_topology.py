@@ -148,7 +148,7 @@ def _positions(relation, graph) -> dict[str, list[int] | None]:
             size, lanes = math.prod(group.shape[1:]), graph.lanes
             places = np.asarray(coords.positions).reshape(lanes, -1)
             alike = (places - size * np.arange(lanes)[:, None] == places[0]).all()
-            found[plain(group.name)] = places[0].tolist() if alike else None
+            found[plain(group.name)] = places[0].clip(0).tolist() if alike else None
     return found
 
 
