@@ -145,10 +145,10 @@ register_primitive = _takes_public_arguments(_register_primitive)
 _LAZY = {
     'adapters': '.adapters',
     'nn': '.nn',
+    'receipts': '.receipts',
     'tasks': '.tasks',
     'verify': '.verify',
     'kit': '.kit',
-    'receipts': '.receipts',
     'D_RTRL': '._learner',
     'DNI': '._learner',
     'ES_D_RTRL': '._learner',

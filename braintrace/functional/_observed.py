@@ -163,8 +163,8 @@ class _Step(NamedTuple):
 
 
 def _made_once(tree, t: jax.Array):
-    """The same arrays, as results of a loop of one turn: XLA drops a barrier on CPU before it fuses,
-    and a trace that is made a second time inside of a fusion may differ in its last bit.
+    """The same arrays, as results of a loop of one turn: XLA drops a barrier on CPU before it
+    fuses, and a trace that is made a second time inside of a fusion may differ in its last bit.
     """
     once = jnp.minimum(jnp.max(t, initial=0) + 1, 1)
     return jax.lax.fori_loop(0, once, lambda _, same: jax.lax.optimization_barrier(same), tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .. import OptionError, matmul
-from ..nn import surrogate as spikes
 
 __all__ = ['Cell']
 
@@ -18,8 +18,38 @@ TRIANGLE = {'name': 'triangle', 'parameters': {'width': 1.0, 'height': 0.3}}
 STATES = {'rnn': ('h',), 'lif': ('V', 'z'), 'alif': ('V', 'a', 'z')}
 
 
-def _fast(x, slope):
+def _triangle(x, width, height):
+    return height * jnp.maximum(0.0, 1.0 - jnp.abs(x) / width)
+
+
+def _sigmoid(x, slope):
+    return slope * jax.nn.sigmoid(slope * x) * jax.nn.sigmoid(-slope * x)
+
+
+def _arctan(x, slope):
+    return slope / 2 / (1 + (math.pi / 2 * slope * x) ** 2)
+
+
+def _fast_sigmoid(x, slope):
     return (1 + slope * jnp.abs(x)) ** -2
+
+
+def _multi_gaussian(x, width, scale, height):
+    def gauss(centre, deviation):
+        z = (x - centre) / deviation
+        return jnp.exp(-0.5 * z**2) / (deviation * math.sqrt(2 * math.pi))
+
+    wide = gauss(width, scale * width) + gauss(-width, scale * width)
+    return (1 + height) * gauss(0.0, width) - height * wide
+
+
+SLOPES: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    'triangle': (_triangle, ('width', 'height')),
+    'sigmoid': (_sigmoid, ('slope',)),
+    'arctan': (_arctan, ('slope',)),
+    'fast_sigmoid': (_fast_sigmoid, ('slope',)),
+    'multi_gaussian': (_multi_gaussian, ('width', 'scale', 'height')),
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +119,7 @@ class Cell:
     ) -> Cell:
         """Leaky integrate-and-fire units; ``reset_gradient``: whether the reset ``theta z'`` passes
         a derivative. ``surrogate``: ``{'name', 'parameters'}``, a name of
-        :mod:`braintrace.nn.surrogate` or ``'fast_sigmoid'``, ``(1 + slope |u|)^-2``.
+        :mod:`braintrace.nn.surrogate` or ``'fast_sigmoid'``, ``(1 + slope |x|)^-2``.
 
         >>> sorted(Cell.lif().constants)
         ['alpha', 'dt', 'reset_gradient', 'surrogate', 'tau', 'theta']
@@ -178,18 +208,27 @@ class Cell:
         return new | {'z': _spike_of(of['surrogate'])(above / of['theta'])}
 
 
-def _spike_of(surrogate: dict):
-    """The spike function with this slope."""
+def _spike_of(surrogate: dict) -> Callable:
+    """The spike function with this slope; both read ``x``, the share of the way to threshold."""
     name, parameters = surrogate['name'], surrogate['parameters']
-    if name == 'fast_sigmoid':
-        slope = parameters['slope']
-        return spikes.custom(lambda x: _fast(x, slope))
-    if name not in ('triangle', 'sigmoid', 'arctan', 'multi_gaussian'):
-        raise OptionError(
-            f'surrogate is {name!r}; give the name triangle, sigmoid, arctan, multi_gaussian '
-            'or fast_sigmoid, with its parameters.'
-        )
-    return getattr(spikes, name)(**parameters)
+    slope, known = SLOPES.get(name, (None, ()))
+    if (
+        slope is None
+        or set(parameters) != set(known)
+        or not all(map(_is_number, parameters.values()))
+    ):
+        found = ', '.join(f'{n} {list(names)}' for n, (_, names) in SLOPES.items())
+        raise OptionError(f'surrogate is {surrogate!r}; give a name and its parameters: {found}.')
+
+    @jax.custom_jvp
+    def spike(x):
+        return (x > 0).astype(x.dtype)
+
+    @spike.defjvp
+    def _(at, moved):
+        return spike(*at), slope(*at, **parameters).astype(at[0].dtype) * moved[0]
+
+    return spike
 
 
 def _is_number(value) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
-from .verifier.canonical import node
+from .verifier.arrays import INLINE, array_digest, node, sample_indices
 
 __all__ = ['Fields', 'named']
 
@@ -45,22 +45,29 @@ class Fields:
         """Whether the trace is one factor of the input and one of the output."""
         return self.topology.algorithm['name'] == 'ES_D_RTRL'
 
-    def array(self, value, name: str) -> dict:
-        """The node of an array; the numbers of a narrow trace are written in the step's dtype."""
+    def array(self, value, name: str, beside=()) -> dict:
+        """The node of an array; the numbers of a narrow trace are written in the step's dtype. A
+        sample of it also has the entries that samples of the arrays ``beside`` have.
+        """
+        value, also = self._wide(value), set[int]()
+        if self.recording.arrays == 'sample' and value.size > INLINE:
+            for other in beside:
+                also.update(sample_indices(array_digest(self._wide(other)), value.size))
+        return node(value, name, arrays=self.recording.arrays, file=self.file, also=also)
+
+    def _wide(self, value) -> np.ndarray:
         value = np.asarray(value)
-        if jnp.issubdtype(value.dtype, jnp.floating):
-            value = value.astype(self.record.outputs.dtype)
-        return node(value, name, arrays=self.recording.arrays, file=self.file)
+        floating = jnp.issubdtype(value.dtype, jnp.floating)
+        return value.astype(self.record.outputs.dtype) if floating else value
 
     def arrays(self, values: dict, name: str) -> dict:
         return {key: self.array(value, f'{name}/{key}') for key, value in values.items()}
 
-    def states(self, group: str, values, name: str) -> list:
+    def states(self, group: str, values, name: str, beside=()) -> list:
         """One node for each state of a group, in the order of the receipt."""
-        order = self.topology.orders[group]
         return [
-            None if values[s] is None else self.array(values[s], f'{name}/{i}')
-            for i, s in enumerate(order)
+            None if values[s] is None else self.array(values[s], f'{name}/{i}', beside)
+            for i, s in enumerate(self.topology.orders[group])
         ]
 
     def by_group(self, values: dict, name: str) -> dict:
@@ -100,30 +107,40 @@ class Fields:
                     {
                         'relation': name,
                         'group': group,
-                        'x': self.array(self.observed.x[name], f'{at}/x'),
+                        'x': self._x(name, f'{at}/x'),
                         'D_f': self.states(group, self.observed.df[name][group], f'{at}/D_f'),
                         'D': [self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)],
                     }
                 )
-            if not groups and name in self.observed.x:
-                x = self.array(self.observed.x[name], f'factors/{name}/x')
+            if not groups:
+                x = self._x(name, f'factors/{name}/x')
                 found.append({'relation': name, 'group': None, 'x': x, 'D_f': [], 'D': []})
         return found
 
-    def traces(self, trace: dict, name: str) -> list[dict]:
-        """The entries of a trace by relation and group."""
-        found = []
+    def _x(self, name: str, path: str) -> dict | None:
+        x = self.observed.x.get(name)
+        return None if x is None else self.array(x, path)
+
+    def traces(self, when: str) -> list[dict]:
+        """The entries of the trace ``'before'`` or ``'after'`` the step, by relation and group."""
+        found, trace = [], getattr(self.observed, when)
         for relation, of_group in trace.items():
             for group, slots in of_group.items():
-                at = f'{name}/{relation}/{group}'
+                at = f'traces_{when}/{relation}/{group}'
+                after = self.observed.after[relation][group] if when == 'before' else {}
                 entries = {
-                    slot: self.array(value, f'{at}/{slot}')
-                    if slot == 'x' and self.factored
-                    else self.states(group, _by_state(value), f'{at}/{slot}')
+                    slot: self._entry(group, slot, value, f'{at}/{slot}', after.get(slot))
                     for slot, value in sorted(slots.items(), reverse=True)
                 }
                 found.append({'relation': relation, 'group': group, 'entries': entries})
         return found
+
+    def _entry(self, group: str, slot: str, value, name: str, beside):
+        one = slot == 'x' and self.factored
+        others = () if beside is None else (beside,) if one else _by_state(beside)
+        if one:
+            return self.array(value, name, others)
+        return self.states(group, _by_state(value), name, others)
 
     @property
     def loss(self) -> dict:
@@ -157,6 +174,17 @@ class Fields:
             found['direct'] = self._direct()
         return found
 
+    def _placed(self, name: str, group: str, values):
+        """Numbers at the positions of a group, gathered to where y stands."""
+        positions = self.topology.positions[name].get(group)
+        shape = next((d.shape for d in self.observed.df[name][group] if d is not None), None)
+        if positions is None or shape is None:
+            return values
+        return [
+            None if v is None else np.reshape(v, (len(v), -1))[:, positions].reshape(shape)
+            for v in values
+        ]
+
     def _direct(self) -> dict:
         """What of dy and c passes no new state, of a cell whose formulas no verifier has."""
         seen, dy, c = self.observed, {}, {}
@@ -164,7 +192,7 @@ class Fields:
             pairs = [
                 pair
                 for group, df in seen.df.get(key, {}).items()
-                for pair in zip(seen.dh[group], df, strict=True)
+                for pair in zip(self._placed(key, group, seen.dh[group]), df, strict=True)
             ]
             rest = _rest(value, pairs)
             if rest is not None:
@@ -186,10 +214,18 @@ class Fields:
 def _rest(value, pairs) -> np.ndarray | None:
     """``value - sum a b``, or None where this is rounding."""
     terms = [np.float64(a) * b for a, b in pairs if a is not None and b is not None]
+    terms = [_summed(term, np.ndim(value), len(value)) for term in terms]
     rest = np.float64(value) - sum(terms)
     size = np.abs(value) + sum(map(np.abs, terms))
     small = np.abs(rest) <= NOISE * np.finfo(value.dtype).eps * size
     return None if small.all() else rest.astype(value.dtype)
+
+
+def _summed(term, ndim: int, lanes: int) -> np.ndarray:
+    """A product at the entries of y, summed over the axes that these have more than y."""
+    first = 1 if ndim and len(term) == lanes else 0
+    more = term.ndim - ndim
+    return term.sum(tuple(range(first, first + more))) if more > 0 else term
 
 
 def _plain(tree):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 
 from .. import NotSupportedError, OptionError, StructureError, functional
 from ._cells import Cell
+from ._options import options_of
 
 __all__ = ['Topology', 'check_rule', 'plain', 'topology_of']
 
@@ -29,6 +33,12 @@ class Topology:
     orders: dict[str, list[int]]
     feedback: str | None
 
+    @cached_property
+    def positions(self) -> dict[str, dict[str, list[int] | None]]:
+        """By relation and group where the entries of y stand in the group, if not at their own."""
+        relations = self.topology['relations']
+        return {one['name']: one.get('options', {}).get('positions', {}) for one in relations}
+
     def learned(self, tree) -> dict[str, Any]:
         """The leaves of a tree like params by path, without those of frozen parameters."""
         pairs = zip(self.params, jax.tree.leaves(tree), strict=True)
@@ -45,8 +55,6 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
             'inputs a batch axis, of size 1 for one sample.'
         )
     traced = {relation.key: relation for relation in graph.hidden_param_op_relations}
-    for relation in traced.values():
-        _check_positions(relation)
     relations = [_relation(op, traced.get(op.key), graph) for op in graph.ops if op.owned]
     groups = [_group(group) for group in graph.hidden_groups]
     known = _known(cell, roles, groups, relations) if cell is not None else OPAQUE
@@ -94,27 +102,54 @@ def _order(states: list[str], roles: dict[str, str]) -> list[int]:
 
 
 def _relation(op, relation, graph) -> dict:
-    place = {value: name for value, name in zip(graph.program.params, graph.program.param_names)}
-    own = {n: place[v] for n, v in op.trainable.items() if v in place}
-    return {
+    program = graph.program
+    place = {value: name for value, name in zip(program.params, program.param_names)}
+    behind = {n: [program.param_names[i] for i in op.parameters[n]] for n in op.trainable}
+    through = [n for n, v in op.trainable.items() if v not in place]
+    found = {
         'name': plain(op.key),
         'primitive': op.primitive.name,
-        'params': own,
+        'params': {n: place.get(v) or behind[n][0] for n, v in op.trainable.items()},
         'groups': [] if relation is None else [plain(group.name) for group in relation.groups],
         'source': None,
     }
+    options = _static(op, program.constants)
+    if through:
+        options['through'] = through
+        others = sorted({path for n in through for path in behind[n]} - {*found['params'].values()})
+        options |= {'behind': others} if others else {}
+    positions = {} if relation is None else _positions(relation, graph)
+    options |= {'positions': positions} if positions else {}
+    return {**found, 'options': options} if options else found
 
 
-def _check_positions(relation) -> None:
-    """Refuse a relation whose entries do not stand where y does."""
+def _static(op, constants) -> dict:
+    """The static parameters that formulas need; none where the structure of an op changes."""
+    if op.repeats:
+        raise NotSupportedError(
+            f'op {op.key} ({op.where}) stands in a loop; a receipt has one product for each step. '
+            'Unroll the loop, or record another cell.'
+        )
+    known = {name: constants[v] for name, v in op.structure.items() if v in constants}
+    if len(known) < len(op.structure):
+        return {}
+    x = None if op.x is None else op.x_aval.shape
+    shapes = {name: aval.shape for name, aval in op.weight_avals.items()}
+    return options_of(op.primitive.name, {**op.params, **known}, x, shapes)
+
+
+def _positions(relation, graph) -> dict[str, list[int] | None]:
+    """For each group whose states stand elsewhere than y: the flat position, in one lane, of every
+    entry; None where lanes differ.
+    """
+    found: dict[str, list[int] | None] = {}
     for group, coords in zip(relation.groups, relation.coordinates, strict=True):
-        if relation.op.repeats or coords.added or coords.positions is not None:
-            raise NotSupportedError(
-                f'op {relation.key} ({relation.op.where}) and group {group.name}: elements of its '
-                f'result ({list(relation.op.y_aval.shape)}) sit at other positions of the states '
-                f'({list(group.shape)}), and the formulas of a receipt have them at the same ones. '
-                'Give each gate an op of its own, outside of loops.'
-            )
+        if coords.positions is not None:
+            size, lanes = math.prod(group.shape[1:]), graph.lanes
+            places = np.asarray(coords.positions).reshape(lanes, -1)
+            alike = (places - size * np.arange(lanes)[:, None] == places[0]).all()
+            found[plain(group.name)] = places[0].clip(0).tolist() if alike else None
+    return found
 
 
 def _route(route) -> dict:

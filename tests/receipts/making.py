@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from braintrace.receipts.verifier.arrays import array_of, node
-from braintrace.receipts.verifier.canonical import digest, emit
+from braintrace.receipts.verifier.canonical import digest, emit, spec_digest
 from braintrace.receipts.verifier.derive import _fill, derive
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import topology_of
@@ -191,8 +191,9 @@ def steps(config: dict, count: int, reset=(), window: int = 0) -> list[dict]:
 def drawn(config: dict, rng: np.random.Generator) -> dict:
     """Data of one step; no number is zero."""
     lanes, dtype = len(config['lanes']), config['numeric']['dtype']
-    width = config['params_before']['W_out']['shape'][1]
-    inputs = config['params_before']['W']['shape'][0] - config['params_before']['W_out']['shape'][0]
+    weights = [one['params']['weight'] for one in config['topology']['relations']]
+    (rows, _), (hidden, width) = (config['params_before'][path]['shape'] for path in weights)
+    inputs = rows - hidden
     targets = rng.standard_normal((lanes, width))
     if config['loss']['name'] == 'softmax_ce':
         targets = np.abs(targets) / np.abs(targets).sum(-1, keepdims=True)
@@ -284,7 +285,6 @@ def seal(records: list[dict]) -> list[dict]:
 
 def opaque(records: list[dict]) -> list[dict]:
     """The same run of a cell that the engine does not know."""
-    from braintrace.receipts.verifier.canonical import spec_digest
 
     found = copy.deepcopy(records)
     for record in found:

@@ -16,8 +16,8 @@ STEP = 1e-30  # so small that its square is nothing
 def surrogate(name, parameters, u):
     p = parameters
     if name == 'sigmoid':
-        s = 1 / (1 + math.exp(-p['slope'] * u))
-        return p['slope'] * s * (1 - s)
+        low = math.exp(-abs(p['slope'] * u))
+        return p['slope'] * low / (1 + low) ** 2
     if name == 'fast_sigmoid':
         return 1 / (1 + p['slope'] * abs(u)) ** 2
     if name == 'arctan':
@@ -32,6 +32,26 @@ def surrogate(name, parameters, u):
     w, s, h = p['width'], p['scale'], p['height']
     side = gauss(u, w, s * w) + gauss(u, -w, s * w)
     return (1 + h) * gauss(u, 0, w) - h * side
+
+
+def wide_surrogate(name, p, u):
+    """The same in ``longdouble``, for an array."""
+    if name == 'sigmoid':
+        low = np.exp(-np.abs(p['slope'] * u))
+        return p['slope'] * low / (1 + low) ** 2
+    if name == 'fast_sigmoid':
+        return 1 / (1 + p['slope'] * np.abs(u)) ** 2
+    if name == 'arctan':
+        return p['slope'] / 2 / (1 + (np.longdouble(math.pi) / 2 * p['slope'] * u) ** 2)
+    if name == 'triangle':
+        return p['height'] * np.maximum(0, 1 - np.abs(u) / p['width'])
+
+    def gauss(mean, deviation):
+        top = np.exp(-((u - mean) ** 2) / (2 * deviation**2))
+        return top / (deviation * np.sqrt(2 * np.longdouble(math.pi)))
+
+    w, s, h = (np.longdouble(p[key]) for key in ('width', 'scale', 'height'))
+    return (1 + h) * gauss(0, w) - h * (gauss(w, s * w) + gauss(-w, s * w))
 
 
 def spike(constants, distance):
@@ -152,9 +172,9 @@ def directions(params):
 
 
 def unrolled(records):
-    """The gradient of the sum of the losses of a run with constant weights, with the cut: between two
-    steps it goes along positions alone, neither through the recurrent op nor, from a leaky readout's
-    old state, through the readout.
+    """The gradient of the sum of the losses of a run with constant weights, with the cut: between
+    two steps it goes along positions alone, neither through the recurrent op nor, from a leaky
+    readout's old state, through the readout.
     """
     params = values(records[0]['params_before'])
     grads = {path: np.zeros(value.shape) for path, value in params.items()}

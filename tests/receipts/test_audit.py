@@ -26,10 +26,11 @@ def audited(cell, rule, **changes):
     return audit(learner, params, state, (2 * drawn(T, B, I), drawn(T, B, O)))
 
 
+@pytest.mark.slow
 def test_without_recurrent_weights_nothing_is_left_out():
     w = drawn(I + N, N).at[I:].set(0)
     found = audited(Cell.rnn(0.5), rules.d_rtrl(), W=w)
-    assert found.ok and found.relations[0].df_error == 0
+    assert found.ok and found.relations[0].df_error < 1e-12
     assert found.groups[0].dropped < 1e-12
     assert min(row.cosine for row in found.parameters if row.path != 'W') > 1 - 1e-12
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from braintrace.receipts.verifier.bounds import UNIT, exact
+from braintrace.receipts.verifier.surrogates import psi
 from tests.receipts import making, oracle
 from tests.receipts.oracle import STEP, numbers, values
 
@@ -181,8 +183,13 @@ def _slopes(record, new):
     return [psi, -c['beta'] * psi] if 'a' in new else [psi]
 
 
-def test_the_oracle_s_bias_takes_no_filter_of_the_input():
-    """So rests the test above: a bias of a factored trace is the sum of what is sent."""
-    (record,) = making.run('rnn', algorithm='ES_D_RTRL', steps=1)
-    dy = numbers(record['signals']['dy']['recurrent'])
-    close(numbers(record['gradients']['b']), dy.sum(0))
+@pytest.mark.parametrize('name', making.SURROGATES)
+def test_a_surrogate_has_all_its_digits_far_from_the_threshold(name):
+    """Against the same formula in more digits than float64 has: half of the tightest bound."""
+    parameters = making.SURROGATES[name]
+    u = np.linspace(-40, 40, 2001)
+    found = psi({'name': name, 'parameters': parameters}, exact(u))
+    wide = np.longdouble(u)
+    true = oracle.wide_surrogate(name, parameters, wide)
+    assert np.all(np.abs(found.value - true) <= 4 * UNIT['float64'] * found.terms)
+    close(found.value[::50], [oracle.surrogate(name, parameters, float(v)) for v in u[::50]])

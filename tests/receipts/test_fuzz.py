@@ -12,7 +12,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from braintrace.receipts.verifier import ReceiptError, Result, emit, parse, reconcile, reconcile_run
+from braintrace.receipts.verifier import (
+    ReceiptError,
+    Result,
+    derive,
+    emit,
+    parse,
+    reconcile,
+    reconcile_run,
+)
 from braintrace.receipts.verifier.arrays import node
 from tests.receipts import making
 from tests.receipts.making import get, places, put
@@ -29,10 +37,32 @@ ALL_RUNS = (
 )
 WORDS = (
     *('', 'x', 'W', 'inputs', 'carry/h', 'new/z', 'carry/', 'new/o', '(filter)', 'rnn', 'lif'),
-    *('alif', 'opaque', 'linear', 'leaky', 'D_RTRL', 'ES_D_RTRL', 'cut', 'whole', 'frozen', 'trace'),
+    *(
+        'alif',
+        'opaque',
+        'linear',
+        'leaky',
+        'D_RTRL',
+        'ES_D_RTRL',
+        'cut',
+        'whole',
+        'frozen',
+        'trace',
+    ),
     *('same-step', 'sgd', 'momentum', 'adam', 'adamw', 'softmax_ce', 'half_mse', 'mean', 'sum'),
     *('float32', 'float64', 'int64', 'bool', 'bfloat16', 'tf32', 'hidden', 'output', 'recurrent'),
-    *('readout', 'etp_mm', 'etp_conv', 'fixed', 'modulator', 'a/b', '/', '..', '\ud800', 'third_party'),
+    *(
+        'readout',
+        'etp_mm',
+        'etp_conv',
+        'fixed',
+        'modulator',
+        'a/b',
+        '/',
+        '..',
+        '\ud800',
+        'third_party',
+    ),
     *('opaque_cell', 'weight', 'bias', 'mu', 'h', 'z', 'V', 'o', 'a', 'triangle', 'sampled_arrays'),
 )
 NUMBERS = (
@@ -138,7 +168,9 @@ def arrays(spots, value):
 
 
 def _whole(one):
-    fine = isinstance(one, dict) and isinstance(one['data'], list) and {'shape', 'dtype'} <= set(one)
+    fine = (
+        isinstance(one, dict) and isinstance(one['data'], list) and {'shape', 'dtype'} <= set(one)
+    )
     return fine and isinstance(one['shape'], list) and set(map(type, one['shape'])) <= {int}
 
 
@@ -263,6 +295,25 @@ def test_structural_changes_give_a_result(block):
 @pytest.mark.parametrize('block', range(GATE, NIGHT))
 def test_more_structural_changes_give_a_result(block):
     assert {'failed', 'malformed'} <= a_block(block)
+
+
+@pytest.mark.slow
+def test_the_engine_refuses_by_its_own_error_alone():
+    refused = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        record = draw.choice(draw.choice(bases()))
+        config = {key: record[key] for key in making.CONFIG_KEYS if key in record}
+        config |= {'schema': 'braintrace.config/1', 'loss': making.loss_input(record)}
+        if record['optimizer'] is not None:
+            names = ('name', 'config', 'state_before')
+            config['optimizer'] = {name: record['optimizer'][name] for name in names}
+        (config,) = changed([config], draw) or [None]
+        try:
+            derive(config)
+        except ReceiptError:
+            refused += 1
+    assert refused > 100
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

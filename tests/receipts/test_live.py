@@ -261,24 +261,21 @@ def test_large_arrays_go_to_a_file_or_are_sampled(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_learner_of_a_model_is_recorded_by_its_pure_functions():
-    model = braintrace.nn.GRUCell(I, N)
+@pytest.mark.parametrize('model', ['GRUCell', 'MinGRUCell'])
+def test_the_learner_of_a_model_is_recorded_by_its_pure_functions(model):
+    model, x = getattr(braintrace.nn, model)(I, N), drawn(B, I).astype(jnp.float32)
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((B, I)), batch_size=B, seed=0)
     recording = capture(learner)
     online, params, carry = learner.pure()
-    state = online.init(params, carry, drawn(B, I).astype(jnp.float32))
+    state = online.init(params, carry, x)
     out, file = jnp.zeros((B, N)), io.BytesIO()
-    x = drawn(B, I).astype(jnp.float32)
     *_, record = jax.jit(recording.grad)(params, state, x, out)
     Recorder(file, recording).write(params, state, x, out, record)
     found, _ = judged(file)
     assert found.verdict == 'consistent', found.failures[:3]
-    model = braintrace.nn.MinGRUCell(I, N)
-    fused = braintrace.compile(model, 'D_RTRL', jnp.zeros((B, I)), batch_size=B, seed=0)
-    with pytest.raises(braintrace.NotSupportedError, match='Give each gate an op of its own'):
-        _ = capture(fused).topology
 
 
+@pytest.mark.slow
 def test_each_few_steps_are_written_and_a_donated_array_is_named():
     recording, params, state = started(CELLS['rnn'](), RULES['cut'])
     x, y, file = drawn(B, I), drawn(B, O), io.BytesIO()
@@ -311,6 +308,7 @@ def test_a_bad_option_is_refused(said):
         call() if call else capture(functional.online(Cell.rnn()), **options)
 
 
+@pytest.mark.slow
 def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     for rule, said in ((rules.rtrl(), 'the rule is'), (rules.d_rtrl(scope='own'), "scope='own'")):
         with pytest.raises(braintrace.NotSupportedError, match=said):
@@ -334,6 +332,7 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     assert (int(record.precision), int(precise.precision)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
     rule = rules.e_prop(0.0, 'adaptive')
     recording, params, state = started(CELLS['rnn'](), rule)

@@ -215,7 +215,9 @@ class Made:
         x, each = app.x(self.operands), functools.partial(jax.tree.map, node)
         factor = {'relation': 'op', 'group': 'g', 'x': None if x is None else node(x)}
         loss = {'name': 'own', 'reduction': 'sum', 'divisor': 1.0, 'value': 1.0}
-        receipt = parse_run(generate('rnn', 1))[0] | {
+        base = parse_run(generate('rnn', 1))[0]
+        receipt = base | {
+            'numeric': base['numeric'] | {'dtype': 'float64', 'trace_dtype': 'float64'},
             'topology': self.topology(),
             'lanes': list(range(lanes)),
             'reset': [False] * lanes,
@@ -279,11 +281,13 @@ def test_numbers_are_gathered_to_where_y_stands_in_its_group():
         assert result.failures == () and without_gates(result)
         assert {3, 4, 28 if factored else 30} <= set(result.rules_evaluated)
         options = receipt['topology']['relations'][0]['options']
-        for told in ({'positions': {'g': None}}, {}):
-            options.clear()
-            options |= told
-            gated = {**reconcile(receipt).gated_off, **reconcile(receipt).disclosures}
-            assert gated[4] == 'no positions of op in g'
+        options['positions'] = {'g': None}
+        gated = {**reconcile(receipt).gated_off, **reconcile(receipt).disclosures}
+        assert gated[4] == 'no positions of op in g'
+        for wrong in ({'g': [0, 1]}, {'g': [0, 0, 0, 1, 3]}, {}):
+            options['positions'] = wrong
+            result = reconcile(receipt)
+            assert result.verdict == 'malformed' and result.failures[0].path != 'internal'
 
 
 @pytest.mark.parametrize('primitive', ['etp_mm', 'etp_mv', 'etp_conv', 'etp_elemwise'])
@@ -381,6 +385,31 @@ def test_a_padding_entry_of_a_sparse_matrix_stays_zero():
     x, d = exact(np.ones((1, 2))), exact(np.ones((1, 2)))
     assert op.instant(x, d)['weight'].value.tolist() == [[1.0, 0.0]]
     assert op.carried('weight', d, exact(np.ones((1, 2)))).value.tolist() == [[1.0, 0.0]]
+
+
+WRONG = [
+    ('etp_sp_mm', {'columns': [9] * 7}),
+    ('etp_sp_mm', {'rows': [0]}),
+    ('etp_einsum_mm', {'equation': 'hi,hio'}),
+    ('etp_conv', {'strides': []}),
+    ('etp_conv', {'feature_group_count': 5}),
+    ('etp_conv', {'dimension_numbers': [[0, 1], [0, 1, 2], [0, 1, 2]]}),
+    ('etp_lora_mm', {'params': {'lora_b': 'lora_a', 'lora_a': 'lora_b', 'bias': 'bias'}}),
+    ('etp_mm', {'params': {'weight': 'bias'}}),
+    ('etp_mv', {'params': {'kernel': 'weight'}}),
+]
+
+
+@pytest.mark.parametrize(('primitive', 'change'), WRONG)
+def test_what_a_primitive_does_not_take_is_never_accepted(primitive, change):
+    receipt = receipt_of(named(primitive))
+    relation = receipt['topology']['relations'][0]
+    change = dict(change)
+    relation['params'] = change.pop('params', relation['params'])
+    relation['options'] |= change
+    result = reconcile(receipt)
+    assert all(failure.path != 'internal' for failure in result.failures)
+    assert not result.ok or 4 in result.gated_off
 
 
 # samples of traces --------------------------------------------------------------------------------

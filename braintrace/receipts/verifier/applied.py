@@ -50,8 +50,6 @@ def placed(r: Record, name: str, group: str, values: Entries) -> Entries:
                 raise NoFormula(f'no positions of {name} in {group}')
             flat = one.reshape((one.shape[0], -1))
             one = flat[:, np.asarray(positions[group], int)].reshape(like[0])
-        elif one is not None and like and one.shape != like[0]:
-            raise NoFormula(f'no positions of {name} in {group}')
         found.append(one)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from .errors import ReceiptError
 from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .record import Record
+from .record import Record, Unavailable
 from .schema import check
-from .structure import problems_of
+from .structure import problems_of, problems_of_config
 
 __all__ = ['derive']
 
@@ -35,10 +35,17 @@ def derive(config: Mapping) -> dict:
     True
     """
     _refuse(check(config, 'braintrace.config/1'))
-    receipt = _skeleton(config)
-    dtype = np.dtype(config['numeric']['dtype'])
-    made = derive_step(Record(receipt)).fields
-    _fill(receipt, made, dtype)
+    _refuse([*_unknown(config), *problems_of_config(config)])
+    try:
+        receipt = _skeleton(config)
+        with np.errstate(all='ignore'):
+            made = derive_step(Record(receipt)).fields
+            _fill(receipt, made, np.dtype(config['numeric']['dtype']))
+    except (ArithmeticError, LookupError, TypeError, ValueError, Unavailable) as error:
+        if isinstance(error, ReceiptError):
+            raise
+        message = f'its parts do not fit each other: {error}'
+        raise ReceiptError('config', '', message[:300]) from error
     optimizer = receipt['optimizer']
     if optimizer is not None:
         count = optimizer['state_before']['count']
@@ -47,23 +54,35 @@ def derive(config: Mapping) -> dict:
     return receipt
 
 
+def _unknown(config: Mapping) -> Iterator[Problem]:
+    """Names that the engine has no formula for."""
+    for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
+        name = (config[what] or {}).get('name')
+        if name is not None and name not in known:
+            yield Problem(f'{what}/name', f'{name}; the engine knows {", ".join(known)}')
+
+
 def _refuse(problems: list[Problem]) -> None:
     if problems:
         first = problems[0]
         raise ReceiptError('config', first.path, first.message)
 
 
-def _skeleton(config: Mapping) -> dict[str, Any]:
-    """The receipt without its results."""
-    topology, lanes = config['topology'], len(config['lanes'])
-    if topology['cell'] == 'opaque':
+def _refuse_unknown(config: Mapping) -> None:
+    """Raises for a cell, a loss or an optimizer that the engine does not know."""
+    if config['topology']['cell'] == 'opaque':
         raise ReceiptError('config', 'topology/cell', 'the engine knows rnn, lif and alif')
     for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
         name = (config[what] or {}).get('name')
         if name is not None and name not in known:
             message = f'{name}; the engine knows {", ".join(known)}'
             raise ReceiptError('config', f'{what}/name', message)
-    relations = topology['relations']
+
+
+def _skeleton(config: Mapping) -> dict[str, Any]:
+    """The receipt without its results."""
+    _refuse_unknown(config)
+    relations, lanes = config['topology']['relations'], len(config['lanes'])
     pairs = [(one, group) for one in relations for group in one['groups']]
     traces = config.get('traces_before')
     if traces is None:
@@ -130,13 +149,14 @@ def _fill(receipt: dict, made: Mapping, dtype: np.dtype) -> None:
         if path in ('loss/value', 'loss/divisor'):
             receipt['loss'][parts[1]] = float(np.asarray(num.value, dtype))
         elif head in ('factors', 'traces_after'):
-            relation, group = parts[1], parts[2] or None
-            own = next(
-                one
-                for one in receipt[head]
-                if one['relation'] == relation and one['group'] == group
-            )
-            _put(own if head == 'factors' else own['entries'], parts[3:], value)
+            at = {f'{head}/{one["relation"]}/{one["group"] or ""}/': one for one in receipt[head]}
+            prefix = max((one for one in at if path.startswith(one)), key=len)
+            own = at[prefix] if head == 'factors' else at[prefix]['entries']
+            _put(own, path[len(prefix) :].split('/'), value)
+        elif head == 'signals' and parts[1] in ('dh', 'c'):
+            _put(receipt['signals'][parts[1]], ['/'.join(parts[2:-1]), parts[-1]], value)
+        elif head == 'signals' and parts[1] == 'dy':
+            receipt['signals']['dy']['/'.join(parts[2:])] = value
         elif head == 'optimizer' and parts[1] == 'state_after':
             name, slot = '/'.join(parts[2:-1]), parts[-1]
             receipt['optimizer']['state_after']['slots'].setdefault(name, {})[slot] = value

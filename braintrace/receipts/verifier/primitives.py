@@ -233,7 +233,10 @@ def _taps(op: Op, x: Num, d: Num) -> Num:
     """What each element of y reads at each entry of its patch: ``(lanes, *y, *patch)``."""
     (of_x, of_kernel, of_y), kernel = _layout(op), op.weight('weight').shape
     outs, ins, *window = (kernel[axis] for axis in of_kernel)
-    channels = np.arange(outs)[:, None] // (outs // op.option('feature_group_count')) * ins
+    groups = op.option('feature_group_count')
+    if outs % groups:
+        raise op.none(f'of {outs} outputs in {groups} groups')
+    channels = np.arange(outs)[:, None] // (outs // groups) * ins
     sizes = [x.shape[axis] for axis in of_x[2:]]
     spatial = [
         _sources(op, i, size, d.shape[axis], taps)

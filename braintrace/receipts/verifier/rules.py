@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import loss_rules, run_rules, step_rules, update_rules
-from .claims import check_digest, check_skip
+from .claims import check_digest, check_routes, check_skip
 from .rederivation import rederive
 
 __all__ = ['RULES', 'RUN_RULES', 'STEP_RULES', 'Rule']
@@ -87,7 +87,7 @@ RULES = {row[0]: Rule(*row) for row in _TABLE}
 STEP_RULES: tuple[tuple[int, Callable], ...] = (
     (16, check_digest),
     (15, check_skip),
-    (36, step_rules.routes),
+    (36, check_routes),
     (20, update_rules.slots_of),
     (18, loss_rules.reduction),
     (32, step_rules.fresh_start),

@@ -260,9 +260,9 @@ def _joined(c: Check, at: str, found, want, source: str) -> None:
     if found is not None and want is not None:
         c.same(at, found, want, (source,))
     elif found is not None or want is not None:
-        lost = np.abs(want if found is None else found)
-        zero = np.zeros(lost.shape)
-        c.same(at, *((zero, lost) if found is None else (lost, zero)), (source,))
+        zero = np.zeros(np.shape(want if found is None else found))
+        left, right = (zero if one is None else np.abs(one) for one in (found, want))
+        c.same(at, left, right, (source,))
 
 
 def forward_is_reverse(run: Run, c: Check) -> None:

@@ -102,6 +102,7 @@ OPTIONS = Fields(
         'dimension_numbers?': List(AXES, 3),
         'equation?': TEXT,
         'through?': List(TEXT),
+        'behind?': List(TEXT),
         'positions?': Table(Maybe(INDICES)),
     }
 )

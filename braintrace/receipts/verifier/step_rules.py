@@ -85,9 +85,9 @@ def provenance(r: Record, c: Check) -> None:
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
                 path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
-                want = exact(r[first_path]) if r.fields.get(first_path) is not None else None
+                shared = exact(r[first_path]) if r.fields.get(first_path) is not None else None
                 stored = r[path] if r.fields[path] is not None else None
-                c.close(path, stored, want, (own,))
+                c.close(path, stored, shared, (own,))
 
 
 def _source_path(part: str) -> str:
@@ -411,7 +411,7 @@ def _gradient_of(r: Record, name: str) -> dict[str, Num]:
     return es_gradient(op, x, dy, parts)
 
 
-# 35, 36: what parameters there are ----------------------------------------------------------------
+# 35: what a trace does not keep -------------------------------------------------------------------
 
 
 def dropped_mass(r: Record, c: Check) -> None:
@@ -431,22 +431,3 @@ def dropped_mass(r: Record, c: Check) -> None:
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)
     c.counts[c.rule] += 1
     c.tell(f'dropped_mass/{group}', float(lost / (lost + kept)) if lost + kept else 0.0)
-
-
-def routes(r: Record, c: Check) -> None:
-    """Each parameter has one route, and a gradient if it is trained."""
-    declared, gradients = r.topology['routes'], r.keys('gradients')
-    related = {path for one in r.relations.values() for path in one['params'].values()}
-    for path in sorted(r.keys('params_before') | set(declared)):
-        route = declared.get(path)
-        at = f'topology/routes/{path}'
-        if not c.true(at, route is not None, 'no route', 'trace, same-step or frozen'):
-            continue
-        frozen, has = route['kind'] == 'frozen', path in gradients
-        want = 'no gradient, or none declared' if frozen else 'a gradient'
-        c.true(f'gradients/{path}', has != frozen, 'a gradient' if has else 'no gradient', want)
-        if route['kind'] == 'trace':
-            c.true(at, path in related, 'trace, and no relation', 'a relation that has it')
-        whole = has and r.sample(f'gradients/{path}') is None
-        if whole and not np.any(r[f'gradients/{path}']) and 'reason' not in route:
-            c.tell(f'zero_gradient/{path}', 'all of its gradient is zero')

@@ -10,15 +10,15 @@ import numpy as np
 
 from .arrays import INLINE, array_of, is_sampled
 from .cells import CELLS, READOUTS
+from .fitting import misfits
 from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .primitives import FORMULAS
 from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
 
-__all__ = ['problems_of']
+__all__ = ['problems_of', 'problems_of_config']
 
 Problems = Iterator[Problem]
 
@@ -30,6 +30,11 @@ def problems_of(raw: Any) -> list[Problem]:
         if not found:
             found = list(step(raw))
     return found
+
+
+def problems_of_config(raw: Mapping) -> list[Problem]:
+    """Those of a configuration that its schema passed: names and lanes."""
+    return [*_names(raw), *_lanes(raw)]
 
 
 def _unless(holds: bool, path: str, message: str) -> Problems:
@@ -53,8 +58,7 @@ def _names(raw: Mapping) -> Problems:
     groups = [group['name'] for group in topology['groups']]
     names = [relation['name'] for relation in topology['relations']]
     for what, found in (('groups', groups), ('relations', names)):
-        whole = all(name and '/' not in name for name in found)
-        yield from _unless(whole, f'topology/{what}', 'a name that is empty or has a slash')
+        yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
         yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
@@ -228,6 +232,9 @@ def _listed(name: str, found, want) -> Problems:
 
 
 def _shapes(raw: Mapping) -> Problems:
+    paths = [path for path, _ in array_paths(raw)]
+    twice = sorted({path for path in paths if paths.count(path) > 1}) if _slashed(raw) else []
+    yield from _unless(not twice, 'topology', f'two names that make one path: {twice[:3]}')
     shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
     lanes = len(raw['lanes'])
 
@@ -264,10 +271,15 @@ def _shapes(raw: Mapping) -> Problems:
     yield from _signal_shapes(raw, shape, like)
     yield from _loss_shapes(raw, shape, like)
     for relation in raw['topology']['relations']:
-        if relation['primitive'] in FORMULAS:
-            yield from _formula_shapes(raw, shape, relation)
+        yield from misfits(raw, shape, relation)
     if raw['topology']['cell'] != 'opaque':
         yield from _known_shapes(raw, shape, like)
+
+
+def _slashed(raw: Mapping) -> bool:
+    """Whether a name has a slash, so that two fields may have one path."""
+    names = [one['name'] for key in ('groups', 'relations') for one in raw['topology'][key]]
+    return any('/' in name for name in [*names, *raw['params_before']])
 
 
 def _due(shape: Mapping, path: str, want: tuple) -> Problems:
@@ -277,7 +289,7 @@ def _due(shape: Mapping, path: str, want: tuple) -> Problems:
 
 
 def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
-    """Factors, signals and traces have an entry for each state, and the positions of their group."""
+    """Factors, signals and traces: an entry for each state, at the positions of its group."""
     lanes = len(raw['lanes'])
     groups = {group['name']: group for group in raw['topology']['groups']}
     for factor in raw['factors']:
@@ -287,9 +299,10 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
         right = right and all(len(row) == states for row in factor['D'])
         yield from _unless(right, f'factors/{name}', f'not {states} states')
         if group is not None:
-            want = (lanes, *groups[group]['shape'])
+            want, at = (lanes, *groups[group]['shape']), f'factors/{name}/{group}'
+            own = (f'{at}/D/',) if group in _moved(raw, name) else (f'{at}/D/', f'{at}/D_f/')
             for path in shape:
-                if path.startswith((f'factors/{name}/{group}/D/', f'factors/{name}/{group}/D_f/')):
+                if path.startswith(own):
                     yield from _due(shape, path, want)
     for kind in ('dh', 'c'):
         for group, entries in raw['signals'][kind].items():
@@ -307,6 +320,12 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
                     yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
     for i, (before, after) in enumerate(_pairs_of_traces(raw)):
         yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
+
+
+def _moved(raw: Mapping, name: str) -> Mapping:
+    """The groups in which the elements of a relation's y do not stand each at its own place."""
+    (relation,) = (one for one in raw['topology']['relations'] if one['name'] == name)
+    return relation.get('options', {}).get('positions', {})
 
 
 def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
@@ -343,24 +362,6 @@ def _loss_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
         for path, slots in optimizer[name]['slots'].items():
             for slot in slots:
                 yield from like(f'optimizer/{name}/{path}/{slot}', f'params_before/{path}')
-
-
-def _formula_shapes(raw: Mapping, shape: Mapping, relation: Mapping) -> Problems:
-    """Those of ``y = x @ W + b``."""
-    at, params = f'topology/relations/{relation["name"]}/params', relation['params']
-    slots = {'weight', 'bias'} if 'bias' in params else {'weight'}
-    wrong = list(_sets(at, params, slots))
-    yield from wrong
-    if wrong:
-        return
-    path = f'params_before/{params["weight"]}'
-    if len(shape[path]) != 2:
-        yield Problem(path, f'{shape[path]}, and (inputs, outputs) are due')
-        return
-    (x, y), lanes = shape[path], len(raw['lanes'])
-    yield from _due(shape, f'params_before/{params.get("bias")}', (y,))
-    yield from _due(shape, f'signals/dy/{relation["name"]}', (lanes, y))
-    yield from _trace_shapes(raw, shape, relation, lanes, ((x,), (y,)))
 
 
 def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
@@ -411,11 +412,11 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
     for factor in raw['factors']:
         if factor['relation'] == name:
             yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
-    for path, found in shape.items():
-        parts = path.split('/')
-        if parts[0] == 'factors' and parts[1] == name:
-            want = (lanes, *x) if parts[3] == 'x' else (lanes, *y)
-            yield from _unless(found == want, path, f'{found}, and {want} is due')
+    for group in relation['groups'] or ['']:
+        at = f'factors/{name}/{group}/'
+        for path in shape:
+            if path.startswith((f'{at}x', f'{at}D/', f'{at}D_f/')):
+                yield from _due(shape, path, (lanes, *(x if path == f'{at}x' else y)))
 
 
 def _numbers(raw: Mapping) -> Problems:

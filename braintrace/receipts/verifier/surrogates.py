@@ -16,7 +16,9 @@ __all__ = ['SURROGATES', 'psi']
 
 
 def _logistic(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    """``1 / (1 + exp(-x))``, with all digits also where it is small."""
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, 1.0) / (1 + small)
 
 
 def _triangle(u, width, height):
@@ -26,7 +28,7 @@ def _triangle(u, width, height):
 
 def _sigmoid(u, slope):
     s = _logistic(slope * u)
-    value = slope * s * (1 - s)
+    value = slope * s * _logistic(-slope * u)
     return value, slope * value, slope * s
 
 
