@@ -18,10 +18,6 @@ REFERENCE = (DOCS / 'reference' / 'receipts.md').read_text(encoding='utf-8')
 EXPLANATION = (DOCS / 'explanation' / 'receipts.md').read_text(encoding='utf-8')
 
 
-def between(text: str, name: str) -> str:
-    return text.split(f'<!-- {name} -->\n')[1].split(f'\n<!-- end of {name} -->')[0]
-
-
 def rules_table() -> str:
     rows = [
         f'| {r.number} | {r.title} | {r.family} | `{r.formula}` | {r.needs or "nothing more"} |'
@@ -36,16 +32,14 @@ def first_column(part: str) -> list[str]:
 
 
 def test_the_table_of_rules_is_that_of_the_code():
-    assert between(REFERENCE, 'rules') == rules_table()
+    mark, end = '<!-- rules -->\n', '\n<!-- end of rules -->'
+    assert REFERENCE.split(mark)[1].split(end)[0] == rules_table()
 
 
 def test_the_keys_stand_in_the_order_of_the_schema():
     table = REFERENCE.split('| key | what it is |')[1].split('\n\n')[0]
-    names = [name.removesuffix('?') for name in RECEIPT.fields]
-    optional = {name for name in RECEIPT.fields if name.endswith('?')}
-    found = first_column(table)
-    assert sorted(name.removesuffix('?') for name in found) == sorted(names)
-    assert {name for name in found if name.endswith('?')} == optional
+    want = [name if name in RECEIPT.due else f'{name}?' for name in RECEIPT.kinds]
+    assert first_column(table) == want
 
 
 def test_every_command_and_option_has_a_row():
@@ -62,5 +56,7 @@ def test_the_figures_are_those_that_are_kept():
         bench = found.receipts
         rows = json.loads(bench.RESULTS.read_text(encoding='utf-8'))
         shown = next(row for row in rows if row['case'][0] == 'lif' and row['case'][3] == 0.01)
-        for name, want in (('gradients', bench.of_gradients(rows)), ('fields', bench.of_fields(shown))):
-            assert between(EXPLANATION, f'benchmarks/receipts.py: {name}'.replace('x', 'x')) == want
+        tables = {'gradients': bench.of_gradients(rows), 'fields': bench.of_fields(shown)}
+        for name, want in tables.items():
+            mark, end = bench.MARKS.format(name), bench.MARKS.format(f'end of {name}')
+            assert EXPLANATION.split(f'{mark}\n')[1].split(f'\n{end}')[0] == want
