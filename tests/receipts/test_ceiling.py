@@ -126,9 +126,17 @@ def _measures(node: ast.Compare) -> bool:
     orders = any(isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for op in node.ops)
     sides = [node.left, *node.comparators]
     return orders and any(
-        isinstance(side, ast.Call) and getattr(side.func, 'attr', '') in ('abs', 'fabs', 'hypot')
+        _called(side) in ('abs', 'fabs', 'hypot')
+        or isinstance(getattr(side, 'op', None), ast.Sub)
+        or getattr(side, 'id', '') in ('bound', 'tolerance', 'delta', 'distance', 'excess')
         for side in sides
     )
+
+
+def _called(side: ast.expr) -> str:
+    """The name of the function that a side calls."""
+    function = getattr(side, 'func', None)
+    return getattr(function, 'attr', getattr(function, 'id', ''))
 
 
 # honest float32 -----------------------------------------------------------------------------------

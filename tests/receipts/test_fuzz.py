@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from braintrace.receipts.verifier import (
+    RULES,
     ReceiptError,
     Result,
     derive,
@@ -251,8 +252,8 @@ def judged(value):
         assert isinstance(result, Result) and result.verdict in VERDICTS
         assert result.ok == (result.verdict in ('rederived', 'consistent'))
         assert result.ok or result.failures or result.verdict == 'skipped'
-        both = set(result.rules_evaluated) & set(result.gated_off)
-        assert not both
+        assert not set(result.rules_evaluated) & set(result.gated_off)
+        assert set(result.rules_evaluated) | set(result.gated_off) == set(RULES)
         internal = [f for f in result.failures if f.path == 'internal']
         assert not internal, internal
     return found

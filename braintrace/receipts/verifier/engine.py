@@ -268,8 +268,8 @@ class _Step:
             self.derived.put('signals/correction', self.correction)
 
     def _error(self) -> Num:
-        """The loss of each lane, in total, and its derivative by the outputs; that of a loss without
-        a formula is the one that is stored.
+        """The loss of each lane, in total, and its derivative by the outputs; that of a loss
+        without a formula is the one that is stored.
         """
         given, loss = self.given, self.given.raw['loss']
         if loss['name'] not in LOSSES:
