@@ -64,7 +64,7 @@ ARROWS: dict[str, set[str]] = {
     },
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
-    'receipts': PUBLIC | {'_errors'},
+    'receipts': PUBLIC | {'_errors', '_tables', 'verify'},
     '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from braintrace.receipts.verifier import reconcile, reconcile_run
+from braintrace.receipts.verifier import emit, parse, reconcile, reconcile_run
+from braintrace.receipts.verifier.sidecar import import_sidecar
 from tests.receipts import making
+from tests.receipts.foreign import Foreign
 
 WORDS = st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4)
 SOURCE = {'framework': 'pytorch', 'version': '2'}
@@ -145,3 +149,15 @@ def test_names_may_have_slashes_unless_two_fields_have_one_path():
     record['topology'] = {**topology, 'roles': roles, 'readout': 'leaky'}
     (first, *_) = reconcile(record).failures
     assert first.rule == 0 and 'two names that make one path' in first.hint
+
+
+def test_an_import_is_derived_again_with_and_without_its_provenance():
+    (line,) = Foreign(cell='alif').steps(1)
+    receipt, result = import_sidecar(emit(line), 'pytorch')
+    for name in ('source', 'import_provenance'):
+        stripped = copy.deepcopy(receipt)
+        del stripped[name]
+        assert reconcile(parse(emit(stripped))) == result
+        wrong = copy.deepcopy(stripped)
+        wrong['outputs']['data'][0] += 0.1
+        assert reconcile(parse(emit({**wrong, **NOTES}))).verdict == 'failed'

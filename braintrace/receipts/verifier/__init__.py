@@ -8,6 +8,7 @@ from .golden import generate
 from .reconcile import Result, reconcile, reconcile_run
 from .rules import RULES, Rule
 from .schema import check
+from .sidecar import import_run, import_sidecar
 
 __all__ = [
     'RULES',
@@ -20,6 +21,8 @@ __all__ = [
     'digest',
     'emit',
     'generate',
+    'import_run',
+    'import_sidecar',
     'node',
     'parse',
     'parse_run',

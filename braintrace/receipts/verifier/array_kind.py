@@ -56,7 +56,7 @@ class Array(Kind):
             known = ', '.join(self.dtypes)
             yield Problem(join(path, 'dtype'), f'{described(dtype)}; known are {known}')
         elif not any({'shape', 'dtype', *keys} == set(value) for keys in PLACES):
-            yield Problem(path, f'an array with the keys {described(sorted(value, key=str))}')
+            yield Problem(path, f'an array with the keys {described(list(value))}')
         else:
             yield from self.parts(value, size, path)
 
@@ -148,15 +148,18 @@ def scalar_problems(data: list, dtype: str, path: str) -> Problems:
 
 
 def sample_problems(value: dict, size: int, path: str) -> Problems:
-    """A sample: pairs at the indices that the digest decides, with finite numbers."""
+    """A sample: pairs at the indices that the digest decides, and perhaps others, with finite
+    numbers.
+    """
     pairs = value['sample']
     fine = isinstance(pairs, list) and all(type(p) is list and len(p) == 2 for p in pairs)
     if not fine:
         yield Problem(path, f'{described(pairs)} where a list of [index, value] is due')
         return
     indices = [pair[0] for pair in pairs]
-    if not all(map(is_int, indices)) or indices != sample_indices(value['sha256'], size):
-        yield Problem(path, 'the indices are not those that sha256 decides')
+    whole = all(is_int(i) and 0 <= i < size for i in indices)
+    if not whole or indices != sorted({*indices, *sample_indices(value['sha256'], size)}):
+        yield Problem(path, 'the indices are not those that sha256 decides, in order')
         return
     flat = [pair[1] for pair in pairs]
     yield from data_problems({'data': flat, 'dtype': value['dtype']}, len(flat), path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,19 @@ INLINE = 4096  # larger arrays go to a file or are sampled
 SAMPLES = 256
 
 
-def node(array: Any, name: str = '', *, arrays: str = 'inline', file: str = '') -> dict:
+def node(
+    array: Any,
+    name: str = '',
+    *,
+    arrays: str = 'inline',
+    file: str = '',
+    also: Iterable[int] = (),
+) -> dict:
     """The node of an array: ``arrays`` says what becomes of more than 4096 elements.
 
     ``'inline'`` keeps the numbers, ``'npz'`` names ``file`` and the key ``name`` in it and keeps
-    the array for ``write_files``, ``'sample'`` keeps 256 elements and a digest.
+    the array for ``write_files``, ``'sample'`` keeps 256 elements, those at the flat indices
+    ``also``, and a digest.
 
     >>> node(np.float32([[0.1, -0.0]]), 'inputs')['shape']
     [1, 2]
@@ -44,7 +52,7 @@ def node(array: Any, name: str = '', *, arrays: str = 'inline', file: str = '') 
         return {**head, 'sha256': digest, 'file': file, 'key': name, 'data': value}
     if arrays != 'sample':
         raise ReceiptError('arrays', name, f'arrays={arrays!r}', "use 'inline', 'npz' or 'sample'")
-    indices = sample_indices(digest, value.size)
+    indices = sorted({*sample_indices(digest, value.size), *also})
     flat = decimals(value.reshape(-1)[indices], value.dtype.name)
     return {**head, 'sha256': digest, 'sample': [[i, v] for i, v in zip(indices, flat)]}
 

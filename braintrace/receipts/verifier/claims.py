@@ -1,8 +1,10 @@
-"""The rules of what a receipt claims about itself: its digests, and why a part was skipped."""
+"""The rules of what a receipt says of itself: digests, routes, and why a part was skipped."""
 
 from __future__ import annotations
 
 import hmac
+
+import numpy as np
 
 from .canonical import digest
 from .checks import Check, Gated
@@ -12,6 +14,7 @@ from .record import Record
 
 
 def check_digest(r: Record, c: Check) -> None:
+    """The digest is that of the bytes; a signature is checked where there is a key."""
     digests = r.raw.get('digests')
     if c.key is not None:
         c.true('digests/signature', 'signature' in (digests or {}), 'none', 'one: a key was given')
@@ -35,6 +38,7 @@ def signed(receipt_digest: str, key: bytes) -> str:
 
 
 def check_skip(r: Record, c: Check) -> None:
+    """A skip names a basis that this receipt has."""
     skip = r.raw.get('skip')
     if skip is None:
         raise Gated('nothing is skipped')
@@ -47,3 +51,26 @@ def check_skip(r: Record, c: Check) -> None:
     }
     basis = skip['basis']
     c.true('skip/basis', holds.get(basis, True), basis, 'a basis that this receipt has')
+
+
+def check_routes(r: Record, c: Check) -> None:
+    """Each parameter has one route, and a gradient if it is trained."""
+    declared, gradients = r.topology['routes'], r.keys('gradients')
+    related = {
+        path
+        for one in r.relations.values()
+        for path in [*one['params'].values(), *one.get('options', {}).get('behind', ())]
+    }
+    for path in sorted(r.keys('params_before') | set(declared)):
+        route = declared.get(path)
+        at = f'topology/routes/{path}'
+        if not c.true(at, route is not None, 'no route', 'trace, same-step or frozen'):
+            continue
+        frozen, has = route['kind'] == 'frozen', path in gradients
+        want = 'no gradient, or none declared' if frozen else 'a gradient'
+        c.true(f'gradients/{path}', has != frozen, 'a gradient' if has else 'no gradient', want)
+        if route['kind'] == 'trace':
+            c.true(at, path in related, 'trace, and no relation', 'a relation that has it')
+        whole = has and r.sample(f'gradients/{path}') is None
+        if whole and not np.any(r[f'gradients/{path}']) and 'reason' not in route:
+            c.tell(f'zero_gradient/{path}', 'all of its gradient is zero')

@@ -59,12 +59,21 @@ def _refuse(problems: list[Problem]) -> None:
         raise ReceiptError('config', first.path, first.message)
 
 
+def _refuse_unknown(config: Mapping) -> None:
+    """Raises for a cell, a loss or an optimizer that the engine does not know."""
+    if config['topology']['cell'] == 'opaque':
+        raise ReceiptError('config', 'topology/cell', 'the engine knows rnn, lif and alif')
+    for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
+        name = (config[what] or {}).get('name')
+        if name is not None and name not in known:
+            message = f'{name}; the engine knows {", ".join(known)}'
+            raise ReceiptError('config', f'{what}/name', message)
+
+
 def _skeleton(config: Mapping) -> dict[str, Any]:
     """The receipt without its results."""
-    topology, lanes = config['topology'], len(config['lanes'])
-    if topology['cell'] == 'opaque':
-        raise ReceiptError('config', 'topology/cell', 'the engine knows rnn, lif and alif')
-    relations = topology['relations']
+    _refuse_unknown(config)
+    relations, lanes = config['topology']['relations'], len(config['lanes'])
     pairs = [(one, group) for one in relations for group in one['groups']]
     traces = config.get('traces_before')
     if traces is None:

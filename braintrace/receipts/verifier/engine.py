@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from .bounds import Num, constant, exact, total
 from .cells import CELLS, KnownCell, chained, ones
 from .losses import LOSSES, softmax
 from .optimizers import OPTIMIZERS
-from .primitives import FORMULAS
+from .primitives import Op
 from .record import FILTER, Record
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     'es_gradient',
     'factored_after',
     'instant_of',
+    'op_of',
     'recurrent_of',
 ]
 
@@ -66,72 +68,72 @@ def _spikes(given: Record) -> bool:
 # the algebra of a step, for the engine and for the rules ------------------------------------------
 
 
-def recurrent_of(D: list[Entries], old: Entries) -> Entries:
-    """``sum_r D_sr e'_r`` for each state; ``D_sr`` gets the axes of the entry that it lacks."""
+def op_of(r: Record, relation: Mapping, rank: int = 1) -> Op:
+    """The application of a relation, whose y has ``rank`` axes in one lane."""
+
+    def weights(slot: str) -> Num:
+        return r.num(f'params_before/{relation["params"][slot]}')
+
+    return Op(relation['primitive'], relation.get('options', {}), weights, rank)
+
+
+def recurrent_of(D: list[Entries], old: Entries, times: Callable = operator.mul) -> Entries:
+    """``sum_r D_sr e'_r`` for each state; ``times``: the product of a D and an entry."""
     return [
-        total(
-            _like(d, e) * e
-            for d, e in zip(row, old, strict=True)
-            if d is not None and e is not None
-        )
+        total(times(d, e) for d, e in zip(row, old, strict=True) if d is not None and e is not None)
         for row in D
     ]
 
 
-def _like(d: Num, e: Num) -> Num:
-    """``d`` with an axis behind the lanes for each that an entry has more."""
-    more = e.value.ndim - d.value.ndim
-    return d.reshape((d.shape[0], *[1] * more, *d.shape[1:])) if more > 0 else d
-
-
-def instant_of(primitive: str, x: Num, D_f: Entries) -> dict[str, Entries]:
+def instant_of(op: Op, x: Num | None, D_f: Entries) -> dict[str, Entries]:
     """``D_f (x) x`` for each trainable and state."""
-    per_state = [None if d is None else FORMULAS[primitive](x, d) for d in D_f]
+    per_state = [None if d is None else op.instant(x, d) for d in D_f]
     names = next((list(one) for one in per_state if one is not None), [])
     return {n: [None if one is None else one[n] for one in per_state] for n in names}
 
 
-def factored_after(a_x: Num, a_f: Num, x: Num, D, D_f: Entries, old: dict[str, Entries]):
-    """``ex = a_x ex' + x`` and ``ef = a_f D ef' + (1 - a_f) D_f``."""
+def factored_after(a_x: Num, a_f: Num, x: Num | None, D, D_f: Entries, old: dict[str, Entries]):
+    """``ex = a_x ex' + x`` and ``ef = a_f D ef' + (1 - a_f) D_f``; no ex where there is no x."""
     moved = recurrent_of(D, old['f'])
-    fresh = constant(1 - a_f.value, x.floor)
+    fresh = constant(1 - a_f.value, a_f.floor)
     f = [
         total((None if m is None else a_f * m, None if d is None else fresh * d))
         for m, d in zip(moved, D_f, strict=True)
     ]
-    return {'x': [a_x * old['x'][0] + x], 'f': f}
+    return {'f': f} if x is None else {'x': [a_x * old['x'][0] + x], 'f': f}
 
 
-def d_rtrl_gradient(primitive: str, x: Num, dy: Num, history) -> dict[str, Num]:
+def d_rtrl_gradient(op: Op, x: Num | None, dy: Num, history) -> dict[str, Num]:
     """``sum_b x (x) dy + sum_b sum_s c_s e'_s``; ``history``: pairs of c and the entries of each
     group.
     """
-    grads = {name: one.sum(0) for name, one in FORMULAS[primitive](x, dy).items()}
-    for name in grads:
+    grads = {slot: op.gradient(slot, dy, one) for slot, one in op.instant(x, dy).items()}
+    for slot in grads:
         for signals, entries in history:
-            for c, e in zip(signals, entries.get(name, []), strict=False):
+            for c, e in zip(signals, entries.get(slot, []), strict=False):
                 if c is not None and e is not None:
-                    grads[name] = grads[name] + (_like(c, e) * e).sum(0)
+                    grads[slot] = grads[slot] + op.gradient(slot, c, op.carried(slot, c, e))
     return grads
 
 
-def es_gradient(primitive: str, x: Num, dy: Num, groups) -> dict[str, Num]:
+def es_gradient(op: Op, x: Num | None, dy: Num, groups) -> dict[str, Num]:
     """``sum_b ex (x) (dh . ef / correction)`` and the same-step part that misses the groups;
     ``groups``: of each ``(dh, D_f, ex, ef, correction)``.
     """
-    grads: dict[str, Num] = {}
-    rest: Num | None = dy
+    parts: list[tuple[Num | None, Num]] = []
+    rest: Num = dy
     for dh, D_f, ex, ef, corrected in groups:
         sent = total(s * e for s, e in zip(dh, ef, strict=True) if s is not None and e is not None)
         through = total(s * d for s, d in zip(dh, D_f, strict=True) if None not in (s, d))
         if through is not None:
-            rest = rest - through
+            rest = rest - op.to_y(through)
         if sent is not None:
-            sent = sent / corrected.reshape((-1, *[1] * (sent.value.ndim - 1)))
-            for name, one in FORMULAS[primitive](ex, sent).items():
-                grads[name] = total((grads.get(name), one.sum(0)))
-    for name, one in FORMULAS[primitive](x, rest).items():
-        grads[name] = total((grads.get(name), one.sum(0)))
+            parts.append((ex, sent / corrected.reshape((-1, *[1] * (sent.value.ndim - 1)))))
+    grads: dict[str, Num] = {}
+    for read, d in (*parts, (x, rest)):
+        for slot, one in op.instant(read, d).items():
+            found = total((grads.get(slot), op.gradient(slot, d, one)))
+            grads |= {slot: found} if found is not None else {}
     return grads
 
 
@@ -221,8 +223,7 @@ class _Step:
 
     def same_step(self, relation: Mapping, dy: Num) -> dict[str, Num]:
         """The gradient of an op at a cotangent of its result."""
-        made = FORMULAS[relation['primitive']](self.read(relation), dy)
-        return {slot: one.sum(0) for slot, one in made.items()}
+        return d_rtrl_gradient(op_of(self.given, relation), self.read(relation), dy, ())
 
     def read(self, relation: Mapping) -> Num:
         """What an op reads."""
@@ -268,8 +269,8 @@ class _Step:
             self.derived.put('signals/correction', self.correction)
 
     def _error(self) -> Num:
-        """The loss of each lane, in total, and its derivative by the outputs; that of a loss
-        without a formula is the one that is stored.
+        """The loss of each lane, in total, and its derivative by the outputs; where there is no
+        formula, the one that is stored.
         """
         given, loss = self.given, self.given.raw['loss']
         if loss['name'] not in LOSSES:
@@ -312,19 +313,16 @@ class _Step:
             D, D_f = self.D[group], self.D_f[group]
             name, at = relation['name'], f'traces_after/{relation["name"]}/{group}'
             if self.given.factored:
-                decays = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
-                new = factored_after(*decays, x, D, D_f, old)
+                a_x, a_f = (self.number(algorithm[key]) for key in ('decay_x', 'decay_f'))
+                new = factored_after(a_x, a_f, x, D, D_f, old)
                 self.derived.put(f'{at}/x', new['x'][0])
                 self.derived.put(f'{at}/f', new['f'])
             else:
-                fresh = instant_of(relation['primitive'], x, D_f)
-                new = {
-                    slot: [
-                        total(pair)
-                        for pair in zip(recurrent_of(D, old[slot]), fresh[slot], strict=True)
-                    ]
-                    for slot in relation['params']
-                }
+                op = op_of(self.given, relation)
+                fresh, new = instant_of(op, x, D_f), {}
+                for slot in relation['params']:
+                    kept = recurrent_of(D, old[slot], partial(op.carried, slot))
+                    new[slot] = [total(pair) for pair in zip(kept, fresh[slot], strict=True)]
                 for slot, value in new.items():
                     self.derived.put(f'{at}/{slot}', value)
             self.after[name] = new
@@ -332,13 +330,13 @@ class _Step:
     def _gradients(self) -> None:
         self.gradients: dict[str, Num] = {}
         for relation in (self.recurrent, self.readout):
-            name, primitive = relation['name'], relation['primitive']
+            name, op = relation['name'], op_of(self.given, relation)
             x = self.read(relation)
             dy, groups = self.dy[name], relation['groups']
             if self.given.factored:
                 new = self.after.get(name, {})
                 found = es_gradient(
-                    primitive,
+                    op,
                     x,
                     dy,
                     [
@@ -348,7 +346,7 @@ class _Step:
                 )
             else:
                 history = [(self.c[g], self._before(relation)) for g in groups]
-                found = d_rtrl_gradient(primitive, x, dy, history)
+                found = d_rtrl_gradient(op, x, dy, history)
             for slot, path in relation['params'].items():
                 if not self.given.frozen(path):
                     self.gradients[path] = found[slot]

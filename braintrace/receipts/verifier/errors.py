@@ -7,6 +7,7 @@ MAX_DEPTH = 32  # of nested lists and objects
 MAX_ELEMENTS = 2**24  # of one array
 MAX_LANES = 10_000
 MAX_RECORDS = 100_000  # of one run
+MAX_RUN = 2**32  # bytes of one run
 MAX_INTEGER = 2**63
 
 

@@ -1,4 +1,4 @@
-"""The reconciler: applies every rule, compares, decides. It reads no label, no file, and returns."""
+"""The reconciler: applies every rule, compares, decides. It reads no label and no file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PARTIAL = ('opaque_cell', 'unsupported_operation', 'sampled_arrays')  # a basis 
 
 @dataclass(frozen=True)
 class Result:
-    """What the verifier found. ``rules_evaluated`` (rule -> number of comparisons) and ``gated_off``
-    (rule -> reason) together are all rules.
+    """What the verifier found. ``rules_evaluated`` (rule -> number of comparisons) and
+    ``gated_off`` (rule -> reason) together are all rules.
 
     ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
     and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
@@ -105,11 +105,14 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
             _apply(check, number, partial(rule, record))
     check.at = ''
     for number, rule in RUN_RULES:
-        if whole:
+        if whole or number == 18:
             check.limits = check.limits_of(records[0])
             _apply(check, number, partial(rule, Run(records)))
-        elif number != 18:
+        else:
             check.gated[number] = 'it needs the records of a run'
+    first = records[0]
+    if first.t.any():
+        check.tell('start', f'traces and carry of step {first.raw["step"]} are taken as given')
     if Run(records).unsummed():
         check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
     return _result(check, records)

@@ -201,10 +201,16 @@ class Record:
         value = self[path]
         return value[lanes] if value.shape[:1] == lanes.shape else value
 
-    def x(self, relation: str) -> Num:
-        """What an op read."""
+    def x(self, relation: str) -> Num | None:
+        """What an op read; None if it reads nothing."""
         groups = self.relations[relation]['groups']
-        return self.num(f'factors/{relation}/{groups[0] if groups else ""}/x')
+        path = f'factors/{relation}/{groups[0] if groups else ""}/x'
+        return None if path in self.fields and self.fields[path] is None else self.num(path)
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Of a field, also of a sampled one."""
+        found = self.fields[path]
+        return tuple(found['shape']) if is_sampled(found) else found.shape
 
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""

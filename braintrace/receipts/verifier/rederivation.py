@@ -41,6 +41,7 @@ def unknown(r: Record) -> dict[str, str]:
 
 
 def rederive(r: Record, c: Check) -> None:
+    """Every field of the step, derived again; all that the engine makes has to be there."""
     reason = obstacle(r)
     if reason:
         raise Gated(reason)

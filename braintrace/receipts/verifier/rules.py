@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import run_rules, step_rules, update_rules
-from .claims import check_digest, check_skip
+from . import loss_rules, run_rules, step_rules, update_rules
+from .claims import check_digest, check_routes, check_skip
 from .rederivation import rederive
 
 __all__ = ['RULES', 'RUN_RULES', 'STEP_RULES', 'Rule']
@@ -34,8 +34,8 @@ _TABLE = (
      'a primitive with a formula'),
     (5, 'update', 'SGD', 'update = -lr gradient', 'SGD without decay'),
     (6, 'update', 'added', 'parameter after = before + update', 'an optimiser'),
-    (7, 'update', 'final state', 'decay: (1 - lr wd) before + update, coupled: gradient + wd before;'
-     ' frozen parameters bit-equal', 'a decay, or a parameter that stays'),
+    (7, 'update', 'final state', 'decay: (1 - lr wd) before + update; coupled: gradient + wd '
+     'before; frozen parameters bit-equal', 'a decay, or a parameter that stays'),
     (8, 'factor', 'provenance', 'x = its source; D and D_f belong to their group', 'a source'),
     (9, 'chain', 'parameters chain', 'params_before = params_after of the step before, bit for bit',
      'adjacent records'),
@@ -74,7 +74,8 @@ _TABLE = (
      'a known cell'),
     (35, 'disclosure', 'dropped mass', 'share of the hidden Jacobian outside of D; never fails',
      'a known cell'),
-    (36, 'structure', 'routes', 'each parameter has one route, and a gradient if it is trained', ''),
+    (36, 'structure', 'routes', 'each parameter has one route, and a gradient if it is trained',
+     ''),
 )  # fmt: skip
 RULES = {row[0]: Rule(*row) for row in _TABLE}
 
@@ -82,16 +83,16 @@ RULES = {row[0]: Rule(*row) for row in _TABLE}
 STEP_RULES: tuple[tuple[int, Callable], ...] = (
     (16, check_digest),
     (15, check_skip),
-    (36, step_rules.routes),
+    (36, check_routes),
     (20, update_rules.slots_of),
-    (18, step_rules.reduction),
+    (18, loss_rules.reduction),
     (32, step_rules.fresh_start),
     (8, step_rules.provenance),
     (34, step_rules.constants),
     (33, step_rules.trace_correction),
-    (11, step_rules.probabilities),
-    (12, step_rules.loss_value),
-    (1, step_rules.error),
+    (11, loss_rules.probabilities),
+    (12, loss_rules.loss_value),
+    (1, loss_rules.error),
     (2, step_rules.learning_signal),
     (3, step_rules.step_signals),
     (29, step_rules.instantaneous),

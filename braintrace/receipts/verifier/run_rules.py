@@ -16,6 +16,7 @@ from .checks import Check, Gated
 from .engine import derive_parts
 from .record import Record, Unavailable
 from .rederivation import obstacle, unknown
+from .step_rules import gradients_of
 
 
 class Run:
@@ -63,6 +64,7 @@ def _at(i: int, path: str) -> str:
 
 
 def parameters_chain(run: Run, c: Check) -> None:
+    """Parameters of adjacent records, bit for bit."""
     for i, a, b in run.adjacent:
         for path in sorted(b.keys('params_before')):
             at = _at(i, f'params_before/{path}')
@@ -76,6 +78,7 @@ def parameters_chain(run: Run, c: Check) -> None:
 
 
 def one_run(run: Run, c: Check) -> None:
+    """One run, its steps in order, and one specification."""
     first = run.records[0].raw
     for i, r in enumerate(run.records):
         for name in ('run_id', 'every', 'spec_digest'):
@@ -87,6 +90,7 @@ def one_run(run: Run, c: Check) -> None:
 
 
 def root_digest(run: Run, c: Check) -> None:
+    """Each root digest is made of the one before and of the record."""
     root = ''
     for i, r in enumerate(run.records):
         digests = r.raw.get('digests', {})
@@ -110,6 +114,7 @@ def chained_root(root: str, digest: str) -> str:
 
 
 def window_sums(run: Run, c: Check) -> None:
+    """The gradients of a window are the weighted sum of those of its steps."""
     for i, a, b in run.pairs:
         if b.raw['step'] == a.raw['step'] + 1:
             before, own = (r.raw.get('window') or {'index': 0, 'length': 1} for r in (a, b))
@@ -134,16 +139,23 @@ def window_sums(run: Run, c: Check) -> None:
         path = _at(start, 'window/divisor')
         c.limits = c.limits_of(last)
         c.close(path, np.asarray(float(first['divisor'])), divisor, ('window/weight',))
-        if 'gradients' not in last.raw['window']:
-            c.true(_at(start + len(records) - 1, 'window/gradients'), False, 'none', 'the sum')
+        end = _at(start + len(records) - 1, 'window/gradients')
+        if not c.true(end, 'gradients' in last.raw['window'], 'none', 'the sum of the window'):
             continue
         for path in sorted(last.keys('window/gradients')):
-            parts = [constant(w) * r.num(f'gradients/{path}') for w, r in zip(weights, records)]
-            at = _at(start + len(records) - 1, f'window/gradients/{path}')
+            parts = [constant(w) * _made(r, path) for w, r in zip(weights, records)]
+            at = f'{end}/{path}'
             c.close(at, last[f'window/gradients/{path}'], total(parts) / divisor, ('gradients',))
 
 
+def _made(r: Record, path: str) -> Num:
+    """A stored gradient of a step with the terms that it was made of: a window sums them all."""
+    stored, made = r.num(f'gradients/{path}'), gradients_of(r)[0].get(path)
+    return stored if made is None else Num(stored.value, made.terms, stored.floor)
+
+
 def lanes_stay(run: Run, c: Check) -> None:
+    """A lane keeps its sample until it is reset."""
     for i, a, b in run.adjacent:
         stay = ~b.reset
         same = len(a.raw['lanes']) == len(b.raw['lanes'])
@@ -153,6 +165,7 @@ def lanes_stay(run: Run, c: Check) -> None:
 
 
 def optimizer_chains(run: Run, c: Check) -> None:
+    """The optimiser state of adjacent updates, bit for bit."""
     last: dict | None = None
     for i, r in enumerate(run.records):
         optimizer = r.raw['optimizer']
@@ -176,6 +189,7 @@ def optimizer_chains(run: Run, c: Check) -> None:
 
 
 def configuration_stays(run: Run, c: Check) -> None:
+    """Algorithm, numbers, cell, feedback and optimiser, but for its rate."""
     if len(run.records) < 2:
         raise Gated('one record')
     first, updated = run.records[0], None
@@ -209,6 +223,7 @@ def _fixed(r: Record) -> dict:
 
 
 def states_chain(run: Run, c: Check) -> None:
+    """Traces, carry and t of adjacent records on lanes that are not reset."""
     missing: list[str] = []
     for i, a, b in run.adjacent:
         if len(a.raw['lanes']) != len(b.raw['lanes']):
@@ -245,9 +260,9 @@ def _joined(c: Check, at: str, found, want, source: str) -> None:
     if found is not None and want is not None:
         c.same(at, found, want, (source,))
     elif found is not None or want is not None:
-        shape = np.shape(want if found is None else found)
-        parts = [np.zeros(shape) if one is None else np.abs(one) for one in (found, want)]
-        c.same(at, parts[0], parts[1], (source,))
+        zero = np.zeros(np.shape(want if found is None else found))
+        left, right = (zero if one is None else np.abs(one) for one in (found, want))
+        c.same(at, left, right, (source,))
 
 
 def forward_is_reverse(run: Run, c: Check) -> None:

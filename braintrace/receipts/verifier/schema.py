@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .array_kind import DIGEST, Array, array_schema
-from .errors import MAX_LANES
+from .errors import MAX_ELEMENTS, MAX_LANES
 from .kinds import (
     ByKeys,
     Fields,
@@ -81,6 +81,31 @@ CONSTANTS = Fields(
         'kappa_out?': NUMBER,
     }
 )
+INDICES = List(COUNT, MAX_ELEMENTS)
+AXES = List(COUNT, 8)
+SIZES = List(Whole(1), 8)
+# What of an application is static, as far as a formula needs it. ``through``: slots whose weight is
+# a function of the parameter; ``positions``: where in a lane of a group the elements of y stand, if
+# not each at its own place, or null where that is not told.
+OPTIONS = Fields(
+    {
+        'alpha?': NUMBER,
+        'rows?': INDICES,
+        'columns?': INDICES,
+        'shape?': List(COUNT, 2),
+        'strides?': SIZES,
+        'padding?': List(List(Whole(), 2), 8),
+        'lhs_dilation?': SIZES,
+        'rhs_dilation?': SIZES,
+        'feature_group_count?': Whole(1),
+        'batch_group_count?': Whole(1),
+        'dimension_numbers?': List(AXES, 3),
+        'equation?': TEXT,
+        'through?': List(TEXT),
+        'behind?': List(TEXT),
+        'positions?': Table(Maybe(INDICES)),
+    }
+)
 RELATION = Fields(
     {
         'name': TEXT,
@@ -88,6 +113,7 @@ RELATION = Fields(
         'params': NOTES,
         'groups': List(TEXT),
         'source': Maybe(List(TEXT)),
+        'options?': OPTIONS,
     }
 )
 TOPOLOGY = Fields(
@@ -112,7 +138,15 @@ BATCH: dict[str, Kind] = {
 ENTRIES = ByKeys(Fields({'x': ARRAY, 'f': STATES}), Table(STATES))
 TRACES = List(Fields({'relation': TEXT, 'group': TEXT, 'entries': ENTRIES}))
 FACTORS = List(
-    Fields({'relation': TEXT, 'group': Maybe(TEXT), 'x': ARRAY, 'D_f': STATES, 'D': List(STATES)})
+    Fields(
+        {
+            'relation': TEXT,
+            'group': Maybe(TEXT),
+            'x': Maybe(ARRAY),  # null for an op that reads nothing
+            'D_f': STATES,
+            'D': List(STATES),
+        }
+    )
 )
 LOSS_INPUT: dict[str, Kind] = {
     'name': TEXT,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
+from .applied import Entries, application, gate, known_entries, placed, told
 from .bounds import Num, constant, exact, total
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated
@@ -17,11 +19,7 @@ from .engine import (
     instant_of,
     recurrent_of,
 )
-from .losses import LOSSES, softmax
-from .primitives import FORMULAS
 from .record import FILTER, Record
-
-Entries = list[Num | None]
 
 
 def _cell_of(r: Record):
@@ -63,6 +61,7 @@ def _list_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> No
 
 
 def provenance(r: Record, c: Check) -> None:
+    """What ops read is their declared source; groups have one ``D``."""
     sources = {name: relation['source'] for name, relation in r.relations.items()}
     if r.known:
         roles, sent = r.topology['roles'], r.topology['roles'][_cell_of(r).output]
@@ -86,9 +85,9 @@ def provenance(r: Record, c: Check) -> None:
         if own != name:
             for key in r.keys(f'{_at(name, group)}/D'):
                 path, first_path = f'{_at(name, group)}/D/{key}', f'{_at(own, group)}/D/{key}'
-                want = exact(r[first_path]) if r.fields.get(first_path) is not None else None
+                shared = exact(r[first_path]) if r.fields.get(first_path) is not None else None
                 stored = r[path] if r.fields[path] is not None else None
-                c.close(path, stored, want, (own,))
+                c.close(path, stored, shared, (own,))
 
 
 def _source_path(part: str) -> str:
@@ -97,63 +96,22 @@ def _source_path(part: str) -> str:
 
 
 def constants(r: Record, c: Check) -> None:
-    cell, declared = _cell_of(r), r.constants
+    """Decays are those of their times; ``D`` is made of the constants."""
+    _cell_of(r)
+    declared = r.constants
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
         if number in declared:
             dt, tau = (constant(declared[name], r.floor) for name in ('dt', time))
             want = (-(dt / tau)).map(np.exp, np.exp)
             path = f'topology/constants/{number}'
             c.close(path, np.asarray(float(declared[number])), want, ('dt', time))
-    relation = _recurrent(r)
-    at = f'{_at(relation["name"], relation["groups"][0])}/D'
-    for s, row in enumerate(cell.D(declared, _states(r, 'carry_before'))):
-        _list_close(c, r, f'{at}/{s}', row, ('topology/constants', 'carry_before'))
-    if r.topology['readout'] == 'leaky':
-        relation = _readout(r)
-        path = f'{_at(relation["name"], relation["groups"][0])}/D/0/0'
-        kappa = constant(declared['kappa_out'], r.floor).to(r['outputs'].shape)
-        c.close(path, r[path], kappa, ('topology/constants/kappa_out',))
-
-
-# 11, 12, 1, 18: the loss --------------------------------------------------------------------------
-
-
-def _loss(r: Record):
-    name = r.raw['loss']['name']
-    if name not in LOSSES:
-        raise Gated(f'no formula for the loss {name}')
-    return LOSSES[name]
-
-
-def reduction(r: Record, c: Check) -> None:
-    _loss(r)
-    mask, loss = r.num('loss/mask'), r.raw['loss']
-    c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
-    want = mask.sum() if loss['reduction'] == 'mean' else exact(1.0)
-    c.close('loss/divisor', r['loss/divisor'], want, ('loss/mask', 'loss/reduction'))
-
-
-def probabilities(r: Record, c: Check) -> None:
-    if r.raw['loss']['name'] != 'softmax_ce':
-        raise Gated('the loss uses no probabilities')
-    stored = r.num('loss/probabilities')
-    c.close('loss/probabilities', np.ones(stored.shape[:-1]), stored.sum(-1))
-    c.close('loss/probabilities', stored.value, softmax(r.num('outputs')), ('outputs',))
-
-
-def loss_value(r: Record, c: Check) -> None:
-    per_lane = _loss(r).per_lane(r.num('outputs'), r.num('targets'))
-    c.close('loss/per_lane', r['loss/per_lane'], per_lane, ('outputs', 'targets'))
-    stored = r.num('loss/per_lane')
-    value = (r.num('loss/mask') * stored).sum() / constant(r['loss/divisor'], r.floor)
-    c.close('loss/value', r['loss/value'], value, ('loss/per_lane', 'loss/mask', 'loss/divisor'))
-
-
-def error(r: Record, c: Check) -> None:
-    slope = _loss(r).slope(r.num('outputs'), r.num('targets'))
-    weight = r.num('loss/mask') / constant(r['loss/divisor'], r.floor)
-    err = slope * weight.reshape((-1, 1))
-    c.close('signals/err', r['signals/err'], err, ('outputs', 'targets', 'loss'))
+    for relation in (_recurrent(r), _readout(r)):
+        for group in relation['groups']:
+            D, _ = _formulas(r, relation)
+            for s, row in enumerate(D):
+                if r.groups[group]['states'][s] != FILTER:
+                    made_of = ('topology/constants', 'carry_before')
+                    _list_close(c, r, f'{_at(relation["name"], group)}/D/{s}', row, made_of)
 
 
 # 2, 3, 33: signals --------------------------------------------------------------------------------
@@ -169,6 +127,7 @@ def _slopes(r: Record, when: str) -> Entries:
 
 
 def learning_signal(r: Record, c: Check) -> None:
+    """``dh``: the readout's pullback, fixed feedback, or the modulator."""
     slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
     readout, group = _readout(r), _recurrent(r)['groups'][0]
     weight = f'params_before/{readout["params"]["weight"]}'
@@ -177,6 +136,8 @@ def learning_signal(r: Record, c: Check) -> None:
     else:
         array = r.num('algorithm/feedback')
         modulates = feedback['kind'] == 'modulator'
+        if modulates:
+            c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
         sent = array if modulates else r.num('signals/err') @ array.T
         made_of = ('signals/err', 'algorithm/feedback')
     want = [None if e is None else sent * e for e in slopes]
@@ -186,44 +147,80 @@ def learning_signal(r: Record, c: Check) -> None:
 
 
 def step_signals(r: Record, c: Check) -> None:
+    """``dy`` and ``c`` are made of ``dh``, ``D_f`` and ``D``."""
     if r.known:
         _membrane(r, c)
+    missing: set[str] = set()
     for name, relation in r.relations.items():
-        if r.known and not relation['groups']:
-            c.close(f'signals/dy/{name}', r[f'signals/dy/{name}'], r.num('signals/err'), ('err',))
-            continue
-        parts: Entries = [_direct(r, f'dy/{name}')]
-        for group in relation['groups']:
-            D_f = r.entries(f'{_at(name, group)}/D_f')
-            parts += chained(r.entries(f'signals/dh/{group}'), [D_f])
-        if relation['groups']:
-            path = f'signals/dy/{name}'
-            c.close(path, r[path], total(parts), ('signals/dh', _at(name, relation['groups'][0])))
+        path, groups = f'signals/dy/{name}', relation['groups']
+        if r.known and not groups:
+            c.close(path, r[path], r.num('signals/err'), ('err',))
+        elif groups:
+            with told(missing):
+                c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
-        _old_signal(r, c, group, r.matrix(f'{_at(name, group)}/D'))
+        _old_signal(r, c, group, _factors(r, name, group)[0])
+    gate(missing)
+
+
+def _sent_to(r: Record, name: str) -> Num | None:
+    """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
+    shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
+    for group in r.relations[name]['groups']:
+        dh = placed(r, name, group, r.entries(f'signals/dh/{group}'))
+        (one,) = chained(dh, [_factors(r, name, group)[1]])
+        parts.append(one if one is None or one.shape == shape else application(r, name).to_y(one))
+    return total(parts)
 
 
 def _membrane(r: Record, c: Check) -> None:
     """D_f, and the row of a filter, by the slope at the stored membrane."""
-    cell, relation = _cell_of(r), _recurrent(r)
-    at = _at(relation['name'], relation['groups'][0])
+    for relation in (_recurrent(r), _readout(r)):
+        for group in relation['groups']:
+            D, D_f = _formulas(r, relation)
+            at, states = _at(relation['name'], group), r.groups[group]['states']
+            if states[-1] == FILTER:
+                _list_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
+            _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
+
+
+def _formulas(r: Record, relation: Mapping) -> tuple[list[Entries], Entries]:
+    """D and D_f of a relation of a known cell, out of its stored states."""
+    cell, (group,) = _cell_of(r), relation['groups']
+    if relation is not _recurrent(r):
+        like = r.num('outputs')
+        return [[constant(r.constants['kappa_out'], r.floor).to(like.shape)]], [ones(like)]
     old, new = _states(r, 'carry_before'), _states(r, 'carry_after')
-    D_f = cell.D_f(r.constants, old, new)
-    slopes, size = cell.slopes(r.constants, new), len(cell.states)
-    if FILTER in r.groups[relation['groups'][0]]['states']:
-        rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
+    D, D_f = cell.D(r.constants, old), cell.D_f(r.constants, old, new)
+    if r.groups[group]['states'][-1] == FILTER:
+        slopes = cell.slopes(r.constants, new)
         kappa = constant(r.algorithm['kappa'], r.floor).to(new[cell.output].shape)
-        want = [*chained(slopes, _columns(rows)), kappa]
-        _list_close(c, r, f'{at}/D/{size}', want, ('carry_after', 'algorithm/kappa'))
-        for s in range(size):
-            path = f'{at}/D/{s}/{size}'
-            c.close(path, None if r.fields.get(path) is None else r[path], None)
-        D_f = [*D_f, *chained(slopes, [D_f])]
-    _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
-    for group in _readout(r)['groups']:
-        path = f'{_at(_readout(r)["name"], group)}/D_f'
-        _list_close(c, r, path, [ones(r.num('outputs'))])
+        last = [*chained(slopes, _columns(D)), kappa]
+        D, D_f = [*([*row, None] for row in D), last], [*D_f, *chained(slopes, [D_f])]
+    return D, D_f
+
+
+def _factors(r: Record, name: str, group: str) -> tuple[list[Entries], Entries]:
+    """D and D_f as stored. They were rounded when they were made, and a compiler may make them
+    anew where they are used: each counts with the terms of its formula, or, where the engine has
+    none, with terms of size one beside its own.
+    """
+    D, D_f = r.matrix(f'{_at(name, group)}/D'), r.entries(f'{_at(name, group)}/D_f')
+    if not r.known:
+        return [[_rounded(one) for one in row] for row in D], [_rounded(one) for one in D_f]
+    of_D, of_D_f = _formulas(r, r.relations[name])
+    rows = [
+        [_rounded(*pair) for pair in zip(*both, strict=True)] for both in zip(D, of_D, strict=True)
+    ]
+    return rows, [_rounded(*pair) for pair in zip(D_f, of_D_f, strict=True)]
+
+
+def _rounded(stored: Num | None, made: Num | None = None) -> Num | None:
+    if stored is None:
+        return None
+    terms = 1 + np.abs(stored.value) if made is None else made.terms + np.abs(stored.value)
+    return Num(stored.value, terms, stored.floor)
 
 
 def _old_signal(r: Record, c: Check, group: str, D: list[Entries]) -> None:
@@ -248,6 +245,7 @@ def _direct(r: Record, name: str) -> Num | None:
 
 
 def trace_correction(r: Record, c: Check) -> None:
+    """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
     want = correction(r.algorithm['decay_f'], r.t, r.floor)
@@ -257,32 +255,37 @@ def trace_correction(r: Record, c: Check) -> None:
 # 27 to 30, 32: traces -----------------------------------------------------------------------------
 
 
-def _parts(r: Record) -> Iterator[tuple[str, Entries, Entries]]:
+def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Entries]]:
     """Of each trace that is kept by entries: its path, and what of it comes from the trace before
-    and from this step.
+    and from this step. ``sampled``: entries of which a sample does not tell are NaN.
     """
     if r.factored:
         raise Gated('the trace is factored: rule 28')
-    missing = {one['primitive'] for one in r.relations.values() if one['groups']} - {*FORMULAS}
+    missing: set[str] = set()
     for name, group in r.pairs:
-        relation, at = r.relations[name], _at(name, group)
-        if relation['primitive'] not in FORMULAS:
-            continue
-        fresh = instant_of(relation['primitive'], r.x(name), r.entries(f'{at}/D_f'))
-        for slot in relation['params']:
-            before = r.entries(f'traces_before/{name}/{group}/{slot}')
-            kept = recurrent_of(r.matrix(f'{at}/D'), before)
-            yield f'traces_after/{name}/{group}/{slot}', kept, fresh.get(slot, [None] * len(kept))
-    if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+        with told(missing):
+            yield from _parts_of(r, name, group, sampled)
+    gate(missing)
+
+
+def _parts_of(r: Record, name: str, group: str, sampled: bool):
+    op, (D, D_f) = application(r, name), _factors(r, name, group)
+    D, fresh = [placed(r, name, group, row) for row in D], instant_of(op, r.x(name), D_f)
+    for slot in r.relations[name]['params']:
+        path = f'{name}/{group}/{slot}'
+        old = (known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
+        kept = recurrent_of(D, old, partial(op.carried, slot))
+        yield f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))
 
 
 def instantaneous(r: Record, c: Check) -> None:
+    """The trace where ``sum_r D_sr e'_r`` is zero."""
     for path, kept, fresh in _parts(r):
         _where_other_is_zero(r, c, path, fresh, kept)
 
 
 def recurrent(r: Record, c: Check) -> None:
+    """The trace where ``D_f (x) x`` is zero."""
     for path, kept, fresh in _parts(r):
         _where_other_is_zero(r, c, path, kept, fresh)
 
@@ -300,26 +303,45 @@ def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: E
 
 
 def trace_after(r: Record, c: Check) -> None:
-    for path, kept, fresh in _parts(r):
-        want = [total(pair) for pair in zip(kept, fresh, strict=True)]
-        _list_close(c, r, path, want, (path.replace('after', 'before'), 'x', 'D', 'D_f'))
+    """The sum of both terms."""
+    unknown: set[str] = set()
+    for path, kept, fresh in _parts(r, sampled=True):
+        made_of = (path.replace('after', 'before'), 'x', 'D', 'D_f')
+        for i, pair in enumerate(zip(kept, fresh, strict=True)):
+            at, num = f'{path}/{i}', total(pair)
+            sample, stored = r.sample(at), r.fields.get(at)
+            if sample is not None and num is not None:
+                stored, num = sample[1], num.reshape((-1,))[sample[0]]
+            if num is not None and np.isnan(num.value).any():
+                unknown.add(f'sampled: {at}, and not the same entries before')
+            else:
+                c.close(at, stored, num, made_of)
+    gate(unknown)
 
 
 def factored_trace(r: Record, c: Check) -> None:
+    """Both factors of a trace of ES_D_RTRL."""
     if not r.factored:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
     a_x, a_f = (constant(r.algorithm[name], r.floor) for name in ('decay_x', 'decay_f'))
+    missing: set[str] = set()
     for name, group in r.pairs:
         at, before = _at(name, group), f'traces_before/{name}/{group}'
-        old = {'x': [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-        D, D_f = r.matrix(f'{at}/D'), r.entries(f'{at}/D_f')
-        new = factored_after(a_x, a_f, r.x(name), D, D_f, old)
-        path = f'traces_after/{name}/{group}'
-        c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
-        _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+        with told(missing):
+            x, (D, D_f) = r.x(name), _factors(r, name, group)
+            D = [placed(r, name, group, row) for row in D]
+            old = {'x': [] if x is None else [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
+            x = None if x is None else application(r, name).read(x)
+            new = factored_after(a_x, a_f, x, D, D_f, old)
+            path = f'traces_after/{name}/{group}'
+            if x is not None:
+                c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
+            _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+    gate(missing)
 
 
 def fresh_start(r: Record, c: Check) -> None:
+    """A lane at its start has no trace; a reset one has the initial carry."""
     new = r.t == 0
     c.true('t', bool(np.all(new[r.reset])), 'a lane that was reset has t > 0', 't = 0')
     for path, value in r.fields.items():
@@ -339,51 +361,57 @@ def fresh_start(r: Record, c: Check) -> None:
 
 
 def gradient(r: Record, c: Check) -> None:
-    sums: dict[str, Num | None] = {}
-    missing = set()
-    for name, relation in r.relations.items():
-        if relation['primitive'] not in FORMULAS:
-            missing.add(relation['primitive'])
-            continue
-        for slot, one in _gradient_of(r, name, relation).items():
-            path = relation['params'].get(slot)
-            if path is not None:
-                sums[path] = total((sums.get(path), one))
-    incomplete = {
-        path
-        for one in r.relations.values()
-        if one['primitive'] in missing
-        for path in one['params'].values()
-    }
+    """The gradient that signals and traces make."""
+    sums, missing = gradients_of(r)
     for path, num in sums.items():
-        if path not in incomplete and not r.frozen(path):
+        if not r.frozen(path):
             made_of = ('factors', 'signals/dy', 'signals/c', 'traces_before')
             c.close(f'gradients/{path}', r[f'gradients/{path}'], num, made_of)
-    if missing:
-        raise Gated(f'no formula: {", ".join(sorted(missing))}')
+    gate(missing)
     if not sums:
         raise Gated('no parameter has a factor')
 
 
-def _gradient_of(r: Record, name: str, relation: Mapping) -> dict[str, Num]:
-    x, dy, primitive = r.x(name), r.num(f'signals/dy/{name}'), relation['primitive']
-    groups = relation['groups']
+def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
+    """The gradient of each parameter that ops alone use, all of which have a formula; and why
+    others have none.
+    """
+    sums: dict[str, Num | None] = {}
+    missing, incomplete = set[str](), set[str]()
+    for name, relation in r.relations.items():
+        params, found = relation['params'], None
+        with told(missing):
+            found = _gradient_of(r, name)
+        through = relation.get('options', {}).get('through', ())
+        missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
+        for slot, path in params.items():
+            if found is None or slot in through or slot not in found:
+                incomplete.add(path)
+            else:
+                sums[path] = total((sums.get(path), found[slot]))
+    return {path: one for path, one in sums.items() if path not in incomplete}, missing
+
+
+def _gradient_of(r: Record, name: str) -> dict[str, Num]:
+    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), application(r, name)
+    relation = r.relations[name]
     if not r.factored:
         history = []
-        for g in groups:
+        for g in relation['groups']:
             at = f'traces_before/{name}/{g}'
             slots = {slot: r.entries(f'{at}/{slot}') for slot in relation['params']}
-            history.append((r.entries(f'signals/c/{g}'), slots))
-        return d_rtrl_gradient(primitive, x, dy, history)
+            history.append((placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
+        return d_rtrl_gradient(op, x, dy, history)
     parts = []
-    for g in groups:
-        at, D_f = f'traces_after/{name}/{g}', r.entries(f'{_at(name, g)}/D_f')
-        dh, corrected = r.entries(f'signals/dh/{g}'), r.num('signals/correction')
-        parts.append((dh, D_f, r.num(f'{at}/x'), r.entries(f'{at}/f'), corrected))
-    return es_gradient(primitive, x, dy, parts)
+    for g in relation['groups']:
+        at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
+        dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
+        ex = None if x is None else r.num(f'{at}/x')
+        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), r.num('signals/correction')))
+    return es_gradient(op, x, dy, parts)
 
 
-# 35, 36: what parameters there are ----------------------------------------------------------------
+# 35: what a trace does not keep -------------------------------------------------------------------
 
 
 def dropped_mass(r: Record, c: Check) -> None:
@@ -403,21 +431,3 @@ def dropped_mass(r: Record, c: Check) -> None:
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)
     c.counts[c.rule] += 1
     c.tell(f'dropped_mass/{group}', float(lost / (lost + kept)) if lost + kept else 0.0)
-
-
-def routes(r: Record, c: Check) -> None:
-    declared, gradients = r.topology['routes'], r.keys('gradients')
-    related = {path for one in r.relations.values() for path in one['params'].values()}
-    for path in sorted(r.keys('params_before') | set(declared)):
-        route = declared.get(path)
-        at = f'topology/routes/{path}'
-        if not c.true(at, route is not None, 'no route', 'trace, same-step or frozen'):
-            continue
-        frozen, has = route['kind'] == 'frozen', path in gradients
-        want = 'no gradient, or none declared' if frozen else 'a gradient'
-        c.true(f'gradients/{path}', has != frozen, 'a gradient' if has else 'no gradient', want)
-        if route['kind'] == 'trace':
-            c.true(at, path in related, 'trace, and no relation', 'a relation that has it')
-        whole = has and r.sample(f'gradients/{path}') is None
-        if whole and not np.any(r[f'gradients/{path}']) and 'reason' not in route:
-            c.tell(f'zero_gradient/{path}', 'all of its gradient is zero')

@@ -10,10 +10,10 @@ import numpy as np
 
 from .arrays import INLINE, array_of, is_sampled
 from .cells import CELLS, READOUTS
+from .fitting import misfits
 from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .primitives import FORMULAS
 from .record import FILTER, array_paths
 from .schema import check
 from .surrogates import SURROGATES
@@ -58,6 +58,7 @@ def _names(raw: Mapping) -> Problems:
     groups = [group['name'] for group in topology['groups']]
     names = [relation['name'] for relation in topology['relations']]
     for what, found in (('groups', groups), ('relations', names)):
+        yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
         yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
@@ -119,6 +120,7 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
             continue
         at = f'topology/relations/{roles[role]}'
         yield from _unless(relation['primitive'] == 'etp_mm', f'{at}/primitive', 'not etp_mm')
+        yield from _unless('options' not in relation, f'{at}/options', 'etp_mm has none')
         slots = {'weight', 'bias'} if 'bias' in relation['params'] else {'weight'}
         yield from _sets(f'{at}/params', relation['params'], slots)
         if own is None:
@@ -266,8 +268,7 @@ def _shapes(raw: Mapping) -> Problems:
     yield from _signal_shapes(raw, shape, like)
     yield from _loss_shapes(raw, shape, like)
     for relation in raw['topology']['relations']:
-        if relation['primitive'] in FORMULAS:
-            yield from _formula_shapes(raw, shape, relation)
+        yield from misfits(raw, shape, relation)
     if raw['topology']['cell'] != 'opaque':
         yield from _known_shapes(raw, shape, like)
 
@@ -295,9 +296,10 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
         right = right and all(len(row) == states for row in factor['D'])
         yield from _unless(right, f'factors/{name}', f'not {states} states')
         if group is not None:
-            want = (lanes, *groups[group]['shape'])
+            want, at = (lanes, *groups[group]['shape']), f'factors/{name}/{group}'
+            own = (f'{at}/D/',) if group in _moved(raw, name) else (f'{at}/D/', f'{at}/D_f/')
             for path in shape:
-                if path.startswith((f'factors/{name}/{group}/D/', f'factors/{name}/{group}/D_f/')):
+                if path.startswith(own):
                     yield from _due(shape, path, want)
     for kind in ('dh', 'c'):
         for group, entries in raw['signals'][kind].items():
@@ -315,6 +317,12 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
                     yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
     for i, (before, after) in enumerate(_pairs_of_traces(raw)):
         yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
+
+
+def _moved(raw: Mapping, name: str) -> Mapping:
+    """The groups in which the elements of a relation's y do not stand each at its own place."""
+    (relation,) = (one for one in raw['topology']['relations'] if one['name'] == name)
+    return relation.get('options', {}).get('positions', {})
 
 
 def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
@@ -351,24 +359,6 @@ def _loss_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
         for path, slots in optimizer[name]['slots'].items():
             for slot in slots:
                 yield from like(f'optimizer/{name}/{path}/{slot}', f'params_before/{path}')
-
-
-def _formula_shapes(raw: Mapping, shape: Mapping, relation: Mapping) -> Problems:
-    """Those of ``y = x @ W + b``."""
-    at, params = f'topology/relations/{relation["name"]}/params', relation['params']
-    slots = {'weight', 'bias'} if 'bias' in params else {'weight'}
-    wrong = list(_sets(at, params, slots))
-    yield from wrong
-    if wrong:
-        return
-    path = f'params_before/{params["weight"]}'
-    if len(shape[path]) != 2:
-        yield Problem(path, f'{shape[path]}, and (inputs, outputs) are due')
-        return
-    (x, y), lanes = shape[path], len(raw['lanes'])
-    yield from _due(shape, f'params_before/{params.get("bias")}', (y,))
-    yield from _due(shape, f'signals/dy/{relation["name"]}', (lanes, y))
-    yield from _trace_shapes(raw, shape, relation, lanes, ((x,), (y,)))
 
 
 def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
@@ -414,6 +404,9 @@ def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
                 if path.startswith(f'{at}/'):
                     want = of_slot.get(path[len(at) + 1 :].split('/')[0], found)
                     yield from _unless(found == want, path, f'{found}, and {want} is due')
+    for factor in raw['factors']:
+        if factor['relation'] == name:
+            yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
     for group in relation['groups'] or ['']:
         at = f'factors/{name}/{group}/'
         for path in shape:

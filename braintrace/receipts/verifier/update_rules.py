@@ -1,4 +1,4 @@
-"""The rules of an update: what the optimiser does with a gradient, and what becomes of parameters."""
+"""The rules of an update: what the optimiser does with a gradient, and where parameters end."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def _slot(r: Record, c: Check, slot: str) -> None:
 
 
 def slots_of(r: Record, c: Check) -> None:
+    """Slots and shapes for each parameter that moves; the count goes on by 1."""
     raw, known = _optimizer(r), _known(r)
     raw_params = r.raw['params_before']
     for name in ('state_before', 'state_after'):
@@ -87,6 +88,7 @@ def slots_of(r: Record, c: Check) -> None:
 
 
 def sgd(r: Record, c: Check) -> None:
+    """The update of SGD without decay."""
     _known(r, 'sgd')
     if _decays(r):
         raise Gated('coupled decay: rule 7')
@@ -94,28 +96,33 @@ def sgd(r: Record, c: Check) -> None:
 
 
 def momentum(r: Record, c: Check) -> None:
+    """The buffer of momentum, and its update."""
     _known(r, 'momentum')
     _slot(r, c, 'trace')
     _update(r, c)
 
 
 def first_moment(r: Record, c: Check) -> None:
+    """The running mean of gradients."""
     _known(r, 'adam', 'adamw')
     _slot(r, c, 'mu')
 
 
 def second_moment(r: Record, c: Check) -> None:
+    """The running mean of their squares."""
     _known(r, 'adam', 'adamw')
     _slot(r, c, 'nu')
 
 
 def adam(r: Record, c: Check) -> None:
+    """The update of Adam without decoupled decay."""
     if _known(r, 'adam', 'adamw').decoupled and _decays(r):
         raise Gated('decoupled decay: rule 7')
     _update(r, c)
 
 
 def added(r: Record, c: Check) -> None:
+    """Before plus update is after."""
     _optimizer(r)
     for path in r.keys('optimizer/updates') & r.keys('params_before'):
         want = r.num(f'params_before/{path}') + r.num(f'optimizer/updates/{path}')
@@ -124,6 +131,7 @@ def added(r: Record, c: Check) -> None:
 
 
 def final_state(r: Record, c: Check) -> None:
+    """What a decay makes; parameters that stay are bit-equal."""
     raw = r.raw['optimizer']
     for path in r.keys('params_before'):
         if raw is None or r.frozen(path) or path not in r.keys('optimizer/updates'):
