@@ -30,6 +30,10 @@ OPTIMIZERS: dict[str, tuple[str, dict]] = {
         'adam',
         {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'eps_root': 0.01, 'weight_decay': 0.1},
     ),
+    'adamw-plain': (
+        'adamw',
+        {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.0},
+    ),
     'adamw': ('adamw', {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.1}),
 }
 SLOTS: dict[str, tuple[str, ...]] = {
