@@ -53,6 +53,10 @@ class ParameterRow(NamedTuple):
 class Audit:
     """The result of :func:`audit`; it prints as tables. ``ok``: every observed D agrees with the
     step.
+
+    >>> group = GroupRow('h', d_error=0.2, dropped=0.0)
+    >>> Audit('d_rtrl()', 1, (group,), (), ()).ok
+    False
     """
 
     rule: str

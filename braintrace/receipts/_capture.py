@@ -28,6 +28,15 @@ class Record(NamedTuple):
     ``per_lane`` and ``err``: the loss of each lane, and the derivative of the loss by the outputs;
     ``reset``: the lanes that started anew before the step; ``precision``: of products, a place in
     ``('highest', 'tf32', 'bf16')``.
+
+    >>> import jax, jax.numpy as jnp, braintrace
+    >>> cell = Cell.rnn()
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> state = learner.init(params, cell.carry(params, 5), xs[0])
+    >>> *_, record = capture(learner).grad(params, state, xs[0], ys[0])
+    >>> record.per_lane.shape, record.err.shape
+    ((5,), (5, 2))
     """
 
     observed: functional.Observed
@@ -48,6 +57,15 @@ class Run(NamedTuple):
     """Several steps with constant parameters: a :class:`Record` of each, time in front, the
     inputs and targets, their gradient, the weights ``(T,)`` of their losses, and the carry that
     resets put back.
+
+    >>> import jax, jax.numpy as jnp, braintrace
+    >>> cell = Cell.rnn()
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> state = learner.init(params, cell.carry(params, 5), xs[0])
+    >>> *_, run = capture(learner).sequence_grad(params, state, xs, ys)
+    >>> run.steps.outputs.shape, run.weights.shape
+    ((6, 5, 2), (6,))
     """
 
     steps: Record
@@ -61,6 +79,16 @@ class Run(NamedTuple):
 class Block(NamedTuple):
     """One update along a sequence, in the order of the arguments of
     :meth:`Recorder.write_sequence`.
+
+    >>> import jax, jax.numpy as jnp, optax, braintrace
+    >>> cell = Cell.rnn()
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> state = learner.init(params, cell.carry(params, 5), xs[0])
+    >>> train = capture(learner).sequence_update(optax.sgd(0.1), every=2)
+    >>> *_, blocks = train(params, optax.sgd(0.1).init(params), state, xs, ys)
+    >>> len(blocks), blocks[0].run.inputs.shape
+    (3, (2, 5, 3))
     """
 
     params: Any

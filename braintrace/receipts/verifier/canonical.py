@@ -46,6 +46,11 @@ def emit(receipt: Mapping) -> bytes:
     """The canonical line of a receipt, a config or a sidecar; ``data`` may be arrays of NumPy.
 
     Raises ``ReceiptError`` for what JSON cannot say: a number that is not finite, another type.
+
+    >>> from braintrace.receipts.verifier import generate
+    >>> line = generate('rnn', 1)
+    >>> emit(parse(line)) == line
+    True
     """
     schema = receipt.get('schema') if isinstance(receipt, dict) else None
     if not isinstance(schema, str) or schema not in SCHEMAS:
@@ -65,7 +70,13 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest(receipt: Mapping) -> str:
-    """``sha256:`` and the digest of the canonical bytes, without the field ``digests``."""
+    """``sha256:`` and the digest of the canonical bytes, without the field ``digests``.
+
+    >>> from braintrace.receipts.verifier import generate
+    >>> receipt = parse(generate('rnn', 1))
+    >>> digest(receipt) == digest({**receipt, 'digests': {}})
+    True
+    """
     bare = {key: value for key, value in receipt.items() if key != 'digests'}
     return f'sha256:{hashlib.sha256(emit(bare)).hexdigest()}'
 
@@ -91,6 +102,9 @@ def parse(raw: bytes | str) -> Any:
 
     Raises ``ReceiptError`` for more than one line, for what is no JSON in UTF-8, duplicate keys,
     NaN and Infinity, integers of more than 64 bits, and beyond the caps.
+
+    >>> parse('{"step": 3}')
+    {'step': 3}
     """
     text = decoded(raw)
     if '\n' in text.removesuffix('\n'):
@@ -116,7 +130,14 @@ def parse(raw: bytes | str) -> Any:
 
 
 def parse_run(raw: bytes | str) -> list:
-    """The values of a run, one for each line; empty lines are refused."""
+    """The values of a run, one for each line; empty lines are refused.
+
+    Raises ``ReceiptError`` as :func:`parse` does, with the number of the line.
+
+    >>> from braintrace.receipts.verifier import generate
+    >>> [receipt['step'] for receipt in parse_run(generate('rnn', 3))]
+    [0, 1, 2]
+    """
     lines: list = raw.split(b'\n') if isinstance(raw, bytes) else raw.split('\n')
     if not lines[-1]:
         lines.pop()

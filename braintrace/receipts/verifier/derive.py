@@ -25,6 +25,15 @@ def derive(config: Mapping) -> dict:
     """The receipt of one step of a known cell, in the format of the configuration.
 
     Traces that are not given are zero. Raises ``ReceiptError`` for what is no configuration.
+
+    >>> from braintrace.receipts.verifier import emit, generate, parse
+    >>> receipt = parse(generate('rnn', 1))
+    >>> keys = 'run_id step every algorithm numeric topology lanes reset t inputs targets'.split()
+    >>> config = {key: receipt[key] for key in [*keys, 'params_before', 'carry_before']}
+    >>> config['schema'], config['optimizer'] = 'braintrace.config/1', None
+    >>> config['loss'] = {key: receipt['loss'][key] for key in ('name', 'reduction', 'mask')}
+    >>> parse(emit(derive(config)))['gradients'] == receipt['gradients']
+    True
     """
     _refuse(check(config, 'braintrace.config/1'))
     _refuse([*_unknown(config), *problems_of_config(config)])

@@ -12,7 +12,11 @@ MAX_INTEGER = 2**63
 
 
 class ReceiptError(ValueError):
-    """What is no receipt: ``code`` for programs, ``path`` of the value, ``message``, ``hint``."""
+    """What is no receipt: ``code`` for programs, ``path`` of the value, ``message``, ``hint``.
+
+    >>> ReceiptError('schema', 'step', 'a bool where an integer is due').path
+    'step'
+    """
 
     def __init__(self, code: str, path: str, message: str, hint: str = ''):
         super().__init__(': '.join(part for part in (path, message) if part))

@@ -29,6 +29,11 @@ class Result:
     ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
     and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
     ``'malformed'``. ``ties`` counts spikes whose potential is too near to its threshold to tell.
+
+    >>> from braintrace.receipts.verifier import generate, parse_run
+    >>> result = reconcile_run(parse_run(generate('lif', 2)))
+    >>> result.verdict, result.gated_off[16]
+    ('rederived', 'the receipt has no digest')
     """
 
     ok: bool

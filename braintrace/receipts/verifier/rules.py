@@ -14,7 +14,11 @@ __all__ = ['RULES', 'RUN_RULES', 'STEP_RULES', 'Rule']
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; ``needs`` says when it has something to compare."""
+    """One rule; ``needs`` says when it has something to compare.
+
+    >>> RULES[12].formula
+    'value = sum_b mask_b loss_b / divisor'
+    """
 
     number: int
     family: str

@@ -57,6 +57,12 @@ def import_run(raw: bytes, framework: str) -> tuple[list[dict], Any]:
     """The receipts of a run of sidecars, one on each line, and the reconciler's word on the run.
 
     Each line is hashed with its LF, so that a run has the hashes of its lines as files.
+
+    >>> try:
+    ...     import_run(b'{}', 'pytorch')
+    ... except ReceiptError as error:
+    ...     print(error.code)
+    schema
     """
     from .reconcile import reconcile_run
 
