@@ -62,5 +62,8 @@ def test_the_figures_are_those_that_are_kept():
         bench = found.receipts
         rows = json.loads(bench.RESULTS.read_text(encoding='utf-8'))
         shown = next(row for row in rows if row['case'][0] == 'lif' and row['case'][3] == 0.01)
-        for name, want in (('gradients', bench.of_gradients(rows)), ('fields', bench.of_fields(shown))):
+        for name, want in (
+            ('gradients', bench.of_gradients(rows)),
+            ('fields', bench.of_fields(shown)),
+        ):
             assert between(EXPLANATION, f'benchmarks/receipts.py: {name}'.replace('x', 'x')) == want

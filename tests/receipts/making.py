@@ -11,7 +11,7 @@ import numpy as np
 
 from braintrace.receipts.verifier.arrays import array_of, node
 from braintrace.receipts.verifier.canonical import digest, emit, spec_digest
-from braintrace.receipts.verifier.derive import _fill, derive
+from braintrace.receipts.verifier.derivation import _fill, derive
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import topology_of
 from braintrace.receipts.verifier.record import FILTER, Record

@@ -12,7 +12,7 @@ import pytest
 from braintrace.receipts import verifier
 from braintrace.receipts.verifier import reconcile, reconcile_run
 from braintrace.receipts.verifier.bounds import UNIT, Num, exact, far
-from braintrace.receipts.verifier.derive import _fill, derive
+from braintrace.receipts.verifier.derivation import _fill, derive
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.record import Record
 from braintrace.receipts.verifier.schema import SCHEMAS
