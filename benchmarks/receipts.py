@@ -3,9 +3,10 @@
     python benchmarks/receipts.py
 
 Each net runs ``STEPS`` steps under ``receipts.capture``. Of the last step every field is compared
-with what the rules derive in float64: the worst honest error in units of ``u sum|terms|``, the share of nonzero entries that could be zero unseen, and how many entries are
-caught that are off by 5 %, for k = 64 and for a tolerance of {atol 1e-5, rtol 1e-3}. The table goes
-to ``benchmarks/results/receipts.json`` and into ``docs/explanation/receipts.md``.
+with what the rules derive in float64: the worst honest error in units of ``u sum|terms|``, the
+share of nonzero entries that could be zero unseen, and how many entries are caught that are off by
+5 %, for k = 64 and for a tolerance of {atol 1e-5, rtol 1e-3}. The table goes to
+``benchmarks/results/receipts.json`` and into ``docs/explanation/receipts.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from tables import table

@@ -145,12 +145,11 @@ class Fields:
     @property
     def loss(self) -> dict:
         record, loss = self.record, self.recording.loss
-        mean = loss.reduction == 'mean'
         found = {
             'name': loss.name,
             'reduction': loss.reduction,
             'mask': self.array(record.mask, 'loss/mask'),
-            'divisor': float(record.mask.sum()) if mean else 1.0,
+            'divisor': float(loss.divisor(record.mask)),
         }
         if record.probabilities is not None:
             found['probabilities'] = self.array(record.probabilities, 'loss/probabilities')

@@ -44,7 +44,12 @@ class Loss:
                 'has both as (lanes, outputs). For softmax_ce give one-hot targets.'
             )
         total = jnp.sum(mask * LANES[self.name](outputs, targets))
-        return total / jnp.sum(mask) if self.reduction == 'mean' else total
+        return total / self.divisor(mask)
+
+    def divisor(self, mask):
+        """The sum of the mask for a mean, 1 for a sum and where no lane counts."""
+        whole = jnp.sum(mask)
+        return jnp.where(whole == 0, 1, whole) if self.reduction == 'mean' else jnp.ones_like(whole)
 
     def lanes(self, outputs, targets, total):
         """The loss of each lane; of a function of the user's an equal part of the total."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from braintrace.receipts.verifier.arrays import array_of, node
 from braintrace.receipts.verifier.canonical import digest, emit, spec_digest
-from braintrace.receipts.verifier.derive import _fill, derive
+from braintrace.receipts.verifier.derivation import _fill, derive
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import topology_of
 from braintrace.receipts.verifier.record import FILTER, Record
@@ -29,6 +29,10 @@ OPTIMIZERS: dict[str, tuple[str, dict]] = {
     'adam-decay': (
         'adam',
         {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'eps_root': 0.01, 'weight_decay': 0.1},
+    ),
+    'adamw-plain': (
+        'adamw',
+        {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.0},
     ),
     'adamw': ('adamw', {'lr': 0.1, 'b1': 0.8, 'b2': 0.9, 'eps': 0.01, 'weight_decay': 0.1}),
 }

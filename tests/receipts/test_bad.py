@@ -245,6 +245,11 @@ def the_optimiser_s_count_stands_still(run):
     run[1]['optimizer']['state_after']['count'] -= 1
 
 
+@fault(20)
+def the_count_of_an_optimiser_that_does_not_use_it_stands_still(run):
+    run[1]['optimizer']['state_after']['count'] -= 1
+
+
 @fault(20, optimizer='momentum')
 def a_parameter_has_no_slot(run):
     del run[1]['optimizer']['state_after']['slots']['b']
@@ -293,6 +298,11 @@ def epsilon_stands_inside_the_root(run):
     slots = run[1]['optimizer']['state_after']['slots']['W']
     mean, square = (numbers(slots[s]) / (1 - b**2) for s, b in (('mu', 0.8), ('nu', 0.9)))
     change(run[1]['optimizer']['updates'], 'W', lambda u: -0.1 * mean / np.sqrt(square + 0.02))
+
+
+@fault(24, optimizer='adamw-plain')
+def the_update_is_too_long_where_no_decay_is(run):
+    change(run[1]['optimizer']['updates'], 'W', lambda u: u * 1.01)
 
 
 @fault(27, cell='alif')

@@ -12,7 +12,9 @@ import pytest
 from braintrace.receipts import verifier
 from braintrace.receipts.verifier import reconcile, reconcile_run
 from braintrace.receipts.verifier.bounds import UNIT, Num, exact, far
-from braintrace.receipts.verifier.derive import derive
+from braintrace.receipts.verifier.derivation import _fill, derive
+from braintrace.receipts.verifier.engine import derive_step
+from braintrace.receipts.verifier.record import Record
 from braintrace.receipts.verifier.schema import SCHEMAS
 from tests.receipts import making
 from tests.receipts.making import array, numbers
@@ -126,9 +128,17 @@ def _measures(node: ast.Compare) -> bool:
     orders = any(isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for op in node.ops)
     sides = [node.left, *node.comparators]
     return orders and any(
-        isinstance(side, ast.Call) and getattr(side.func, 'attr', '') in ('abs', 'fabs', 'hypot')
+        _called(side) in ('abs', 'fabs', 'hypot')
+        or isinstance(getattr(side, 'op', None), ast.Sub)
+        or getattr(side, 'id', '') in ('bound', 'tolerance', 'delta', 'distance', 'excess')
         for side in sides
     )
+
+
+def _called(side: ast.expr) -> str:
+    """The name of the function that a side calls."""
+    function = getattr(side, 'func', None)
+    return getattr(function, 'attr', getattr(function, 'id', ''))
 
 
 # honest float32 -----------------------------------------------------------------------------------
@@ -290,22 +300,12 @@ def at_threshold(distance):
     """
     (record,) = making.run('lif', dtype='float32', optimizer='none', steps=1)
     config = {key: record[key] for key in making.CONFIG_KEYS if key in record}
-    config['schema'] = 'braintrace.config/1'
-    (V, theta), W = (
-        (numbers(record['carry_after']['V']), 0.5),
-        numbers(record['params_before']['W']),
-    )
-    x, alpha = numbers(record['inputs']), record['topology']['constants']['alpha']
-    wanted = theta + distance - (V[0, 0] - alpha * numbers(record['carry_before']['V'])[0, 0])
-    old = numbers(record['carry_before']['V'])
-    old[0, 0] = wanted / alpha
-    config['carry_before']['V'] = array(old, record['carry_before']['V'])
-    good = making.remade(config)
-    del x, W
-    from braintrace.receipts.verifier.derive import _fill
-    from braintrace.receipts.verifier.engine import derive_step
-    from braintrace.receipts.verifier.record import Record
-
+    constants, carry = record['topology']['constants'], config['carry_before']
+    old, new = (numbers(record[f'carry_{when}']['V']) for when in ('before', 'after'))
+    missing = constants['theta'] + distance - new[0, 0]
+    old[0, 0] += missing / constants['alpha']
+    carry = {**carry, 'V': array(old, carry['V'])}
+    good = making.remade({**config, 'schema': 'braintrace.config/1', 'carry_before': carry})
     other = copy.deepcopy(good)
     spikes = numbers(good['carry_after']['z'])
     spikes[0, 0] = 1 - spikes[0, 0]

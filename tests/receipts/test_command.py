@@ -22,7 +22,7 @@ from braintrace.receipts.verifier.checks import Failure
 from braintrace.receipts.verifier.claims import signed
 from braintrace.receipts.verifier.files import write_files
 from braintrace.receipts.verifier.golden import generate
-from braintrace.receipts.verifier.reconcile import Result, reconcile
+from braintrace.receipts.verifier.reconciler import Result, reconcile
 from braintrace.receipts.verifier.rules import RULES
 from tests.receipts.foreign import Foreign
 

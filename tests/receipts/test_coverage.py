@@ -11,7 +11,7 @@ from braintrace.receipts.verifier import checks
 from braintrace.receipts.verifier.canonical import parse, parse_run
 from braintrace.receipts.verifier.checks import Check
 from braintrace.receipts.verifier.golden import GOLDEN_CELLS, generate
-from braintrace.receipts.verifier.reconcile import VERDICTS, reconcile, reconcile_run
+from braintrace.receipts.verifier.reconciler import VERDICTS, reconcile, reconcile_run
 from braintrace.receipts.verifier.rules import RULES, RUN_RULES, STEP_RULES
 
 

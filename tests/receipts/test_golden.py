@@ -9,9 +9,9 @@ import pytest
 
 from braintrace.receipts.verifier import command, golden
 from braintrace.receipts.verifier.canonical import emit, parse_run
-from braintrace.receipts.verifier.derive import derive
+from braintrace.receipts.verifier.derivation import derive
 from braintrace.receipts.verifier.golden import GOLDEN_CELLS, SHIPPED, generate, golden_file
-from braintrace.receipts.verifier.reconcile import reconcile_run
+from braintrace.receipts.verifier.reconciler import reconcile_run
 
 
 @pytest.mark.parametrize('cell', GOLDEN_CELLS)

@@ -13,7 +13,7 @@ from braintrace.receipts.verifier.arrays import array_of, node
 from braintrace.receipts.verifier.canonical import parse
 from braintrace.receipts.verifier.engine import derive_step
 from braintrace.receipts.verifier.golden import GOLDEN_CELLS, generate
-from braintrace.receipts.verifier.reconcile import VERDICTS
+from braintrace.receipts.verifier.reconciler import VERDICTS
 from braintrace.receipts.verifier.record import Record
 from tests.sources import SOURCES
 
@@ -69,7 +69,14 @@ def imports_of(source):
 @pytest.mark.parametrize('source', VERIFIER, ids=name_of)
 def test_who_decides_touches_no_file_and_no_stream(source):
     name = name_of(source)
-    if name in PURE | RULES | {'checks', 'reconcile', 'record', 'structure', 'derive', 'rules'}:
+    if name in PURE | RULES | {
+        'checks',
+        'reconciler',
+        'record',
+        'structure',
+        'derivation',
+        'rules',
+    }:
         assert not imports_of(source) & IO
         calls = {called.split('.')[-1] for _, called in source.calls()}
         assert not calls & {'open', 'print', 'read_bytes', 'write_bytes', 'getenv', 'input'}
@@ -91,9 +98,9 @@ def reached(name, modules):
 def test_the_engine_knows_no_rule_and_no_verdict():
     modules = {name_of(one): one for one in VERIFIER if one.path.count('/') == 2}
     for name in PURE:
-        above = reached(name, modules) & (RULES | {'checks', 'reconcile', 'rules', 'structure'})
+        above = reached(name, modules) & (RULES | {'checks', 'reconciler', 'rules', 'structure'})
         assert not above, f'{name} imports {above}'
-    judges = RULES | {'checks', 'reconcile', 'structure', 'rules'}
+    judges = RULES | {'checks', 'reconciler', 'structure', 'rules'}
     for name in judges:
         assert not reached(name, modules) & {'command', 'printing', 'files', 'sidecar', 'golden'}
 

@@ -10,7 +10,7 @@ import pytest
 
 from braintrace.receipts.verifier import schema
 from braintrace.receipts.verifier.canonical import ReceiptError, array_of, emit, parse
-from braintrace.receipts.verifier.reconcile import reconcile, reconcile_run
+from braintrace.receipts.verifier.reconciler import reconcile, reconcile_run
 from braintrace.receipts.verifier.sidecar import import_run, import_sidecar
 from tests.receipts.foreign import KAPPA_OUT, Foreign
 from tests.receipts.test_schema import JUNK, changed, places

@@ -2,10 +2,10 @@
 
 from .canonical import digest, emit, node, parse, parse_run
 from .checks import Failure
-from .derive import derive
+from .derivation import derive
 from .errors import ReceiptError
 from .golden import generate
-from .reconcile import Result, reconcile, reconcile_run
+from .reconciler import Result, reconcile, reconcile_run
 from .rules import RULES, Rule
 from .schema import check
 from .sidecar import import_run, import_sidecar

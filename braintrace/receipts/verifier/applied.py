@@ -35,7 +35,8 @@ def application(r: Record, name: str) -> Op:
     known = FORMULAS.get(relation['primitive'])
     laned = known is None or known.laned
     op = op_of(r, relation, len(r.shape(f'signals/dy/{name}')) - laned)
-    return op if op.formula else op
+    _ = op.formula  # it raises where there is none
+    return op
 
 
 def placed(r: Record, name: str, group: str, values: Entries) -> Entries:

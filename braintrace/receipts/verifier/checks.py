@@ -166,6 +166,6 @@ def _hint(stored, value) -> str:
     ratio = stored / value
     if stored == 0:
         return 'it is zero'
-    if abs(ratio + 1) < 1e-3:
+    if round(ratio, 3) == -1:
         return 'its sign is flipped'
     return f'it is {ratio:.4g} times what it should be'

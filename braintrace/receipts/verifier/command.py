@@ -22,7 +22,7 @@ from .files import resolve_files
 from .golden import SHIPPED, foreign_functions, generate, golden_file
 from .options import EXAMPLES, PROGRAM, Usage, parsed
 from .printing import Page, counted, plain
-from .reconcile import Result, reconcile, reconcile_run
+from .reconciler import Result, reconcile, reconcile_run
 from .record import array_paths
 from .rules import RULES
 from .schema import FRAMEWORKS

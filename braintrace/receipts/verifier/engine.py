@@ -11,7 +11,7 @@ import numpy as np
 
 from .bounds import Num, constant, exact, total
 from .cells import CELLS, KnownCell, chained, ones
-from .losses import LOSSES, softmax
+from .losses import LOSSES, divisor_of, softmax
 from .optimizers import OPTIMIZERS
 from .primitives import Op
 from .record import FILTER, Record
@@ -277,7 +277,7 @@ class _Step:
             return given.num('signals/err')
         mask, targets = given.num('loss/mask'), given.num('targets')
         known = LOSSES[loss['name']]
-        divisor = mask.sum() if loss['reduction'] == 'mean' else self.number(1.0)
+        divisor = divisor_of(mask, loss['reduction'])
         per_lane = known.per_lane(self.outputs, targets)
         self.derived.put('loss/per_lane', per_lane)
         self.derived.put('loss/value', (mask * per_lane).sum() / divisor)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .arrays import node
 from .canonical import emit
-from .derive import derive
+from .derivation import derive
 
 __all__ = [
     'CANARIES',

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bounds import constant, exact
+from .bounds import constant
 from .checks import Check, Gated
-from .losses import LOSSES, softmax
+from .losses import LOSSES, divisor_of, softmax
 from .record import Record
 
 
@@ -22,7 +22,7 @@ def reduction(r: Record, c: Check) -> None:
     _loss(r)
     mask, loss = r.num('loss/mask'), r.raw['loss']
     c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
-    want = mask.sum() if loss['reduction'] == 'mean' else exact(1.0)
+    want = divisor_of(mask, loss['reduction'])
     c.close('loss/divisor', r['loss/divisor'], want, ('loss/mask', 'loss/reduction'))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .bounds import Num, exact
 
-__all__ = ['LOSSES', 'Loss', 'softmax']
+__all__ = ['LOSSES', 'Loss', 'divisor_of', 'softmax']
 
 
 class Loss(NamedTuple):
@@ -49,3 +49,9 @@ LOSSES = {
     'half_mse': Loss(_half_mse, lambda outputs, targets: outputs - targets),
     'softmax_ce': Loss(_cross_entropy, _softmax_slope),
 }
+
+
+def divisor_of(mask: Num, reduction: str) -> Num:
+    """The sum of the mask for a mean, 1 for a sum and where no lane counts."""
+    whole = mask.sum()
+    return whole if reduction == 'mean' and whole.value != 0 else exact(1.0, mask.floor)

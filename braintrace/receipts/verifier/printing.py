@@ -13,7 +13,7 @@ from typing import Any
 from .checks import Failure
 from .differences import Difference
 from .explained import explained
-from .reconcile import Result
+from .reconciler import Result
 from .rules import RULES
 
 __all__ = ['Page', 'counted', 'plain']

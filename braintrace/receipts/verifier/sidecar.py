@@ -20,6 +20,7 @@ from .bounds import exact
 from .canonical import parse, spec_digest
 from .errors import MAX_ELEMENTS, MAX_RECORDS, ReceiptError
 from .optimizers import OPTIMIZERS
+from .reconciler import Result, reconcile, reconcile_run
 from .schema import FRAMEWORKS, ROLES, check
 
 FORMAT = 'braintrace.sidecar/1'
@@ -35,7 +36,7 @@ Array = np.ndarray
 Entries = list[Array | None]
 
 
-def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Any]:
+def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Result]:
     """The receipt of one line of a sidecar and what the reconciler says of it.
 
     The line is hashed before it is parsed. The receipt is made of the claims as they are, also
@@ -47,13 +48,11 @@ def import_sidecar(raw: bytes, framework: str) -> tuple[dict, Any]:
     Traceback (most recent call last):
     braintrace.receipts.verifier.errors.ReceiptError: 'caffe'; known are pytorch, jax, tensorflow
     """
-    from .reconcile import reconcile
-
     receipt = receipt_of(raw, framework)
     return receipt, reconcile(receipt)
 
 
-def import_run(raw: bytes, framework: str) -> tuple[list[dict], Any]:
+def import_run(raw: bytes, framework: str) -> tuple[list[dict], Result]:
     """The receipts of a run of sidecars, one on each line, and the reconciler's word on the run.
 
     Each line is hashed with its LF, so that a run has the hashes of its lines as files.
@@ -64,8 +63,6 @@ def import_run(raw: bytes, framework: str) -> tuple[list[dict], Any]:
     ...     print(error.code)
     schema
     """
-    from .reconcile import reconcile_run
-
     lines = io.BytesIO(raw).readlines()
     if len(lines) > MAX_RECORDS:
         raise ReceiptError('too-large', '', f'{len(lines)} lines, more than {MAX_RECORDS}')

@@ -263,10 +263,7 @@ def _shapes(raw: Mapping) -> Problems:
     for group in raw['topology']['groups']:
         want = (lanes, *group['shape'])
         for state in group['states']:
-            path = f'carry_before/{state}'
-            if path in shape:
-                found = shape[path]
-                yield from _unless(found == want, path, f'{found}, and its group has {want}')
+            yield from _due(shape, f'carry_before/{state}', want)
     yield from _group_shapes(raw, shape)
     yield from _signal_shapes(raw, shape, like)
     yield from _loss_shapes(raw, shape, like)
@@ -390,10 +387,8 @@ def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
     feedback = raw['algorithm']['feedback']
     if feedback is not None:
         want = (lanes, *hidden) if feedback['kind'] == 'modulator' else (*hidden, *out)
-        found = shape['algorithm/feedback']
-        yield from _unless(found == want, 'algorithm/feedback', f'{found}, and {want} is due')
-    mask = shape['loss/mask']
-    yield from _unless(mask == (lanes,), 'loss/mask', f'{mask}, and {(lanes,)} is due')
+        yield from _due(shape, 'algorithm/feedback', want)
+    yield from _due(shape, 'loss/mask', (lanes,))
 
 
 def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:

@@ -86,7 +86,7 @@ def _malformed(failures: Sequence[Failure]) -> Result:
 
 
 def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whole: bool) -> Result:
-    refused = _options(level, allow)
+    refused = _options(level, allow, key)
     if refused:
         return _malformed([Failure(0, 'options', None, None, hint=refused)])
     if not isinstance(objs, list | tuple) or not objs:
@@ -106,6 +106,8 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
         asked = record.raw['numeric']['k']
         if asked is not None and asked > CEILINGS[level]:
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
+        if check.limits.trace > check.limits.unit:
+            check.tell('traces', f'compared as {record.raw["numeric"]["trace_dtype"]}')
         for number, rule in STEP_RULES:
             _apply(check, number, partial(rule, record))
     check.at = ''
@@ -123,7 +125,9 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
     return _result(check, records)
 
 
-def _options(level: str, allow: Iterable[str]) -> str:
+def _options(level: str, allow: Iterable[str], key: bytes | None) -> str:
+    if key is not None and not isinstance(key, bytes):
+        return f'key is {type(key).__name__}; give bytes'
     if level not in CEILINGS:
         return f'level is {level!r}; choose one of {", ".join(CEILINGS)}'
     unknown = sorted(set(allow) - {'tf32', 'bf16'})

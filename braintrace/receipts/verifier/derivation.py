@@ -13,6 +13,7 @@ from .errors import ReceiptError
 from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
+from .primitives import NoFormula
 from .record import Record, Unavailable
 from .schema import check
 from .structure import problems_of, problems_of_config
@@ -41,7 +42,7 @@ def derive(config: Mapping) -> dict:
         with np.errstate(all='ignore'):
             made = derive_step(Record(receipt)).fields
             _fill(receipt, made, np.dtype(config['numeric']['dtype']))
-    except (ArithmeticError, LookupError, TypeError, ValueError, Unavailable) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, NoFormula, Unavailable) as error:
         if isinstance(error, ReceiptError):
             raise
         message = f'its parts do not fit each other: {error}'
