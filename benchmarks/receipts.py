@@ -151,7 +151,7 @@ def measured(stored, value, terms) -> dict[str, float]:
 def percent(share: float) -> str:
     """A share with the digits that it needs; never a full 100 that is not one."""
     if share in (0.0, 1.0):
-        return f'{share:.0%}'
+        return f'{100 * share:.0f} %'
     text = f'{100 * share:.4f}' if share < 1e-4 or share > 0.9999 else f'{100 * share:.2f}'
     return f'{text} %'
 
