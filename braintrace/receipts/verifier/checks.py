@@ -12,13 +12,17 @@ import numpy as np
 from .bounds import UNIT, Num, exact, far
 from .record import Record
 
-__all__ = ['CEILINGS', 'Check', 'Failure', 'Gated', 'Limits']
+__all__ = ['CEILINGS', 'Check', 'Failure', 'Gated', 'Idle', 'Limits']
 
 CEILINGS = {'engine': 8.0, 'observer': 64.0}  # the largest k: a receipt may ask for less alone
 
 
 class Gated(Exception):
     """A rule has nothing to compare in this receipt; the reason is the argument."""
+
+
+class Idle(Gated):
+    """A rule whose subject this record does not have: where others have it, nothing is left out."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Check:
     counts: Counter = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     gated: dict[int, str] = field(default_factory=dict)
+    idle: dict[int, str] = field(default_factory=dict)
     disclosures: dict[str, Any] = field(default_factory=dict)
     ties: int = 0
     key: bytes | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .checks import CEILINGS, Check, Failure, Gated, Limits
+from .checks import CEILINGS, Check, Failure, Gated, Idle, Limits
 from .record import Record, Unavailable
 from .rules import RULES, RUN_RULES, STEP_RULES
 from .run_rules import Run
@@ -138,6 +138,8 @@ def _apply(check: Check, number: int, rule: Callable) -> None:
     check.rule = number
     try:
         rule(check)
+    except Idle as reason:
+        check.idle.setdefault(number, str(reason))
     except (Gated, Unavailable) as reason:
         check.gated.setdefault(number, str(reason))
 
@@ -145,7 +147,7 @@ def _apply(check: Check, number: int, rule: Callable) -> None:
 def _result(check: Check, records: list[Record]) -> Result:
     counts = {number: check.counts[number] for number in RULES if check.counts[number]}
     gated = {
-        number: check.gated.get(number, 'nothing to compare')
+        number: (check.idle | check.gated).get(number, 'nothing to compare')
         for number in RULES
         if number not in counts
     }

@@ -12,7 +12,7 @@ from .arrays import is_sampled
 from .bounds import Num, constant, exact, total
 from .canonical import spec_digest
 from .cells import chained
-from .checks import Check, Gated
+from .checks import Check, Gated, Idle
 from .engine import derive_parts
 from .record import Record, Unavailable
 from .rederivation import obstacle, unknown
@@ -125,7 +125,7 @@ def window_sums(run: Run, c: Check) -> None:
                 c.true(_at(i, 'window/length'), sizes[0] == sizes[1], *sizes)
     windows = run.windows()
     if not windows:
-        raise Gated('no whole window')
+        raise Idle('no whole window')
     for start, records in windows:
         first, last = records[0].raw['window'], records[-1]
         for i, r in enumerate(records):

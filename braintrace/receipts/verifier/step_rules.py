@@ -10,7 +10,7 @@ import numpy as np
 from .applied import Entries, application, gate, known_entries, placed, told
 from .bounds import Num, constant, exact, total
 from .cells import CELLS, chained, ones
-from .checks import Check, Gated
+from .checks import Check, Gated, Idle
 from .engine import (
     correction,
     d_rtrl_gradient,
@@ -354,7 +354,7 @@ def fresh_start(r: Record, c: Check) -> None:
             stored, start = (r.of_lanes(path, r.reset) for path in (at, f'initial/{name}'))
             c.same(at, stored, start, (f'initial/{name}', 'reset'))
     if not new.any():
-        raise Gated('no lane stands at its start')
+        raise Idle('no lane stands at its start')
 
 
 # 4: gradients -------------------------------------------------------------------------------------

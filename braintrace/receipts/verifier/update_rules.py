@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from .bounds import Num
-from .checks import Check, Gated
+from .checks import Check, Gated, Idle
 from .optimizers import OPTIMIZERS, Optimizer
 from .record import Record
 
 
 def _optimizer(r: Record) -> Mapping:
     if r.raw['optimizer'] is None:
-        raise Gated('no optimiser acts on this step')
+        raise Idle('no optimiser acts on this step')
     return r.raw['optimizer']
 
 
@@ -143,4 +143,4 @@ def final_state(r: Record, c: Check) -> None:
         if known.decoupled or raw['name'] == 'sgd':
             _update(r, c)
     if not c.counts[c.rule]:
-        raise Gated('no parameter is frozen, and none decays by itself')
+        raise Idle('no parameter is frozen, and none decays by itself')
