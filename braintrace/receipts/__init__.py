@@ -1,8 +1,8 @@
 """A training step that someone else can check: receipts, and a verifier in NumPy.
 
 :func:`capture` makes steps of a learner that also return what they were made of, a
-:class:`Recorder` writes it, and the verifier derives it again. A pass says that each recorded step is
-arithmetically right and that the steps chain; it does not say that the data are real.
+:class:`Recorder` writes it, and the verifier derives it again. A pass says that each recorded step
+is arithmetically right and that the steps chain; it does not say that the data are real.
 
 >>> from braintrace import receipts
 >>> run = receipts.parse_run(receipts.verifier.generate('lif', 3))

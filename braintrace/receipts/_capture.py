@@ -32,7 +32,8 @@ class Record(NamedTuple):
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = Cell.rnn()
     >>> learner = braintrace.functional.online(cell)
-    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> params = cell.init(jax.random.key(0), 3, 4, 2)
+    >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
     >>> *_, record = capture(learner).grad(params, state, xs[0], ys[0])
     >>> record.per_lane.shape, record.err.shape
@@ -61,7 +62,8 @@ class Run(NamedTuple):
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = Cell.rnn()
     >>> learner = braintrace.functional.online(cell)
-    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> params = cell.init(jax.random.key(0), 3, 4, 2)
+    >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
     >>> *_, run = capture(learner).sequence_grad(params, state, xs, ys)
     >>> run.steps.outputs.shape, run.weights.shape
@@ -83,7 +85,8 @@ class Block(NamedTuple):
     >>> import jax, jax.numpy as jnp, optax, braintrace
     >>> cell = Cell.rnn()
     >>> learner = braintrace.functional.online(cell)
-    >>> params, xs, ys = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
+    >>> params = cell.init(jax.random.key(0), 3, 4, 2)
+    >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
     >>> train = capture(learner).sequence_update(optax.sgd(0.1), every=2)
     >>> *_, blocks = train(params, optax.sgd(0.1).init(params), state, xs, ys)
