@@ -158,6 +158,13 @@ class Recording:
 
     def _step(self, params, state, inputs, targets, mask, reset):
         precision, wanted = self._precision(params, state), (targets, mask)
+        lanes = self.learner.graph.lanes
+        if lanes is not None and lanes != len(inputs):
+            raise StructureError(
+                f'inputs have {len(inputs)} lanes, and the learner was compiled for {lanes} first: '
+                'its receipts tell of that network. Record another batch size by a learner of its '
+                'own.'
+            )
         step = self.learner.observed(self.loss.total)
         (loss, outputs), grads, new, observed = step(params, state, inputs, wanted)
         record = Record(

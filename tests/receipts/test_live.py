@@ -367,3 +367,14 @@ def test_traces_of_neighbours_agree_to_the_bit_where_the_compiler_fuses():
     own = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}
     done = subprocess.run([sys.executable, '-c', FUSED], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-600:]
+
+
+def test_a_learner_of_another_batch_size_is_refused_before_it_is_recorded():
+    cell = Cell.rnn()
+    learner = functional.online(cell)
+    params, x = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((2, 3))
+    learner.init(params, cell.carry(params, 2), x)
+    wide = jnp.ones((5, 3))
+    state = learner.init(params, cell.carry(params, 5), wide)
+    with pytest.raises(braintrace.StructureError, match='5 lanes, and the learner was compiled for 2 first'):
+        capture(learner).grad(params, state, wide, jnp.ones((5, 2)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ReceiptError
+from .errors import MAX_ELEMENTS, ReceiptError
 
 DTYPES = ('float32', 'float64', 'int32', 'int64', 'bool')
 INLINE = 4096  # larger arrays go to a file or are sampled
@@ -42,6 +42,13 @@ def node(
     if value.dtype.name not in DTYPES:
         raise ReceiptError(
             'dtype', name, f'an array of {value.dtype.name}', f'use one of {", ".join(DTYPES)}'
+        )
+    if value.size > MAX_ELEMENTS:
+        raise ReceiptError(
+            'too-large',
+            name,
+            f'{value.size} elements, more than {MAX_ELEMENTS}',
+            'record fewer lanes or a smaller network: no verifier would read it',
         )
     value = np.ascontiguousarray(value).reshape(value.shape)
     head = {'shape': list(value.shape), 'dtype': value.dtype.name}
