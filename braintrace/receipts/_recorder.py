@@ -76,7 +76,7 @@ class Recorder:
         self.recording, self.every = recording, every
         self.optimizer = None if optimizer is None else _checked(optimizer)
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
-        self.step = 0
+        self.step, self._begun = 0, False
 
     @cached_property
     def _topology(self):
@@ -141,14 +141,15 @@ class Recorder:
         fields = Fields(self.recording, self._topology, record, f'{stem}-{step}.npz')
         receipt = self._receipt(fields, step, (params, inputs, targets, initial), update, window)
         receipt['spec_digest'] = spec_digest(receipt)
+        line = emit(receipt)
         if self.recording.arrays == 'npz':
             write_files(receipt, self._path.parent)
-        line = emit(receipt)
         if self._stream is not None:
             self._stream.write(line)
         else:
-            with self._path.open('ab' if step else 'wb') as stream:
+            with self._path.open('ab' if self._begun else 'wb') as stream:
                 stream.write(line)
+        self._begun = True
 
     def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
         topology, record = self._topology, fields.record
