@@ -18,6 +18,7 @@ from .engine import (
     instant_of,
     recurrent_of,
 )
+from .loss_rules import stored_error
 from .record import FILTER, Record
 
 
@@ -131,21 +132,22 @@ def learning_signal(r: Record, c: Check) -> None:
     weight = f'params_before/{readout["params"]["weight"]}'
     if feedback is not None and feedback['kind'] == 'modulator':
         c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
-    made_of = ('signals/err', weight if feedback is None else 'algorithm/feedback', 'carry_after')
+    made_of = 'signals/err', weight if feedback is None else 'algorithm/feedback', 'carry_after'
     _list_close(c, r, f'signals/dh/{_recurrent(r)["groups"][0]}', want, made_of)
     for own in readout['groups']:
-        _list_close(c, r, f'signals/dh/{own}', [r.num('signals/err')], ('signals/err',))
+        _list_close(c, r, f'signals/dh/{own}', [stored_error(r)], ('signals/err',))
 
 
 def _sent_back(r: Record) -> Entries:
     """``dh`` of a known cell, out of the stored error."""
-    feedback, weight = r.algorithm['feedback'], _readout(r)['params']['weight']
+    slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
     if feedback is not None and feedback['kind'] == 'modulator':
         sent = r.num('algorithm/feedback')
     else:
-        back = f'params_before/{weight}' if feedback is None else 'algorithm/feedback'
+        own = f'params_before/{_readout(r)["params"]["weight"]}'
+        back = own if feedback is None else 'algorithm/feedback'
         sent = r.num('signals/err') @ r.num(back).T
-    return [None if e is None else sent * e for e in _slopes(r, 'carry_after')]
+    return [None if e is None else sent * e for e in slopes]
 
 
 def _signals(r: Record, group: str) -> Entries:
@@ -164,7 +166,7 @@ def step_signals(r: Record, c: Check) -> None:
     for name, relation in r.relations.items():
         path, groups = f'signals/dy/{name}', relation['groups']
         if r.known and not groups:
-            c.close(path, r[path], r.num('signals/err'), ('err',))
+            c.close(path, r[path], stored_error(r), ('err',))
         elif groups:
             with told(missing):
                 c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
