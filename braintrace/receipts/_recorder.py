@@ -69,6 +69,8 @@ class Recorder:
     ):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise OptionError(f'every is {every!r}; give an int >= 1.')
+        _of_type('recording', recording, Recording, 'receipts.capture returned')
+        _of_type('run_id', '' if run_id is None else run_id, str, 'names the run')
         self._stream = file if hasattr(file, 'write') else None
         self._path = None if self._stream is not None else Path(file)
         if recording.arrays == 'npz' and self._path is None:
@@ -103,6 +105,7 @@ class Recorder:
         copies that were made before. ``reset`` (B,) says which lanes :func:`functional.reset` put
         back to the carry ``initial`` before this step.
         """
+        _of_type('record', record, Record, 'Recording.grad returned')
         if reset is not None:
             if initial is None:
                 raise OptionError('reset has no initial carry; pass the `initial` of the reset.')
@@ -115,6 +118,7 @@ class Recorder:
         self, params, run: Run, updates=None, opt_before=None, opt_after=None, params_after=None
     ) -> None:
         """Write the steps of a :class:`Run`, and the update at its end."""
+        _of_type('run', run, Run, 'Recording.sequence_grad returned')
         run, nothing = jax.tree.map(_on_host, run), (None, None, None, None)
         length = len(run.weights)
         for i in range(length):
@@ -259,6 +263,12 @@ def _on_host(leaf) -> np.ndarray:
     return np.array(leaf)
 
 
+def _of_type(name: str, value, kind: type, source: str) -> None:
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise OptionError(f'{name} is {found}; give the {kind.__name__} that {source}.')
+
+
 def _checked(optimizer) -> dict:
     """The name and the configuration, as numbers."""
     if not isinstance(optimizer, dict) or set(optimizer) != {'name', 'config'}:
@@ -269,5 +279,12 @@ def _checked(optimizer) -> dict:
     if unknown or 'lr' not in optimizer['config']:
         found = f'names {unknown}' if unknown else 'has no lr'
         raise OptionError(f'the optimizer config {found}; it holds lr and some of {CONFIG[1:]}.')
+    _of_type("the optimizer's name", optimizer['name'], str, 'names it')
+    for key, value in optimizer['config'].items():
+        if not isinstance(value, bool | int | float):
+            raise OptionError(
+                f'{key} of the optimizer config is {type(value).__name__}; give the number of this '
+                'run, such as float(value). A schedule needs a Recorder for each rate.'
+            )
     order = [key for key in CONFIG if key in optimizer['config']]
     return {'name': optimizer['name'], 'config': {k: optimizer['config'][k] for k in order}}

@@ -410,3 +410,23 @@ def test_a_step_that_is_not_finite_leaves_nothing_and_the_next_replaces_the_file
     assert [one.name for one in tmp_path.iterdir()] == ['run.jsonl']
     writer.write(params, state, x, y, record)
     assert len(parse_run(path.read_bytes())) == 1
+
+
+def test_what_is_no_recording_no_record_or_no_number_is_named():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    x, file = drawn(B, I), io.BytesIO()
+    writer = Recorder(file, recording)
+    calls = {
+        'recording is OnlineLearner': lambda: Recorder(file, recording.learner),
+        'run_id is int': lambda: Recorder(file, recording, run_id=3),
+        'record is NoneType': lambda: writer.write(params, state, x, x, None),
+        'run is NoneType': lambda: writer.write_sequence(params, None),
+        'name is int': lambda: Recorder(file, recording, {'name': 1, 'config': {'lr': 0.1}}),
+        'lr of .* is function': lambda: Recorder(
+            file, recording, {'name': 'sgd', 'config': {'lr': lambda step: 0.1}}
+        ),
+    }
+    for said, call in calls.items():
+        with pytest.raises(braintrace.OptionError, match=said):
+            call()
+    assert not file.getvalue()

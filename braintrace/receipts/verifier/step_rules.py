@@ -260,8 +260,7 @@ def trace_correction(r: Record, c: Check) -> None:
     """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
-    want = _warm_up(r)
-    c.close('signals/correction', r['signals/correction'], want, ('t', 'algorithm/decay_f'))
+    c.close('signals/correction', r['signals/correction'], _warm_up(r), ('t', 'decay_f'))
 
 
 def _warm_up(r: Record) -> Num:
