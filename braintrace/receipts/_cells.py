@@ -94,6 +94,10 @@ class Cell:
             ):
                 bound = 'above 0' if least else 'from 0 on'
                 raise OptionError(f'{name} is {value!r}; give a number {bound}.')
+            if name in ('leak', 'alpha', 'rho', 'kappa_out') and value >= 1:
+                raise OptionError(
+                    f'{name} is {value!r}, and a decay is below 1. Give a smaller leak or tau.'
+                )
         if self.kind != 'rnn':
             _spike_of(self.constants['surrogate'])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import uuid
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +70,8 @@ class Recorder:
     ):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise OptionError(f'every is {every!r}; give an int >= 1.')
+        _of_type('recording', recording, Recording, 'receipts.capture returned')
+        _of_type('run_id', '' if run_id is None else run_id, str, 'names the run')
         self._stream = file if hasattr(file, 'write') else None
         self._path = None if self._stream is not None else Path(file)
         if recording.arrays == 'npz' and self._path is None:
@@ -76,7 +79,7 @@ class Recorder:
         self.recording, self.every = recording, every
         self.optimizer = None if optimizer is None else _checked(optimizer)
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
-        self.step = 0
+        self.step, self._begun = 0, False
 
     @cached_property
     def _topology(self):
@@ -96,6 +99,7 @@ class Recorder:
         *,
         reset=None,
         initial=None,
+        lr: float | None = None,
     ) -> None:
         """Write one step: the arguments of :meth:`Recording.grad`, its record, and the update.
 
@@ -103,20 +107,30 @@ class Recorder:
         copies that were made before. ``reset`` (B,) says which lanes :func:`functional.reset` put
         back to the carry ``initial`` before this step.
         """
+        _of_type('record', record, Record, 'Recording.grad returned')
         if reset is not None:
             if initial is None:
                 raise OptionError('reset has no initial carry; pass the `initial` of the reset.')
             record = record._replace(reset=jnp.broadcast_to(reset, record.reset.shape))
         record = record._replace(carry_before=state.carry)
-        update = updates, opt_before, opt_after, params_after
+        update = updates, opt_before, opt_after, params_after, lr
         self._write(params, inputs, targets, record, initial, update, None)
 
     def write_sequence(
-        self, params, run: Run, updates=None, opt_before=None, opt_after=None, params_after=None
+        self,
+        params,
+        run: Run,
+        updates=None,
+        opt_before=None,
+        opt_after=None,
+        params_after=None,
+        *,
+        lr: float | None = None,
     ) -> None:
-        """Write the steps of a :class:`Run`, and the update at its end."""
-        run, nothing = jax.tree.map(_on_host, run), (None, None, None, None)
-        length = len(run.weights)
+        """Write the steps of a :class:`Run`, and the update at its end; all of them or none."""
+        _of_type('run', run, Run, 'Recording.sequence_grad returned')
+        run, nothing = jax.tree.map(_on_host, run), (None, None, None, None, None)
+        length, lines = len(run.weights), []
         for i in range(length):
             record, x, y = _at(i, (run.steps, run.inputs, run.targets))
             last = i == length - 1
@@ -128,32 +142,46 @@ class Recorder:
                 'divisor': float(str(run.weights.sum())) or 1.0,
                 **({'gradients': run.gradients} if last else {}),
             }
-            update = (updates, opt_before, opt_after, params_after) if last else nothing
+            update = (updates, opt_before, opt_after, params_after, lr) if last else nothing
             initial = run.initial if np.any(record.reset) else None
-            self._write(params, x, y, record, initial, update, window)
+            lines.append(self._line(params, x, y, record, initial, update, window, i))
+        self._put(lines)
 
     def _write(self, params, inputs, targets, record, initial, update, window) -> None:
-        step, self.step = self.step, self.step + 1
+        self._put([self._line(params, inputs, targets, record, initial, update, window)])
+
+    def _put(self, made: list) -> None:
+        """Writes lines, of which some are None: steps that no line is kept of."""
+        lines = b''.join(line for line in made if line is not None)
+        self.step += len(made)
+        if self._stream is not None:
+            self._stream.write(lines)
+        elif lines:
+            with self._path.open('ab' if self._begun else 'wb') as stream:
+                stream.write(lines)
+        self._begun = self._begun or bool(lines)
+
+    def _line(
+        self, params, inputs, targets, record, initial, update, window, ahead: int = 0
+    ) -> bytes | None:
+        """The line of the step that comes ``ahead`` of the next one; None if none is kept."""
+        step = self.step + ahead
         if step % self.every:
-            return
+            return None
         stem = None if self._path is None else self._path.stem
         record = jax.tree.map(_on_host, record)
         fields = Fields(self.recording, self._topology, record, f'{stem}-{step}.npz')
         receipt = self._receipt(fields, step, (params, inputs, targets, initial), update, window)
         receipt['spec_digest'] = spec_digest(receipt)
+        line = emit(receipt)
         if self.recording.arrays == 'npz':
             write_files(receipt, self._path.parent)
-        line = emit(receipt)
-        if self._stream is not None:
-            self._stream.write(line)
-        else:
-            with self._path.open('ab' if step else 'wb') as stream:
-                stream.write(line)
+        return line
 
     def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
         topology, record = self._topology, fields.record
         params, inputs, targets, initial = jax.tree.map(_on_host, given)
-        before, after = named(topology.params, params), update[-1]
+        before, after = named(topology.params, params), update[3]
         after = before if after is None else named(topology.params, jax.tree.map(_on_host, after))
         lanes = len(record.reset)
         receipt = {
@@ -179,7 +207,7 @@ class Recorder:
             'loss': fields.loss,
             'signals': fields.signals,
             'gradients': fields.arrays(topology.learned(record.gradients), 'gradients'),
-            'optimizer': self._optimizer_of(fields, *update[:3]),
+            'optimizer': self._optimizer_of(fields, *update[:3], update[4]),
             'params_after': fields.arrays(after, 'params_after'),
         }
         if initial is not None:
@@ -197,7 +225,7 @@ class Recorder:
         gradients = self._topology.learned(window['gradients'])
         return {**window, 'gradients': fields.arrays(gradients, 'window/gradients')}
 
-    def _optimizer_of(self, fields: Fields, updates, before, after) -> dict | None:
+    def _optimizer_of(self, fields: Fields, updates, before, after, lr) -> dict | None:
         if updates is None:
             return None
         if self.optimizer is None:
@@ -206,8 +234,10 @@ class Recorder:
                 "'adam', 'config': {'lr': ...}} when you make it."
             )
         found = self._topology.learned(jax.tree.map(_on_host, updates))
+        rate = {} if lr is None else {'lr': float(lr)}
         return {
             **self.optimizer,
+            'config': self.optimizer['config'] | rate,
             'state_before': self._state(fields, before, 'optimizer/state_before'),
             'state_after': self._state(fields, after, 'optimizer/state_after'),
             'updates': fields.arrays(found, 'optimizer/updates'),
@@ -258,6 +288,12 @@ def _on_host(leaf) -> np.ndarray:
     return np.array(leaf)
 
 
+def _of_type(name: str, value, kind: type, source: str) -> None:
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise OptionError(f'{name} is {found}; give the {kind.__name__} that {source}.')
+
+
 def _checked(optimizer) -> dict:
     """The name and the configuration, as numbers."""
     if not isinstance(optimizer, dict) or set(optimizer) != {'name', 'config'}:
@@ -268,5 +304,29 @@ def _checked(optimizer) -> dict:
     if unknown or 'lr' not in optimizer['config']:
         found = f'names {unknown}' if unknown else 'has no lr'
         raise OptionError(f'the optimizer config {found}; it holds lr and some of {CONFIG[1:]}.')
-    order = [key for key in CONFIG if key in optimizer['config']]
-    return {'name': optimizer['name'], 'config': {k: optimizer['config'][k] for k in order}}
+    _of_type("the optimizer's name", optimizer['name'], str, 'names it')
+    for key, value in optimizer['config'].items():
+        if not isinstance(value, bool | int | float):
+            raise OptionError(
+                f'{key} of the optimizer config is {type(value).__name__}; give the number of this '
+                'run, such as float(value). The rate of a schedule goes to `write(..., lr=...)`.'
+            )
+    config = _with_defaults(optimizer['name'], optimizer['config'])
+    order = [key for key in CONFIG if key in config]
+    return {'name': optimizer['name'], 'config': {k: config[k] for k in order}}
+
+
+def _with_defaults(name: str, config: dict) -> dict:
+    """The configuration with optax's defaults of Adam; what has none must be given."""
+    near = difflib.get_close_matches(name.lower(), SLOTS, 1)
+    if name not in SLOTS and near:
+        raise OptionError(
+            f"the optimizer's name is {name!r}; did you mean {near[0]!r}? A name that no verifier "
+            'knows is taken too, if it is not so near to one that it knows.'
+        )
+    if name in ('adam', 'adamw'):
+        config = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-8} | config
+    needed = {'momentum': 'momentum', 'adamw': 'weight_decay'}.get(name, 'lr')
+    if needed not in config:
+        raise OptionError(f'the config of {name} has no {needed}; give the number of this run.')
+    return config

@@ -434,6 +434,15 @@ def a_window_s_sum_is_not_divided(run):
 
 
 @fault(18, window=3, steps=3)
+def a_weight_of_a_window_is_negative(run):
+    weights = [one['window']['weight'] for one in run]
+    run[0]['window']['weight'] = -0.5 * sum(weights[1:])
+    for one in run:
+        one['window']['divisor'] = 0.5 * sum(weights[1:])
+    making.window_sum(run)
+
+
+@fault(18, window=3, steps=3)
 def a_step_of_a_window_is_left_out(run):
     del run[1]
     run[1]['step'] = 1

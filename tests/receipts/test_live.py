@@ -15,7 +15,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.receipts import Cell, Recorder, capture
+from braintrace.receipts import Cell, ReceiptError, Recorder, capture
 from braintrace.receipts.verifier import check, parse_run, reconcile_run
 from tests.compare import assert_close
 from tests.tiers import first, in_turn
@@ -376,5 +376,69 @@ def test_a_learner_of_another_batch_size_is_refused_before_it_is_recorded():
     learner.init(params, cell.carry(params, 2), x)
     wide = jnp.ones((5, 3))
     state = learner.init(params, cell.carry(params, 5), wide)
-    with pytest.raises(braintrace.StructureError, match='5 lanes, and the learner was compiled for 2 first'):
+    said = '5 lanes, and the learner was compiled for 2 first'
+    with pytest.raises(braintrace.StructureError, match=said):
         capture(learner).grad(params, state, wide, jnp.ones((5, 2)))
+
+
+def test_a_slow_decay_is_corrected_as_the_step_rounds_it():
+    """Near 1 few digits of ``1 - a^(t+1)`` are left in float32."""
+    recording, params, state = started(CELLS['lif'](), rules.es_d_rtrl(0.9999))
+    receipts = assert_rederived(trained(recording, params, state))
+    for one in receipts:
+        array = one['gradients']['W']
+        array['data'] = [1.05 * float(value) for value in array['data']]
+        assert reconcile_run([one]).failures[0].rule == 4
+
+
+def test_a_slope_that_is_rounded_to_zero_may_be_made_anew_where_a_trace_uses_it():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    writer, file = recorder(recording)
+    for size in (0.1, 100.0):
+        x, y = jnp.full((B, I), size), drawn(B, O)
+        _, _, new, record = jax.jit(recording.grad)(params, state, x, y)
+        writer.write(params, state, x, y, record)
+        state = new
+    last = assert_rederived(file)[-1]
+    slope = np.reshape(last['factors'][0]['D_f'][0]['data'], (B, N))
+    node = last['traces_after'][0]['entries']['weight'][0]
+    trace = np.reshape(node['data'], node['shape'])
+    at = 0, 0, int(np.argmin(abs(slope[0])))
+    assert slope[0][at[2]] == 0 != trace[at]
+    for off, verdict in ((2e-5, 'rederived'), (1e-2, 'failed')):
+        trace[at] += off
+        node['data'] = [float(str(v)) for v in trace.astype(np.float32).reshape(-1)]
+        assert reconcile_run([last]).verdict == verdict
+
+
+def test_a_step_that_is_not_finite_leaves_nothing_and_the_next_replaces_the_file(tmp_path):
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'], arrays='npz')
+    path = tmp_path / 'run.jsonl'
+    path.write_bytes(b'old\n')
+    writer, x, y = Recorder(path, recording), drawn(B, I), drawn(B, O)
+    *_, record = recording.grad(params, state, x, y)
+    with pytest.raises(ReceiptError, match=r'outputs.*not finite'):
+        writer.write(params, state, x, y, record._replace(outputs=record.outputs * jnp.nan))
+    assert [one.name for one in tmp_path.iterdir()] == ['run.jsonl']
+    writer.write(params, state, x, y, record)
+    assert len(parse_run(path.read_bytes())) == 1
+
+
+def test_what_is_no_recording_no_record_or_no_number_is_named():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    x, file = drawn(B, I), io.BytesIO()
+    writer = Recorder(file, recording)
+    calls = {
+        'recording is OnlineLearner': lambda: Recorder(file, recording.learner),
+        'run_id is int': lambda: Recorder(file, recording, run_id=3),
+        'record is NoneType': lambda: writer.write(params, state, x, x, None),
+        'run is NoneType': lambda: writer.write_sequence(params, None),
+        'name is int': lambda: Recorder(file, recording, {'name': 1, 'config': {'lr': 0.1}}),
+        'lr of .* is function': lambda: Recorder(
+            file, recording, {'name': 'sgd', 'config': {'lr': lambda step: 0.1}}
+        ),
+    }
+    for said, call in calls.items():
+        with pytest.raises(braintrace.OptionError, match=said):
+            call()
+    assert not file.getvalue()

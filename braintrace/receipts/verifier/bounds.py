@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'total', 'where']
+__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'total', 'warm_up', 'where']
 
 UNIT = {'float64': 2.0**-53, 'float32': 2.0**-24, 'tf32': 2.0**-11, 'bfloat16': 2.0**-8}
 TINY = {'float64': 2.0**-1022, 'float32': 2.0**-126}  # what is smaller may count as zero
@@ -129,6 +129,14 @@ def constant(x, floor: float = 0.0) -> Num:
     """A number that is written in float64 and rounded to the format before it is used."""
     x = np.asarray(x, float)
     return Num(x, np.abs(x), floor)
+
+
+def warm_up(keep: float, count, floor: float) -> Num:
+    """``1 - keep^count``, made of a rounded ``keep``: near 1 few digits are left. It is one number
+    and no sum, so a sixteenth of k roundings is enough.
+    """
+    power = float(keep) ** np.asarray(count, float)
+    return Num(1 - power, ((count + 1) * power + np.abs(1 - power)) / 16, floor)
 
 
 def where(flags, a: Num, b: Num) -> Num:

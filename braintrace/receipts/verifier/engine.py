@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from .bounds import Num, constant, exact, total
+from .bounds import Num, constant, exact, total, warm_up
 from .cells import CELLS, KnownCell, chained, ones
 from .losses import LOSSES, divisor_of, softmax
 from .optimizers import OPTIMIZERS
@@ -18,7 +18,6 @@ from .record import FILTER, Record
 
 __all__ = [
     'Derived',
-    'correction',
     'derive_parts',
     'derive_step',
     'd_rtrl_gradient',
@@ -135,12 +134,6 @@ def es_gradient(op: Op, x: Num | None, dy: Num, groups) -> dict[str, Num]:
             found = total((grads.get(slot), op.gradient(slot, d, one)))
             grads |= {slot: found} if found is not None else {}
     return grads
-
-
-def correction(decay: float, t: np.ndarray, floor: float) -> Num:
-    """``1 - a^(t+1)`` for each lane."""
-    power = float(decay) ** (t + 1.0)
-    return Num(1 - power, (t + 2) * power + np.abs(1 - power), floor)
 
 
 class _Step:
@@ -265,7 +258,7 @@ class _Step:
                 self.derived.put(f'signals/{name}/{key}', value)
         if given.factored:
             decay = given.algorithm['decay_f']
-            self.correction = correction(decay, given.t, given.floor)
+            self.correction = warm_up(decay, given.t + 1, given.floor)
             self.derived.put('signals/correction', self.correction)
 
     def _error(self) -> Num:
@@ -349,8 +342,9 @@ class _Step:
                 found = d_rtrl_gradient(op, x, dy, history)
             for slot, path in relation['params'].items():
                 if not self.given.frozen(path):
-                    self.gradients[path] = found[slot]
-                    self.derived.put(f'gradients/{path}', found[slot])
+                    whole = total((self.gradients.get(path), found[slot]))
+                    self.gradients[path] = whole
+                    self.derived.put(f'gradients/{path}', whole)
 
     @cached_property
     def moving(self) -> list[str]:

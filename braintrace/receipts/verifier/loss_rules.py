@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bounds import constant
+from .bounds import Num, constant
 from .checks import Check, Gated
 from .losses import LOSSES, divisor_of, softmax
 from .record import Record
@@ -46,7 +46,17 @@ def loss_value(r: Record, c: Check) -> None:
 
 def error(r: Record, c: Check) -> None:
     """The derivative of the loss by the outputs."""
+    c.close('signals/err', r['signals/err'], _error(r), ('outputs', 'targets', 'loss'))
+
+
+def _error(r: Record) -> Num:
     slope = _loss(r).slope(r.num('outputs'), r.num('targets'))
     weight = r.num('loss/mask') / constant(r['loss/divisor'], r.floor)
-    err = slope * weight.reshape((-1, 1))
-    c.close('signals/err', r['signals/err'], err, ('outputs', 'targets', 'loss'))
+    return slope * weight.reshape((-1, 1))
+
+
+def stored_error(r: Record) -> Num:
+    """The error as stored, with the terms of its formula: a step may make it once more."""
+    stored = r.num('signals/err')
+    known = r.raw['loss']['name'] in LOSSES
+    return Num(stored.value, _error(r).terms if known else np.abs(stored.value), stored.floor)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
-from .bounds import Num, constant
+from .bounds import Num, constant, warm_up
 
 __all__ = ['OPTIMIZERS', 'Optimizer']
 
@@ -58,17 +56,11 @@ def _direction(config, count, slots, gradient):
         old = constant(keep, floor) * slots[slot]
         moments[slot] = old + constant(1 - keep, floor) * new
     mean, square = (
-        moments[slot] / _correction(config[name], count + 1, floor)
+        moments[slot] / warm_up(config[name], count + 1, floor)
         for slot, (name, _) in powers.items()
     )
     square = square + _number(config, 'eps_root', floor) if config.get('eps_root') else square
     return moments, mean / (square.sqrt() + _number(config, 'eps', floor))
-
-
-def _correction(keep: float, count: int, floor: float) -> Num:
-    """``1 - keep^count``, made of a rounded ``keep``: near 1 few digits are left."""
-    power = np.asarray(float(keep) ** count)
-    return Num(1 - power, (count + 1) * power + np.abs(1 - power), floor)
 
 
 def _adam(config, count, slots, gradient, parameter):

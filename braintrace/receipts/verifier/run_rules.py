@@ -133,6 +133,8 @@ def window_sums(run: Run, c: Check) -> None:
             want = {**first, 'index': i, 'gradients': None, 'weight': None}
             c.true(_at(start + i, 'window'), own == want, own, want, 'one window, in order')
         weights = [r.raw.get('window', first)['weight'] for r in records]
+        least = min(weights)
+        c.true(_at(start, 'window/weight'), least >= 0, least, 'weights >= 0')
         divisor = total(exact(w, last.floor) for w in weights)
         if first['reduction'] == 'sum' or divisor.value == 0:
             divisor = exact(1.0, last.floor)

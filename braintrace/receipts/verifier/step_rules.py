@@ -8,17 +8,17 @@ from functools import partial
 import numpy as np
 
 from .applied import Entries, application, gate, known_entries, placed, told
-from .bounds import Num, constant, exact, total
+from .bounds import Num, constant, exact, total, warm_up
 from .cells import CELLS, chained, ones
 from .checks import Check, Gated, Idle
 from .engine import (
-    correction,
     d_rtrl_gradient,
     es_gradient,
     factored_after,
     instant_of,
     recurrent_of,
 )
+from .loss_rules import stored_error
 from .record import FILTER, Record
 
 
@@ -128,22 +128,34 @@ def _slopes(r: Record, when: str) -> Entries:
 
 def learning_signal(r: Record, c: Check) -> None:
     """``dh``: the readout's pullback, fixed feedback, or the modulator."""
-    slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
-    readout, group = _readout(r), _recurrent(r)['groups'][0]
+    want, readout, feedback = _sent_back(r), _readout(r), r.algorithm['feedback']
     weight = f'params_before/{readout["params"]["weight"]}'
-    if feedback is None:
-        sent, made_of = r.num('signals/err') @ r.num(weight).T, ('signals/err', weight)
-    else:
-        array = r.num('algorithm/feedback')
-        modulates = feedback['kind'] == 'modulator'
-        if modulates:
-            c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
-        sent = array if modulates else r.num('signals/err') @ array.T
-        made_of = ('signals/err', 'algorithm/feedback')
-    want = [None if e is None else sent * e for e in slopes]
-    _list_close(c, r, f'signals/dh/{group}', want, (*made_of, 'carry_after'))
+    if feedback is not None and feedback['kind'] == 'modulator':
+        c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
+    made_of = 'signals/err', weight if feedback is None else 'algorithm/feedback', 'carry_after'
+    _list_close(c, r, f'signals/dh/{_recurrent(r)["groups"][0]}', want, made_of)
     for own in readout['groups']:
-        _list_close(c, r, f'signals/dh/{own}', [r.num('signals/err')], ('signals/err',))
+        _list_close(c, r, f'signals/dh/{own}', [stored_error(r)], ('signals/err',))
+
+
+def _sent_back(r: Record) -> Entries:
+    """``dh`` of a known cell, out of the stored error."""
+    slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
+    if feedback is not None and feedback['kind'] == 'modulator':
+        sent = r.num('algorithm/feedback')
+    else:
+        own = f'params_before/{_readout(r)["params"]["weight"]}'
+        back = own if feedback is None else 'algorithm/feedback'
+        sent = r.num('signals/err') @ r.num(back).T
+    return [None if e is None else sent * e for e in slopes]
+
+
+def _signals(r: Record, group: str) -> Entries:
+    """``dh`` as stored; that of a known cell counts with the terms of its formula."""
+    stored = r.entries(f'signals/dh/{group}')
+    if not r.known or group != _recurrent(r)['groups'][0]:
+        return stored
+    return [_rounded(*pair) for pair in zip(stored, _sent_back(r), strict=True)]
 
 
 def step_signals(r: Record, c: Check) -> None:
@@ -154,7 +166,7 @@ def step_signals(r: Record, c: Check) -> None:
     for name, relation in r.relations.items():
         path, groups = f'signals/dy/{name}', relation['groups']
         if r.known and not groups:
-            c.close(path, r[path], r.num('signals/err'), ('err',))
+            c.close(path, r[path], stored_error(r), ('err',))
         elif groups:
             with told(missing):
                 c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
@@ -168,7 +180,7 @@ def _sent_to(r: Record, name: str) -> Num | None:
     """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
     shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
     for group in r.relations[name]['groups']:
-        dh = placed(r, name, group, r.entries(f'signals/dh/{group}'))
+        dh = placed(r, name, group, _signals(r, group))
         (one,) = chained(dh, [_factors(r, name, group)[1]])
         parts.append(one if one is None or one.shape == shape else application(r, name).to_y(one))
     return total(parts)
@@ -224,7 +236,7 @@ def _rounded(stored: Num | None, made: Num | None = None) -> Num | None:
 
 
 def _old_signal(r: Record, c: Check, group: str, D: list[Entries]) -> None:
-    want = chained(r.entries(f'signals/dh/{group}'), _columns(D))
+    want = chained(_signals(r, group), _columns(D))
     if r.known and r.algorithm['credit'] == 'whole' and group == _recurrent(r)['groups'][0]:
         weight = r.num(f'params_before/{_recurrent(r)["params"]["weight"]}')
         dy = r.num(f'signals/dy/{_recurrent(r)["name"]}')
@@ -248,8 +260,11 @@ def trace_correction(r: Record, c: Check) -> None:
     """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
-    want = correction(r.algorithm['decay_f'], r.t, r.floor)
-    c.close('signals/correction', r['signals/correction'], want, ('t', 'algorithm/decay_f'))
+    c.close('signals/correction', r['signals/correction'], _warm_up(r), ('t', 'decay_f'))
+
+
+def _warm_up(r: Record) -> Num:
+    return warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
 
 
 # 27 to 30, 32: traces -----------------------------------------------------------------------------
@@ -291,12 +306,13 @@ def recurrent(r: Record, c: Check) -> None:
 
 
 def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: Entries) -> None:
-    """Entries to which one term alone contributes."""
+    """Entries to which one term alone contributes; a zero that was rounded keeps its bound."""
     for i, (num, rest) in enumerate(zip(want, other, strict=True)):
         at = f'{path}/{i}'
         if r.fields.get(at) is None or num is None:
             continue
         alone = np.ones(num.shape, bool) if rest is None else rest.value == 0
+        num = num if rest is None else num + rest
         if alone.any():
             stored = np.where(alone, r[at], num.value)
             c.close(at, stored, num, (at.replace('after', 'before'), 'x', 'D', 'D_f'))
@@ -407,7 +423,8 @@ def _gradient_of(r: Record, name: str) -> dict[str, Num]:
         at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
         dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
         ex = None if x is None else r.num(f'{at}/x')
-        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), r.num('signals/correction')))
+        corrected = _rounded(r.num('signals/correction'), _warm_up(r))
+        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), corrected))
     return es_gradient(op, x, dy, parts)
 
 
