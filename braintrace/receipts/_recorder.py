@@ -105,13 +105,16 @@ class Recorder:
 
         Everything is copied to the host here; of arguments that were donated to the step pass
         copies that were made before. ``reset`` (B,) says which lanes :func:`functional.reset` put
-        back to the carry ``initial`` before this step.
+        back to the carry ``initial`` before this step; ``lr`` is the rate of this update, where a
+        schedule changes it.
         """
         _of_type('record', record, Record, 'Recording.grad returned')
         if reset is not None:
             if initial is None:
                 raise OptionError('reset has no initial carry; pass the `initial` of the reset.')
             record = record._replace(reset=jnp.broadcast_to(reset, record.reset.shape))
+        if np.any(np.asarray(record.mask) < 0):
+            raise OptionError('mask has a negative weight; a lane counts with a weight from 0 on.')
         record = record._replace(carry_before=state.carry)
         update = updates, opt_before, opt_after, params_after, lr
         self._write(params, inputs, targets, record, initial, update, None)
@@ -207,7 +210,7 @@ class Recorder:
             'loss': fields.loss,
             'signals': fields.signals,
             'gradients': fields.arrays(topology.learned(record.gradients), 'gradients'),
-            'optimizer': self._optimizer_of(fields, *update[:3], update[4]),
+            'optimizer': self._optimizer_of(fields, *update),
             'params_after': fields.arrays(after, 'params_after'),
         }
         if initial is not None:
@@ -225,7 +228,7 @@ class Recorder:
         gradients = self._topology.learned(window['gradients'])
         return {**window, 'gradients': fields.arrays(gradients, 'window/gradients')}
 
-    def _optimizer_of(self, fields: Fields, updates, before, after, lr) -> dict | None:
+    def _optimizer_of(self, fields: Fields, updates, before, after, _, lr) -> dict | None:
         if updates is None:
             return None
         if self.optimizer is None:

@@ -57,7 +57,8 @@ def topology_of(learner, cell: Cell | None, roles: dict[str, str]) -> Topology:
     traced = {relation.key: relation for relation in graph.hidden_param_op_relations}
     relations = [_relation(op, traced.get(op.key), graph) for op in graph.ops if op.owned]
     groups = [_group(group) for group in graph.hidden_groups]
-    known = _known(cell, roles, groups, relations) if cell is not None else OPAQUE
+    trained = {path for path, route in learner.routes.items() if route.kind != 'frozen'}
+    known = OPAQUE if cell is None else _known(cell, roles, groups, relations, trained)
     orders = {}
     for group in groups:
         orders[group['name']] = order = _order(group['states'], known['roles'])
@@ -183,7 +184,9 @@ def _feedback(graph) -> str | None:
     return next(map(plain, graph.feedback), None)
 
 
-def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> dict[str, Any]:
+def _known(
+    cell: Cell, given: dict[str, str], groups: list, relations: list, params: set[str]
+) -> dict[str, Any]:
     """The part of the topology that says which cell it is, where its parts have these names."""
     parts = {'recurrent': 'W', 'readout': 'W_out'} | {state: state for state in cell.states}
     unknown = sorted(set(given) - set(parts))
@@ -200,6 +203,9 @@ def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> 
             f'cell: no op {missing}; the ops are {sorted(ops)}. Name them in `roles`, such as '
             "roles={'recurrent': 'W', 'readout': 'W_out'}."
         )
+    both = {roles['recurrent'], roles['readout']}
+    own = {path for name in both for path in ops[name]['params'].values()}
+    _refuse_others(cell, sorted(set(ops) - both), params - own)
     traced = [state for state in ('h', 'V', 'a') if state in cell.states]
     wanted = sorted([sorted(roles[s] for s in traced)] + ([[roles['o']]] if 'o' in roles else []))
     found = sorted(sorted(set(group['states']) - {FILTER}) for group in groups)
@@ -218,6 +224,18 @@ def _known(cell: Cell, given: dict[str, str], groups: list, relations: list) -> 
         'constants': dict(cell.constants),
         'relations': [recurrent, ops[roles['readout']]],
     }
+
+
+def _refuse_others(cell: Cell, ops: list[str], params: set[str]) -> None:
+    """Refuse ops and parameters that are no part of a known cell."""
+    if ops or params:
+        what = f'the ops {ops}' if ops else f'the parameters {sorted(params)}'
+        raise StructureError(
+            f'cell: {what} are no part of a cell of the kind {cell.kind}, which has one product, '
+            'braintrace.matmul(concatenate([x, s], -1), W, bias=b), and a readout. Join two '
+            'weights into one and give a bias to matmul, or leave `cell` out: then receipts are '
+            'of an opaque cell.'
+        )
 
 
 def check_rule(learner: functional.OnlineLearner) -> None:

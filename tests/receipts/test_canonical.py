@@ -163,3 +163,17 @@ def test_a_file_that_is_not_the_named_one_is_refused(tmp_path):
         with pytest.raises(ReceiptError) as found:
             files.resolve_files({'inputs': {**value, **change}}, tmp_path)
         assert found.value.code == code and found.value.path == 'inputs', change
+
+
+@pytest.mark.parametrize(
+    'start, kind',
+    [
+        (b'\x93NUMPY\x01', 'NumPy'),
+        (b'PK\x03\x04', 'npz'),
+        (b'\x1f\x8b\x08', 'gzip'),
+        (b'\xff\xfe{', '16'),
+    ],
+)
+def test_a_file_of_another_kind_is_named(start, kind):
+    with pytest.raises(ReceiptError, match=kind):
+        parse_run(start)

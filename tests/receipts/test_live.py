@@ -442,3 +442,74 @@ def test_what_is_no_recording_no_record_or_no_number_is_named():
         with pytest.raises(braintrace.OptionError, match=said):
             call()
     assert not file.getvalue()
+
+
+# what a user may do otherwise
+
+
+def test_the_rate_of_a_schedule_goes_to_each_write():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    file, schedule = io.BytesIO(), optax.exponential_decay(0.1, 1, 0.5)
+    writer = Recorder(file, recording, {'name': 'adam', 'config': {'lr': 0.1}})
+    optimizer = optax.adam(schedule)
+    opt, x, y = optimizer.init(params), drawn(B, I), drawn(B, O)
+    for step in range(3):
+        _, grads, new, record = recording.grad(params, state, x, y)
+        updates, after = optimizer.update(grads, opt, params)
+        moved, lr = optax.apply_updates(params, updates), float(schedule(step))
+        writer.write(params, state, x, y, record, updates, opt, after, moved, lr=lr)
+        params, opt, state = moved, after, new
+    assert_rederived(file)
+
+
+@pytest.mark.parametrize(
+    'optimizer, said',
+    [
+        ({'name': 'Adam', 'config': {'lr': 0.1}}, "did you mean 'adam'"),
+        ({'name': 'momentum', 'config': {'lr': 0.1}}, 'momentum has no momentum'),
+        ({'name': 'adamw', 'config': {'lr': 0.1}}, 'adamw has no weight_decay'),
+    ],
+)
+def test_a_configuration_that_no_verifier_takes_is_refused_at_once(optimizer, said):
+    recording, *_ = started(CELLS['rnn'](), RULES['cut'])
+    with pytest.raises(braintrace.OptionError, match=said):
+        Recorder(io.BytesIO(), recording, optimizer)
+
+
+def test_a_sequence_is_written_whole_or_not_at_all():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    file, xs, ys = io.BytesIO(), drawn(3, B, I), drawn(3, B, O)
+    grads, *_, run = recording.sequence_grad(params, state, xs, ys)
+    writer = Recorder(file, recording)
+    with pytest.raises(braintrace.OptionError, match='knows no optimizer'):
+        writer.write_sequence(params, run, grads)
+    assert not file.getvalue() and writer.step == 0
+    writer.write_sequence(params, run)
+    records = assert_rederived(file)
+    assert 'ends after 2 of 3' in reconcile_run(records[:2]).disclosures['window']
+
+
+def test_a_negative_mask_is_refused():
+    recording, params, state = started(CELLS['rnn'](), RULES['cut'])
+    x, y = drawn(B, I), drawn(B, O)
+    *_, record = recording.grad(params, state, x, y, -jnp.ones(B))
+    with pytest.raises(braintrace.OptionError, match='negative weight'):
+        Recorder(io.BytesIO(), recording).write(params, state, x, y, record)
+
+
+@pytest.mark.parametrize('part', ['op', 'parameter'])
+def test_a_declared_cell_has_no_other_ops_and_parameters(part):
+    def cell(params, carry, x):
+        more = params['b'] if part == 'parameter' else braintrace.matmul(x, params['b'])
+        read = jnp.concatenate([x, carry['h']], -1)
+        h = 0.9 * carry['h'] + jnp.tanh(braintrace.matmul(read, params['W']) + more)
+        return braintrace.matmul(h, params['W_out']), {'h': h}
+
+    own = CELLS['rnn']().init(jax.random.key(0), I, N, O, bias=False)
+    own['b'] = jnp.zeros(N) if part == 'parameter' else jnp.ones((I, N))
+    learner, x = functional.online(cell), drawn(B, I)
+    state = learner.init(own, {'h': jnp.zeros((B, N))}, x)
+    recording = capture(learner, cell=Cell.rnn(0.9))
+    *_, record = recording.grad(own, state, x, drawn(B, O))
+    with pytest.raises(braintrace.StructureError, match=r"'b'\].* no part of a cell"):
+        Recorder(io.BytesIO(), recording).write(own, state, x, drawn(B, O), record)

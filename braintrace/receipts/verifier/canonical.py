@@ -42,6 +42,15 @@ __all__ = [
 ]
 
 
+BINARY = {
+    b'\x93NUMPY': ('an array file of NumPy', 'give the file of receipts, one JSON object a line'),
+    b'PK\x03\x04': ('a zip or npz file', 'give the file of receipts that stands beside it'),
+    b'\x1f\x8b': ('a gzip file', 'unpack it: gunzip -c FILE | ... verify -'),
+    b'\xff\xfe': ('UTF-16', 'write it in UTF-8'),
+    b'\xef\xbb\xbf': ('UTF-8 with a byte order mark', 'write it without the mark'),
+}
+
+
 def emit(receipt: Mapping) -> bytes:
     """The canonical line of a receipt, a config or a sidecar; ``data`` may be arrays of NumPy.
 
@@ -158,6 +167,7 @@ def decoded(raw: Any) -> str:
     """The text of a line within the cap."""
     if not isinstance(raw, bytes | str):
         raise ReceiptError('not-json', '', f'a {type(raw).__name__} where bytes are due')
+    _refuse_binary(raw)
     if len(raw) > MAX_LINE:
         raise ReceiptError(
             'too-large', '', f'a line of {len(raw)} bytes, more than {MAX_LINE}', 'use npz files'
@@ -168,6 +178,13 @@ def decoded(raw: Any) -> str:
         return raw if isinstance(raw, str) else raw.decode('utf-8')
     except UnicodeDecodeError as error:
         raise ReceiptError('not-utf8', '', f'no UTF-8 at byte {error.start}') from None
+
+
+def _refuse_binary(raw: bytes | str) -> None:
+    """Names a file of another kind by its first bytes."""
+    for start, (kind, hint) in BINARY.items():
+        if isinstance(raw, bytes) and raw.startswith(start):
+            raise ReceiptError('not-json', '', f'this is {kind}', hint)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict:

@@ -23,14 +23,16 @@ _WORDS = {
     2: (
         'The learning signal at the cell is the error taken back through the readout, the error '
         'through the fixed feedback, or the modulator that the receipt declares.',
-        'A signal that is zero everywhere, feedback of a wrong orientation, a readout weight of '
-        'another step, or a modulator that a compiled function has captured.',
+        'A surrogate, a threshold or a beta that is not the declared one; a signal that is zero '
+        'everywhere, feedback of a wrong orientation, a readout weight of another step, or a '
+        'modulator that a compiled function has captured.',
     ),
     3: (
         'The signals of the step are the learning signal times the derivatives of the states: by '
         "the op's result (D_f, with the surrogate's slope at the stored membrane) and by the "
         'states before (D).',
-        'The slope: of which membrane, the one before or after the reset; the chain from the '
+        'A cell that computes another formula than the declared one, as (1 - alpha) y; the slope:'
+        ' of which membrane, the one before or after the reset; the chain from the '
         'output to each state; a state that a list leaves out.',
     ),
     4: (
@@ -39,7 +41,10 @@ _WORDS = {
         'A batch that is averaged twice or not at all, the trace of a wrong step, a missing '
         'bias, a transposed weight.',
     ),
-    5: ('The update of SGD is the gradient times minus the learning rate.', 'The sign, the rate.'),
+    5: (
+        'The update of SGD is the gradient times minus the learning rate.',
+        'The sign; the rate, which a schedule changes: give it to each write.',
+    ),
     6: (
         'Each parameter after the step is the one before plus the update.',
         'A sign that was turned twice, an update of another path, an update that was not applied.',
@@ -109,11 +114,15 @@ _WORDS = {
         'The buffer of momentum and the direction, with or without Nesterov.',
         'A buffer that starts with the first gradient, dampening, the sign of the buffer.',
     ),
-    22: ('The first moment of Adam is the running mean of gradients.', 'b1; the gradient taken.'),
+    22: (
+        'The first moment of Adam is the running mean of gradients.',
+        'b1; the gradient that it takes: a clipped or scaled one makes another optimiser.',
+    ),
     23: ('The second moment of Adam is that of squared gradients.', 'b2; a square of a mean.'),
     24: (
         'The update of Adam: both moments corrected by the count, epsilon outside of the root.',
-        'The count, from 0 or from 1; epsilon inside of the root; the decay of AdamW.',
+        'The rate, which a schedule changes: give it to each write. The count, from 0 or from 1; '
+        'epsilon inside of the root; the decay of AdamW.',
     ),
     25: (
         'An update starts at the optimiser state at which the update before ended.',
@@ -144,7 +153,8 @@ _WORDS = {
     31: (
         'Traces, carry and the count of steps go on from one record to the next, but on lanes '
         'that are reset.',
-        'A trace that lives on over the end of a sequence without a reset flag, or a carry that '
+        'A lane that was reset without a word: give reset and initial to write. A trace that '
+        'lives on over the end of a sequence, or a carry that '
         'something else changed.',
     ),
     32: (

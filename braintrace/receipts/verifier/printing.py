@@ -85,7 +85,7 @@ class Page:
     def conclusion(self, result: Result, passed: bool, refused: Sequence[str] = ()) -> str:
         """The verdict, and what it means in one sentence."""
         why = '; '.join(refused) if passed else ''
-        why = why or result.gated_off.get(14) or result.gated_off.get(15) or ''
+        why = why or result.gated_off.get(14) or result.disclosures.get('rule 14 in part') or ''
         if result.verdict == 'malformed':
             why = _first_problem(result)
         said = MEANING[result.verdict].format(

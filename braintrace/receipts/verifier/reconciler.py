@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -118,11 +119,28 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
         else:
             check.gated[number] = 'it needs the records of a run'
     first = records[0]
+    for name, value in _unseen(records, whole).items():
+        check.tell(name, value)
     if first.t.any():
         check.tell('start', f'traces and carry of step {first.raw["step"]} are taken as given')
     if Run(records).unsummed():
         check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
     return _result(check, records)
+
+
+def _unseen(records: list[Record], whole: bool) -> dict[str, Any]:
+    """What a reader should know of a run that no rule refuses."""
+    steps = [r.raw['step'] for r in records]
+    apart = sum(b != a + 1 for a, b in pairwise(steps))
+    found = {'steps between records': f'{apart} gaps: what happened there is not checked'}
+    found = found if apart else {}
+    resets = sum(int(r.reset.sum()) for r in records)
+    if resets:
+        found['resets'] = f'{resets} lanes start anew, as the receipts say'
+    window = records[-1].raw.get('window') or {'index': 0, 'length': 1}
+    if whole and window['index'] + 1 < window['length']:
+        found['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
+    return found
 
 
 def _options(level: str, allow: Iterable[str], key: bytes | None) -> str:

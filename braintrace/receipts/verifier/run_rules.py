@@ -271,7 +271,7 @@ def forward_is_reverse(run: Run, c: Check) -> None:
     """A window from zero traces: the online sum is the sum of a reverse sweep without traces."""
     found = [pair for pair in run.windows() if _from_zero(pair[1])]
     if not found:
-        raise Gated('no window of D_RTRL that starts at zero traces and is derived whole')
+        raise Gated('no whole window of D_RTRL from zero traces, without a reset')
     for start, records in found:
         c.limits = c.limits_of(records[-1])
         weights = [constant(r.raw['window']['weight']) for r in records]
