@@ -43,7 +43,7 @@ find_python = for p in $(2); do \
 demo: $(VENV)/.with-examples
 	$(VENV)/bin/python examples/digits.py
 
-test: lint
+test: lint $(VENV)/.with-torch
 	@mkdir -p build
 	$(call PYTEST,$(VENV)) -m "not nightly" --etp-results build/etp-results.json
 	$(VENV)/bin/python -m braintrace.kit check --all --results build/etp-results.json
@@ -139,6 +139,12 @@ $(VENV)/.with-examples: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -e '.[examples,test,docs,dev]'
 	@touch $@ $(VENV)/.with-examples
+
+# PyTorch, for receipts of its steps: without it their tests are skipped. The second index has builds without CUDA, of a quarter the size.
+$(VENV)/.with-torch: $(VENV)/.with-all
+	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0' \
+		|| echo "make $@: no torch here, its tests are skipped"
+	@touch $@
 
 $(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python
 	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test,docs]'

@@ -34,7 +34,7 @@ from ._version import __version_info__ as __version_info__
 from ._windows import Penalised
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
-    from . import adapters, nn, tasks, verify
+    from . import adapters, nn, receipts, tasks, verify
     from . import kit as kit
     from ._learner import (
         D_RTRL,
@@ -127,6 +127,7 @@ __all__ = [
     'modulated',
     'nn',
     'pp_prop',
+    'receipts',
     'register_primitive',
     'register_primitive_spec',
     'report',
@@ -144,6 +145,7 @@ register_primitive = _takes_public_arguments(_register_primitive)
 _LAZY = {
     'adapters': '.adapters',
     'nn': '.nn',
+    'receipts': '.receipts',
     'tasks': '.tasks',
     'verify': '.verify',
     'kit': '.kit',

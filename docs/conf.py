@@ -55,7 +55,18 @@ python_maximum_signature_line_length = 88
 copybutton_prompt_text = r'>>> |\.\.\. |\$ '
 copybutton_prompt_is_regexp = True
 
-MODULES = ('', 'nn', 'functional', 'rules', 'tasks', 'adapters', 'kit', 'verify')
+MODULES = (
+    '',
+    'nn',
+    'functional',
+    'rules',
+    'tasks',
+    'adapters',
+    'kit',
+    'verify',
+    'receipts',
+    'receipts.verifier',
+)
 log = logging.getLogger(__name__)
 
 

@@ -64,6 +64,7 @@ ARROWS: dict[str, set[str]] = {
     },
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
+    'receipts': PUBLIC | {'_errors', '_tables', 'verify'},
     '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
@@ -85,7 +86,10 @@ BRAINSTATE = {'nn', '_learner', 'tasks'}
 # The package's names on first use, brainstate with its settings, a user's module by its name.
 IMPORTERS = {'__init__.py', '_brainstate.py', 'kit/__main__.py'}
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')
-PLUGINS = {'kit/pytest_plugin.py': {'pytest'}}  # a module that its host alone imports
+PLUGINS = {  # a module that its host alone imports
+    'kit/pytest_plugin.py': {'pytest'},
+    'receipts/extract/torch_eprop.py': {'torch'},
+}
 
 
 def target_floor(name: str) -> str:

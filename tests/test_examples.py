@@ -66,7 +66,6 @@ FRAMEWORKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('optimised')
 @pytest.mark.parametrize('name', FRAMEWORKS)
 def test_a_model_of_another_framework_learns(name, capsys):
     """Without learning, a tenth of the digits is right, and the error is the targets' variance 1;
@@ -79,7 +78,6 @@ def test_a_model_of_another_framework_learns(name, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('optimised')
 def test_spiking_neurons_learn_to_remember_a_cue(tmp_path, capsys):
     first, last = load('spikes', 'matplotlib').main(tmp_path / 'spikes.png')
     assert first < 0.5 and last >= 0.9  # a quarter is right by chance
@@ -102,14 +100,13 @@ def test_a_sparse_spiking_network_learns_to_fire_in_turn(tmp_path, capsys):
 
 TRAINED = {  # arguments in a small form, and whether the figure is good enough
     'evidence': ((40, 16), lambda share: share > 0.7),
-    'pixels': ((60, 50), lambda share: share > 0.3),
+    'pixels': ((40, 25), lambda share: share > 0.3),
     'copy_memory': ((5, 60), lambda error: error['D_RTRL'] < error['same_step'] < 1),
     'drifting_stream': ((20_000,), lambda error: error['D_RTRL'] < 0.5),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('optimised')
 @pytest.mark.parametrize('name', TRAINED)
 def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
     arguments, good = TRAINED[name]

@@ -16,6 +16,9 @@ if HAS_FUSION_EMITTERS:
 
 
 def compile_quickly():
-    """To be called before anything is compiled: XLA reads its flags once."""
+    """To be called before anything is compiled: XLA reads its flags once. Processes that a test
+    starts compile so too.
+    """
     jax.config.update('jax_disable_most_optimizations', True)
+    os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
     os.environ['XLA_FLAGS'] = ' '.join([*FLAGS, os.environ.get('XLA_FLAGS', '')])

@@ -3,6 +3,7 @@
 from .blocks import even
 from .dependence import Dependence, Numbers, dependence, lanes_meet
 from .executor import Executor, Factors, Probes, Signals, stopped
+from .feedback import feedback_weights
 from .positions import gathered
 from .recurrence import MOST_COUPLED, linear_scan
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
@@ -25,6 +26,7 @@ __all__ = [
     'dependence',
     'each',
     'even',
+    'feedback_weights',
     'gathered',
     'in_shards',
     'lanes_meet',

@@ -1,10 +1,12 @@
 """Online learning rules as pure functions over factors."""
 
 from .contraction import same_step
+from .coordinates import by_pair
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
 from .feedback import Feedback, counting, uncounted
 from .influence import RTRL, Reach
+from .lanes import where_lanes
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .signs import Signs
@@ -28,9 +30,11 @@ __all__ = [
     'UORO',
     'View',
     'Window',
+    'by_pair',
     'counting',
     'held_dtype',
     'read',
     'same_step',
     'uncounted',
+    'where_lanes',
 ]

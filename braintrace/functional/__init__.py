@@ -16,6 +16,7 @@ function.
 """
 
 from ._files import load_state, save_state
+from ._observed import Observed
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -29,6 +30,7 @@ from ._state import (
 
 __all__ = [
     'Memory',
+    'Observed',
     'OnlineLearner',
     'OnlineState',
     'flatten_paths',

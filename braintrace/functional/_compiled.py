@@ -47,10 +47,10 @@ class Seen(NamedTuple):
 class Compiled:
     """One shape signature: graph, executor and the differentiable step on flat leaves."""
 
-    def __init__(self, graph: ETraceGraph, rule: Rule | None):
+    def __init__(self, graph: ETraceGraph, rule: Rule | None, probes: bool = False):
         self.graph, self.program = graph, graph.program
         self.rule = SameStep() if rule is None else rule
-        self.executor = Executor(graph, probes=self.rule.probes)
+        self.executor = Executor(graph, probes=probes or self.rule.probes)
         step = jax.custom_vjp(without_types(self._primal))
         step.defvjp(without_types(self._forward), without_types(self._backward))
         self.step = jax.jit(step)

@@ -30,6 +30,7 @@ from ._along import AlongSequences
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._loss import as_inputs, check_outside_of_loss, checked_loss
+from ._observed import decoded, observed_step
 from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -37,6 +38,10 @@ __all__ = ['Memory', 'OnlineLearner', 'online']
 
 
 D_RTRL = DRTRL()
+OTHER_TRACE = (
+    'the trace of this state does not belong to this learner and these shapes. Make a state with '
+    '`init`.'
+)
 SIGNATURES = {
     'cell': '`(params, carry, *inputs) -> (outputs, carry)`',
     'trainable': '`(path, leaf) -> bool`, such as `lambda path, leaf: path[0] == "W"`',
@@ -166,10 +171,7 @@ class OnlineLearner(AlongSequences):
             )
         compiled = self.compiled(params, state.carry, inputs)
         if compiled.state_signature != signature((state.trace, state.t)):
-            raise StructureError(
-                'the trace of this state does not belong to this learner and these shapes. Make a '
-                'state with `init`.'
-            )
+            raise StructureError(OTHER_TRACE)
         return compiled
 
     def step(self, params, state: OnlineState, *inputs) -> tuple[Any, OnlineState]:
@@ -210,6 +212,47 @@ class OnlineLearner(AlongSequences):
             return (value, outputs), grads, new
 
         return run
+
+    def observed(self, loss_fn: Callable) -> Callable:
+        """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``:
+        :meth:`grad`, and the :class:`Observed` values that its gradient is made of.
+
+        For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
+        :class:`braintrace.OptionError` for another rule.
+
+        >>> import braintrace, jax, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+        >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+        >>> step = jax.jit(learner.observed(lambda h, y: jnp.sum((h - y) ** 2)))
+        >>> (loss, h), grads, state, seen = step(params, state, x, jnp.zeros((3, 4)))
+        >>> seen.x['W'].shape, seen.d['carry'][0][0].shape, seen.df['W']['carry'][0].shape
+        ((3, 2), (3, 4), (3, 4))
+        >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
+        ((3, 2, 4), [0, 0, 0])
+        """
+        return observed_step(self, checked_loss(self, loss_fn))
+
+    def traces(self, params, state: OnlineState) -> dict:
+        """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all
+        pending steps are written, and lanes where t is 0 hold zeros.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+        >>> _, state = learner.step(params, learner.init(params, jnp.zeros((3, 4)), x), x)
+        >>> float(learner.traces(params, state)['W']['carry']['weight'][0].sum())
+        24.0
+        """
+        if self.rule is None:
+            return {}
+        own = signature((state.trace, state.t))
+        for compiled in [self.first, *self._kept.values()]:
+            if compiled.state_signature == own:
+                return decoded(compiled, jax.tree.leaves(params), state.trace, state.t)
+        raise StructureError(OTHER_TRACE)
 
     # descriptions ---------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ names the paths that it leaves out.
 from .cut import cut_bptt_gradients
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .doctor import diagnose
+from .jacobians import hidden_jacobians
 from .oracles import bptt_gradients, dense_recursion_gradients, finite_difference_gradients
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     'dense_recursion_gradients',
     'diagnose',
     'finite_difference_gradients',
+    'hidden_jacobians',
 ]

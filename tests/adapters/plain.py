@@ -67,4 +67,4 @@ def online_gradient(step, params, carry, xs, ys):
             old = step(params, old, x, fed=constant)
         return losses
 
-    return jax.grad(total)(params)
+    return jax.jit(jax.grad(total))(params)

@@ -29,7 +29,8 @@ def gradients(cell, params, carry, xs, ys):
     """The online gradient, equal to that of the cut graph; and the learner."""
     learner = functional.online(cell, rules.d_rtrl(), mark='auto')
     state = learner.init(params, carry, xs[0])
-    grads = learner.sequence_grad(loss, reduction='sum')(params, state, xs, ys)[0]
+    grad = jax.jit(learner.sequence_grad(loss, reduction='sum'))
+    grads = grad(params, state, xs, ys)[0]
     cut = verify.cut_bptt_gradients(cell, params, carry, xs, ys, loss, graph=learner.graph)
     assert_close(jax.tree.leaves(grads), jax.tree.leaves(cut))
     return grads, learner

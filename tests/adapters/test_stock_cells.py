@@ -62,7 +62,7 @@ def learned(taken, xs, ys):
     learner = functional.online(taken.cell, rules.d_rtrl(), mark='auto')
     state = learner.init(taken.params, taken.carry, xs[0])
     assert {route.kind for route in learner.routes.values()} == {'trace'}
-    grad = learner.sequence_grad(plain.loss, reduction='sum')
+    grad = jax.jit(learner.sequence_grad(plain.loss, reduction='sum'))
     grads, state, losses = grad(taken.params, state, xs, ys)
     assert jax.tree.structure(grads) == jax.tree.structure(taken.params)
     cut = verify.cut_bptt_gradients(

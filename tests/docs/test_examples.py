@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 CONF = Path(__file__).resolve().parents[2] / 'docs' / 'conf.py'
-VALUES = {'braintrace.kit.LAWS', 'braintrace.tasks.PARTS'}  # without a docstring of their own
+VALUES = {  # without a docstring of their own
+    'braintrace.kit.LAWS',
+    'braintrace.receipts.verifier.RULES',
+    'braintrace.tasks.PARTS',
+}
 
 
 def modules() -> list[str]:

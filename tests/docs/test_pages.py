@@ -22,11 +22,13 @@ NIGHTLY = {  # pages that take long
     'docs/howto/debug_gradients.md',
     'docs/howto/large_networks.md',
     'docs/howto/migrate.md',
+    'docs/howto/training.md',
     'docs/reference/learning_rules.md',
     'docs/tutorials/first_network.md',
     'docs/tutorials/flax_equinox.md',
     'docs/tutorials/own_op.md',
     'docs/tutorials/own_rule.md',
+    'docs/tutorials/receipts.md',
     'docs/tutorials/spiking.md',
     'docs/tutorials/stream.md',
 }

@@ -216,7 +216,7 @@ def through_time(plain, params, xs, h):
             total += loss(out, None)
         return total
 
-    return jax.grad(whole)(params)
+    return jax.jit(jax.grad(whole))(params)
 
 
 def online(op, params, xs, h, rule, window):

@@ -1,0 +1,185 @@
+"""What one step of a learner was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._executor import Factors, Signals, feedback_weights
+from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
+from .._windows import Gradients, counted, task_loss, total_loss, zero_gradient
+from ._compiled import Compiled
+from ._loss import as_inputs
+
+__all__ = ['Observed', 'decoded', 'observed_step']
+
+
+class Observed(NamedTuple):
+    """The values that the gradient of one step is made of; :meth:`OnlineLearner.observed` returns
+    it.
+
+    S is the number of states of a group, in the order of the report; states that a filter adds
+    stand behind them. A prime marks the step before. None is a zero by structure, a quantity is
+    its mantissa.
+
+    - ``x``: op -> its input
+    - ``d``: group -> S rows of S arrays ``dh_s/dh'_r``
+    - ``df``: relation -> group -> S arrays ``dh_s/dy``
+    - ``before``, ``after``: the trace around the step, relation -> group -> slots, all pending
+      steps written, zero in lanes where t is 0. ``d_rtrl``: trainable -> S arrays; ``es_d_rtrl``:
+      ``x``, and ``f`` with the states in its last axis
+    - ``t``: the trace steps before this one
+    - ``dy``: op -> ``dL/dy`` with the old states held constant
+    - ``c``: group -> S arrays ``dL/dh'``, along the paths that the rule's credit follows
+    - ``dh``: group -> S arrays ``dL/dh``, by paths from outside of the new states
+    - ``feedback``: op -> the weights B that its error went back through
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, h, x = {'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2))
+    >>> step = learner.observed(lambda h, y: jnp.sum(h - y))
+    >>> *_, seen = step(params, learner.init(params, h, x), x, h)
+    >>> seen.x['W'].shape, round(float(seen.d['carry'][0][0][0, 0]), 6)
+    ((3, 2), 0.9)
+    """
+
+    x: dict[str, jax.Array]
+    d: dict[str, tuple]
+    df: dict[str, dict[str, tuple]]
+    before: dict[str, dict[str, dict[str, Any]]]
+    after: dict[str, dict[str, dict[str, Any]]]
+    t: jax.Array
+    dy: dict[str, jax.Array]
+    c: dict[str, tuple]
+    dh: dict[str, tuple]
+    feedback: dict[str, dict[str, jax.Array]]
+
+
+def observed_step(learner, loss_of: Callable) -> Callable:
+    """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``: all of it is
+    made in one pass, so what is shown is what was used.
+    """
+    rule = learner.rule
+    if not isinstance(rule, DRTRL | ESDRTRL):
+        name = None if rule is None else rule.name
+        raise OptionError(
+            f'observed: the rule is {name}, which has no factors to show; give a learner with '
+            'braintrace.rules.d_rtrl(), es_d_rtrl(...) or e_prop(...).'
+        )
+
+    def run(params, state, inputs, targets):
+        compiled = learner.compiled(params, state.carry, as_inputs(inputs))
+        step = _Step(compiled, params, state, as_inputs(inputs), loss_of, targets)
+        whole = rule.credit == 'whole'
+        seen = step.seen(compiled if whole else Compiled(compiled.graph, rule, probes=True))
+        # signals along every path say nothing of new states alone
+        cut = replace(rule, credit='cut') if isinstance(rule, DRTRL) else rule
+        others = step.seen(Compiled(compiled.graph, cut, probes=True)) if whole else seen
+        return step.result(seen, others.signals)
+
+    return run
+
+
+class _Seen(NamedTuple):
+    """A pass through the step: the loss, outputs and carry, its factors and its signals."""
+
+    value: jax.Array
+    outputs: Any
+    carry: list
+    factors: Factors
+    weights: dict
+    direct: list
+    signals: Signals
+
+
+class _Step(NamedTuple):
+    """One step of a compiled cell, and its loss."""
+
+    compiled: Compiled
+    params: Any
+    state: Any
+    inputs: tuple
+    loss_of: Callable
+    targets: Any
+
+    def seen(self, compiled: Compiled) -> _Seen:
+        """This step, by the signals of a compiled form of it."""
+        params, carry, inputs = map(jax.tree.leaves, (self.params, self.state.carry, self.inputs))
+        trace, count = uncounted(self.state.trace)
+        places = compiled.graph.direct
+
+        def step(cell, given, carry):
+            replaced = dict(zip(places, given, strict=True))
+            now = [replaced.get(i, p) for i, p in enumerate(params)]
+            outputs, new = cell(now, carry, inputs)
+            outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
+            value = self.loss_of(outputs, self.targets)
+            return total_loss(value), (task_loss(value), outputs, new)
+
+        given = [params[i] for i in places]
+        seen = compiled.observe(step, given, carry, compiled.held, count, (trace, self.state.t))
+        direct, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
+        value, outputs, new = seen.aux
+        return _Seen(value, outputs, new, seen.factors, seen.weights, direct, signals)
+
+    def result(self, seen: _Seen, others: Signals):
+        """What :func:`observed_step` returns; ``others`` are the signals of new states."""
+        compiled, t, leaves = self.compiled, self.state.t, jax.tree.leaves(self.params)
+        trace, count = uncounted(self.state.trace)
+        rule, network = compiled.rule, compiled.network(leaves, seen.weights)
+        factors, signals = seen.factors, seen.signals
+        after = _made_once(rule.update(network, trace, factors, t), t)
+        window = Window.of_step(factors, signals, t)
+        ops = rule.gradient(network, trace, after, window)
+        direct = dict(zip(compiled.graph.direct, seen.direct, strict=True))
+        found = compiled.total([*leaves, *compiled.held], Gradients(ops, direct))
+        grads = [found[i] if i in found else zero_gradient(p) for i, p in enumerate(leaves)]
+        new = self.state.replace(
+            carry=jax.tree.unflatten(jax.tree.structure(self.state.carry), seen.carry),
+            trace=counting(after, counted(count)),
+            t=counted(t),
+        )
+        l = others.l
+        observed = Observed(
+            factors.x,
+            factors.d,
+            factors.df,
+            decoded(compiled, leaves, self.state.trace, t),
+            decoded(compiled, leaves, new.trace, new.t),
+            t,
+            signals.dy,
+            signals.c,
+            {g: tuple(l[g][..., s] for s in range(l[g].shape[-1])) for g in l},
+            feedback_weights(compiled.graph, compiled.program.constants, seen.weights, count),
+        )
+        grads = jax.tree.unflatten(jax.tree.structure(self.params), grads)
+        return (seen.value, seen.outputs), grads, new, observed
+
+
+def _made_once(tree, t: jax.Array):
+    """The same arrays, as results of a loop of one turn: XLA drops a barrier on CPU before it
+    fuses, and a trace that is made a second time inside of a fusion may differ in its last bit.
+    """
+    once = jnp.minimum(jnp.max(t, initial=0) + 1, 1)
+    return jax.lax.fori_loop(0, once, lambda _, same: jax.lax.optimization_barrier(same), tree)
+
+
+def decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:
+    """The numbers of a trace with nothing pending, zero in lanes that have no past."""
+    # fused with nothing else, the numbers after a step are those before the next one, to the bit
+    carried, params, t = jax.lax.optimization_barrier((uncounted(carried)[0], params, t))
+    written = jax.lax.optimization_barrier(compiled.written(params, carried, t))
+
+    def one(pair):
+        front = len(pair.op.repeats)
+        return jax.tree.map(
+            lambda e: where_lanes(t > 0, pair.laned, read(e), front), pair.of(written)
+        )
+
+    return by_pair(compiled.graph, one)

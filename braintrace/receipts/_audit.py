@@ -1,0 +1,243 @@
+"""A live look at what a learner's gradients are made of, for any cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import functional
+from .._tables import Table, as_html, as_text
+from ..verify import bptt_gradients, hidden_jacobians
+from ._capture import capture
+
+__all__ = ['Audit', 'audit']
+
+AGREES = 1e-9  # of float64, relative to the largest entry
+
+
+class GroupRow(NamedTuple):
+    """One hidden group: the error of the observed D beside reverse mode through the step, relative
+    to its largest entry, and the share of the squared Jacobian that D leaves out.
+    """
+
+    group: str
+    d_error: float
+    dropped: float
+
+
+class RelationRow(NamedTuple):
+    """One op and group: the distance of ``D_f (x) x`` from the derivative of the new states by the
+    op's weight, relative to the largest entry of that; None for an op that is no matrix product.
+    """
+
+    relation: str
+    group: str
+    df_error: float | None
+
+
+class ParameterRow(NamedTuple):
+    """One parameter: the cosine of the angle between its online gradient and that of BPTT, and the
+    ratio of their norms.
+    """
+
+    path: str
+    cosine: float
+    norm_ratio: float
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """The result of :func:`audit`; it prints as tables. ``ok``: every observed D agrees with the
+    step.
+
+    >>> group = GroupRow('h', d_error=0.2, dropped=0.0)
+    >>> Audit('d_rtrl()', 1, (group,), (), ()).ok
+    False
+    """
+
+    rule: str
+    steps: int
+    groups: tuple[GroupRow, ...]
+    relations: tuple[RelationRow, ...]
+    parameters: tuple[ParameterRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every D is that of the cell as it is written."""
+        return all(row.d_error <= AGREES for row in self.groups)
+
+    def _tables(self) -> tuple[list[str], list[Table]]:
+        head = 'D is that of the cell' if self.ok else 'D is NOT that of the cell'
+        groups = [(r.group, f'{r.d_error:.1e}', f'{r.dropped:.1%}') for r in self.groups]
+        relations = [
+            (r.relation, r.group, 'no formula' if r.df_error is None else f'{r.df_error:.1e}')
+            for r in self.relations
+        ]
+        params = [(r.path, f'{r.cosine:.4f}', f'{r.norm_ratio:.3f}') for r in self.parameters]
+        return [f'{self.rule}, {self.steps} steps in float64: {head}.'], [
+            Table('Hidden groups', ('group', 'error of D', 'Jacobian left out'), groups),
+            Table('Relations', ('op', 'group', 'dh/dw beside D_f (x) x'), relations),
+            Table('Gradients beside BPTT', ('parameter', 'cosine', 'norm ratio'), params),
+        ]
+
+    def __repr__(self) -> str:
+        return as_text(*self._tables())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._tables())
+
+
+def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'mean') -> Audit:
+    """Compare what the learner's trace is made of with reverse mode through its cell, in float64.
+
+    ``batch`` is a pair ``(xs, ys)``, time in axis 0, as for :meth:`Recording.sequence_grad`;
+    ``loss`` as for :func:`capture`. From the carry of ``state`` and an empty trace, at each step D
+    is compared with :func:`braintrace.verify.hidden_jacobians`, and at the end the gradient with
+    that of BPTT. Nothing changes; memory grows with the square of all hidden numbers. Raises what
+    :func:`capture` does.
+
+    >>> import jax, jax.numpy as jnp, braintrace
+    >>> cell = braintrace.receipts.Cell.rnn(0.5)
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, xs = cell.init(jax.random.key(0), 2, 3, 1), jnp.ones((4, 2, 2))
+    >>> state = learner.init(params, cell.carry(params, 2), xs[0])
+    >>> found = audit(learner, params, state, (xs, jnp.ones((4, 2, 1))))
+    >>> found.ok, 0 < found.groups[0].dropped < 1
+    (True, True)
+    """
+    with jax.enable_x64(True):
+        params, carry, xs, ys = jax.tree.map(_double, (params, state.carry, *batch))
+        recording = capture(_fresh(learner), loss, reduction=reduction)
+        online = recording.learner
+        start = online.init(params, carry, xs[0])
+        grads, _, _, run = jax.jit(recording.sequence_grad)(params, start, xs, ys)
+        ones = jnp.ones(xs.shape[1:2], xs.dtype)
+        total = bptt_gradients(
+            online.cell, params, carry, xs, ys, lambda o, y: recording.loss.total(o, (y, ones))
+        )
+        measures = [_Measured(online, params, _at(run.steps, k), xs[k]) for k in range(len(xs))]
+        groups = _worst(GroupRow, [m.groups() for m in measures])
+        relations = _worst(RelationRow, [m.relations() for m in measures])
+        beside = _beside_bptt(online, grads, total, len(xs))
+        return Audit(str(online.rule), len(xs), groups, relations, beside)
+
+
+def _fresh(learner) -> functional.OnlineLearner:
+    """The same learner, with nothing compiled."""
+    made = capture(learner).learner
+    return functional.online(
+        made.cell, made.rule, trainable=made.trainable, hidden=made.hidden, policy=made.policy
+    )
+
+
+def _double(leaf):
+    leaf = np.asarray(leaf)
+    return jnp.asarray(leaf, jnp.float64 if leaf.dtype.kind == 'f' else leaf.dtype)
+
+
+def _at(tree, k: int):
+    return jax.tree.map(lambda a: a[k], tree)
+
+
+class _Measured(NamedTuple):
+    """One observed step of a learner."""
+
+    learner: functional.OnlineLearner
+    params: Any
+    record: Any
+    x: jax.Array
+
+    def groups(self) -> list[GroupRow]:
+        whole, kept = hidden_jacobians(self.learner, self.params, self.record.carry_before, self.x)
+        observed = self.record.observed.d
+        return [
+            GroupRow(g.name, *self._beside(observed[g.name], whole, kept, self._own(g)))
+            for g in self.learner.graph.hidden_groups
+        ]
+
+    def _own(self, group) -> str:
+        """The name of a group in the step without a filter."""
+        graph = self.learner.graph
+        compiled = graph if graph.seen is None else graph.seen[1]
+        return next(g.name for g in compiled.hidden_groups if g.states[0] in group.states)
+
+    def _beside(self, d, whole, kept, name) -> tuple[float, float]:
+        block = np.asarray(kept[name][name])
+        shape, states = block.shape[: block.ndim // 2 - 1], block.shape[-1]
+        n = int(np.prod(shape))
+        flat = block.reshape(n, states, n, states)
+        there = np.arange(n)
+        wanted = flat[there, :, there, :]  # position, new state, old state
+        got = np.zeros_like(wanted)
+        for s in range(states):
+            for r in range(states):
+                if d[s][r] is not None:
+                    got[:, s, r] = np.broadcast_to(d[s][r], shape).ravel()
+        mass = sum(float(np.sum(np.square(part))) for part in whole[name].values())
+        left = mass - 2 * float(np.sum(wanted * _diagonal(whole[name][name], n, states)))
+        left += float(np.sum(wanted**2))
+        size = max(float(np.abs(wanted).max()), 1e-300)
+        return float(np.abs(got - wanted).max()) / size, max(left, 0.0) / mass if mass else 0.0
+
+    def relations(self) -> list[RelationRow]:
+        observed, found = self.record.observed, []
+        for relation in self.learner.graph.hidden_param_op_relations:
+            for group in relation.groups:
+                paths = relation.paths.get('weight', ())
+                plain = relation.primitive.name == 'etp_mm' and len(paths) == 1
+                error = self._of_weight(relation, group, paths[0], observed) if plain else None
+                found.append(RelationRow(relation.key, group.name, error))
+        return found
+
+    def _of_weight(self, relation, group, path: str, observed) -> float:
+        """The distance of ``D_f (x) x`` from the derivative of the new states by the weight."""
+        carry, names = self.record.carry_before, list(self.learner.routes)
+        leaves, tree = jax.tree.flatten(self.params)
+        place, program = names.index(path), self.learner.graph.program
+        own = [(i, s) for i, s in enumerate(group.states) if s not in program.virtual_states]
+
+        def new(weight):
+            params = jax.tree.unflatten(tree, [*leaves[:place], weight, *leaves[place + 1 :]])
+            states = program.apart(jax.tree.leaves(self.learner.cell(params, carry, self.x)[1]))
+            return [states[s] for _, s in own]
+
+        wanted = jax.jit(jax.jacrev(new))(leaves[place])
+        x, df = observed.x[relation.key], observed.df[relation.key][group.name]
+        worst = size = 0.0
+        for (i, _), want in zip(own, wanted, strict=True):
+            if want.ndim != 4 or want.shape[2:] != (x.shape[1], want.shape[1]):
+                return float('nan')
+            d = jnp.zeros(want.shape[:2]) if df[i] is None else df[i]
+            got = jnp.einsum('bi,bn,nm->bnim', x, d, jnp.eye(want.shape[1]))
+            worst = max(worst, float(jnp.abs(got - want).max()))
+            size = max(size, float(jnp.abs(want).max()))
+        return worst / size if size else worst
+
+
+def _diagonal(block, n: int, states: int) -> np.ndarray:
+    there = np.arange(n)
+    return np.asarray(block).reshape(n, states, n, states)[there, :, there, :]
+
+
+def _worst(kind, steps: list) -> tuple:
+    """Of each row the largest numbers of all steps."""
+    found = []
+    for rows in zip(*steps, strict=True):
+        columns = list(zip(*rows, strict=True))
+        found.append(kind(*(c[0] if isinstance(c[0], str | None) else max(c) for c in columns)))
+    return tuple(found)
+
+
+def _beside_bptt(online, grads, total, steps: int) -> tuple[ParameterRow, ...]:
+    rows = []
+    for path, g, w in zip(online.routes, *map(jax.tree.leaves, (grads, total)), strict=True):
+        if g.dtype != jax.dtypes.float0:
+            g, w = np.ravel(g) * steps, np.ravel(w)
+            a, b = float(np.linalg.norm(g)), float(np.linalg.norm(w))
+            cosine = float(g @ w) / (a * b) if a and b else float(a == b)
+            rows.append(ParameterRow(path, cosine, a / b if b else float(a == b)))
+    return tuple(rows)

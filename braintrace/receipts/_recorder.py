@@ -1,0 +1,335 @@
+"""Receipts written line by line, on the host."""
+
+from __future__ import annotations
+
+import difflib
+import uuid
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import OptionError, StructureError
+from ._capture import Record, Recording, Run
+from ._entries import Fields, named
+from .verifier.canonical import emit, spec_digest
+from .verifier.files import write_files
+
+__all__ = ['Recorder']
+
+CONFIG = ('lr', 'momentum', 'nesterov', 'b1', 'b2', 'eps', 'eps_root', 'weight_decay')
+SLOTS = {'sgd': (), 'momentum': ('trace',), 'adam': ('mu', 'nu'), 'adamw': ('mu', 'nu')}
+
+
+class Recorder:
+    """Writes a receipt for each step as a line of ``file``; what was there before is replaced.
+
+    Parameters
+    ----------
+    file : path or binary stream
+        Large arrays of ``arrays='npz'`` go beside it, so that needs a path.
+    recording : Recording
+        What made the records.
+    optimizer : dict, optional
+        ``{'name', 'config'}``: ``'sgd'``, ``'momentum'``, ``'adam'`` or ``'adamw'`` with ``lr``
+        and, as optax names them, ``momentum``, ``nesterov``, ``b1``, ``b2``, ``eps``,
+        ``eps_root``, ``weight_decay``. Another name is kept, and no verifier can derive its
+        updates. None: parameters stay.
+    every : int
+        Each so many steps are written; rules between neighbours need all of them.
+    run_id : str, optional
+        Stands in each receipt; by default drawn.
+
+    Examples
+    --------
+    >>> import io, jax, jax.numpy as jnp, braintrace
+    >>> from braintrace.receipts import Cell, Recorder, capture
+    >>> cell = Cell.rnn()
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, x, y = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((5, 3)), jnp.ones((5, 2))
+    >>> state = learner.init(params, cell.carry(params, 5), x)
+    >>> recording, file = capture(learner), io.BytesIO()
+    >>> recorder = Recorder(file, recording)
+    >>> _, grads, new, record = recording.grad(params, state, x, y)
+    >>> recorder.write(params, state, x, y, record)
+    >>> file.getvalue()[:34]
+    b'{"schema":"braintrace.receipt/1","'
+    """
+
+    def __init__(
+        self,
+        file,
+        recording: Recording,
+        optimizer: dict | None = None,
+        *,
+        every: int = 1,
+        run_id: str | None = None,
+    ):
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise OptionError(f'every is {every!r}; give an int >= 1.')
+        _of_type('recording', recording, Recording, 'receipts.capture returned')
+        _of_type('run_id', '' if run_id is None else run_id, str, 'names the run')
+        self._stream = file if hasattr(file, 'write') else None
+        self._path = None if self._stream is not None else Path(file)
+        if recording.arrays == 'npz' and self._path is None:
+            raise OptionError("arrays='npz' writes files beside the receipts: give a path.")
+        self.recording, self.every = recording, every
+        self.optimizer = None if optimizer is None else _checked(optimizer)
+        self.run_id = uuid.uuid4().hex if run_id is None else run_id
+        self.step, self._begun = 0, False
+
+    @cached_property
+    def _topology(self):
+        return self.recording.topology
+
+    def write(
+        self,
+        params,
+        state,
+        inputs,
+        targets,
+        record: Record,
+        updates=None,
+        opt_before=None,
+        opt_after=None,
+        params_after=None,
+        *,
+        reset=None,
+        initial=None,
+        lr: float | None = None,
+    ) -> None:
+        """Write one step: the arguments of :meth:`Recording.grad`, its record, and the update.
+
+        Everything is copied to the host here; of arguments that were donated to the step pass
+        copies that were made before. ``reset`` (B,) says which lanes :func:`functional.reset` put
+        back to the carry ``initial`` before this step; ``lr`` is the rate of this update, where a
+        schedule changes it.
+        """
+        _of_type('record', record, Record, 'Recording.grad returned')
+        if reset is not None:
+            if initial is None:
+                raise OptionError('reset has no initial carry; pass the `initial` of the reset.')
+            record = record._replace(reset=jnp.broadcast_to(reset, record.reset.shape))
+        if np.any(np.asarray(record.mask) < 0):
+            raise OptionError('mask has a negative weight; a lane counts with a weight from 0 on.')
+        record = record._replace(carry_before=state.carry)
+        update = updates, opt_before, opt_after, params_after, lr
+        self._write(params, inputs, targets, record, initial, update, None)
+
+    def write_sequence(
+        self,
+        params,
+        run: Run,
+        updates=None,
+        opt_before=None,
+        opt_after=None,
+        params_after=None,
+        *,
+        lr: float | None = None,
+    ) -> None:
+        """Write the steps of a :class:`Run`, and the update at its end; all of them or none."""
+        _of_type('run', run, Run, 'Recording.sequence_grad returned')
+        run, nothing = jax.tree.map(_on_host, run), (None, None, None, None, None)
+        length, lines = len(run.weights), []
+        for i in range(length):
+            record, x, y = _at(i, (run.steps, run.inputs, run.targets))
+            last = i == length - 1
+            window = {
+                'index': i,
+                'length': length,
+                'reduction': 'mean',
+                'weight': float(str(run.weights[i])),
+                'divisor': float(str(run.weights.sum())) or 1.0,
+                **({'gradients': run.gradients} if last else {}),
+            }
+            update = (updates, opt_before, opt_after, params_after, lr) if last else nothing
+            initial = run.initial if np.any(record.reset) else None
+            lines.append(self._line(params, x, y, record, initial, update, window, i))
+        self._put(lines)
+
+    def _write(self, params, inputs, targets, record, initial, update, window) -> None:
+        self._put([self._line(params, inputs, targets, record, initial, update, window)])
+
+    def _put(self, made: list) -> None:
+        """Writes lines, of which some are None: steps that no line is kept of."""
+        lines = b''.join(line for line in made if line is not None)
+        self.step += len(made)
+        if self._stream is not None:
+            self._stream.write(lines)
+        elif lines:
+            with self._path.open('ab' if self._begun else 'wb') as stream:
+                stream.write(lines)
+        self._begun = self._begun or bool(lines)
+
+    def _line(
+        self, params, inputs, targets, record, initial, update, window, ahead: int = 0
+    ) -> bytes | None:
+        """The line of the step that comes ``ahead`` of the next one; None if none is kept."""
+        step = self.step + ahead
+        if step % self.every:
+            return None
+        stem = None if self._path is None else self._path.stem
+        record = jax.tree.map(_on_host, record)
+        fields = Fields(self.recording, self._topology, record, f'{stem}-{step}.npz')
+        receipt = self._receipt(fields, step, (params, inputs, targets, initial), update, window)
+        receipt['spec_digest'] = spec_digest(receipt)
+        line = emit(receipt)
+        if self.recording.arrays == 'npz':
+            write_files(receipt, self._path.parent)
+        return line
+
+    def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
+        topology, record = self._topology, fields.record
+        params, inputs, targets, initial = jax.tree.map(_on_host, given)
+        before, after = named(topology.params, params), update[3]
+        after = before if after is None else named(topology.params, jax.tree.map(_on_host, after))
+        lanes = len(record.reset)
+        receipt = {
+            'schema': 'braintrace.receipt/1',
+            'run_id': self.run_id,
+            'step': step,
+            'every': self.every,
+            'algorithm': fields.algorithm,
+            'numeric': fields.numeric,
+            'topology': topology.topology,
+            'lanes': list(range(lanes)),
+            'reset': record.reset.tolist(),
+            't': np.broadcast_to(record.observed.t, lanes).tolist(),
+            'inputs': fields.array(inputs, 'inputs'),
+            'targets': fields.array(targets, 'targets'),
+            'params_before': fields.arrays(before, 'params_before'),
+            'carry_before': self._carry(fields, record.carry_before, 'carry_before'),
+            'factors': fields.factors,
+            'traces_before': fields.traces('before'),
+            'traces_after': fields.traces('after'),
+            'carry_after': self._carry(fields, record.carry_after, 'carry_after'),
+            'outputs': fields.array(record.outputs, 'outputs'),
+            'loss': fields.loss,
+            'signals': fields.signals,
+            'gradients': fields.arrays(topology.learned(record.gradients), 'gradients'),
+            'optimizer': self._optimizer_of(fields, *update),
+            'params_after': fields.arrays(after, 'params_after'),
+        }
+        if initial is not None:
+            receipt['initial'] = self._carry(fields, initial, 'initial')
+        if window is not None:
+            receipt['window'] = self._window(fields, window)
+        return receipt
+
+    def _carry(self, fields: Fields, carry, name: str) -> dict:
+        return fields.arrays(named(self._topology.carry, carry), name)
+
+    def _window(self, fields: Fields, window: dict) -> dict:
+        if 'gradients' not in window:
+            return window
+        gradients = self._topology.learned(window['gradients'])
+        return {**window, 'gradients': fields.arrays(gradients, 'window/gradients')}
+
+    def _optimizer_of(self, fields: Fields, updates, before, after, _, lr) -> dict | None:
+        if updates is None:
+            return None
+        if self.optimizer is None:
+            raise OptionError(
+                "updates were given, but the Recorder knows no optimizer; pass optimizer={'name': "
+                "'adam', 'config': {'lr': ...}} when you make it."
+            )
+        found = self._topology.learned(jax.tree.map(_on_host, updates))
+        rate = {} if lr is None else {'lr': float(lr)}
+        return {
+            **self.optimizer,
+            'config': self.optimizer['config'] | rate,
+            'state_before': self._state(fields, before, 'optimizer/state_before'),
+            'state_after': self._state(fields, after, 'optimizer/state_after'),
+            'updates': fields.arrays(found, 'optimizer/updates'),
+        }
+
+    def _state(self, fields: Fields, state, name: str) -> dict:
+        """The slots of an optax state, found by the names of its fields."""
+        wanted, parts = SLOTS.get(self.optimizer['name'], ()), {}
+        for part in _parts(state):
+            for key in (*wanted, *(('count',) if 'mu' in wanted and hasattr(part, 'mu') else ())):
+                if hasattr(part, key):
+                    parts[key] = jax.tree.map(_on_host, getattr(part, key))
+        missing = [key for key in wanted if key not in parts]
+        if missing:
+            raise StructureError(
+                f'optimizer: the state has no {missing}, which {self.optimizer["name"]} of optax '
+                'keeps. Pass the state that its `init` and `update` returned, or give the '
+                'optimizer another name.'
+            )
+        slots: dict[str, dict] = {}
+        for key in wanted:
+            for path, value in self._topology.learned(parts[key]).items():
+                at = f'{name}/{path}/{key}'
+                slots.setdefault(path, {})[key] = fields.array(value, at)
+        count = parts.get('count')
+        return {'count': None if count is None else int(count), 'slots': slots}
+
+
+def _parts(state: Any):
+    """A state of optax and, chained or wrapped in it, others."""
+    yield state
+    if isinstance(state, tuple):
+        for part in state:
+            yield from _parts(part)
+
+
+def _at(i: int, tree):
+    return jax.tree.map(lambda a: a[i], tree)
+
+
+def _on_host(leaf) -> np.ndarray:
+    """A copy in NumPy."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise StructureError(
+            'an array was donated to a jitted function, so its numbers are gone. Copy what the '
+            'step donates before it runs: jax.tree.map(numpy.array, tree).'
+        )
+    return np.array(leaf)
+
+
+def _of_type(name: str, value, kind: type, source: str) -> None:
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise OptionError(f'{name} is {found}; give the {kind.__name__} that {source}.')
+
+
+def _checked(optimizer) -> dict:
+    """The name and the configuration, as numbers."""
+    if not isinstance(optimizer, dict) or set(optimizer) != {'name', 'config'}:
+        raise OptionError(
+            f"optimizer is {optimizer!r}; give {{'name': 'adam', 'config': {{'lr': 1e-3}}}}."
+        )
+    unknown = sorted(set(optimizer['config']) - set(CONFIG))
+    if unknown or 'lr' not in optimizer['config']:
+        found = f'names {unknown}' if unknown else 'has no lr'
+        raise OptionError(f'the optimizer config {found}; it holds lr and some of {CONFIG[1:]}.')
+    _of_type("the optimizer's name", optimizer['name'], str, 'names it')
+    for key, value in optimizer['config'].items():
+        if not isinstance(value, bool | int | float):
+            raise OptionError(
+                f'{key} of the optimizer config is {type(value).__name__}; give the number of this '
+                'run, such as float(value). The rate of a schedule goes to `write(..., lr=...)`.'
+            )
+    config = _with_defaults(optimizer['name'], optimizer['config'])
+    order = [key for key in CONFIG if key in config]
+    return {'name': optimizer['name'], 'config': {k: config[k] for k in order}}
+
+
+def _with_defaults(name: str, config: dict) -> dict:
+    """The configuration with optax's defaults of Adam; what has none must be given."""
+    near = difflib.get_close_matches(name.lower(), SLOTS, 1)
+    if name not in SLOTS and near:
+        raise OptionError(
+            f"the optimizer's name is {name!r}; did you mean {near[0]!r}? A name that no verifier "
+            'knows is taken too, if it is not so near to one that it knows.'
+        )
+    if name in ('adam', 'adamw'):
+        config = {'b1': 0.9, 'b2': 0.999, 'eps': 1e-8} | config
+    needed = {'momentum': 'momentum', 'adamw': 'weight_decay'}.get(name, 'lr')
+    if needed not in config:
+        raise OptionError(f'the config of {name} has no {needed}; give the number of this run.')
+    return config

@@ -1,0 +1,164 @@
+"""Numbers with a bound: what an honest machine may be off by, carried to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'total', 'warm_up', 'where']
+
+UNIT = {'float64': 2.0**-53, 'float32': 2.0**-24, 'tf32': 2.0**-11, 'bfloat16': 2.0**-8}
+TINY = {'float64': 2.0**-1022, 'float32': 2.0**-126}  # what is smaller may count as zero
+
+
+@dataclass(frozen=True, eq=False)
+class Num:
+    """A float64 value and the sum of the sizes of the terms that made it.
+
+    Someone who computes the same in a format of unit roundoff u, in any order, is off by at most
+    ``k u terms`` for a small k. Each operation adds the terms that it makes itself to what those
+    of its operands become by its derivative. ``floor``, the smallest normal number over u, stands
+    for a term that was flushed to zero.
+    """
+
+    value: np.ndarray
+    terms: np.ndarray
+    floor: float = 0.0
+
+    __array_priority__ = 1000  # an ndarray on the left leaves the operation to this class
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the value."""
+        return self.value.shape
+
+    def _lifted(self, other) -> Num:
+        return other if isinstance(other, Num) else exact(other, self.floor)
+
+    def _made(self, value: np.ndarray, terms: np.ndarray, own: np.ndarray) -> Num:
+        return Num(value, terms + own + self.floor, self.floor)
+
+    def __add__(self, other) -> Num:
+        other = self._lifted(other)
+        own = np.abs(self.value) + np.abs(other.value)
+        return self._made(self.value + other.value, self.terms + other.terms, own)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Num:
+        return Num(-self.value, self.terms, self.floor)
+
+    def __sub__(self, other) -> Num:
+        return self + -self._lifted(other)
+
+    def __rsub__(self, other) -> Num:
+        return -self + other
+
+    def __mul__(self, other) -> Num:
+        other = self._lifted(other)
+        a, b = np.abs(self.value), np.abs(other.value)
+        return self._made(self.value * other.value, a * other.terms + self.terms * b, a * b)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other) -> Num:
+        other = self._lifted(other)
+        value, b = self.value / other.value, np.abs(other.value)
+        terms = self.terms / b + np.abs(value) * other.terms / b
+        return self._made(value, terms, np.abs(value))
+
+    def __rtruediv__(self, other) -> Num:
+        return self._lifted(other) / self
+
+    def __matmul__(self, other) -> Num:
+        other = self._lifted(other)
+        a, b = np.abs(self.value), np.abs(other.value)
+        terms = a @ (other.terms + b) + self.terms @ b
+        return Num(
+            self.value @ other.value,
+            terms + self.value.shape[-1] * self.floor,
+            self.floor,
+        )
+
+    def __getitem__(self, at) -> Num:
+        return Num(self.value[at], self.terms[at], self.floor)
+
+    @property
+    def T(self) -> Num:  # noqa: N802
+        """Transposed."""
+        return Num(self.value.T, self.terms.T, self.floor)
+
+    def sum(self, axis=None) -> Num:
+        """Along an axis; the terms of the sum are the summands."""
+        terms = self.terms + np.abs(self.value)
+        n = self.value.size if axis is None else self.value.shape[axis]
+        return Num(self.value.sum(axis), terms.sum(axis) + n * self.floor, self.floor)
+
+    def to(self, shape: tuple[int, ...]) -> Num:
+        """Broadcast."""
+        return Num(
+            np.broadcast_to(self.value, shape), np.broadcast_to(self.terms, shape), self.floor
+        )
+
+    def reshape(self, shape: tuple[int, ...]) -> Num:
+        """In another shape."""
+        return Num(self.value.reshape(shape), self.terms.reshape(shape), self.floor)
+
+    def map(self, f: Callable, slope: Callable) -> Num:
+        """A function; ``slope`` bounds the size of its derivative."""
+        value = f(self.value)
+        with np.errstate(all='ignore'):
+            carried = np.where(self.terms > 0, np.abs(slope(self.value)) * self.terms, 0.0)
+        return self._made(value, carried, np.abs(value))
+
+    def sqrt(self) -> Num:
+        """The root; a zero that has terms counts as the largest number that it may stand for."""
+        near = np.maximum(self.value, self.terms * UNIT['float32'])
+        return self.map(np.sqrt, lambda _: 0.5 / np.sqrt(near))
+
+
+def exact(x, floor: float = 0.0) -> Num:
+    """What stands in the receipt: no error."""
+    x = np.asarray(x, float)
+    return Num(x, np.zeros_like(x), floor)
+
+
+def constant(x, floor: float = 0.0) -> Num:
+    """A number that is written in float64 and rounded to the format before it is used."""
+    x = np.asarray(x, float)
+    return Num(x, np.abs(x), floor)
+
+
+def warm_up(keep: float, count, floor: float) -> Num:
+    """``1 - keep^count``, made of a rounded ``keep``: near 1 few digits are left. It is one number
+    and no sum, so a sixteenth of k roundings is enough.
+    """
+    power = float(keep) ** np.asarray(count, float)
+    return Num(1 - power, ((count + 1) * power + np.abs(1 - power)) / 16, floor)
+
+
+def where(flags, a: Num, b: Num) -> Num:
+    """Elements of ``a`` where a flag is set, else of ``b``."""
+    return Num(np.where(flags, a.value, b.value), np.where(flags, a.terms, b.terms), a.floor)
+
+
+def total(parts) -> Num | None:
+    """The sum of those that are not None (a zero by structure); None if none is left."""
+    found = None
+    for part in parts:
+        if part is not None:
+            found = part if found is None else found + part
+    return found
+
+
+def far(stored: np.ndarray, num: Num, ku: float) -> tuple[np.ndarray, np.ndarray]:
+    """Where a stored array is further away than it may be, and the bound; the one comparison.
+
+    A bound that is no finite number holds nothing.
+    """
+    with np.errstate(all='ignore'):
+        bound = np.broadcast_to(ku * num.terms, stored.shape)
+        near = np.abs(stored - num.value) <= bound
+    return ~(near & np.isfinite(bound)), bound

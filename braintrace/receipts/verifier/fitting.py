@@ -1,0 +1,101 @@
+"""Whether the shapes and options of an application are those that its formulas take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from .bounds import Num, exact
+from .errors import MAX_ELEMENTS
+from .kinds import Problem
+from .primitives import FORMULAS, NoFormula, Op
+
+__all__ = ['misfits']
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def misfits(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
+    """What does not fit the formulas of a relation's primitive, which are tried without lanes."""
+    name, primitive = relation['name'], relation['primitive']
+    if primitive not in FORMULAS:
+        return
+    try:
+        yield from _tried(raw, shape, relation)
+    except NoFormula:
+        return
+    except Exception as error:  # an option may hold anything that the schema lets pass
+        said = f'{type(error).__name__}: {error}'[:200]
+        at = f'topology/relations/{name}'
+        yield Problem(at, f'shapes or options that {primitive} does not have ({said})')
+
+
+def _tried(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
+    name, params = relation['name'], relation['params']
+    options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
+    dy = shape[f'signals/dy/{name}']
+    op = Op(
+        relation['primitive'],
+        options,
+        lambda slot: _zeros(shape[f'params_before/{params[slot]}']),
+        len(dy) - laned,
+    )
+    groups = {group['name']: group for group in raw['topology']['groups']}
+    made = op.instant(_x(op, shape, name, relation['groups']), _zeros((0, *dy[laned:])))
+    yield from _same(f'topology/relations/{name}/params', set(made) >= set(params), 'other slots')
+    for slot in set(params) & set(made):
+        small = math.prod(made[slot].shape[1:]) <= MAX_ELEMENTS
+        yield from _same(f'signals/dy/{name}', small, 'too large together with x')
+        if small and slot not in options.get('through', ()):
+            found = op.gradient(slot, _zeros((0, *dy[laned:])), made[slot]).shape
+            path = f'params_before/{params[slot]}'
+            yield from _same(path, found == shape[path], f'{shape[path]}, and {found} is due')
+    for group in relation['groups']:
+        yield from _in_group(raw, shape, relation, op, groups[group])
+
+
+def _in_group(raw, shape: Shapes, relation: Mapping, op: Op, group: Mapping) -> Iterator[Problem]:
+    """The shapes of a trace, and positions that are those of the group."""
+    name, lanes = relation['name'], len(raw['lanes'])
+    at, before = f'factors/{name}/{group["name"]}', f'traces_before/{name}/{group["name"]}'
+    found = {s for path, s in shape.items() if path.startswith(f'{at}/D_f/')}
+    positions = relation.get('options', {}).get('positions', {}).get(group['name'])
+    if positions is not None:
+        yield from _same(at, len(found) < 2, 'D_f of several shapes')
+        fit = all(len(positions) == math.prod(s[1:]) for s in found)
+        fit = fit and max(positions, default=-1) < math.prod(group['shape'])
+        yield from _same(f'topology/relations/{name}', fit, 'positions that are not in the group')
+    for coords in found:
+        d = _zeros((0, *coords[1:]))
+        if raw['algorithm']['name'] == 'ES_D_RTRL':
+            want = {'f': (lanes, *coords[1:])}
+            x = shape.get(f'{before}/x')
+            if x is not None:
+                op.instant(_zeros((0, *x[1:])), d)
+        else:
+            made = op.instant(_x(op, shape, name, relation['groups']), d)
+            want = {slot: (lanes, *e.shape[1:]) for slot, e in made.items()}
+            want = {slot: want[slot] for slot in relation['params']}
+        own = {path: s for path, s in shape.items() if path.startswith(f'{before}/')}
+        for path, stored in own.items():
+            due = want.get(path[len(before) + 1 :].split('/')[0], stored)
+            yield from _same(path, stored == due, f'{stored}, and {due} is due')
+        slots = {path[len(before) + 1 :].split('/')[0] for path in own}
+        yield from _same(before, not own or slots >= set(want), f'without {set(want) - slots}')
+
+
+def _x(op: Op, shape: Shapes, name: str, groups: list) -> Num | None:
+    """x without lanes, or None where the op reads nothing."""
+    own = shape.get(f'factors/{name}/{groups[0] if groups else ""}/x')
+    return None if own is None else _zeros((0, *own[1:]) if op.formula.laned else own)
+
+
+def _zeros(shape: tuple[int, ...]) -> Num:
+    return exact(np.zeros(shape))
+
+
+def _same(path: str, holds: bool, message: str) -> Iterator[Problem]:
+    if not holds:
+        yield Problem(path, message)

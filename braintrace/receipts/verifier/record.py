@@ -1,0 +1,221 @@
+"""A receipt as flat fields: path -> array, and the structure that says which paths there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .arrays import array_of, is_sampled, samples_of
+from .bounds import TINY, UNIT, Num, exact
+
+__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths']
+
+FILTER = '(filter)'  # the state of a group that a filter adds
+
+
+class Unavailable(Exception):
+    """A field whose numbers are not all here; the reason is the argument."""
+
+
+def array_paths(raw: Mapping) -> Iterator[tuple[str, Any]]:
+    """``(path, node or None)`` of every array of a receipt or of a configuration."""
+    for name in ('inputs', 'targets', 'outputs'):
+        if name in raw:
+            yield name, raw[name]
+    for name in ('params_before', 'carry_before', 'initial', 'carry_after', 'gradients'):
+        yield from _under(name, raw.get(name))
+    yield from _under('params_after', raw.get('params_after'))
+    yield from _factors(raw.get('factors', ()))
+    for name in ('traces_before', 'traces_after'):
+        for trace in raw.get(name, ()):
+            for slot, value in trace['entries'].items():
+                at = f'{name}/{trace["relation"]}/{trace["group"]}/{slot}'
+                yield from _listed(at, value)
+    yield from _under('loss', raw.get('loss'))
+    for name, value in raw.get('signals', {}).items():
+        yield from _signal(f'signals/{name}', value)
+    feedback = raw['algorithm']['feedback']
+    if feedback is not None:
+        yield 'algorithm/feedback', feedback['array']
+    yield from _under('window/gradients', (raw.get('window') or {}).get('gradients'))
+    yield from _optimizer(raw.get('optimizer') or {})
+
+
+def _under(name: str, tree: Mapping | None) -> Iterator[tuple[str, Any]]:
+    for key, value in (tree or {}).items():
+        if isinstance(value, Mapping):
+            yield f'{name}/{key}', value
+
+
+def _listed(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, list):
+        yield name, value
+        return
+    for i, one in enumerate(value):
+        yield from _listed(f'{name}/{i}', one)
+
+
+def _factors(factors) -> Iterator[tuple[str, Any]]:
+    for factor in factors:
+        relation, group = factor['relation'], factor['group']
+        yield f'factors/{relation}/{group or ""}/x', factor['x']
+        yield from _listed(f'factors/{relation}/{group}/D_f', factor['D_f'])
+        yield from _listed(f'factors/{relation}/{group}/D', factor['D'])
+
+
+def _signal(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and 'shape' not in value:
+        for key, one in value.items():
+            yield from _signal(f'{name}/{key}', one)
+    else:
+        yield from _listed(name, value)
+
+
+def _optimizer(optimizer: Mapping) -> Iterator[tuple[str, Any]]:
+    for name in ('state_before', 'state_after'):
+        for path, slots in (optimizer.get(name) or {}).get('slots', {}).items():
+            yield from _under(f'optimizer/{name}/{path}', slots)
+    yield from _under('optimizer/updates', optimizer.get('updates'))
+
+
+@dataclass(eq=False)
+class Record:
+    """A receipt whose structure was found to be right; ``fields`` has its arrays."""
+
+    raw: Mapping
+    fields: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fields = {path: _value(node) for path, node in array_paths(self.raw)}
+        for name in ('value', 'divisor'):
+            if name in self.raw['loss']:
+                self.fields[f'loss/{name}'] = np.asarray(self.raw['loss'][name], float)
+
+    def __getitem__(self, path: str) -> np.ndarray:
+        found = self.fields.get(path)
+        if found is None:
+            raise Unavailable(f'{path} is not there')
+        if is_sampled(found):
+            raise Unavailable(f'sampled: {path}')
+        return found
+
+    def sample(self, path: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Flat indices and values of a sampled array."""
+        found = self.fields.get(path)
+        return samples_of(found) if is_sampled(found) else None
+
+    @property
+    def sampled(self) -> list[str]:
+        """Paths of which a sample alone is here."""
+        return [path for path, value in self.fields.items() if is_sampled(value)]
+
+    def num(self, path: str) -> Num:
+        """A field as it stands, without an error."""
+        return exact(self[path], self.floor)
+
+    def entries(self, prefix: str) -> list[Num | None]:
+        """The list of fields ``prefix/0, prefix/1, ...``; None is a zero by structure."""
+        found, i = [], 0
+        while f'{prefix}/{i}' in self.fields:
+            missing = self.fields[f'{prefix}/{i}'] is None
+            found.append(None if missing else self.num(f'{prefix}/{i}'))
+            i += 1
+        return found
+
+    def matrix(self, prefix: str) -> list[list[Num | None]]:
+        """Rows ``prefix/0, ...`` of entries."""
+        rows, i = [], 0
+        while f'{prefix}/{i}/0' in self.fields:
+            rows.append(self.entries(f'{prefix}/{i}'))
+            i += 1
+        return rows
+
+    # structure ------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> str:
+        return self.raw['numeric']['dtype']
+
+    @property
+    def floor(self) -> float:
+        """The smallest normal number over u."""
+        return TINY[self.dtype] / UNIT[self.dtype]
+
+    @property
+    def algorithm(self) -> Mapping:
+        return self.raw['algorithm']
+
+    @property
+    def factored(self) -> bool:
+        """Whether the trace is one factor of the input and one of the output."""
+        return self.algorithm['name'] == 'ES_D_RTRL'
+
+    @property
+    def topology(self) -> Mapping:
+        return self.raw['topology']
+
+    @property
+    def known(self) -> bool:
+        """Whether the engine knows the cell."""
+        return self.topology['cell'] != 'opaque'
+
+    @property
+    def constants(self) -> Mapping:
+        return self.topology['constants']
+
+    @cached_property
+    def relations(self) -> dict[str, Mapping]:
+        return {relation['name']: relation for relation in self.topology['relations']}
+
+    @cached_property
+    def groups(self) -> dict[str, Mapping]:
+        return {group['name']: group for group in self.topology['groups']}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each relation with each of its groups."""
+        return [(name, g) for name, r in self.relations.items() for g in r['groups']]
+
+    def frozen(self, path: str) -> bool:
+        """Whether a parameter is declared to stay."""
+        return self.topology['routes'].get(path, {}).get('kind') == 'frozen'
+
+    @property
+    def lanes(self) -> int:
+        return len(self.raw['lanes'])
+
+    @cached_property
+    def t(self) -> np.ndarray:
+        return np.asarray(self.raw['t'])
+
+    @cached_property
+    def reset(self) -> np.ndarray:
+        return np.asarray(self.raw['reset'], bool)
+
+    def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
+        """A field at some lanes, or whole if it has none."""
+        value = self[path]
+        return value[lanes] if value.shape[:1] == lanes.shape else value
+
+    def x(self, relation: str) -> Num | None:
+        """What an op read; None if it reads nothing."""
+        groups = self.relations[relation]['groups']
+        path = f'factors/{relation}/{groups[0] if groups else ""}/x'
+        return None if path in self.fields and self.fields[path] is None else self.num(path)
+
+    def shape(self, path: str) -> tuple[int, ...]:
+        """Of a field, also of a sampled one."""
+        found = self.fields[path]
+        return tuple(found['shape']) if is_sampled(found) else found.shape
+
+    def keys(self, prefix: str) -> set[str]:
+        """What stands behind a prefix."""
+        return {path[len(prefix) + 1 :] for path in self.fields if path.startswith(f'{prefix}/')}
+
+
+def _value(node: Any) -> Any:
+    return node if node is None or is_sampled(node) else array_of(node)

@@ -1,0 +1,441 @@
+"""Rule 0: what the parts of a receipt say about each other, before any number is compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .arrays import INLINE, array_of, is_sampled
+from .cells import CELLS, READOUTS
+from .fitting import misfits
+from .kinds import Problem
+from .losses import LOSSES
+from .optimizers import OPTIMIZERS
+from .record import FILTER, array_paths
+from .schema import check
+from .surrogates import SURROGATES
+
+__all__ = ['problems_of', 'problems_of_config']
+
+Problems = Iterator[Problem]
+
+
+def problems_of(raw: Any) -> list[Problem]:
+    """What is wrong with the structure of any value, in order; each step needs the one before."""
+    found = check(raw, 'braintrace.receipt/1')
+    for step in (_names, _lanes, _keys, _shapes, _numbers):
+        if not found:
+            found = list(step(raw))
+    return found
+
+
+def problems_of_config(raw: Mapping) -> list[Problem]:
+    """Those of a configuration that its schema passed: names and lanes."""
+    return [*_names(raw), *_lanes(raw)]
+
+
+def _unless(holds: bool, path: str, message: str) -> Problems:
+    if not holds:
+        yield Problem(path, message)
+
+
+def _sets(path: str, found, want) -> Problems:
+    found, want = set(found), set(want)
+    if found != want:
+        said = [f'without {sorted(want - found)}'] if want - found else []
+        said += [f'with {sorted(found - want)}, which it should not have'] if found - want else []
+        yield Problem(path, '; '.join(said))
+
+
+# names --------------------------------------------------------------------------------------------
+
+
+def _names(raw: Mapping) -> Problems:
+    topology, algorithm = raw['topology'], raw['algorithm']
+    groups = [group['name'] for group in topology['groups']]
+    names = [relation['name'] for relation in topology['relations']]
+    for what, found in (('groups', groups), ('relations', names)):
+        yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
+        yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
+    for i, relation in enumerate(topology['relations']):
+        at = f'topology/relations/{i}'
+        yield from _unless(set(relation['groups']) <= set(groups), f'{at}/groups', 'no such group')
+        for slot, path in relation['params'].items():
+            known = path in raw['params_before']
+            yield from _unless(known, f'{at}/params/{slot}', f'{path} is no parameter')
+        for part in relation['source'] or ():
+            kind, _, name = part.partition('/')
+            known = part == 'inputs' or (kind in ('carry', 'new') and name in raw['carry_before'])
+            yield from _unless(known, f'{at}/source', f'{part} is nothing that x can be')
+    for i, group in enumerate(topology['groups']):
+        for state in group['states']:
+            known = state in raw['carry_before'] or state == FILTER
+            yield from _unless(known, f'topology/groups/{i}/states', f'{state} is no state')
+    yield from _decays(algorithm)
+    if topology['cell'] == 'opaque':
+        yield from _sets('topology/roles', topology['roles'], ())
+        yield from _sets('topology/constants', topology['constants'], ())
+    else:
+        yield from _known_cell(raw, topology)
+
+
+def _decays(algorithm: Mapping) -> Problems:
+    factored = algorithm['name'] == 'ES_D_RTRL'
+    for name in ('decay_x', 'decay_f'):
+        value = algorithm[name]
+        right = value is not None and 0 <= value < 1 if factored else value is None
+        want = 'a decay in [0, 1)' if factored else 'null: D_RTRL has no decay'
+        yield from _unless(right, f'algorithm/{name}', f'{value} where this is due: {want}')
+    yield from _unless(0 <= algorithm['kappa'] < 1, 'algorithm/kappa', 'not in [0, 1)')
+    plain = algorithm['kappa'] == 0 and algorithm['credit'] == 'cut'
+    yield from _unless(plain or not factored, 'algorithm', 'ES_D_RTRL has no filter and cut credit')
+
+
+def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
+    cell, readout = CELLS[topology['cell']], topology['readout']
+    if readout is None:
+        yield Problem('topology/readout', 'a known cell has a readout, linear or leaky')
+        return
+    leaky = readout == 'leaky'
+    roles, constants = topology['roles'], topology['constants']
+    carried = (*cell.roles, 'o') if leaky else cell.roles
+    wrong = list(_sets('topology/roles', roles, (*carried, 'recurrent', 'readout')))
+    wrong += _sets('topology/constants', constants, {*cell.constants, *READOUTS[readout]})
+    yield from wrong
+    if wrong:
+        return
+    yield from _sets('carry_before', raw['carry_before'], (roles[role] for role in carried))
+    relations = {relation['name']: relation for relation in topology['relations']}
+    yield from _sets('topology/relations', relations, (roles['recurrent'], roles['readout']))
+    yield from _constants(constants)
+    groups = {group['name']: group for group in topology['groups']}
+    states = [roles[state] for state in cell.states]
+    states += [FILTER] if raw['algorithm']['kappa'] else []
+    for role, own in (('recurrent', states), ('readout', [roles['o']] if leaky else None)):
+        relation = relations.get(roles[role])
+        if relation is None:
+            continue
+        at = f'topology/relations/{roles[role]}'
+        yield from _unless(relation['primitive'] == 'etp_mm', f'{at}/primitive', 'not etp_mm')
+        yield from _unless('options' not in relation, f'{at}/options', 'etp_mm has none')
+        slots = {'weight', 'bias'} if 'bias' in relation['params'] else {'weight'}
+        yield from _sets(f'{at}/params', relation['params'], slots)
+        if own is None:
+            yield from _unless(not relation['groups'], f'{at}/groups', 'a linear readout has none')
+        elif len(relation['groups']) != 1 or relation['groups'][0] not in groups:
+            yield Problem(f'{at}/groups', 'not one group')
+        else:
+            found = groups[relation['groups'][0]]['states']
+            yield from _unless(found == own, f'{at}/groups', f'states {found}, not {own}')
+
+
+def _constants(constants: Mapping) -> Problems:
+    for name in ('leak', 'alpha', 'rho', 'kappa_out'):
+        value = constants.get(name, 0)
+        yield from _unless(0 <= value < 1, f'topology/constants/{name}', f'{value}: not in [0, 1)')
+    for name in ('dt', 'tau', 'tau_a', 'tau_out', 'theta'):
+        value = constants.get(name, 1)
+        yield from _unless(value > 0, f'topology/constants/{name}', f'{value}: not above 0')
+    surrogate = constants.get('surrogate')
+    if surrogate is not None:
+        at = 'topology/constants/surrogate'
+        known = surrogate['name'] in SURROGATES
+        yield from _unless(known, at, f'{surrogate["name"]}; known are {sorted(SURROGATES)}')
+        if known:
+            parameters = surrogate['parameters']
+            yield from _sets(f'{at}/parameters', parameters, SURROGATES[surrogate['name']][1])
+            for name, value in parameters.items():
+                yield from _unless(value > 0, f'{at}/parameters/{name}', f'{value}: not above 0')
+
+
+# lanes and keys -----------------------------------------------------------------------------------
+
+
+def _lanes(raw: Mapping) -> Problems:
+    lanes = len(raw['lanes'])
+    yield from _unless(lanes > 0, 'lanes', 'no lane')
+    yield from _unless(len(set(raw['lanes'])) == lanes, 'lanes', 'an id stands twice')
+    for name in ('reset', 't'):
+        yield from _unless(len(raw[name]) == lanes, name, f'{len(raw[name])} for {lanes} lanes')
+    if any(raw['reset']):
+        given = 'initial' in raw
+        yield from _unless(given, 'initial', 'a lane was reset, and no initial carry is given')
+    if 'initial' in raw:
+        yield from _sets('initial', raw['initial'], raw['carry_before'])
+
+
+def _keys(raw: Mapping) -> Problems:
+    topology, signals = raw['topology'], raw['signals']
+    groups = {group['name']: group for group in topology['groups']}
+    relations = {relation['name']: relation for relation in topology['relations']}
+    pairs = [(name, group) for name, one in relations.items() for group in one['groups']]
+    alone = [(name, None) for name, one in relations.items() if not one['groups']]
+    yield from _sets('carry_after', raw['carry_after'], raw['carry_before'])
+    yield from _sets('params_after', raw['params_after'], raw['params_before'])
+    yield from _listed('factors', raw['factors'], pairs + alone)
+    for name in ('traces_before', 'traces_after'):
+        yield from _listed(name, raw[name], pairs)
+    related = [group for _, group in pairs]
+    yield from _sets('signals/dy', signals['dy'], relations)
+    for name in ('dh', 'c'):
+        yield from _sets(f'signals/{name}', signals[name], related)
+        for group, entries in signals[name].items():
+            right = len(entries) == len(groups[group]['states']) if group in groups else True
+            yield from _unless(right, f'signals/{name}/{group}', 'not one entry for each state')
+    factored = raw['algorithm']['name'] == 'ES_D_RTRL'
+    has = 'correction' in signals
+    yield from _unless(has == factored, 'signals/correction', 'it belongs to ES_D_RTRL alone')
+    uses = raw['loss']['name'] == 'softmax_ce'
+    right = uses == ('probabilities' in raw['loss'])
+    yield from _unless(right, 'loss/probabilities', 'it belongs to softmax_ce alone')
+    known = set(raw['params_before'])
+    unknown = set(raw['gradients']) - known
+    yield from _unless(not unknown, 'gradients', f'no such parameters: {sorted(unknown)}')
+    window = raw.get('window') or {}
+    if 'gradients' in window:
+        last = window['index'] == window['length'] - 1
+        yield from _unless(last, 'window/gradients', 'it belongs to the last record of a window')
+        yield from _sets('window/gradients', window['gradients'], raw['gradients'])
+    optimizer = raw['optimizer']
+    if optimizer is not None:
+        last = not window or 'gradients' in window
+        yield from _unless(last, 'optimizer', 'it acts in the last record of a window alone')
+        unknown = set(optimizer['updates']) - known
+        yield from _unless(not unknown, 'optimizer/updates', f'no such: {sorted(unknown)}')
+        yield from _optimizer(optimizer)
+
+
+def _optimizer(optimizer: Mapping) -> Problems:
+    """The numbers of a known optimiser: those that it needs, and no other."""
+    if optimizer['name'] not in OPTIMIZERS:
+        return
+    known, config = OPTIMIZERS[optimizer['name']], optimizer['config']
+    yield from _sets('optimizer/config', set(config) - set(known.may), known.needs)
+    for name in ('momentum', 'b1', 'b2'):
+        value = config.get(name, 0)
+        yield from _unless(0 <= value < 1, f'optimizer/config/{name}', f'{value}: not in [0, 1)')
+    for name in ('eps', 'eps_root'):
+        value = config.get(name, 0)
+        yield from _unless(value >= 0, f'optimizer/config/{name}', f'{value}: below 0')
+
+
+def _listed(name: str, found, want) -> Problems:
+    pairs = [(one['relation'], one['group']) for one in found]
+    yield from _unless(len(set(pairs)) == len(pairs), name, 'a relation and group stand twice')
+    yield from _unless(set(pairs) == set(want), name, f'of {pairs}, and {list(want)} are due')
+
+
+# shapes and numbers -------------------------------------------------------------------------------
+
+
+def _shapes(raw: Mapping) -> Problems:
+    paths = [path for path, _ in array_paths(raw)]
+    twice = sorted({path for path in paths if paths.count(path) > 1}) if _slashed(raw) else []
+    yield from _unless(not twice, 'topology', f'two names that make one path: {twice[:3]}')
+    shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
+    lanes = len(raw['lanes'])
+
+    def like(a: str, b: str) -> Problems:
+        if a in shape and b in shape:
+            yield from _unless(shape[a] == shape[b], a, f'{shape[a]}, and {b} has {shape[b]}')
+
+    for path in list(shape):
+        head, _, rest = path.partition('/')
+        if head == 'gradients':
+            yield from like(path, f'params_before/{rest}')
+        elif head == 'params_after':
+            yield from like(path, f'params_before/{rest}')
+        elif head in ('initial', 'carry_after'):
+            yield from like(path, f'carry_before/{rest}')
+        elif head == 'traces_after':
+            yield from like(path, f'traces_before/{rest}')
+        elif path.startswith(('window/gradients/', 'optimizer/updates/')):
+            yield from like(path, f'params_before/{path.split("/", 2)[2]}')
+        if head in ('inputs', 'targets', 'outputs', 'signals', 'loss', 'factors'):
+            laned = shape[path][:1] == (lanes,) or raw['topology']['cell'] == 'opaque'
+            yield from _unless(laned, path, f'{shape[path]}: axis 0 is not the {lanes} lanes')
+    yield from like('signals/err', 'outputs')
+    yield from like('loss/per_lane', 'loss/mask')
+    yield from like('loss/probabilities', 'outputs')
+    for group in raw['topology']['groups']:
+        want = (lanes, *group['shape'])
+        for state in group['states']:
+            yield from _due(shape, f'carry_before/{state}', want)
+    yield from _group_shapes(raw, shape)
+    yield from _signal_shapes(raw, shape, like)
+    yield from _loss_shapes(raw, shape, like)
+    for relation in raw['topology']['relations']:
+        yield from misfits(raw, shape, relation)
+    if raw['topology']['cell'] != 'opaque':
+        yield from _known_shapes(raw, shape, like)
+
+
+def _slashed(raw: Mapping) -> bool:
+    """Whether a name has a slash, so that two fields may have one path."""
+    names = [one['name'] for key in ('groups', 'relations') for one in raw['topology'][key]]
+    return any('/' in name for name in [*names, *raw['params_before']])
+
+
+def _due(shape: Mapping, path: str, want: tuple) -> Problems:
+    if path in shape:
+        found = shape[path]
+        yield from _unless(found == want, path, f'{found}, and {want} is due')
+
+
+def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
+    """Factors, signals and traces: an entry for each state, at the positions of its group."""
+    lanes = len(raw['lanes'])
+    groups = {group['name']: group for group in raw['topology']['groups']}
+    for factor in raw['factors']:
+        name, group = factor['relation'], factor['group']
+        states = len(groups[group]['states']) if group is not None else 0
+        right = len(factor['D_f']) == len(factor['D']) == states
+        right = right and all(len(row) == states for row in factor['D'])
+        yield from _unless(right, f'factors/{name}', f'not {states} states')
+        if group is not None:
+            want, at = (lanes, *groups[group]['shape']), f'factors/{name}/{group}'
+            own = (f'{at}/D/',) if group in _moved(raw, name) else (f'{at}/D/', f'{at}/D_f/')
+            for path in shape:
+                if path.startswith(own):
+                    yield from _due(shape, path, want)
+    for kind in ('dh', 'c'):
+        for group, entries in raw['signals'][kind].items():
+            for i in range(len(entries)):
+                want = (lanes, *groups[group]['shape'])
+                yield from _due(shape, f'signals/{kind}/{group}/{i}', want)
+    for name in ('traces_before', 'traces_after'):
+        for trace in raw[name]:
+            at, states = f'{name}/{trace["relation"]}/{trace["group"]}', groups[trace['group']]
+            for slot, entry in trace['entries'].items():
+                right = not isinstance(entry, list) or len(entry) == len(states['states'])
+                yield from _unless(right, f'{at}/{slot}', f'not {len(states["states"])} states')
+            for path, found in shape.items():
+                if path.startswith(f'{at}/'):
+                    yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
+    for i, (before, after) in enumerate(_pairs_of_traces(raw)):
+        yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
+
+
+def _moved(raw: Mapping, name: str) -> Mapping:
+    """The groups in which the elements of a relation's y do not stand each at its own place."""
+    (relation,) = (one for one in raw['topology']['relations'] if one['name'] == name)
+    return relation.get('options', {}).get('positions', {})
+
+
+def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
+    after = {(one['relation'], one['group']): one for one in raw['traces_after']}
+    for one in raw['traces_before']:
+        yield one, after[one['relation'], one['group']]
+
+
+def _signal_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
+    yield from _due(shape, 'signals/correction', (len(raw['lanes']),))
+    direct, signals = raw['signals'].get('direct', {}), raw['signals']
+    for kind, found in direct.items():
+        unknown = set(found) - set(signals[kind])
+        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {sorted(unknown)}')
+    for group, entries in direct.get('c', {}).items():
+        right = len(entries) == len(signals['c'].get(group, entries))
+        yield from _unless(right, f'signals/direct/c/{group}', 'not one entry for each state')
+    for path in shape:
+        if path.startswith('signals/direct/'):
+            yield from like(path, path.replace('direct/', '', 1))
+
+
+def _loss_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
+    if raw['loss']['name'] in LOSSES:
+        yield from like('targets', 'outputs')
+        found = shape['outputs']
+        right = len(found) == 2 and found[0] == len(raw['lanes'])
+        yield from _unless(right, 'outputs', f'{found}, not (lanes, features)')
+        yield from _due(shape, 'loss/mask', (len(raw['lanes']),))
+    optimizer = raw['optimizer']
+    if optimizer is None or optimizer['name'] not in OPTIMIZERS:
+        return
+    for name in ('state_before', 'state_after'):
+        for path, slots in optimizer[name]['slots'].items():
+            for slot in slots:
+                yield from like(f'optimizer/{name}/{path}/{slot}', f'params_before/{path}')
+
+
+def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
+    """Shapes that the formulas of a known cell need: they are then free of surprises."""
+    topology, lanes = raw['topology'], len(raw['lanes'])
+    relations = {relation['name']: relation for relation in topology['relations']}
+    roles = topology['roles']
+    sent = roles[CELLS[topology['cell']].output]
+    hidden, out = shape[f'carry_before/{sent}'][-1:], shape['outputs'][-1:]
+    inputs = shape['inputs'][-1:]
+    for name in ('inputs', 'outputs', 'targets', f'carry_before/{sent}'):
+        yield from _unless(len(shape[name]) == 2, name, f'{shape[name]}, not (lanes, features)')
+    yield from like('targets', 'outputs')
+    if roles.get('o'):
+        yield from like(f'carry_before/{roles["o"]}', 'outputs')
+    for role, x, y in (
+        ('recurrent', (sum(inputs + hidden),), hidden),
+        ('readout', hidden, out),
+    ):
+        params = relations[roles[role]]['params']
+        for slot, want in (('weight', (*x, *y)), ('bias', y)):
+            path = f'params_before/{params.get(slot)}'
+            if slot in params:
+                found = shape[path]
+                yield from _unless(found == want, path, f'{found}, and {want} is due')
+    feedback = raw['algorithm']['feedback']
+    if feedback is not None:
+        want = (lanes, *hidden) if feedback['kind'] == 'modulator' else (*hidden, *out)
+        yield from _due(shape, 'algorithm/feedback', want)
+    yield from _due(shape, 'loss/mask', (lanes,))
+
+
+def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
+    (x, y), name = sizes, relation['name']
+    of_slot = {'x': (lanes, *x), 'f': (lanes, *y), 'weight': (lanes, *x, *y), 'bias': (lanes, *y)}
+    factored = raw['algorithm']['name'] == 'ES_D_RTRL'
+    for trace in raw['traces_before']:
+        if trace['relation'] == name:
+            at = f'traces_before/{name}/{trace["group"]}'
+            slots = ('x', 'f') if factored else tuple(relation['params'])
+            yield from _sets(at, trace['entries'], slots)
+            for path, found in shape.items():
+                if path.startswith(f'{at}/'):
+                    want = of_slot.get(path[len(at) + 1 :].split('/')[0], found)
+                    yield from _unless(found == want, path, f'{found}, and {want} is due')
+    for factor in raw['factors']:
+        if factor['relation'] == name:
+            yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
+    for group in relation['groups'] or ['']:
+        at = f'factors/{name}/{group}/'
+        for path in shape:
+            if path.startswith((f'{at}x', f'{at}D/', f'{at}D_f/')):
+                yield from _due(shape, path, (lanes, *(x if path == f'{at}x' else y)))
+
+
+def _numbers(raw: Mapping) -> Problems:
+    numeric, topology = raw['numeric'], raw['topology']
+    k = numeric['k']
+    yield from _unless(k is None or k > 0, 'numeric/k', f'{k} is not above 0')
+    spikes = topology['roles'].get('z')
+    for path, node in array_paths(raw):
+        if node is None:
+            continue
+        if is_sampled(node):
+            size = math.prod(node['shape'])
+            small = f'a sample of {size} elements; up to {INLINE} are given whole'
+            yield from _unless(size > INLINE, path, small)
+            continue
+        if 'data' not in node:
+            yield Problem(path, f'its numbers are in {node["file"]}, which was not read')
+            continue
+        value, head = array_of(node), path.split('/')[0]
+        yield from _unless(bool(np.all(np.isfinite(value))), path, 'a number that is not finite')
+        floating = node['dtype'] in ('float32', 'float64')
+        if head not in ('inputs', 'params_before', 'params_after') and floating:
+            right = node['dtype'] == numeric['dtype']
+            yield from _unless(right, path, f'{node["dtype"]}, and numeric says {numeric["dtype"]}')
+        if spikes is not None and path in (f'carry_before/{spikes}', f'carry_after/{spikes}'):
+            right = bool(np.all((value == 0) | (value == 1)))
+            yield from _unless(right, path, 'a spike that is neither 0 nor 1')

@@ -1,0 +1,146 @@
+"""The rules of an update: what the optimiser does with a gradient, and where parameters end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .bounds import Num
+from .checks import Check, Gated, Idle
+from .optimizers import OPTIMIZERS, Optimizer
+from .record import Record
+
+
+def _optimizer(r: Record) -> Mapping:
+    if r.raw['optimizer'] is None:
+        raise Idle('no optimiser acts on this step')
+    return r.raw['optimizer']
+
+
+def _known(r: Record, *names: str) -> Optimizer:
+    name = _optimizer(r)['name']
+    if name not in OPTIMIZERS:
+        raise Gated(f'no formula for the optimiser {name}')
+    if names and name not in names:
+        raise Gated(f'the optimiser is {name}')
+    return OPTIMIZERS[name]
+
+
+def moving(r: Record) -> list[str]:
+    """The parameters that an optimiser moves."""
+    return [path for path in r.keys('params_before') if not r.frozen(path)]
+
+
+def acted_on(r: Record, path: str) -> str:
+    """The field of the gradient that the optimiser takes: the window's in its last record."""
+    ends_window = 'gradients' in (r.raw.get('window') or {})
+    return f'window/gradients/{path}' if ends_window else f'gradients/{path}'
+
+
+def _decays(r: Record) -> bool:
+    return bool(_optimizer(r)['config'].get('weight_decay'))
+
+
+def _steps(r: Record) -> Iterator[tuple[str, dict[str, Num], Num]]:
+    """Of each moving parameter its path, new slots and update by the formula."""
+    raw, known = _optimizer(r), _known(r)
+    for path in moving(r):
+        slots = {slot: r.num(f'optimizer/state_before/{path}/{slot}') for slot in known.slots}
+        gradient, parameter = r.num(acted_on(r, path)), r.num(f'params_before/{path}')
+        count = raw['state_before']['count'] or 0
+        yield path, *known.step(raw['config'], count, slots, gradient, parameter)
+
+
+def _update(r: Record, c: Check) -> None:
+    for path, _, update in _steps(r):
+        at = f'optimizer/updates/{path}'
+        c.close(
+            at, r[at], update, (acted_on(r, path), 'optimizer/config', 'optimizer/state_before')
+        )
+
+
+def _slot(r: Record, c: Check, slot: str) -> None:
+    for path, slots, _ in _steps(r):
+        at = f'optimizer/state_after/{path}/{slot}'
+        c.close(at, r[at], slots[slot], (acted_on(r, path), at.replace('after', 'before')))
+
+
+def slots_of(r: Record, c: Check) -> None:
+    """Slots and shapes for each parameter that moves; the count goes on by 1."""
+    raw, known = _optimizer(r), _known(r)
+    raw_params = r.raw['params_before']
+    for name in ('state_before', 'state_after'):
+        found = raw[name]['slots']
+        want = set(moving(r)) if known.slots else set(found) & set(moving(r))
+        c.true(f'optimizer/{name}/slots', set(found) == want, sorted(found), sorted(want))
+        for path, slots in found.items():
+            at = f'optimizer/{name}/slots/{path}'
+            c.true(at, set(slots) == set(known.slots), sorted(slots), sorted(known.slots))
+            for slot in slots:
+                c.true(f'{at}/{slot}', path in raw_params, 'a slot', 'of a parameter')
+    updates = r.keys('optimizer/updates')
+    c.true('optimizer/updates', updates == set(moving(r)), sorted(updates), sorted(moving(r)))
+    counts = [raw[name]['count'] for name in ('state_before', 'state_after')]
+    if 'mu' in known.slots or counts != [None, None]:
+        right = None not in counts and counts[1] == counts[0] + 1
+        c.true(
+            'optimizer/state_after/count', right, counts[1], f'the count before, {counts[0]}, + 1'
+        )
+
+
+def sgd(r: Record, c: Check) -> None:
+    """The update of SGD without decay."""
+    _known(r, 'sgd')
+    if _decays(r):
+        raise Gated('coupled decay: rule 7')
+    _update(r, c)
+
+
+def momentum(r: Record, c: Check) -> None:
+    """The buffer of momentum, and its update."""
+    _known(r, 'momentum')
+    _slot(r, c, 'trace')
+    _update(r, c)
+
+
+def first_moment(r: Record, c: Check) -> None:
+    """The running mean of gradients."""
+    _known(r, 'adam', 'adamw')
+    _slot(r, c, 'mu')
+
+
+def second_moment(r: Record, c: Check) -> None:
+    """The running mean of their squares."""
+    _known(r, 'adam', 'adamw')
+    _slot(r, c, 'nu')
+
+
+def adam(r: Record, c: Check) -> None:
+    """The update of Adam without decoupled decay."""
+    if _known(r, 'adam', 'adamw').decoupled and _decays(r):
+        raise Gated('decoupled decay: rule 7')
+    _update(r, c)
+
+
+def added(r: Record, c: Check) -> None:
+    """Before plus update is after."""
+    _optimizer(r)
+    for path in r.keys('optimizer/updates') & r.keys('params_before'):
+        want = r.num(f'params_before/{path}') + r.num(f'optimizer/updates/{path}')
+        at = f'params_after/{path}'
+        c.close(at, r[at], want, (f'params_before/{path}', f'optimizer/updates/{path}'))
+
+
+def final_state(r: Record, c: Check) -> None:
+    """What a decay makes; parameters that stay are bit-equal."""
+    raw = r.raw['optimizer']
+    for path in r.keys('params_before'):
+        if raw is None or r.frozen(path) or path not in r.keys('optimizer/updates'):
+            made_of = (f'params_before/{path}',)
+            at = f'params_after/{path}'
+            c.same(at, r[at], r[f'params_before/{path}'], made_of)
+    if raw is not None and raw['name'] in OPTIMIZERS and _decays(r):
+        known = OPTIMIZERS[raw['name']]
+        if known.decoupled or raw['name'] == 'sgd':
+            _update(r, c)
+    if not c.counts[c.rule]:
+        raise Idle('no parameter is frozen, and none decays by itself')
