@@ -151,10 +151,10 @@ def _sent_back(r: Record) -> Entries:
 
 
 def _signals(r: Record, group: str) -> Entries:
-    """``dh`` as stored; that of a known cell counts with the terms of its formula."""
+    """``dh`` as stored, with the terms of its formula if the cell is known, else its own size."""
     stored = r.entries(f'signals/dh/{group}')
     if not r.known or group != _recurrent(r)['groups'][0]:
-        return stored
+        return [one and Num(one.value, abs(one.value), one.floor) for one in stored]
     return [_rounded(*pair) for pair in zip(stored, _sent_back(r), strict=True)]
 
 
