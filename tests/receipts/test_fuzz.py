@@ -27,7 +27,7 @@ from tests.receipts import making
 from tests.receipts.making import get, places, put
 
 VERDICTS = {'rederived', 'consistent', 'skipped', 'failed', 'malformed'}
-BLOCK, GATE, NIGHT = 250, 4, 20  # changes of a block; blocks of the gate; of the night
+BLOCK, GATE, NIGHT = 250, 2, 20  # changes of a block; blocks of the gate; of the night
 ALL_RUNS = (
     dict(cell='rnn', optimizer='adam-decay', sealed=True),
     dict(cell='lif', readout='linear', loss='softmax_ce', optimizer='momentum'),
