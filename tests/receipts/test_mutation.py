@@ -32,7 +32,7 @@ NOTES = ('labels', 'helper')
 
 
 def mutations(record):
-    """``(place, new value)`` of each number of a record, changed by a little."""
+    """``(place, new value)`` of each number of a record, changed by 1 % or more."""
     for at in places(record):
         value = get(record, at)
         if at in FREE or at[:1] in [(name,) for name in NOTES]:
@@ -40,7 +40,8 @@ def mutations(record):
         if type(value) is int:
             yield at, value + 1
         elif type(value) is float:
-            yield from ((at, new) for new in (value * 1.01 + 1e-3, value * 1.05) if new != value)
+            news = (value * 1.01 + 1e-3, value * 1.05)  # near -0.1 the first changes nothing
+            yield from ((at, new) for new in news if abs(new - value) > 0.009 * abs(value))
 
 
 def survivors(records, i, chosen) -> list:

@@ -167,6 +167,8 @@ def sample_problems(value: dict, size: int, path: str) -> Problems:
 
 def canonical_data(data: Any, dtype: Any) -> Any:
     """Numbers as the shortest decimals; what is no list of numbers stays."""
+    if dtype not in DTYPES:
+        return data
     try:
         return decimals(data, dtype)
     except (TypeError, ValueError, OverflowError):

@@ -36,6 +36,10 @@ def _tried(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
     name, params = relation['name'], relation['params']
     options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
     dy = shape[f'signals/dy/{name}']
+    for group in relation['groups'] or ['']:
+        x = shape.get(f'factors/{name}/{group}/x')
+        right = not laned or x is None or x[:1] == dy[:1] == (len(raw['lanes']),)
+        yield from _same(f'factors/{name}/{group}/x', right, 'axis 0 is not the lanes')
     op = Op(
         relation['primitive'],
         options,

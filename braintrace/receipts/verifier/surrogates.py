@@ -29,7 +29,7 @@ def _triangle(u, width, height):
 def _sigmoid(u, slope):
     s = _logistic(slope * u)
     value = slope * s * _logistic(-slope * u)
-    return value, slope * value, slope * s
+    return value, slope * value, value
 
 
 def _arctan(u, slope):
