@@ -140,7 +140,7 @@ $(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -e '.[examples,test,docs,dev]'
 	@touch $@ $(VENV)/.with-examples
 
-# PyTorch, for receipts of its steps: without it their tests are skipped. The second index has builds without CUDA, of a quarter the size.
+# PyTorch, for receipts of its steps: without it their tests are skipped. The second index has builds without CUDA, which are smaller.
 $(VENV)/.with-torch: $(VENV)/.with-all
 	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0' \
 		|| echo "make $@: no torch here, its tests are skipped"

@@ -117,7 +117,7 @@ class Recorder:
             raise OptionError('mask has a negative weight; a lane counts with a weight from 0 on.')
         record = record._replace(carry_before=state.carry)
         update = updates, opt_before, opt_after, params_after, lr
-        self._write(params, inputs, targets, record, initial, update, None)
+        self._put([self._line(params, inputs, targets, record, initial, update, None)])
 
     def write_sequence(
         self,
@@ -150,12 +150,13 @@ class Recorder:
             lines.append(self._line(params, x, y, record, initial, update, window, i))
         self._put(lines)
 
-    def _write(self, params, inputs, targets, record, initial, update, window) -> None:
-        self._put([self._line(params, inputs, targets, record, initial, update, window)])
-
     def _put(self, made: list) -> None:
-        """Writes lines, of which some are None: steps that no line is kept of."""
-        lines = b''.join(line for line in made if line is not None)
+        """Writes receipts and their lines, of which some are None: steps that are not kept."""
+        kept = [pair for pair in made if pair is not None]
+        lines = b''.join(line for _, line in kept)
+        if self.recording.arrays == 'npz':
+            for receipt, _ in kept:
+                write_files(receipt, self._path.parent)
         self.step += len(made)
         if self._stream is not None:
             self._stream.write(lines)
@@ -166,8 +167,8 @@ class Recorder:
 
     def _line(
         self, params, inputs, targets, record, initial, update, window, ahead: int = 0
-    ) -> bytes | None:
-        """The line of the step that comes ``ahead`` of the next one; None if none is kept."""
+    ) -> tuple[dict, bytes] | None:
+        """Receipt and line of the step ``ahead`` of the next one; None for one that is not kept."""
         step = self.step + ahead
         if step % self.every:
             return None
@@ -176,10 +177,7 @@ class Recorder:
         fields = Fields(self.recording, self._topology, record, f'{stem}-{step}.npz')
         receipt = self._receipt(fields, step, (params, inputs, targets, initial), update, window)
         receipt['spec_digest'] = spec_digest(receipt)
-        line = emit(receipt)
-        if self.recording.arrays == 'npz':
-            write_files(receipt, self._path.parent)
-        return line
+        return receipt, emit(receipt)
 
     def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
         topology, record = self._topology, fields.record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .arrays import (
@@ -31,6 +31,7 @@ __all__ = [
     'canonical_json',
     'decimals',
     'digest',
+    'each_line',
     'emit',
     'is_sampled',
     'node',
@@ -150,6 +151,11 @@ def parse_run(raw: bytes | str) -> list:
     lines: list = raw.split(b'\n') if isinstance(raw, bytes) else raw.split('\n')
     if not lines[-1]:
         lines.pop()
+    return each_line(lines, parse)
+
+
+def each_line(lines: list, read: Callable) -> list:
+    """What each line holds; a ``ReceiptError`` of ``read`` gets the number of its line."""
     if len(lines) > MAX_RECORDS:
         raise ReceiptError('too-large', '', f'{len(lines)} lines, more than {MAX_RECORDS}')
     if not lines:
@@ -157,9 +163,9 @@ def parse_run(raw: bytes | str) -> list:
     found = []
     for i, line in enumerate(lines):
         try:
-            found.append(parse(line))
+            found.append(read(line))
         except ReceiptError as error:
-            raise ReceiptError(error.code, f'line {i + 1}', str(error), error.hint) from None
+            raise ReceiptError(error.code, f'line {i + 1}', str(error), error.hint) from error
     return found
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from .arrays import array_of, node, typed
 from .bounds import exact
-from .canonical import parse, spec_digest
-from .errors import MAX_ELEMENTS, MAX_RECORDS, ReceiptError
+from .canonical import each_line, parse, spec_digest
+from .errors import MAX_ELEMENTS, ReceiptError
 from .optimizers import OPTIMIZERS
 from .reconciler import Result, reconcile, reconcile_run
 from .schema import FRAMEWORKS, ROLES, check
@@ -64,16 +64,7 @@ def import_run(raw: bytes, framework: str) -> tuple[list[dict], Result]:
     schema
     """
     lines = io.BytesIO(raw).readlines()
-    if len(lines) > MAX_RECORDS:
-        raise ReceiptError('too-large', '', f'{len(lines)} lines, more than {MAX_RECORDS}')
-    if not lines:
-        raise ReceiptError('empty', '', 'nothing to read')
-    receipts = []
-    for i, line in enumerate(lines):
-        try:
-            receipts.append(receipt_of(line, framework))
-        except ReceiptError as error:
-            raise ReceiptError(error.code, f'line {i + 1}', str(error), error.hint) from error
+    receipts = each_line(lines, lambda line: receipt_of(line, framework))
     return receipts, reconcile_run(receipts)
 
 
