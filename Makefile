@@ -9,6 +9,8 @@
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
 #   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour)
+#   make nir            outputs of snnTorch and Norse beside those of their own NIR graphs, in an environment of its own (PyTorch, 5 GB);
+#                       NIR_GRAPHS=... is a folder with the published graphs
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
 #                       docs-links: asks the addresses outside that pages name)
 #   make lint           what pre-commit and CI run
@@ -17,6 +19,7 @@
 
 VENV ?= .venv
 VENV_LATEST ?= .venv-latest
+VENV_NIR ?= .venv-nir
 VENV_PUBLIC ?= .venv-public
 VENV_PUBLIC_LATEST ?= .venv-public-latest
 JOBS ?= 2
@@ -37,7 +40,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest test-nightly bench rules results docs lint ruff mypy clean
+.PHONY: demo test test-quick test-latest test-nightly bench rules results nir docs lint ruff mypy clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.with-examples
@@ -106,6 +109,9 @@ results: $(VENV)/.with-all
 	$(VENV)/bin/python benchmarks/results.py
 	$(VENV)/bin/python benchmarks/results_page.py
 
+nir: $(VENV_NIR)/.with-simulators
+	JAX_PLATFORMS=$(JAX_PLATFORMS) $(VENV_NIR)/bin/python benchmarks/nir_others.py $(NIR_GRAPHS)
+
 docs: $(VENV)/.with-all
 	$(call SPHINX,$(VENV))
 
@@ -144,6 +150,14 @@ $(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.with-torch: $(VENV)/.with-all
 	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0' \
 		|| echo "make $@: no torch here, its tests are skipped"
+	@touch $@
+
+# Other simulators, which need PyTorch: what is not there is left out, and the table says so.
+$(VENV_NIR)/.with-simulators: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV_NIR)
+	$(VENV_NIR)/bin/python -m pip install -q -e '.[nir]'
+	@for package in snntorch norse; do $(VENV_NIR)/bin/python -m pip install -q --retries 1 --timeout 20 $$package \
+		|| echo "make $@: no $$package here, it is not compared"; done
 	@touch $@
 
 $(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python

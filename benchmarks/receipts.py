@@ -1,20 +1,23 @@
-"""What a verifier's bound lets through, on honest float32 steps of common cells.
+"""What a verifier's bound lets through, on honest float32 steps of common cells, and what it costs.
 
-    python benchmarks/receipts.py
+    OPENBLAS_NUM_THREADS=1 python benchmarks/receipts.py [bounds | costs]
 
 Each net runs ``STEPS`` steps under ``receipts.capture``. Of the last step every field is compared
 with what the rules derive in float64: the worst honest error in units of ``u sum|terms|``, the
 share of nonzero entries that could be zero unseen, and how many entries are caught that are off by
-5 %, for k = 64 and for a tolerance of {atol 1e-5, rtol 1e-3}. The table goes to
+5 %, for k = 64 and for a tolerance of {atol 1e-5, rtol 1e-3}. Costs are CPU time a step of
+training, of recording and of verifying, the least of some runs. The tables go to
 ``benchmarks/results/receipts.json`` and into ``docs/explanation/receipts.md``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +28,7 @@ from tables import table
 
 import braintrace
 from braintrace import receipts
-from braintrace.receipts.verifier import parse_run, reconcile
+from braintrace.receipts.verifier import parse_run, reconcile, reconcile_run
 from braintrace.receipts.verifier.bounds import UNIT
 from braintrace.receipts.verifier.checks import Check, Gated, Limits
 from braintrace.receipts.verifier.files import resolve_files
@@ -47,6 +50,8 @@ CASES = [
     ('lif', 256, 64, 0.01),
     ('alif', 128, 32, 0.01),
 ]
+COSTS = [(16, 2), (32, 2), (32, 8), (64, 8)]  # units and lanes of a LIF net, 8 inputs, Adam
+RUN, REPEATS = 40, 5
 SHOWN = {
     'carry_after/V': 'membrane',
     'outputs': 'outputs',
@@ -92,6 +97,80 @@ def recorded(cell: str, hidden: int, lanes: int, scale: float, folder: Path) -> 
     last = parse_run(file.read_bytes())[-1]
     last = resolve_files(last, folder)
     return last
+
+
+def least(steps: int, run) -> float:
+    """CPU milliseconds of a step, the least of some runs."""
+    found = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        run()
+        found.append(time.process_time() - start)
+    return 1e3 * min(found) / steps
+
+
+def costs(units: int, lanes: int) -> dict:
+    """What a step of training, of recording and of verifying takes, and its bytes."""
+    cell, optimizer = receipts.Cell.lif(tau=20.0, tau_out=10.0), optax.adam(1e-3)
+    learner, keys = braintrace.functional.online(cell), jax.random.split(jax.random.key(0), 3)
+    begin = cell.init(keys[0], 8, units, 2)
+    xs = np.asarray(2 * jax.random.normal(keys[1], (RUN, lanes, 8)))
+    ys = np.asarray(jax.random.normal(keys[2], (RUN, lanes, 2)))
+    first = learner.init(begin, cell.carry(begin, lanes), xs[0])
+    recording, file = receipts.capture(learner), io.BytesIO()
+    config = {'lr': 1e-3, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-8}
+    gradient = learner.grad(lambda out, y: 0.5 * ((out - y) ** 2).sum() / lanes)
+
+    def moved(params, opt, grads):
+        updates, after = optimizer.update(grads, opt, params)
+        return updates, after, optax.apply_updates(params, updates)
+
+    @jax.jit
+    def plain(params, opt, state, x, y):
+        _, grads, new = gradient(params, state, x, y)
+        return *moved(params, opt, grads)[1:], new
+
+    @jax.jit
+    def shown(params, opt, state, x, y):
+        _, grads, new, record = recording.grad(params, state, x, y)
+        return record, *moved(params, opt, grads), new
+
+    def train():
+        params, opt, state = begin, optimizer.init(begin), first
+        for x, y in zip(xs, ys, strict=True):
+            opt, params, state = plain(params, opt, state, x, y)
+        jax.block_until_ready(params)
+
+    def record():
+        file.seek(0)
+        writer = receipts.Recorder(file, recording, {'name': 'adam', 'config': config})
+        params, opt, state = begin, optimizer.init(begin), first
+        for x, y in zip(xs, ys, strict=True):
+            made, updates, after, new, later = shown(params, opt, state, x, y)
+            writer.write(params, state, x, y, made, updates, opt, after, new)
+            params, opt, state = new, after, later
+
+    def verify():
+        assert reconcile_run(iter(parse_run(file.getvalue()))).verdict == 'rederived'
+
+    train(), record()
+    found = {name: least(RUN, run) for name, run in (('train', train), ('record', record))}
+    found |= {'verify': least(RUN, verify), 'bytes': len(file.getvalue()) / RUN}
+    return {'case': [units, lanes], **found}
+
+
+def of_costs(rows: list[dict]) -> str:
+    head = ['units, lanes', 'training', 'recording', 'verifying', 'a step in the file']
+    body = [
+        [
+            '{}, {}'.format(*row['case']),
+            f'{row["train"]:.2f} ms',
+            *(f'{row[n]:.1f} ms ({row[n] / row["train"]:.0f} x)' for n in ('record', 'verify')),
+            f'{row["bytes"] / 1e3:.0f} kB',
+        ]
+        for row in rows
+    ]
+    return table(head, body)
 
 
 class Listener(Check):
@@ -177,36 +256,59 @@ def of_gradients(rows: list[dict]) -> str:
 
 def of_fields(row: dict) -> str:
     head = ['field', 'worst honest error', 'escapes: half of the entries', '99.9 % of them']
+    head += ['zero unseen', '5 % off is caught']
     body = [
         [
             name,
             f'{f["worst"]:.1f} u',
             f'a change of {f["escapes_half"]:.1e}',
             f'{f["escapes_most"]:.1e}',
+            percent(f['zeroed']),
+            percent(f['caught']),
         ]
         for name, f in row['fields'].items()
     ]
     return table(head, body)
 
 
-def main() -> None:
-    """Measure every case, keep the records, and put the tables into the page."""
+def bounds() -> list[dict]:
+    """What the bounds let through, of every case."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             receipt = recorded(*case, Path(folder))
             result = reconcile(receipt)
-            rows.append({'case': case, 'verdict': result.verdict, 'fields': errors(receipt)})
-            print(case, result.verdict, rows[-1]['fields']['gradients'], file=sys.stderr)
-    RESULTS.write_text(json.dumps(rows, indent=1) + '\n')
-    write_page(rows)
+            row = {'case': case, 'verdict': result.verdict, 'loose': dict(result.loose)}
+            rows.append({**row, 'fields': errors(receipt)})
+            print(case, result.verdict, result.loose, file=sys.stderr)
+    return rows
 
 
-def write_page(rows: list[dict]) -> None:
+def main() -> None:
+    """Measure what is asked for, keep the records, and put the tables into the page."""
+    found = json.loads(RESULTS.read_text())
+    for name in sys.argv[1:] or ('bounds', 'costs'):
+        found[name] = bounds() if name == 'bounds' else [costs(*case) for case in COSTS]
+        RESULTS.write_text(json.dumps(found, indent=1) + '\n')
+    write_page(found)
+
+
+def tables(found: dict) -> dict[str, str]:
+    """The tables of the page."""
+    small = {
+        row['case'][0]: row for row in found['bounds'] if tuple(row['case'][1:]) == (128, 32, 0.01)
+    }
+    return {
+        'gradients': of_gradients(found['bounds']),
+        **{f'fields of {cell}': of_fields(small[cell]) for cell in ('lif', 'rnn')},
+        'costs': of_costs(found['costs']),
+    }
+
+
+def write_page(found: dict) -> None:
     """Put the tables between their marks."""
     text = PAGE.read_text()
-    shown = next(row for row in rows if row['case'][0] == 'lif' and row['case'][3] == 0.01)
-    for name, new in (('gradients', of_gradients(rows)), ('fields', of_fields(shown))):
+    for name, new in tables(found).items():
         mark, end = MARKS.format(name), MARKS.format(f'end of {name}')
         before, rest = text.split(mark)
         text = f'{before}{mark}\n{new}\n{end}{rest.split(end)[1]}'

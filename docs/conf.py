@@ -61,6 +61,7 @@ MODULES = (
     'functional',
     'rules',
     'tasks',
+    'tasks.events',
     'adapters',
     'kit',
     'verify',

@@ -2,7 +2,8 @@
 than minutes; and the tests that are slow since they were measured.
 
 `slow.txt` has a line for each of these: how many of its first rows are quick, and its name. `2/3`
-stands for two quick rows, and of those behind them each third in the gate, the others at night.
+stands for two quick rows, and of those behind them a third in the gate, the others at night; by
+`tests.tiers` the gate has at least one row of every value.
 `python -m tests.costs build/costs.json` prints such lines for what a run with `--costs` measured.
 """
 
@@ -13,10 +14,12 @@ import json
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
+from tests import tiers
 
 FILES = 10  # that the summary names
 QUICK = 0.8  # CPU seconds of all quick rows of one test together
@@ -46,35 +49,45 @@ def test_of(name: str) -> str:
 
 
 def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `slow.txt` names; in a whole run, refuse a name that is no test."""
-    quick, every = {}, {}
-    for numbers, name in map(str.split, SLOW.read_text().splitlines()):
-        first, _, turn = numbers.partition('/')
-        quick[name], every[name] = int(first), int(turn or 1)
-    seen, behind = Counter(), Counter()
+    """Mark what `slow.txt` names. A whole run has every value in the gate, and refuses a name that
+    is no test.
+    """
+    lines = dict(reversed(line.split()) for line in SLOW.read_text().splitlines())
+    tests, late = defaultdict(list), []
     for item in items:
-        name = test_of(item.nodeid)
-        if name not in quick or item.get_closest_marker('nightly'):
-            continue
-        if not item.get_closest_marker('slow'):
-            seen[name] += 1
-            if seen[name] <= quick[name]:
-                continue
-            item.add_marker('slow')
-        if behind[name] % every[name]:
-            item.add_marker('nightly')
-        behind[name] += 1
-    if config.args == config.getini('testpaths'):
-        names = {test_of(item.nodeid) for item in items}
-        files = {name.split('::')[0] for name in names}
-        gone = [
-            name
-            for name in quick
-            if name not in names
-            and ((file := name.split('::')[0]) in files or not (config.rootpath / file).exists())
-        ]
-        if gone:
-            raise pytest.UsageError(f'{SLOW} names what is no test; delete: {", ".join(gone)}')
+        tests[test_of(item.nodeid)].append(item)
+    for name in lines.keys() & tests.keys():
+        first, _, turn = lines[name].partition('/')
+        rows = [row for row in tests[name] if not row.get_closest_marker('nightly')]
+        unmarked = [row for row in rows if not row.get_closest_marker('slow')]
+        for row in unmarked[int(first) :]:
+            row.add_marker('slow')
+        quick = unmarked[: int(first)]
+        others = [row for row in rows if row not in quick]
+        late += tiers.at_night(quick, others, int(turn or 1))
+    whole = config.args == config.getini('testpaths')
+    for row in tiers.of_no_use(items, late) if whole else late:
+        row.add_marker('nightly')
+    if whole:
+        refuse_names_of_no_test(config, lines, tests)
+        if lost := tiers.lost_values(tests):
+            raise pytest.UsageError(
+                'values of these rows run at night alone; mark a row of each value slow, not '
+                f'nightly, or say why not in AT_NIGHT of tests/tiers.py: {", ".join(lost)}'
+            )
+
+
+def refuse_names_of_no_test(config: pytest.Config, lines: dict, tests: dict) -> None:
+    """A line names a test, or a file that is left out of this run."""
+    files = {name.split('::')[0] for name in tests}
+    gone = [
+        name
+        for name in lines
+        if name not in tests
+        and ((file := name.split('::')[0]) in files or not (config.rootpath / file).exists())
+    ]
+    if gone:
+        raise pytest.UsageError(f'{SLOW} names what is no test; delete: {", ".join(gone)}')
 
 
 class Clock:

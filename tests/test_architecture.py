@@ -51,9 +51,10 @@ ARROWS: dict[str, set[str]] = {
     '_windows': CORE - {'_windows'},
     'functional': CORE,
     '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
-    'adapters': {'_errors', '_learner'},
+    'adapters': {'_errors', '_warnings', '_etrace_op', '_learner', 'nn'},
     'tasks': {
         '_errors',
+        '_jax',
         '_warnings',
         '_compiler',
         '_brainstate',
@@ -434,6 +435,7 @@ def test_the_arrows_have_no_cycle():
         'braintrace.verify',
         'braintrace.kit',
         'braintrace.tasks',
+        'braintrace.tasks.events',
     ],
 )
 def test_every_public_name_has_a_docstring(name):

@@ -116,9 +116,37 @@ def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
     assert 'floor' in out and 'loss' in err
 
 
+@pytest.mark.nightly
+@pytest.mark.usefixtures('optimised')
+def test_a_network_that_moves_by_nir_learns_on_until_half_of_its_loss_is_back(capsys):
+    before, moved, after, same_step = load('nir_moves', 'nir', 'optax').main()
+    assert before > 0.8 and moved < before - 0.2
+    assert after - moved >= (before - moved) / 2
+    assert f'| moved, 300 updates of same_step | {same_step:.1%} |' in capsys.readouterr().out
+
+
+SPOKEN = '--units 4 --groups 10 --steps 60 --samples 60 --batch 20 --rule e_prop --epochs'
+
+
+@pytest.mark.nightly
+def test_spoken_words_are_learnt_by_a_run_that_goes_on(tmp_path, capsys, monkeypatch):
+    shd, titles = load('shd', 'matplotlib', 'h5py'), []
+    monkeypatch.setattr(shd.plt, 'close', lambda figure: titles.append(figure.get_suptitle()))
+    whole = shd.main([*SPOKEN.split(), '2', '--output', str(tmp_path / 'whole')])
+    shd.main([*SPOKEN.split(), '1', '--output', str(tmp_path / 'cut')])
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == shd.MADE and titles[0] == f'e_prop: {shd.MADE}'
+    given = [f'--{part}={tmp_path / "cut" / f"made_{part}.h5"}' for part in ('train', 'test')]
+    again = ['--go-on', '--output', str(tmp_path / 'cut')]
+    assert shd.main([*SPOKEN.split(), '2', *given, *again]) == whole
+    assert (tmp_path / 'cut' / 'shd.png').stat().st_size > 10_000
+    out = capsys.readouterr().out
+    assert 'SHA-256' in out and 'epoch 2' in out and 'epoch 1' not in out and shd.MADE not in out
+
+
 def test_the_examples_are_short_enough_to_be_read_at_once():
     limits = dict.fromkeys([*FRAMEWORKS, 'spikes'], 60) | dict.fromkeys(TRAINED, 80)
-    limits |= {'brain_scale': 100}
+    limits |= {'brain_scale': 100, 'nir_moves': 100}
     lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in limits}
     assert all(lines[name] < limit for name, limit in limits.items()), lines
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sources import SOURCES, Finding, Function, Source, assigned, body, dotted, found_by
 
-MAX_FILE, MAX_BODY = 450, 40
+MAX_FILE, MAX_BODY = 480, 40
 JAXPR_FIELDS = {'eqns', 'invars', 'outvars', 'constvars', 'jaxpr'}
 
 
@@ -45,6 +45,16 @@ def check_asserts(source: Source) -> Iterator[Finding]:
             yield (
                 node.lineno,
                 'assert vanishes under `python -O`; raise an error of braintrace/_errors.py',
+            )
+
+
+def check_identities(source: Source) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and node.id == 'id':
+            yield (
+                node.lineno,
+                'id() names an object only while it lives, and the next one may get its number: '
+                'use the object itself as a key, or count',
             )
 
 
@@ -203,6 +213,7 @@ def speaks(node: ast.expr, sentences: set[str]) -> bool:
 Check = Callable[[Source], Iterator[Finding]]
 RULES: dict[str, Check] = {
     'no assert statements': check_asserts,
+    'no id() of an object': check_identities,
     'no broad except': check_excepts,
     'what stands above the executor never reads a jaxpr': check_jaxpr_readers,
     'the compiler and what stands above it name no primitive': check_named_primitives,
@@ -230,6 +241,10 @@ class Sub(Middle):
 # For each rule sources that break it.
 BROKEN = {
     'no assert statements': [Source('_rules/x.py', 'def f(x):\n    assert x')],
+    'no id() of an object': [
+        Source('_rules/x.py', 'known = {id(x): x}'),
+        Source('receipts/x.py', 'keys = tuple(map(id, xs))'),
+    ],
     'no broad except': [
         Source('_rules/x.py', 'try:\n    pass\nexcept:\n    raise'),
         Source('_rules/x.py', 'try:\n    pass\nexcept Exception:\n    pass'),

@@ -3,18 +3,49 @@
 A product of tables grows with each of them, and a fault mostly needs two of its values to meet. So
 the gate asks for each pair of values of two tables (:func:`pairwise`), or for each value of each
 table (:func:`in_turn`), and the night for the whole product.
+
+Where a line of `slow.txt` leaves a part of a test's rows in the gate, a hash of their names chooses
+them (:func:`at_night`), so that no period of the table can meet that of the choice. Every value
+of a short table is among them. The values of a long one, which many tests run through, are in the
+gate at least once (:func:`of_no_use`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from zlib import crc32
 
 import pytest
 
 slow, nightly = pytest.mark.slow, pytest.mark.nightly
 Quick = Callable[..., bool]
+SHORT = 3  # values of a table that the gate runs with every test of that table
+
+# Tests, or files of tests, with values that the night alone has, and why.
+AT_NIGHT = {
+    'tests/adapters/test_nir.py': 'more random graphs: those of the gate have every node',
+    'tests/adapters/test_stock_cells.py': 'every cell of every framework',
+    'tests/compiler/test_unshard.py': 'four devices',
+    'tests/docs/test_pages.py': 'pages that train for long',
+    'tests/etrace_op/test_mapped_rules.py': 'one of two mappings of a case is in the gate',
+    'tests/gradients/test_fan_out.py': 'more random draws',
+    'tests/gradients/test_random_programs.py': 'more random draws',
+    'tests/gradients/test_random_rules.py::'
+    'test_the_mean_of_4096_seeds_has_no_bias_and_its_error_falls': 'statistics of exact numbers',
+    'tests/kit/test_random_shapes.py': 'more random draws',
+    'tests/kit/test_registry.py': 'each starts a pytest of its own',
+    'tests/learner/test_e_prop.py': 'three programs for each layer',
+    'tests/learner/test_random_rules.py': 'one rule of each kind shows the shell',
+    'tests/learner/test_training.py::test_progress_changes_no_number': 'more lengths',
+    'tests/nn/test_brainpy_state.py': 'more classes of another package',
+    'tests/receipts/test_fuzz.py': 'more random changes',
+    'tests/receipts/test_mutation.py': 'every number of every file',
+    'tests/test_examples.py': 'more frameworks',
+    'tests/verify/test_activity.py': 'more ways to write a neuron',
+}
 
 
 def pairwise(quick: Quick, **tables: Iterable):
@@ -85,3 +116,86 @@ def _pairs_first(sizes: Sequence[int]) -> set[tuple[int, ...]]:
         missing -= rest[best]
         found.add(best)
     return found
+
+
+def at_night(quick: list[pytest.Item], others: list[pytest.Item], turn: int) -> list[pytest.Item]:
+    """Those of the other rows that leave the gate: one of ``turn`` stays, each with the most new
+    pairs of values, and as many more as it takes to have each value of a short table.
+    """
+    short = of_short_tables(quick + others)
+    asked = {row: short[row] for row in short if not may_wait(row)}
+    missing = set().union(*asked.values()).difference(*(short[row] for row in quick))
+    pairs = {row: set(map(frozenset, itertools.combinations(values(row), 2))) for row in short}
+    seen = set().union(*(pairs[row] for row in quick))
+    rest, number = sorted(others, key=by_name), math.ceil(len(others) / turn)
+    while rest and (missing or number > 0):
+        best = max(rest, key=lambda row: (len(short[row] & missing), len(pairs[row] - seen)))
+        rest.remove(best)
+        missing -= short[best]
+        seen |= pairs[best]
+        number -= 1
+    return rest
+
+
+def of_no_use(items: list[pytest.Item], late: list[pytest.Item]) -> list[pytest.Item]:
+    """``late`` without a row for each value that no other item of the gate has."""
+    later = set(late)
+    gate = set().union(*(values(item) for item in items if item not in later and in_gate(item)))
+    rest = []
+    for item in sorted(late, key=by_name):
+        if values(item) <= gate or may_wait(item):
+            rest.append(item)
+        else:
+            gate |= values(item)
+    return rest
+
+
+def lost_values(tests: Mapping[str, list[pytest.Item]]) -> list[str]:
+    """Rows with a value that the gate lacks, one of a short table with this test, others with any,
+    and its argument.
+    """
+    gate = set().union(*(values(row) for rows in tests.values() for row in rows if in_gate(row)))
+    lost = []
+    for name in sorted(tests):
+        if not may_wait(tests[name][0]):
+            short = of_short_tables(tests[name])
+            there = set().union(*(short[row] for row in short if in_gate(row)))
+            for row in short:
+                found = values(row) - gate | short[row] - there
+                lost += [f'{row.nodeid} ({", ".join(v[0] for v in found)})'] if found else []
+    return lost
+
+
+def in_gate(item: pytest.Item) -> bool:
+    return not item.get_closest_marker('nightly')
+
+
+def may_wait(item: pytest.Item) -> bool:
+    name = item.nodeid.split('[')[0]
+    return bool(AT_NIGHT.keys() & {name, name.split('::')[0]})
+
+
+def by_name(item: pytest.Item) -> int:
+    return crc32(item.nodeid.encode())
+
+
+def of_short_tables(rows: list[pytest.Item]) -> dict[pytest.Item, set[tuple]]:
+    """Each row's values of those arguments that take few."""
+    tables = Counter(argument for argument, *_ in set().union(*map(values, rows)))
+    return {row: {v for v in values(row) if tables[v[0]] <= SHORT} for row in rows}
+
+
+def values(item: pytest.Item) -> set[tuple]:
+    """What the item is parametrised by: each argument, with the type of its value, and the value or
+    the text of one that cannot be hashed.
+    """
+    params = item.callspec.params if hasattr(item, 'callspec') else {}
+    return {(argument, type(value), _hashable(value)) for argument, value in params.items()}
+
+
+def _hashable(value):
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value

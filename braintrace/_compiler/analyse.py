@@ -25,7 +25,14 @@ from .analysis.routes import find_routes
 from .analysis.stacked import split_alike
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
-from .program.control_flow import MustUnroll, decide, peel, refuse_ops_in_while, unroll
+from .program.control_flow import (
+    MustUnroll,
+    decide,
+    peel,
+    refuse_mutable_arrays,
+    refuse_ops_in_while,
+    unroll,
+)
 from .program.copy_propagation import forward_copies
 from .program.dataflow import reached_groups
 from .program.flatten import Decisions, flatten
@@ -54,6 +61,7 @@ def analyse(
     # trace: the step as JAX sees it
     step, decisions, splits = trace_step(cell, params, carry, inputs), Decisions(), {}
     refuse_ops_in_while(step.jaxpr)
+    refuse_mutable_arrays(step.jaxpr)
     while True:
         # rewrite: flat equations, copies removed, arrays of several states taken apart
         program = forward_copies(flatten(step, policy, decisions, trainable, hidden))

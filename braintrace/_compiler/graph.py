@@ -308,6 +308,7 @@ class Diagnostic:
         'unused',
         'no-relation',
         'stacked-state',
+        'nonlinear-rule',
         'partial-trace',
         'marked',
         'unmarked',
@@ -324,7 +325,8 @@ class Diagnostic:
     @property
     def level(self) -> Literal['info', 'warning']:
         """``info`` where the user need not mend anything."""
-        return 'info' if self.kind in ('mixing', 'marked', 'closed-over') else 'warning'
+        quiet = self.kind in ('mixing', 'marked', 'closed-over')
+        return 'info' if quiet and self.reason != 'merges-result' else 'warning'
 
 
 @dataclass(frozen=True)
@@ -344,12 +346,13 @@ class CutRead:
 class Use:
     """A use of a parameter that reaches a hidden state without a trace.
 
-    ``op``: as a weight of an op without a relation; ``plain``: in another equation; ``lost``: as a
-    weight of an op that has a trace to only some of the groups that it reaches.
+    ``op``: as a weight of an op without a relation; ``plain``: in another equation; ``state``: as a
+    new state; ``lost``: as a weight of an op that has a trace to only some groups that it reaches.
     """
 
-    kind: Literal['op', 'plain', 'lost']
-    equation: int
+    kind: Literal['op', 'plain', 'lost', 'state']
+    equation: int | None = None
+    state: str = ''
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,8 +377,7 @@ class ETraceGraph:
     - ``feedback``: for ops that send their error back through other weights B: the numbers of the
       constants that are B, or with ``fading`` B less the op's own weights; these shrink by
       ``1 - fading`` at each step
-    - ``scope``: how a rule with a wide trace sees it; ``left_out``: what that leaves
-      out, by relation
+    - ``scope``: how a wide trace sees it; ``left_out``: what that leaves out, by relation
     - ``seen``: the rule that sees it so, and the step as it was compiled; None: as compiled
 
     >>> import braintrace, jax.numpy as jnp

@@ -81,6 +81,7 @@ class Properties:
       Empty: not known.
     - ``zeros``: which zeros of the operands make zeros of the result; the kinds stand at ``ZEROS``.
       Empty: not known.
+    - ``key_data``: the operands that are the numbers of a random key.
     - ``op``: the kind of ETP op that does the same with a weight, a key of ``AUTOMATIC``.
     - ``control``: it is control flow, or a call with a derivative rule of its own.
     """
@@ -109,6 +110,7 @@ class Properties:
     retypes: bool = False
     axes: str = ''
     zeros: str = ''
+    key_data: tuple[int, ...] = ()
     op: str = ''
     control: Control | None = None
 
@@ -134,6 +136,10 @@ def _in_the_first(varying: Sequence[bool]) -> bool:
 
 def _in_the_rest(varying: Sequence[bool]) -> bool:
     return not varying[0]
+
+
+def _but_for_places(varying: Sequence[bool]) -> bool:
+    return not varying[1]
 
 
 # ---- what combines nothing ----
@@ -269,7 +275,9 @@ TABLE: dict[str, Properties] = {
     'copy': replace(CAST, moves=COPY, assembles=True),
     'device_put': replace(CAST, whole=True),
     'pvary': replace(CAST, retypes=True),
-    **_rows('reshard sharding_constraint', replace(CAST, retypes=True, whole=True)),
+    'reshard': replace(CAST, retypes=True, whole=True),
+    # JAX maps none over time on a mesh with explicit axes
+    'sharding_constraint': replace(CAST, retypes=True, whole=True, alone=True),
     **_rows('preduced reduced_vary_cast reduced_vary_cast_p', Properties(retypes=True)),
     'optimization_barrier': Properties(passes=True, linear=_in_all, axes='paired'),
     # no gradient passes
@@ -280,10 +288,12 @@ TABLE: dict[str, Properties] = {
     ),
     **_rows(
         """after_all axis_index bitcast_convert_type create_token empty2 iota random_bits
-        random_fold_in random_seed random_split threefry2x32""",
+        random_fold_in random_seed random_split random_unwrap""",
         SOURCE,
     ),
-    'rng_bit_generator': replace(SOURCE, alone=True),
+    'random_wrap': replace(SOURCE, key_data=(0,)),
+    'threefry2x32': replace(SOURCE, key_data=(0, 1)),
+    'rng_bit_generator': replace(SOURCE, key_data=(0,), alone=True),
     # along axes that they combine
     'reduce_sum': replace(REDUCTION, linear=_in_all),
     **_rows('reduce_max reduce_min reduce_prod', REDUCTION),
@@ -309,21 +319,27 @@ TABLE: dict[str, Properties] = {
     'unstack': replace(PART, moves=UNSTACK, axes='unstacked'),
     'pad': Properties(moves=Moves(FIRST, _pad), linear=_in_all, axes='same'),
     # changed at some places
-    'scatter-add': replace(UPDATE, linear=_in_the_first, beside=True),
-    **_rows('scatter-mul scatter-sub', replace(UPDATE, linear=_in_the_first)),
+    'scatter-add': replace(UPDATE, linear=_but_for_places, beside=True),
+    'scatter-sub': replace(UPDATE, linear=_but_for_places),
+    'scatter-mul': replace(UPDATE, linear=_in_the_first),
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
-    'dot_general': replace(MIXING, axes='product', op='product', apart=_outer_product),
-    'conv_general_dilated': replace(MIXING, axes='convolution', op='convolution'),
+    'dot_general': replace(
+        MIXING, linear=_in_one, axes='product', op='product', apart=_outer_product
+    ),
+    'conv_general_dilated': replace(MIXING, linear=_in_one, axes='convolution', op='convolution'),
     'sort': replace(MIXING, axes='paired'),
-    **_rows('cumlogsumexp cummax cummin cumprod cumsum top_k', ALONG_AN_AXIS),
+    **_rows('cumlogsumexp cummax cummin cumprod top_k', ALONG_AN_AXIS),
+    'cumsum': replace(ALONG_AN_AXIS, linear=_in_all),
     **_rows(
-        """approx_top_k cholesky eig eigh fft hessenberg householder_product lu qr reduce
-        reduce_window reduce_window_max reduce_window_min reduce_window_sum schur
-        select_and_gather_add select_and_scatter select_and_scatter_add svd triangular_solve
-        tridiagonal tridiagonal_solve""",
+        """approx_top_k cholesky eig eigh hessenberg householder_product lu qr reduce
+        reduce_window reduce_window_max reduce_window_min schur select_and_gather_add
+        select_and_scatter svd tridiagonal tridiagonal_solve""",
         MIXING,
     ),
+    **_rows('fft reduce_window_sum', replace(MIXING, linear=_in_all)),
+    'select_and_scatter_add': replace(MIXING, linear=_in_the_first),
+    'triangular_solve': replace(MIXING, linear=_in_the_rest),
     # control flow, and calls with a derivative rule of their own
     'cond': replace(
         MIXING,

@@ -7,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .analysis.diagnostics import find_diagnostics
-from .analysis.left_out import old_parts, plain_ways, untraced_uses
+from .analysis.left_out import bent_on_the_way, old_parts, plain_ways, untraced_uses
 from .analysis.routes import find_routes
-from .graph import Coordinates, CutRead, ETraceGraph, HiddenGroup, OpUse, Relation, Scope
+from .equations.equation import Equation
+from .graph import (
+    Coordinates,
+    CutRead,
+    Diagnostic,
+    ETraceGraph,
+    HiddenGroup,
+    OpUse,
+    Relation,
+    Scope,
+)
 from .program import dataflow as flow
 
 __all__ = ['jointly', 'own_groups', 'paths_of', 'rescoped']
@@ -55,6 +65,12 @@ def rescoped(
         )
         for group in graph.hidden_groups
     }
+    # a trace is made of derivatives: what a rule does to a signal that is no product with one
+    # stands in none
+    bent = [(i, program.equations[i]) for i in bent_on_the_way(program)]
+    for relation in relations if bent else ():
+        texts = [left_out.get(relation.key, ''), *(bent_text(eqn) for _, eqn in bent)]
+        left_out = {**left_out, relation.key: '; '.join(dict.fromkeys(filter(None, texts)))}
     new = replace(
         graph,
         hidden_param_op_relations=tuple(relations),
@@ -68,7 +84,13 @@ def rescoped(
         left_out=left_out,
     )
     missing = [d for d in graph.diagnostics if d.kind == 'input-dependent-weight']
+    missing += [Diagnostic('nonlinear-rule', '', eqn.where, (i,)) for i, eqn in bent]
     return replace(new, diagnostics=find_diagnostics(new, missing, (), unhidden))
+
+
+def bent_text(eqn: Equation) -> str:
+    """What the report says of a reverse rule that is not linear."""
+    return f'what {eqn.primitive.name} [{eqn.where}] does to a signal, which is not linear'
 
 
 def jointly(graph: ETraceGraph) -> ETraceGraph:

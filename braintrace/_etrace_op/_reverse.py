@@ -29,8 +29,8 @@ def rule_reverse(backward: Callable | None = None, *, forward: Callable | None =
     rule derived from ``impl``. Give one of two forms.
 
     ``backward(inputs, outputs, grads, params, required) -> cotangents``: one for each input, None
-    where ``required`` is False. ``forward(inputs, params, required) -> (outputs, backward)`` with
-    ``backward(grads) -> cotangents`` may keep values of the forward pass. Inputs and
+    where ``required`` is False. ``forward(inputs, params) -> (outputs, backward)`` makes a
+    ``backward`` of the same five arguments, which may use values of the forward pass. Inputs and
     cotangents are lists; outputs and grads have the structure that ``impl`` returns. Forward mode
     through such an op raises.
 
@@ -96,7 +96,7 @@ class _CustomRule:
         if self.reverse.forward is None:
             outputs = self.impl(*values, **self.params)
             return outputs, (Kept(required), values, outputs)
-        outputs, backward = self.reverse.forward(values, self.params, required)
+        outputs, backward = self.reverse.forward(values, self.params)
         expected = jax.eval_shape(functools.partial(self.impl, **self.params), *values)
         _check_like(self.name, outputs, expected)
         # The function ``backward`` is no array, so residuals can not hold it: it is traced here,
@@ -104,7 +104,8 @@ class _CustomRule:
         treedefs = []
 
         def flat(grads):
-            cotangents = _checked(self.name, backward(grads), values, required)
+            found = backward(values, outputs, grads, self.params, required)
+            cotangents = _checked(self.name, found, values, required)
             leaves, treedef = jax.tree.flatten(cotangents)
             treedefs.append(treedef)
             return leaves

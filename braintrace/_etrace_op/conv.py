@@ -1,7 +1,10 @@
 """Convolution: ``y = conv(x, kernel) (+ b)``.
 
-One kernel entry feeds many positions of y. So the trace holds, for each element of y, an entry for
-each kernel entry that it reads: ``(batch, *y_sample, *patch)``. The gradient sums over positions.
+``y[o, p] = sum_ck x[c, s(p, k)] W[o, c, k] + b[o]``, where tap k at position p reads x at s(p, k):
+``dy[o, p]/dW[o, c, k] = x[c, s(p, k)]``. One kernel entry feeds many positions, and at each of them
+the state has a ``D`` of its own. So the trace holds, for each element of y, an entry for each
+kernel entry that it reads, ``(batch, *y_sample, *patch)``: ``e[o, p, c, k] = D[o, p] e' + D_f[o, p]
+x[c, s(p, k)]``. The gradient sums over positions: ``dL/dW[o, c, k] = sum_p g[o, p] e[o, p, c, k]``.
 """
 
 from __future__ import annotations

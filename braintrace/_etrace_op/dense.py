@@ -1,4 +1,9 @@
-"""Dense products: ``y = x @ W (+ b)``."""
+"""Dense products: ``y = x @ W (+ b)``.
+
+``y_o = sum_i x_i W_io + b_o``, so ``dy_o/dW_io = x_i`` and ``dy_o/db_o = 1``, and an entry reaches
+one element of y. In the trace ``e = D e' + D_f dy/dw`` of a sample a step so adds ``D_f,o x_i`` to
+``e_io``, and ``D_o`` multiplies column o. At a signal g, ``dL/dW_io = sum_b x_bi g_bo``.
+"""
 
 from __future__ import annotations
 

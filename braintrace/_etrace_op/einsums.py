@@ -75,7 +75,7 @@ def _impl(batched: bool):
         e = letters_of(equation)
         b = e.batch if batched else ''
         y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight, **product)
-        return y + _spread(bias[0], e.bias, e.y) if has_bias else y
+        return y + _spread(bias[0], e.bias, b + e.y) if has_bias else y
 
     return impl
 

@@ -1,4 +1,8 @@
-"""A parameter used element by element: ``y = fn(w)``."""
+"""A parameter used element by element: ``y = fn(w)``.
+
+The primitive is the identity on ``v = fn(w)``, so ``dy_i/dv_i = 1``: ``e_i = D_i e_i' + D_f,i`` is
+the trace of v, and its gradient goes back through ``fn``: ``dL/dw_i = fn'(w_i) dL/dv_i``.
+"""
 
 from __future__ import annotations
 

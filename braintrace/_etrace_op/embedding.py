@@ -41,7 +41,7 @@ def _xy_to_dw(x, hidden_dim, weights):
     if _is_index(x) and x.size > 1:
         return {'weight': jnp.zeros_like(table).at[x].add(d, mode='drop')}
     x, d = (jnp.atleast_2d(a) for a in (_one_hot(x, weights) if _is_index(x) else x, d))
-    return {'weight': x[0][:, None] * d[0] if len(x) == 1 else x.T @ d}
+    return {'weight': x.T * d if len(x) == 1 else x.T @ d}
 
 
 def _yw_to_w(hidden_dim, trace):

@@ -1,7 +1,10 @@
 """Low-rank products: ``y = alpha x @ B @ A (+ b)``.
 
-B reaches every output through A, so its slot holds the trace of the effective weight ``alpha B A``,
-whose entries feed one output each. The gradient of B is pulled back through A on demand.
+``dy_o/dA_ro = alpha (x B)_r``: a dense product that reads ``x B``. ``dy_o/dB_ir = alpha x_i A_ro``:
+B reaches every output through A, and a trace of its own would have an entry for each. So its slot
+holds that of the effective weight ``W = B A``, whose entries feed one output each, ``e_io = D_o
+e_io' + alpha D_f,o x_i``, and its gradient is pulled back through A on demand: ``dL/dB_ir = sum_o
+dL/dW_io A_ro``. That is exact as long as A stays as it is.
 """
 
 from __future__ import annotations

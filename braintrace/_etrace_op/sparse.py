@@ -1,4 +1,9 @@
-"""Sparse products: ``y = x @ M (+ b)`` with places of entries that stay and trained entries."""
+"""Sparse products: ``y = x @ M (+ b)`` with places of entries that stay and trained entries.
+
+``M[row_k, col_k] += w_k``, so ``dy_j/dw_k = x[row_k]`` for ``j = col_k`` and 0 elsewhere: one
+number for each stored entry. ``e_k = D[col_k] e_k' + D_f[col_k] x[row_k]``, and ``dL/dw_k`` sums
+``x[row_k] g[col_k]`` over samples.
+"""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _jax
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, properties_of
 from .._errors import NotSupportedError
 from .executor import Executor
-from .positive import Linear
+from .positive import INDEXED, Linear
 
 __all__ = ['Dependence', 'Numbers', 'dependence', 'lanes_meet']
 
@@ -149,7 +149,7 @@ class _Step:
         lanes, count = self._flags, len(self.numbers.shapes)
         if any(_crosses(h, lanes) for h in found[:count]):
             raise NotSupportedError(
-                f'the lanes of a batch read one another: {self._crossing()}. A trace of this rule '
+                f'the lanes of a batch {self._crossing()}. A trace of this rule '
                 'takes the derivative of a step lane by lane. Use braintrace.rules.d_rtrl(), or '
                 "an exact window (inside='exact')."
             )
@@ -161,7 +161,7 @@ class _Step:
         )
 
     def _crossing(self) -> str:
-        """The equation at which lanes meet."""
+        """What is said of the lanes: the equation at which they meet, or may meet."""
         equations, flags = [], self._flags
 
         def look(eqn, ins, outs):
@@ -175,8 +175,11 @@ class _Step:
                 (x & ~flags).any() for x in ins if x is not None
             ):
                 where = _jax.location(eqn.source_info)
-                return f'{eqn.primitive.name}{f" [{where}]" if where else ""}'
-        return 'in an equation of the step'
+                name = f'{eqn.primitive.name}{f" [{where}]" if where else ""}'
+                if properties_of(eqn).zeros in INDEXED:
+                    return f'are not known to be apart: the step makes the indices of {name}'
+                return f'read one another: {name}'
+        return 'read one another in an equation of the step'
 
 
 def _lanes_of(x, lanes: int):

@@ -72,8 +72,9 @@ def stopped(tree):
     once.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    once = {id(x): jax.lax.stop_gradient(x) for x in leaves}
-    return jax.tree.unflatten(treedef, [once[id(x)] for x in leaves])
+    firsts = [next(k for k, other in enumerate(leaves) if other is x) for x in leaves]
+    once = {k: jax.lax.stop_gradient(leaves[k]) for k in firsts}
+    return jax.tree.unflatten(treedef, [once[k] for k in firsts])
 
 
 class Executor:
@@ -311,7 +312,9 @@ class Executor:
         c = {g.name: tuple(of_state[s] for s in g.states) for g in groups}
         l = {}  # noqa: E741
         if self.probes:
-            l = {g.name: jnp.stack([probes.h[s] for s in g.states], -1) for g in groups}  # noqa: E741
+            l = {  # noqa: E741
+                g.name: jnp.stack([probes.h[s] for s in g.states], -1) for g in groups
+            }
         return *others, Signals(probes.y, c, l)
 
     # the D pass ----------------------------------------------------------------------------------

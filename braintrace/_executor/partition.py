@@ -75,7 +75,7 @@ class Dataflow:
         self.new = jaxpr.outvars[:carry]
         self.kept = [new is old for new, old in zip(self.new, self.old, strict=True)]
         self.made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self._places = {id(eqn): k for k, eqn in enumerate(jaxpr.eqns)}
+        self._places = {eqn: k for k, eqn in enumerate(jaxpr.eqns)}
         # for each value a bit for each carry on which it depends within a step, one for the inputs
         self._bits = dict.fromkeys((*jaxpr.invars, *jaxpr.constvars), 0)
         bits = {v: 0 if same else 1 << k for k, (v, same) in enumerate(zip(self.old, self.kept))}
@@ -110,18 +110,18 @@ class Dataflow:
 
     def needed(self, targets: Iterable, given: Collection) -> list:
         """The varying equations that make the targets of the given values, in order."""
-        found, todo = {}, [v for v in targets if v not in given]
+        found, todo = set(), [v for v in targets if v not in given]
         while todo:
             v = todo.pop()
             eqn = self.made.get(v)
-            if eqn is None or not self.varies(v) or id(eqn) in found:
+            if eqn is None or not self.varies(v) or eqn in found:
                 continue
-            found[id(eqn)] = eqn
+            found.add(eqn)
             todo += [x for x in self.sources(v) if x not in given]
-        return sorted(found.values(), key=self._place)
+        return sorted(found, key=self._place)
 
     def _place(self, eqn) -> int:
-        return self._places[id(eqn)]
+        return self._places[eqn]
 
 
 class Partition(Dataflow):

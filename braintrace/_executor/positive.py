@@ -20,12 +20,13 @@ import numpy as np
 from .. import _jax
 from .._compiler import is_inexact, properties_of
 
-__all__ = ['Linear']
+__all__ = ['INDEXED', 'Linear']
 
 MOST = 2**24  # numbers of an intermediate result that are kept at once
 
 KNOWN, ZEROS, ANY, LINEAR = range(4)  # constants, known zeros, nothing known, linear
-EVALUATED = {'product', 'moved', 'chosen', 'taken', 'put', 'indexed'}
+INDEXED = 'taken', 'put', 'indexed'  # what they read is known where their indices are
+EVALUATED = {'product', 'moved', 'chosen', *INDEXED}
 
 
 class _Value(NamedTuple):
@@ -110,13 +111,14 @@ def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
     inner = _inside(eqn, ins, look)
     if inner is not None:
         return inner
-    arrays = _positive(eqn, ins)
+    numbers = all(is_inexact(v.aval) for v in eqn.outvars)  # no keys, which are not compared with 0
+    arrays = _positive(eqn, ins) if numbers or kind == LINEAR else None
     if kind == LINEAR:
         arrays = _everything(eqn, ins) if arrays is None else arrays
         if look is not None:
             look(eqn, [v.array if v.kind == LINEAR else None for v in ins], arrays)
         return [_Value(LINEAR, x) for x in arrays]
-    if arrays is None or not all(is_inexact(v.aval) for v in eqn.outvars):
+    if arrays is None:
         return [_Value(ANY)] * len(eqn.outvars)
     return [_Value(ZEROS, x) for x in arrays]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .transition import Transition, Vector, add, apply, closure, compose, filled
+from .transition import Transition, Vector, add, apply, closure, filled
 
 __all__ = ['MOST_COUPLED', 'affine', 'linear_scan']
 
@@ -24,7 +24,7 @@ def linear_scan(
     of ``a`` may contradict.
     """
     start = -1 if reverse else 0
-    begun = apply(_at(a, start), first)
+    begun = apply(_at(a, start), first, _times)
     b = tuple(
         x if x is None or more is None else x.at[start].add(more)
         for x, more in zip(b, begun, strict=True)
@@ -54,4 +54,10 @@ def _at(a: Transition, k: int) -> Transition:
 def _joined(one: tuple[Transition, Vector], two: tuple[Transition, Vector]):
     """Two steps, or many, as one."""
     (a, b), (later_a, later_b) = one, two
-    return compose(later_a, a), tuple(map(add, apply(later_a, b), later_b))
+    columns = [apply(later_a, column, _times) for column in zip(*a, strict=True)]
+    return tuple(zip(*columns, strict=True)), tuple(map(add, apply(later_a, b, _times), later_b))
+
+
+def _times(a: jax.Array, x: jax.Array) -> jax.Array:
+    """``a x``, where x need not be a number if a is zero, as at a reset."""
+    return a * jnp.where((a != 0) | jnp.isfinite(x), x, 0)

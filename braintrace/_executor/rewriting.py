@@ -4,8 +4,11 @@ on the step's carry is apart from what does not.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +16,7 @@ import jax
 import numpy as np
 
 from .. import _jax
-from .._compiler import properties_of
+from .._compiler import is_inexact, properties_of
 
 __all__ = ['live_equations', 'rewritten']
 
@@ -53,28 +56,35 @@ def rewritten(
 
 
 class _Made(NamedTuple):
-    """The equation that made a value, on values."""
+    """The equation that made a value."""
 
     primitive: Any
     params: dict
     ctx: Any
-    ins: list
+    ins: list[_Value]
 
-    def on(self, *ins) -> tuple:
-        """The equation on other values."""
-        return self.primitive, self.params, self.ctx, *ins
+
+@dataclass(eq=False)
+class _Value:
+    """A value under way: ``kind`` says what it depends on, ``made`` what made it; all its elements
+    are ``number``, where that is known.
+    """
+
+    x: Any
+    kind: int = CONSTANT
+    made: _Made | None = None
+    number: float | None = None
+
+    def made_by(self, name: str) -> _Made | None:
+        return self.made if self.made is not None and self.made.primitive.name == name else None
 
 
 class _Rewriter:
-    """One rewriting. Values under way are tracers, known by their identity."""
+    """One rewriting."""
 
     def __init__(self, jaxpr, numbers: tuple[int, int], differentiable: bool):
         self.numbers, self.differentiable = numbers, differentiable
-        self.held: list = []  # so that no identity is used twice
-        self.kinds: dict[int, int] = {}
-        self.made: dict[int, _Made] = {}
-        self.uniform: dict[int, float] = {}  # values whose elements all are this number
-        self.seen: dict[Hashable, list] = {}
+        self.seen: dict[Hashable, list[_Value]] = {}
         self.live = live_equations(jaxpr)
         wanted = [v for v in jaxpr.outvars if not isinstance(v, _jax.Literal)]
         wanted += [v for eqn in self.live for v in eqn.invars if not isinstance(v, _jax.Literal)]
@@ -82,24 +92,23 @@ class _Rewriter:
 
     def run(self, jaxpr, consts, *args) -> list:
         constant, carry = self.numbers
-        self.held.extend((*consts, *args))
-        for k, x in enumerate(args):
-            kind = CONSTANT if k < constant else CARRY if k < constant + carry else INPUT
-            self.kinds[id(x)] = kind
-        return self._evaluated(jaxpr, self.live, consts, args)
+        kinds = [CONSTANT] * constant + [CARRY] * carry + [INPUT] * (len(args) - constant - carry)
+        values = [_Value(x, kind) for x, kind in zip(args, kinds, strict=True)]
+        return [v.x for v in self._evaluated(jaxpr, self.live, consts, values)]
 
-    def _evaluated(self, jaxpr, eqns, consts, args) -> list:
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    def _evaluated(self, jaxpr, eqns, consts, args: list[_Value]) -> list[_Value]:
+        given = *map(_given, consts), *args
+        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
 
-        def read(atom):
-            return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
+        def read(atom) -> _Value:
+            return _given(_jax.literal(atom)) if isinstance(atom, _jax.Literal) else env[atom]
 
         for eqn in eqns:
             outs = self._equation(eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, eqn, ins: list) -> list:
+    def _equation(self, eqn, ins: list[_Value]) -> list:
         name = eqn.primitive.name
         if eqn.effects:  # it happens as often as it is written
             return self._new(_Made(eqn.primitive, eqn.params, eqn.ctx, ins))
@@ -112,7 +121,7 @@ class _Rewriter:
         implementation = getattr(eqn.primitive, 'impl_fn', None)
         if implementation is not None and not eqn.primitive.lowering:
             fn = partial(implementation, **eqn.params)
-            body, consts = _jax.opened(lambda *a: jax.tree.leaves(fn(*a)), ins)
+            body, consts = _jax.opened(lambda *a: jax.tree.leaves(fn(*a)), [v.x for v in ins])
             return self._evaluated(body, body.eqns, consts, ins)
         if _jax.is_custom_call(eqn) and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
@@ -121,7 +130,7 @@ class _Rewriter:
 
     # one equation, once ---------------------------------------------------------------------------
 
-    def _bound(self, primitive, params: dict, ctx, *ins) -> list:
+    def _bound(self, primitive, params: dict, ctx, *ins: _Value) -> list[_Value]:
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
@@ -131,46 +140,32 @@ class _Rewriter:
         if kept is not None:
             return [kept]
         outs = self._new(made)
-        if does.moves and len(ins) == 1 and (number := self._number(ins[0])) is not None:
-            self.uniform[id(outs[0])] = number
+        if does.moves and len(ins) == 1:
+            outs[0].number = ins[0].number
         if key is not None:
             self.seen[key] = outs
         return outs
 
-    def _new(self, made: _Made) -> list:
+    def _new(self, made: _Made) -> list[_Value]:
         """The results of an equation that is not there yet."""
-        outs = _jax.bind(*made.on(*made.ins))
-        self.held.extend((*outs, *made.ins))
-        kind = CONSTANT
-        for x in made.ins:
-            kind |= self._kind(x)
-        for x in outs:
-            self.kinds[id(x)], self.made[id(x)] = kind, made
-        return outs
+        kind = functools.reduce(operator.or_, (v.kind for v in made.ins), CONSTANT)
+        outs = _jax.bind(made.primitive, made.params, made.ctx, *(v.x for v in made.ins))
+        return [_Value(x, kind, made) for x in outs]
 
-    def _kind(self, x) -> int:
-        return self.kinds.get(id(x), CONSTANT)
-
-    def _number(self, x) -> float | None:
-        """The number that all elements of a value are, if that is known."""
-        if isinstance(x, _jax.Tracer):
-            return self.uniform.get(id(x))
-        one = np.ndim(x) == 0 and np.issubdtype(np.asarray(x).dtype, np.floating)
-        return float(x) if one else None
-
-    def _neutral(self, neutral: float | None, ins):
+    def _neutral(self, neutral: float | None, ins: Sequence[_Value]) -> _Value | None:
         """The operand that is the result, where the other one changes nothing."""
         if neutral is None or len(ins) != 2:
             return None
         for one, other in (ins, ins[::-1]):
-            same = isinstance(one, _jax.Tracer) and (
-                np.shape(other) in ((), one.shape) and one.dtype == jax.numpy.result_type(*ins)
+            same = isinstance(one.x, _jax.Tracer) and (
+                np.shape(other.x) in ((), one.x.shape)
+                and one.x.dtype == jax.numpy.result_type(*(v.x for v in ins))
             )
-            if same and self._number(other) == neutral:
+            if same and other.number == neutral:
                 return one
         return None
 
-    def _key(self, primitive, params: dict, ins):
+    def _key(self, primitive, params: dict, ins: Sequence[_Value]):
         """What makes two equations equal; None: they are not compared."""
         if primitive.name == 'rng_uniform':  # each draws numbers of its own
             return None
@@ -184,82 +179,78 @@ class _Rewriter:
 
     # products and splits of what stands beside each other -----------------------------------------
 
-    def _made_by(self, x, name: str) -> _Made | None:
-        made = self.made.get(id(x))
-        return made if made is not None and made.primitive.name == name else None
-
-    def _product(self, eqn, *ins):
+    def _product(self, eqn, *ins: _Value) -> _Value:
         """A product, as a sum over the pieces of an operand that are of several kinds."""
         (left, right), batch = eqn.params['dimension_numbers']
         for side, dims in enumerate((left, right)):
-            made = self._made_by(ins[side], 'concatenate')
+            made = ins[side].made_by('concatenate')
             axis = None if made is None else made.params['dimension']
-            if made is None or axis not in dims or len(set(map(self._kind, made.ins))) < 2:
+            if made is None or axis not in dims or len({v.kind for v in made.ins}) < 2:
                 continue
             along = (right, left)[side][dims.index(axis)]
             total, start = None, 0
             for piece in made.ins:
-                stop = start + piece.shape[axis]
-                pair = [None, None]
-                pair[side], pair[1 - side] = (
-                    piece,
-                    self._part(eqn.ctx, ins[1 - side], along, start, stop),
-                )
-                term, start = self._product(eqn, *pair), stop
-                total = term if total is None else self._sum(eqn.ctx, total, term)
+                stop = start + piece.x.shape[axis]
+                part = self._part(eqn.ctx, ins[1 - side], along, start, stop)
+                term = self._product(eqn, *((piece, part) if side == 0 else (part, piece)))
+                total, start = term if total is None else self._sum(eqn.ctx, total, term), stop
             return total
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)[0]
 
-    def _sum(self, ctx, a, b):
+    def _sum(self, ctx, a: _Value, b: _Value) -> _Value:
         return self._bound(jax.lax.add_p, {}, ctx, a, b)[0]
 
-    def _part(self, ctx, x, axis: int, start: int, stop: int):
-        if start == 0 and stop == x.shape[axis]:
-            return x
-        low, high = [0] * x.ndim, list(x.shape)
+    def _part(self, ctx, value: _Value, axis: int, start: int, stop: int) -> _Value:
+        if start == 0 and stop == value.x.shape[axis]:
+            return value
+        low, high = [0] * value.x.ndim, list(value.x.shape)
         low[axis], high[axis] = start, stop
         params = {'start_indices': tuple(low), 'limit_indices': tuple(high), 'strides': None}
-        made = self._made_by(x, 'slice')
+        made = value.made_by('slice')
         if made is not None and made.params['strides'] is None:  # a part of a part
             first = made.params['start_indices']
             params['start_indices'] = tuple(a + b for a, b in zip(first, low, strict=True))
             params['limit_indices'] = tuple(a + b for a, b in zip(first, high, strict=True))
-            x = made.ins[0]
-        return self._bound(jax.lax.slice_p, params, ctx, x)[0]
+            value = made.ins[0]
+        return self._bound(jax.lax.slice_p, params, ctx, value)[0]
 
-    def _split(self, eqn, x) -> list:
+    def _split(self, eqn, value: _Value) -> list:
         """A split, made where the terms of a sum are of several kinds."""
         sizes, axis = eqn.params['sizes'], eqn.params['axis']
-        made = self._made_by(x, 'add')
-        if made is not None and len({self._kind(v) & CARRY for v in made.ins}) > 1:
-            if all(np.shape(v) == x.shape for v in made.ins):
+        made = value.made_by('add')
+        if made is not None and len({v.kind & CARRY for v in made.ins}) > 1:
+            if all(np.shape(v.x) == value.x.shape for v in made.ins):
                 terms = [self._split(eqn, v) for v in made.ins]
                 return [
-                    None if any(x is None for x in pair) else self._bound(*made.on(*pair))[0]
+                    None
+                    if any(v is None for v in pair)
+                    else self._bound(made.primitive, made.params, made.ctx, *pair)[0]
                     for pair in zip(*terms, strict=True)
                 ]
         wanted = [self.readers[v] > 0 for v in eqn.outvars]
-        made = self._made_by(x, 'dot_general')
+        made = value.made_by('dot_general')
         if made is None or self.readers[eqn.invars[0]] != 1 or all(wanted):
-            return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
-        side, along = _free_axis(made.params['dimension_numbers'], made.ins, axis)
+            return self._bound(eqn.primitive, eqn.params, eqn.ctx, value)
+        shapes = [v.x.shape for v in made.ins]
+        side, along = _free_axis(made.params['dimension_numbers'], shapes, axis)
         if side is None:
-            return self._bound(eqn.primitive, eqn.params, eqn.ctx, x)
+            return self._bound(eqn.primitive, eqn.params, eqn.ctx, value)
         outs, start = [], 0
         for size, there in zip(map(int, sizes), wanted, strict=True):
             pair = list(made.ins)
             pair[side] = self._part(eqn.ctx, pair[side], along, start, start + size)
-            outs.append(self._bound(*made.on(*pair))[0] if there else None)
+            product = made.primitive, made.params, made.ctx
+            outs.append(self._bound(*product, *pair)[0] if there else None)
             start += size
         return outs
 
 
-def _free_axis(numbers, ins: list, axis: int) -> tuple[int | None, int]:
+def _free_axis(numbers, shapes: list, axis: int) -> tuple[int | None, int]:
     """The operand of a product and its axis that is this axis of the result."""
     contracted, batch = numbers
     at = len(batch[0])
-    for side, x in enumerate(ins):
-        free = [d for d in range(x.ndim) if d not in contracted[side] and d not in batch[side]]
+    for side, shape in enumerate(shapes):
+        free = [d for d in range(len(shape)) if d not in contracted[side] and d not in batch[side]]
         if at <= axis < at + len(free):
             return side, free[axis - at]
         at += len(free)
@@ -270,13 +261,22 @@ def _comparable(value):
     """A parameter of an equation, in a form in which equal ones compare as equal."""
     if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
         jaxpr, consts = _jax.closed_jaxpr(value)
-        return str(jaxpr), tuple(map(id, consts))
+        # the text of a jaxpr does not tell two derivative rules of one name apart
+        return value if consts or any(map(_jax.holds_call, jaxpr.eqns)) else str(jaxpr)
     if isinstance(value, tuple | list):
         return tuple(map(_comparable, value))
     return (type(value), repr(value)) if isinstance(value, int | float) else value
 
 
-def _identity(x) -> tuple:
-    if isinstance(x, _jax.Tracer) or np.ndim(x):
-        return id(x), None
-    return np.asarray(x).tobytes(), str(jax.numpy.result_type(x))
+def _identity(value: _Value):
+    """Values of their own are told apart as objects, numbers by what they are."""
+    if isinstance(value.x, _jax.Tracer) or np.ndim(value.x):
+        return value
+    return np.asarray(value.x).tobytes(), str(jax.numpy.result_type(value.x))
+
+
+def _given(x) -> _Value:
+    """A constant or a literal."""
+    known = not isinstance(x, _jax.Tracer) and np.ndim(x) == 0
+    real = known and is_inexact(jax.typeof(x)) and not np.iscomplexobj(x)
+    return _Value(x, number=float(x) if real else None)

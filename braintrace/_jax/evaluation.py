@@ -22,12 +22,16 @@ __all__ = [
     'config_values',
     'current_trace',
     'evaluate',
+    'holds_call',
     'inlinable',
     'is_outermost',
     'is_custom_call',
+    'is_key',
+    'is_mutable',
     'literal',
     'mapped_axes',
     'opened',
+    'promoted',
     'sub_jaxprs',
     'trace',
     'with_results',
@@ -51,6 +55,12 @@ def config_values() -> dict[str, Any]:
         name: holder.get_global() if isinstance(holder, _config.State) else holder.value
         for name, holder in holders
     }
+
+
+def promoted(*dtypes):
+    """Their common dtype, also where ``jax_numpy_dtype_promotion`` lets users mix none."""
+    with jax.numpy_dtype_promotion('standard'):
+        return jax.numpy.result_type(*dtypes)
 
 
 def current_trace():
@@ -79,12 +89,23 @@ def called(fn, *args):
 
 
 def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
-    """Evaluate one equation on ``args``; always returns a list."""
+    """Evaluate one equation on ``args``; always returns a list.
+
+    An equation may be evaluated in several passes: each has a key of its own where
+    ``jax_debug_key_reuse`` counts how often one is used.
+    """
+    if jax.config.jax_debug_key_reuse:  # type: ignore[attr-defined]
+        args = tuple(jax.random.clone(x) if is_key(x) else x for x in args)
     got = primitive.get_bind_params(params)
     subfuns, bind_params = got if isinstance(got, tuple) else ((), got)
     with ctx.manager:
         out = primitive.bind(*subfuns, *args, **bind_params)
     return list(out) if primitive.multiple_results else [out]
+
+
+def is_key(x) -> bool:
+    """Whether a value holds typed random keys."""
+    return hasattr(x, 'dtype') and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def closed_jaxpr(closed) -> tuple[Any, list]:
@@ -136,6 +157,19 @@ def inlinable(eqn):
 def is_custom_call(eqn) -> bool:
     """Whether a function brings its own derivative rule; its body is ``params['call_jaxpr']``."""
     return eqn.primitive.name in CUSTOM_CALLS
+
+
+def holds_call(eqn, names=CUSTOM_CALLS) -> bool:
+    """Whether a function that brings its own derivative rule stands in an equation, at any depth;
+    ``names``: of the primitives that call it.
+    """
+    inner = (e for j in sub_jaxprs(eqn.params) for e in closed_jaxpr(j)[0].eqns)
+    return eqn.primitive.name in names or any(holds_call(e, names) for e in inner)
+
+
+def is_mutable(aval) -> bool:
+    """Whether a value is a reference to a mutable array."""
+    return hasattr(aval, 'inner_aval')
 
 
 def sub_jaxprs(params: dict) -> list:

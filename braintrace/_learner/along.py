@@ -10,14 +10,17 @@ from .._windows import (
     CARRIES,
     LOSS_OUTPUTS,
     GradientOptions,
+    Result,
     UpdateOptions,
     check_choice,
     check_inside,
     check_optimizer,
     check_window,
     choose_delay,
+    length_of,
     split_weights,
     weighed,
+    with_so_far,
 )
 from .compiled_calls import CallOptions
 from .own_states import synthesizer_of
@@ -128,7 +131,7 @@ class AlongSequences:
         losses = weighed(result.losses, mask, loss_output, reduction)
         grads, _ = split_weights(result.learnt, apply)
         extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
-        return (grads, *extra) if extra else grads
+        return _returned((grads, *extra) if extra else grads, result, given)
 
     def etrace_train(
         self: Any,
@@ -174,6 +177,12 @@ class AlongSequences:
             As in every call over a sequence the trace's buffer is reused: arrays taken from
             ``learner.etrace.value`` before do not outlive it; copy them.
 
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C, after the updates that run: weights and states are those of the last one. Its
+            ``so_far`` is what the call returns for the steps until then.
+
         Examples
         --------
         >>> import braintrace, jax.numpy as jnp, optax
@@ -197,7 +206,7 @@ class AlongSequences:
         calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
         result = train(bound, given, calls, opt_state)
         extra = [result.aux] if has_aux else []
-        return (result.losses, *extra, result.learnt[1])
+        return _returned((result.losses, *extra, result.learnt[1]), result, given)
 
     @takes_public_arguments
     def etrace_evolve(
@@ -221,3 +230,10 @@ class AlongSequences:
         (5, 3, 4)
         """
         return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
+
+
+def _returned(value, result: Result, given: Arguments):
+    """What a call returns; where it was stopped, its exception, which has that."""
+    if result.stopped is None:
+        return value
+    raise with_so_far(result.stopped, value, len(result.losses), length_of(*given.sequences))

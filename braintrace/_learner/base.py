@@ -9,14 +9,15 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
-from .._errors import NotCompiledError, OptionError
+from .._errors import NotCompiledError, OptionError, StructureError
 from .._public_names import takes_public_arguments
 from .._report import Report, summary
 from .._rules import Rule, counting, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
-from .._windows import is_key
+from .._windows import is_key, signature
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from . import saving, traces
@@ -27,7 +28,7 @@ from .notices import Notices
 from .own_states import ETraceState, StructureState, SyntheticState
 from .public_names import PublicNames
 from .states import ModelStates, check_model
-from .world import CARRY, Role
+from .world import CARRY, Path, Role, World
 
 __all__ = ['ETraceLearner', 'ETraceState']
 
@@ -255,7 +256,9 @@ class ETraceLearner(AlongSequences, PublicNames, ShowsArguments, brainstate.nn.M
         """Trace and step count to zero, hidden states of every dtype back to their values when the
         graph was compiled.
 
-        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those.
+        Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. A lane
+        of the states, inside ``vmap(in_states=...)``, goes back as ``reset_state`` of its own
+        modules says.
         ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged. Raises
         :class:`braintrace.StructureError` for flags of another shape, and where it is not known
         that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``lanes``).
@@ -276,9 +279,28 @@ class ETraceLearner(AlongSequences, PublicNames, ShowsArguments, brainstate.nn.M
                 'for another batch.'
             )
         trace, count = uncounted(etrace['trace'])
-        empty = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), trace)
-        self.etrace.value = {'trace': counting(empty, count), 't': jnp.zeros_like(etrace['t'])}
-        world.write(initial)
+        with jax.transfer_guard('allow'):  # of the number 0
+            empty = jax.tree.map(lambda e: e if is_key(e) else jnp.zeros_like(e), trace)
+            t = jnp.zeros_like(etrace['t'])
+        self.etrace.value = {'trace': counting(empty, count), 't': t}
+        world.write(initial if _jax.is_outermost() else self._whole(world, initial))
+
+    def _whole(self, world: World, initial: dict[Path, Any]) -> dict[Path, Any]:
+        """The values of the states that are whole here; where ``vmap`` shows a lane of a state, the
+        model itself puts it back.
+        """
+        now = world.read(Role.HIDDEN)
+        lanes = [path for path in initial if signature(initial[path]) != signature(now[path])]
+        before = {path: world.states[path].value for path in lanes}
+        if lanes:
+            brainstate.nn.reset_all_states(self.model)
+        if kept := [path_name(p) for p, value in before.items() if world.states[p].value is value]:
+            raise StructureError(
+                f'a lane of the states {kept} is to be reset inside of a transformation, and no '
+                '`reset_state` of their modules does so. Reset outside of it, where the batch is '
+                'whole.'
+            )
+        return {path: value for path, value in initial.items() if path not in lanes}
 
     def get_etrace_of(self, param) -> dict:
         """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was

@@ -13,17 +13,27 @@ from .. import _jax
 from .._executor import TracedStep
 from .._windows import (
     Course,
+    Lines,
     Moment,
     Result,
     Sequence,
+    Stop,
+    Turn,
+    Turns,
     UpdateOptions,
     bootstrapped,
+    bounds,
+    buffers,
+    cut,
     first_order,
     length_of,
+    number_of_blocks,
     run_updates,
     run_windows,
     show_progress,
     split_weights,
+    steps_of,
+    strong,
 )
 from .calls import substituted
 from .step_functions import StepFunction, Touched, Values
@@ -92,34 +102,61 @@ class ForwardProgram:
         return outputs
 
 
-class SequenceProgram:
-    """A compiled call over a sequence: the gradient of a step function, or updates by it."""
+class Place(NamedTuple):
+    """A place in a call: the trace, the values of the world, what was learnt, what steps showed."""
 
-    def __init__(self, step: StepFunction, options: CallOptions):
-        self.step, self.options = step, options
+    etrace: dict[str, Any]
+    values: Values
+    learnt: Any
+    shown: Any
+
+    def after(self, result: Result) -> Place:
+        """The place at the end of a result."""
+        (leaves, threaded), trace, t = result.end
+        carry = jax.tree.unflatten(jax.tree.structure(self.values.carry), leaves)
+        values = self.values._replace(carry=carry, threaded=threaded)
+        shown = result.losses, result.aux
+        return Place({'trace': trace, 't': t}, values, result.learnt, shown)
+
+
+class SequenceProgram:
+    """A compiled call over a sequence: the gradient of a step function, or updates by it. Updates
+    run in turns, where there are several blocks of them.
+    """
+
+    def __init__(self, step: StepFunction, options: CallOptions, length: int):
+        self.step, self.options, self.length = step, options, length
         self.touched = step.touched
+        self.train = isinstance(options.along, UpdateOptions)
+        self.turns = Turns(number_of_blocks(length, options.along) if self.train else 1)
         self.run = jax.jit(self._run, donate_argnums=0)
+        self.run_turn = jax.jit(self._run_turn, donate_argnums=(0, 1))
         self.run_inside = jax.jit(partial(self._run, alone=False))
 
     def _run(self, etrace, values: Values, learnt, data: Data, alone: bool = True) -> Result:
         """``learnt`` are the weights, for updates with the state of the optimiser."""
-        length, along = length_of(data.sequences), self.options.along
-        train, synthesizer = isinstance(along, UpdateOptions), self.options.synthesizer
-        weights, _ = split_weights(learnt[0] if train else learnt, synthesizer)
+        show = show_progress(self.length) if self.options.progress and alone else None
+        course = self._course(etrace, values, learnt, data)._replace(show=show)
+        return (run_updates if self.train else run_windows)(course, learnt, self.options.along)
+
+    def _run_turn(self, etrace, shown, values, learnt, data: Data, bounds) -> Result:
+        course, turn = self._course(etrace, values, learnt, data), Turn(bounds[0], bounds[1], shown)
+        return run_updates(course, learnt, self.options.along, turn)
+
+    def _course(self, etrace, values: Values, learnt, data: Data) -> Course:
+        synthesizer = self.options.synthesizer
+        weights, _ = split_weights(learnt[0] if self.train else learnt, synthesizer)
         observed = self.step.observed(weights, values)
-        sequence = Sequence.of(*data, length, self.step.penalised)
+        sequence = Sequence.of(*data, self.length, self.step.penalised)
         if synthesizer is not None:
             observed, sequence = bootstrapped(observed, synthesizer, sequence)
-        course = Course(
-            observed,
-            Moment((jax.tree.leaves(values.carry), values.threaded), **etrace),
-            sequence,
-            show_progress(length) if self.options.progress and alone else None,
-        )
-        return (run_updates if train else run_windows)(course, learnt, along)
+        start = Moment((jax.tree.leaves(values.carry), values.threaded), **etrace)
+        return Course(observed, start, sequence, None)
 
-    def __call__(self, learnt, data: Data) -> Result:
-        """Run from the present states on; all states that the step writes advance."""
+    def __call__(self, learnt, data: Data, write: Callable) -> Result:
+        """Run from the present states on; all states that the step writes advance, and
+        ``write(learnt)`` keeps what was learnt.
+        """
         world, owner = self.step.world(), self.step.bound.owner
         values = Values(
             world.read(Role.CONSTANT),
@@ -128,25 +165,53 @@ class SequenceProgram:
             self.step.bound.initial(),
             self.step.bound.held(),
         )
-        result = self._donating(owner.etrace, values, learnt, data)
-        (carry, threaded), trace, t = result.end
-        world.write(jax.tree.unflatten(jax.tree.structure(values.carry), carry))
-        world.write(threaded)
-        owner.etrace.value = {'trace': trace, 't': t}
-        return result
 
-    def _donating(self, etrace: brainstate.State, values: Values, learnt, data: Data) -> Result:
-        """Run on the trace's own buffer; inside a transformation, where buffers belong to others,
-        on a copy and without progress.
+        def kept(place: Place) -> Place:
+            world.write(place.values.carry)
+            world.write(place.values.threaded)
+            owner.etrace.value = place.etrace
+            write(place.learnt)
+            return place
+
+        place = Place(owner.etrace.value, values, learnt, None)
+        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((place, data))):
+            given = first_order((values, learnt))
+            end = kept(place.after(self.run_inside(place.etrace, *given, data)))
+            return Result(end.learnt, None, *end.shown)
+        stop = self._in_turns(owner.etrace, place, data, kept)
+        losses, aux = cut(stop.carry.shown, self._steps(stop.done))
+        return Result(stop.carry.learnt, None, losses, aux, stop.error)
+
+    def _steps(self, blocks: int) -> int:
+        """The number of steps in the first blocks."""
+        if blocks == self.turns.number:
+            return self.length
+        return int(steps_of(self.length, self.options.along, blocks))
+
+    def _in_turns(self, etrace: brainstate.State, place: Place, data: Data, kept: Callable) -> Stop:
+        """Run on the trace's own buffer.
 
         A failure while running loses that buffer: the trace is then empty, and says so.
         """
-        trace = etrace.value
-        if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((trace, values, learnt, data))):
-            return self.run_inside(trace, *first_order((values, learnt)), data)
+
+        def block(place: Place, start, stop) -> Place:
+            return place.after(self.run(*place[:3], data))
+
+        def blocks(place: Place, start, stop) -> Place:
+            given = place.etrace, place.shown, place.values, place.learnt
+            return place.after(self.run_turn(*given, data, bounds(start, stop)))
+
+        trace, alone = place.etrace, self.turns.number == 1
+        show = None
+        if not alone:
+            place = place if self.turns.size else strong(place)
+            place = place._replace(shown=buffers(self.step.shown, self.length))
+            if self.options.progress:
+                lines = Lines(self.length, data.mask)
+                show = lambda place, done: lines(place.shown[0], self._steps(done))  # noqa: E731
         try:
-            return self.run(trace, values, learnt, data)
-        except Exception as error:  # of any kind: it is raised again
+            return self.turns.run(block if alone else blocks, place, kept, show)
+        except BaseException as error:  # of any kind: it is raised again
             if any(x.is_deleted() for x in jax.tree.leaves(trace)):
                 etrace.value = self.step.bound.empty_trace()
                 error.add_note(

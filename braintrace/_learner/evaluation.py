@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._errors import OptionError, StructureError
-from .._windows import length_of, signature
+from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from .base import ETraceLearner
 from .bound import Bound
 from .lanes import Lanes
 from .states import ModelStates
 from .step_functions import Touched
+from .world import as_path
 
 __all__ = ['evaluate']
 
@@ -55,12 +56,14 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     length_of(xs, ys)
     bound = learner._compiled().in_time()
     size = _batch_of(bound, _inputs(xs))
-    first = _inputs(jax.tree.map(lambda a: a[0], xs))
+    with jax.transfer_guard('allow'):  # of the number 0
+        first = _inputs(jax.tree.map(lambda a: a[0], xs))
     with _as_it_was(bound), brainstate.environ.context(fit=False):
         make = partial(Aside, bound, size, first)
         # states that are made inside a transformation end with it
         kept = _jax.is_outermost()
-        aside = bound.program(('evaluate', signature(first)), make) if kept else make()
+        with _as_it_was(bound):  # each call has the numbers of the first one
+            aside = bound.program(('evaluate', signature(first)), make) if kept else make()
         outputs = aside.outputs(bound, xs)
     return metric(outputs, ys)
 
@@ -92,16 +95,17 @@ class Aside:
     touched = Touched([])
 
     def __init__(self, bound: Bound, size: int | None, inputs: tuple):
-        model = bound.states.model
-        shared = jax.tree.leaves([state.value for state in bound.states.lookup().values()])
-        other, self.options = copy.deepcopy(model, {id(a): a for a in shared}), {}
+        other, self.options = _copied(bound.states), {}
         if isinstance(other, Lanes):
             other.size = size
         elif size is not None:
             self.options = {'batch_size': size}
         brainstate.nn.init_all_states(other, **self.options)
         self.states = ModelStates(other, inputs)
-        self.run = jax.jit(partial(along, self.states.cell()))
+        self.cell = self.states.cell()
+        self.shown, _ = jax.eval_shape(self.cell, *self.states.values(), *inputs)
+        self.run = jax.jit(partial(along, self.cell), donate_argnums=1)
+        self.turns: dict[int, Turns] = {}
 
     def outputs(self, bound: Bound, xs):
         """The outputs at all steps, of the learner's values as they are now."""
@@ -111,20 +115,53 @@ class Aside:
         try:
             self.states.now().write({path: values[path] for path in inside & values.keys()})
             brainstate.nn.init_all_states(model, **self.options)
-            return self.run(*self.states.values(), xs)
+            return self._along(*self.states.values(), xs)
         finally:
             for state in self.states.lookup().values():
                 state.value = None
 
+    def _along(self, params, carry, xs):
+        length = length_of(xs)
+        now = strong(carry), buffers(self.shown, length)
+        if not _jax.is_outermost():
+            return along(self.cell, *now, params, xs, 0, length)[1]
 
-def along(cell: Callable, params, carry, xs):
-    """The outputs of a cell at all steps."""
+        def steps(now, start, stop):
+            return self.run(*now, params, xs, *bounds(start, stop))
 
-    def step(carry, x):
-        outputs, carry = cell(params, carry, *_inputs(x))
-        return carry, outputs
+        turns = self.turns.setdefault(length, Turns(length))
+        stop = turns.run(steps, now, lambda now: None)
+        if stop.error is not None:
+            raise stop.error
+        return stop.carry[1]
 
-    return jax.lax.scan(step, carry, xs)[1]
+
+def _copied(states: ModelStates) -> brainstate.nn.Module:
+    """A copy of a model whose states share their values with the model's."""
+    own = states.lookup()
+    values = {path: state.value for path, state in own.items()}
+    try:
+        for state in own.values():
+            state.value = None
+        other = copy.deepcopy(states.model)
+    finally:
+        for path, state in own.items():
+            state.value = values[path]
+    for path, state in other.states().items():
+        state.value = values[as_path(path)]
+    return other
+
+
+def along(cell: Callable, carry, shown, params, xs, start, stop):
+    """The carry and the outputs of a cell after the steps from ``start`` to ``stop``."""
+
+    def step(k, now):
+        x = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, k, keepdims=False), xs)
+        outputs, carry = cell(params, now[0], *_inputs(x))
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=k, axis=0)
+        return carry, jax.tree.map(put, now[1], outputs)
+
+    return jax.lax.fori_loop(start, stop, step, (carry, shown))
 
 
 @contextmanager

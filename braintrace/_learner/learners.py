@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import brainstate
 
@@ -168,8 +169,9 @@ def compile(
     batch_size : int, optional
         The batch size of the states: it goes to ``brainstate.nn.init_all_states`` only.
     seed : int, optional
-        Seeds brainstate's generator first, and a rule that draws, given by its class or name. The
-        weights of ``model`` are drawn already: ``brainstate.random.seed`` before it is made.
+        What brainstate's generator draws from while the states are made, and the seed of a rule
+        that draws, given by its class or name; the generator is left as it was. The weights of
+        ``model`` are drawn already: ``brainstate.random.seed`` before it is made.
     vmap : bool
         The model is written for one sample, and runs for each of the ``batch_size`` samples in
         axis 0 of the inputs.
@@ -201,9 +203,8 @@ def compile(
     if vmap:
         model, size = lanes_of(model, inputs, batch_size), {}
     learner = _make(model, rule, options, seed)
-    if seed is not None:
-        brainstate.random.seed(seed)
-    brainstate.nn.init_all_states(model, **size)
+    with nullcontext() if seed is None else brainstate.random.seed_context(seed):
+        brainstate.nn.init_all_states(model, **size)
     learner.compile_graph(*inputs)
     if verbose:
         learner.show_graph()

@@ -45,7 +45,7 @@ def gradient(bound: Bound, given: Arguments, options: CallOptions) -> Result:
     """
     data, weights = _checked(bound, given, options)
     program = _program(bound, given.step_fn, options, data, weights)
-    return program(_values(bound, weights, options), data)
+    return program(_values(bound, weights, options), data, lambda grads: None)
 
 
 def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Result:
@@ -56,13 +56,15 @@ def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Re
     optimizer, values = options.along.optimizer, _values(bound, weights, options)
     check_updatable(values)
     learnt = values, optimizer.init(values) if opt_state is None else opt_state
-    result = _program(bound, given.step_fn, options, data, weights, learnt)(learnt, data)
-    new, synthetic = split_weights(result.learnt[0], options.synthesizer)
-    for name, value in new.items():
-        weights[name].value = value
-    if synthetic is not None:
-        bound.owner.synthetic.value = synthetic
-    return result
+
+    def write(learnt) -> None:
+        new, synthetic = split_weights(learnt[0], options.synthesizer)
+        for name, value in new.items():
+            weights[name].value = value
+        if synthetic is not None:
+            bound.owner.synthetic.value = synthetic
+
+    return _program(bound, given.step_fn, options, data, weights, learnt)(learnt, data, write)
 
 
 def _values(bound: Bound, weights: dict, options: CallOptions):
@@ -130,10 +132,9 @@ def _program(
     def make() -> SequenceProgram:
         if learnt is not None:
             check_opt_state(options.along.optimizer, *learnt)
-        slices = _slices(data.sequences)
-        return SequenceProgram(
-            StepFunction(bound, step_fn, weights, slices, options.has_aux), options
-        )
+        slices, length = _slices(data.sequences), length_of(data.sequences)
+        step = StepFunction(bound, step_fn, weights, slices, options.has_aux)
+        return SequenceProgram(step, options, length)
 
     shapes = signature((data.sequences, data.flags, learnt))
     return bound.program((step_fn, options, shapes, *weights.items()), make)

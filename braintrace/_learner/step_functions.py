@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._compiler import abstract, depends, describe_aval, is_inexact
 from .._errors import BraintraceError, OptionError, StepFunctionError
-from .._windows import Observer, Penalised, check_loss, total_loss
+from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
 from .bound import Bound
 from .calls import ObservedCall, substituted
 from .world import CARRY, Path, Role, World, discover
@@ -61,7 +61,7 @@ class StepFunction:
     """``step_fn(*slices)``, which calls a learner once, as a pure step.
 
     ``weights``: a dict name -> ``ParamState``, for which the gradient is taken. ``penalised``:
-    whether a penalty stands beside its loss.
+    whether a penalty stands beside its loss. ``shown``: the shapes of its loss and ``aux``.
     """
 
     def __init__(self, bound: Bound, step_fn: Callable, weights: dict, slices, has_aux: bool):
@@ -104,6 +104,7 @@ class StepFunction:
         def probe(*slices):
             loss, aux = self._call(self.compiled.run, slices)
             self.penalised = isinstance(loss, Penalised)
+            self.shown = jax.tree.map(abstract, (task_loss(loss), aux))
             return loss, aux
 
         touched = discover(probe, *slices)

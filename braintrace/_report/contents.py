@@ -282,13 +282,13 @@ def _cut_of(relations: Iterable[RelationRow], cuts: Sequence[CutRow]) -> Iterato
 
 def _lost_uses(graph: ETraceGraph, path: str) -> Iterator[LeftOut]:
     """The uses of a parameter without a trace, and the ways to later steps on which it is lost."""
-    lost = [found for found in graph.diagnostics if found.kind == 'lost-relation']
+    lost = [d for d in graph.diagnostics if d.kind in ('lost-relation', 'nonlinear-rule')]
     for use in graph.untraced.get(path, ()):
         if use.kind == 'lost':
             some = (found for found in lost if use.equation in found.equations)
             yield from (_lost(graph, found) for found in some)
         else:
-            yield LeftOut('use', messages.use_text(graph, use.equation))
+            yield LeftOut('use', messages.use_text(graph, use.equation, use.state))
     if path in graph.untraced:
         yield from (_lost(graph, found) for found in lost if found.path == path)
 

@@ -67,6 +67,19 @@ DEPENDENT = {
         'lanes of a vmap, so the op has no trace. Keep them among the parameters, or constant'
     ),
 }
+NONLINEAR = {
+    '': (
+        '{name} has a derivative rule of its own that is not known to be linear, as a clip is: '
+        'traces hold derivatives, so what the rule does to a signal on its way to earlier steps is '
+        'not in them. Clip the whole gradient, or take exact windows '
+        "(window=K, inside='exact')"
+    ),
+    'weight': (
+        '{path} goes through {name}, whose derivative rule is not known to be linear, as a clip '
+        'is: the rule is applied once to the gradient of all steps together, and not at each step. '
+        'Clip the whole gradient'
+    ),
+}
 STACKED = {
     'moved': (
         '{path} holds several states, and {name} moves them through the array from step to step in '
@@ -96,7 +109,9 @@ def op_text(op: OpUse) -> str:
     return f'{op.primitive.name} ({op.key})'
 
 
-def use_text(graph: ETraceGraph, i: int) -> str:
+def use_text(graph: ETraceGraph, i: int | None, state: str = '') -> str:
+    if i is None:
+        return f'its use as the new state {state}'
     eqn, op = graph.program.equations[i], graph.op_at.get(i)
     return f'its use in {eqn.primitive.name if op is None else op_text(op)} [{eqn.where}]'
 
@@ -110,7 +125,9 @@ def mixing_text(graph: ETraceGraph, found: Diagnostic) -> str:
 
 
 def _mixing(graph: ETraceGraph, found: Diagnostic) -> str:
-    return f'{mixing_text(graph, found)} {MIXES[found.reason]}: it carries no trace'
+    text = f'{mixing_text(graph, found)} {MIXES[found.reason]}: it carries no trace'
+    behind = ', so history is lost there. Mix positions in front of the op, or behind the state'
+    return text + (behind if found.reason == 'merges-result' else '')
 
 
 def _lost(graph: ETraceGraph, found: Diagnostic) -> str:
@@ -151,8 +168,14 @@ def _stacked(graph: ETraceGraph, found: Diagnostic) -> str:
     return STACKED[found.reason].format(path=found.path, name=name)
 
 
+def _nonlinear(graph: ETraceGraph, found: Diagnostic) -> str:
+    name = graph.program.equations[found.equations[0]].primitive.name
+    return NONLINEAR[found.reason].format(name=name, path=found.path)
+
+
 def _partial(graph: ETraceGraph, found: Diagnostic) -> str:
-    uses = dict.fromkeys(use_text(graph, i) for i in found.equations)
+    plain = [use_text(graph, i) for i in found.equations]
+    uses = dict.fromkeys(plain + [use_text(graph, None, state) for state in found.states])
     return (
         f'parameter {found.path} has a trace, but not for {" and ".join(uses)}, where {STEP_ONLY}'
     )
@@ -194,6 +217,7 @@ WRITERS: dict[str, Callable[[ETraceGraph, Diagnostic], str]] = {
     'lost-relation': _lost,
     'constant-weight': _constant,
     'stacked-state': _stacked,
+    'nonlinear-rule': _nonlinear,
     'partial-trace': _partial,
     'marked': _marked,
     'unmarked': _unmarked,

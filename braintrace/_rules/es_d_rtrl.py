@@ -11,6 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._executor import Factors, Signals, add, apply, dot, linear_scan
 from .contraction import add_gradients, factored_gradient, represented, same_step
 from .coordinates import Pair, by_pair, pairs, to_y
@@ -96,9 +97,7 @@ class ESDRTRL(PositionWise):
         for pair in pairs(network.graph):
             key, own = pair.relation.key, pair.of(slots)
             d = dot(at_entries(pair, lam), own['f'])
-            x, d = jax.tree.map(
-                lambda a: a[None], (own.get('x'), d / self._correction(pair, t, d.ndim))
-            )
+            x, d = jax.tree.map(lambda a: a[None], (own.get('x'), self._corrected(pair, t, d)))
             got = factored_gradient(pair, x, d, network.weights[key])
             factored[key] = add(factored.get(key), got)
         return add_gradients(grads, factored)
@@ -192,7 +191,7 @@ class ESDRTRL(PositionWise):
             own, signal = pair.of(slots), at_entries(pair, l)
             # xy_to_dw(ex, L . ef), corrected for the decay of ef
             d = dot(signal, own['f'])
-            factored.setdefault(key, {})[name] = d / self._correction(pair, t, d.ndim)
+            factored.setdefault(key, {})[name] = self._corrected(pair, t, d)
             if 'x' in own:
                 xs.setdefault(key, {})[name] = own['x']
             # it holds the current step through the groups already: dy - L . D_f is left
@@ -214,14 +213,16 @@ class ESDRTRL(PositionWise):
         owned = same_step(graph, x, rest, weights, skip=through)
         return add_gradients({**owned, **skipped}, factored)
 
-    def _correction(self, pair: Pair, t: jax.Array, ndim: int) -> jax.Array:
-        """``1 - a_f^(t+1)`` for each lane, with ``ndim`` axes."""
+    def _corrected(self, pair: Pair, t: jax.Array, d: jax.Array) -> jax.Array:
+        """``d / (1 - a_f^(t+1))`` of each lane."""
         if t.ndim and not pair.laned:
             t = t.max()
         number = jnp.result_type(float)
         correction = 1 - jnp.power(jnp.asarray(self.decays[1], number), t.astype(number) + 1)
         correction = jnp.expand_dims(correction, range(len(pair.op.repeats)))
-        return correction.reshape(correction.shape + (1,) * (ndim - correction.ndim))
+        correction = correction.reshape(correction.shape + (1,) * (d.ndim - correction.ndim))
+        d = d.astype(_jax.promoted(d.dtype, jnp.float32))
+        return d / correction.astype(jnp.finfo(d.dtype).dtype)
 
     # the trace is small: nothing is ever pending --------------------------------------------------
 

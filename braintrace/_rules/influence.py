@@ -110,8 +110,8 @@ class Wide(Rule):
             made = _sent(graph, lam, opened), _pushed(graph, p, opened, later)
             return self._before(graph, after, opened, (reset, later)), made
 
-        steps = window.steps.rows, resets, later
-        (lam, p), made = jax.lax.scan(back, _end(graph, window, keep), steps, reverse=True)
+        steps, end = (window.steps.rows, resets, later), _end(graph, window, keep)
+        (lam, p), made = jax.lax.scan(back, end, steps, len(window.t), reverse=True)
         delta, push = made
         return Credit(lam, delta), _moved(graph, window, p, push, later) if keep else None
 

@@ -120,7 +120,9 @@ def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
     # the lanes that fill no block, then a loop over blocks
     whole, rest = divmod(lanes, fused)
     first = block(whole * fused, rest) if rest else block(0, fused)
-    blocks = jnp.arange(not rest, whole)
+    blocks = jnp.arange(0 if rest else 1, whole, dtype=jnp.int32)
+    if not blocks.size:
+        return first
     return jax.lax.scan(
         lambda total, i: (plus(total, block(i * fused, fused)), None), first, blocks
     )[0]

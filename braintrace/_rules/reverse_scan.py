@@ -204,7 +204,7 @@ def _with_sums(graph: ETraceGraph, delta: dict, q: dict, sums: tuple[dict, dict]
         if key in credits and pair.group.name in credits[key]:
             credit = to_y(pair, credits[key][pair.group.name])
             own = delta[key] if len(delta[key]) == 1 else delta[key].sum(0, keepdims=True)
-            delta = delta | {key: own + credit}
+            delta = delta | {key: own + credit[None]}
     return delta, q | jax.tree.map(lambda a: a[None], summed)
 
 
@@ -226,7 +226,8 @@ def _size(tree) -> int:
 
 def reset_later(resets: jax.Array) -> jax.Array:
     """Of each step the lanes that a later step resets."""
-    return jnp.flip(jnp.cumsum(jnp.flip(resets, 0), 0), 0) - resets > 0
+    flags = resets.astype(jnp.int32)
+    return jax.lax.cumsum(flags, reverse=True) > flags
 
 
 def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:

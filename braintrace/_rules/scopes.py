@@ -124,13 +124,33 @@ def _dependence(graph: ETraceGraph) -> Dependence:
             )
     without = [c for c in graph.states if c not in graph.laned]
     if without and len(without) < len(graph.states):
-        names = ', '.join(program.carry_names[c] for c in without)
-        raise NotSupportedError(
-            f'axis 0 of the hidden state {names} is not known to be the batch, that of others is: '
-            'a trace of this rule takes the derivative of a step lane by lane. Name it in '
-            'braintrace.Policy(lanes=...) if it is, or use braintrace.rules.d_rtrl().'
-        )
+        raise NotSupportedError(_without_lanes(graph, without))
     return dependence(graph)
+
+
+def _without_lanes(graph: ETraceGraph, without: Sequence[int]) -> str:
+    """Why some states have no lanes, and what to do."""
+    program, lane_by_lane = graph.program, 'takes the derivative of a step lane by lane'
+    names = ', '.join(program.carry_names[c] for c in without)
+    shapes = [program.avals[program.carry[c]].shape for c in without]
+    if all(program.new_carry[c] == program.carry[c] for c in without):
+        return (
+            f'the step never changes the hidden state {names}, so it does not show that its axis 0 '
+            f'is the batch, and a trace of this rule {lane_by_lane}. Keep it in params '
+            '(`trainable` may hold it fixed), leave it out of `hidden`, or use '
+            'braintrace.rules.d_rtrl().'
+        )
+    if any(shape[:1] != (graph.lanes,) for shape in shapes):
+        return (
+            f'the hidden state {names} has the shape {", ".join(str(list(s)) for s in shapes)}, '
+            f'and the batch of {graph.lanes} is not its axis 0: a trace of this rule '
+            f'{lane_by_lane}. Put the batch first, or use braintrace.rules.d_rtrl().'
+        )
+    return (
+        f'axis 0 of the hidden state {names} is not known to be the batch, that of others is: a '
+        f'trace of this rule {lane_by_lane}. Name it in braintrace.Policy(lanes=...) if it is, or '
+        'use braintrace.rules.d_rtrl().'
+    )
 
 
 def _own(graph: ETraceGraph) -> list[tuple[OpUse, list[int]]]:

@@ -133,7 +133,7 @@ class Signs(Inside):
         x, d = jax.tree.map(lambda a: a[None], (own.get('x'), d))
         got = factored_gradient(pair, x, d, weights)
         if 'one' in own:
-            one = factored_gradient(pair, x, d * _beside(pair, own['one'], d[0]), weights)
+            one = factored_gradient(pair, x, d * _beside(pair, own['one'], d[0])[None], weights)
             got |= {name: one[name] for name in without_x(pair.op)}
         return got
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .lanes import where_lanes
 
 __all__ = [
@@ -43,7 +44,7 @@ def by_name(vector: tuple[Entry | None, ...], names) -> States:
 def entry_dtype(dtype, group) -> jnp.dtype:
     """The dtype of an entry for weights of some dtype: complex where the group's states are."""
     complex_group = jnp.issubdtype(group, jnp.complexfloating)
-    return jnp.promote_types(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
+    return _jax.promoted(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
 
 
 def stored_dtype(dtype) -> jnp.dtype:
@@ -76,7 +77,7 @@ def read(e: jax.Array, dtype=None) -> jax.Array:
         return e.astype(own)
     if not jnp.issubdtype(own, jnp.complexfloating):
         dtype = jnp.finfo(dtype).dtype  # of the real parts, where it is complex
-    return e.astype(jnp.promote_types(own, dtype))
+    return e.astype(_jax.promoted(own, dtype))
 
 
 class Stored(NamedTuple):

@@ -94,7 +94,7 @@ class UORO(Inside):
         trace, t = carried
         graph = executor.graph
         s, _ = self._alive(graph, trace, t)
-        _, fresh = jax.random.split(trace[KEY])
+        _, fresh = jax.random.split(jax.random.clone(trace[KEY]))  # `update` splits it too
         signs = [
             jax.random.rademacher(jax.random.fold_in(fresh, k), e.shape, e.dtype)
             for k, e in enumerate(s)
@@ -173,7 +173,7 @@ def _check_lanes(graph: ETraceGraph) -> None:
             'batch'
         )
     elif where := lanes_meet(graph):
-        what = f'samples of the batch meet in {where}'
+        what = f'the lanes of a batch {where}'
     else:
         return
     raise NotSupportedError(

@@ -19,7 +19,7 @@ from .arguments import (
 )
 from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
 from .losses import Penalised, check_loss, task_loss, total_loss
-from .progress import show_progress
+from .progress import Lines, show_progress
 from .records import (
     GradientOptions,
     Gradients,
@@ -31,8 +31,9 @@ from .records import (
     UpdateOptions,
     counted,
 )
-from .runs import Course, Observer, optimised, run_updates, run_windows
+from .runs import Course, Observer, number_of_blocks, optimised, run_updates, run_windows, steps_of
 from .synthetic import bootstrapped, check_synthesizer, split_weights
+from .turns import Stop, Turn, Turns, bounds, buffers, cut, strong, with_so_far
 
 __all__ = [
     'CARRIES',
@@ -43,13 +44,19 @@ __all__ = [
     'Observation',
     'Observer',
     'LOSS_OUTPUTS',
+    'Lines',
     'Penalised',
     'REDUCTIONS',
     'Result',
     'Sequence',
+    'Stop',
     'Together',
+    'Turn',
+    'Turns',
     'UpdateOptions',
     'bootstrapped',
+    'bounds',
+    'buffers',
     'check_choice',
     'check_flags',
     'check_inside',
@@ -62,10 +69,12 @@ __all__ = [
     'check_window',
     'choose_delay',
     'counted',
+    'cut',
     'did_you_mean',
     'first_order',
     'is_key',
     'length_of',
+    'number_of_blocks',
     'weighed',
     'optimised',
     'run_updates',
@@ -73,8 +82,11 @@ __all__ = [
     'show_progress',
     'signature',
     'split_weights',
+    'steps_of',
+    'strong',
     'task_loss',
     'total_loss',
     'tree_bytes',
+    'with_so_far',
     'zero_gradient',
 ]

@@ -10,13 +10,9 @@ import numpy as np
 
 from .._compiler import abstract
 from .._errors import NotSupportedError
+from .._jax import is_key
 
 __all__ = ['first_order', 'is_key', 'signature', 'tree_bytes', 'zero_gradient']
-
-
-def is_key(x) -> bool:
-    """Whether a leaf holds typed PRNG keys."""
-    return hasattr(x, 'dtype') and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def signature(trees) -> tuple:

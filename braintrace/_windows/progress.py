@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-__all__ = ['show_progress']
+__all__ = ['LINES', 'Lines', 'shown_loss', 'show_progress']
+
+LINES = 100  # at most
 
 SECONDS = 0.2  # between two lines: one takes half a millisecond, which stays below 1 %
 
@@ -39,6 +41,30 @@ class _Line:
         sys.stderr.write(f'{start}{line:<79}{end}' if start else line + end)
         sys.stderr.flush()
         return np.int32(min(done + rate * SECONDS, self.length))
+
+
+class Lines:
+    """Lines between the turns of a loop over steps with such a mask."""
+
+    def __init__(self, length: int, mask):
+        self.length, self.line = length, _Line(length)
+        self.mask = np.ones(length) if mask is None else np.asarray(mask)
+        self.last = self.due = 0
+
+    def __call__(self, losses: jax.Array, done: int) -> None:
+        """A line, where one is due after so many steps."""
+        if done < min(self.due, self.length):
+            return
+        new = slice(self.last, done)
+        loss = shown_loss(np.asarray(losses)[new], self.mask[new], np) if done else 0.0
+        self.due = max(int(self.line(done, loss)), done + self.length // LINES)
+        self.last = done
+
+
+def shown_loss(losses, mask, of=jnp):
+    """The weighed mean of some losses; where none counts, the plain one."""
+    mask = of.where(mask.any(), mask, 1)
+    return of.where(mask == 0, 0, mask * losses).sum() / mask.sum()
 
 
 def show_progress(length: int):

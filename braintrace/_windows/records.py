@@ -122,13 +122,14 @@ class Gradients(NamedTuple):
 
 class Result(NamedTuple):
     """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
-    and auxiliary outputs of all steps.
+    and auxiliary outputs of all steps. ``stopped``: the exception that ended it before them.
     """
 
     learnt: Any
     end: Moment
     losses: jax.Array
     aux: Any
+    stopped: BaseException | None = None
 
 
 class GradientOptions(NamedTuple):
@@ -159,13 +160,15 @@ def counted(t: Count) -> Count:
     """The step count after one more step. The largest number stays: a count that wraps to 0 would
     empty the trace. None: nothing is counted.
     """
-    return None if t is None else t + (t < jnp.iinfo(t.dtype).max)
+    return None if t is None else t + (t < jnp.iinfo(t.dtype).max).astype(t.dtype)
 
 
-def counts_along(t: jax.Array, flags: jax.Array | None, length: int) -> tuple:
-    """The step counts before each of some steps, after its reset, and after the last one."""
-    k = jnp.arange(length, dtype=t.dtype).reshape(-1, *[1] * t.ndim)
-    counts = t + jnp.minimum(k, jnp.iinfo(t.dtype).max - t)
+def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) -> tuple:
+    """The step counts before each of some steps, after its reset, and after the last one; ``t``
+    stands before the step ``begin``.
+    """
+    k = (jnp.arange(length, dtype=t.dtype) - begin).reshape(-1, *[1] * t.ndim)
+    counts = t[None] + jnp.minimum(k, jnp.iinfo(t.dtype).max - t[None])
     if flags is not None:
         flags = flags.reshape(*flags.shape, *[1] * (counts.ndim - flags.ndim))
         last = jax.lax.cummax(jnp.where(flags, k, -1))  # the latest reset

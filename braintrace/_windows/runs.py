@@ -26,12 +26,20 @@ from .records import (
     Show,
     Together,
     UpdateOptions,
-    counted,
     counts_along,
 )
+from .turns import Turn
 from .walk import Walk, choose_window, step_bytes
 
-__all__ = ['Course', 'Observer', 'optimised', 'run_updates', 'run_windows']
+__all__ = [
+    'Course',
+    'Observer',
+    'number_of_blocks',
+    'optimised',
+    'run_updates',
+    'run_windows',
+    'steps_of',
+]
 
 
 class Observer(Protocol):
@@ -69,31 +77,35 @@ class Observer(Protocol):
 
 class Course(NamedTuple):
     """A step under observation, a moment to start from, and a sequence; ``show`` reports the
-    progress.
+    progress. ``made``: how many steps the learner made before that moment, where the rule asks.
     """
 
     observer: Observer
     start: Moment
     sequence: Sequence
     show: Show | None
+    made: jax.Array | None = None
 
     @property
     def length(self) -> int:
         return len(self.sequence.mask)
 
-    def counted(self) -> Course:
-        """With the count of all steps in the sequence, where the trace to start from has one."""
+    def counted(self, begin=0) -> Course:
+        """With the count of all steps in the sequence, where the trace has one; it starts before
+        the step ``begin``.
+        """
         trace, count = uncounted(self.start.trace)
         if count is None:
             return self
-        counts, _ = counts_along(count, None, self.length)
-        sequence = self.sequence._replace(done=counts)
-        return self._replace(start=self.start._replace(trace=trace), sequence=sequence)
+        sequence = self.sequence._replace(done=counts_along(count, None, self.length, begin)[0])
+        start = self.start._replace(trace=trace)
+        return self._replace(start=start, sequence=sequence, made=count)
 
-    def ended(self, end: Moment) -> Moment:
-        """The last moment, with the count after it."""
-        counts = self.sequence.done
-        count = None if counts is None else counted(counts[-1])
+    def ended(self, end: Moment, steps) -> Moment:
+        """The last moment, with the count after so many steps."""
+        count = self.made
+        if count is not None:
+            count += jnp.minimum(steps, jnp.iinfo(count.dtype).max - count).astype(count.dtype)
         return end._replace(trace=counting(end.trace, count))
 
 
@@ -234,23 +246,58 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     walk.blocks(window, whole if rest else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
-    end = course.ended(now if dropped else run.closed(now))
+    end = course.ended(now if dropped else run.closed(now), length)
     grads = course.observer.total(weights, total)
     grads = scaled(grads, course.sequence.mask, options.reduction)
     return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
 
 
-def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions) -> Result:
+def blocks_of(length: int, options: UpdateOptions) -> list[tuple[int, int, int]]:
+    """The blocks of :func:`run_updates`, kind after kind: how many there are, the steps of each,
+    and the steps of an update in it.
+    """
+    every, size = options.every, options.every * options.delay
+    whole, rest = divmod(length, size)
+    left = rest % every
+    return [
+        (whole, size, every),
+        (int(rest >= every), rest - left, every),
+        (int(left > 0), left, left),
+    ]
+
+
+def number_of_blocks(length: int, options: UpdateOptions) -> int:
+    """The number of blocks that :func:`run_updates` walks."""
+    return sum(number for number, _, _ in blocks_of(length, options))
+
+
+def steps_of(length: int, options: UpdateOptions, blocks) -> Any:
+    """The number of steps in the first blocks of :func:`run_updates`."""
+    steps: Any = 0
+    for number, size, _ in blocks_of(length, options):
+        steps += jnp.clip(blocks, 0, number) * size
+        blocks = blocks - number
+    return steps
+
+
+def run_updates(
+    course: Course, learnt: tuple[Any, Any], options: UpdateOptions, turn: Turn | None = None
+) -> Result:
     """Train on a sequence: an update each ``every`` steps, and one after the steps that are left.
 
     ``learnt`` are the weights and the state of the optimiser. Between two writes of the trace the
-    steps stay pending.
+    steps stay pending. A ``turn`` takes some of the blocks alone, from the moment before them.
     """
-    course = course.counted()
-    observer, length, every = course.observer, course.length, options.every
-    run = Run(course, learnt[0], options.exact)
+    length: int = course.length
+    begin: Any = 0
+    steps: Any = length
+    if turn is not None:
+        begin, stop = (steps_of(length, options, at) for at in (turn.start, turn.stop))
+        steps = stop - begin
+    course = course.counted(begin)
+    observer, run = course.observer, Run(course, learnt[0], options.exact)
 
-    def block(state, part: Sequence, size: int = every):
+    def block(state, part: Sequence, size: int):
         """Updates after each ``size`` steps, then one write of the trace."""
         (learnt, now), pending, pieces = state, None, []
         for i in range(0, len(part.mask), size):
@@ -262,12 +309,11 @@ def run_updates(course: Course, learnt: tuple[Any, Any], options: UpdateOptions)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
         return (learnt, run.write(before, now, pending, gradients)), shown
 
-    walk = Walk(course.sequence, (learnt, run.opened(learnt[0], course.start)), course.show)
-    walk.blocks(block, length // (every * options.delay), every * options.delay)
-    walk.blocks(block, 1, (length - walk.done) // every * every)
-    walk.blocks(partial(block, size=max(length - walk.done, 1)), 1, length - walk.done)
+    walk = Walk(course.sequence, (learnt, run.opened(learnt[0], course.start)), course.show, turn)
+    for number, size, every in blocks_of(length, options):
+        walk.blocks(partial(block, size=every), number, size)
     learnt, end = walk.state
-    return Result(learnt, course.ended(run.closed(end)), *walk.results)
+    return Result(learnt, course.ended(run.closed(end), steps), *walk.results)
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
 from .._executor import even
+from .progress import LINES, shown_loss
 from .records import GradientOptions, Sequence, Show
+from .turns import Turn
 
 __all__ = ['Walk', 'choose_window', 'step_bytes']
 
-LINES = 100  # of progress, at most
 # Bytes that are stored of a window: more, and the system maps its memory anew at each call.
 WHOLE = 48 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
@@ -25,21 +27,44 @@ class Walk:
     kind in a scan.
 
     ``show(due, done, loss) -> due`` reports between blocks, about a hundred times at most; None:
-    not at all.
+    not at all. A ``turn`` walks its blocks alone.
     """
 
-    def __init__(self, sequence: Sequence, state, show: Show | None):
-        self.sequence, self.state, self.show = sequence, state, show
-        self.done = 0
-        self.shown: list = []
+    def __init__(self, sequence: Sequence, state, show: Show | None, turn: Turn | None = None):
+        self.sequence, self.state, self.show, self.turn = sequence, state, show, turn
+        self.done = self.number = 0  # steps and blocks
+        self.shown: list = [] if turn is None else [turn.shown]
         self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), jnp.zeros(()))
 
     def blocks(self, body: Callable, number: int, size: int) -> None:
         """The next ``number`` blocks of ``size`` steps."""
+        if self.turn is not None:
+            if number:
+                self._of_turn(self.turn, body, number, size)
+            return
         most = number if self.show is None else even(number, -(-number // LINES)) if number else 1
         for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
             if chunks and blocks and size:
                 self._chunks(body, chunks, blocks, size)
+
+    def _of_turn(self, turn: Turn, body: Callable, number: int, size: int) -> None:
+        """Those of the next blocks that belong to the turn."""
+        first = self.done
+
+        def block(k, now):
+            state, shown = now
+            at = first + k * size
+            part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, size), self.sequence)
+            state, got = body(state, part)
+            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
+            return state, jax.tree.map(put, shown, got)
+
+        start, stop = (jnp.clip(x - self.number, 0, number) for x in (turn.start, turn.stop))
+        self.state, self.shown[0] = jax.lax.fori_loop(
+            start, stop, block, (self.state, self.shown[0])
+        )
+        self.number += number
+        self.done += number * size
 
     def _chunks(self, body: Callable, chunks: int, blocks: int, size: int) -> None:
         """Some chunks of blocks, and a report after each."""
@@ -53,7 +78,7 @@ class Walk:
                 got = _flat(got)
             done += blocks * size
             if self.show is not None:
-                due = self.show(due, done, _shown(got[0], part.mask))
+                due = self.show(due, done, shown_loss(got[0], part.mask))
             return (state, due, done), got
 
         carry = self.state, self.due, jnp.int32(self.done)
@@ -74,12 +99,6 @@ class Walk:
         if len(self.shown) == 1:
             return self.shown[0]
         return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
-
-
-def _shown(losses: jax.Array, mask: jax.Array) -> jax.Array:
-    """The weighed mean of some losses; where none counts, the plain one."""
-    mask = jnp.where(mask.any(), mask, 1)
-    return jnp.where(mask == 0, 0, mask * losses).sum() / mask.sum()
 
 
 def _flat(stacked):

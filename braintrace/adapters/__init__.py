@@ -39,6 +39,15 @@ Flax linen and Haiku keep parameters apart from the model already, so a line mak
 from ._blox import from_blox, to_blox
 from ._brainstate import from_brainstate
 from ._equinox import from_equinox
+from ._nir import from_nir, to_nir
 from ._nnx import from_nnx
 
-__all__ = ['from_blox', 'from_brainstate', 'from_equinox', 'from_nnx', 'to_blox']
+__all__ = [
+    'from_blox',
+    'from_brainstate',
+    'from_equinox',
+    'from_nir',
+    'from_nnx',
+    'to_blox',
+    'to_nir',
+]

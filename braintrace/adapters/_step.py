@@ -12,10 +12,10 @@ from .._errors import BraintraceError, CompileError, OptionError, StructureError
 __all__ = ['check_carry', 'check_inputs', 'check_step', 'missing_carry', 'missing_framework']
 
 
-def missing_framework(package: str, error: ImportError) -> ImportError:
+def missing_framework(package: str, error: ImportError, extra: str = 'adapters') -> ImportError:
     """The error for a framework that is not installed."""
     return ImportError(
-        f'{package} is not installed ({error}). Install it: pip install "braintrace[adapters]".'
+        f'{package} is not installed ({error}). Install it: pip install "braintrace[{extra}]".'
     )
 
 

@@ -121,7 +121,9 @@ class AlongSequences:
         losses``: learn along a sequence.
 
         Arguments that are not listed are those of :meth:`sequence_grad`. Under ``jit``, donate
-        ``state``.
+        ``state``. Where no transformation surrounds the call, it compiles itself, and Ctrl-C ends
+        it after the updates that run, with a ``KeyboardInterrupt`` whose ``so_far`` is what the
+        call returns for the steps until then.
 
         Parameters
         ----------

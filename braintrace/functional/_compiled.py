@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from .._windows import (
     task_loss,
     zero_gradient,
 )
-from ._state import flatten_paths, put_back
+from ._state import OnlineState, flatten_paths, goes_on, put_back
 from ._together import Border, observe_together
 
 __all__ = ['Compiled']
@@ -51,8 +52,11 @@ class Compiled:
         self.graph, self.program = graph, graph.program
         self.rule = SameStep() if rule is None else rule
         self.executor = Executor(graph, probes=probes or self.rule.probes)
-        step = jax.custom_vjp(without_types(self._primal))
-        step.defvjp(without_types(self._forward), without_types(self._backward))
+        # JAX keeps what a jitted function was traced to while the function lives, and that holds
+        # the rules of the step: they must not hold the function, or nothing is ever freed.
+        rules = copy(self)
+        step = jax.custom_vjp(without_types(rules._primal))
+        step.defvjp(without_types(rules._forward), without_types(rules._backward))
         self.step = jax.jit(step)
 
     @cached_property
@@ -60,7 +64,7 @@ class Compiled:
         """Arrays of the constants ``graph.held``; they stand behind the leaves of the
         parameters.
         """
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
             return [jnp.asarray(self.program.constants[v]) for v in self.graph.held]
 
     def network(self, params: list, weights: dict | None = None) -> Network:
@@ -104,6 +108,10 @@ class Compiled:
         """Path and axis of each leaf of the carry whose lanes are an axis after 0."""
         return tuple((path, axis) for path, axis in self._lane_axes.items() if axis)
 
+    def state(self, carry, trace: dict, t: jax.Array) -> OnlineState:
+        """The state of a learner, with what is known of its arrays."""
+        return OnlineState(carry, trace, t, self.laned, self.lane_axes, self.program.raw_keys)
+
     @cached_property
     def laned(self) -> frozenset[str]:
         """Paths of the arrays of the carry and the trace whose axis 0 is the lanes."""
@@ -129,9 +137,10 @@ class Compiled:
         """The leaves of the carry, the hidden leaves of any dtype put back in flagged lanes."""
         program, laned = self.program, self.graph.laned
         leaves = enumerate(zip(program.leaf_keys, carry, strict=True))
-        chosen = [c for leaf, (key, x) in leaves if hidden(key, x) for c in program.pieces(leaf)]
+        stays = goes_on(hidden, program.raw_keys)
+        put = [leaf for leaf, (key, x) in leaves if not stays(key, x)]
         new, start = program.apart(carry), program.apart(fresh)
-        for c in chosen:
+        for c in (c for leaf in put for c in program.pieces(leaf)):
             new[c] = put_back(flags, start[c], new[c], program.carry_names[c], c in laned)
         return program.together(new)
 

@@ -27,6 +27,7 @@ LOST = {
     'cross-group',
     'input-dependent-weight',
     'stacked-state',
+    'nonlinear-rule',
     'constant-weight',
     'unmarked',
 }

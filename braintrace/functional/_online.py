@@ -69,13 +69,13 @@ def _always(path, leaf) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OnlineLearner(AlongSequences):
-    """The learner that :func:`online` returns. It holds no arrays, and is equal and hashable by
-    cell, rule and options.
+    """The learner that :func:`online` returns. It holds no arrays, and is equal to itself alone.
 
-    ``init`` compiles, all other functions run what it compiled. ``recompile``: what to call for
-    other shapes, as an error says it.
+    ``init`` compiles, all other functions run what it compiled: another learner of the same cell,
+    rule and options knows only what its own ``init`` was given.
+    ``recompile``: what to call for other shapes, as an error says it.
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -92,9 +92,9 @@ class OnlineLearner(AlongSequences):
     trainable: Callable = _always
     hidden: Callable = no_key
     policy: Policy = DEFAULT
-    recompile: str = field(default='`learner.init(params, carry, *inputs)`', compare=False)
-    _kept: dict = field(default_factory=dict, compare=False)
-    _warned: set = field(default_factory=set, compare=False)
+    recompile: str = '`learner.init(params, carry, *inputs)`'
+    _kept: dict = field(default_factory=dict, init=False)
+    _warned: set = field(default_factory=set, init=False)
 
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
@@ -121,25 +121,29 @@ class OnlineLearner(AlongSequences):
         if key not in self._kept:
             if not new and all(shapes != of_shapes for shapes, _ in self._kept):
                 refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
-            graph = analyse(
-                self.cell,
-                params,
-                carry,
-                inputs,
-                trainable=self.trainable,
-                hidden=self.hidden,
-                policy=self.policy,
-            )
-            if self.rule is not None:
-                check_learnable(graph)
-                graph = self.rule.scoped(graph)
-                self.rule.check(graph)
-                tell_size(graph, self.rule)
-            if self.policy.strict:
-                check_strict(graph)
-            tell_findings(graph, self._warned)
-            self._kept[key] = Compiled(graph, self.rule)
+            with jax.transfer_guard('allow'):  # compiling computes with constants of the host
+                self._kept[key] = self._compile(params, carry, inputs)
         return self._kept[key]
+
+    def _compile(self, params, carry, inputs: tuple) -> Compiled:
+        graph = analyse(
+            self.cell,
+            params,
+            carry,
+            inputs,
+            trainable=self.trainable,
+            hidden=self.hidden,
+            policy=self.policy,
+        )
+        if self.rule is not None:
+            check_learnable(graph)
+            graph = self.rule.scoped(graph)
+            self.rule.check(graph)
+            tell_size(graph, self.rule)
+        if self.policy.strict:
+            check_strict(graph)
+        tell_findings(graph, self._warned)
+        return Compiled(graph, self.rule)
 
     @property
     def first(self) -> Compiled:
@@ -159,7 +163,7 @@ class OnlineLearner(AlongSequences):
         """
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
-        state = OnlineState(carry, *compiled.init(), compiled.laned, compiled.lane_axes)
+        state = compiled.state(carry, *compiled.init())
         return spread(state, varying((params, carry, inputs)))
 
     def _matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
@@ -315,7 +319,7 @@ class OnlineLearner(AlongSequences):
         """The state of the first signature, of shapes and dtypes."""
         program, (trace, t) = self.first.program, jax.eval_shape(self.first.init)
         carry = jax.tree.unflatten(program.trees['carry'], list(map(abstract, program.leaf_avals)))
-        return OnlineState(carry, trace, t, self.first.laned, self.first.lane_axes)
+        return self.first.state(carry, trace, t)
 
 
 def online(

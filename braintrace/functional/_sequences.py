@@ -17,24 +17,36 @@ from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._windows import (
     Course,
     GradientOptions,
+    Lines,
     Moment,
     Observer,
     Penalised,
     Sequence,
+    Turn,
+    Turns,
     UpdateOptions,
     bootstrapped,
+    bounds,
+    buffers,
     check_flags,
+    check_mask,
     check_opt_state,
     check_updatable,
     choose_delay,
+    cut,
     first_order,
     length_of,
+    number_of_blocks,
     optimised,
     run_updates,
     run_windows,
     show_progress,
+    signature,
     split_weights,
+    steps_of,
+    strong,
     task_loss,
+    with_so_far,
 )
 from ._compiled import Compiled
 from ._loss import as_inputs
@@ -82,7 +94,7 @@ class SequenceCalls:
             return in_shards(body, params, state, Data(xs, ys, mask, reset))
 
         def body(axes: Axes, params, state, data: Data):
-            course, of_loss = self._course(axes, params, state, data)
+            course, of_loss = self.course(axes, params, state, data)
             result = run_windows(course, params, options)
             new = _after(state, result.end)
             return (result.learnt, axes), (new, axes), (result.losses, of_loss)
@@ -96,7 +108,15 @@ class SequenceCalls:
         losses``.
         """
 
+        def options_of(graph, rule) -> UpdateOptions:
+            delay = choose_delay(write_every, every, graph, rule)
+            return UpdateOptions(optimizer, every, delay, reduction, exact)
+
+        in_turns = _UpdatesInTurns(self, options_of)
+
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
+            if _jax.is_outermost():
+                return in_turns((params, opt_state), state, Data(xs, ys, mask, reset))
             of_args = varying((params, opt_state, state, xs, ys, mask, reset))
             learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
             params, state, xs = first_order((params, state, xs))
@@ -104,11 +124,9 @@ class SequenceCalls:
             return in_shards(partial(body, learnt), params, opt_state, state, data)
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
-            course, of_loss = self._course(axes, params, state, data)
-            check_updatable(jax.tree.map(lambda p: None if _is_integer(p) else p, params))
-            check_opt_state(optimizer, params, opt_state)
-            delay = choose_delay(write_every, every, course.observer.graph, course.observer.rule)
-            options = UpdateOptions(optimizer, every, delay, reduction, exact)
+            course, of_loss = self.course(axes, params, state, data)
+            options = options_of(course.observer.graph, course.observer.rule)
+            _check_learnt(optimizer, params, opt_state)
             result = run_updates(course, (params, opt_state), options)
             new = _after(state, result.end)
             pairs = zip(result.learnt, of_learnt, strict=True)
@@ -116,12 +134,16 @@ class SequenceCalls:
 
         return run
 
-    def _course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
+    def compiled(self, params, state: OnlineState, data: Data) -> Compiled:
+        """The compiled step for these arguments."""
+        params, _ = split_weights(params, self.synthesizer)
+        return self.find(params, state, as_inputs(jax.tree.map(lambda a: a[0], data.xs)))
+
+    def course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
         """The cell and the loss under observation, and the axes of a surrounding
         ``shard_map`` along which the loss of a step may differ."""
-        length, (params, _) = length_of(data.xs, data.ys), split_weights(params, self.synthesizer)
-        first = jax.tree.map(lambda a: a[0], data.xs)
-        compiled = self.find(params, state, as_inputs(first))
+        length, compiled = length_of(data.xs, data.ys), self.compiled(params, state, data)
+        params, _ = split_weights(params, self.synthesizer)
         flags, fresh = _resets(data.reset, state, length)
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
@@ -145,6 +167,61 @@ class SequenceCalls:
             observed, sequence = bootstrapped(observed, self.synthesizer, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
         return Course(observed, start, sequence, show), of_loss
+
+
+class _UpdatesInTurns:
+    """Updates where no transformation surrounds the call: compiled, and in turns."""
+
+    def __init__(self, calls: SequenceCalls, options_of: Callable):
+        self.calls, self.options_of = calls, options_of
+        self.program = jax.jit(self._program, donate_argnums=(1, 2))
+        self.kept: dict[tuple, tuple[Turns, Any]] = {}
+
+    def _program(self, learnt, state: OnlineState, shown, data: Data, bounds):
+        course, _ = self.calls.course(frozenset(), learnt[0], state, data)
+        options = self.options_of(course.observer.graph, course.observer.rule)
+        turn = Turn(bounds[0], bounds[1], shown)
+        result = run_updates(course._replace(show=None), learnt, options, turn)
+        return result.learnt, _after(state, result.end), (result.losses, result.aux)
+
+    def __call__(self, learnt, state: OnlineState, data: Data):
+        length, compiled = length_of(data.xs, data.ys), self.calls.compiled(learnt[0], state, data)
+        options = self.options_of(compiled.graph, compiled.rule)
+        _check_learnt(options.optimizer, *learnt)
+        flags, _ = _resets(data.reset, state, length)
+        mask = None if data.mask is None else check_mask(data.mask, length)
+        data = Data(data.xs, data.ys, mask, None if flags is None else (flags, data.reset[1]))
+        key = signature((learnt, state, data))
+        if key not in self.kept:
+            loss = jax.eval_shape(self.calls.loss, *_example(compiled, data.ys))
+            turns = Turns(number_of_blocks(length, options))
+            self.kept[key] = turns, (task_loss(loss), None)
+        turns, shapes = self.kept[key]
+        show = None
+        if self.calls.progress:
+            lines = Lines(length, mask)
+            show = lambda place, done: lines(place[2][0], steps(done))  # noqa: E731
+
+        def steps(blocks: int) -> int:
+            return length if blocks == turns.number else int(steps_of(length, options, blocks))
+
+        def blocks(place, start, stop):
+            return self.program(*place, data, bounds(start, stop))
+
+        place = *strong((learnt, jax.tree.map(jnp.copy, state))), buffers(shapes, length)
+        stop = turns.run(blocks, place, lambda place: None, show)
+        (params, opt_state), state, shown = stop.carry
+        losses, _ = cut(shown, steps(stop.done))
+        found = params, opt_state, state, losses
+        if stop.error is not None:
+            raise with_so_far(stop.error, found, len(losses), length)
+        return found
+
+
+def _check_learnt(optimizer, params, opt_state) -> None:
+    """Refuse what an optimiser can not change, and a state that is not its own."""
+    check_updatable(jax.tree.map(lambda p: None if _is_integer(p) else p, params))
+    check_opt_state(optimizer, params, opt_state)
 
 
 def _step_of(compiled: Compiled, loss: Callable) -> Callable:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ __all__ = [
     'check_carry0',
     'flatten_paths',
     'fold_lane',
+    'goes_on',
     'merge',
     'no_key',
     'put_back',
@@ -40,6 +43,8 @@ class OnlineState:
     - ``laned`` (static): the paths, ``carry/...`` and ``trace/...``, of the arrays whose axis 0 is
       the lanes
     - ``lane_axes`` (static): path and axis of each array of the carry whose lanes are another axis
+    - ``raw_keys`` (static): the paths in the carry of integers that the step takes for PRNG keys,
+      as ``jax.random.PRNGKey`` makes them
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -54,6 +59,7 @@ class OnlineState:
     t: jax.Array
     laned: frozenset[str] = field(default=frozenset(), metadata={'static': True})
     lane_axes: tuple[tuple[str, int], ...] = field(default=(), metadata={'static': True})
+    raw_keys: frozenset[tuple[str, ...]] = field(default=frozenset(), metadata={'static': True})
 
     def replace(self, **changes) -> OnlineState:
         """A copy with some fields changed."""
@@ -73,6 +79,8 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
             'or one flag a step), or let it go on: leave it out of `hidden` of functional.online '
             'and functional.reset; a brainstate model keeps it in a ShortTermState.'
         )
+        if x.dtype == jnp.uint32 and x.shape[-1:] in ((2,), (4,)):
+            remedy = f'If it is a PRNG key, let it go on. {remedy}'
         if x.shape[:1] == flags.shape:
             remedy = (
                 f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
@@ -114,6 +122,13 @@ def no_key(path, leaf) -> bool:
     return not is_key(leaf)
 
 
+def goes_on(hidden: Callable, raw_keys: frozenset) -> Callable:
+    """``(path, leaf) -> bool``: whether a reset leaves a leaf as it is; by default a key that is
+    made of integers does so too.
+    """
+    return lambda path, leaf: not hidden(path, leaf) or (hidden is no_key and path in raw_keys)
+
+
 def _as_flags(flags, t) -> jax.Array:
     """Flags as a bool array, of shape () or like ``t``."""
     flags = jnp.asarray(flags)
@@ -134,8 +149,9 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     ``t`` zero.
 
     ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all
-    leaves but PRNG keys, which go on. Raises :class:`braintrace.StructureError` where flags of
-    single lanes meet a hidden leaf whose axis 0 is not known to be the lanes.
+    leaves but PRNG keys, which go on, also those that :func:`jax.random.PRNGKey` makes. Raises
+    :class:`braintrace.StructureError` where flags of single lanes meet a hidden leaf whose axis 0
+    is not known to be the lanes.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, reset
@@ -146,10 +162,11 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     """
     flags, axes = _as_flags(flags, state.t), dict(state.lane_axes)
     check_carry0(state.carry, carry0)
+    stays = goes_on(hidden, state.raw_keys)
 
     def leaf(path, x, fresh):
         key = path_key(path)
-        if not hidden(key, x):
+        if stays(key, x):
             return x
         path = path_name(('carry', *key))
         laned = path in state.laned or path in axes
@@ -245,9 +262,9 @@ def merge(*parts):
     return jax.tree.map(first, *parts, is_leaf=lambda x: x is None)
 
 
-def fold_lane(state: OnlineState, axis_name: str) -> OnlineState:
-    """Fold the index along a mapped axis into every PRNG key of the carry, so that lanes draw
-    different numbers.
+def fold_lane(state: OnlineState, axis_name: str | int | jax.Array) -> OnlineState:
+    """Fold the index along a mapped axis, or this number, into every PRNG key of the carry, so that
+    lanes draw different numbers.
 
     >>> import jax, jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, fold_lane
@@ -257,7 +274,14 @@ def fold_lane(state: OnlineState, axis_name: str) -> OnlineState:
     True
     """
 
-    def fold(leaf):
-        return jax.random.fold_in(leaf, jax.lax.axis_index(axis_name)) if is_key(leaf) else leaf
+    lane = jax.lax.axis_index(axis_name) if isinstance(axis_name, str) else axis_name
 
-    return state.replace(carry=jax.tree.map(fold, state.carry))
+    def leaf(path, x):
+        if not is_key(x) and path_key(path) not in state.raw_keys:
+            return x
+        fold = partial(jax.random.fold_in, data=lane)
+        for _ in range(x.ndim - (not is_key(x))):  # of several keys each
+            fold = jax.vmap(fold)
+        return fold(x)
+
+    return state.replace(carry=jax.tree_util.tree_map_with_path(leaf, state.carry))

@@ -25,7 +25,7 @@ LAWS = {
     'L8': 'each entry of xy_to_dw is linear in x, or independent of it',
     'L9': 'h = tanh(a h + y): D_RTRL == BPTT, and ES_D_RTRL == BPTT at one step',
     'L10': 'gradient_enabled only where dy/dw is diagonal and xy_to_dw passes d through',
-    'L11': 'dtypes go in and come out; units multiply; a bias of a wrong unit is an error',
+    'L11': 'dtypes that impl takes come out; units multiply; a bias of a wrong unit is an error',
     'L12': 'static parameters are hashable by value; a second call does not trace again',
     'L13': "a platform's lowering and trace kernel == the default",
     'L14': 'a reverse rule of its own gives the primals and gradients of impl, whatever is '

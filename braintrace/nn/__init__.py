@@ -29,6 +29,7 @@ from ._readout import FilteredReadout, LeakyRateReadout, LeakySpikeReadout
 from ._rotations import LRUCell, RTUCell, S5Cell
 from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
 from ._synapses import COBA, CUBA, STP, DualExpon, Expon
+from .surrogate import spike_function
 
 ValinaRNNCell = VanillaRNNCell  # as the public package spells it
 
@@ -74,4 +75,5 @@ __all__ = [
     'ValinaRNNCell',
     'VanillaRNNCell',
     'load_public',
+    'spike_function',
 ]

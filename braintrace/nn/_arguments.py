@@ -27,9 +27,13 @@ class Default:
 
     def __call__(self, shape: Sequence[int], **kwargs: Any) -> Any:
         draw, own = getattr(init, self.name)(), brainstate.environ.dftype()
-        if jnp.finfo(own).bits >= 32:
-            return draw(shape, **kwargs)
-        with brainstate.environ.context(precision=32):  # not every one is drawn in fewer bits
+        # brainstate's formulas, which are not under the user's settings; not every one is drawn in
+        # fewer bits than 32
+        with (
+            jax.numpy_rank_promotion('allow'),
+            jax.numpy_dtype_promotion('standard'),
+            brainstate.environ.context(precision=max(jnp.finfo(own).bits, 32)),
+        ):
             return draw(shape, **kwargs).astype(own)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
@@ -62,7 +63,8 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
         """Move on by one step: ``x`` is one sample, or a batch of them along the first axis."""
         states = self._states()
         self._check_step(x, states)
-        output, new = self.transition(x, tuple(state.value for state in states))
+        with jax.numpy_rank_promotion('allow'):  # a formula uses the numbers of a unit in each lane
+            output, new = self.transition(x, tuple(state.value for state in states))
         for state, value in zip(states, new):
             state.value = value
         return output

@@ -207,7 +207,7 @@ class SignedWLinear(Dense):
         """:math:`|W| \\odot S`, and no bias."""
         weight = self.weight.value
         size = u.math.where(u.get_magnitude(weight) < 0, -weight, weight)
-        return size if self.w_sign is None else size * self.w_sign, None
+        return masked(size, self.w_sign), None
 
 
 def masked(weight: Any, mask: Any) -> Any:
@@ -322,8 +322,10 @@ class ScaledWSLinear(Dense):
         """:math:`\\hat W \\odot M` and b."""
         value = self.weight.value
         weight, unit = u.split_mantissa_unit(value['weight'])
-        centred = weight - weight.mean(0)
-        scale = jnp.sqrt(jnp.maximum(self.num_in * jnp.square(centred).mean(0), self.eps))
+        centred = weight - weight.mean(0, keepdims=True)
+        scale = jnp.sqrt(
+            jnp.maximum(self.num_in * jnp.square(centred).mean(0, keepdims=True), self.eps)
+        )
         weight = value.get('gain', 1.0) * centred / scale
         weight = weight if unit == u.UNITLESS else u.Quantity(weight, unit=unit)
         return masked(weight, self.w_mask), value.get('bias')

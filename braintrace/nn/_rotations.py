@@ -63,7 +63,7 @@ def parameter(value: Any) -> brainstate.ParamState:
 
 def normal(num_in: int, variance: float = 1.0) -> Init:
     """Draw a weight whose products with inputs of size 1 have that variance."""
-    return brainstate.nn.init.Normal(float(np.sqrt(variance / num_in)))
+    return brainstate.nn.init.Normal(scale=float(np.sqrt(variance / num_in)))
 
 
 def turned(decay: Any, angle: Any, states: tuple) -> tuple[Any, Any]:
@@ -82,7 +82,8 @@ class LRUCell(Rotations):
         y_t &= \mathrm{Re}(h_t\,C) + D \odot x_t
 
     The state is complex, as the two real states ``h_re`` and ``h_im``. At first :math:`\lambda` is
-    uniform in a ring and :math:`e^\gamma = \sqrt{1 - |\lambda|^2}`; B, C and D are normal.
+    uniform in a ring and :math:`e^\gamma = \sqrt{1 - |\lambda|^2}`; B, C and D are normal with the
+    variances 1 / (2 I), 1 / P and 1.
 
     Parameters
     ----------
@@ -162,7 +163,8 @@ class S5Cell(Rotations):
     The state is complex, as the two real states ``h_re`` and ``h_im``; the step :math:`e^s` of each
     unit holds x constant in between (zero-order hold). At first :math:`\lambda` are the P
     eigenvalues with positive imaginary part of the normal part of the HiPPO-LegS matrix of size
-    2 P, the steps are log-uniform in (dt_min, dt_max), and B, C and D are normal.
+    2 P, the steps are log-uniform in (dt_min, dt_max), and B, C and D are normal with the variances
+    1 / (2 I), 2 / P and 1.
 
     Parameters
     ----------

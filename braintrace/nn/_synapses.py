@@ -259,7 +259,7 @@ class Output(ShowsArguments, brainstate.nn.Module):
                 f'{type(self).__name__}: {name} has shape {np.shape(value)} and the conductance '
                 f'{np.shape(g)}; give one number, or an array of one for each target.'
             )
-        return value
+        return value if np.shape(value) in ((), np.shape(g)) else value[None]
 
 
 class CUBA(Output):

@@ -245,26 +245,33 @@ def custom(slope: Callable[[Any], Any]) -> Surrogate:
 BUILT_IN = {spike.__name__: spike for spike in (triangle, sigmoid, multi_gaussian, arctan)}
 
 
-def spike_function(owner: str, spk_fun: Any) -> Callable:
-    """The spike function of that name, or ``spk_fun`` itself if it is one with a derivative."""
+def spike_function(owner: str, spk_fun: Any, name: str = 'spk_fun') -> Callable:
+    """The spike function of that name, or ``spk_fun`` itself if it is one with a derivative.
+
+    ``owner`` and ``name``: who asks for it, and by which argument, as errors tell it.
+
+    >>> from braintrace.nn import spike_function
+    >>> spike_function('Neuron', 'sigmoid')
+    sigmoid(slope=4.0)
+    """
     if isinstance(spk_fun, str) and spk_fun in BUILT_IN:
         return BUILT_IN[spk_fun]()
     if isinstance(spk_fun, Surrogate):
         return spk_fun
     remedy = (
-        f'Give spk_fun one of the names {", ".join(map(repr, BUILT_IN))}, a function of '
+        f'Give {name} one of the names {", ".join(map(repr, BUILT_IN))}, a function of '
         'braintrace.nn.surrogate with your parameters (surrogate.triangle(width=0.5)) or your '
         'slope (surrogate.custom(slope)), or any function from x to 1 above the threshold (x > 0) '
         'and 0 below it, with a surrogate derivative (braintools.surrogate.ReluGrad()).'
     )
     if isinstance(spk_fun, type) or spk_fun in BUILT_IN.values():
-        name = spk_fun.__name__
-        raise OptionError(f'{owner}: spk_fun is {name}, which makes spike functions: {name}().')
+        maker = spk_fun.__name__
+        raise OptionError(f'{owner}: {name} is {maker}, which makes spike functions: {maker}().')
     if not callable(spk_fun):
-        raise OptionError(f'{owner}: spk_fun is {spk_fun!r}, which is no spike function. {remedy}')
+        raise OptionError(f'{owner}: {name} is {spk_fun!r}, which is no spike function. {remedy}')
     fault = _fault_of(spk_fun)
     if fault:
-        raise OptionError(f'{owner}: spk_fun is {spk_fun!r}, {fault}. {remedy}')
+        raise OptionError(f'{owner}: {name} is {spk_fun!r}, {fault}. {remedy}')
     return spk_fun
 
 

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._windows import Turns, with_so_far
 from ._training import At, Training
 
 __all__ = ['Loop']
 
 PIECES = 20  # where somebody looks
+MOST = 100  # updates of a stream in a block
 
 
 class Loop:
@@ -31,6 +33,7 @@ class Loop:
         self.progress = progress
         self.seconds = self.compile_seconds = 0.0
         self.memory = 0
+        self.programs: dict[tuple[int, int], tuple[Callable, Turns]] = {}
 
     def pieces(self, first) -> Iterator[tuple[int, At, np.ndarray]]:
         """``(updates that were made, the place then, losses)`` after each piece, of inputs like
@@ -38,35 +41,63 @@ class Loop:
         """
         keys = jax.vmap(jax.random.key)(self.seeds)
         at = jax.jit(jax.vmap(self.training.start, (0, 0, 0, None)))(*self.made, self.seeds, first)
-        step = self._along if self.task.stream else self._updates
         data = self._streams(keys) if self.task.stream else keys
+        part = min(self.size, MOST * self.unit) if self.task.stream else 1
+        found = []
         for start in range(0, self.length, self.size):
-            size = min(self.size, self.length - start)
-            if start == 0 or size < self.size:
-                program = self._compiled(partial(step, size), at, data)
-            begin = time.perf_counter()
-            at, losses = jax.block_until_ready(program(at, data, start))
-            self.seconds += time.perf_counter() - begin
-            yield start + size, at, np.asarray(losses)
+            done, stop = start, min(start + self.size, self.length)
+            for size in (part, (stop - start) % part):
+                number = (stop - done) // size if size else 0
+                if number:
+                    at, losses = self._blocks(size, number, at, data, done, found)
+                    done += number * size
+                    found.append(losses)
+            yield stop, at, np.concatenate(found, 1)[:, start:]
 
-    def _compiled(self, step: Callable, at: At, data) -> Callable:
+    def _blocks(self, size: int, number: int, at: At, data, first: int, found: list):
+        """The place after some blocks of ``size`` updates or steps, and their losses."""
+        losses = jnp.zeros((len(self.seeds), number * size))
+        if (size, number) not in self.programs:
+            self.programs[size, number] = self._compiled(size, at, losses, data), Turns(number)
+        program, turns = self.programs[size, number]
+        begin = time.perf_counter()
+        stop = turns.run(
+            lambda now, start, stop: program(*now, data, first, start, stop),
+            (at, losses),
+            lambda now: None,
+        )
+        at, losses = jax.block_until_ready(stop.carry)
+        self.seconds += time.perf_counter() - begin
+        if stop.error is not None:
+            told = np.concatenate([*found, np.asarray(losses)[:, : stop.done * size]], 1)
+            raise with_so_far(stop.error, (at.params, told), told.shape[1], self.length)
+        return at, np.asarray(losses)
+
+    def _compiled(self, size: int, at: At, losses, data) -> Callable:
         if self.progress:
             self._say(f'compiling for {len(self.seeds)} seed(s)')
         begin = time.perf_counter()
-        each = jax.jit(jax.vmap(step, (0, 0, None)), donate_argnums=0)
-        program = each.lower(at, data, 0).compile()
+        each = jax.vmap(partial(self._turn, size), (0, 0, 0, None, None, None))
+        program = jax.jit(each, donate_argnums=(0, 1)).lower(at, losses, data, 0, 0, 0).compile()
         self.compile_seconds += time.perf_counter() - begin
         if (found := program.memory_analysis()) is not None:
             self.memory = max(self.memory, found.temp_size_in_bytes // len(self.seeds))
         return program
 
-    def _updates(self, size: int, at: At, key, start):
-        """Updates on new sequences, which the key and their number draw."""
+    def _turn(self, size: int, at: At, losses, data, first, start, stop):
+        """The blocks from ``start`` to ``stop`` behind the step or update ``first``."""
+        step = self._along if self.task.stream else self._update
 
-        def update(at, number):
-            return self.training.update(at, jax.random.fold_in(key, number))
+        def block(k, now):
+            at, found = step(size, now[0], data, first + k * size)
+            found = found.reshape(size).astype(losses.dtype)
+            return at, jax.lax.dynamic_update_slice_in_dim(now[1], found, k * size, 0)
 
-        return jax.lax.scan(update, at, start + jnp.arange(size))
+        return jax.lax.fori_loop(start, stop, block, (at, losses))
+
+    def _update(self, size: int, at: At, key, number):
+        """An update on new sequences, which the key and its number draw."""
+        return self.training.update(at, jax.random.fold_in(key, number))
 
     def _streams(self, keys) -> tuple:
         batch = self.training.options.batch

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import _jax
+from .._compiler import abstract, is_inexact
 from .._errors import OptionError, StructureError
 from .._learner import ModelStates
 from .._learner import compile as compile_model
@@ -31,7 +34,7 @@ def made(
         raise OptionError(f'model is {shown!r}; give a function of a seed, such as a class.')
     learner, cell, params, carry = _learner(_of(model, seeds[0]), rule, first)
     each: list = [(params, carry)]
-    known = _constants(cell, params, carry, first) if len(seeds) > 1 else []
+    known = _code(cell, params, carry, first) if len(seeds) > 1 else None
     for seed in seeds[1:]:
         cell, params, carry = _pure(_of(model, seed), first)
         if signature((params, carry)) != signature(each[0]):
@@ -39,7 +42,7 @@ def made(
                 f'model({seed}) has other parameters or states than model({seeds[0]}), of other '
                 'shapes perhaps; all seeds run in one program.'
             )
-        _check_constants(known, _constants(cell, params, carry, first), seeds[0], seed)
+        _check_code(known, _code(cell, params, carry, first), seeds[0], seed)
         each.append((params, carry))
     params, carry = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     return learner, params, carry
@@ -110,15 +113,36 @@ def _check_statistics(module, cell: Callable, params, carry, first: jax.Array) -
             )
 
 
-def _constants(cell: Callable, params, carry, first: jax.Array) -> list:
-    """The arrays that a cell holds beside its arguments."""
-    return list(jax.make_jaxpr(cell)(params, carry, first).consts)
+class Code(NamedTuple):
+    """What a cell computes beside its arguments: a program, and the arrays that it holds."""
+
+    program: str
+    constants: list
 
 
-def _check_constants(known: list, other: list, first: int, seed: int) -> None:
-    if len(known) != len(other):
-        raise StructureError(f'model({first}) and model({seed}) do not compute the same.')
-    for one, two in zip(known, other, strict=True):
+def _code(cell: Callable, params, carry, first: jax.Array) -> Code:
+    """The program of a cell and of its derivative, in which every rule and number stands."""
+
+    def total(*args):
+        out = cell(*args)
+        return sum(x.real.sum() for x in jax.tree.leaves(out) if is_inexact(abstract(x))), out
+
+    def both(*args):
+        value, pull, out = jax.vjp(total, *args, has_aux=True)
+        return out, pull(jnp.ones_like(value))
+
+    args = params, carry, first
+    try:
+        jaxpr, constants = _jax.trace(both, *args)
+    except ValueError:  # of a loop that reverse mode does not pass
+        jaxpr, constants = _jax.trace(cell, *args)
+    run = partial(_jax.evaluate, jaxpr)
+    return Code(jax.jit(run).lower(constants, jax.tree.leaves(args)).as_text(), constants)
+
+
+def _check_code(known: Code, other: Code, first: int, seed: int) -> None:
+    """Refuse a model that computes something else than the first one."""
+    for one, two in zip(known.constants, other.constants):
         if one is not two and not np.array_equal(one, two):
             raise StructureError(
                 f'model({first}) and model({seed}) hold different constants {one.dtype}'
@@ -126,3 +150,10 @@ def _check_constants(known: list, other: list, first: int, seed: int) -> None:
                 'brainstate.LongTermState (of a triple, in the carry), or draw it from a seed that '
                 'is the same for all.'
             )
+    if known.program != other.program:
+        raise StructureError(
+            f'model({first}) and model({seed}) do not compute the same, and all seeds run in one '
+            'program: a number or a choice in the code of the model follows the seed. Keep such a '
+            'number in a brainstate.LongTermState (of a triple, in the carry), or call run once '
+            'for each of the seeds.'
+        )

@@ -121,8 +121,8 @@ def run(
         ``model(seed)`` returns a ``brainstate.nn.Module`` that takes a batch, made behind
         ``brainstate.random.seed(seed)``, or a triple ``(cell, params, carry)`` of pure functions,
         as :mod:`braintrace.adapters` make it; those of two seeds differ in parameters and states
-        alone. Its outputs are those that the task asks for, or a pair of them and whatever
-        ``penalty`` reads.
+        alone, and others are refused. Its outputs are those that the task asks for, or a pair of
+        them and whatever ``penalty`` reads.
     rule : Rule or None
         A value of :mod:`braintrace.rules`; None: back-propagation through time.
     optimizer : optax.GradientTransformation
@@ -152,13 +152,14 @@ def run(
     OptionError
         Arguments do not fit the task or each other.
     StructureError
-        Outputs are not those of the task, models differ in their constants, or a step writes a
+        Outputs are not those of the task, models differ in code or constants, or a step writes a
         ``brainstate.LongTermState``.
 
     Notes
     -----
-    ``fit`` of ``brainstate.environ`` is True, and False where a score is taken. The generator of
-    ``brainstate.random`` is left as it was.
+    ``fit`` of ``brainstate.environ`` is True, and False where a score is taken. The generators of
+    ``brainstate.random`` and of NumPy are left as they were. Ctrl-C ends a run after the updates
+    that run, with a ``KeyboardInterrupt`` whose ``so_far`` is ``(params, losses)``.
 
     Examples
     --------
@@ -181,12 +182,10 @@ def run(
     _check_looks(task, until, test, progress)
     check_draw(task, batch)
     seeds, length = _numbers(seeds), task.steps if task.stream else updates
-    found, seen, generator = [], [], brainstate.random.DEFAULT.value
+    found, seen = [], []
     with brainstate.environ.context(fit=True):
-        try:
+        with brainstate.random.seed_context(seeds[0]):
             learner, *values = made(model, seeds, rule, _zeros(task, batch))
-        finally:
-            brainstate.random.DEFAULT.value = generator
         loop = Loop(Training(task, learner, optimizer, options), values, seeds, length, progress)
         for done, at, losses in loop.pieces(_zeros(task, batch)):
             found.append(losses)

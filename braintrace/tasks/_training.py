@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from .._errors import StructureError
 from .._windows import Penalised, check_loss, is_key, optimised
-from ..functional import OnlineLearner, OnlineState, split
+from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
 from ._task import Task
 
 __all__ = ['At', 'Options', 'Training']
@@ -70,18 +70,15 @@ class Training:
         """Before the first update; random keys of the carry and of the rule are drawn anew for each
         seed.
         """
+        state = self.online.init(params, carry, x)
         fold = partial(jax.random.fold_in, data=seed)
-        first = jax.tree.map(lambda c: fold(c) if _is_random(c) else c, carry)
-        state = self.online.init(params, first, x)
         trace = jax.tree.map(lambda e: fold(e) if is_key(e) else e, state.trace)
-        return At(params, self.optimizer.init(params), state.replace(trace=trace), carry)
+        state = fold_lane(state.replace(trace=trace), seed)
+        return At(params, self.optimizer.init(params), state, carry)
 
     def anew(self, at: At) -> OnlineState:
         """The state before new sequences."""
-        carry = jax.tree.map(
-            lambda now, first: now if _is_random(now) else first, at.state.carry, at.first
-        )
-        return at.state.replace(carry=carry, t=0 * at.state.t)
+        return reset(at.state, True, at.first)
 
     def update(self, at: At, key) -> tuple[At, jax.Array]:
         """An update, or several, on new sequences, and the loss."""
@@ -172,8 +169,3 @@ def _told(found) -> str:
     if not isinstance(found, jax.Array):
         return f'a {type(found).__name__}'
     return f'{found.dtype}{list(found.shape)}'
-
-
-def _is_random(leaf) -> bool:
-    """Whether a leaf of the carry is a random key, of the old kind too."""
-    return is_key(leaf) or (leaf.dtype == jnp.uint32 and leaf.shape in ((2,), (4,)))

@@ -57,9 +57,9 @@ def draw(learnt: np.ndarray, stopped: np.ndarray) -> Figure:
     axis.axvline(STOP, color=INK, lw=1, ls=':')
     axis.text(2000, 1.2, 'who always says 0', color=INK)
     axis.text(STOP + 700, 12, 'learning stops here, or goes on', color=INK)
-    axis.text(36_000, 0.03, 'it goes on', color=LEARNS, weight='bold')
+    axis.text(36_000, 0.006, 'it goes on', color=LEARNS, weight='bold')
     axis.text(46_000, 2.6, 'it stops', color=STOPPED, weight='bold', va='top')
-    axis.set(xlabel='step', ylabel='squared error', yscale='log', xlim=(0, STEPS), ylim=(3e-4, 30))
+    axis.set(xlabel='step', ylabel='squared error', yscale='log', xlim=(0, STEPS), ylim=(1e-4, 30))
     axis.xaxis.set_major_formatter(lambda value, _: f'{value:,.0f}')
     axis.spines[['top', 'right']].set_visible(False)
     return figure

@@ -62,7 +62,8 @@ def moving(what: str) -> Note:
 
 
 def merging(what: str, at: str = 'here') -> Note:
-    return mixing(what, 'merges positions of the result of an op', at)
+    words = what, 'merges positions of the result of an op', 'history is lost there'
+    return Note('mixing', 'warning', words, at=at)
 
 
 def mixing_tail(path: str = 'w', at: str = 'here') -> Note:
@@ -311,6 +312,25 @@ degraded(
         (0, (x[0, 0] > 0).astype(int)),
     )
 )
+
+
+@jax.custom_vjp
+def clipped(w):
+    return w
+
+
+clipped.defvjp(lambda w: (w, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+degraded(
+    Note(
+        'nonlinear-rule',
+        'warning',
+        ('w goes through custom_vjp_call', 'not known to be linear', 'Clip the whole gradient'),
+        'w',
+    ),
+    history=False,
+    name='weight_behind_a_clip',
+)(lambda p, h, x: 0.8 * h + mm(x, clipped(p['w'])))
 LOST = {'routes': {'w': 'lost_relation'}}
 
 degraded(

@@ -474,3 +474,10 @@ def returning_the_carry_alone(p, h, x):
 @no_step(COMPILE, 'a tuple of 3', 'return a pair (outputs, new_carry)', carry=H)
 def returning_a_triple(p, h, x):
     return h, h, h + mm(x, p['w'])
+
+
+@refused(NOT_SUPPORTED, 'new_ref works on a mutable array', 'Compute with values')
+def writing_to_a_mutable_array(p, h, x):
+    now = jax.new_ref(h)  # here
+    now[...] = 0.8 * now[...] + mm(x, p['w'])
+    return now[...], now[...]

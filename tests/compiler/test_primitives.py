@@ -33,6 +33,8 @@ ELSEWHERE = {
     'polynomial',
     'preduced',
     'pvary',
+    'random_unwrap',
+    'random_wrap',
     'reduced_vary_cast',
     'reduced_vary_cast_p',
     'reshard',
@@ -136,6 +138,19 @@ LINEAR = {
     'complex': lambda x: jax.lax.complex(x, 2 * x).imag,
     **MOVEMENTS,
     'squeeze': lambda x: jax.lax.squeeze(x[:, :1], (1,)),
+    'cumsum': lambda x: jnp.cumsum(x, 0),
+    'dot_general': lambda x: jnp.ones((2, len(x))) @ x,
+    'conv_general_dilated': lambda x: jnp.convolve(x[:, 0], jnp.arange(2.0)),
+    'fft': lambda x: jnp.fft.fft(x).real,
+    'reduce_window_sum': lambda x: jax.lax.reduce_window(
+        x, 0.0, jax.lax.add, (2, 1), (1, 1), 'VALID'
+    ),
+    'select_and_scatter_add': lambda x: jax.vjp(
+        lambda a: jax.lax.reduce_window(a, -jnp.inf, jax.lax.max, (2, 1), (1, 1), 'VALID'), X
+    )[1](x[1:])[0],
+    'triangular_solve': lambda x: jax.lax.linalg.triangular_solve(
+        jnp.eye(len(x)) + 1.0, x, left_side=True
+    ),
 }
 # the value itself, in another place or with another type
 THE_SAME = set(

@@ -484,5 +484,34 @@ def test_an_error_that_no_collective_causes_stays_what_it_is():
         unsharded(eqn, where)(x)
 
 
+def take(x, w):
+    return jnp.take(w, (x[:, 0] > 0).astype(int), axis=0, mode='clip')
+
+
+@pytest.mark.parametrize(
+    'fn, ins, outs, mesh',
+    [
+        (jnp.matmul, (P('a'), P()), P('a'), 'four'),
+        (jnp.matmul, (P(AB), P()), P(AB), 'square'),
+        (jnp.matmul, (P(), P(None, 'a')), P(None, 'a'), 'four'),
+        (take, (P('a'), P()), P('a'), 'four'),
+    ],
+    ids=['product', 'two axes', 'columns', 'lookup'],
+)
+def test_a_marked_product_in_blocks_has_the_lanes_of_the_whole_batch(fn, ins, outs, mesh):
+    def cell(p, h, x):
+        h = 0.8 * h + sharded(Case(fn, ins, outs), abstract_mesh(mesh), True)(x, p['w'])
+        return h, h
+
+    learner = braintrace.functional.online(cell, mark='auto')
+    state = jax.eval_shape(
+        learner.init, {'w': jnp.ones((3, 4))}, jnp.ones((8, 4)), jnp.ones((8, 3))
+    )
+    (op,) = learner.graph.ops
+    assert op.y_aval.shape == (8, 4)
+    assert state.t.shape == (8,)
+    assert 'carry' in state.laned
+
+
 if __name__ == '__main__':
     main(sys.argv[1])

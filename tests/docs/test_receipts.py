@@ -55,8 +55,6 @@ def test_the_figures_are_those_that_are_kept():
     with modules('tables', 'receipts') as found:
         bench = found.receipts
         rows = json.loads(bench.RESULTS.read_text(encoding='utf-8'))
-        shown = next(row for row in rows if row['case'][0] == 'lif' and row['case'][3] == 0.01)
-        tables = {'gradients': bench.of_gradients(rows), 'fields': bench.of_fields(shown)}
-        for name, want in tables.items():
+        for name, want in bench.tables(rows).items():
             mark, end = bench.MARKS.format(name), bench.MARKS.format(f'end of {name}')
             assert EXPLANATION.split(f'{mark}\n')[1].split(f'\n{end}')[0] == want

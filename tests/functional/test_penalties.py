@@ -103,7 +103,7 @@ def compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('exact', [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('exact', [False, True])
 def test_a_step_function_with_a_weight_of_its_own_in_both_parts(exact):
     def grads(of_loss, ys, **options):
         learner, scale = compiled(), brainstate.ParamState(jnp.array([0.5, 2.0]))

@@ -9,6 +9,7 @@ import numpy as np
 import braintrace
 from braintrace import functional
 from tests.compare import assert_close
+from tests.gradients.harness import quick
 from tests.precision import float64 as float64
 
 from .plain import D_RTRL, I, N, T, both_rules, drawn, loss
@@ -101,3 +102,41 @@ def test_a_reset_leaves_the_keys():
     again = functional.reset(moved, True, carry())
     assert again.carry['key'] == moved.carry['key'] != state.carry['key']
     assert (again.carry['v'] == 0).all() and int(again.t) == 0
+
+
+def test_a_raw_key_goes_on_through_every_reset():
+    first, key = carry(jax.random.PRNGKey(5)), jax.random.PRNGKey(5)
+    learner = functional.online(noisy_lif, D_RTRL)
+    step = jax.jit(lambda state: learner.step(params(), state, XS[0])[1])
+    start = state = learner.init(params(), first, XS[0])
+    for _ in range(3):
+        key, state = jax.random.split(key)[0], functional.reset(step(state), True, first)
+    assert state.carry['key'].tolist() == key.tolist()
+    assert not state.carry['v'].any()
+    run, resets = quick(learner.sequence_grad(loss)), (np.arange(3) == 1, first)
+    _, state, _ = run(params(), start, XS[:3], YS[:3], reset=resets)
+    assert state.carry['key'].tolist() == key.tolist()
+
+
+def test_a_raw_key_is_folded_like_a_typed_one():
+    def outputs(kind):
+        learner = functional.online(noisy_lif, D_RTRL)
+        state = learner.init(params(), carry(kind(5)), XS[0])
+        return jax.vmap(
+            lambda _: learner.step(params(), functional.fold_lane(state, 'lane'), XS[0])[0],
+            axis_name='lane',
+        )(jnp.arange(LANES))
+
+    typed, raw = outputs(jax.random.key), outputs(jax.random.PRNGKey)
+    assert len(set(raw[:, 0].tolist())) == LANES
+    assert_close(raw, typed)
+
+
+def test_integers_that_no_draw_takes_for_a_key_start_anew():
+    def counting(p, c, x):
+        return c['n'], {'v': 0.8 * c['v'] + braintrace.matmul(x, p['w']), 'n': c['n'] + 1}
+
+    first = {'v': jnp.zeros(N), 'n': jnp.zeros(2, jnp.uint32)}
+    learner = functional.online(counting, D_RTRL)
+    state = learner.step(params(), learner.init(params(), first, XS[0]), XS[0])[1]
+    assert functional.reset(state, jnp.array(True), first).carry['n'].tolist() == [0, 0]

@@ -178,6 +178,31 @@ def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
 
 
 @pytest.mark.slow
+def test_arrays_that_a_cell_closes_over_are_those_of_one_device():
+    mask = np.tri(I, N)
+
+    def masked(p, h, x):
+        h = 0.8 * h + jnp.tanh(x @ (p['r'] * jnp.asarray(mask)))
+        return h, h
+
+    def gradient(p, xs, ys):
+        learner = functional.online(masked, rules.rtrl(), mark='auto')
+        state = learner.init(p, jnp.zeros((xs.shape[1], N)), xs[0])
+        return learner.sequence_grad(loss, reduction='sum')(p, state, xs, ys)[0]
+
+    with jax.enable_x64(True):
+        p, xs, ys = {'r': jnp.asarray(WEIGHTS['r'])}, jnp.asarray(XS), jnp.asarray(YS)
+        specs = {'mesh': MESH, 'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P()}
+        got = jax.jit(jax.shard_map(lambda *a: summed(gradient(*a)), **specs))(p, xs, ys)
+
+        def total(p):
+            outs = jax.lax.scan(lambda h, x: masked(p, h, x)[::-1], jnp.zeros((B, N)), xs)[1]
+            return loss(outs, ys)
+
+        assert max(errors(got, jax.grad(total)(p)).values()) < 1e-12
+
+
+@pytest.mark.slow
 def test_two_devices_learn_what_one_does():
     flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=2'
     env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=str(ROOT))

@@ -253,6 +253,28 @@ def test_four_devices_learn_what_one_does_and_share_the_trace():
     assert len(found) == 2
 
 
+@pytest.mark.slow
+def test_a_constraint_on_a_state_of_a_mesh_with_explicit_axes_changes_no_gradient():
+    mesh = jax.make_mesh((1,), ('d',), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.enable_x64(True):
+        p, h, xs = {'w': jnp.ones((3, 4)) / 3}, jnp.zeros((2, 4)), jnp.ones((4, 2, 3))
+
+        def cell(p, h, x, constrained=True):
+            h = 0.8 * h + jnp.tanh(x @ p['w'])
+            if constrained:
+                h = jax.lax.with_sharding_constraint(h, NamedSharding(mesh, P(None)))
+            return h, h
+
+        def total(p):
+            outs = jax.lax.scan(lambda h, x: cell(p, h, x, False)[::-1], h, xs)[1]
+            return (outs**2).sum()
+
+        learner = functional.online(cell, rules.d_rtrl(), mark='auto')
+        run = learner.sequence_grad(lambda o, y: ((o - y) ** 2).sum(), reduction='sum')
+        got = run(p, learner.init(p, h, xs[0]), xs, jnp.zeros((4, 2, 4)))[0]
+        assert max(errors(got, jax.grad(total)(p)).values()) < 1e-12
+
+
 if __name__ == '__main__':
     jax.config.update('jax_enable_x64', True)
     rows = [('batch and units', rules.d_rtrl()), ('batch', rules.d_rtrl(write_every=3))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace import functional, rules
+from braintrace import functional
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 
@@ -181,18 +182,22 @@ def chosen(path, leaf) -> bool:
     return path != ('b',)
 
 
-def test_learners_are_values_of_cell_rule_and_options():
-    def of(of=cell, rule=0.7, **options):
-        return functional.online(of, rules.es_d_rtrl(rule), **options)
-
-    assert (
-        of() == of() and hash(of()) == hash(of()) and of(trainable=chosen) == of(trainable=chosen)
-    )
-    assert functional.online(cell) == functional.online(cell, rules.d_rtrl())
-    others = [of(by_names), of(rule=0.8), of(trainable=chosen), of(hidden=chosen), of(strict=True)]
-    assert len({of(), *others}) == 6
+def test_a_learner_is_equal_to_itself_alone_since_init_is_its_own():
+    (learner, state), other = started(), functional.online(cell, D_RTRL)
+    assert learner == learner and learner != other and len({learner, other}) == 2
+    with pytest.raises(braintrace.NotCompiledError):
+        other.step(params(), state, data()[0][0])
     with pytest.raises(AttributeError):
-        of().rule = None
+        learner.rule = None
+
+
+def test_a_learner_with_a_field_replaced_compiles_anew():
+    learner, _ = started()
+    other = dataclasses.replace(learner, rule=ES)
+    assert (
+        'not compiled' in repr(other)
+        and 'x' in other.init(params(), carry(), data()[0][0]).trace['w']['carry']
+    )
 
 
 def test_a_learner_is_a_static_argument_of_jit():
@@ -204,8 +209,9 @@ def test_a_learner_is_a_static_argument_of_jit():
         return learner.sequence_grad(loss)(p, learner.init(p, h, xs[0]), xs, ys)[0]
 
     args = params(), carry(), *data()
-    first = run(functional.online(cell, D_RTRL), *args)
-    assert_close(run(functional.online(cell, D_RTRL), *args), first, 0)
+    learner = functional.online(cell, D_RTRL)
+    first = run(learner, *args)
+    assert_close(run(learner, *args), first, 0)
     assert len(traced) == 1
     run(functional.online(cell, ES), *args)
     assert len(traced) == 2

@@ -19,7 +19,7 @@ PROGRAMS = 500  # so many are kept, which is all that one file compiles
 def ragged(names, *others):
     """Of six steps: each row with a full window and a rest, and with one of the others in turn.
 
-    Every other row has the second one at night.
+    Of the others, each second round is at night.
     """
     marks = [pytest.mark.slow, pytest.mark.nightly]
     return pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def ragged(names, *others):
         [
             *[(n, 4) for n in names],
             *[
-                pytest.param(*row, marks=marks[i % 2])
+                pytest.param(*row, marks=marks[i // len(others) % 2])
                 for i, row in enumerate(crossed(names, others))
             ],
         ],

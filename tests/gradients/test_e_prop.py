@@ -156,7 +156,7 @@ def test_it_is_the_gradient_of_explicit_traces(kind, window):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['spiking', pytest.param('leaky', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('kind', ['spiking', 'leaky'])
 def test_random_feedback_sends_the_error_back_through_b(kind):
     learner = learner_of(kind, rules.e_prop(KAPPA, 'random'))
     B = weights_sent_back(learner)
@@ -165,16 +165,14 @@ def test_random_feedback_sends_the_error_back_through_b(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['leaky', pytest.param('spiking', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('kind', ['leaky', 'spiking'])
 def test_rflo_is_random_feedback_without_a_filter(kind):
     learner = learner_of(kind, rules.rflo())
     B = weights_sent_back(learner)
     assert_close(over_sequence(learner), added(explicit(kind, kappa=0.0, B=B)))
 
 
-@pytest.mark.parametrize(
-    'feedback', ['symmetric', pytest.param('random', marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize('feedback', ['symmetric', pytest.param('random', marks=pytest.mark.slow)])
 def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
     learner = learner_of('spiking', rules.e_prop(KAPPA, feedback))
     B = None if feedback == 'symmetric' else weights_sent_back(learner)
@@ -186,7 +184,7 @@ def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
 
 @pytest.mark.parametrize(
     'window',
-    [pytest.param(None, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.slow)],
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
 )
 def test_resets_of_lanes_and_masks(window):
     flags, mask = np.zeros((STEPS, LANES), bool), np.linspace(0, 2, STEPS)
@@ -197,7 +195,7 @@ def test_resets_of_lanes_and_masks(window):
     assert_close(got, added(explicit('spiking', flags=flags, mask=mask)))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_single_steps_after_a_reset():
     flags, learner = np.zeros((STEPS, LANES), bool), learner_of('leaky', rules.e_prop(KAPPA))
     flags[[2, 5], 0] = flags[3] = True
@@ -224,7 +222,7 @@ def by_time(kind, params, **options):
 
 @pytest.mark.parametrize(
     'window',
-    [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(None, marks=pytest.mark.nightly)],
+    [1, 4, None],
 )
 @pytest.mark.slow
 def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
@@ -249,8 +247,8 @@ def test_a_readout_that_reads_the_input_too_filters_what_the_layer_made():
     'rule',
     [
         rules.d_rtrl(write_every=3),
-        pytest.param(rules.d_rtrl(credit='whole'), marks=pytest.mark.nightly),
-        pytest.param(rules.d_rtrl(scope='own'), marks=pytest.mark.nightly),
+        rules.d_rtrl(credit='whole'),
+        rules.d_rtrl(scope='own'),
     ],
     ids=['write_every', 'credit', 'scope'],
 )
@@ -346,7 +344,7 @@ def several(ops, params, carry, x):
     return new, {**new, 'h': h}
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_several_readouts_of_a_layer():
     rng, xs = np.random.default_rng(3), drawn()[2]
     shapes = {'in': (INPUTS, 6), 'plain': (6, OUTPUTS), 'conv': (3, 2, 2), 'again': (6, OUTPUTS)}

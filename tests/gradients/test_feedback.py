@@ -141,7 +141,7 @@ def fading(offset):
         'matmul',
         pytest.param('conv', marks=pytest.mark.slow),
         pytest.param('lora', marks=pytest.mark.slow),
-        pytest.param('sparse', marks=pytest.mark.nightly),
+        pytest.param('sparse', marks=pytest.mark.slow),
     ],
 )
 def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
@@ -153,7 +153,7 @@ def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
 
 @pytest.mark.parametrize(
     'kind',
-    ['matmul', *(pytest.param(k, marks=pytest.mark.nightly) for k in ('conv', 'sparse', 'lora'))],
+    ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
 )
 def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     want = by_time(kind, fading(drawn(kind, ADAPTIVE)))
@@ -168,7 +168,7 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
         pytest.param('trace', 1, marks=pytest.mark.slow),
         pytest.param('exact', 2, marks=pytest.mark.slow),
         pytest.param('trace', None, marks=pytest.mark.nightly),
-        pytest.param('exact', None, marks=pytest.mark.nightly),
+        pytest.param('exact', None, marks=pytest.mark.slow),
     ],
 )
 def test_adaptive_feedback_counts_steps_in_every_window(inside, window):

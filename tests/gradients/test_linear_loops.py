@@ -210,3 +210,18 @@ def test_a_learner_evaluates_by_the_same_scan(monkeypatch):
     (got, one), (want, same) = seen
     assert one == same == 1
     assert_close(got, want, relative=1e-12)
+
+
+@in_turn(none, name=['mingru', 'lru'], rule=RULES)
+def test_what_a_reset_ends_need_not_be_a_number(name, rule):
+    """States, trace and losses behind it are those of numbers in front of it."""
+    params, h = start(name)
+    learner, found = online(name, 'associative', RULES[rule]), []
+    run = quick(learner.sequence_grad(loss, window=None))
+    flags, spoilt = np.zeros((T, B), bool), XS.copy()
+    flags[3, 0], spoilt[1, 0] = True, np.nan
+    for xs in (spoilt, XS):
+        state = learner.init(params, h, XS[0])
+        _, state, losses = run(params, state, xs, YS, np.ones(T), (flags, fresh(h)))
+        found.append({'trace': state.trace, 'carry': state.carry, 'losses': losses[3:]})
+    assert_close(*found)

@@ -18,7 +18,7 @@ RULE = braintrace.rules.d_rtrl()
 ROWS = [
     'gru',
     pytest.param('spiking_two', marks=pytest.mark.slow),
-    pytest.param('lstm_fused', marks=pytest.mark.nightly),
+    pytest.param('lstm_fused', marks=pytest.mark.slow),
 ]
 
 
@@ -53,7 +53,7 @@ def weights(reduction, every=6):
     return np.concatenate(of_loss), np.concatenate(of_penalty)
 
 
-@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', ROWS)
 def test_the_mask_weighs_the_loss_and_not_the_penalty(name, reduction):
     loss, alone, case = cases(name)

@@ -16,7 +16,7 @@ K = 2
 ROWS = [
     'leaky',
     *(pytest.param(n, marks=pytest.mark.slow) for n in ('lstm_fused', 'stored_spike', 'conv1d')),
-    *(pytest.param(n, marks=pytest.mark.nightly) for n in ('gru', 'adaptive_lif', 'spiking_two')),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ('gru', 'adaptive_lif', 'spiking_two')),
 ]
 
 

@@ -16,7 +16,7 @@ PAIR = 0.9, 0.4
 ROWS = [
     'leaky',
     pytest.param('spiking_two', marks=pytest.mark.slow),
-    pytest.param('conv1d', marks=pytest.mark.nightly),
+    pytest.param('conv1d', marks=pytest.mark.slow),
 ]
 
 

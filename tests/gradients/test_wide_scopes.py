@@ -92,12 +92,11 @@ def test_the_reach_grows_with_n():
 SETTINGS = [
     pytest.param('conv1d', snap(2), scoped_of(2), id='snap-conv1d', marks=slow),
     pytest.param('gru', rtrl(), scoped_recursion, id='rtrl-gru', marks=slow),
-    pytest.param('sparse', snap(2), scoped_of(2), id='snap-sparse', marks=nightly),
-    pytest.param('lora', rtrl(), scoped_recursion, id='rtrl-lora', marks=nightly),
-    pytest.param('learned_decay', rtrl(), scoped_recursion, id='rtrl-decay', marks=nightly),
+    pytest.param('sparse', snap(2), scoped_of(2), id='snap-sparse', marks=slow),
+    pytest.param('lora', rtrl(), scoped_recursion, id='rtrl-lora', marks=slow),
+    pytest.param('learned_decay', rtrl(), scoped_recursion, id='rtrl-decay', marks=slow),
 ]
 settings = pytest.mark.parametrize('name, rule, oracle', SETTINGS)
-LATE = [pytest.param(*row.values, id=row.id, marks=nightly) for row in SETTINGS[1:]]
 
 
 @settings
@@ -113,7 +112,7 @@ def test_single_steps_windows_and_updates_have_one_set_of_numbers(name, rule, or
     assert_drawn_close(updated.trace, state.trace)
 
 
-@pytest.mark.parametrize('name, rule, oracle', [SETTINGS[0], *LATE])
+@settings
 def test_resets_of_lanes_and_a_mask(name, rule, oracle):
     case, carry0 = models.case(name), other_carry(models.case(name))
     want = oracles.restarted(oracle, case, RAGGED, carry0)
@@ -125,7 +124,7 @@ def test_resets_of_lanes_and_a_mask(name, rule, oracle):
 
 
 @slow
-@pytest.mark.parametrize('window', [2, pytest.param(4, marks=nightly)])
+@pytest.mark.parametrize('window', [2, 4])
 def test_exact_windows_over_rtrl_are_back_propagation_through_time(window):
     case = models.case('gru')
     learner, state = start(case, rtrl())
@@ -134,7 +133,7 @@ def test_exact_windows_over_rtrl_are_back_propagation_through_time(window):
     assert_drawn_close(got, oracles.bptt(case))
 
 
-@pytest.mark.parametrize('keep', [pytest.param(2, marks=slow), pytest.param(4, marks=nightly)])
+@pytest.mark.parametrize('keep', [pytest.param(2, marks=slow), pytest.param(4, marks=slow)])
 def test_few_entries_of_each_row_carry_the_trace(keep):
     case = models.case('leaky')
     mask = np.random.default_rng(7).random((4, 4)).argsort(-1).argsort(-1) < keep
@@ -211,9 +210,7 @@ def test_the_error_falls_with_n_on_a_sparse_layer():
 
 
 @slow
-@pytest.mark.parametrize(
-    'rule', [snap(2), pytest.param(rtrl(), marks=nightly)], ids=['snap', 'rtrl']
-)
+@pytest.mark.parametrize('rule', [snap(2), rtrl()], ids=['snap', 'rtrl'])
 def test_a_model_of_brainstate(rule):
     import brainstate
 
@@ -354,6 +351,21 @@ def shared_by_lanes(p, c, x):
     return h, {'h': h, 'sum': 0.9 * c['sum'] + h.sum(0)}
 
 
+def with_another(p, c, x):
+    h = jnp.tanh(product(p, c['h'], x))
+    return h, {'h': h, 'k': 0.9 * c['k']}
+
+
+def sorted_state(p, h, x):
+    h = jnp.sort(0.8 * h, -1) + jnp.tanh(product(p, h, x))
+    return h, h
+
+
+def constant_state(p, c, x):
+    h = jnp.tanh(product(p, c['h'], x))
+    return h, {'h': h, 'k': c['k']}
+
+
 REFUSALS = {
     'lanes': (over_lanes, shape(2, 4), None, r'lanes of a batch read one another: .*d_rtrl'),
     'complex': (
@@ -372,7 +384,25 @@ REFUSALS = {
         shared_by_lanes,
         {'h': shape(2, 4), 'sum': shape(4)},
         None,
-        'axis 0 of the hidden state sum is not known to be the batch',
+        r'the hidden state sum has the shape \[4\], and the batch of 2 is not its axis 0',
+    ),
+    'named': (
+        with_another,
+        {'h': shape(2, 4), 'k': shape(2, 4)},
+        None,
+        r'axis 0 of the hidden state k is not known to be the batch.*Policy\(lanes=',
+    ),
+    'sorted': (
+        sorted_state,
+        shape(2, 4),
+        None,
+        'are not known to be apart: the step makes the indices of scatter-add',
+    ),
+    'constant': (
+        constant_state,
+        {'h': shape(2, 4), 'k': shape(2, 4)},
+        None,
+        'the step never changes the hidden state k.*Keep it in params',
     ),
 }
 

@@ -242,9 +242,9 @@ def kernel_of_one_state():
 def wrong_forward():
     """It keeps x from the forward pass, and the product twice."""
 
-    def forward(inputs, params, required):
+    def forward(inputs, params):
         x, weight = inputs
-        return 2 * (x @ weight), lambda d: [d @ weight.T, x.T @ d]
+        return 2 * (x @ weight), lambda _x, _y, d, *more: [d @ weight.T, x.T @ d]
 
     return dense(reverse=kit.rule_reverse(forward=forward), xy_to_dw=reverse_of(product))
 

@@ -218,9 +218,12 @@ def reversed_by(**forms):
         ),
         (
             reversed_by(
-                forward=lambda inputs, params, required: (
+                forward=lambda inputs, params: (
                     inputs[0] @ inputs[1],
-                    lambda d: [d @ inputs[1].T, inputs[0].T @ d],
+                    lambda inputs, outputs, d, params, required: [
+                        d @ inputs[1].T,
+                        inputs[0].T @ d,
+                    ],
                 )
             ),
             'L14',

@@ -126,3 +126,18 @@ def test_a_dtype_goes_in_and_comes_out(make, dtype):
 def test_the_laws_about_units_and_dtypes_hold(make, law):
     cases = DENSE if make is linear else [(shapes((4, 3), (3, 5), (5,)), {})]
     kit.check(make(), cases).require(law)
+
+
+def circulant(x, w):
+    return jnp.fft.irfft(jnp.fft.rfft(x) * jnp.fft.rfft(w), w.shape[-1])
+
+
+def test_a_dtype_that_jax_refuses_is_asked_of_no_op():
+    """An FFT has no bfloat16; an op that turns it into another dtype is still refused."""
+    op = kit.make_linear_op('t_circulant', circulant, trace='effective')
+    report = kit.check(op, [(shapes((4, 6), (6,)), {})])
+    assert report.ok and report.status('L11') == 'pass', str(report)
+    wide = lambda x, w: circulant(x.astype(jnp.float32), w.astype(jnp.float32))
+    op = kit.make_linear_op('t_circulant_wide', wide, trace='effective')
+    report = kit.check(op, [(shapes((4, 6), (6,)), {})])
+    assert not report.ok and report.status('L11') == 'fail', str(report)

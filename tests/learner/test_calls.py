@@ -261,3 +261,19 @@ def test_a_deep_copy_is_compiled_anew_and_leaves_the_learner_as_it_was():
     got = copied.etrace_grad(xs, ys, step_fn=loss_of(copied))
     assert_close(learner.save(), before)
     assert_close(got, learner.etrace_grad(xs, ys, step_fn=loss_of(learner)))
+
+
+def test_a_seed_of_compile_draws_the_states_and_leaves_the_generators_as_they_were():
+    class Drawn(Net):
+        def init_state(self, *args, **kwargs):
+            self.start = brainstate.HiddenState(brainstate.random.randn(BATCH, 2))
+
+        def update(self, x):
+            return super().update(x) + self.start.value
+
+    def drawn(seed):
+        start = compiled(model=Drawn, seed=seed).model.start.value
+        return float(start[0, 0]), float(brainstate.random.rand()), np.random.rand()
+
+    (one, *after), (again, *_), (other, *later) = drawn(7), drawn(7), drawn(8)
+    assert one == again != other and after == later

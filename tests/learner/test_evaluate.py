@@ -34,14 +34,13 @@ def test_every_batch_is_judged_and_nothing_changes(vmap):
         model = Network()
         learner = braintrace.compile(model, 'D_RTRL', XS[0, :3], batch_size=3, vmap=vmap)
         learner(XS[0, :3])
-        before, key = learner.save(), brainstate.random.DEFAULT.value
+        before = learner.save()
         whole = outputs_of(learner, XS)
         for size in (1, 3):
             assert np.allclose(outputs_of(learner, XS[:, :size]), whole[:, :size], atol=1e-6)
         after = learner.save()
         assert before.keys() == after.keys()
         assert all(np.array_equal(before[name], after[name]) for name in before)
-        assert bool(key == brainstate.random.DEFAULT.value)
         learner(XS[1, :3])  # goes on with the batch that it was compiled for
     with brainstate.environ.context(fit=False, dt=1.0):
         by_hand = Network()
@@ -50,6 +49,33 @@ def test_every_batch_is_judged_and_nothing_changes(vmap):
             state.value = learner.param_states[path].value
         wanted = jnp.stack([by_hand(x) for x in XS])
     assert np.allclose(whole, wanted, atol=1e-5)
+
+
+class Noisy(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.VanillaRNNCell(2, 4, state_init=brainstate.nn.init.Normal())
+
+    def update(self, x):
+        return self.cell(x) + brainstate.random.normal(size=4)
+
+
+class Started(Noisy):
+    def update(self, x):
+        return self.cell(x)
+
+
+@pytest.mark.parametrize('kind', [Noisy, Started])
+def test_numbers_that_a_model_draws_leave_the_generator_as_it_was(kind):
+    """Those of its steps, and those of its first states alone."""
+    model, generator = kind(), brainstate.random.DEFAULT
+    learner = braintrace.compile(model, None, XS[0], batch_size=6)
+    key = generator.value
+    found = [outputs_of(learner, XS) for _ in range(2)]
+    assert np.array_equal(*found) and bool(key == generator.value)
+    learner(XS[0])
+    model.cell.init_state(6)
+    assert not bool(key == generator.value)  # so it does draw
 
 
 def test_it_sees_the_parameters_as_they_are_now():

@@ -129,3 +129,40 @@ def test_a_call_that_gives_buffers_away_leaves_the_start():
     learner.reset_state()
     by_gradient(learner)
     jax.tree.map(np.testing.assert_array_equal, learner.initial.value, before)
+
+
+@pytest.mark.parametrize('reset', ['learner', 'all'])
+def test_a_reset_inside_a_map_over_states_puts_back_each_lane(reset):
+    model, x = braintrace.nn.ValinaRNNCell(2, UNITS), jnp.asarray(XS[0])
+    brainstate.nn.vmap_init_all_states(model, axis_size=BATCH, state_tag='new')
+    learner = braintrace.D_RTRL(model)
+    learner.compile_graph(x)
+    first = learner(x)
+
+    @brainstate.transform.vmap(in_states=learner.states('new'))
+    def put_back():
+        learner.reset_state() if reset == 'learner' else brainstate.nn.reset_all_states(learner)
+
+    put_back()
+    assert model.h.value.shape == (BATCH, UNITS) and not model.h.value.any()
+    assert not learner.etrace.value['t'].any() and (learner(x) == first).all()
+
+
+def test_a_lane_of_a_state_that_its_module_does_not_reset_is_refused():
+    class Bare(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((2, UNITS)))
+            self.h = brainstate.HiddenState(jnp.zeros((BATCH, UNITS)))
+
+        def update(self, x):
+            self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+            return self.h.value
+
+    learner = braintrace.D_RTRL(Bare())
+    learner.compile_graph(jnp.asarray(XS[0]))
+    put_back = brainstate.transform.vmap(learner.reset_state, in_states={('h',): learner.model.h})
+    with pytest.raises(
+        braintrace.StructureError, match="lane of the states .'h'. .* outside of it"
+    ):
+        put_back()

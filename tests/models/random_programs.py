@@ -174,11 +174,11 @@ def simpler(program: Program):
                 yield change(program, layers=(*before, change(layer, **field), *after))
 
 
-def smallest(program: Program, fails) -> Program:
+def smallest(program, fails, simpler=simpler):
     """The last of ever simpler programs that still ``fails``."""
     for other in simpler(program):
         if fails(other):
-            return smallest(other, fails)
+            return smallest(other, fails, simpler)
     return program
 
 

@@ -29,7 +29,10 @@ def logistic(a):
 
 def make(name, batch_size=None, **options):
     brainstate.random.seed(7)
-    drawn = {'b_init': brainstate.nn.init.Normal(0.3), 'state_init': brainstate.nn.init.Normal(0.5)}
+    drawn = {
+        'b_init': brainstate.nn.init.Normal(scale=0.3),
+        'state_init': brainstate.nn.init.Normal(scale=0.5),
+    }
     cell = CELLS[name][0](NUM_IN, NUM_OUT, **(drawn | options))
     cell.init_state(batch_size)
     return cell

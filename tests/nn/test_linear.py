@@ -15,7 +15,7 @@ from braintrace import nn
 
 @pytest.mark.parametrize('shape', [(3,), (2, 3), (0, 3), (2, 5, 3), (2, 1, 4, 3)])
 def test_it_is_the_affine_map(shape):
-    layer = nn.Linear(3, 4, b_init=brainstate.nn.init.Normal(1.0))
+    layer = nn.Linear(3, 4, b_init=brainstate.nn.init.Normal(scale=1.0))
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     value = jax.tree.map(np.asarray, layer.weight.value)
     np.testing.assert_allclose(
@@ -40,7 +40,9 @@ def test_a_mask_silences_weights_and_their_gradients():
 
 
 def test_units_go_through():
-    layer = nn.Linear(3, 4, w_init=brainstate.nn.init.Normal(1.0, unit=u.siemens), b_init=None)
+    layer = nn.Linear(
+        3, 4, w_init=brainstate.nn.init.Normal(scale=1.0, unit=u.siemens), b_init=None
+    )
     assert u.get_unit(layer(jnp.ones(3) * u.mV)).dim == u.ampere.dim
 
 

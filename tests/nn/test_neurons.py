@@ -163,7 +163,7 @@ def test_jumps_of_zero_have_the_unit_of_the_current():
     np.testing.assert_allclose(units.V.value.to_decimal(u.mV), plain.V.value, rtol=1e-6)
 
 
-@pytest.mark.parametrize('V_init', [brainstate.nn.init.Normal(0.1, unit=u.mV), 3 * u.mV])
+@pytest.mark.parametrize('V_init', [brainstate.nn.init.Normal(scale=0.1, unit=u.mV), 3 * u.mV])
 def test_first_values_may_have_units(V_init):
     units = nn.IF(2, **MV, R=1 * u.ohm, V_init=V_init)
     units.init_state(2)

@@ -35,7 +35,7 @@ def test_a_time_is_measured_against_dt():
 
 def test_filtering_before_the_weights_is_filtering_behind_them():
     brainstate.random.seed(1)
-    readout = FilteredReadout(3, 2, tau=4 * u.ms, b_init=brainstate.nn.init.Normal(0.3))
+    readout = FilteredReadout(3, 2, tau=4 * u.ms, b_init=brainstate.nn.init.Normal(scale=0.3))
     readout.init_state(batch_size=2)
     weight, bias = (np.asarray(readout.W.weight.value[n], float) for n in ('weight', 'bias'))
     r = np.zeros((2, 2))
@@ -58,7 +58,7 @@ class Net(brainstate.nn.Module):
 
 def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_in_front():
     """The loss is that of the last step alone, which reads the past through the filter."""
-    readout = FilteredReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(0.3))
+    readout = FilteredReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(scale=0.3))
     learner = braintrace.compile(Net(readout), 'D_RTRL', jnp.zeros((2, 2)), batch_size=2, seed=0)
     online, params, carry = learner.pure()
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(12, 2, 2)), 'float32')

@@ -29,6 +29,14 @@ def test_conductances_and_currents_are_not_added():
         neurons(nn.CUBA()(synapses(jnp.ones(3) * u.mS)))
 
 
+@pytest.mark.parametrize('decay, rise', [(100.0, 20.0), (90.0, 60.0)])
+def test_the_highest_conductance_after_one_spike_is_one(decay, rise):
+    synapses, spikes = started(nn.DualExpon(1, decay, rise)), jnp.eye(400, 1)
+    found = np.asarray(brainstate.transform.for_loop(synapses, spikes))[:, 0]
+    assert found[0] == 0 and found.max() == pytest.approx(1, abs=1e-3)
+    assert found.argmax() == pytest.approx(np.log(decay / rise) / (1 / rise - 1 / decay), abs=1)
+
+
 def test_a_conductance_needs_a_reversal_potential_and_a_potential():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'E'"):
         nn.COBA()

@@ -12,13 +12,15 @@ from tests import oracles
 from tests.compare import assert_close, assert_moves
 from tests.models.ops import NumpyOps
 from tests.nn.rows import ROWS, bare, built, case_of, inputs, plain, values
+from tests.tiers import nightly, slow
 
+# The gate has each row with one batch size, every other row with its second one.
 PAIRS = [
     pytest.param(
-        row, size, id=f'{row.name}-{size}', marks=[pytest.mark.slow] if i or not row.quick else []
+        row, size, id=f'{row.name}-{size}', marks=nightly if i else [] if row.quick else slow
     )
-    for row in ROWS.values()
-    for i, size in enumerate(row.batches)
+    for number, row in enumerate(ROWS.values())
+    for i, size in enumerate(row.batches[:: -1 if number % 2 else 1])
 ]
 cases = pytest.mark.parametrize('row, batch_size', PAIRS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_caps_are_in_code(monkeypatch):
     with pytest.raises(ReceiptError, match='a list of 4'):
         parse('{"a":[1,2,3,4]}')
     monkeypatch.setattr(canonical, 'MAX_RECORDS', 1)
-    with pytest.raises(ReceiptError, match='2 lines'):
+    with pytest.raises(ReceiptError, match='more than 1 lines'):
         parse_run(b'{}\n{}\n')
     assert errors.MAX_LANES == 10_000
 
@@ -125,7 +126,8 @@ def test_a_sample_stands_where_the_digest_puts_it():
 
 def test_large_arrays_go_to_a_file_and_come_back(tmp_path):
     array = np.arange(5000, dtype=np.float32).reshape(50, 100)
-    value = head(inputs=node(array, 'inputs', arrays='npz', file='step0.npz'), step=1)
+    filed = node(array, 'inputs', arrays='npz', file='step0.npz')
+    value = {**full('braintrace.receipt/1'), 'inputs': filed}
     assert files.write_files(value, tmp_path) == ['step0.npz']
     read = parse(emit(value))
     assert 'data' not in read['inputs']
@@ -135,7 +137,7 @@ def test_large_arrays_go_to_a_file_and_come_back(tmp_path):
     with np.load(tmp_path / 'step0.npz', allow_pickle=False) as loaded:
         np.testing.assert_array_equal(loaded['inputs'], array)
     with pytest.raises(ReceiptError, match='unresolved'):
-        canonical.array_of(read['inputs'])
+        canonical.array_of(parse(emit(value))['inputs'])
 
 
 def test_a_file_that_is_not_the_named_one_is_refused(tmp_path):
@@ -147,22 +149,48 @@ def test_a_file_that_is_not_the_named_one_is_refused(tmp_path):
     np.savez(tmp_path / 'pickled.npz', x=np.array([None] * 5000))
     with zipfile.ZipFile(tmp_path / 'short.npz', 'w') as archive:
         archive.writestr('x.npy', b'\x93NUMPY')
+    os.symlink(tmp_path / 'a.npz', tmp_path / 'link.npz')
+    os.mkfifo(tmp_path / 'pipe.npz')
+    np.savez_compressed(tmp_path / 'bomb.npz', x=array)
+    with zipfile.ZipFile(tmp_path / 'head.npz', 'w') as archive:
+        archive.writestr('x.npy', b'\x93NUMPY\x02\x00' + b'\xff' * 4 + b' ' * 99)
+    np.savez(tmp_path / 'many.npz', **{f'{"x" * 200}{i}': 0 for i in range(4000)})
+    receipt = full('braintrace.receipt/1')
     for change, code in [
-        ({'file': '../a.npz'}, 'file'),
-        ({'file': str(tmp_path / 'a.npz')}, 'file'),
+        ({'file': '../a.npz'}, None),
+        ({'file': str(tmp_path / 'a.npz')}, None),
         ({'file': 'none.npz'}, 'file'),
+        ({'file': 'link.npz'}, 'file'),
+        ({'file': 'pipe.npz'}, 'file'),
+        ({'file': 'bomb.npz'}, 'file'),
+        ({'file': 'head.npz'}, 'file'),
+        ({'file': 'many.npz'}, 'file'),
         ({'file': 'text.npz'}, 'file'),
         ({'file': 'pickled.npz'}, 'file'),
         ({'file': 'short.npz'}, 'file'),
         ({'key': 'y'}, 'file'),
-        ({'shape': [10**12]}, 'file'),
+        ({'shape': [10**12]}, None),
         ({'shape': [50, 100]}, 'file'),
         ({'dtype': 'float64'}, 'file'),
         ({'sha256': 'a' * 64}, 'digest'),
     ]:
+        changed = {**receipt, 'inputs': {**value, **change}}
+        if code is None:  # its schema refuses it, and no file is opened
+            assert 'data' not in files.resolve_files(changed, tmp_path)['inputs']
+            continue
         with pytest.raises(ReceiptError) as found:
-            files.resolve_files({'inputs': {**value, **change}}, tmp_path)
+            files.resolve_files(changed, tmp_path)
         assert found.value.code == code and found.value.path == 'inputs', change
+
+
+def test_an_array_of_a_file_stands_in_one_place_of_a_run(tmp_path):
+    value = node(np.arange(5000, dtype=np.float32), 'x', arrays='npz', file='a.npz')
+    receipt, seen = {**full('braintrace.receipt/1'), 'inputs': value}, set()
+    files.write_files(receipt, tmp_path)
+    line = emit(receipt)
+    files.resolve_files(parse(line), tmp_path, seen)
+    with pytest.raises(ReceiptError, match='stands in two places of the run'):
+        files.resolve_files(parse(line), tmp_path, seen)
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,12 @@ def test_strict_fails_on_samples_and_ties(call, monkeypatch):
     options = ('verify', '-', '--accept', 'consistent')
     assert call(*options, stdin=sampled())[0] == 0
     code, out, _ = call(*options, '--strict', stdin=sampled())
-    assert code == 1 and '1 sampled array' in out
-    tied = Result(True, 'rederived', (), {0: 1}, {}, ties=2)
+    assert code == 1 and 'sampled arrays: 1' in ' '.join(out.split())
+    tied = Result(True, 'rederived', (), {0: 1}, {}, ties=2, doubts=('ties: 2',))
     monkeypatch.setattr(command, 'reconcile', lambda *_, **__: tied)
     assert call('verify', '-', stdin=receipt())[0] == 0
     code, out, _ = call('verify', '-', '--strict', stdin=receipt())
-    assert code == 1 and '2 ties' in ' '.join(out.split())
+    assert code == 1 and 'ties: 2' in ' '.join(out.split())
 
 
 def test_a_key_asks_for_signatures(call):
@@ -344,6 +344,21 @@ def test_an_observer_is_printed(call, framework):
     assert Path(place).read_text() == out
 
 
+def test_a_copy_of_the_verifier_says_where_the_observers_are(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, '__file__', str(tmp_path / 'verifier' / 'command.py'))
+    code, out, err = call('examples', 'pytorch', '--print')
+    assert (code, out) == (2, '') and 'comes with braintrace' in err
+
+
+def test_strict_asks_for_a_whole_run_from_its_start(call):
+    values = parse_run(made())
+    cut = b''.join(map(emit, values[1:]))
+    assert call('verify', '-', '--strict', stdin=made())[0] == 0
+    assert call('verify', '-', stdin=cut)[0] == 0
+    code, out, _ = call('verify', '-', '--strict', stdin=cut)
+    assert code == 1 and 'a start at step 1, t = 1' in ' '.join(out.split())
+
+
 # how it is printed --------------------------------------------------------------------------------
 
 
@@ -366,7 +381,8 @@ def test_long_lists_are_cut_with_a_count(monkeypatch, width):
     monkeypatch.setenv('COLUMNS', str(width))
     failures = [Failure(4, f'[3].gradients/{"w" * 200}', 1.0, 2.0, 1.0, 1e-9) for _ in range(50)]
     told = {f'note {i}': 'word ' * 60 for i in range(30)}
-    result = Result(False, 'failed', tuple(failures), {4: 50}, {0: 'x' * 300}, 0, told)
+    gated, failed = {0: 'x' * 300}, {4: 50}
+    result = Result(False, 'failed', tuple(failures), failed, gated, 0, told, failed=failed)
     out = printing.Page(io.StringIO()).verdict(result, False)
     assert all(len(line) <= max(80, width) for line in out.splitlines())
     assert '38 more failures' in out and '22 more' in out and 'record [3]' in out

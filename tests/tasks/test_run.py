@@ -36,6 +36,24 @@ class Network(brainstate.nn.Module):
         return (out, jnp.mean(h**2)) if self.pair else out
 
 
+class Following(brainstate.nn.Module):
+    """A readout behind a function."""
+
+    def __init__(self, fn):
+        super().__init__()
+        self.readout, self.fn = nn.Linear(2, 1), fn
+
+    def update(self, x):
+        return self.fn(self.readout(x))
+
+
+def surrogate_of(slope):
+    """The identity, with another slope."""
+    fn = jax.custom_jvp(lambda y: y)
+    fn.defjvp(lambda primals, tangents: (fn(*primals), slope * tangents[0]))
+    return fn
+
+
 def plain(params, h, x):
     """A tanh cell without any op of the package."""
     h = jnp.tanh(jnp.concatenate([x, h], -1) @ params['w'])
@@ -298,6 +316,10 @@ def test_a_model_that_would_give_wrong_numbers_is_refused():
         braintrace.StructureError, match=r'hold different constants float32\[2, 2\]'
     ):
         run(None, lambda seed: Dropping('array'))
+    with pytest.raises(braintrace.StructureError, match='do not compute the same'):
+        run(None, lambda seed: Following(lambda y: seed * y))
+    with pytest.raises(braintrace.StructureError, match='do not compute the same'):
+        run(None, lambda seed: Following(surrogate_of(seed)))
     with pytest.raises(braintrace.StructureError, match='writes the state norm/'):
         run(None, lambda seed: Dropping('norm'), seeds=(3,))
     with pytest.raises(braintrace.StructureError, match='other parameters or states than'):

@@ -129,7 +129,7 @@ def test_the_numbers_are_those_computed_by_hand(name):
         assert t.limit == np.finfo(np.float64).max
 
 
-@pytest.mark.parametrize('name', ['stack', pytest.param('lstm', marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('name', ['stack', pytest.param('lstm', marks=pytest.mark.slow)])
 def test_steps_that_are_not_yet_written_into_the_trace_count(name):
     got, (want, _) = diagnosis_of(name, write_every=5)[0], diagnosis_of(name)
     for a, b in zip(got.trace_growth, want.trace_growth, strict=True):
@@ -204,7 +204,7 @@ def test_what_a_gru_loses_is_named_with_its_places():
     )
 
 
-@pytest.mark.parametrize('scale', [1e-3, pytest.param(1e3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize('scale', [1e-3, pytest.param(1e3, marks=pytest.mark.slow)])
 def test_the_unit_of_a_state_has_no_say(scale):
     def cell_in(unit):
         def cell(p, c, x):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from ..graph import Diagnostic, ETraceGraph, OpUse
+from ..graph import CutRead, Diagnostic, ETraceGraph, OpUse
 from ..program import dataflow as flow
 from ..program.program import Program
+from .left_out import bent_weights
 from .marks import find_marks
 from .stacked import stacked_states
 
@@ -48,6 +49,7 @@ def find_diagnostics(
         *_nothing_traced(graph),
         *stacked_states(graph),
         *_partial_traces(graph),
+        *_bent_weights(graph),
     )
 
 
@@ -115,8 +117,20 @@ def _through_unhidden(graph: ETraceGraph, parts: Mapping[int, Sequence[int]]) ->
         )
         for c, ahead in parts.items()
         for i in program.trainable
-        if ahead[program.params[i]]
+        if ahead[program.params[i]] or program.param_names[i] in _taught(graph, c)
     ]
+
+
+def _taught(graph: ETraceGraph, c: int) -> set[str]:
+    """The parameters whose trace a part of the carry reads by an old state."""
+    read = CutRead('not-hidden', state=graph.program.carry_names[c])
+    return {
+        path
+        for rel in graph.hidden_param_op_relations
+        if any(read in graph.cut_reads[group.name] for group in rel.groups)
+        for paths in rel.paths.values()
+        for path in paths
+    }
 
 
 def _untraced(graph: ETraceGraph, unmarked: Collection[str]) -> list[Diagnostic]:
@@ -139,13 +153,27 @@ def _nothing_traced(graph: ETraceGraph) -> list[Diagnostic]:
 
 
 def _partial_traces(graph: ETraceGraph) -> list[Diagnostic]:
-    """Each traced parameter that also reaches a hidden state by plain equations."""
+    """Each traced parameter that also reaches a hidden state by plain equations, or is one."""
     found = []
     for path, uses in graph.untraced.items():
-        plain = tuple(use.equation for use in uses if use.kind == 'plain')
-        if graph.routes[path].kind == 'trace' and plain:
-            found.append(Diagnostic('partial-trace', path, graph.routes[path].location, plain))
+        route = graph.routes[path]
+        plain = tuple(u.equation for u in uses if u.kind == 'plain' and u.equation is not None)
+        states = tuple(use.state for use in uses if use.kind == 'state')
+        if route.kind == 'trace' and (plain or states):
+            found.append(Diagnostic('partial-trace', path, route.location, plain, states=states))
     return found
+
+
+def _bent_weights(graph: ETraceGraph) -> list[Diagnostic]:
+    """Each parameter whose gradient passes a reverse rule of the user's own that is not linear."""
+    program = graph.program
+    return [
+        Diagnostic(
+            'nonlinear-rule', program.param_names[k], program.equations[i].where, (i,), 'weight'
+        )
+        for i, behind in bent_weights(program, graph.ops).items()
+        for k in behind
+    ]
 
 
 # ---- weights that nothing trains ----

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from ... import _jax
 from ..equations import labels as lb
+from ..equations.backward import has_linear_rule
 from ..equations.equation import is_inexact
 from ..graph import CutRead, Groups, HiddenGroup, OpUse, Relation, Use
 from ..program import dataflow as flow
@@ -16,6 +18,8 @@ from .groups_and_cuts import Positions
 __all__ = [
     'cross_pairs',
     'cut_reads',
+    'bent_on_the_way',
+    'bent_weights',
     'direct_parameters',
     'old_parts',
     'plain_ways',
@@ -46,10 +50,15 @@ def old_parts(program: Program) -> dict[int, list[int]]:
         for c in range(len(program.carry))
         if c not in program.hidden
         and is_inexact(program.avals[program.carry[c]])
-        and program.new_carry[c] in program.producer
+        and program.new_carry[c] != program.carry[c]
     }
-    results = dict.fromkeys((*program.outputs, *program.new_states), 1)
-    read = flow.backward(program, results, flow.gradients(program))
+    results = {*program.outputs, *program.new_states}
+    while True:  # what a part that is read keeps of another part is read as well
+        read = flow.backward(program, dict.fromkeys(results, 1), flow.gradients(program))
+        later = {program.new_carry[c] for c in kept if read[program.carry[c]]}
+        if later <= results:
+            break
+        results |= later
     return {
         c: flow.backward(program, {program.new_carry[c]: 1}, flow.gradients(program))
         for c in kept
@@ -132,7 +141,45 @@ def untraced_uses(
             as_operand = any(u == v and k not in weights.get(j, ()) for k, u in enumerate(eqn.ins))
             if as_operand and flow.union(plain, eqn.outs):
                 uses.append(Use('plain', j))
+        states = [c for c in program.hidden if program.new_carry[c] == program.params[i]]
+        uses += [Use('state', state=program.carry_names[c]) for c in states]
     return {program.param_names[i]: tuple(uses) for i, uses in found.items()}
+
+
+def bent_on_the_way(program: Program) -> list[int]:
+    """Equations between states or ops and new states whose reverse rule is the user's own and not
+    linear: a trace holds derivatives, and what such a rule sends back is no product with one.
+    """
+    sources = {program.carry[c]: 1 for c in program.hidden}
+    sources |= {program.y_of(i): 1 for i in program.ops}
+    behind = flow.forward(program, sources, flow.gradients(program))
+    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    return list(_bent(program, behind, ahead))
+
+
+def bent_weights(program: Program, ops: Iterable[OpUse]) -> dict[int, list[int]]:
+    """The same between a parameter and the weight of an op, where the gradients of several steps
+    come back as one: for each equation the parameters.
+    """
+    origins = flow.forward(
+        program, {program.params[i]: 1 << i for i in program.trainable}, flow.gradients(program)
+    )
+    weights = (v for op in ops if op.owned for v in op.trainable.values())
+    ahead = flow.backward(program, dict.fromkeys(weights, 1), flow.gradients(program))
+    return {
+        i: list(flow.members(flow.union(origins, program.equations[i].ins)))
+        for i in _bent(program, origins, ahead)
+    }
+
+
+def _bent(program: Program, behind: list[int], ahead: list[int]) -> Iterator[int]:
+    for i, eqn in enumerate(program.equations):
+        between = flow.union(behind, eqn.ins) and flow.union(ahead, eqn.outs)
+        if between and eqn.loop is None and i not in program.op_set:
+            if _jax.holds_call(eqn, {'custom_vjp_call'}) and not has_linear_rule(
+                eqn, program.avals
+            ):
+                yield i
 
 
 def _weights_of(ops: Iterable[OpUse]) -> dict[int, set[int]]:

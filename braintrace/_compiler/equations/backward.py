@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +12,10 @@ from ... import _jax
 from .equation import Equation, is_inexact
 from .forward import through_linear
 from .labels import Labels, has, identity, joined, many, transposed
+from .linearity import is_linear
 from .moves import moved, moved_operands
 
-__all__ = ['backward']
+__all__ = ['backward', 'has_linear_rule']
 
 
 def backward(
@@ -73,6 +75,31 @@ def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, 
 
 def _by_own_rule(eqn: Equation, avals, out_labels, known, wanted) -> list[Labels]:
     """Follow the labels through the equation's own reverse rule."""
+    jaxpr, n = _reverse_rule(eqn, avals, wanted)
+    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not _is_linear_behind(jaxpr, n):
+        return [many(avals[v].shape) if w else None for v, w in zip(eqn.ins, wanted, strict=True)]
+    start: list[Labels] = [None] * n
+    start += [lab for o, lab in zip(eqn.outs, out_labels, strict=True) if is_inexact(avals[o])]
+    got = iter(through_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
+    return [next(got) if w else None for w in wanted]
+
+
+def has_linear_rule(eqn: Equation, avals) -> bool:
+    """Whether the equation's reverse rule is known to be linear in the cotangents, as that of a
+    user's own need not be.
+    """
+    return _is_linear_behind(*_reverse_rule(eqn, avals, [is_inexact(avals[v]) for v in eqn.ins]))
+
+
+def _is_linear_behind(jaxpr, n: int) -> bool:
+    """Whether a jaxpr is linear in its inputs behind the first ``n``."""
+    return is_linear(jaxpr, [False] * n + [True] * (len(jaxpr.invars) - n))
+
+
+def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, int]:
+    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, and the number
+    of its operands.
+    """
 
     def pull(primals, cotangents):
         def of_wanted(chosen):
@@ -85,16 +112,8 @@ def _by_own_rule(eqn: Equation, avals, out_labels, known, wanted) -> list[Labels
         chosen = [p for p, w in zip(primals, wanted, strict=True) if w]
         return jax.vjp(of_wanted, chosen)[1](cotangents)[0]
 
-    primals = [jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in eqn.ins]
-    arriving = [
-        (jax.ShapeDtypeStruct(avals[o].shape, avals[o].dtype), lab)
-        for o, lab in zip(eqn.outs, out_labels, strict=True)
-        if is_inexact(avals[o])
-    ]
-    n = len(primals)
-    jaxpr, consts = _jax.trace(
-        lambda *flat: pull(flat[:n], list(flat[n:])), *primals, *(a for a, _ in arriving)
-    )
-    start = [None] * (len(consts) + n) + [lab for _, lab in arriving]
-    got = iter(through_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
-    return [next(got) if w else None for w in wanted]
+    values = [*eqn.ins, *(o for o in eqn.outs if is_inexact(avals[o]))]
+    shapes = (jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in values)
+    n = len(eqn.ins)
+    jaxpr, _ = _jax.trace(lambda *flat: pull(flat[:n], list(flat[n:])), *shapes)
+    return jaxpr, n

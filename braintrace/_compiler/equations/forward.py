@@ -67,8 +67,8 @@ def along(fn: Callable, primals: Sequence, tangent) -> list[Labels]:
     """Which elements of a tangent the results of ``fn(*primals, tangent)`` read; it is linear in
     it.
     """
-    jaxpr, consts = _jax.trace(fn, *primals, tangent)
-    return through_linear(jaxpr, [None] * (len(consts) + len(primals)) + [identity(tangent.shape)])
+    jaxpr, _ = _jax.trace(fn, *primals, tangent)
+    return through_linear(jaxpr, [None] * len(primals) + [identity(tangent.shape)])
 
 
 def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> list[Labels]:
@@ -76,7 +76,8 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
 
     ``known`` holds constant inputs, from which indices are computed.
     """
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], start, strict=True))
+    env = dict(zip(jaxpr.invars, start, strict=True))
+    chosen: set = set()  # integers and booleans made of labelled values
     known = {v: k for v, k in (known or {}).items() if k is not None}
 
     def read(atom) -> Labels:
@@ -85,8 +86,14 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
     for eqn in jaxpr.eqns:
         labels = [read(a) for a in eqn.invars]
         values = [a.val if isinstance(a, _jax.Literal) else known.get(a) for a in eqn.invars]
-        if any(map(has, labels)):
-            env.update(zip(eqn.outvars, _step(eqn, labels, values), strict=True))
+        discrete = any(a in chosen for a in eqn.invars if not isinstance(a, _jax.Literal))
+        if discrete or any(map(has, labels)):
+            # that a number is finite decides nothing between finite numbers
+            if eqn.primitive.name != 'is_finite':
+                chosen.update(o for o in eqn.outvars if not is_inexact(o.aval))
+            outs = [many(o.aval.shape) for o in eqn.outvars]
+            outs = outs if discrete else _step(eqn, labels, values)
+            env.update(zip(eqn.outvars, outs, strict=True))
         else:
             known.update(zip(eqn.outvars, _indices(eqn, values), strict=False))
     return [read(a) for a in jaxpr.outvars]
@@ -96,9 +103,9 @@ def _step(eqn, labels: list[Labels], values: list) -> list[Labels]:
     """Labels through one equation; calls and loops are entered."""
     inner, loop = _jax.inlinable(eqn), _jax.while_parts(eqn)
     if inner is not None:
-        body, consts = _jax.closed_jaxpr(inner)
+        body, _ = _jax.closed_jaxpr(inner)
         known = dict(zip(body.invars, values, strict=True))
-        return through_linear(body, [None] * len(consts) + labels, known)
+        return through_linear(body, labels, known)
     if loop is not None:
         return _through_while(loop, labels)
     n, avals = len(labels), [v.aval for v in (*eqn.invars, *eqn.outvars)]
@@ -119,11 +126,14 @@ def _indices(eqn, values: Sequence) -> list:
 def _through_while(loop, labels: list[Labels]) -> list[Labels]:
     """Labels of a loop's carry, followed until nothing changes."""
     _, operands, carry = loop.split(labels)
-    consts = [None] * len(loop.body_consts) + operands
+    asked = {v for eqn in loop.cond.eqns for v in eqn.invars if not isinstance(v, _jax.Literal)}
     while True:
-        turned = through_linear(loop.body, [*consts, *carry])
+        turned = through_linear(loop.body, [*operands, *carry])
         new = [merge(a, b) for a, b in zip(carry, turned, strict=True)]
         if all(_same(a, b) for a, b in zip(carry, new, strict=True)):
+            own = zip(loop.cond.invars[loop.cond_nconsts :], new, loop.body.outvars, strict=True)
+            if any(v in asked and has(lab) for v, lab, _ in own):  # what is labelled ends the loop
+                return [many(o.aval.shape) for o in loop.body.outvars]
             return new
         carry = new
 

@@ -30,7 +30,7 @@ class Place(NamedTuple):
         return self if self.fixed else Place(_jax.location(eqn.source_info) or self.where)
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
     """A branch that is being lowered; ``taken``: its predicate, joined with those around it.
 

@@ -11,7 +11,14 @@ from ..policy import Policy
 from . import dataflow as flow
 from .program import Program
 
-__all__ = ['MustUnroll', 'decide', 'peel', 'refuse_ops_in_while', 'unroll']
+__all__ = [
+    'MustUnroll',
+    'decide',
+    'peel',
+    'refuse_mutable_arrays',
+    'refuse_ops_in_while',
+    'unroll',
+]
 
 # facts about a value, behind or ahead of it: hidden states and ops, hidden states and parameters,
 # inputs; any result
@@ -27,14 +34,14 @@ class MustUnroll(Exception):
         self.loop = loop
 
 
-def unroll(loop) -> dict[int, object]:
+def unroll(loop) -> dict[Any, object]:
     if loop.length > MOST_UNROLLED:
         raise NotSupportedError(
             f'{loop.where}: a scan of {loop.length} steps has hidden states or weights of its own '
             f'in every step; such loops are unrolled, up to {MOST_UNROLLED} steps. Shorten it, or '
             'keep what changes from step to step in its carry.'
         )
-    return {id(loop.origin): 'unroll'}
+    return {loop.origin: 'unroll'}
 
 
 def refuse_ops_in_while(jaxpr, outer: str = 'an unknown place') -> None:
@@ -51,6 +58,20 @@ def refuse_ops_in_while(jaxpr, outer: str = 'an unknown place') -> None:
             refuse_ops_in_while(j, where)
 
 
+def refuse_mutable_arrays(jaxpr, outer: str = 'an unknown place') -> None:
+    """A program of values cannot hold an array that is written to."""
+    for eqn in jaxpr.eqns:
+        where = _jax.location(eqn.source_info) or outer
+        if any(_jax.is_mutable(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+            raise NotSupportedError(
+                f'{where}: {eqn.primitive.name} works on a mutable array (jax.new_ref), whose '
+                'values no trace can follow. Compute with values: h = h.at[...].set(...).'
+            )
+        inner = _jax.inlinable(eqn)
+        if inner is not None:
+            refuse_mutable_arrays(_jax.closed_jaxpr(inner)[0], where)
+
+
 def _holds_while(params: dict) -> bool:
     return any(
         _jax.while_parts(e) is not None or _holds_while(e.params)
@@ -59,12 +80,12 @@ def _holds_while(params: dict) -> bool:
     )
 
 
-def peel(program: Program) -> dict[int, object]:
+def peel(program: Program) -> dict[Any, object]:
     """Loops whose body reads a new hidden state that is their last carry: the last iteration must
     stand alone.
     """
     final = set(program.new_states)
-    found: dict[int, object] = {}
+    found: dict[Any, object] = {}
     # outer loops end last, so they come first: the carry of an inner one may be final by them
     for end, begin in sorted(program.begin_of.items(), reverse=True):
         loop, eqn = program.equations[end].loop, program.equations[end]
@@ -73,14 +94,14 @@ def peel(program: Program) -> dict[int, object]:
         }
         final |= last
         if any(begin < i < end for v in last for i in program.consumers.get(v, ())):
-            found |= {id(r.origin): 'peel' for r in (*eqn.scope, loop) if isinstance(r, Loop)}
+            found |= {r.origin: 'peel' for r in (*eqn.scope, loop) if isinstance(r, Loop)}
     return found
 
 
-def decide(program: Program, policy: Policy) -> dict[int, object]:
+def decide(program: Program, policy: Policy) -> dict[Any, object]:
     """Decisions for control flow between hidden states, or with an op that leads to one."""
     behind, ahead = _facts(program)
-    found: dict[int, Any] = {}
+    found: dict[Any, Any] = {}
     for eqn in program.equations:
         control = eqn.does.control
         if eqn.origin is None or control is None:
@@ -89,14 +110,14 @@ def decide(program: Program, policy: Policy) -> dict[int, object]:
         # a while loop has no reverse mode, so it matters wherever a gradient passes it
         if _jax.while_parts(eqn.origin) is not None:
             if to and _differentiable(program, eqn, behind):
-                known = found.get(id(eqn.origin), frozenset())
-                found[id(eqn.origin)] = _forward(eqn, behind, policy) | known
+                known = found.get(eqn.origin, frozenset())
+                found[eqn.origin] = _forward(eqn, behind, policy) | known
             continue
         inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
         if to & STATE and inside or _must_be_opened(eqn):
             decision = _decision(eqn, policy)
             if decision:
-                found[id(eqn.origin)] = decision
+                found[eqn.origin] = decision
     return found
 
 

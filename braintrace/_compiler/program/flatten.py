@@ -21,6 +21,7 @@ from .leaves import select
 from .loops import descended, peeled, unrolled
 from .marking import (
     chosen,
+    marked_at_border,
     marked_op,
     marked_operands,
     note_twin,
@@ -36,17 +37,17 @@ __all__ = ['Decisions', 'extending', 'flatten']
 
 @dataclass
 class Decisions:
-    """How to lower control flow, by ``id`` of the jaxpr's equation.
+    """How to lower control flow, by the jaxpr's equation.
 
-    ``expansions`` keeps the functions traced for an equation, and the equation, so that ids stay.
-    ``guarded``: loops that a branch guards already.
+    ``expansions`` keeps the functions traced for an equation. ``guarded``: loops that a branch
+    guards already.
     """
 
-    modes: dict[int, Any] = field(default_factory=dict)
+    modes: dict[Any, Any] = field(default_factory=dict)
     expansions: dict[tuple, tuple] = field(default_factory=dict)
-    guarded: set[int] = field(default_factory=set)
+    guarded: set = field(default_factory=set)
 
-    def update(self, found: dict[int, Any]) -> None:
+    def update(self, found: dict[Any, Any]) -> None:
         """Two uses of one ``while`` share the operands that either must be differentiated for."""
         for key, mode in found.items():
             old = self.modes.get(key)
@@ -75,10 +76,10 @@ class _Lowering:
             return build.call(branch, consts, ins[1:], place)
         # a loop that may not end is guarded first
         loop = _jax.while_parts(eqn)
-        if build.branches and loop is not None and id(eqn) not in self.decisions.guarded:
+        if build.branches and loop is not None and eqn not in self.decisions.guarded:
             taken = build.branches[-1].taken
             return self.guarding(build, eqn, while_taken(loop), [taken, *ins], place)
-        mode = self.decisions.modes.get(id(eqn))
+        mode = self.decisions.modes.get(eqn)
         if mode is not None:
             return self.decided(build, eqn, mode, ins, place)
         return self.single(build, eqn, ins, place)
@@ -188,7 +189,7 @@ class _Lowering:
     def guarding(self, build: Builder, eqn, fn: Callable, ins: list[int], place: Place):
         """Lower the guarded form of a ``while``, whose loop needs no further guard."""
         jaxpr, consts = self.expansion(build, eqn, lambda: fn, ins)
-        self.decisions.guarded.update(map(id, jaxpr.eqns))
+        self.decisions.guarded.update(jaxpr.eqns)
         return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
 
     def expansion(
@@ -197,10 +198,10 @@ class _Lowering:
         """``(jaxpr, constants)`` of the function that replaces an equation."""
         avals = [build.avals[v] for v in ins]
         shapes = tuple((a.shape, str(a.dtype)) for a in avals)
-        key = id(eqn), self.decisions.modes.get(id(eqn)), weight, shapes
+        key = eqn, self.decisions.modes.get(eqn), weight, shapes
         if key not in self.decisions.expansions:
-            self.decisions.expansions[key] = (*_jax.trace(make(), *avals), eqn)
-        return self.decisions.expansions[key][:2]
+            self.decisions.expansions[key] = _jax.trace(make(), *avals)
+        return self.decisions.expansions[key]
 
 
 def flatten(
@@ -215,6 +216,9 @@ def flatten(
     build.owned.update({numbers[0][i]: '' for i in to_mark or ()})
     ins = [n for part in numbers for n in part]
     outs = build.call(step.jaxpr, step.consts, ins, Place('an unknown place'))
+    states = select(hidden, step.carry_keys, step.avals[1])
+    for k in (step.n_outputs + c for c in states):
+        outs[k] = marked_at_border(build, outs[k], 'the new carry', 'new state')
     return Program(
         avals=tuple(build.avals),
         params=tuple(numbers[0]),
@@ -227,10 +231,11 @@ def flatten(
         param_keys=step.param_keys,
         carry_keys=step.carry_keys,
         leaf_keys=step.carry_keys,
-        hidden=select(hidden, step.carry_keys, step.avals[1]),
+        hidden=states,
         trainable=learned,
         trees=step.trees,
         to_mark=to_mark,
+        raw_keys=step.raw_keys,
     )
 
 

@@ -78,6 +78,7 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
     build.bodies.append([])
     with build.within(region):
         outs = build.call(parts.body, parts.consts, [*consts, *inner], place)
+        outs = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in outs]
         if build.branches:
             outs = [gated(build, v) for v in outs]
     body = build.bodies.pop()

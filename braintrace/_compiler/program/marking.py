@@ -58,7 +58,7 @@ def _known_as(build: Builder, value: int) -> Any:
 
 
 def _region(build: Builder) -> tuple:
-    return (*map(id, build.scope),), (*map(id, build.branches),)
+    return build.scope, tuple(build.branches)
 
 
 def _moves(build: Builder, eqn: Equation) -> bool:
@@ -108,8 +108,8 @@ def marked_value(build: Builder, value: int, shape: tuple, where: str, name: str
 
 
 def marked_at_border(build: Builder, value: int, where: str, name: str) -> int:
-    """A weight that leaves a branch meets its condition there; one that starts the carry of a loop
-    meets the other iterations.
+    """A weight that leaves a branch meets its condition there; one that enters or leaves a loop
+    meets the other iterations, and one that becomes a state the next step.
     """
     if value not in build.owned or build.unmarked is not None:
         return value

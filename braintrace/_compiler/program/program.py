@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..._etrace_op import is_etp_primitive
-from ..equations.equation import BEGIN, END, Equation, is_inexact
+from ..equations.equation import BEGIN, END, Equation, Region, is_inexact
 from .leaves import path_name
 from .stacked_leaf import Parts, Split
 
@@ -29,7 +29,8 @@ class Program:
     None where it is one entry of ``carry``; empty if no leaf is split. ``to_mark``: the parameters
     whose equations become ops, by position; None where nothing is marked. ``virtual``: so many
     entries at the end of ``carry`` are hidden states that the cell does not have; their value is
-    always zero, so only their derivatives count.
+    always zero, so only their derivatives count. ``raw_keys``: the paths of leaves of the cell's
+    carry that are integers and random keys.
     """
 
     avals: tuple
@@ -49,6 +50,7 @@ class Program:
     splits: tuple[Split | Parts | None, ...] = ()
     to_mark: tuple[int, ...] | None = None
     virtual: int = 0
+    raw_keys: frozenset[tuple[str, ...]] = frozenset()
 
     def apart(self, leaves: Sequence) -> list:
         """The carry as the program has it, from the leaves that the cell has."""
@@ -106,8 +108,8 @@ class Program:
     @cached_property
     def begin_of(self) -> dict[int, int]:
         """End marker of each loop -> its begin marker."""
-        begins = {id(e.loop): i for i, e in enumerate(self.equations) if e.primitive is BEGIN}
-        return {i: begins[id(e.loop)] for i, e in enumerate(self.equations) if e.primitive is END}
+        begins = {e.loop: i for i, e in enumerate(self.equations) if e.primitive is BEGIN}
+        return {i: begins[e.loop] for i, e in enumerate(self.equations) if e.primitive is END}
 
     @cached_property
     def end_of(self) -> dict[int, int]:
@@ -175,14 +177,15 @@ class Program:
 
 def alive(equations: Sequence[Equation], results: Sequence[int]) -> tuple[Equation, ...]:
     """Equations that lead to a result or have a side effect, and the loops around those."""
-    wanted, kept, loops = set(results), [], set()
+    wanted, kept = set(results), []
+    loops: set[Region | None] = set()
     for eqn in equations:
         if eqn.effects:
-            loops.update(id(r) for r in eqn.scope)
+            loops.update(eqn.scope)
     for eqn in reversed(equations):
-        if eqn.effects or not wanted.isdisjoint(eqn.outs) or id(eqn.loop) in loops:
+        if eqn.effects or not wanted.isdisjoint(eqn.outs) or eqn.loop in loops:
             kept.append(eqn)
             wanted.update(eqn.ins)
             if eqn.loop is not None:
-                loops.add(id(eqn.loop))
+                loops.add(eqn.loop)
     return tuple(reversed(kept))

@@ -14,6 +14,7 @@ from ..._errors import CompileError, StructureError
 from .. import primitives
 from ..equations.equation import is_complex, is_inexact
 from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name
+from .raw_keys import raw_keys
 
 __all__ = ['Step', 'depends', 'is_holomorphic', 'trace_step']
 
@@ -31,6 +32,7 @@ class Step:
     carry_keys: tuple
     n_outputs: int
     trees: dict[str, Any]
+    raw_keys: frozenset[tuple[str, ...]]
 
 
 def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
@@ -55,6 +57,7 @@ def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
         parts[1].keys,
         returned.n_outputs,
         {**trees, 'outputs': returned.out_tree},
+        frozenset(parts[1].keys[c] for c in raw_keys(jaxpr, len(avals[1]), len(avals[0]))),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -169,12 +170,9 @@ class _Body(NamedTuple):
             with _jax.at_location(eqn.source_info):
                 if eqn.primitive.name in COLLECTIVES and not eqn.params.get('axis_index_groups'):
                     return [COLLECTIVES[eqn.primitive.name](x, eqn.params) for x in args]
-                return _jax.bind(
-                    eqn.primitive,
-                    _jax.with_bodies(eqn, self.parts, self.evaluate),
-                    _jax.WithoutMesh(eqn.ctx),
-                    *args,
-                )
+                params = _jax.with_bodies(eqn, self.parts, self.evaluate)
+                plain = partial(_jax.bind, eqn.primitive, params, _jax.WithoutMesh(eqn.ctx))
+                return _in_one_axis(eqn, plain, args)(*args)
         except NotSupportedError:
             raise
         except UNMAPPED as error:
@@ -196,6 +194,58 @@ class _Body(NamedTuple):
         return {name for e in inner for name in self._collectives(e)} | (
             {eqn.primitive.name} if named else set()
         )
+
+
+# ---- products and lookups with what all blocks share ----
+
+
+def _in_one_axis(eqn, plain: Callable, args: list) -> Callable:
+    """``plain``, the equation of one block, so that under ``jax.vmap`` over the mesh it is the
+    equation of the whole array: the blocks of one operand are joined along the axis that cuts it,
+    where the other operand is the same for all. So the batch stays the batch.
+    """
+    joined = _joined_axis(eqn, [_jax.mapped_axes(x) for x in args])
+    if joined is None:
+        return plain
+    side, axis, at = joined
+
+    def folding(inner: Callable) -> Callable:
+        run = jax.custom_batching.custom_vmap(inner)
+
+        @run.def_vmap
+        def rule(size, batched, *args):
+            whole, x = list(args), jnp.moveaxis(args[side], 0, axis)
+            whole[side] = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+            (y,) = inner(*whole)
+            y = y.reshape(*y.shape[:at], size, -1, *y.shape[at + 1 :])
+            return [jnp.moveaxis(y, at, 0)], [True]
+
+        return run
+
+    for _ in _jax.mapped_axes(args[side]):
+        plain = folding(plain)
+    return plain
+
+
+def _joined_axis(eqn, mapped: list[set]) -> tuple[int, int, int] | None:
+    """The operand whose blocks are joined, its axis, and the axis of the result that this is."""
+    kind, params = primitives.of(eqn).op, eqn.params
+    sides = [k for k, axes in enumerate(mapped) if axes]
+    if len(sides) != 1 or kind not in ('product', 'rows') or 0 in eqn.invars[sides[0]].aval.shape:
+        return None
+    (side,), ranks = sides, [v.aval.ndim for v in eqn.invars]
+    if kind == 'product':
+        free = [
+            [k for k in range(rank) if k not in contracted and k not in batch]
+            for rank, contracted, batch in zip(ranks, *params['dimension_numbers'], strict=True)
+        ]
+        first = len(params['dimension_numbers'][1][0])
+        return (side, free[side][0], first + side * len(free[0])) if free[side] else None
+    numbers = params.get('dimension_numbers')
+    if side != 1 or numbers is None or ranks[1] < 2 or numbers.operand_batching_dims:
+        return None
+    places = range(eqn.outvars[0].aval.ndim)
+    return side, 0, next(k for k in places if k not in numbers.offset_dims)
 
 
 def _tuple(names: Any) -> tuple:

@@ -37,7 +37,7 @@ class _Rewriting:
         self.names: dict[int, int] = {}
         self.new: dict[int, list[int]] = {}
         self.kept: set[int] = set()
-        self.made: dict[tuple[int, int, int], int] = {}
+        self.made: dict[tuple, int] = {}
 
     def run(self) -> Program:
         program, build = self.program, self.build
@@ -81,7 +81,7 @@ class _Rewriting:
 
     def _piece(self, value: int, s: Split | Parts, k: int, where: str) -> int:
         """An equation that acts on single elements is applied to the piece alone."""
-        key = value, id(s), k
+        key = value, s, k
         if key in self.made:
             return self.made[key]
         program, i = self.program, self.program.producer.get(value)

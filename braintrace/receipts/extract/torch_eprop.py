@@ -234,17 +234,17 @@ def in_order(optimizer: torch.optim.Optimizer, parameters: Mapping) -> list:
     """Names and parameters in the order of ``optimizer.param_groups``: ``optimizer.state`` has none
     that can be relied on.
     """
-    names = {id(parameter): name for name, (parameter, _) in parameters.items()}
+    names = {parameter: name for name, (parameter, _) in parameters.items()}
     unknown = [role for _, role in parameters.values() if role not in ROLES]
     if unknown:
         raise ValueError(f'the role {unknown[0]!r} is not known: use one of {", ".join(ROLES)}')
     walk = [p for group in optimizer.param_groups for p in group['params']]
-    if sorted(map(id, walk)) != sorted(names):
+    if len(walk) != len(names) or set(walk) != names.keys():
         raise ValueError(
             f'the optimizer moves {len(walk)} parameters and {len(names)} are named: name '
             'those of the optimizer and no others'
         )
-    return [(names[id(parameter)], parameter) for parameter in walk]
+    return [(names[parameter], parameter) for parameter in walk]
 
 
 def named_config(optimizer: torch.optim.Optimizer) -> tuple[str, dict]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ def array_of(value: Mapping) -> np.ndarray:
 
 def is_sampled(value: Any) -> bool:
     """Whether a node has a sample in place of its numbers."""
-    return isinstance(value, Mapping) and 'sample' in value
+    return isinstance(value, dict) and 'sample' in value
 
 
 def samples_of(value: Mapping) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +127,22 @@ def decimals(data: Any, dtype: str) -> list:
     flat = typed(data, dtype).reshape(-1)
     if dtype != 'float32':
         return flat.tolist()
-    short = np.array([float(text) for text in flat.astype(str)], np.float64)
+    return list(_short(flat.tobytes()) if flat.size <= INLINE else _shortest(flat))
+
+
+def _shortest(flat: np.ndarray) -> list[float]:
+    bits, places = np.unique(flat.view(np.int32), return_inverse=True)  # -0.0 and 0.0 differ
+    own = bits.view(np.float32)
+    short = np.array([float(text) for text in own.astype(str)], np.float64)
     with np.errstate(over='ignore'):
-        kept = short.astype(np.float32) == flat
-    return np.where(kept, short, flat.astype(np.float64)).tolist()
+        kept = short.astype(np.float32) == own
+    return np.where(kept, short, own.astype(np.float64))[places].tolist()
+
+
+@lru_cache(256)
+def _short(raw: bytes) -> list[float]:
+    """Those of small arrays are kept: what ends one step of a run begins the next."""
+    return _shortest(np.frombuffer(raw, np.float32))
 
 
 def elements(shape: Any) -> int | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'total', 'warm_up', 'where']
+__all__ = ['UNIT', 'Num', 'constant', 'exact', 'far', 'most_terms', 'total', 'warm_up', 'where']
 
 UNIT = {'float64': 2.0**-53, 'float32': 2.0**-24, 'tf32': 2.0**-11, 'bfloat16': 2.0**-8}
 TINY = {'float64': 2.0**-1022, 'float32': 2.0**-126}  # what is smaller may count as zero
+MOST = 64  # the largest k
+WARM_UP = 1 / 128  # a warm-up may be off by this share of itself at most
 
 
-@dataclass(frozen=True, eq=False)
 class Num:
     """A float64 value and the sum of the sizes of the terms that made it.
 
@@ -23,11 +23,11 @@ class Num:
     for a term that was flushed to zero.
     """
 
-    value: np.ndarray
-    terms: np.ndarray
-    floor: float = 0.0
-
+    __slots__ = ('floor', 'terms', 'value')
     __array_priority__ = 1000  # an ndarray on the left leaves the operation to this class
+
+    def __init__(self, value: np.ndarray, terms: np.ndarray, floor: float = 0.0):
+        self.value, self.terms, self.floor = value, terms, floor
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,8 +109,7 @@ class Num:
     def map(self, f: Callable, slope: Callable) -> Num:
         """A function; ``slope`` bounds the size of its derivative."""
         value = f(self.value)
-        with np.errstate(all='ignore'):
-            carried = np.where(self.terms > 0, np.abs(slope(self.value)) * self.terms, 0.0)
+        carried = np.where(self.terms > 0, np.abs(slope(self.value)) * self.terms, 0.0)
         return self._made(value, carried, np.abs(value))
 
     def sqrt(self) -> Num:
@@ -122,7 +121,7 @@ class Num:
 def exact(x, floor: float = 0.0) -> Num:
     """What stands in the receipt: no error."""
     x = np.asarray(x, float)
-    return Num(x, np.zeros_like(x), floor)
+    return Num(x, np.zeros(x.shape), floor)
 
 
 def constant(x, floor: float = 0.0) -> Num:
@@ -133,10 +132,17 @@ def constant(x, floor: float = 0.0) -> Num:
 
 def warm_up(keep: float, count, floor: float) -> Num:
     """``1 - keep^count``, made of a rounded ``keep``: near 1 few digits are left. It is one number
-    and no sum, so a sixteenth of k roundings is enough.
+    and no sum, so a sixteenth of k roundings is enough; and it may lose no more than two digits.
     """
     power = float(keep) ** np.asarray(count, float)
-    return Num(1 - power, ((count + 1) * power + np.abs(1 - power)) / 16, floor)
+    terms = ((count + 1) * power + np.abs(1 - power)) / 16
+    return Num(1 - power, np.minimum(terms, most_terms(WARM_UP * (1 - power), floor)), floor)
+
+
+def most_terms(size, floor: float):
+    """The terms whose bound is a size at the largest k."""
+    unit = next((u for name, u in UNIT.items() if TINY.get(name, 0) == floor * u), 0.0)
+    return np.asarray(size) / (MOST * unit) if unit else np.inf
 
 
 def where(flags, a: Num, b: Num) -> Num:
@@ -158,7 +164,6 @@ def far(stored: np.ndarray, num: Num, ku: float) -> tuple[np.ndarray, np.ndarray
 
     A bound that is no finite number holds nothing.
     """
-    with np.errstate(all='ignore'):
-        bound = np.broadcast_to(ku * num.terms, stored.shape)
-        near = np.abs(stored - num.value) <= bound
+    bound = ku * num.terms
+    near = np.abs(stored - num.value) <= bound
     return ~(near & np.isfinite(bound)), bound

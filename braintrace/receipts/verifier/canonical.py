@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .arrays import (
@@ -21,7 +22,16 @@ from .arrays import (
     sample_indices,
     samples_of,
 )
-from .errors import MAX_DEPTH, MAX_ELEMENTS, MAX_INTEGER, MAX_LINE, MAX_RECORDS, ReceiptError
+from .errors import (
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_INTEGER,
+    MAX_LINE,
+    MAX_NUMBERS,
+    MAX_PARTS,
+    MAX_RECORDS,
+    ReceiptError,
+)
 from .schema import SCHEMAS, check
 
 __all__ = [
@@ -151,22 +161,21 @@ def parse_run(raw: bytes | str) -> list:
     lines: list = raw.split(b'\n') if isinstance(raw, bytes) else raw.split('\n')
     if not lines[-1]:
         lines.pop()
-    return each_line(lines, parse)
+    return list(each_line(lines, parse))
 
 
-def each_line(lines: list, read: Callable) -> list:
+def each_line(lines: Iterable, read: Callable) -> Iterator:
     """What each line holds; a ``ReceiptError`` of ``read`` gets the number of its line."""
-    if len(lines) > MAX_RECORDS:
-        raise ReceiptError('too-large', '', f'{len(lines)} lines, more than {MAX_RECORDS}')
-    if not lines:
-        raise ReceiptError('empty', '', 'nothing to read')
-    found = []
-    for i, line in enumerate(lines):
+    i = 0
+    for i, line in enumerate(lines, 1):
+        if i > MAX_RECORDS:
+            raise ReceiptError('too-large', '', f'more than {MAX_RECORDS} lines')
         try:
-            found.append(read(line))
+            yield read(line)
         except ReceiptError as error:
-            raise ReceiptError(error.code, f'line {i + 1}', str(error), error.hint) from error
-    return found
+            raise ReceiptError(error.code, f'line {i}', str(error), error.hint) from error
+    if not i:
+        raise ReceiptError('empty', '', 'nothing to read')
 
 
 def decoded(raw: Any) -> str:
@@ -180,6 +189,7 @@ def decoded(raw: Any) -> str:
         )
     if not raw.strip():
         raise ReceiptError('empty', '', 'nothing to read')
+    _refuse_many(raw)
     try:
         return raw if isinstance(raw, str) else raw.decode('utf-8')
     except UnicodeDecodeError as error:
@@ -193,12 +203,20 @@ def _refuse_binary(raw: bytes | str) -> None:
             raise ReceiptError('not-json', '', f'this is {kind}', hint)
 
 
+def _refuse_many(raw: bytes | str) -> None:
+    """A value of Python takes up to thirty times the bytes of its text, so it is counted first."""
+    marks: Any = (b'[', b'{', b'"', b',') if isinstance(raw, bytes) else ('[', '{', '"', ',')
+    *parts, commas = map(raw.count, marks)
+    if sum(parts) > MAX_PARTS or commas > MAX_NUMBERS:
+        found = f'{commas:,} commas and {sum(parts):,} quotes, lists and objects'
+        raise ReceiptError('too-large', '', f'a line of {found}', 'use npz files')
+
+
 def unique(pairs: list[tuple[str, Any]]) -> dict:
     """An object whose keys differ."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ReceiptError('duplicate-key', twice[:60], 'the key stands twice in one object')
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 from .bounds import Num, constant, exact, total
 from .surrogates import psi
 
-__all__ = ['CELLS', 'READOUTS', 'KnownCell', 'chained', 'ones']
+__all__ = ['CELLS', 'READOUTS', 'KnownCell', 'chained', 'columns', 'ones']
 
 Entries = list[Num | None]
 States = dict[str, Num]
@@ -47,6 +47,11 @@ class KnownCell(NamedTuple):
 def ones(like: Num) -> Num:
     """Ones of a shape."""
     return exact(np.ones(like.shape), like.floor)
+
+
+def columns(rows: list[Entries]) -> list[Entries]:
+    """The columns of a matrix that is given by rows."""
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def chained(slopes: Entries, columns: list[Entries]) -> Entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from .record import Record
 __all__ = ['CEILINGS', 'Check', 'Failure', 'Gated', 'Idle', 'Limits']
 
 CEILINGS = {'engine': 8.0, 'observer': 64.0}  # the largest k: a receipt may ask for less alone
+LOOSE = 1e-2  # a bound of more than this share of the field is told
+NOTHING = 2.0**40  # times the floor: what is smaller is no field that could be loose
+MOST = 50  # failures that are kept
 
 
 class Gated(Exception):
@@ -77,20 +81,40 @@ class Limits:
 @dataclass
 class Check:
     """The findings of a verification; ``rule`` is the one at work, ``at`` the place of the record
-    in its run, ``limits`` those of the record at hand.
+    in its run, ``limits`` those of the record at hand. ``failures`` are the first ones of steps,
+    ``between`` those of rules between records; ``failed`` counts all of them.
+
+    ``loose``: how far a field may be off, as a share of its size, by the tightest rule and at the
+    worst record; ``looseness`` has the record at hand.
     """
 
     limits_of: Callable[[Record], Limits]
     limits: Limits | None = None
     at: str = ''
     rule: int = 0
+    of_run: bool = False
     counts: Counter = field(default_factory=Counter)
+    failed: Counter = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    between: list[Failure] = field(default_factory=list)
+    looseness: dict[str, float] = field(default_factory=dict)
+    loose: dict[str, float] = field(default_factory=dict)
     gated: dict[int, str] = field(default_factory=dict)
     idle: dict[int, str] = field(default_factory=dict)
     disclosures: dict[str, Any] = field(default_factory=dict)
     ties: int = 0
     key: bytes | None = None
+
+    def begin(self, record: Record, at: str) -> None:
+        """Turns to a record."""
+        self.at, self.limits = at, self.limits_of(record)
+
+    def end(self) -> None:
+        """The bounds of a record are known; those that are wide are kept."""
+        for path, share in self.looseness.items():
+            if not share <= LOOSE:
+                self.loose[path] = max(share, self.loose.get(path, 0.0))
+        self.looseness = {}
 
     def close(
         self, path: str, stored: np.ndarray | None, num: Num | None, factors: Iterable[str] = ()
@@ -108,8 +132,13 @@ class Check:
             self.fail(path, list(np.shape(stored)), list(num.shape), 'the shapes differ')
             return False
         bad, bound = far(stored, num, self.limits.of_path(path))
+        size = norm(num.value) + NOTHING * num.floor * math.sqrt(stored.size)
+        share = norm(bound) / max(size, 1e-300)
+        self.looseness[path] = min(share, self.looseness.get(path, math.inf))
+        if not bad.any():
+            return True
         self._tell(path, stored, num.value, bad, bound, tuple(factors))
-        return not bad.any()
+        return False
 
     def same(self, path: str, stored: Any, want: Any, factors: Iterable[str] = ()) -> bool:
         """Whether two arrays are equal bit for bit."""
@@ -119,8 +148,10 @@ class Check:
             self.fail(path, list(a.shape), list(b.shape), 'the shapes differ')
             return False
         bad = (a != b) | (np.signbit(a) != np.signbit(b) if a.dtype.kind == 'f' else False)
+        if not np.any(bad):
+            return True
         self._tell(path, a, b, np.asarray(bad), np.zeros(a.shape), tuple(factors))
-        return not np.any(bad)
+        return False
 
     def true(self, path: str, holds: bool, stored: Any, want: Any, hint: str = '') -> bool:
         """One yes or no."""
@@ -131,8 +162,10 @@ class Check:
 
     def fail(self, path: str, stored: Any, want: Any, hint: str = '', **more) -> None:
         """A failure of the rule at work."""
-        path = f'{self.at}{path}'
-        self.failures.append(Failure(self.rule, path, stored, want, hint=hint, **more))
+        self.failed[self.rule] += 1
+        kept = self.between if self.of_run else self.failures
+        if len(kept) < MOST:
+            kept.append(Failure(self.rule, f'{self.at}{path}', stored, want, hint=hint, **more))
 
     def tell(self, name: str, value: Any) -> None:
         """Something that decides nothing."""
@@ -140,8 +173,6 @@ class Check:
 
     def _tell(self, path, stored, value, bad, bound, factors) -> None:
         count = int(np.count_nonzero(bad))
-        if not count:
-            return
         with np.errstate(all='ignore'):
             delta = np.abs(stored.astype(float) - value.astype(float))
             excess = np.where(bad, np.nan_to_num(delta / np.maximum(bound, 1e-300), nan=np.inf), -1)
@@ -157,6 +188,12 @@ class Check:
             factors=factors,
             count=count,
         )
+
+
+def norm(x: np.ndarray) -> float:
+    """The root of the sum of squares."""
+    flat = x.reshape(-1)
+    return math.sqrt(flat @ flat)
 
 
 def _plain(x) -> Any:

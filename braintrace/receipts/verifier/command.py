@@ -9,21 +9,21 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from .arrays import is_sampled
-from .canonical import emit, parse, parse_run
+from .canonical import each_line, emit, parse
 from .differences import differences
-from .errors import MAX_RUN, ReceiptError
+from .errors import MAX_LINE, MAX_RUN, ReceiptError
 from .files import resolve_files
 from .golden import SHIPPED, foreign_functions, generate, golden_file
 from .options import EXAMPLES, PROGRAM, Usage, parsed
 from .printing import Page, counted, plain
 from .reconciler import Result, reconcile, reconcile_run
-from .record import array_paths
 from .rules import RULES
 from .schema import FRAMEWORKS
 from .sidecar import FORMAT, import_run, import_sidecar
@@ -90,23 +90,37 @@ def _write(text: str | bytes, stream: Any = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _read(name: str) -> tuple[bytes, Path]:
-    """The bytes of a file or of stdin, and the folder beside which npz files stand."""
-    if name == '-':
-        raw, folder = sys.stdin.buffer.read(MAX_RUN + 1), Path.cwd()
-    else:
-        with open(name, 'rb') as stream:
-            raw, folder = stream.read(MAX_RUN + 1), Path(name).parent
-    if len(raw) > MAX_RUN:
-        raise ReceiptError('too-large', name, f'more than {MAX_RUN:,} bytes', 'split the run')
-    return raw, folder
+def _lines(name: str) -> Iterator[bytes]:
+    """The lines of a file or of stdin; of one that is too long, pieces that are too long too."""
+    size = 0
+    with ExitStack() as stack:
+        stream = sys.stdin.buffer if name == '-' else stack.enter_context(open(name, 'rb'))
+        while line := stream.readline(MAX_LINE + 2):
+            size += len(line)
+            if size > MAX_RUN:
+                raise ReceiptError(
+                    'too-large', name, f'more than {MAX_RUN:,} bytes', 'split the run'
+                )
+            yield line
 
 
-def _values(name: str) -> list:
+def _values(name: str) -> Iterator:
     """The values of a file, one for each line, with the arrays of npz files."""
-    raw, folder = _read(name)
-    several = b'\n' in raw.rstrip(b'\n')
-    return [resolve_files(one, folder) for one in (parse_run(raw) if several else [parse(raw)])]
+    folder, seen = Path.cwd() if name == '-' else Path(name).parent, set[tuple[str, str]]()
+
+    def value(line: bytes) -> Any:
+        found = parse(line)
+        return resolve_files(found, folder, seen) if b'"file"' in line else found
+
+    return each_line(_lines(name), value)
+
+
+def _held(values: Iterator, errors: list) -> Iterator:
+    """Values up to an error, which is kept: the reconciler would take it for a fault of its own."""
+    try:
+        yield from values
+    except (ReceiptError, OSError) as error:
+        errors.append(error)
 
 
 # verify -------------------------------------------------------------------------------------------
@@ -114,15 +128,21 @@ def _values(name: str) -> list:
 
 def _verify(options: Namespace) -> int:
     key = Path(options.key).read_bytes() if options.key else None
-    values = _values(options.file)
     settings: dict = {'level': options.level, 'allow': options.allow, 'key': key}
-    if options.run or len(values) > 1:
-        result = reconcile_run(values, **settings)
+    errors: list[Exception] = []
+    values = _held(_values(options.file), errors)
+    head = list(islice(values, 2))
+    if errors:
+        raise errors[0]
+    if options.run or len(head) > 1:
+        result = reconcile_run(chain(head, values), **settings)
     else:
-        result = reconcile(values[0], **settings)
+        result = reconcile(head[0], **settings)
     if result.verdict == 'malformed':
-        raise _malformed(result, values)
-    refused = _refused(result, values, options)
+        raise _malformed(result, head[0])
+    if errors:
+        raise errors[0]
+    refused = _refused(result, options)
     passed = result.ok and not refused
     if options.json:
         _write(_json(_object(result, passed, refused)))
@@ -131,28 +151,19 @@ def _verify(options: Namespace) -> int:
     return PASS if passed else FAIL
 
 
-def _refused(result: Result, values: list, options: Namespace) -> list[str]:
+def _refused(result: Result, options: Namespace) -> list[str]:
     """Why a result that holds does not pass."""
     found = []
     if result.verdict == 'consistent' and options.accept != 'consistent':
         found.append('consistent, without --accept consistent')
-    if options.strict and result.ties:
-        found.append(counted(result.ties, 'tie'))
-    if options.strict:
-        nodes = (node for value in values for _, node in array_paths(value))
-        sampled = sum(map(is_sampled, nodes))
-        found += [counted(sampled, 'sampled array')] if sampled else []
-    if options.key:
-        bare = sum('signature' not in value.get('digests', {}) for value in values)
-        found += [f'{counted(bare, "record")} without a signature'] if bare else []
-    return found
+    return [*found, *(result.doubts if options.strict else ())]
 
 
-def _malformed(result: Result, values: list) -> ReceiptError:
+def _malformed(result: Result, value: Any) -> ReceiptError:
     first = result.failures[0]
     said = first.hint or f'{first.stored}, where this is due: {first.recomputed}'
     more = len(result.failures) - 1
-    other = values[0].get('schema') if isinstance(values[0], dict) else None
+    other = value.get('schema') if isinstance(value, dict) else None
     hint = OTHERS.get(other, '') if isinstance(other, str) else ''
     hint = hint or (f'and {counted(more, "problem")} more' if more else '')
     return ReceiptError('malformed', first.path, f'{said:.500}', hint)
@@ -184,7 +195,7 @@ def _import(options: Namespace) -> int:
     framework = options.framework
     if framework not in FRAMEWORKS:
         raise NoAdapter(f'no adapter for {framework}', f'there are {", ".join(FRAMEWORKS)}')
-    raw, _ = _read(options.file)
+    raw = b''.join(_lines(options.file))
     several = b'\n' in raw.rstrip(b'\n')
     try:
         receipts, result = (import_run if several else import_sidecar)(raw, framework)
@@ -252,7 +263,7 @@ def _explain(options: Namespace) -> int:
 
 
 def _diff(options: Namespace) -> int:
-    files = [_values(name) for name in (options.a, options.b)]
+    files = [list(_values(name)) for name in (options.a, options.b)]
     single = all(len(values) == 1 for values in files)
     found = differences(*(values[0] if single else values for values in files))
     _write(Page(sys.stdout).differences(found) if found else 'they are equal\n')
@@ -261,6 +272,9 @@ def _diff(options: Namespace) -> int:
 
 def _examples(options: Namespace) -> int:
     file = Path(__file__).resolve().parents[1] / 'extract' / EXAMPLES[options.framework]
+    if not file.is_file():
+        said = f'{file.name} comes with braintrace, and not with a copy of the verifier'
+        raise ReceiptError('absent', '', said, 'pip install braintrace, or copy it from there')
     _write(file.read_bytes() if options.print else f'{file}\n')
     return PASS
 

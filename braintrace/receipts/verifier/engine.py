@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from .bounds import Num, constant, exact, total, warm_up
-from .cells import CELLS, KnownCell, chained, ones
+from .cells import CELLS, KnownCell, chained, columns, ones
 from .losses import LOSSES, divisor_of, softmax
 from .optimizers import OPTIMIZERS
 from .primitives import Op
@@ -195,9 +195,8 @@ class _Step:
         Readouts read it alone.
         """
         D, D_f, emits = self.D[self.group], self.D_f[self.group], self.emits
-        columns = [list(column) for column in zip(*D, strict=True)]
         kappa = self.number(self.given.algorithm['kappa']).to(self.sent.shape)
-        self.D[self.group] = [[*row, None] for row in D] + [[*chained(emits, columns), kappa]]
+        self.D[self.group] = [[*row, None] for row in D] + [[*chained(emits, columns(D)), kappa]]
         self.D_f[self.group] = [*D_f, *chained(emits, [D_f])]
         self.emits = [*[None] * len(emits), ones(self.sent)]
         self.emitted = [*self.emitted, None]
@@ -244,10 +243,7 @@ class _Step:
         self.dh, self.dy = {group: dh}, {self.recurrent['name']: dy, self.readout['name']: err}
         if self.leaky:
             self.dh[self.readout['groups'][0]] = [err]
-        self.c = {
-            name: chained(of_group, [list(column) for column in zip(*D[name], strict=True)])
-            for name, of_group in self.dh.items()
-        }
+        self.c = {name: chained(of_group, columns(D[name])) for name, of_group in self.dh.items()}
         if given.algorithm['credit'] == 'whole':
             back = (dy @ self.weight(self.recurrent).T)[:, given['inputs'].shape[-1] :]
             for r, slope in enumerate(self.emitted):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 MAX_LINE = 64 * 2**20  # bytes of one receipt
 MAX_DEPTH = 32  # of nested lists and objects
+MAX_NUMBERS = 2**23  # that stand in one line
+MAX_PARTS = 2**20  # quotes, lists and objects of one line
 MAX_ELEMENTS = 2**24  # of one array
+MAX_TOTAL = 2**25  # elements of all arrays of one receipt
 MAX_LANES = 10_000
+MAX_NAMES = 1_000  # relations, groups; letters of a name
 MAX_RECORDS = 100_000  # of one run
 MAX_RUN = 2**32  # bytes of one run
 MAX_INTEGER = 2**63

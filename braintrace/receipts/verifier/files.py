@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import os
+import stat
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .array_kind import FILE
-from .arrays import DTYPES, array_digest, elements
-from .errors import MAX_DEPTH, MAX_ELEMENTS, ReceiptError
-from .kinds import join
+from .arrays import array_digest
+from .errors import ReceiptError
+from .record import array_paths
+from .schema import check
 
-FILED = {'shape', 'dtype', 'sha256', 'file', 'key'}
+FILED = {'shape', 'dtype', 'sha256', 'file', 'key', 'data'}
+MAX_DIRECTORY = 2**20  # bytes of the table of contents of an npz
+UNREADABLE = (OSError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
-def resolve_files(receipt: Any, folder: str | os.PathLike) -> Any:
-    """The value with the numbers of its filed arrays beside their digests.
+def resolve_files(
+    receipt: Any, folder: str | os.PathLike, seen: set[tuple[str, str]] | None = None
+) -> Any:
+    """The receipt, into which the numbers of its filed arrays are put, beside their digests.
 
-    Raises ``ReceiptError``: ``file`` for a name that is no bare one, a file that cannot be read or
-    has another array, ``digest`` where the numbers are not those of ``sha256``.
+    A value that its schema refuses stays as it is. ``seen`` has the arrays of the run that were
+    read: each stands in one place. Raises ``ReceiptError``: ``file`` for a file that cannot be read
+    or has another array, ``digest`` where the numbers are not those of ``sha256``.
     """
-    return resolved(receipt, Path(folder), '', 0)
+    if check(receipt, 'braintrace.receipt/1'):
+        return receipt
+    with ExitStack() as stack:
+        archives: dict[str, zipfile.ZipFile] = {}
+        for path, node in array_paths(receipt):
+            if node is None or 'file' not in node or 'data' in node:
+                continue
+            name, key = node['file'], node['key']
+            if seen is not None:
+                _once(seen, name, key, path)
+            try:
+                if name not in archives:
+                    archives[name] = stack.enter_context(_opened(Path(folder) / name))
+                node['data'] = _read(archives[name], node)
+            except UNREADABLE as error:
+                said = f'{name} and {key!r:.80}: {error}'[:300]
+                raise ReceiptError('file', path, said, 'put the npz beside the receipt') from None
+            if array_digest(node['data']) != node['sha256']:
+                raise ReceiptError('digest', path, f'{key!r:.80} of {name} has another sha256')
+    return receipt
 
 
 def write_files(receipt: Any, folder: str | os.PathLike) -> list[str]:
@@ -44,7 +70,7 @@ def write_files(receipt: Any, folder: str | os.PathLike) -> list[str]:
 def filed(value: Any) -> Iterator[dict]:
     """The filed nodes of a value that carry their array."""
     if isinstance(value, dict):
-        if FILED | {'data'} == set(value):
+        if FILED == set(value):
             yield value
         else:
             for part in value.values():
@@ -54,49 +80,36 @@ def filed(value: Any) -> Iterator[dict]:
             yield from filed(part)
 
 
-def resolved(value: Any, folder: Path, path: str, depth: int) -> Any:
-    """A part of a value, resolved; what is nested too deeply stays for the schema to refuse."""
-    if depth > MAX_DEPTH:
-        return value
-    if isinstance(value, dict):
-        if FILED == set(value):
-            return {**value, 'data': loaded(value, folder, path)}
-        return {k: resolved(v, folder, join(path, k), depth + 1) for k, v in value.items()}
-    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value[:64]):
-        return [resolved(v, folder, f'{path}[{i}]', depth + 1) for i, v in enumerate(value)]
-    return value
+def _once(seen: set[tuple[str, str]], name: str, key: str, path: str) -> None:
+    if (name, key) in seen:
+        raise ReceiptError('file', path, f'{key!r:.80} of {name} stands in two places of the run')
+    seen.add((name, key))
 
 
-def loaded(value: dict, folder: Path, path: str) -> np.ndarray:
-    """The array that a filed node names."""
-    name, key, shape, dtype = (value[part] for part in ('file', 'key', 'shape', 'dtype'))
-    if next(FILE.problems(name, path), None) or not isinstance(key, str):
-        raise ReceiptError('file', path, 'file is no bare name', 'put the npz beside the receipt')
-    size = elements(shape)
-    if size is None or size > MAX_ELEMENTS or not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ReceiptError('file', path, f'a shape or dtype of no array: {dtype!r:.40}')
-    try:
-        with zipfile.ZipFile(folder / name) as archive, archive.open(f'{key}.npy') as stream:
-            array = read_array(stream, tuple(shape), np.dtype(dtype))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ReceiptError('file', path, f'{name} and {key!r:.80}: {error}') from None
-    if array_digest(array) != value['sha256']:
-        raise ReceiptError('digest', path, f'{key!r:.80} of {name} has another sha256')
-    return array
+def _opened(path: Path) -> zipfile.ZipFile:
+    """An npz that is a regular file, and whose table of contents is no larger than it may be."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise ValueError('no regular file, but a link, a pipe or a folder')
+    with open(path, 'rb') as stream:
+        stream.seek(max(0, os.path.getsize(path) - 42))
+        tail = stream.read(42)
+    large, size = tail[:4] == b'PK\x06\x07', int.from_bytes(tail[-10:-6], 'little')
+    if tail[-22:-18] != b'PK\x05\x06' or large or size > MAX_DIRECTORY:
+        raise ValueError('no plain npz, or one of too many arrays: write one for each step')
+    return zipfile.ZipFile(path)
 
 
-def read_array(stream: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The array of an ``npy`` stream, if its header says what the receipt says."""
-    version = np.lib.format.read_magic(stream)
-    if version not in {(1, 0), (2, 0)}:
-        raise ValueError(f'version {version} of npy')
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    said, fortran, kind = read[version](stream)
-    if said != shape or kind.name != dtype.name:
-        raise ValueError(f'an array {kind.name}{said}, the receipt says {dtype.name}{shape}')
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    flat = np.frombuffer(stream.read(size), kind)
+def _read(archive: zipfile.ZipFile, node: dict) -> np.ndarray:
+    """The array that a node names, if its header says what the node says."""
+    member = archive.getinfo(f'{node["key"]}.npy')
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError('it is compressed; write it by numpy.savez')
+    shape, dtype = tuple(node['shape']), np.dtype(node['dtype'])
+    with archive.open(member) as stream:
+        if np.lib.format.read_magic(stream) != (1, 0):  # 2.0 has headers of up to 4 GB
+            raise ValueError('no npy of version 1.0')
+        said, fortran, kind = np.lib.format.read_array_header_1_0(stream)
+        if said != shape or kind.name != dtype.name:
+            raise ValueError(f'an array {kind.name}{said}, the receipt says {dtype.name}{shape}')
+        flat = np.frombuffer(stream.read(int(np.prod(shape, dtype=np.int64)) * kind.itemsize), kind)
     return flat.reshape(shape, order='F' if fortran else 'C').astype(dtype, order='C')

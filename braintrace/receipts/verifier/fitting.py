@@ -11,19 +11,38 @@ from .bounds import Num, exact
 from .errors import MAX_ELEMENTS
 from .kinds import Problem
 from .primitives import FORMULAS, NoFormula, Op
+from .record import below
 
 __all__ = ['misfits']
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def misfits(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
-    """What does not fit the formulas of a relation's primitive, which are tried without lanes."""
+def misfits(raw: Mapping, shape: Shapes) -> Iterator[Problem]:
+    """What does not fit the formulas of the primitives, which are tried without lanes."""
+    known = Known(raw, shape)
+    for relation in raw['topology']['relations']:
+        if relation['primitive'] in FORMULAS:
+            yield from _of_relation(known, relation)
+
+
+class Known:
+    """What the parts of a receipt have in common: shapes by path, and groups by name."""
+
+    def __init__(self, raw: Mapping, shape: Shapes):
+        self.shape, self.paths, self.lanes = shape, sorted(shape), len(raw['lanes'])
+        self.groups = {group['name']: group for group in raw['topology']['groups']}
+        self.factored = raw['algorithm']['name'] == 'ES_D_RTRL'
+
+    def below(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        """The shapes behind a prefix."""
+        return {path: self.shape[path] for path in below(self.paths, prefix)}
+
+
+def _of_relation(known: Known, relation: Mapping) -> Iterator[Problem]:
     name, primitive = relation['name'], relation['primitive']
-    if primitive not in FORMULAS:
-        return
     try:
-        yield from _tried(raw, shape, relation)
+        yield from _tried(known, relation)
     except NoFormula:
         return
     except Exception as error:  # an option may hold anything that the schema lets pass
@@ -32,13 +51,13 @@ def misfits(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]
         yield Problem(at, f'shapes or options that {primitive} does not have ({said})')
 
 
-def _tried(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
-    name, params = relation['name'], relation['params']
+def _tried(known: Known, relation: Mapping) -> Iterator[Problem]:
+    name, params, shape = relation['name'], relation['params'], known.shape
     options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
     dy = shape[f'signals/dy/{name}']
     for group in relation['groups'] or ['']:
         x = shape.get(f'factors/{name}/{group}/x')
-        right = not laned or x is None or x[:1] == dy[:1] == (len(raw['lanes']),)
+        right = not laned or x is None or x[:1] == dy[:1] == (known.lanes,)
         yield from _same(f'factors/{name}/{group}/x', right, 'axis 0 is not the lanes')
     op = Op(
         relation['primitive'],
@@ -46,7 +65,6 @@ def _tried(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
         lambda slot: _zeros(shape[f'params_before/{params[slot]}']),
         len(dy) - laned,
     )
-    groups = {group['name']: group for group in raw['topology']['groups']}
     made = op.instant(_x(op, shape, name, relation['groups']), _zeros((0, *dy[laned:])))
     yield from _same(f'topology/relations/{name}/params', set(made) >= set(params), 'other slots')
     for slot in set(params) & set(made):
@@ -57,14 +75,14 @@ def _tried(raw: Mapping, shape: Shapes, relation: Mapping) -> Iterator[Problem]:
             path = f'params_before/{params[slot]}'
             yield from _same(path, found == shape[path], f'{shape[path]}, and {found} is due')
     for group in relation['groups']:
-        yield from _in_group(raw, shape, relation, op, groups[group])
+        yield from _in_group(known, relation, op, known.groups[group])
 
 
-def _in_group(raw, shape: Shapes, relation: Mapping, op: Op, group: Mapping) -> Iterator[Problem]:
+def _in_group(known: Known, relation: Mapping, op: Op, group: Mapping) -> Iterator[Problem]:
     """The shapes of a trace, and positions that are those of the group."""
-    name, lanes = relation['name'], len(raw['lanes'])
+    name, lanes, shape = relation['name'], known.lanes, known.shape
     at, before = f'factors/{name}/{group["name"]}', f'traces_before/{name}/{group["name"]}'
-    found = {s for path, s in shape.items() if path.startswith(f'{at}/D_f/')}
+    found = set(known.below(f'{at}/D_f').values())
     positions = relation.get('options', {}).get('positions', {}).get(group['name'])
     if positions is not None:
         yield from _same(at, len(found) < 2, 'D_f of several shapes')
@@ -73,7 +91,7 @@ def _in_group(raw, shape: Shapes, relation: Mapping, op: Op, group: Mapping) -> 
         yield from _same(f'topology/relations/{name}', fit, 'positions that are not in the group')
     for coords in found:
         d = _zeros((0, *coords[1:]))
-        if raw['algorithm']['name'] == 'ES_D_RTRL':
+        if known.factored:
             want = {'f': (lanes, *coords[1:])}
             x = shape.get(f'{before}/x')
             if x is not None:
@@ -82,7 +100,7 @@ def _in_group(raw, shape: Shapes, relation: Mapping, op: Op, group: Mapping) -> 
             made = op.instant(_x(op, shape, name, relation['groups']), d)
             want = {slot: (lanes, *e.shape[1:]) for slot, e in made.items()}
             want = {slot: want[slot] for slot in relation['params']}
-        own = {path: s for path, s in shape.items() if path.startswith(f'{before}/')}
+        own = known.below(before)
         for path, stored in own.items():
             due = want.get(path[len(before) + 1 :].split('/')[0], stored)
             yield from _same(path, stored == due, f'{stored}, and {due} is due')

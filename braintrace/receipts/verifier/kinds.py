@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import MAX_INTEGER
+from .errors import MAX_INTEGER, MAX_NAMES
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,14 @@ class Text(Leaf):
 
     choices: tuple[str, ...] = ()
     pattern: str = ''
+    most: int = MAX_NAMES
 
     def problems(self, value: Any, path: str) -> Problems:
         if not isinstance(value, str):
             yield Problem(path, f'{described(value)} where a string is due')
-        elif any('\ud800' <= letter <= '\udfff' for letter in value):
+        elif len(value) > self.most:
+            yield Problem(path, f'a text of {len(value)} letters, more than {self.most}')
+        elif not value.isascii() and re.search('[\ud800-\udfff]', value):
             yield Problem(path, 'a string with half of a surrogate pair, which is no UTF-8')
         elif self.choices and value not in self.choices:
             yield Problem(path, f'{described(value)}; known are {", ".join(self.choices)}')
@@ -99,6 +102,11 @@ class Whole(Leaf):
             yield Problem(path, f'{described(value)} where an integer is due')
         elif not self.least <= value < MAX_INTEGER:
             yield Problem(path, f'{described(value)} is out of range, which starts at {self.least}')
+
+    def takes(self, values: list) -> bool:
+        """Whether all values of a list are right; a long list is no loop."""
+        plain = set(map(type, values)) == {int}
+        return plain and self.least <= min(values) and max(values) < MAX_INTEGER
 
     def schema(self) -> dict:
         return {'type': 'integer', 'minimum': self.least, 'exclusiveMaximum': MAX_INTEGER}
@@ -150,7 +158,7 @@ class List(Kind):
             yield Problem(path, f'{described(value)} where a list is due')
         elif len(value) > self.most:
             yield Problem(path, f'a list of {len(value)}, more than {self.most}')
-        else:
+        elif not (isinstance(self.kind, Whole) and self.kind.takes(value)):
             for i, part in enumerate(value):
                 yield from self.kind.problems(part, f'{path}[{i}]')
 

@@ -7,7 +7,7 @@ import numpy as np
 from .bounds import Num, constant
 from .checks import Check, Gated
 from .losses import LOSSES, divisor_of, softmax
-from .record import Record
+from .record import Record, once
 
 
 def _loss(r: Record):
@@ -49,6 +49,7 @@ def error(r: Record, c: Check) -> None:
     c.close('signals/err', r['signals/err'], _error(r), ('outputs', 'targets', 'loss'))
 
 
+@once
 def _error(r: Record) -> Num:
     slope = _loss(r).slope(r.num('outputs'), r.num('targets'))
     weight = r.num('loss/mask') / constant(r['loss/divisor'], r.floor)

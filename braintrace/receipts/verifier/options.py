@@ -72,7 +72,9 @@ def _verify(command: Parser) -> None:
     )
     command.add_argument('--json', action='store_true', help='JSON on stdout instead of a table')
     command.add_argument(
-        '--strict', action='store_true', help='ties of spikes and sampled arrays fail too'
+        '--strict',
+        action='store_true',
+        help='what leaves a doubt fails too: ties, samples, wide bounds, gaps, a cut run',
     )
     command.add_argument(
         '--accept',

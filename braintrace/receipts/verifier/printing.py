@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,9 +74,10 @@ class Page:
         """The rules, what failed, what else is to know, and the verdict."""
         parts = [self._rules_of(result)]
         parts += [self._failure(one) for one in result.failures[: MOST['failures']]]
-        more = len(result.failures) - MOST['failures']
-        if more > 0:
-            parts.append(f'... and {more:,} more failures; --json lists all')
+        count = sum(result.failed.values())
+        if count > MOST['failures']:
+            more = count - MOST['failures']
+            parts.append(f'... and {more:,} more failures; --json has the first 50')
         notes = self._notes(result)
         parts += [notes] if notes else []
         return '\n\n'.join([*parts, self.conclusion(result, passed, refused)]) + '\n'
@@ -89,7 +89,7 @@ class Page:
         if result.verdict == 'malformed':
             why = _first_problem(result)
         said = MEANING[result.verdict].format(
-            why=why, count=counted(len(result.failures), 'failure')
+            why=why, count=counted(sum(result.failed.values()), 'failure')
         )
         if refused:
             said = f'{said}. Not accepted: {"; ".join(refused)}'
@@ -99,15 +99,14 @@ class Page:
         return painted + text[len(head) - 2 :]
 
     def _rules_of(self, result: Result) -> str:
-        failed = Counter(one.rule for one in result.failures)
         lines = [self.paint('bold', f'{"R":>2}  {"rule":<19}  finding')]
         for number, rule in RULES.items():
             said, color = f'gated off: {result.gated_off.get(number, "")}', 'dim'
             if number in result.rules_evaluated:
                 said, color = counted(result.rules_evaluated[number], 'comparison'), ''
                 said = f'held      {said}'
-            if failed[number]:
-                places = counted(failed[number], 'place')
+            if result.failed.get(number):
+                places = counted(result.failed[number], 'place')
                 said, color = f'{said.replace("held  ", "FAILED", 1)}, {places}', 'red'
             line = self.cut(said, 25)
             lines.append(
@@ -140,7 +139,8 @@ class Page:
     def _notes(self, result: Result) -> str:
         ties = counted(result.ties, 'spike')
         tied = [f'{ties} too near to the threshold to tell (ties)'] if result.ties else []
-        notes = [*tied, *_joined(result.disclosures)]
+        loose = [f'loose: {path} {share:.2g}' for path, share in result.loose.items()]
+        notes = [*tied, *loose, *_joined(result.disclosures)]
         lines = [f'  {self.cut(note, 2)}' for note in notes[: MOST['notes']]]
         more = len(notes) - MOST['notes']
         lines += [f'  ... and {more} more'] if more > 0 else []

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .checks import CEILINGS, Check, Failure, Gated, Idle, Limits
+from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
 from .record import Record, Unavailable
 from .rules import RULES, RUN_RULES, STEP_RULES
-from .run_rules import Run
-from .structure import problems_of
+from .run_rules import ALONE, Run
+from .structure import read
 
 __all__ = ['Result', 'reconcile', 'reconcile_run']
 
@@ -30,6 +29,9 @@ class Result:
     ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
     and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
     ``'malformed'``. ``ties`` counts spikes whose potential is too near to its threshold to tell.
+    ``failures`` are the first 50, ``failed`` (rule -> places) counts all. ``loose``: fields whose
+    bound is more than 1 % of their size (path -> share, at the worst record). ``doubts``: what is
+    not shown though all holds: ties, samples, loose fields, gaps, a cut run, a start at t > 0.
 
     >>> from braintrace.receipts.verifier import generate, parse_run
     >>> result = reconcile_run(parse_run(generate('lif', 2)))
@@ -44,6 +46,9 @@ class Result:
     gated_off: Mapping[int, str] = field(default_factory=dict)
     ties: int = 0
     disclosures: Mapping[str, Any] = field(default_factory=dict)
+    loose: Mapping[str, float] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    failed: Mapping[int, int] = field(default_factory=dict)
 
 
 def reconcile(
@@ -65,6 +70,8 @@ def reconcile_run(
 ) -> Result:
     """Verify the receipts of a run in order, and what lies between them; as :func:`reconcile`.
 
+    An iterator is read record by record, and what was judged is let go.
+
     >>> reconcile_run([]).verdict
     'malformed'
     """
@@ -83,64 +90,145 @@ def _guarded(judge: Callable[[], Result]) -> Result:
 
 def _malformed(failures: Sequence[Failure]) -> Result:
     gated = {number: 'the structure is not right' for number in RULES if number}
-    return Result(False, 'malformed', tuple(failures), {0: max(1, len(failures))}, gated)
+    count = max(1, len(failures))
+    return Result(False, 'malformed', tuple(failures), {0: count}, gated, failed={0: count})
 
 
 def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whole: bool) -> Result:
+    """Records are judged as they come; of those that were no more is kept than rules look at."""
     refused = _options(level, allow, key)
     if refused:
         return _malformed([Failure(0, 'options', None, None, hint=refused)])
-    if not isinstance(objs, list | tuple) or not objs:
-        want = 'a list of receipts, at least one'
-        return _malformed([Failure(0, '', type(objs).__name__, want)])
-    failures = []
+    if not isinstance(objs, list | tuple | Iterator):
+        return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
+    check, run = Check(partial(Limits.of, level=level, allow=tuple(allow)), key=key), Run()
+    seen = Seen(check)
     for i, obj in enumerate(objs):
         at = f'[{i}].' if whole else ''
-        failures += [Failure(0, at + p.path, None, None, hint=p.message) for p in problems_of(obj)]
-    if failures:
-        return _malformed(failures)
-    records = [Record(obj) for obj in objs]
-    check = Check(partial(Limits.of, level=level, allow=tuple(allow)), key=key)
-    check.counts[0] += len(records)
-    for i, record in enumerate(records):
-        check.at, check.limits = f'[{i}].' if whole else '', check.limits_of(record)
+        problems, record = read(obj)
+        if record is None:
+            found = [Failure(0, at + p.path, None, None, hint=p.message) for p in problems]
+            return _malformed(found)
+        check.begin(record, at)
+        run.take(record)
+        _rules_of(check, run, whole)
         asked = record.raw['numeric']['k']
         if asked is not None and asked > CEILINGS[level]:
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
-        if check.limits.trace > check.limits.unit:
-            check.tell('traces', f'compared as {record.raw["numeric"]["trace_dtype"]}')
-        for number, rule in STEP_RULES:
-            _apply(check, number, partial(rule, record))
-    check.at = ''
+        seen.take(run)
+        check.end()
+    if run.first is None:
+        return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
+    if whole:
+        seen.end(run)
+    return seen.result()
+
+
+RECORDS = 'a list of receipts, at least one'
+
+
+def _rules_of(check: Check, run: Run, whole: bool) -> None:
+    """Every rule, on a record and on what lies between it and those before."""
+    check.counts[0] += 1
+    if check.limits.trace > check.limits.unit:
+        check.tell('traces', f'compared as {run.now.raw["numeric"]["trace_dtype"]}')
+    for number, rule in STEP_RULES:
+        _apply(check, number, partial(rule, run.now))
+    check.of_run = True
     for number, rule in RUN_RULES:
         if whole or number == 18:
-            check.limits = check.limits_of(records[0])
-            _apply(check, number, partial(rule, Run(records)))
+            _apply(check, number, partial(rule, run))
         else:
             check.gated[number] = 'it needs the records of a run'
-    first = records[0]
-    for name, value in _unseen(records, whole).items():
-        check.tell(name, value)
-    if first.t.any():
-        check.tell('start', f'traces and carry of step {first.raw["step"]} are taken as given')
-    if Run(records).unsummed():
+    check.of_run = False
+    if 'gradients' in (run.now.raw.get('window') or {}) and not run.whole_window:
         check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
-    return _result(check, records)
 
 
-def _unseen(records: list[Record], whole: bool) -> dict[str, Any]:
-    """What a reader should know of a run that no rule refuses."""
-    steps = [r.raw['step'] for r in records]
-    apart = sum(b != a + 1 for a, b in pairwise(steps))
-    found = {'steps between records': f'{apart} gaps: what happened there is not checked'}
-    found = found if apart else {}
-    resets = sum(int(r.reset.sum()) for r in records)
-    if resets:
-        found['resets'] = f'{resets} lanes start anew, as the receipts say'
-    window = records[-1].raw.get('window') or {'index': 0, 'length': 1}
-    if whole and window['index'] + 1 < window['length']:
-        found['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
-    return found
+class Seen:
+    """What a reader should know of a run that no rule refuses; ``doubts`` are what is not shown."""
+
+    def __init__(self, check: Check):
+        self.check = check
+        self.gaps = self.resets = self.sampled = self.updates = 0
+        self.bases: set[str] = set()
+        self.doubts: list[str] = []
+
+    def take(self, run: Run) -> None:
+        """What a record adds."""
+        r = run.now
+        self.gaps += run.before is not None and not run.adjacent
+        self.resets += int(r.reset.sum())
+        self.sampled += len(r.sampled)
+        self.bases |= {r.raw['skip']['basis']} if 'skip' in r.raw else set()
+        if run.place == 0:
+            self._start(r)
+        if r.raw['optimizer'] is not None:
+            if not self.updates:
+                self._optimizer(r)
+            self.updates += 1
+
+    def _start(self, r: Record) -> None:
+        """Where the first record starts, which no record before it shows."""
+        step, t = r.raw['step'], int(r.t.max())
+        given = 'parameters, carry and traces' if t else 'parameters and carry'
+        self.check.disclosures['start'] = f'step {step}, t = {t}: {given} are taken as given'
+        if step or t:
+            self.doubts.append(f'a start at step {step}, t = {t}')
+
+    def _optimizer(self, r: Record) -> None:
+        """The state of the first update."""
+        at, count = 'optimizer/state_before', r.raw['optimizer']['state_before']['count']
+        moved = any(r.sample(f'{at}/{k}') or np.any(r[f'{at}/{k}']) for k in r.keys(at))
+        if count or moved:
+            said = f'a state of the optimiser (count {count}) from before the run'
+            self.check.disclosures['optimiser'] = f'{said} is taken as given'
+            self.doubts.append(said)
+
+    def end(self, run: Run) -> None:
+        """What the last record leaves open, and what all of them were."""
+        window, told = run.now.raw.get('window') or ALONE, self.check.disclosures
+        if window['index'] + 1 < window['length']:
+            told['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
+            self.doubts.append('an end in the middle of a window')
+        if self.gaps:
+            told['steps between records'] = f'{self.gaps} gaps: what happened there is not checked'
+            self.doubts.append(f'gaps between records: {self.gaps}')
+
+    def result(self) -> Result:
+        """All that was found."""
+        check = self.check
+        if self.resets:
+            check.disclosures['resets'] = f'{self.resets} lanes start anew, as the receipts say'
+        loose = dict(sorted(check.loose.items(), key=lambda one: -one[1]))
+        numbers = {'ties': check.ties, 'sampled arrays': self.sampled, 'loose fields': len(loose)}
+        doubts = [*self.doubts, *(f'{name}: {n}' for name, n in numbers.items() if n)]
+        counts = {number: check.counts[number] for number in RULES if check.counts[number]}
+        reasons = check.idle | check.gated
+        gated = {n: reasons.get(n, 'nothing to compare') for n in RULES if n not in counts}
+        for number, reason in check.gated.items():
+            if number in counts:
+                check.disclosures[f'rule {number} in part'] = reason
+        verdict = 'failed' if check.failed else self._verdict()
+        order = [number for number, _ in RUN_RULES]
+        between = sorted(check.between, key=lambda one: order.index(one.rule))
+        return Result(
+            ok=verdict in VERDICTS[:2],
+            verdict=verdict,
+            failures=(*check.failures, *between)[:MOST],
+            rules_evaluated=counts,
+            gated_off=gated,
+            ties=check.ties,
+            disclosures=dict(check.disclosures),
+            loose=loose,
+            doubts=tuple(doubts),
+            failed=dict(check.failed),
+        )
+
+    def _verdict(self) -> str:
+        if 14 not in self.check.gated:
+            return 'rederived'
+        return 'skipped' if self.bases - set(PARTIAL) else 'consistent'
 
 
 def _options(level: str, allow: Iterable[str], key: bytes | None) -> str:
@@ -160,32 +248,3 @@ def _apply(check: Check, number: int, rule: Callable) -> None:
         check.idle.setdefault(number, str(reason))
     except (Gated, Unavailable) as reason:
         check.gated.setdefault(number, str(reason))
-
-
-def _result(check: Check, records: list[Record]) -> Result:
-    counts = {number: check.counts[number] for number in RULES if check.counts[number]}
-    gated = {
-        number: (check.idle | check.gated).get(number, 'nothing to compare')
-        for number in RULES
-        if number not in counts
-    }
-    partly = {n: reason for n, reason in check.gated.items() if n in counts}
-    for number, reason in partly.items():
-        check.tell(f'rule {number} in part', reason)
-    verdict = 'failed' if check.failures else _verdict(check, records)
-    return Result(
-        ok=verdict in VERDICTS[:2],
-        verdict=verdict,
-        failures=tuple(check.failures),
-        rules_evaluated=counts,
-        gated_off=gated,
-        ties=check.ties,
-        disclosures=dict(check.disclosures),
-    )
-
-
-def _verdict(check: Check, records: list[Record]) -> str:
-    if 14 not in check.gated:
-        return 'rederived'
-    bases = {record.raw['skip']['basis'] for record in records if 'skip' in record.raw}
-    return 'skipped' if bases - set(PARTIAL) else 'consistent'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 
 from .arrays import array_of, is_sampled, samples_of
 from .bounds import TINY, UNIT, Num, exact
+from .canonical import spec_digest
 
-__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths']
+__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths', 'below', 'once']
 
 FILTER = '(filter)'  # the state of a group that a filter adds
 
@@ -45,9 +47,14 @@ def array_paths(raw: Mapping) -> Iterator[tuple[str, Any]]:
     yield from _optimizer(raw.get('optimizer') or {})
 
 
+def below(paths: list[str], prefix: str) -> list[str]:
+    """Of sorted paths those behind a prefix and its slash."""
+    return paths[bisect_left(paths, f'{prefix}/') : bisect_left(paths, f'{prefix}0')]
+
+
 def _under(name: str, tree: Mapping | None) -> Iterator[tuple[str, Any]]:
     for key, value in (tree or {}).items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield f'{name}/{key}', value
 
 
@@ -68,7 +75,7 @@ def _factors(factors) -> Iterator[tuple[str, Any]]:
 
 
 def _signal(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and 'shape' not in value:
+    if isinstance(value, dict) and 'shape' not in value:
         for key, one in value.items():
             yield from _signal(f'{name}/{key}', one)
     else:
@@ -88,6 +95,7 @@ class Record:
 
     raw: Mapping
     fields: dict[str, Any] = field(init=False)
+    kept: dict[tuple, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fields = {path: _value(node) for path, node in array_paths(self.raw)}
@@ -97,11 +105,10 @@ class Record:
 
     def __getitem__(self, path: str) -> np.ndarray:
         found = self.fields.get(path)
-        if found is None:
-            raise Unavailable(f'{path} is not there')
-        if is_sampled(found):
-            raise Unavailable(f'sampled: {path}')
-        return found
+        if isinstance(found, np.ndarray):
+            return found
+        why = f'{path} is not there' if found is None else f'sampled: {path}'
+        raise Unavailable(why)
 
     def sample(self, path: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Flat indices and values of a sampled array."""
@@ -115,7 +122,9 @@ class Record:
 
     def num(self, path: str) -> Num:
         """A field as it stands, without an error."""
-        return exact(self[path], self.floor)
+        if (path,) not in self.kept:
+            self.kept[path,] = exact(self[path], self.floor)
+        return self.kept[path,]
 
     def entries(self, prefix: str) -> list[Num | None]:
         """The list of fields ``prefix/0, prefix/1, ...``; None is a zero by structure."""
@@ -140,7 +149,7 @@ class Record:
     def dtype(self) -> str:
         return self.raw['numeric']['dtype']
 
-    @property
+    @cached_property
     def floor(self) -> float:
         """The smallest normal number over u."""
         return TINY[self.dtype] / UNIT[self.dtype]
@@ -196,6 +205,21 @@ class Record:
     def reset(self) -> np.ndarray:
         return np.asarray(self.raw['reset'], bool)
 
+    @cached_property
+    def spec(self) -> str:
+        """The digest of what stays the same in a run."""
+        return spec_digest(self.raw)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Algorithm, numbers and cell: what a run keeps."""
+        numbers = {f'algorithm/{k}': v for k, v in self.algorithm.items() if k != 'feedback'}
+        numeric = {f'numeric/{k}': v for k, v in self.raw['numeric'].items() if k != 'k'}
+        kind = (self.algorithm['feedback'] or {}).get('kind')
+        names = ('cell', 'readout', 'roles', 'constants')
+        topology = {f'topology/{name}': self.topology[name] for name in names}
+        return {**numbers, **numeric, **topology, 'algorithm/feedback': kind}
+
     def of_lanes(self, path: str, lanes: np.ndarray) -> np.ndarray:
         """A field at some lanes, or whole if it has none."""
         value = self[path]
@@ -212,9 +236,26 @@ class Record:
         found = self.fields[path]
         return tuple(found['shape']) if is_sampled(found) else found.shape
 
+    @cached_property
+    def paths(self) -> list[str]:
+        """Of all fields, sorted."""
+        return sorted(self.fields)
+
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""
-        return {path[len(prefix) + 1 :] for path in self.fields if path.startswith(f'{prefix}/')}
+        return {path[len(prefix) + 1 :] for path in below(self.paths, prefix)}
+
+
+def once(function: Callable) -> Callable:
+    """Keeps what a function of a record and names makes: several rules ask for it."""
+
+    def kept(r: Record, *names: str) -> Any:
+        key = (function, *names)
+        if key not in r.kept:
+            r.kept[key] = function(r, *names)
+        return r.kept[key]
+
+    return kept
 
 
 def _value(node: Any) -> Any:

@@ -1,17 +1,17 @@
-"""The rules between the records of a run."""
+"""The rules between the records of a run. Each looks at one record and what lies right before it:
+the record before, the last update, or the window that ends here.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from .arrays import is_sampled
 from .bounds import Num, constant, exact, total
-from .canonical import spec_digest
-from .cells import chained
+from .cells import chained, columns
 from .checks import Check, Gated, Idle
 from .engine import derive_parts
 from .record import Record, Unavailable
@@ -20,92 +20,94 @@ from .step_rules import gradients_of
 
 
 class Run:
-    """Records in order; ``adjacent`` are pairs of steps that follow each other."""
+    """The record at hand, ``now``, and what of the run before it is still looked at: the first
+    record, the one before, the last with an update if no step is missing since, what optimiser it
+    has, the records of the window at hand from its first one on, and the root digest so far.
+    """
 
-    def __init__(self, records: list[Record]):
-        self.records = records
+    now: Record
+
+    def __init__(self) -> None:
+        self.place = -1
+        self.first: Record | None = None
+        self.before: Record | None = None
+        self.updated: Record | None = None
+        self.optimizer: dict | None = None
+        self.window: list[Record] = []
+        self.root = ''
+
+    def take(self, record: Record) -> None:
+        """Turns to the next record."""
+        if self.place >= 0 and self.now.raw['optimizer'] is not None:
+            self.updated = self.now
+        self.before = self.now if self.place >= 0 else None
+        self.now, self.place = record, self.place + 1
+        self.first = self.first or record
+        if self.before is not None:
+            self.before.kept.clear()
+        if not self.adjacent:
+            self.updated = None
+        window = record.raw.get('window')
+        goes_on = window is not None and window['index'] and self.window and self.adjacent
+        if not goes_on:
+            self.window = []
+        if goes_on or (window is not None and window['index'] == 0):
+            self.window.append(record)
 
     @property
-    def pairs(self) -> Iterator[tuple[int, Record, Record]]:
-        """Index of the second, and both."""
-        for i, (a, b) in enumerate(pairwise(self.records)):
-            yield i + 1, a, b
+    def adjacent(self) -> bool:
+        """Whether this is the step behind that of the record before."""
+        before = self.before
+        return before is not None and self.now.raw['step'] == before.raw['step'] + 1
+
+    def pair(self) -> tuple[Record, Record]:
+        """The record before, whose step is the one before, and this one."""
+        if self.before is None or not self.adjacent:
+            raise Idle('no two records are of adjacent steps')
+        return self.before, self.now
 
     @property
-    def adjacent(self) -> list[tuple[int, Record, Record]]:
-        """Pairs of which the second is the next step."""
-        found = [pair for pair in self.pairs if pair[2].raw['step'] == pair[1].raw['step'] + 1]
-        if not found:
-            raise Gated('no two records are of adjacent steps')
-        return found
-
-    def windows(self) -> list[tuple[int, list[Record]]]:
-        """The index of the first record and the records of each whole window."""
-        found: list[tuple[int, list[Record]]] = []
-        for i, r in enumerate(self.records):
-            window = r.raw.get('window')
-            if window is not None and window['index'] == 0:
-                records = self.records[i : i + window['length']]
-                steps = [one.raw['step'] - k for k, one in enumerate(records)]
-                here = len(records) == window['length'] and len(set(steps)) == 1
-                if here and all('window' in one.raw for one in records):
-                    found.append((i, records))
-        return found
-
-    def unsummed(self) -> list[int]:
-        """Records with the gradients of a window whose other steps are not all here."""
-        whole = {start + len(records) - 1 for start, records in self.windows()}
-        ends = [i for i, r in enumerate(self.records) if 'gradients' in (r.raw.get('window') or {})]
-        return [i for i in ends if i not in whole]
-
-
-def _at(i: int, path: str) -> str:
-    return f'[{i}].{path}'
+    def whole_window(self) -> bool:
+        """Whether a window ends here, all of whose records are here."""
+        return bool(self.window) and len(self.window) == self.window[0].raw['window']['length']
 
 
 def parameters_chain(run: Run, c: Check) -> None:
     """Parameters of adjacent records, bit for bit."""
-    for i, a, b in run.adjacent:
-        for path in sorted(b.keys('params_before')):
-            at = _at(i, f'params_before/{path}')
-            fields = b.fields[f'params_before/{path}'], a.fields.get(f'params_after/{path}')
-            if all(map(is_sampled, fields)):
-                digests = [one['sha256'] for one in fields]
-                c.true(at, digests[0] == digests[1], *digests)
-                continue
-            after, before = a[f'params_after/{path}'], b[f'params_before/{path}']
-            c.same(at, before, after, (_at(i - 1, f'params_after/{path}'),))
+    a, b = run.pair()
+    for path in sorted(b.keys('params_before')):
+        at = f'params_before/{path}'
+        fields = b.fields[at], a.fields.get(f'params_after/{path}')
+        if all(map(is_sampled, fields)):
+            digests = [one['sha256'] for one in fields]
+            c.true(at, digests[0] == digests[1], *digests)
+            continue
+        c.same(at, b[at], a[f'params_after/{path}'], (f'[{run.place - 1}].params_after/{path}',))
 
 
 def one_run(run: Run, c: Check) -> None:
     """One run, its steps in order, and one specification."""
-    first = run.records[0].raw
-    for i, r in enumerate(run.records):
-        for name in ('run_id', 'every', 'spec_digest'):
-            c.true(_at(i, name), r.raw[name] == first[name], r.raw[name], first[name])
-        want = spec_digest(r.raw)
-        c.true(_at(i, 'spec_digest'), r.raw['spec_digest'] == want, r.raw['spec_digest'], want)
-        step = first['step'] + i * first['every']
-        c.true(_at(i, 'step'), r.raw['step'] == step, r.raw['step'], step)
+    first, r = run.first.raw, run.now.raw
+    for name in ('run_id', 'every', 'spec_digest'):
+        c.true(name, r[name] == first[name], r[name], first[name])
+    c.true('spec_digest', r['spec_digest'] == run.now.spec, r['spec_digest'], run.now.spec)
+    step = first['step'] + run.place * first['every']
+    c.true('step', r['step'] == step, r['step'], step)
 
 
 def root_digest(run: Run, c: Check) -> None:
     """Each root digest is made of the one before and of the record."""
-    root = ''
-    for i, r in enumerate(run.records):
-        digests = r.raw.get('digests', {})
-        if 'root' not in digests:
-            if root:
-                c.true(_at(i, 'digests/root'), False, 'no root digest', 'one as before')
-            continue
-        want = chained_root(root, digests['receipt'])
-        if i == 0 and r.raw['step'] > 0:
-            want = digests['root']  # the records before are not here
-        else:
-            c.true(_at(i, 'digests/root'), digests['root'] == want, digests['root'], want)
-        root = want
-    if not root:
-        raise Gated('the records have no root digest')
+    digests = run.now.raw.get('digests', {})
+    if 'root' not in digests:
+        if run.root:
+            c.true('digests/root', False, 'no root digest', 'one as before')
+        raise Idle('the records have no root digest')
+    want = chained_root(run.root, digests['receipt'])
+    if run.place == 0 and run.now.raw['step'] > 0:
+        want = digests['root']  # the records before are not here
+    else:
+        c.true('digests/root', digests['root'] == want, digests['root'], want)
+    run.root = want
 
 
 def chained_root(root: str, digest: str) -> str:
@@ -115,39 +117,41 @@ def chained_root(root: str, digest: str) -> str:
 
 def window_sums(run: Run, c: Check) -> None:
     """The gradients of a window are the weighted sum of those of its steps."""
-    for i, a, b in run.pairs:
-        if b.raw['step'] == a.raw['step'] + 1:
-            before, own = (r.raw.get('window') or {'index': 0, 'length': 1} for r in (a, b))
-            want = (before['index'] + 1) % before['length']
-            c.true(_at(i, 'window/index'), own['index'] == want, own['index'], want)
-            if own['index']:
-                sizes = [one['length'] for one in (own, before)]
-                c.true(_at(i, 'window/length'), sizes[0] == sizes[1], *sizes)
-    windows = run.windows()
-    if not windows:
+    if run.adjacent:
+        before, own = (r.raw.get('window') or ALONE for r in run.pair())
+        want = (before['index'] + 1) % before['length']
+        c.true('window/index', own['index'] == want, own['index'], want)
+        if own['index']:
+            sizes: list[Any] = [one['length'] for one in (own, before)]
+            c.true('window/length', sizes[0] == sizes[1], *sizes)
+    if not run.whole_window:
         raise Idle('no whole window')
-    for start, records in windows:
-        first, last = records[0].raw['window'], records[-1]
-        for i, r in enumerate(records):
-            own = {**r.raw.get('window', {}), 'gradients': None, 'weight': None}
-            want = {**first, 'index': i, 'gradients': None, 'weight': None}
-            c.true(_at(start + i, 'window'), own == want, own, want, 'one window, in order')
-        weights = [r.raw.get('window', first)['weight'] for r in records]
-        least = min(weights)
-        c.true(_at(start, 'window/weight'), least >= 0, least, 'weights >= 0')
-        divisor = total(exact(w, last.floor) for w in weights)
-        if first['reduction'] == 'sum' or divisor.value == 0:
-            divisor = exact(1.0, last.floor)
-        path = _at(start, 'window/divisor')
-        c.limits = c.limits_of(last)
-        c.close(path, np.asarray(float(first['divisor'])), divisor, ('window/weight',))
-        end = _at(start + len(records) - 1, 'window/gradients')
-        if not c.true(end, 'gradients' in last.raw['window'], 'none', 'the sum of the window'):
-            continue
-        for path in sorted(last.keys('window/gradients')):
-            parts = [constant(w) * _made(r, path) for w, r in zip(weights, records)]
-            at = f'{end}/{path}'
-            c.close(at, last[f'window/gradients/{path}'], total(parts) / divisor, ('gradients',))
+    first, last = run.window[0].raw['window'], run.now
+    for i, r in enumerate(run.window):
+        own = {**r.raw['window'], 'gradients': None, 'weight': None}
+        want = {**first, 'index': i, 'gradients': None, 'weight': None}
+        c.true('window', own == want, own, want, 'one window, in order')
+    weights = [r.raw['window']['weight'] for r in run.window]
+    least = min(weights)
+    c.true('window/weight', least >= 0, least, 'weights >= 0')
+    divisor = total(exact(w, last.floor) for w in weights)
+    if first['reduction'] == 'sum' or divisor.value == 0:
+        divisor = exact(1.0, last.floor)
+    c.close('window/divisor', np.asarray(float(first['divisor'])), divisor, ('window/weight',))
+    if not c.true(
+        'window/gradients', 'gradients' in last.raw['window'], 'none', 'the sum of the window'
+    ):
+        return
+    for path in sorted(last.keys('window/gradients')):
+        parts = [
+            constant(w, last.floor) * _made(r, path)
+            for w, r in zip(weights, run.window, strict=True)
+        ]
+        at = f'window/gradients/{path}'
+        c.close(at, last[at], total(parts) / divisor, ('gradients',))
+
+
+ALONE = {'index': 0, 'length': 1}  # a step with a window of its own
 
 
 def _made(r: Record, path: str) -> Num:
@@ -158,64 +162,43 @@ def _made(r: Record, path: str) -> Num:
 
 def lanes_stay(run: Run, c: Check) -> None:
     """A lane keeps its sample until it is reset."""
-    for i, a, b in run.adjacent:
-        stay = ~b.reset
-        same = len(a.raw['lanes']) == len(b.raw['lanes'])
-        if c.true(_at(i, 'lanes'), same, len(b.raw['lanes']), len(a.raw['lanes'])):
-            before, after = (np.asarray(r.raw['lanes'])[stay] for r in (a, b))
-            c.same(_at(i, 'lanes'), after, before, ('reset',))
+    a, b = run.pair()
+    same = len(a.raw['lanes']) == len(b.raw['lanes'])
+    if c.true('lanes', same, len(b.raw['lanes']), len(a.raw['lanes'])):
+        before, after = (np.asarray(r.raw['lanes'])[~b.reset] for r in (a, b))
+        c.same('lanes', after, before, ('reset',))
 
 
 def optimizer_chains(run: Run, c: Check) -> None:
     """The optimiser state of adjacent updates, bit for bit."""
-    last: dict | None = None
-    for i, r in enumerate(run.records):
-        optimizer = r.raw['optimizer']
-        follows = i and r.raw['step'] == run.records[i - 1].raw['step'] + 1
-        last = last if follows else None
-        if optimizer is None:
-            continue
-        if last is not None:
-            want, found = last['after'].raw['optimizer']['state_after'], optimizer['state_before']
-            at = _at(i, 'optimizer/state_before')
-            c.true(f'{at}/count', want['count'] == found['count'], found['count'], want['count'])
-            before = last['after']
-            keys = r.keys('optimizer/state_before')
-            c.true(at, keys == before.keys('optimizer/state_after'), sorted(keys), 'as before')
-            for key in sorted(keys & before.keys('optimizer/state_after')):
-                after = before[f'optimizer/state_after/{key}']
-                c.same(f'{at}/{key}', r[f'optimizer/state_before/{key}'], after)
-        last = {'after': r}
-    if not c.counts[c.rule]:
-        raise Gated('no two adjacent updates')
+    r, before = run.now, run.updated
+    if r.raw['optimizer'] is None or before is None:
+        raise Idle('no two adjacent updates')
+    want, found = before.raw['optimizer']['state_after'], r.raw['optimizer']['state_before']
+    at = 'optimizer/state_before'
+    c.true(f'{at}/count', want['count'] == found['count'], found['count'], want['count'])
+    keys, others = r.keys(at), before.keys('optimizer/state_after')
+    c.true(at, keys == others, sorted(keys), 'as before')
+    for key in sorted(keys & others):
+        c.same(f'{at}/{key}', r[f'{at}/{key}'], before[f'optimizer/state_after/{key}'])
 
 
 def configuration_stays(run: Run, c: Check) -> None:
     """Algorithm, numbers, cell, feedback and optimiser, but for its rate."""
-    if len(run.records) < 2:
-        raise Gated('one record')
-    first, updated = run.records[0], None
-    for i, r in enumerate(run.records):
-        want = _settings(first)
-        for name, value in _settings(r).items():
-            c.true(_at(i, name), value == want[name], value, want[name])
-        feedback = r.algorithm['feedback']
-        if feedback is not None and feedback['kind'] == 'fixed':
-            at = _at(i, 'algorithm/feedback')
-            c.same(at, r['algorithm/feedback'], first['algorithm/feedback'])
-        if r.raw['optimizer'] is not None:
-            own = _fixed(r)
-            updated = own if updated is None else updated
-            c.true(_at(i, 'optimizer/config'), own == updated, own, updated)
-
-
-def _settings(r: Record) -> dict:
-    numbers = {f'algorithm/{k}': v for k, v in r.algorithm.items() if k != 'feedback'}
-    numeric = {f'numeric/{k}': v for k, v in r.raw['numeric'].items() if k != 'k'}
-    kind = (r.algorithm['feedback'] or {}).get('kind')
-    names = ('cell', 'readout', 'roles', 'constants')
-    topology = {f'topology/{name}': r.topology[name] for name in names}
-    return {**numbers, **numeric, **topology, 'algorithm/feedback': kind}
+    first, r = run.first, run.now
+    own = None if r.raw['optimizer'] is None else _fixed(r)
+    run.optimizer = run.optimizer or own
+    if run.before is None:
+        raise Idle('one record')
+    want = first.settings
+    for name, value in r.settings.items():
+        c.true(name, value == want[name], value, want[name])
+    feedback = r.algorithm['feedback']
+    if feedback is not None and feedback['kind'] == 'fixed':
+        at = 'algorithm/feedback'
+        c.same(at, r[at], first[at])
+    if own is not None:
+        c.true('optimizer/config', own == run.optimizer, own, run.optimizer)
 
 
 def _fixed(r: Record) -> dict:
@@ -226,28 +209,27 @@ def _fixed(r: Record) -> dict:
 
 def states_chain(run: Run, c: Check) -> None:
     """Traces, carry and t of adjacent records on lanes that are not reset."""
+    a, b = run.pair()
+    if len(a.raw['lanes']) != len(b.raw['lanes']):
+        return
     missing: list[str] = []
-    for i, a, b in run.adjacent:
-        if len(a.raw['lanes']) != len(b.raw['lanes']):
+    stay = ~b.reset
+    c.same('t', b.t[stay], a.t[stay] + 1, (f'[{run.place - 1}].t',))
+    for at in b.paths:
+        kind, _, rest = at.partition('/')
+        if kind not in ('carry_before', 'traces_before'):
             continue
-        stay = ~b.reset
-        c.same(_at(i, 't'), b.t[stay], a.t[stay] + 1, (_at(i - 1, 't'),))
-        for path in sorted(b.fields):
-            kind, _, rest = path.partition('/')
-            before = f'{kind.replace("before", "after")}/{rest}'
-            if kind not in ('carry_before', 'traces_before'):
-                continue
-            at = _at(i, path)
-            if b.sample(path) is not None and a.sample(before) is not None and stay.all():
-                digests = [r.fields[p]['sha256'] for r, p in ((b, path), (a, before))]
-                c.true(at, digests[0] == digests[1], *digests)
-                continue
-            try:
-                parts = _part(b, path, stay), _part(a, before, stay)
-            except Unavailable as reason:
-                missing.append(str(reason))
-                continue
-            _joined(c, at, *parts, _at(i - 1, before))
+        before = f'{kind.replace("before", "after")}/{rest}'
+        if b.sample(at) is not None and a.sample(before) is not None and stay.all():
+            digests = [r.fields[p]['sha256'] for r, p in ((b, at), (a, before))]
+            c.true(at, digests[0] == digests[1], *digests)
+            continue
+        try:
+            parts = _part(b, at, stay), _part(a, before, stay)
+        except Unavailable as reason:
+            missing.append(str(reason))
+            continue
+        _joined(c, at, *parts, f'[{run.place - 1}].{before}')
     if missing:
         raise Gated('; '.join(missing))
 
@@ -269,16 +251,13 @@ def _joined(c: Check, at: str, found, want, source: str) -> None:
 
 def forward_is_reverse(run: Run, c: Check) -> None:
     """A window from zero traces: the online sum is the sum of a reverse sweep without traces."""
-    found = [pair for pair in run.windows() if _from_zero(pair[1])]
-    if not found:
-        raise Gated('no whole window of D_RTRL from zero traces, without a reset')
-    for start, records in found:
-        c.limits = c.limits_of(records[-1])
-        weights = [constant(r.raw['window']['weight']) for r in records]
-        divisor = constant(records[-1].raw['window']['divisor'])
-        for path, num in _reversed(records, weights, divisor).items():
-            stored = records[-1][f'window/gradients/{path}']
-            c.close(_at(start + len(records) - 1, f'window/gradients/{path}'), stored, num)
+    records = run.window
+    if not run.whole_window or not _from_zero(records):
+        raise Idle('no whole window of D_RTRL from zero traces, without a reset')
+    weights = [constant(r.raw['window']['weight']) for r in records]
+    divisor = constant(records[-1].raw['window']['divisor'])
+    for path, num in _reversed(records, weights, divisor).items():
+        c.close(f'window/gradients/{path}', records[-1][f'window/gradients/{path}'], num)
 
 
 def _from_zero(records: list[Record]) -> bool:
@@ -296,7 +275,7 @@ def _alike(r: Record, first: Record) -> bool:
     """Whether two records are of one net."""
     own, other = ({p: np.shape(v) for p, v in one.fields.items()} for one in (r, first))
     shared = own.keys() & other.keys()
-    same = spec_digest(r.raw) == spec_digest(first.raw) and _settings(r) == _settings(first)
+    same = r.spec == first.spec and r.settings == first.settings
     return same and all(own[path] == other[path] for path in shared)
 
 
@@ -317,8 +296,7 @@ def _reversed(records: list[Record], weights: list[Num], divisor: Num) -> dict[s
                 if path is not None and path in step.gradients:
                     sums[path] = total((sums.get(path), one))
         for group, D in step.D.items():
-            columns = [list(column) for column in zip(*D, strict=True)]
-            old = chained(lam[group], columns) if group in lam else [None] * len(columns)
+            old = chained(lam[group], columns(D)) if group in lam else [None] * len(D)
             now = [None if one is None else weight * one for one in step.c[group]]
             lam[group] = [total(pair) for pair in zip(now, old, strict=True)]
     return {path: one / divisor for path, one in sums.items() if one is not None}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .array_kind import DIGEST, Array, array_schema
-from .errors import MAX_ELEMENTS, MAX_LANES
+from .errors import MAX_ELEMENTS, MAX_LANES, MAX_NAMES
 from .kinds import (
     ByKeys,
     Fields,
@@ -31,7 +31,7 @@ COUNT = Whole(0)
 ARRAYS = Table(ARRAY)  # by a parameter's path or a state's name
 STATES = List(Maybe(ARRAY))  # one for each state of a group
 SHA = Text(pattern='sha256:[0-9a-f]{64}')
-NOTES = Table(TEXT)
+NOTES = Table(Text(most=100_000))
 
 BASES = (
     'nondeterministic_hardware',
@@ -110,7 +110,7 @@ RELATION = Fields(
     {
         'name': TEXT,
         'primitive': TEXT,
-        'params': NOTES,
+        'params': Table(TEXT),
         'groups': List(TEXT),
         'source': Maybe(List(TEXT)),
         'options?': OPTIONS,
@@ -120,12 +120,14 @@ TOPOLOGY = Fields(
     {
         'cell': Text(choices=('rnn', 'lif', 'alif', 'opaque')),
         'readout': Maybe(Text(choices=('linear', 'leaky'))),
-        'groups': List(Fields({'name': TEXT, 'shape': List(COUNT, 8), 'states': List(TEXT)})),
-        'relations': List(RELATION),
+        'groups': List(
+            Fields({'name': TEXT, 'shape': List(COUNT, 8), 'states': List(TEXT)}), MAX_NAMES
+        ),
+        'relations': List(RELATION, MAX_NAMES),
         'routes': Table(
             Fields({'kind': Text(choices=('trace', 'same-step', 'frozen')), 'reason?': TEXT})
         ),
-        'roles': NOTES,
+        'roles': Table(TEXT),
         'constants': CONSTANTS,
     }
 )

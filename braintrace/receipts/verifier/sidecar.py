@@ -64,7 +64,7 @@ def import_run(raw: bytes, framework: str) -> tuple[list[dict], Result]:
     schema
     """
     lines = io.BytesIO(raw).readlines()
-    receipts = each_line(lines, lambda line: receipt_of(line, framework))
+    receipts = list(each_line(lines, lambda line: receipt_of(line, framework)))
     return receipts, reconcile_run(receipts)
 
 

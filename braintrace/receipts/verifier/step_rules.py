@@ -9,7 +9,7 @@ import numpy as np
 
 from .applied import Entries, application, gate, known_entries, placed, told
 from .bounds import Num, constant, exact, total, warm_up
-from .cells import CELLS, chained, ones
+from .cells import CELLS, chained, columns, ones
 from .checks import Check, Gated, Idle
 from .engine import (
     d_rtrl_gradient,
@@ -19,7 +19,7 @@ from .engine import (
     recurrent_of,
 )
 from .loss_rules import stored_error
-from .record import FILTER, Record
+from .record import FILTER, Record, once
 
 
 def _cell_of(r: Record):
@@ -40,10 +40,6 @@ def _readout(r: Record) -> Mapping:
 
 def _recurrent(r: Record) -> Mapping:
     return r.relations[r.topology['roles']['recurrent']]
-
-
-def _columns(rows: list[Entries]) -> list[Entries]:
-    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _at(relation: str, group: str) -> str:
@@ -107,7 +103,7 @@ def constants(r: Record, c: Check) -> None:
             c.close(path, np.asarray(float(declared[number])), want, ('dt', time))
     for relation in (_recurrent(r), _readout(r)):
         for group in relation['groups']:
-            D, _ = _formulas(r, relation)
+            D, _ = _formulas(r, relation['name'])
             for s, row in enumerate(D):
                 if r.groups[group]['states'][s] != FILTER:
                     made_of = ('topology/constants', 'carry_before')
@@ -117,6 +113,7 @@ def constants(r: Record, c: Check) -> None:
 # 2, 3, 33: signals --------------------------------------------------------------------------------
 
 
+@once
 def _slopes(r: Record, when: str) -> Entries:
     """The derivative of the stored output by each stored state; a filter stands for the others."""
     slopes = _cell_of(r).slopes(r.constants, _states(r, when))
@@ -138,6 +135,7 @@ def learning_signal(r: Record, c: Check) -> None:
         _list_close(c, r, f'signals/dh/{own}', [stored_error(r)], ('signals/err',))
 
 
+@once
 def _sent_back(r: Record) -> Entries:
     """``dh`` of a known cell, out of the stored error."""
     slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
@@ -150,6 +148,7 @@ def _sent_back(r: Record) -> Entries:
     return [None if e is None else sent * e for e in slopes]
 
 
+@once
 def _signals(r: Record, group: str) -> Entries:
     """``dh`` as stored, with the terms of its formula if the cell is known, else its own size."""
     stored = r.entries(f'signals/dh/{group}')
@@ -190,17 +189,18 @@ def _membrane(r: Record, c: Check) -> None:
     """D_f, and the row of a filter, by the slope at the stored membrane."""
     for relation in (_recurrent(r), _readout(r)):
         for group in relation['groups']:
-            D, D_f = _formulas(r, relation)
+            D, D_f = _formulas(r, relation['name'])
             at, states = _at(relation['name'], group), r.groups[group]['states']
             if states[-1] == FILTER:
                 _list_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
             _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
 
 
-def _formulas(r: Record, relation: Mapping) -> tuple[list[Entries], Entries]:
+@once
+def _formulas(r: Record, name: str) -> tuple[list[Entries], Entries]:
     """D and D_f of a relation of a known cell, out of its stored states."""
-    cell, (group,) = _cell_of(r), relation['groups']
-    if relation is not _recurrent(r):
+    cell, (group,) = _cell_of(r), r.relations[name]['groups']
+    if name != _recurrent(r)['name']:
         like = r.num('outputs')
         return [[constant(r.constants['kappa_out'], r.floor).to(like.shape)]], [ones(like)]
     old, new = _states(r, 'carry_before'), _states(r, 'carry_after')
@@ -208,11 +208,12 @@ def _formulas(r: Record, relation: Mapping) -> tuple[list[Entries], Entries]:
     if r.groups[group]['states'][-1] == FILTER:
         slopes = cell.slopes(r.constants, new)
         kappa = constant(r.algorithm['kappa'], r.floor).to(new[cell.output].shape)
-        last = [*chained(slopes, _columns(D)), kappa]
+        last = [*chained(slopes, columns(D)), kappa]
         D, D_f = [*([*row, None] for row in D), last], [*D_f, *chained(slopes, [D_f])]
     return D, D_f
 
 
+@once
 def _factors(r: Record, name: str, group: str) -> tuple[list[Entries], Entries]:
     """D and D_f as stored. They were rounded when they were made, and a compiler may make them
     anew where they are used: each counts with the terms of its formula, or, where the engine has
@@ -221,7 +222,7 @@ def _factors(r: Record, name: str, group: str) -> tuple[list[Entries], Entries]:
     D, D_f = r.matrix(f'{_at(name, group)}/D'), r.entries(f'{_at(name, group)}/D_f')
     if not r.known:
         return [[_rounded(one) for one in row] for row in D], [_rounded(one) for one in D_f]
-    of_D, of_D_f = _formulas(r, r.relations[name])
+    of_D, of_D_f = _formulas(r, name)
     rows = [
         [_rounded(*pair) for pair in zip(*both, strict=True)] for both in zip(D, of_D, strict=True)
     ]
@@ -236,16 +237,13 @@ def _rounded(stored: Num | None, made: Num | None = None) -> Num | None:
 
 
 def _old_signal(r: Record, c: Check, group: str, D: list[Entries]) -> None:
-    want = chained(_signals(r, group), _columns(D))
+    want = chained(_signals(r, group), columns(D))
     if r.known and r.algorithm['credit'] == 'whole' and group == _recurrent(r)['groups'][0]:
         weight = r.num(f'params_before/{_recurrent(r)["params"]["weight"]}')
         dy = r.num(f'signals/dy/{_recurrent(r)["name"]}')
         back = (dy @ weight.T)[:, r['inputs'].shape[-1] :]
-        slopes = _slopes(r, 'carry_before')
-        want = [
-            total((one, None if slope is None else back * slope))
-            for one, slope in zip(want, slopes, strict=True)
-        ]
+        pairs = zip(want, _slopes(r, 'carry_before'), strict=True)
+        want = [total((one, None if e is None else back * e)) for one, e in pairs]
     want = [total((one, _direct(r, f'c/{group}/{i}'))) for i, one in enumerate(want)]
     _list_close(c, r, f'signals/c/{group}', want, ('signals/dh', 'D'))
 
@@ -260,11 +258,8 @@ def trace_correction(r: Record, c: Check) -> None:
     """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
-    c.close('signals/correction', r['signals/correction'], _warm_up(r), ('t', 'decay_f'))
-
-
-def _warm_up(r: Record) -> Num:
-    return warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
+    want = warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
+    c.close('signals/correction', r['signals/correction'], want, ('t', 'decay_f'))
 
 
 # 27 to 30, 32: traces -----------------------------------------------------------------------------
@@ -279,18 +274,21 @@ def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Ent
     missing: set[str] = set()
     for name, group in r.pairs:
         with told(missing):
-            yield from _parts_of(r, name, group, sampled)
+            yield from _parts_of(r, name, group, *(('sampled',) if sampled else ()))
     gate(missing)
 
 
-def _parts_of(r: Record, name: str, group: str, sampled: bool):
+@once
+def _parts_of(r: Record, name: str, group: str, sampled: str = '') -> list[tuple]:
+    found = []
     op, (D, D_f) = application(r, name), _factors(r, name, group)
     D, fresh = [placed(r, name, group, row) for row in D], instant_of(op, r.x(name), D_f)
     for slot in r.relations[name]['params']:
         path = f'{name}/{group}/{slot}'
         old = (known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
         kept = recurrent_of(D, old, partial(op.carried, slot))
-        yield f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))
+        found.append((f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))))
+    return found
 
 
 def instantaneous(r: Record, c: Check) -> None:
@@ -321,7 +319,7 @@ def _where_other_is_zero(r: Record, c: Check, path: str, want: Entries, other: E
 def trace_after(r: Record, c: Check) -> None:
     """The sum of both terms."""
     unknown: set[str] = set()
-    for path, kept, fresh in _parts(r, sampled=True):
+    for path, kept, fresh in _parts(r, sampled=bool(r.sampled)):
         made_of = (path.replace('after', 'before'), 'x', 'D', 'D_f')
         for i, pair in enumerate(zip(kept, fresh, strict=True)):
             at, num = f'{path}/{i}', total(pair)
@@ -388,6 +386,7 @@ def gradient(r: Record, c: Check) -> None:
         raise Gated('no parameter has a factor')
 
 
+@once
 def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
     """The gradient of each parameter that ops alone use, all of which have a formula; and why
     others have none.
@@ -423,7 +422,8 @@ def _gradient_of(r: Record, name: str) -> dict[str, Num]:
         at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
         dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
         ex = None if x is None else r.num(f'{at}/x')
-        corrected = _rounded(r.num('signals/correction'), _warm_up(r))
+        made = warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
+        corrected = _rounded(r.num('signals/correction'), made)
         parts.append((dh, D_f, ex, r.entries(f'{at}/f'), corrected))
     return es_gradient(op, x, dy, parts)
 

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from .arrays import INLINE, array_of, is_sampled
+from .arrays import INLINE, is_sampled
 from .cells import CELLS, READOUTS
+from .errors import MAX_TOTAL
 from .fitting import misfits
 from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .record import FILTER, array_paths
-from .schema import check
+from .record import FILTER, Record, array_paths, below
+from .schema import MOST, check
 from .surrogates import SURROGATES
 
-__all__ = ['problems_of', 'problems_of_config']
+__all__ = ['problems_of', 'problems_of_config', 'read']
 
 Problems = Iterator[Problem]
 
 
 def problems_of(raw: Any) -> list[Problem]:
     """What is wrong with the structure of any value, in order; each step needs the one before."""
+    return read(raw)[0]
+
+
+def read(raw: Any) -> tuple[list[Problem], Record | None]:
+    """What is wrong with any value, at most 50 things, and the record of one that is right."""
     found = check(raw, 'braintrace.receipt/1')
-    for step in (_names, _lanes, _keys, _shapes, _numbers):
+    for step in (_names, _lanes, _keys, _paths, _shapes, _places):
         if not found:
-            found = list(step(raw))
-    return found
+            found = list(islice(step(raw), MOST))
+    if found:
+        return found, None
+    record = Record(raw)
+    found = list(islice(_numbers(record), MOST))
+    return found, None if found else record
 
 
 def problems_of_config(raw: Mapping) -> list[Problem]:
@@ -45,8 +57,9 @@ def _unless(holds: bool, path: str, message: str) -> Problems:
 def _sets(path: str, found, want) -> Problems:
     found, want = set(found), set(want)
     if found != want:
-        said = [f'without {sorted(want - found)}'] if want - found else []
-        said += [f'with {sorted(found - want)}, which it should not have'] if found - want else []
+        said = [f'without {sorted(want - found)[:5]}'] if want - found else []
+        more = sorted(found - want)[:5]
+        said += [f'with {more}, which it should not have'] if more else []
         yield Problem(path, '; '.join(said))
 
 
@@ -57,12 +70,15 @@ def _names(raw: Mapping) -> Problems:
     topology, algorithm = raw['topology'], raw['algorithm']
     groups = [group['name'] for group in topology['groups']]
     names = [relation['name'] for relation in topology['relations']]
+    known_groups = set(groups)
     for what, found in (('groups', groups), ('relations', names)):
         yield from _unless(all(found), f'topology/{what}', 'a name that is empty')
         yield from _unless(len(set(found)) == len(found), f'topology/{what}', 'a name stands twice')
     for i, relation in enumerate(topology['relations']):
         at = f'topology/relations/{i}'
-        yield from _unless(set(relation['groups']) <= set(groups), f'{at}/groups', 'no such group')
+        own = relation['groups']
+        yield from _unless(known_groups.issuperset(own), f'{at}/groups', 'no such group')
+        yield from _unless(len(set(own)) == len(own), f'{at}/groups', 'a group stands twice')
         for slot, path in relation['params'].items():
             known = path in raw['params_before']
             yield from _unless(known, f'{at}/params/{slot}', f'{path} is no parameter')
@@ -104,6 +120,10 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
     carried = (*cell.roles, 'o') if leaky else cell.roles
     wrong = list(_sets('topology/roles', roles, (*carried, 'recurrent', 'readout')))
     wrong += _sets('topology/constants', constants, {*cell.constants, *READOUTS[readout]})
+    states = [roles.get(role) for role in carried]
+    wrong += _unless(len(set(states)) == len(states), 'topology/roles', 'two roles for one state')
+    both = roles.get('recurrent') != roles.get('readout')
+    wrong += _unless(both, 'topology/roles', 'two roles for one relation')
     yield from wrong
     if wrong:
         return
@@ -192,8 +212,8 @@ def _keys(raw: Mapping) -> Problems:
     right = uses == ('probabilities' in raw['loss'])
     yield from _unless(right, 'loss/probabilities', 'it belongs to softmax_ce alone')
     known = set(raw['params_before'])
-    unknown = set(raw['gradients']) - known
-    yield from _unless(not unknown, 'gradients', f'no such parameters: {sorted(unknown)}')
+    unknown = sorted(set(raw['gradients']) - known)[:5]
+    yield from _unless(not unknown, 'gradients', f'no such parameters: {unknown}')
     window = raw.get('window') or {}
     if 'gradients' in window:
         last = window['index'] == window['length'] - 1
@@ -203,8 +223,8 @@ def _keys(raw: Mapping) -> Problems:
     if optimizer is not None:
         last = not window or 'gradients' in window
         yield from _unless(last, 'optimizer', 'it acts in the last record of a window alone')
-        unknown = set(optimizer['updates']) - known
-        yield from _unless(not unknown, 'optimizer/updates', f'no such: {sorted(unknown)}')
+        unknown = sorted(set(optimizer['updates']) - known)[:5]
+        yield from _unless(not unknown, 'optimizer/updates', f'no such: {unknown}')
         yield from _optimizer(optimizer)
 
 
@@ -225,16 +245,24 @@ def _optimizer(optimizer: Mapping) -> Problems:
 def _listed(name: str, found, want) -> Problems:
     pairs = [(one['relation'], one['group']) for one in found]
     yield from _unless(len(set(pairs)) == len(pairs), name, 'a relation and group stand twice')
-    yield from _unless(set(pairs) == set(want), name, f'of {pairs}, and {list(want)} are due')
+    said = f'of {pairs[:5]}, and {list(want)[:5]} are due'
+    yield from _unless(set(pairs) == set(want), name, said)
 
 
 # shapes and numbers -------------------------------------------------------------------------------
 
 
+def _paths(raw: Mapping) -> Problems:
+    """Each array has a path of its own, and all together are no more than may be."""
+    counts = Counter(path for path, _ in array_paths(raw))
+    twice = [path for path, count in counts.most_common(3) if count > 1]
+    yield from _unless(not twice, 'topology', f'two names that make one path: {twice}')
+    total = sum(math.prod(node['shape']) for _, node in array_paths(raw) if node is not None)
+    said = f'{total:,} elements in all, more than {MAX_TOTAL:,}'
+    yield from _unless(total <= MAX_TOTAL, '', said)
+
+
 def _shapes(raw: Mapping) -> Problems:
-    paths = [path for path, _ in array_paths(raw)]
-    twice = sorted({path for path in paths if paths.count(path) > 1}) if _slashed(raw) else []
-    yield from _unless(not twice, 'topology', f'two names that make one path: {twice[:3]}')
     shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
     lanes = len(raw['lanes'])
 
@@ -267,16 +295,9 @@ def _shapes(raw: Mapping) -> Problems:
     yield from _group_shapes(raw, shape)
     yield from _signal_shapes(raw, shape, like)
     yield from _loss_shapes(raw, shape, like)
-    for relation in raw['topology']['relations']:
-        yield from misfits(raw, shape, relation)
+    yield from misfits(raw, shape)
     if raw['topology']['cell'] != 'opaque':
         yield from _known_shapes(raw, shape, like)
-
-
-def _slashed(raw: Mapping) -> bool:
-    """Whether a name has a slash, so that two fields may have one path."""
-    names = [one['name'] for key in ('groups', 'relations') for one in raw['topology'][key]]
-    return any('/' in name for name in [*names, *raw['params_before']])
 
 
 def _due(shape: Mapping, path: str, want: tuple) -> Problems:
@@ -289,6 +310,8 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
     """Factors, signals and traces: an entry for each state, at the positions of its group."""
     lanes = len(raw['lanes'])
     groups = {group['name']: group for group in raw['topology']['groups']}
+    relations, paths = raw['topology']['relations'], sorted(shape)
+    moved = {one['name']: one.get('options', {}).get('positions', {}) for one in relations}
     for factor in raw['factors']:
         name, group = factor['relation'], factor['group']
         states = len(groups[group]['states']) if group is not None else 0
@@ -297,10 +320,11 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
         yield from _unless(right, f'factors/{name}', f'not {states} states')
         if group is not None:
             want, at = (lanes, *groups[group]['shape']), f'factors/{name}/{group}'
-            own = (f'{at}/D/',) if group in _moved(raw, name) else (f'{at}/D/', f'{at}/D_f/')
-            for path in shape:
-                if path.startswith(own):
-                    yield from _due(shape, path, want)
+            own = below(paths, f'{at}/D')
+            if group not in moved[name]:
+                own += below(paths, f'{at}/D_f')
+            for path in own:
+                yield from _due(shape, path, want)
     for kind in ('dh', 'c'):
         for group, entries in raw['signals'][kind].items():
             for i in range(len(entries)):
@@ -312,17 +336,11 @@ def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
             for slot, entry in trace['entries'].items():
                 right = not isinstance(entry, list) or len(entry) == len(states['states'])
                 yield from _unless(right, f'{at}/{slot}', f'not {len(states["states"])} states')
-            for path, found in shape.items():
-                if path.startswith(f'{at}/'):
-                    yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
+            for path in below(paths, at):
+                found = shape[path]
+                yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
     for i, (before, after) in enumerate(_pairs_of_traces(raw)):
         yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
-
-
-def _moved(raw: Mapping, name: str) -> Mapping:
-    """The groups in which the elements of a relation's y do not stand each at its own place."""
-    (relation,) = (one for one in raw['topology']['relations'] if one['name'] == name)
-    return relation.get('options', {}).get('positions', {})
 
 
 def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
@@ -335,8 +353,8 @@ def _signal_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
     yield from _due(shape, 'signals/correction', (len(raw['lanes']),))
     direct, signals = raw['signals'].get('direct', {}), raw['signals']
     for kind, found in direct.items():
-        unknown = set(found) - set(signals[kind])
-        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {sorted(unknown)}')
+        unknown = sorted(set(found) - set(signals[kind]))[:5]
+        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {unknown}')
     for group, entries in direct.get('c', {}).items():
         right = len(entries) == len(signals['c'].get(group, entries))
         yield from _unless(right, f'signals/direct/c/{group}', 'not one entry for each state')
@@ -391,34 +409,11 @@ def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
     yield from _due(shape, 'loss/mask', (lanes,))
 
 
-def _trace_shapes(raw, shape, relation, lanes: int, sizes) -> Problems:
-    (x, y), name = sizes, relation['name']
-    of_slot = {'x': (lanes, *x), 'f': (lanes, *y), 'weight': (lanes, *x, *y), 'bias': (lanes, *y)}
-    factored = raw['algorithm']['name'] == 'ES_D_RTRL'
-    for trace in raw['traces_before']:
-        if trace['relation'] == name:
-            at = f'traces_before/{name}/{trace["group"]}'
-            slots = ('x', 'f') if factored else tuple(relation['params'])
-            yield from _sets(at, trace['entries'], slots)
-            for path, found in shape.items():
-                if path.startswith(f'{at}/'):
-                    want = of_slot.get(path[len(at) + 1 :].split('/')[0], found)
-                    yield from _unless(found == want, path, f'{found}, and {want} is due')
-    for factor in raw['factors']:
-        if factor['relation'] == name:
-            yield from _unless(factor['x'] is not None, f'factors/{name}', 'no x')
-    for group in relation['groups'] or ['']:
-        at = f'factors/{name}/{group}/'
-        for path in shape:
-            if path.startswith((f'{at}x', f'{at}D/', f'{at}D_f/')):
-                yield from _due(shape, path, (lanes, *(x if path == f'{at}x' else y)))
-
-
-def _numbers(raw: Mapping) -> Problems:
-    numeric, topology = raw['numeric'], raw['topology']
-    k = numeric['k']
+def _places(raw: Mapping) -> Problems:
+    """Where the numbers of each array are, and of which dtype."""
+    numeric = raw['numeric']
+    k, dtype = numeric['k'], numeric['dtype']
     yield from _unless(k is None or k > 0, 'numeric/k', f'{k} is not above 0')
-    spikes = topology['roles'].get('z')
     for path, node in array_paths(raw):
         if node is None:
             continue
@@ -426,16 +421,18 @@ def _numbers(raw: Mapping) -> Problems:
             size = math.prod(node['shape'])
             small = f'a sample of {size} elements; up to {INLINE} are given whole'
             yield from _unless(size > INLINE, path, small)
-            continue
-        if 'data' not in node:
+        elif 'data' not in node:
             yield Problem(path, f'its numbers are in {node["file"]}, which was not read')
-            continue
-        value, head = array_of(node), path.split('/')[0]
-        yield from _unless(bool(np.all(np.isfinite(value))), path, 'a number that is not finite')
-        floating = node['dtype'] in ('float32', 'float64')
-        if head not in ('inputs', 'params_before', 'params_after') and floating:
-            right = node['dtype'] == numeric['dtype']
-            yield from _unless(right, path, f'{node["dtype"]}, and numeric says {numeric["dtype"]}')
-        if spikes is not None and path in (f'carry_before/{spikes}', f'carry_after/{spikes}'):
+        elif not path.startswith(('inputs', 'params_before', 'params_after')):
+            right = node['dtype'] == dtype or node['dtype'] not in ('float32', 'float64')
+            yield from _unless(right, path, f'{node["dtype"]}, and numeric says {dtype}')
+
+
+def _numbers(record: Record) -> Problems:
+    """Spikes are 0 or 1."""
+    spikes = record.topology['roles'].get('z')
+    for path in (f'carry_before/{spikes}', f'carry_after/{spikes}'):
+        if spikes is not None and not is_sampled(record.fields.get(path)):
+            value = record.fields.get(path, np.zeros(0))
             right = bool(np.all((value == 0) | (value == 1)))
             yield from _unless(right, path, 'a spike that is neither 0 nor 1')

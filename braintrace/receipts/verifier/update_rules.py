@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+
+import numpy as np
 
 from .bounds import Num
 from .checks import Check, Gated, Idle
 from .optimizers import OPTIMIZERS, Optimizer
-from .record import Record
+from .record import Record, once
 
 
 def _optimizer(r: Record) -> Mapping:
@@ -40,14 +42,16 @@ def _decays(r: Record) -> bool:
     return bool(_optimizer(r)['config'].get('weight_decay'))
 
 
-def _steps(r: Record) -> Iterator[tuple[str, dict[str, Num], Num]]:
+@once
+def _steps(r: Record) -> list[tuple[str, dict[str, Num], Num]]:
     """Of each moving parameter its path, new slots and update by the formula."""
-    raw, known = _optimizer(r), _known(r)
+    raw, known, found = _optimizer(r), _known(r), []
     for path in moving(r):
         slots = {slot: r.num(f'optimizer/state_before/{path}/{slot}') for slot in known.slots}
         gradient, parameter = r.num(acted_on(r, path)), r.num(f'params_before/{path}')
         count = raw['state_before']['count'] or 0
-        yield path, *known.step(raw['config'], count, slots, gradient, parameter)
+        found.append((path, *known.step(raw['config'], count, slots, gradient, parameter)))
+    return found
 
 
 def _update(r: Record, c: Check) -> None:
@@ -67,6 +71,7 @@ def _slot(r: Record, c: Check, slot: str) -> None:
 def slots_of(r: Record, c: Check) -> None:
     """Slots and shapes for each parameter that moves; the count goes on by 1."""
     raw, known = _optimizer(r), _known(r)
+    counts = [raw[name]['count'] for name in ('state_before', 'state_after')]
     raw_params = r.raw['params_before']
     for name in ('state_before', 'state_after'):
         found = raw[name]['slots']
@@ -77,9 +82,12 @@ def slots_of(r: Record, c: Check) -> None:
             c.true(at, set(slots) == set(known.slots), sorted(slots), sorted(known.slots))
             for slot in slots:
                 c.true(f'{at}/{slot}', path in raw_params, 'a slot', 'of a parameter')
+    if counts[0] == 0:
+        for key in r.keys('optimizer/state_before'):
+            at = f'optimizer/state_before/{key}'
+            c.same(at, np.abs(r[at]), np.zeros(r.shape(at)), ('optimizer/state_before/count',))
     updates = r.keys('optimizer/updates')
     c.true('optimizer/updates', updates == set(moving(r)), sorted(updates), sorted(moving(r)))
-    counts = [raw[name]['count'] for name in ('state_before', 'state_after')]
     if 'mu' in known.slots or counts != [None, None]:
         right = None not in counts and counts[1] == counts[0] + 1
         c.true(
@@ -121,13 +129,20 @@ def adam(r: Record, c: Check) -> None:
     _update(r, c)
 
 
+ADDITION = 2.0  # roundings of a parameter: of the sum, and of one that decays before it
+
+
 def added(r: Record, c: Check) -> None:
-    """Before plus update is after."""
+    """Before plus update is after; a walk of the parameter itself has two roundings alone."""
     _optimizer(r)
+    share = min(ADDITION, c.limits.k) / c.limits.k
     for path in r.keys('optimizer/updates') & r.keys('params_before'):
-        want = r.num(f'params_before/{path}') + r.num(f'optimizer/updates/{path}')
+        before, update = r.num(f'params_before/{path}'), r.num(f'optimizer/updates/{path}')
+        terms = share * np.abs(before.value) + np.abs(update.value)
+        want = Num(before.value + update.value, terms + r.floor, r.floor)
         at = f'params_after/{path}'
-        c.close(at, r[at], want, (f'params_before/{path}', f'optimizer/updates/{path}'))
+        made_of = (f'params_before/{path}', f'optimizer/updates/{path}')
+        c.close(at, r[at], want, made_of)
 
 
 def final_state(r: Record, c: Check) -> None:

@@ -8,8 +8,8 @@ from braintrace import nn
 from tests.nn.rows.row import Row
 
 DRAWN = {
-    'b_init': brainstate.nn.init.Normal(0.3),
-    'state_init': brainstate.nn.init.Normal(0.5),
+    'b_init': brainstate.nn.init.Normal(scale=0.3),
+    'state_init': brainstate.nn.init.Normal(scale=0.5),
 }
 
 

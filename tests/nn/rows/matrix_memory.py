@@ -8,8 +8,8 @@ import numpy as np
 from braintrace import nn
 from tests.nn.rows.row import Row
 
-START = {'state_init': brainstate.nn.init.Normal(0.5)}
-BIAS = {'b_init': brainstate.nn.init.Normal(0.3), **START}
+START = {'state_init': brainstate.nn.init.Normal(scale=0.5)}
+BIAS = {'b_init': brainstate.nn.init.Normal(scale=0.3), **START}
 DECAY = np.array([0.9, 0.6])
 
 

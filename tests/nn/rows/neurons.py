@@ -11,7 +11,7 @@ from tests.models.ops import _spike_jvp
 from tests.nn.rows.cells import affine
 from tests.nn.rows.row import BATCH, Row
 
-BIAS, FIRST = brainstate.nn.init.Normal(0.3), brainstate.nn.init.Normal(0.5)
+BIAS, FIRST = brainstate.nn.init.Normal(scale=0.3), brainstate.nn.init.Normal(scale=0.5)
 OWN = {'spk_fun': _spike_jvp}  # the slope that ``ops.spike`` has
 TAUS = np.array([2.0, 3.0, 4.0, 5.0, 6.0])
 VOLTS = {'V_th': -50 * u.mV, 'V_rest': -62 * u.mV, 'V_reset': -0.06 * u.volt}
@@ -23,7 +23,7 @@ class Net(brainstate.nn.Module):
 
     def __init__(self, neuron, unit=u.UNITLESS, recurrent=True):
         super().__init__()
-        self.inp = nn.Linear(3, 5, w_init=brainstate.nn.init.Normal(0.6), b_init=BIAS)
+        self.inp = nn.Linear(3, 5, w_init=brainstate.nn.init.Normal(scale=0.6), b_init=BIAS)
         if recurrent:
             self.rec = nn.Linear(5, 5, b_init=None)
         self.neuron, self.unit, self.recurrent = neuron, unit, recurrent

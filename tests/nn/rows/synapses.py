@@ -11,7 +11,7 @@ from braintrace import nn
 from tests.models.ops import JaxOps
 from tests.nn.rows.row import Row
 
-DRAWN = brainstate.nn.init.Normal(0.5)
+DRAWN = brainstate.nn.init.Normal(scale=0.5)
 SPIKE = JaxOps().spike
 SIGNS = jnp.array([[1], [1], [-1]])
 
@@ -34,7 +34,7 @@ class Balanced(brainstate.nn.Module):
 
     def __init__(self):
         super().__init__()
-        size = {'w_init': brainstate.nn.init.Normal(0.7)}
+        size = {'w_init': brainstate.nn.init.Normal(scale=0.7)}
         start = {'g_init': brainstate.nn.init.Uniform(0.1, 0.6)}
         self.neurons = nn.LIF(5, tau=6.0, spk_fun=SPIKE, V_init=DRAWN)
         self.exc, self.inh = (
@@ -139,7 +139,7 @@ def in_units():
         5,
         tau_decay=5.0 * u.ms,
         tau_rise=2.0 * u.ms,
-        g_init=brainstate.nn.init.Normal(0.5, unit=u.mS),
+        g_init=brainstate.nn.init.Normal(scale=0.5, unit=u.mS),
     )
     return Feed(
         nn.Projection(weights, synapses, nn.CUBA(4.0 * u.mV)),

@@ -1,0 +1,152 @@
+"""A compiled loop in turns of about half a second, between which Python handles Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .leaves import is_key
+
+__all__ = ['Stop', 'Turn', 'Turns', 'bounds', 'buffers', 'cut', 'strong', 'with_so_far']
+
+SECONDS = 0.5  # of a turn
+GROWTH = 16  # of the next turn at most: the first ones are too short to be measured well
+
+
+class Turn(NamedTuple):
+    """The blocks from ``start`` to ``stop`` of a loop, and what all its steps have ``shown`` so
+    far.
+    """
+
+    start: jax.Array
+    stop: jax.Array
+    shown: Any
+
+
+class Stop(NamedTuple):
+    """Where a loop came to its end: after ``done`` blocks, all of them if there is no ``error``."""
+
+    carry: Any
+    done: int
+    error: BaseException | None
+
+
+class Turns:
+    """The blocks of one compiled loop, in turns; how many make a turn is measured, and remembered.
+
+    SIGINT is handled between two turns, so that nothing is half done.
+    """
+
+    def __init__(self, number: int):
+        self.number, self.size = number, 0
+
+    def run(self, program: Callable, carry, write: Callable, show: Callable | None = None) -> Stop:
+        """``carry = program(carry, start, stop)`` until all blocks are done or the handler of a
+        signal raises; then ``write(carry)``. ``show(carry, done)`` is called after each turn.
+        """
+        first, error, done = not self.size, None, 0
+        if first and self.number > 1:
+            try:  # no block: it compiles, and a signal that comes meanwhile need not wait
+                carry = jax.block_until_ready(_allowed(program, carry, 0, 0))
+            except KeyboardInterrupt as stop:
+                if any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(carry)):
+                    raise
+                return Stop(carry, 0, stop)
+        self.size = max(self.size, 1)
+        with nullcontext() if first and self.number == 1 else held() as pending:
+            if show is not None:
+                show(carry, 0)
+            while done < self.number and error is None:
+                size, begin = min(self.size, self.number - done), time.perf_counter()
+                carry = _allowed(program, carry, done, done + size)
+                done += size
+                if done < self.number or show is not None:
+                    jax.block_until_ready(carry)
+                    wanted = size * SECONDS / max(time.perf_counter() - begin, 1e-9)
+                    self.size = int(min(max(wanted, 1), GROWTH * size))
+                if show is not None:
+                    show(carry, done)
+                error = pending and pending()
+            write(carry)
+            error = error or (pending and pending())
+        return Stop(carry, done, error)
+
+
+def _allowed(program: Callable, *args):
+    """A turn, whose bounds no guard of transfers forbids."""
+    with jax.transfer_guard_host_to_device('allow'):
+        return program(*args)
+
+
+@contextmanager
+def held() -> Iterator[Callable[[], BaseException | None]]:
+    """SIGINT waits inside the block; the function that it gives lets the handler run, and returns
+    what that raised.
+    """
+    handler, came = signal.getsignal(signal.SIGINT), []
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def pending() -> BaseException | None:
+        try:
+            while came:
+                handler(*came.pop())
+        except BaseException as error:  # of any kind: it is raised again where all is written
+            return error
+        return None
+
+    signal.signal(signal.SIGINT, lambda *signal: came.append(signal))
+    try:
+        yield pending
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    while came:
+        handler(*came.pop())
+
+
+def bounds(start: int, stop: int) -> np.ndarray:
+    """The bounds of a turn as an array."""
+    return np.array((start, stop), np.int32)
+
+
+def buffers(shapes, length: int):
+    """Arrays for what ``length`` steps show, each of which shows arrays of some shapes."""
+
+    def empty(a):
+        shape = length, *a.shape
+        return jax.lax.full(shape, 0, a.dtype) if is_key(a) else np.zeros(shape, a.dtype)
+
+    return jax.tree.map(empty, shapes)
+
+
+def strong(tree):
+    """A tree without weak types, as a loop gives it back: another type would compile anew."""
+    return jax.tree.map(
+        lambda x: jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x,
+        jax.tree.map(jnp.asarray, tree),
+    )
+
+
+def cut(shown, steps: int):
+    """What the first steps have shown."""
+    return jax.tree.map(lambda a: a if len(a) == steps else a[:steps], shown)
+
+
+def with_so_far(error: BaseException, so_far, steps: int, length: int) -> BaseException:
+    """An error that ends a run, with what the call would have returned after these steps."""
+    error.so_far = so_far  # type: ignore[attr-defined]
+    error.add_note(
+        f'The run was stopped after {steps} of {length} steps; all that it changes is as it was '
+        'then. What the call returns stands for these steps in `so_far` of this exception (of the '
+        'last one: `sys.last_value.so_far`).'
+    )
+    return error

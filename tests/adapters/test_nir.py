@@ -1,0 +1,570 @@
+"""NIR graphs compute what their equations say, learn online, and come back as they were."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from braintrace import (
+    BraintraceWarning,
+    OptionError,
+    StructureError,
+    UntracedParameterError,
+    adapters,
+    functional,
+    rules,
+    verify,
+)
+from tests.adapters.nir_reference import DT, Drawn, flattened, simulated
+from tests.compare import assert_close, errors
+from tests.models.model import SEED
+
+nir = pytest.importorskip('nir')
+RNG = np.random.default_rng(0)
+
+
+def full(value, *shape):
+    return np.full(shape, value)
+
+
+def lif(n, kind=nir.LIF, **other):
+    """Neurons that spike, now and then."""
+    values = dict(tau=5e-3, tau_syn=3e-3, tau_mem=5e-3, r=1.0, v_leak=0.05, v_threshold=0.4)
+    values |= dict(v_reset=-0.1, w_in=2.0) | (dict(r=150.0) if kind in (nir.I, nir.IF) else {})
+    names = kind.__dataclass_fields__.keys() & values.keys()
+    shape = n if isinstance(n, tuple) else (n,)
+    return kind(**{name: other.get(name, full(values[name], *shape)) for name in names})
+
+
+def affine(n_out, n_in, scale=0.7):
+    return nir.Affine(scale * RNG.normal(size=(n_out, n_in)), 0.1 * RNG.normal(size=n_out))
+
+
+def graph_of(shape_in, shape_out, edges, **nodes):
+    """``edges``: as in 'input fc lif output, lif back lif'."""
+    ends = {'input': nir.Input(np.array(shape_in)), 'output': nir.Output(np.array(shape_out))}
+    ways = [way.split() for way in edges.split(',')]
+    pairs = [pair for way in ways for pair in zip(way, way[1:])]
+    return nir.NIRGraph({**ends, **nodes}, pairs, type_check=False)
+
+
+def chain(n_in, *nodes):
+    names = [f'n{k}' for k in range(len(nodes))]
+    (last,) = (len(node.r) for node in nodes[-1:])
+    return graph_of([n_in], [last], f'input {" ".join(names)} output', **dict(zip(names, nodes)))
+
+
+def recurrent():
+    back = affine(3, 3)
+    return graph_of(
+        [4],
+        [2],
+        'input fc1 lif1 fc2 lif2 output, lif1 back lif1',
+        fc1=affine(3, 4),
+        lif1=lif(3, nir.CubaLIF),
+        back=back,
+        fc2=nir.Linear(RNG.normal(size=(2, 3))),
+        lif2=lif(2),
+    )
+
+
+def spikes(steps, batch, *shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).random((steps, batch, *shape)) < 0.5, float)
+
+
+def run(cell, params, carry, xs):
+    def step(carry, x):
+        y, carry = cell(params, carry, x)
+        return carry, y
+
+    carry, ys = jax.jit(lambda carry: jax.lax.scan(step, carry, xs))(carry)
+    return ys, carry
+
+
+def loss(z, y):
+    return jnp.sum((z - y) ** 2)
+
+
+def gradients(cell, params, carry, xs):
+    """Those of D_RTRL and of backpropagation through time; nothing may be warned of."""
+    learner = functional.online(cell, rules.d_rtrl(), strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', BraintraceWarning)
+        state = learner.init(params, carry, xs[0])
+    ys = jnp.full_like(run(cell, params, carry, xs)[0], 0.3)
+    grads = jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)[0]
+    return grads, verify.bptt_gradients(cell, params, carry, xs, ys, loss), learner
+
+
+# ---- outputs -------------------------------------------------------------------------------------
+
+QUICK = (13, 26, 49)  # together they have every node
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize(
+    'seed',
+    [
+        pytest.param(k, marks=pytest.mark.slow if k in QUICK else pytest.mark.nightly)
+        for k in range(50)
+    ],
+)
+def test_a_random_graph_gives_what_nirs_equations_say(seed):
+    drawn, rng = Drawn(nir, [SEED, seed]), np.random.default_rng([SEED, seed, 1])
+    options = {'scheme': ['euler', 'exact'][seed % 2], 'reset': ['zero', 'subtract'][seed // 2 % 2]}
+    shape = drawn.graph.nodes['input'].input_type['input']
+    xs = (rng.random((15, 2, *shape)) < 0.4).astype(float)
+    cell, params, carry = adapters.from_nir(drawn.graph, dt=DT, batch_size=2, **options)
+    assert cell.late == drawn.late
+    ys, carry = run(cell, params, carry, jnp.asarray(xs))
+    want, potentials = simulated(drawn.graph, drawn.late, xs, DT, **options)
+    assert_close(ys, want, absolute=1e-10)
+    found = {name: own['v'] for name, own in carry.items() if 'v' in own}
+    assert_close(found, {name: potentials[name] for name in found}, absolute=1e-10)
+
+
+def test_one_sample_is_a_row_of_a_batch():
+    graph, xs = recurrent(), spikes(6, 2, 4)
+    batch, _ = run(*adapters.from_nir(graph, dt=DT, reset='zero', batch_size=2), xs)
+    one, _ = run(*adapters.from_nir(graph, dt=DT, reset='zero'), xs[:, 1])
+    assert_close(one, batch[:, 1])
+
+
+def test_what_waits_does_not_depend_on_the_order_in_which_a_graph_is_written():
+    """Two ways lead round to n1, and the one through n2 is opened where it leaves n2."""
+    nodes = {'n1': lif(3), 'n2': lif(3), 'w': affine(3, 3), 'back': affine(3, 3)}
+    ways = 'input n1 w n2 output, n2 back n1, n1 back, n1 n1'
+    graph = graph_of([3], [3], ways, **nodes)
+    cell, _, _ = adapters.from_nir(graph, dt=DT, reset='zero')
+    assert cell.late == {('n2', 'back'), ('n1', 'back'), ('n1', 'n1')}
+    other = nir.NIRGraph(dict(reversed(graph.nodes.items())), graph.edges[::-1], type_check=False)
+    xs = 9 * spikes(8, 2, 3)
+    ys = [
+        run(*adapters.from_nir(g, dt=DT, reset='zero', batch_size=2), xs)[0] for g in (graph, other)
+    ]
+    assert ys[0].any() and (ys[0] == ys[1]).all()
+
+
+def test_a_loop_around_a_subgraph_leaves_its_way_forward_alone():
+    ends = {'input': nir.Input(np.array([3])), 'output': nir.Output(np.array([3]))}
+    edges = [('input', 'unit'), ('unit', 'output')]
+    inner = nir.NIRGraph({**ends, 'unit': lif(3)}, edges, type_check=False)
+    graph = graph_of([3], [3], 'input sub fc output, sub back sub', sub=inner, fc=affine(3, 3),
+                     back=affine(3, 3))  # fmt: skip
+    cell, _, _ = adapters.from_nir(graph, dt=DT, reset='zero')
+    assert cell.late == {('sub.unit', 'back')}
+
+
+def test_a_delay_of_a_step_opens_a_cycle_without_neurons():
+    """What enters comes back after two steps, at half of its size."""
+    graph = graph_of([1], [1], 'input d output, d half d', d=nir.Delay(np.array([2 * DT])),
+                     half=nir.Scale(np.array([0.5])))  # fmt: skip
+    ys, _ = run(*adapters.from_nir(graph, dt=DT), jnp.zeros((7, 1)).at[0].set(1.0))
+    assert ys[:, 0].tolist() == [0, 0, 1, 0, 0.5, 0, 0.25]
+
+
+@pytest.mark.parametrize('dtype', [bool, np.uint8])
+def test_spikes_may_be_of_any_dtype(dtype):
+    """Also where they are summed before anything else."""
+    pool = nir.SumPool2d(np.array([2, 2]), np.array([2, 2]), np.array([0, 0]))
+    graph = graph_of(
+        [1, 2, 2], [1, 1, 1], 'input pool n output', pool=pool, n=lif((1, 1, 1), nir.LI)
+    )
+    cell, params, carry = adapters.from_nir(graph, dt=DT)
+    x = jnp.array([[[200, 200], [0, 200]]]).astype(dtype)
+    assert_close(cell(params, carry, x), cell(params, carry, x.astype(float)))
+
+
+def test_single_numbers_hold_for_all_elements_and_are_told_of():
+    ways = 'input n0 n1 output'
+    whole = graph_of([4], [3], ways, n0=nir.Affine(np.eye(3, 4), full(0.1, 3)), n1=lif(3))
+    short = graph_of([4], [3], ways, n0=nir.Affine(np.eye(3, 4), np.array(0.1)), n1=lif(()))
+    with pytest.warns(BraintraceWarning, match='n0/bias, n1/tau, .*where one for each element'):
+        cell, params, carry = adapters.from_nir(short, dt=DT, reset='zero', batch_size=2)
+    xs = spikes(6, 2, 4)
+    want = run(*adapters.from_nir(whole, dt=DT, reset='zero', batch_size=2), xs)
+    assert_close(run(cell, params, carry, xs), want)
+    assert params['n0']['bias'].shape == (3,)
+    back = adapters.to_nir(short, jax.tree.map(lambda a: a + 1, params))
+    assert back.nodes['n0'].bias.tolist() == [1.1] * 3 and back.nodes['n1'].r.shape == ()
+
+
+def test_shapes_that_nir_leaves_out_are_found():
+    conv = nir.Conv2d(None, RNG.normal(size=(2, 1, 3, 3)), 1, 1, 1, 1, np.zeros(2))
+    flat = nir.Flatten({'input': None}, 0, -1)
+    graph = graph_of([1, 4, 4], [32], 'input conv flat output', conv=conv, flat=flat)
+    graph.nodes['output'] = nir.Output(None)
+    cell, params, carry = adapters.from_nir(graph)
+    assert cell(params, carry, jnp.ones((1, 4, 4)))[0].shape == (32,)
+
+
+# ---- learning ------------------------------------------------------------------------------------
+
+
+def layers():
+    """Graphs with one layer of neurons, where D_RTRL leaves out nothing."""
+    kinds = {kind: chain(4, affine(3, 4), lif(3, getattr(nir, kind))) for kind in
+             ('LIF', 'CubaLIF', 'IF', 'LI', 'CubaLI', 'I')}  # fmt: skip
+    conv = nir.Conv2d((4, 5), RNG.normal(size=(2, 2, 3, 2)), 1, (1, 0), 1, 1, np.zeros(2))
+    pool = nir.SumPool2d(np.array([2, 2]), np.array([2, 2]), np.array([0, 0]))
+    conv1d = nir.Conv1d(6, RNG.normal(size=(2, 1, 3)), 2, 'valid', 1, 1, np.zeros(2))
+    flat = nir.Flatten({'input': np.array([2, 2, 2])}, 0, -1)
+    ways = 'input w pool n flat fc output'
+    delay = nir.Delay(DT * np.array([2, 0, 1]))
+    return kinds | {
+        'conv': graph_of([2, 4, 5], [3], ways, w=conv, pool=pool, n=lif((2, 2, 2)), flat=flat,
+                         fc=affine(3, 8)),
+        'conv1d': graph_of([1, 6], [2, 2], 'input w n output', w=conv1d, n=lif((2, 2), nir.IF)),
+        'delay': graph_of([4], [3], 'input w d n output', w=affine(3, 4), d=delay, n=lif(3)),
+        'scale': graph_of([4], [3], 'input w s n output', w=nir.Linear(np.ones((3, 4))),
+                          s=nir.Scale(np.array([0.2, 0.3, -0.4])), n=lif(3)),
+    }  # fmt: skip
+
+
+LAYERS = layers()
+GATE = [('CubaLIF', 2), ('conv', None), ('delay', 2)]
+
+
+def everything(graph):
+    """The names of all arrays that may be learned."""
+    names = 'weight bias scale threshold tau tau_syn tau_mem r v_leak v_threshold v_reset w_in'
+    there = {what for node in flattened(graph)[0].values() for what in vars(node)}
+    return there & set(names.split())
+
+
+@pytest.mark.parametrize(
+    'name,batch',
+    [
+        pytest.param(
+            name, batch, marks=pytest.mark.slow if (name, batch) in GATE else pytest.mark.nightly
+        )
+        for name in LAYERS
+        for batch in (2, None)
+    ],
+)
+def test_one_layer_of_neurons_has_the_gradient_of_backpropagation(name, batch):
+    graph = LAYERS[name]
+    cell, params, carry = adapters.from_nir(
+        graph,
+        dt=DT,
+        reset='subtract',
+        batch_size=batch,
+        learn=everything(graph),
+        surrogate='arctan',
+    )
+    xs = spikes(7, 2, *graph.nodes['input'].input_type['input'])
+    xs = xs if batch else xs[:, 0]
+    grads, bptt, learner = gradients(cell, params, carry, xs)
+    assert_close(grads, bptt, 1e-10)
+    assert not batch or all(np.any(g) for g in jax.tree.leaves(grads))
+    state = {path for path, route in learner.routes.items() if route.kind == 'trace'}
+    assert state == set(learner.routes) - {'fc/weight', 'fc/bias'}
+
+
+@pytest.mark.slow
+def test_a_recurrent_network_learns_by_the_cut_graph_and_its_report_names_the_nodes():
+    cell, params, carry = adapters.from_nir(recurrent(), dt=DT, reset='zero', batch_size=2)
+    xs = 4 * spikes(7, 2, 4)
+    grads, bptt, learner = gradients(cell, params, carry, xs)
+    ys = 0.3 * jnp.ones((7, 2, 2))
+    cut = verify.cut_bptt_gradients(cell, params, carry, xs, ys, loss, graph=learner.graph)
+    assert_close(grads, cut, 1e-10)
+    assert_close(grads['fc2'], bptt['fc2'], 1e-10)
+    assert min(errors({**grads, 'fc2': {}}, {**bptt, 'fc2': {}}).values()) > 1e-3  # what is cut
+    assert {route.kind for route in learner.routes.values()} == {'trace'}
+    assert len(learner.graph.hidden_param_op_relations) == 3  # a bias is a part of its product
+    text = str(learner.report)
+    assert all(name in text for name in ('fc1/weight', 'back/bias', 'lif1/i', 'lif2/v'))
+
+
+def test_a_delay_that_a_trace_does_not_follow_is_told_of():
+    ways = 'input w d n output'
+    nodes = {'w': affine(3, 4), 'd': nir.Delay(full(70 * DT, 3)), 'n': lif(3)}
+    cell, params, carry = adapters.from_nir(graph_of([4], [3], ways, **nodes), dt=DT, reset='zero')
+    with pytest.raises(UntracedParameterError, match='w/weight'):
+        functional.online(cell, strict=True).init(params, carry, jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+    'learn,name',
+    [
+        pytest.param('bias', 'conv', marks=pytest.mark.slow),
+        *(
+            pytest.param(*row, marks=pytest.mark.nightly)
+            for row in (('weight', 'conv'), ('bias', 'LIF'), ('weight', 'LIF'), ('tau', 'LIF'))
+        ),
+    ],
+)
+def test_one_kind_of_array_may_be_learned_alone(learn, name):
+    graph = LAYERS[name]
+    cell, params, carry = adapters.from_nir(graph, dt=DT, reset='zero', batch_size=2, learn=learn)
+    assert {what for own in params.values() for what in own} == {learn}
+    want, every, start = adapters.from_nir(
+        graph, dt=DT, reset='zero', batch_size=2, learn=everything(graph)
+    )
+    xs = spikes(7, 2, *graph.nodes['input'].input_type['input'])
+    assert_close(run(cell, params, carry, xs), run(want, every, start, xs))
+    grads, bptt, _ = gradients(cell, params, carry, xs)
+    assert_close(grads, bptt, 1e-10)
+    assert all(np.any(g) for g in jax.tree.leaves(grads))
+
+
+# ---- and back ------------------------------------------------------------------------------------
+
+
+def same(one, other):
+    """Whether two graphs have the same nodes, edges, metadata and arrays, of the same dtypes."""
+    if isinstance(one, nir.NIRGraph):
+        fits = sorted(one.edges) == sorted(other.edges) and one.metadata == other.metadata
+        fits = fits and one.nodes.keys() == other.nodes.keys()
+        return fits and all(same(one.nodes[name], other.nodes[name]) for name in one.nodes)
+    pairs = [(value, getattr(other, name)) for name, value in vars(one).items()]
+    fits = [np.asarray(a).dtype == np.asarray(b).dtype for a, b in pairs if not isinstance(a, dict)]
+    return (
+        type(one) is type(other)
+        and all(fits)
+        and all(str(a) == str(b) if isinstance(a, dict) else np.array_equal(a, b) for a, b in pairs)
+    )
+
+
+@pytest.mark.parametrize('wide', [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_graph_comes_back_as_it_was(wide):
+    """Also where its numbers have more digits than the params."""
+    with jax.enable_x64(wide):
+        for seed in QUICK:
+            graph = Drawn(nir, [SEED, seed]).graph
+            graph.metadata['by'] = 'me'
+            cell, params, _ = adapters.from_nir(graph, dt=DT, reset='zero', learn=everything(graph))
+            assert same(adapters.to_nir(graph, params), graph)
+            assert same(adapters.to_nir(cell.graph, {}), graph)
+
+
+@pytest.mark.slow
+def test_what_is_written_and_read_again_gives_the_same_outputs_bit_by_bit(tmp_path):
+    graph = Drawn(nir, [SEED, 26]).graph
+    cell, params, carry = adapters.from_nir(graph, dt=DT, reset='zero', batch_size=2)
+    params = jax.tree.map(lambda a: 1.1 * a, params)
+    nir.write(tmp_path / 'back.nir', adapters.to_nir(graph, params))
+    xs = spikes(12, 2, *graph.nodes['input'].input_type['input'])
+    read = adapters.from_nir(tmp_path / 'back.nir', dt=DT, reset='zero', batch_size=2)
+    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (params, read[1]))))
+    want, got = run(cell, params, carry, xs)[0], run(*read, xs)[0]
+    assert want.any() and (got == want).all()
+
+
+def test_two_names_of_one_node_get_numbers_of_their_own():
+    shared = nir.Linear(np.eye(3, dtype=np.float32))
+    graph = graph_of([3], [3], 'input one two output', one=shared, two=shared)
+    new = adapters.to_nir(graph, {'one': {'weight': jnp.zeros((3, 3))}})
+    assert not new.nodes['one'].weight.any() and new.nodes['one'].weight.dtype == np.float32
+    assert (new.nodes['two'].weight == np.eye(3)).all() and (shared.weight == np.eye(3)).all()
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+class Resonator(nir.Scale):
+    """A node that nobody knows."""
+
+
+def linear(n_out=3, n_in=3):
+    return nir.Linear(np.ones((n_out, n_in)))
+
+
+def conv(weight, stride=1, padding=0):
+    return nir.Conv2d((4, 4), weight, stride, padding, 1, 1, np.zeros(len(weight)))
+
+
+def small(edges='input fc lif output', n_in=3, n_out=3, **nodes):
+    """A graph of which one node or edge is wrong."""
+    return lambda: graph_of([n_in], [n_out], edges, **{'fc': linear(), 'lif': lif(3), **nodes})
+
+
+FAULTS = {  # graph, arguments, what is told of it
+    'an unknown node': (
+        small(lif=Resonator(np.ones(3))), {},
+        "'lif' is of type Resonator, which has no formula; these have one: Affine, AvgPool2d",
+    ),
+    'an edge to nowhere': (
+        small('input fc lif output, lif gone'), {},
+        "'lif' -> 'gone' names 'gone', which is no node",
+    ),
+    'a cycle without a neuron': (
+        small('input fc lif output, fc back fc', back=linear()), {},
+        r'the cycle .*fc.* has no neuron',
+    ),
+    'two outputs': (
+        small('input fc lif output, lif second', second=nir.Output(np.array([3]))), {},
+        r"\['output', 'second'\] for Output",
+    ),
+    'two inputs': (
+        small('input fc lif output, other fc', other=nir.Input(np.array([3]))), {},
+        r"\['input', 'other'\] for Input",
+    ),
+    'an edge into the input': (small('input fc lif output, fc input'), {}, 'leads into the input'),
+    'a subgraph with two outputs': (
+        small(lif=nir.NIRGraph({'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3])),
+                                'c': nir.Output(np.array([3]))}, [('a', 'b'), ('a', 'c')],
+                               type_check=False)), {},
+        r"the subgraph 'lif' has .*'lif.b', 'lif.c'",
+    ),
+    'a name twice': (
+        small(**{'fc': nir.NIRGraph({'a': nir.Input(np.array([3])), 'b': nir.Output(np.array([3]))},
+                                    [('a', 'b')], type_check=False), 'fc.a': linear()}), {},
+        "two nodes are called 'fc.a'",
+    ),
+    'no way from the input': (
+        small('input lif output, fc lif'), {}, r"no way leads from the input 'input' to \['fc'\]",
+    ),
+    'weights that do not fit': (
+        small(fc=linear(3, 5)), {},
+        r"'input' gives \(3,\) to 'fc' \(Linear, weight \(3, 5\)\), which does not take it",
+    ),
+    'neurons that do not fit': (
+        small(lif=lif(4)), {}, r"'fc' gives \(3,\) to 'lif' \(LIF, tau \(4,\)",
+    ),
+    'an output that does not fit': (
+        small(n_out=2), {}, r"'lif' gives \(3,\) to 'output' .*its shape is \(2,\)",
+    ),
+    'sums that do not fit': (
+        small('input fc lif output, input last output', 4, 4, fc=linear(3, 4),
+              last=linear(4, 4)), {},
+        r"'output' takes the sum of 'last', which gives \(4,\), and 'lif', which gives \(3,\)",
+    ),
+    'a window larger than the signal': (
+        lambda: graph_of([1, 2, 2], [1, 1, 1], 'input pool output', pool=nir.SumPool2d(
+            np.array([3, 3]), np.array([1, 1]), np.array([0, 0]))), {},
+        r"to 'pool' .*its window \(3, 3\) is larger",
+    ),
+    "'same' with a stride": (
+        lambda: graph_of([1, 4, 4], [1, 2, 2], 'input w output',
+                         w=conv(np.ones((1, 1, 3, 3)), 2, 'same')), {},
+        "to 'w' .*padding 'same' goes with a stride of 1",
+    ),
+    'channels that do not fit': (
+        lambda: graph_of([1, 4, 4], [1, 2, 2], 'input w output', w=conv(np.ones((1, 2, 3, 3)))), {},
+        r"'input' gives \(1, 4, 4\) to 'w' \(Conv2d, weight \(1, 2, 3, 3\)",
+    ),
+    'an input without a shape': (
+        lambda: nir.NIRGraph({'input': nir.Input(None), 'output': nir.Output(None)},
+                             [('input', 'output')], type_check=False), {},
+        r"'input' has no shape; give it",
+    ),
+    'time constants below 0': (small(lif=lif(3, tau=full(-1.0, 3))), {}, 'has a tau of -1.0'),
+    'a delay below 0': (small(lif=nir.Delay(full(-1.0, 3))), {}, 'has a delay of -1.0'),
+    'no step': (small(), {'dt': None}, r"dt is None, and \['lif'\] need it"),
+    'a step of 0': (small(), {'dt': 0.0}, 'dt is 0.0'),
+    'a step that is too long': (
+        small(), {'dt': 0.011}, "dt=0.011 is more than twice the tau of 'lif', 0.005",
+    ),
+    'no reset': (small(), {'reset': None}, "give reset='zero' .*or 'subtract'"),
+    'an unknown reset': (small(), {'reset': 'none'}, "reset is 'none'; choose 'zero' or"),
+    'an unknown scheme': (small(), {'scheme': 'rk4'}, "choose 'euler' or 'exact'"),
+    'no such array': (small(), {'learn': ('weights',)}, r"learn has \['weights'\]; what may be"),
+    'an array that this graph has not': (
+        small(), {'learn': ('weight', 'tau_mem')},
+        r"learn has \['tau_mem'\], but the graph has only \['r', 'tau', 'v_leak'",
+    ),
+    'an empty batch': (small(), {'batch_size': 0}, 'batch_size is 0; give a whole number'),
+    'no slope': (small(), {'surrogate': 'step'}, "surrogate is 'step', which is no spike function"),
+    'no graph': (lambda: linear(), {}, 'graph is Linear; give a nir.NIRGraph, or the path'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_what_is_no_step_is_refused_with_the_place(fault):
+    make, options, message = FAULTS[fault]
+    with pytest.raises((OptionError, StructureError), match=message):
+        adapters.from_nir(make(), **{'dt': DT, 'reset': 'zero', **options})
+
+
+def test_a_longer_step_may_be_taken_exactly():
+    cell, params, carry = adapters.from_nir(small()(), dt=0.011, reset='zero', scheme='exact')
+    assert np.isfinite(cell(params, carry, jnp.ones(3))[1]['lif']['v']).all()
+
+
+def test_inputs_of_another_shape_are_refused():
+    cell, params, carry = adapters.from_nir(small()(), dt=DT, reset='zero', batch_size=2)
+    with pytest.raises(
+        StructureError, match=r"x has shape \(3,\); the node 'input' takes \(2, 3\)"
+    ):
+        cell(params, carry, jnp.ones(3))
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path):
+    (tmp_path / 'no.nir').write_text('no graph')
+    with pytest.raises(OptionError, match=r'no\.nir is no file of HDF5 with a NIR graph'):
+        adapters.from_nir(tmp_path / 'no.nir', dt=DT)
+    with pytest.raises(FileNotFoundError, match='absent'):
+        adapters.from_nir(str(tmp_path / 'absent.nir'), dt=DT)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'nir', None)
+    with pytest.raises(ImportError, match=r'nir is not installed .*braintrace\[nir\]'):
+        adapters.from_nir('a.nir', dt=DT)
+
+
+@pytest.mark.parametrize(
+    ('params', 'message'),
+    [
+        ({'gone': {'weight': np.ones((3, 3))}}, r"has no arrays \['gone/weight'\]; it has \['fc/w"),
+        ({'fc': {'bias': np.ones(3)}}, r"no arrays \['fc/bias'\]"),
+        ({'fc': {'weight': np.ones((3, 2))}}, r'fc/weight has shape \(3, 2\), and \(3, 3\) in'),
+        ({'fc': np.ones((3, 3))}, 'params are no dict node -> name -> array'),
+        ({'whole': {'weight': 0.5 * np.ones((3, 3))}}, 'whole/weight is of int8 in the graph'),
+    ],
+)
+def test_params_of_another_graph_are_refused(params, message):
+    whole = nir.Linear(np.ones((3, 3), np.int8))
+    graph = small('input fc whole lif output', whole=whole)()
+    with pytest.raises(StructureError, match=message):
+        adapters.to_nir(graph, params)
+
+
+def test_a_step_takes_the_params_of_its_own_cell():
+    """One that lacks an array would run with the number of the file."""
+    cell, params, carry = adapters.from_nir(small()(), dt=DT, reset='zero')
+    (node, own), *_ = params.items()
+    for other in ({}, {node: {w: jnp.ones(7) for w in own}}, params | {'gone': {'weight': 1.0}}):
+        with pytest.raises(StructureError, match='params are not those of this cell'):
+            cell(other, carry, jnp.ones(cell.graph.nodes['input'].input_type['input']))
+
+
+# ---- size ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_a_network_of_convolutions_compiles_in_seconds():
+    """14 nodes, as of a network for N-MNIST, with its five layers of neurons."""
+    nodes, shape, names = {}, (2, 34, 34), iter('abcdefghijkl')
+    for channels, stride, pool in ((8, 2, 0), (16, 1, 2), (16, 1, 2)):
+        weight = RNG.normal(size=(channels, shape[0], 3, 3))
+        nodes[next(names)] = nir.Conv2d(shape[1:], weight, stride, 1, 1, 1, np.zeros(channels))
+        side = (shape[1] - 1) // stride + 1
+        shape = (channels, side, side)
+        nodes[next(names)] = lif(shape, nir.IF)
+        if pool:
+            nodes[next(names)] = nir.SumPool2d(np.array([2, 2]), np.array([2, 2]), np.zeros(2, int))
+            shape = (channels, side // 2, side // 2)
+    nodes[next(names)] = nir.Flatten({'input': np.array(shape)}, 0, -1)
+    for n_in, n_out in ((16 * 4 * 4, 64), (64, 10)):
+        nodes[next(names)] = linear(n_out, n_in)
+        if n_out == 64:
+            nodes[next(names)] = lif(64, nir.IF)
+    nodes['lif'] = lif(10, nir.IF)
+    graph = graph_of([2, 34, 34], [10], f'input {" ".join(nodes)} output', **nodes)
+    start = time.process_time()
+    cell, params, carry = adapters.from_nir(graph, dt=1.0, reset='subtract', batch_size=2)
+    xs = spikes(4, 2, 2, 34, 34)
+    learner = functional.online(cell, rules.d_rtrl())
+    state = learner.init(params, carry, xs[0])
+    jax.jit(learner.grad(loss)).lower(params, state, xs[0], jnp.zeros((2, 10))).compile()
+    assert time.process_time() - start < 10
+    assert {route.kind for route in learner.routes.values()} == {'trace'}

@@ -1,0 +1,173 @@
+"""Functions with a reverse rule of the user's own: a trace holds derivatives, so where such a rule
+is not linear in what comes back the report says that something is lost.
+"""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import functional, rules
+from tests.compare import assert_close, errors
+from tests.gradients.harness import quick
+
+D_RTRL, RTRL = rules.d_rtrl(), rules.rtrl()
+WIDE = [RTRL, rules.snap(2), rules.signs('all'), rules.uoro()]
+P = {'w': np.array([[0.3, -0.5]]), 'out': np.array([[0.9, -0.4], [0.2, 0.7]])}
+H = np.zeros((1, 2))
+XS, YS = np.ones((5, 1, 1)), np.ones((5, 1, 2))
+
+
+def own(rule):
+    """The identity with another reverse rule ``(x, g) -> cotangent``."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, x), lambda x, g: (rule(x, g),))
+    return same
+
+
+def halved(g):
+    return jax.lax.while_loop(lambda g: jnp.abs(g).max() > 0.1, lambda g: 0.5 * g, g)
+
+
+def turned(x, g):
+    return jax.lax.scan(lambda g, _: (g * jnp.cos(x), None), g, None, length=3)[0]
+
+
+clip = own(lambda x, g: jnp.clip(g, -0.1, 0.1))
+# each bends what comes back, also where a choice between numbers does
+BENT = {
+    'clip': clip,
+    'clip in a checkpoint': jax.checkpoint(clip),
+    'large ones dropped': own(lambda x, g: jnp.where(jnp.abs(g) > 0.1, 0.0, g)),
+    'small ones dropped': own(lambda x, g: g * (jnp.abs(g) > 0.1)),
+    'normalised': own(lambda x, g: g / jnp.linalg.norm(g)),
+    'halved until small': own(lambda x, g: halved(g)),
+    'by the largest': own(lambda x, g: g * (jnp.argmax(g) + 1)),
+    'its side alone': own(lambda x, g: 0.1 * (g > 0.0)),
+    'something added': own(lambda x, g: g + 0.5),
+    'a number in its place': own(lambda x, g: jnp.ones_like(g)),
+    'decay of what it reads': own(lambda x, g: g + 0.1 * x),
+    'one entry set': own(lambda x, g: g.at[..., 0].set(0.2)),
+    'another number in a branch': own(
+        lambda x, g: jax.lax.cond(x.sum() > 0, lambda: g, lambda: 0.5 + 0.0 * g)
+    ),
+    'in a branch': own(lambda x, g: jax.lax.cond(g.sum() > 0.1, lambda: g, lambda: 0.5 * g)),
+}
+STRAIGHT = {
+    'surrogate': own(lambda x, g: g / (1.0 + jnp.abs(x)) * jnp.where(x > 0, 0.5, 1.0)),
+    'finite': own(lambda x, g: jnp.where(jnp.isfinite(g), g, 0.0)),
+    'loop': own(turned),
+    'one entry dropped': own(lambda x, g: g.at[..., 0].set(0.0)),
+    'a branch without': own(
+        lambda x, g: jax.lax.cond(x.sum() > 0, lambda: g, lambda: jnp.zeros_like(g))
+    ),
+}
+MATRIX = own(lambda x, g: jnp.cumsum(g @ jnp.ones((2, 2)), 1)[:, ::-1].at[:, 0].add(g[:, 1]))
+
+
+def at_the_state(f):
+    def cell(p, h, x):
+        h = jnp.tanh(f(0.9 * h) + x @ p['w'])
+        return h @ p['out'], h
+
+    return cell
+
+
+def at_the_result(f):
+    def cell(p, h, x):
+        h = jnp.tanh(0.9 * h + f(x @ p['w']))
+        return h @ p['out'], h
+
+    return cell
+
+
+def at_the_weight(f):
+    def cell(p, h, x):
+        h = jnp.tanh(0.9 * h + x @ f(p['w']))
+        return h @ p['out'], h
+
+    return cell
+
+
+def compiled(cell, rule):
+    learner = functional.online(cell, rule, mark='auto')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        jax.eval_shape(learner.init, P, H, XS[0])
+    return learner
+
+
+def loss(output, y):
+    return ((output - y) ** 2).sum()
+
+
+def gradients(cell, rule):
+    """The learner's gradient, and that of reverse mode through the whole sequence."""
+
+    def total(p):
+        outputs = jax.lax.scan(lambda h, x: cell(p, h, x)[::-1], H, XS)[1]
+        return jax.vmap(loss)(outputs, YS).sum()
+
+    learner = functional.online(cell, rule, mark='auto')
+    run = quick(learner.sequence_grad(loss, window=2, reduction='sum'))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        return run(P, learner.init(P, H, XS[0]), XS, YS)[0], quick(jax.grad(total))(P)
+
+
+@pytest.mark.parametrize('name', BENT)
+def test_a_rule_that_is_not_linear_is_told_of_by_every_rule_of_a_trace(name):
+    assert not compiled(at_the_state(BENT[name]), D_RTRL).report.exact
+    assert not compiled(at_the_state(BENT[name]), RTRL).report.exact
+
+
+@pytest.mark.parametrize('rule', WIDE, ids=lambda rule: rule.name)
+@pytest.mark.parametrize('place', [at_the_state, at_the_result, at_the_weight])
+def test_a_clip_is_named_wherever_it_stands_and_strict_refuses_it(place, rule):
+    learner = compiled(place(clip), rule)
+    rows = {row.path: row for row in learner.report.parameters}
+    assert rows['w'].history == 'part'
+    assert any('linear' in left.text for left in rows['w'].left_out)
+    assert [d.kind for d in learner.graph.diagnostics if d.level == 'warning'] == ['nonlinear-rule']
+    with pytest.raises(braintrace.UntracedParameterError, match='not known to be linear'):
+        functional.online(place(clip), rule, mark='auto', strict=True).init(P, H, XS[0])
+
+
+def test_a_clip_in_the_recurrence_is_what_a_trace_cannot_hold():
+    got, want = gradients(at_the_state(clip), RTRL)
+    found = errors(got, want)
+    assert found["['w']"] > 1e-3
+    assert found["['out']"] < 1e-12
+
+
+@pytest.mark.parametrize('name', STRAIGHT)
+def test_a_rule_that_is_linear_stays_exact(name):
+    assert compiled(at_the_state(STRAIGHT[name]), RTRL).report.exact
+    assert compiled(at_the_weight(STRAIGHT[name]), D_RTRL).report.exact
+
+
+def test_a_linear_rule_that_mixes_positions_is_exact_where_a_trace_keeps_them_all():
+    assert compiled(at_the_state(MATRIX), RTRL).report.exact
+    assert not compiled(at_the_state(MATRIX), D_RTRL).report.exact
+
+
+@pytest.mark.parametrize('rule', [D_RTRL, RTRL], ids=lambda rule: rule.name)
+def test_a_linear_rule_in_the_recurrence_has_the_gradient_of_reverse_mode(rule):
+    cell = at_the_state(own(lambda x, g: 0.7 * g / (1.0 + jnp.abs(x))))
+    assert_close(*gradients(cell, rule))
+
+
+def test_a_clip_behind_the_state_takes_nothing_of_the_history():
+    def cell(p, h, x):
+        h = jnp.tanh(0.9 * h + x @ p['w'])
+        return clip(h @ p['out']), h
+
+    assert compiled(cell, RTRL).report.exact
+    assert_close(*gradients(cell, RTRL))

@@ -1,0 +1,213 @@
+"""Mean and deviation of what each parameter is drawn from, against the formula of its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+from braintrace import nn
+from tests.nn.rows import values
+
+IN, OUT, READ = 96, 128, 96 + 128  # features of x, of h, and of [x, h]
+
+
+class Draw(NamedTuple):
+    """Mean and deviation of ``of(parameter)``."""
+
+    mean: float
+    deviation: float
+    of: Callable = lambda value: value
+
+
+def uniform(low: float, high: float, of: Callable) -> Draw:
+    return Draw((low + high) / 2, (high - low) / np.sqrt(12), of)
+
+
+def deviation(size: float) -> Draw:
+    return Draw(0.0, size)
+
+
+def kaiming(num_in: int) -> Draw:
+    return deviation(np.sqrt(2 / num_in))
+
+
+def lecun(num_in: int) -> Draw:
+    return deviation(np.sqrt(1 / num_in))
+
+
+def xavier(num_in: int, num_out: int = OUT) -> Draw:
+    return deviation(np.sqrt(2 / (num_in + num_out)))
+
+
+def orthogonal(num_in: int, num_out: int = OUT) -> Draw:
+    return deviation(1 / np.sqrt(max(num_in, num_out)))
+
+
+ONE, NONE = Draw(1.0, 0.0), Draw(0.0, 0.0)
+
+
+def linear(bias: Draw | None = NONE, **weights: Draw) -> dict[str, Draw]:
+    """Rows of maps by their names."""
+    found = {f'{name}.weight.weight': draw for name, draw in weights.items()}
+    return found | ({f'{name}.weight.bias': bias for name in weights} if bias else {})
+
+
+def in_ring(low: float, high: float, largest: float) -> dict[str, Draw]:
+    """Complex numbers of radii from low to high, uniform over the area, of angles up to largest."""
+    return {
+        'nu_log': uniform(low**2, high**2, lambda nu: np.exp(-2 * np.exp(nu))),
+        'theta_log': uniform(0, largest, np.exp),
+    }
+
+
+def logistic(b: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-b))
+
+
+def conv(make: Callable, *window: int) -> tuple:
+    """A convolution of two groups: a kernel reads a half of the channels."""
+    places = int(np.prod(window))
+    size = (*(8 for _ in window), 2 * IN)
+    weight = xavier(places * IN, places * OUT)
+    return lambda: make(size, OUT, window, groups=2), {'weight.weight': weight}
+
+
+WITH_BIAS = {'weight.bias': NONE}
+MATRIX = np.random.default_rng(0).normal(3.0, 0.5, (IN, OUT))
+MAMBA_STEPS = uniform(np.log(1e-3), np.log(1e-1), lambda b: np.log(np.log1p(np.exp(b))))
+LRU = {
+    **in_ring(0.5, 0.9, 3.0),
+    'gamma_log': uniform(1 - 0.9**2, 1 - 0.5**2, lambda gamma: np.exp(2 * gamma)),
+    **linear(None, B_re=lecun(2 * IN), B_im=lecun(2 * IN), C_re=lecun(OUT), C_im=lecun(OUT)),
+    'D': deviation(1.0),
+}
+FREQUENCIES = 2 * OUT**3 - (16 * OUT**2 - 1) / 12  # the mean square: HiPPO's entries, squared
+S5 = {
+    'A_log': Draw(np.log(0.5), 0.0),
+    'A_im': Draw(FREQUENCIES, np.nan, np.square),
+    'step_log': uniform(np.log(0.01), np.log(0.2), lambda step: step),
+    **linear(None, B=lecun(2 * IN), C=kaiming(OUT)),
+    'D': deviation(1.0),
+}
+ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
+    'Linear': (lambda: nn.Linear(IN, OUT), {'weight.weight': kaiming(IN), **WITH_BIAS}),
+    'SignedWLinear': (lambda: nn.SignedWLinear(IN, OUT), {'weight': kaiming(IN)}),
+    'ScaledWSLinear': (
+        lambda: nn.ScaledWSLinear(IN, OUT),
+        {'weight.weight': kaiming(IN), 'weight.gain': ONE, **WITH_BIAS},
+    ),
+    'SparseLinear': (
+        lambda: nn.SparseLinear(u.sparse.CSR.fromdense(jnp.asarray(MATRIX))),
+        {'weight.weight': Draw(MATRIX.mean(), MATRIX.std())},
+    ),
+    'LoRA': (
+        lambda: nn.LoRA(IN, 64, OUT),
+        {'weight.lora_a': lecun(IN), 'weight.lora_b': NONE},
+    ),
+    'GroupedLinear': (
+        lambda: nn.GroupedLinear(3, IN, OUT),
+        {'weight.weight': kaiming(IN), **WITH_BIAS},
+    ),
+    'Embedding': (lambda: nn.Embedding(IN, OUT), {'weight': lecun(IN)}),
+    'Conv1d': conv(nn.Conv1d, 3),
+    'Conv2d': conv(nn.Conv2d, 3, 2),
+    'Conv3d': conv(nn.Conv3d, 1, 3, 2),
+    'VanillaRNNCell': (lambda: nn.VanillaRNNCell(IN, OUT), linear(W=xavier(READ))),
+    'GRUCell': (
+        lambda: nn.GRUCell(IN, OUT),
+        linear(**dict.fromkeys(('Wz', 'Wr', 'Wh'), orthogonal(READ))),
+    ),
+    'MGUCell': (
+        lambda: nn.MGUCell(IN, OUT),
+        linear(Wf=orthogonal(READ), Wh=orthogonal(READ)),
+    ),
+    'CFNCell': (
+        lambda: nn.CFNCell(IN, OUT),
+        linear(Wf=orthogonal(READ), Wi=orthogonal(READ), Wh=orthogonal(IN)),
+    ),
+    'MinimalRNNCell': (
+        lambda: nn.MinimalRNNCell(IN, OUT),
+        linear(W_u=orthogonal(2 * OUT), phi=orthogonal(IN)),
+    ),
+    'MiniGRU': (
+        lambda: nn.MiniGRU(IN, OUT),
+        linear(W_z=orthogonal(READ), W_x=orthogonal(IN)),
+    ),
+    'MiniLSTM': (
+        lambda: nn.MiniLSTM(IN, OUT),
+        linear(W_f=orthogonal(READ), W_i=orthogonal(READ), W_x=orthogonal(IN)),
+    ),
+    'LSTMCell': (lambda: nn.LSTMCell(IN, OUT), linear(W=xavier(READ))),
+    'URLSTMCell': (
+        lambda: nn.URLSTMCell(IN, OUT),
+        linear(None, **dict.fromkeys(('Wf', 'Wr', 'Wu', 'Wo'), xavier(READ)))
+        | {'bias': uniform(1 / OUT, 1 - 1 / OUT, logistic)},
+    ),
+    'MinGRUCell': (lambda: nn.MinGRUCell(IN, OUT), linear(W=xavier(IN))),
+    'MinLSTMCell': (lambda: nn.MinLSTMCell(IN, OUT), linear(W=xavier(IN))),
+    'LRUCell': (lambda: nn.LRUCell(IN, OUT, 0.5, 0.9, 3.0), LRU),
+    'S5Cell': (lambda: nn.S5Cell(IN, OUT, 0.01, 0.2), S5),
+    'RTUCell': (
+        lambda: nn.RTUCell(IN, OUT, 'relu', 0.5, 0.9, 3.0),
+        in_ring(0.5, 0.9, 3.0) | linear(None, W=xavier(IN)),
+    ),
+    'GLACell': (
+        lambda: nn.GLACell(IN, OUT),
+        linear(None, **dict.fromkeys(('Wq', 'Wk', 'Wv'), kaiming(IN))) | linear(Wa=kaiming(IN)),
+    ),
+    'MambaCell': (
+        lambda: nn.MambaCell(IN, 128),
+        linear(None, WB=kaiming(IN), WC=kaiming(IN))
+        | linear(MAMBA_STEPS, Wd=kaiming(IN))
+        | {'A_log': Draw(0.0, 0.0, lambda a: np.exp(a) / np.arange(1, 129) - 1), 'D': ONE},
+    ),
+    'FilteredReadout': (
+        lambda: nn.FilteredReadout(IN, OUT, b_init=0.0),
+        linear(W=kaiming(IN)),
+    ),
+    'LeakyRateReadout': (lambda: nn.LeakyRateReadout(IN, OUT), {'W': kaiming(IN)}),
+    'LeakySpikeReadout': (lambda: nn.LeakySpikeReadout(IN, OUT), {'W': kaiming(IN)}),
+    'Projection': (
+        lambda: nn.Projection(nn.Linear(IN, OUT, b_init=None), nn.Expon(OUT)),
+        {'comm.weight.weight': kaiming(IN)},
+    ),
+    **{
+        kind.__name__: (lambda kind=kind: kind(IN), {})
+        for kind in (nn.IF, nn.LIF, nn.ALIF, nn.GIF, nn.Expon, nn.DualExpon, nn.STP)
+    },
+    'COBA': (lambda: nn.COBA(0.0), {}),
+    'CUBA': (nn.CUBA, {}),
+}
+
+
+def test_each_layer_and_cell_has_a_row():
+    public = {kind for kind in (getattr(nn, name) for name in nn.__all__) if isinstance(kind, type)}
+    assert {kind.__name__ for kind in public} == set(ROWS)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_first_values_have_the_mean_and_the_deviation_of_their_formula(name):
+    """Within five deviations of the estimate; where nothing is drawn, within rounding."""
+    brainstate.random.seed(3)
+    make, want = ROWS[name]
+    drawn = {}
+    for path, value in values(make(), brainstate.ParamState).items():
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(value):
+            drawn['.'.join([path, *(key.key for key in keys)])] = np.asarray(leaf, float)
+    assert set(drawn) == set(want)
+    for path, draw in want.items():
+        found = draw.of(drawn[path])
+        error = 5 * np.nan_to_num(draw.deviation) / np.sqrt(found.size)
+        rounding = 1e-5 * max(abs(draw.mean), 1)
+        np.testing.assert_allclose(found.mean(), draw.mean, atol=error + rounding, err_msg=path)
+        if not np.isnan(draw.deviation):
+            np.testing.assert_allclose(
+                found.std(), draw.deviation, atol=error + rounding, err_msg=path
+            )
