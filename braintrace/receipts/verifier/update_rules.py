@@ -130,6 +130,7 @@ def adam(r: Record, c: Check) -> None:
 
 
 ADDITION = 2.0  # roundings of a parameter: of the sum, and of one that decays before it
+STEP = 2.0  # terms of an update: an optimizer that adds it as it is made rounds it on the way
 
 
 def added(r: Record, c: Check) -> None:
@@ -138,7 +139,7 @@ def added(r: Record, c: Check) -> None:
     share = min(ADDITION, c.limits.k) / c.limits.k
     for path in r.keys('optimizer/updates') & r.keys('params_before'):
         before, update = r.num(f'params_before/{path}'), r.num(f'optimizer/updates/{path}')
-        terms = share * np.abs(before.value) + np.abs(update.value)
+        terms = share * np.abs(before.value) + STEP * np.abs(update.value)
         want = Num(before.value + update.value, terms + r.floor, r.floor)
         at = f'params_after/{path}'
         made_of = (f'params_before/{path}', f'optimizer/updates/{path}')
