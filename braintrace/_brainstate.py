@@ -14,8 +14,6 @@ import numpy as np
 
 from . import _jax
 
-__all__ = ['bring_in']
-
 
 def bring_in() -> None:
     """Import brainstate, unless it has been imported.

@@ -8,8 +8,6 @@ import saiunit as u
 
 from ._errors import StructureError
 
-__all__ = ['modulated']
-
 
 def modulated(m, h) -> jax.Array:
     """The three-factor rule as a loss: ``sum(m * h)`` with a constant ``m``, whose online gradient

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from ._errors import OptionError
 
-__all__ = ['ABSENT', 'ARGUMENTS', 'instead_of', 'takes_public_arguments', 'without_public']
-
 F = TypeVar('F', bound=Callable)
 
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from ._errors import OptionError
 
-__all__ = ['ShowsArguments', 'refuses']
-
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 

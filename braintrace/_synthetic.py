@@ -11,8 +11,6 @@ import jax.numpy as jnp
 
 from ._errors import OptionError
 
-__all__ = ['SyntheticGradient']
-
 
 class SyntheticGradient:
     """The synthetic gradient of decoupled neural interfaces: for each group of states a linear map

@@ -6,8 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ['Table', 'as_html', 'as_text']
-
 # The colours of the page act, light or dark; where a table is too wide it scrolls by itself.
 LINE = 'border:0;border-bottom:1px solid rgba(128,128,128,0.3)'
 CELL = f'text-align:left;vertical-align:top;padding:3px 16px 3px 0;{LINE}'

@@ -11,8 +11,6 @@ import jax
 
 from ._errors import BraintraceWarning
 
-__all__ = ['tell']
-
 OTHERS = ('brainstate',)  # packages whose frames are skipped too, if they have been imported
 
 

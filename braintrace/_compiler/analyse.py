@@ -41,8 +41,6 @@ from .program.program import Program
 from .program.tracing import trace_step
 from .stacked_states.unstacking import MustSplit, taken_apart
 
-__all__ = ['analyse', 'analyse_again', 'check_learnable']
-
 
 def analyse(
     cell: Callable,

@@ -18,8 +18,6 @@ from .program.program import Program
 from .program.splicing import Splicing
 from .stacked_states.unstacking import MustSplit
 
-__all__ = ['readouts', 'with_filter']
-
 FILTER = '(filter)'  # the first part of the name of a filter's state
 
 

@@ -15,22 +15,6 @@ from .policy import Policy
 from .program.dataflow import Groups
 from .program.program import Program
 
-__all__ = [
-    'Coordinates',
-    'CutRead',
-    'Derived',
-    'Diagnostic',
-    'ETraceGraph',
-    'Groups',
-    'HiddenGroup',
-    'Kept',
-    'OpUse',
-    'Relation',
-    'Route',
-    'Scope',
-    'Use',
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Kept:

@@ -20,8 +20,6 @@ from .graph import Coordinates, ETraceGraph, OpUse
 from .program.splicing import Splicing
 from .program.tracing import depends
 
-__all__ = ['with_own_diagonal']
-
 MOST_RUNS = 16  # slices in place of a gather
 
 

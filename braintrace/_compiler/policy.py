@@ -10,8 +10,6 @@ import jax
 
 from .._errors import OptionError
 
-__all__ = ['DEFAULT', 'Policy']
-
 CHOICES = {
     'cond': ('select', 'refuse'),
     'scan': ('follow', 'refuse'),

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ['NONE', 'TABLE', 'Properties', 'of']
-
 NONE = -1  # in an array of numbers of elements: an element that comes from nowhere
 Arrays = list[np.ndarray]
 

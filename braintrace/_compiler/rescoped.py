@@ -22,8 +22,6 @@ from .graph import (
 )
 from .program import dataflow as flow
 
-__all__ = ['jointly', 'own_groups', 'paths_of', 'rescoped']
-
 
 def own_groups(graph: ETraceGraph) -> dict[str, list[int]]:
     """For each owned op with parameters the hidden groups that its y reaches, by numbers: by any

@@ -8,8 +8,6 @@ from functools import partial, wraps
 
 from .._errors import RuleContractError
 
-__all__ = ['bind_rule', 'checked_invars']
-
 ARGUMENTS = {
     'yw_to_w': '(hidden_dim, trace, **params)',
     'xy_to_dw': '(x, hidden_dim, weights, **params)',

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from .._errors import RuleContractError
 from .._jax import ad, apply_primitive, batching, mlir
 
-__all__ = ['derive_jax_rules', 'lower_on']
-
 
 def derive_jax_rules(primitive) -> None:
     """Give ``primitive`` abstract evaluation, eager evaluation, lowering, JVP, transpose and

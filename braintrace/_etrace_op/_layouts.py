@@ -19,8 +19,6 @@ import jax.numpy as jnp
 
 from ._rule_parts import zeros_trace
 
-__all__ = ['effective_rules', 'parameter_rules', 'position_rules', 'samples']
-
 
 def samples(fn: Callable, x_index: int) -> Callable:
     """Map ``fn``, a function of one sample, over a batch in axis 0 of x and of y."""

@@ -11,8 +11,6 @@ from .._errors import EtpDtypeError, OptionError
 from ._primitive import RULE_SLOTS, ETPPrimitive
 from ._spec import ETPPrimitiveSpec, get_primitive_spec
 
-__all__ = ['EtpOp', 'arrays', 'check_static']
-
 
 class EtpOp:
     """An ETP primitive as a function of arrays and quantities.

@@ -16,20 +16,6 @@ import saiunit as u
 from .._errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
 
-__all__ = [
-    'bias_operands',
-    'check_rank',
-    'check_shape',
-    'drawn',
-    'input_operand',
-    'proportional_product',
-    'shape_of',
-    'split',
-    'trainable_operand',
-    'unit_product',
-    'with_unit',
-]
-
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from .._errors import RuleContractError
 from ._operands import drawn, shape_of
 
-__all__ = ['Places', 'places_of']
-
 # Factors of the random weights at which an op is tried. An op that clips its weights, or takes one
 # sign of them alone, has a derivative of zero at some weights; another scale may show the entry.
 SCALES = (1.0, -1.0, 0.1, -0.1, 0.01, -0.01, 10.0, -10.0)

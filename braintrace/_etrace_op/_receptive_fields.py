@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['conv_layout', 'patches', 'spread']
-
 
 def conv_layout(dimension_numbers, rank: int) -> jax.lax.ConvDimensionNumbers:
     """Where batch, channel and spatial axes stand in x, kernel and y of this rank."""

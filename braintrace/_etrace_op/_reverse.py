@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from .. import _jax
 from .._errors import RuleContractError
 
-__all__ = ['Reverse', 'rule_reverse', 'with_reverse']
-
 
 @dataclasses.dataclass(frozen=True)
 class Reverse:

@@ -7,16 +7,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-__all__ = [
-    'add_bias',
-    'bias_at',
-    'output_trace',
-    'over_columns',
-    'parameter_trace',
-    'vjp_of',
-    'zeros_trace',
-]
-
 
 def add_bias(y, bias):
     """Add a bias along the last axis of ``y``."""

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['CLEAR', 'KEEP', 'kernel']
-
 DTYPES = ('float32', 'float64')
 
 unsigned = np.uint64

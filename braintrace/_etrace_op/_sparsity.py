@@ -9,8 +9,6 @@ import numpy as np
 
 from .._errors import EtpDtypeError, EtpShapeError
 
-__all__ = ['SparseStructure']
-
 
 @jax.tree_util.register_pytree_node_class
 class SparseStructure:

@@ -15,8 +15,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 
-__all__ = ['by_lane', 'derived_rule']
-
 
 def derived_rule(form, slot: str) -> Callable | None:
     """Derive the rule in ``slot`` of a mapped primitive.

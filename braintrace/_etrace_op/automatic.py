@@ -18,8 +18,6 @@ from .einsums import FORMS, bound
 from .elemwise import element_wise
 from .embedding import embedding
 
-__all__ = ['AUTOMATIC', 'at_positions']
-
 
 def at_positions(shape: tuple[int, ...]) -> Callable:
     """The function that uses a weight element by element, as the operand of a result of ``shape``.

@@ -31,8 +31,6 @@ from ._receptive_fields import conv_layout, spread
 from ._rule_parts import bias_at, output_trace, vjp_of, zeros_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
-__all__ = ['bind_conv', 'conv', 'etp_conv_p', 'register_conv']
-
 
 def _impl(
     x,

@@ -21,8 +21,6 @@ from ._primitive import ETPPrimitive
 from ._rule_parts import add_bias, bias_at, output_trace, over_columns, parameter_trace, vjp_of
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 
-__all__ = ['check_features', 'etp_mm_p', 'etp_mv_p', 'matmul']
-
 
 def _impl(x, weight, *bias, has_bias: bool = False):
     y = x @ weight

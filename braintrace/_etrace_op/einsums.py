@@ -29,8 +29,6 @@ from ._primitive import ETPPrimitive
 from ._rule_parts import bias_at, output_trace, zeros_trace
 from ._spec import ETPPrimitiveSpec, all_or_none, register_primitive_spec
 
-__all__ = ['bound', 'einsum', 'grouped_matmul', 'register_forms']
-
 
 @dataclasses.dataclass(frozen=True)
 class Letters:

@@ -14,8 +14,6 @@ from ._operands import trainable_operand, with_unit
 from ._rule_parts import output_trace, parameter_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
-__all__ = ['element_wise', 'etp_elemwise_p']
-
 
 def _impl(weight):
     return weight

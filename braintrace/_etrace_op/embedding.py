@@ -18,8 +18,6 @@ from ._primitive import ETPPrimitive
 from ._rule_parts import output_trace, over_columns, parameter_trace
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 
-__all__ = ['embedding', 'etp_embed_mm_p', 'etp_embed_mv_p']
-
 
 def _one_hot(indices, weights):
     table = weights['weight']

@@ -34,8 +34,6 @@ from ._rule_parts import output_trace, parameter_trace, vjp_of
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec, whole_impl
 from .conv import bind_conv, conv, register_conv
 
-__all__ = ['make_conv_op', 'make_einsum_op', 'make_elementwise_op', 'new_etp_primitive']
-
 CONV_OPTIONS = tuple(
     name for name, p in inspect.signature(conv).parameters.items() if p.kind is p.KEYWORD_ONLY
 )

@@ -25,8 +25,6 @@ from ._primitive import ETPPrimitive, check_callable
 from ._rule_parts import output_trace, parameter_trace, vjp_of
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 
-__all__ = ['make_linear_op']
-
 LAYOUTS = ('parameter', 'effective', 'position')
 
 

@@ -31,8 +31,6 @@ from ._rule_parts import add_bias, bias_at, output_trace, over_columns, vjp_of, 
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
 
-__all__ = ['etp_lora_mm_p', 'etp_lora_mv_p', 'lora_matmul']
-
 
 def _impl(x, lora_b, lora_a, *bias, alpha=1.0, has_bias: bool = False):
     y = alpha * (x @ lora_b @ lora_a)

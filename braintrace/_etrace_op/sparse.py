@@ -29,8 +29,6 @@ from ._sparsity import SparseStructure
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
 
-__all__ = ['etp_sp_mm_p', 'etp_sp_mv_p', 'sparse_matmul']
-
 # From this many gathered entries (batch x stored entries) for each number of the dense matrix,
 # scattering the entries into a matrix and a dense product are faster on XLA's CPU than a gather and
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the

@@ -17,9 +17,6 @@ from .partition import Loop, Partition
 from .recurrence import affine, linear_scan
 from .sums import Term
 
-__all__ = ['Blocks', 'even']
-
-
 BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
 Values = dict[Any, jax.Array]
 

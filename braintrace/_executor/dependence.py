@@ -17,8 +17,6 @@ from .._errors import NotSupportedError
 from .executor import Executor
 from .positive import INDEXED, Linear
 
-__all__ = ['Dependence', 'Numbers', 'dependence', 'lanes_meet']
-
 
 class Numbers(NamedTuple):
     """The hidden numbers of a step as one axis: of one lane, where ``lanes`` are given, else of all

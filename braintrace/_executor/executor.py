@@ -19,9 +19,6 @@ from .planner import make_d_plan, make_plan
 from .positions import compressed, gathered
 from .pull_backs import PullBack, Uncut, as_complex, completed
 
-__all__ = ['Executor', 'Factors', 'Probes', 'Signals', 'stopped']
-
-
 Vector = tuple[jax.Array | None, ...]  # one array for each state of a group
 
 

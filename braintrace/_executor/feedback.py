@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, OpUse
 
-__all__ = ['feedback_weights', 'moving_with', 'with_weights']
-
 
 @jax.custom_jvp
 def moving_with(value: jax.Array, made: jax.Array) -> jax.Array:

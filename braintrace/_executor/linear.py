@@ -13,8 +13,6 @@ from .. import _jax
 from .._compiler import is_complex, is_inexact, properties_of
 from .recurrence import MOST_COUPLED
 
-__all__ = ['Phase', 'is_linear', 'phases']
-
 
 class Phase(NamedTuple):
     """Sets of carries that move together, one after the other in time; ``linear``: as one linear

@@ -27,8 +27,6 @@ from .. import _jax
 from .._compiler import properties_of
 from .linear import Phase, is_linear, phases
 
-__all__ = ['Dataflow', 'Loop', 'Partition', 'nbytes']
-
 
 def nbytes(v) -> int:
     return math.prod(v.aval.shape) * getattr(v.aval.dtype, 'itemsize', 8)

@@ -20,24 +20,6 @@ import jax
 
 from .._compiler import Groups, Loop, Program, Remat
 
-__all__ = [
-    'EMPTY',
-    'Evaluation',
-    'Key',
-    'One',
-    'Plan',
-    'Read',
-    'Recomputed',
-    'Repeated',
-    'Slice',
-    'Slot',
-    'Stack',
-    'Step',
-    'Variant',
-    'input_key',
-    'probe_key',
-]
-
 
 class Variant(NamedTuple):
     """How a value is computed (see the head of this file)."""

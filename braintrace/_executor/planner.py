@@ -24,8 +24,6 @@ from .plan import (
     input_key,
 )
 
-__all__ = ['make_d_plan', 'make_plan']
-
 
 def make_plan(graph: ETraceGraph, probes: bool, whole: bool = False) -> Plan:
     """The two-sided pass; ``whole``: nothing is cut."""

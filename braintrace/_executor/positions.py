@@ -12,8 +12,6 @@ import numpy as np
 
 from .._compiler import Coordinates
 
-__all__ = ['compressed', 'gathered']
-
 MOST_PIECES = 32
 
 

@@ -20,8 +20,6 @@ import numpy as np
 from .. import _jax
 from .._compiler import is_inexact, properties_of
 
-__all__ = ['INDEXED', 'Linear']
-
 MOST = 2**24  # numbers of an intermediate result that are kept at once
 
 KNOWN, ZEROS, ANY, LINEAR = range(4)  # constants, known zeros, nothing known, linear
@@ -89,16 +87,10 @@ class Linear:
 
 
 def _evaluate(jaxpr, consts: list[_Value], args: list[_Value], look) -> list[_Value]:
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    def known(atom) -> _Value:
+        return _Value(KNOWN, _jax.literal(atom))
 
-    def read(atom) -> _Value:
-        return _Value(KNOWN, _jax.literal(atom)) if isinstance(atom, _jax.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        ins = [read(v) for v in eqn.invars]
-        outs = _equation(eqn, ins, look)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return _jax.walk(jaxpr, consts, args, lambda eqn, ins: _equation(eqn, ins, look), known)
 
 
 def _equation(eqn, ins: list[_Value], look) -> list[_Value]:

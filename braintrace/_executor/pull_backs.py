@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import is_complex
 
-__all__ = ['PullBack', 'Uncut', 'as_complex', 'completed']
-
 CALLS = {'jit', 'pjit', 'closed_call', 'remat', 'remat2', 'checkpoint'}
 Read = frozenset[int]
 

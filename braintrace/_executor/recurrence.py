@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from .transition import Transition, Vector, add, apply, closure, filled
 
-__all__ = ['MOST_COUPLED', 'affine', 'linear_scan']
-
 MOST_COUPLED = 3  # states of a recurrence: to join two steps costs the cube of their number
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from .. import _jax
 from .._compiler import is_inexact, properties_of
 
-__all__ = ['live_equations', 'rewritten']
-
 CONSTANT, INPUT, CARRY = 0, 1, 2  # what a value depends on; bits
 
 
@@ -125,7 +123,7 @@ class _Rewriter:
             return self._evaluated(body, body.eqns, consts, ins)
         if _jax.is_custom_call(eqn) and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
-            return self._evaluated(body, body.eqns, consts, ins)
+            return _jax.walk(body, consts, ins, self._equation)
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)
 
     # one equation, once ---------------------------------------------------------------------------

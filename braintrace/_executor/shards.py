@@ -15,8 +15,6 @@ import jax
 
 from .. import _jax
 
-__all__ = ['Axes', 'axes_of', 'each', 'in_shards', 'share', 'spread', 'varying', 'without_types']
-
 Axes = frozenset
 
 

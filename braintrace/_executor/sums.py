@@ -12,8 +12,6 @@ from .. import _jax
 from .._compiler import properties_of
 from .partition import Dataflow, nbytes
 
-__all__ = ['Product', 'Single', 'Term', 'terms_of']
-
 
 class Product(NamedTuple):
     """A matrix product of two values of the step, and the linear equations that lead from it to a

@@ -17,8 +17,6 @@ from .partition import Dataflow, Partition, nbytes
 from .rewriting import rewritten
 from .sums import terms_of
 
-__all__ = ['Steps', 'TracedStep']
-
 
 class Steps(NamedTuple):
     """Steps of a loop: ``open(row)`` makes of one row of ``rows`` (time in front) the values of its

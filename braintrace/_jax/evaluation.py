@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ __all__ = [
     'promoted',
     'sub_jaxprs',
     'trace',
+    'walk',
     'with_results',
 ]
 
@@ -117,6 +119,22 @@ def evaluate(jaxpr, consts: list, args) -> list:
     return _core.eval_jaxpr(jaxpr, consts, *args)
 
 
+def walk(jaxpr, consts, args, step: Callable, of_literal: Callable | None = None) -> list:
+    """The results of a jaxpr, each equation evaluated by ``step(eqn, operands) -> results``;
+    ``of_literal(atom)`` makes the operand of a literal, by default its number.
+    """
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    of_literal = of_literal or literal
+
+    def read(atom):
+        return of_literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        outs = step(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
 def opened(fn, args) -> tuple[Any, list]:
     """Trace ``fn`` on arrays: ``(jaxpr, constants)`` without calls at its top level."""
     jaxpr, consts = closed_jaxpr(jax.make_jaxpr(fn)(*args))
@@ -127,20 +145,13 @@ def opened(fn, args) -> tuple[Any, list]:
 
 
 def _evaluate_opened(jaxpr, consts, args) -> list:
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    def step(eqn, ins: list) -> list:
+        body = inlinable(eqn)
+        if body is not None:
+            return _evaluate_opened(*closed_jaxpr(body), ins)
+        return bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
 
-    def read(atom):
-        return literal(atom) if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        ins, body = [read(v) for v in eqn.invars], inlinable(eqn)
-        outs = (
-            bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
-            if body is None
-            else _evaluate_opened(*closed_jaxpr(body), ins)
-        )
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return walk(jaxpr, consts, args, step)
 
 
 def with_results(jaxpr, outvars: list):

@@ -26,8 +26,6 @@ from .compiled_calls import CallOptions
 from .own_states import synthesizer_of
 from .sequences import Arguments, evolve, gradient, train
 
-__all__ = ['AlongSequences']
-
 
 class AlongSequences:
     """The calls of a learner that take a sequence, with time in axis 0."""

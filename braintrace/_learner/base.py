@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._errors import NotCompiledError, OptionError, StructureError
+from .._jax import is_key
 from .._public_names import takes_public_arguments
 from .._report import Report, summary
 from .._rules import Rule, counting, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
-from .._windows import is_key, signature
+from .._windows import signature
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from . import saving, traces
@@ -29,9 +30,6 @@ from .own_states import ETraceState, StructureState, SyntheticState
 from .public_names import PublicNames
 from .states import ModelStates, check_model
 from .world import CARRY, Path, Role, World
-
-__all__ = ['ETraceLearner', 'ETraceState']
-
 
 # What to call where a model meets other shapes than it was compiled for.
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'

@@ -18,8 +18,6 @@ from ..functional import OnlineLearner
 from .states import ModelStates
 from .world import Path
 
-__all__ = ['Bound']
-
 KEPT = 8  # programs of a learner
 
 

@@ -14,8 +14,6 @@ from .._errors import StepFunctionError
 from .bound import Bound
 from .world import CARRY, Role
 
-__all__ = ['ObservedCall', 'substitute', 'substituted']
-
 # Pairs of a learner and the function that computes its call (None: it runs), the innermost last.
 SUBSTITUTES: ContextVar[tuple[tuple[Any, Callable | None], ...]] = ContextVar(
     'functions in the place of learners', default=()

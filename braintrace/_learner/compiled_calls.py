@@ -39,8 +39,6 @@ from .calls import substituted
 from .step_functions import StepFunction, Touched, Values
 from .world import CARRY, Role, discover
 
-__all__ = ['CallOptions', 'Data', 'ForwardProgram', 'SequenceProgram']
-
 
 class CallOptions(NamedTuple):
     """The static part of a call over a sequence; ``along`` are ``GradientOptions`` or

@@ -13,8 +13,6 @@ from .._errors import OptionError
 from .._rules import Feedback, Rule
 from .._windows import check_choice
 
-__all__ = ['ETraceConfig', 'FixedRandomFeedback', 'KappaFilter']
-
 AXES = {
     'trace_factorization': ('per_param', 'io_factorized', 'random_projection'),
     'recurrence_scope': ('diagonal', 'coupled', 'sparse_n'),

@@ -22,8 +22,6 @@ from .states import ModelStates
 from .step_functions import Touched
 from .world import as_path
 
-__all__ = ['evaluate']
-
 
 def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     """``metric(outputs, ys)`` of a learner's model on sequences of any batch size, each from the

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 
-__all__ = ['Lanes', 'lanes_of']
-
 LANE = 'a lane of a batch'  # the tag of states that have one
 
 

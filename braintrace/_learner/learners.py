@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import brainstate
 
-from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._public_names import instead_of, takes_public_arguments, without_public
 from .._rules import ESDRTRL, Rule
-from .._signatures import refuses
 from .._windows import check_choice, did_you_mean
 from ..rules import d_rtrl, es_d_rtrl
 from .base import ETraceLearner
@@ -30,24 +27,13 @@ from .rules import (
     SameStep,
     SnAp,
     ThreeFactor,
+    shell_of,
 )
 from .states import check_model
 from .synthetic import DNI
 
-__all__ = [
-    'D_RTRL',
-    'ES_D_RTRL',
-    'ETraceAlgorithm',
-    'ETraceVjpAlgorithm',
-    'IODimVjpAlgorithm',
-    'ParamDimVjpAlgorithm',
-    'RandomProjectionVjpAlgorithm',
-    'compile',
-    'compile_etrace_graph',
-    'pp_prop',
-]
 
-
+@shell_of(d_rtrl)
 class D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with D-RTRL (see :func:`braintrace.rules.d_rtrl`).
 
@@ -68,22 +54,8 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        trace_dtype=None,
-        write_every: int | None = None,
-        credit: str = 'cut',
-        scope: str = 'position',
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        rule = d_rtrl(trace_dtype, write_every, credit, scope)
-        super().__init__(model, rule, policy=policy, mark=mark)
 
-
+@shell_of(es_d_rtrl, **ESDRTRL.refused)
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """Online learning of a brainstate model with ES-D-RTRL, also ``pp_prop`` (see
     :func:`braintrace.rules.es_d_rtrl`).
@@ -99,18 +71,6 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     >>> learner(x).shape
     (3, 4)
     """
-
-    @takes_public_arguments
-    @refuses('ES_D_RTRL', **ESDRTRL.refused)
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        decay_or_rank: float | int | tuple[float | int, float | int],
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, es_d_rtrl(decay_or_rank), policy=policy, mark=mark)
 
 
 ParamDimVjpAlgorithm = D_RTRL
@@ -279,4 +239,4 @@ def compile_etrace_graph(model: brainstate.nn.Module, *inputs):
     >>> len(graph.hidden_param_op_relations)
     2
     """
-    return D_RTRL(model).compile_graph(*inputs)
+    return ETraceLearner(model, d_rtrl()).compile_graph(*inputs)

@@ -14,8 +14,6 @@ from .._warnings import tell
 from .states import ModelStates
 from .world import innermost
 
-__all__ = ['Notices']
-
 OLD = (
     'the loss reads hidden state {names} before it calls the learner, and to a gradient around '
     'single calls that old value is a constant: its history is missing. If the loss depends on it, '

@@ -12,8 +12,6 @@ from .._errors import OptionError, StructureError
 from .._synthetic import SyntheticGradient
 from .._windows import check_synthesizer
 
-__all__ = ['ETraceState', 'StructureState', 'SyntheticState', 'signal_shapes', 'synthesizer_of']
-
 
 class ETraceState(brainstate.ShortTermState):
     """The eligibility trace and the step count of a learner."""

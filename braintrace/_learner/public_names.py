@@ -9,8 +9,6 @@ import jax
 
 from .._windows import length_of
 
-__all__ = ['MultiStepData', 'PublicNames', 'SingleStepData']
-
 
 class StepData:
     """Inputs of a learner that say how they lie in time; a pytree with the leaves of ``data``."""

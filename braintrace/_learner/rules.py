@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,26 +13,70 @@ from .. import rules
 from .._compiler import DEFAULT, Policy
 from .._errors import OptionError
 from .._public_names import takes_public_arguments
-from .._rules import Feedback
+from .._rules import Feedback, Rule
+from .._signatures import refuses
 from .base import ETraceLearner
 
-__all__ = [
-    'RFLO',
-    'RTRL',
-    'UORO',
-    'EProp',
-    'OSTL',
-    'OSTLFeedforward',
-    'OSTLRecurrent',
-    'OTPE',
-    'OTTT',
-    'SameStep',
-    'SnAp',
-    'ThreeFactor',
-    'feedback_of',
-]
+
+def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type], Any]:
+    """A decorator that gives a learner class the constructor ``(model, *arguments of make, policy,
+    mark)``; ``refused``: see :func:`refuses`.
+    """
+    first, *others = inspect.signature(ETraceLearner.__init__).parameters.values()
+    model, _, policy, mark = others
+    own = inspect.signature(make).parameters.values()
+    signature = inspect.Signature([first, model, *own, policy, mark])
+
+    def decorate(cls: type) -> type:
+        def __init__(self, *args, **options):  # noqa: N807
+            given = signature.bind(self, *args, **options).arguments
+            beside = {name: given.pop(name) for name in ('policy', 'mark') if name in given}
+            _, model, *of_rule = given.items()
+            ETraceLearner.__init__(self, model[1], make(**dict(of_rule)), **beside)
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        init = refuses(cls.__name__, **refused)(__init__)
+        cls.__init__ = takes_public_arguments(init)  # type: ignore[misc]
+        cls.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values()][1:]
+        )
+        return cls
+
+    return decorate
 
 
+def feedback_of(feedback, key) -> Any:
+    """Feedback whose seed comes from a key, as the public package draws it; else as it is."""
+    if key is None:
+        return feedback
+    if feedback != 'random':
+        raise OptionError(
+            f'random_feedback_key is given and feedback is {feedback!r}; the key draws the '
+            "matrices of feedback='random'."
+        )
+    seed = key if isinstance(key, int) else int(jax.random.randint(key, (), 0, 2**31 - 1))
+    return Feedback('random', seed=seed)
+
+
+def _snap(n: int = 2, *, credit: str = 'whole') -> Rule:
+    return rules.snap(n, credit)
+
+
+def _e_prop(
+    feedback: Any = 'symmetric', kappa_filter_decay: float = 0.0, random_feedback_key=None
+) -> Rule:
+    return rules.e_prop(kappa_filter_decay, feedback_of(feedback, random_feedback_key))
+
+
+def _own_diagonal() -> Rule:
+    return rules.d_rtrl(scope='own')
+
+
+def _current_step(decay_or_rank: float | int = 1e-6) -> Rule:
+    return rules.es_d_rtrl(decay_or_rank)
+
+
+@shell_of(rules.same_step)
 class SameStep(ETraceLearner):
     """Online learning without a trace (see :func:`braintrace.rules.same_step`), the baseline.
 
@@ -44,17 +89,8 @@ class SameStep(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.same_step(), policy=policy, mark=mark)
 
-
+@shell_of(_snap)
 class SnAp(ETraceLearner):
     """Online learning with SnAp-n, what a weight changes within ``n`` steps (see
     :func:`braintrace.rules.snap`).
@@ -68,19 +104,8 @@ class SnAp(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        n: int = 2,
-        *,
-        credit: str = 'whole',
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.snap(n, credit), policy=policy, mark=mark)
 
-
+@shell_of(rules.rtrl)
 class RTRL(ETraceLearner):
     """Online learning with the whole derivative of every hidden number by every weight (see
     :func:`braintrace.rules.rtrl`): exact, and dear.
@@ -94,20 +119,8 @@ class RTRL(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        layers: str = 'joint',
-        *,
-        keep: int | None = None,
-        seed: int = 0,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.rtrl(layers, keep, seed), policy=policy, mark=mark)
 
-
+@shell_of(rules.uoro)
 class UORO(ETraceLearner):
     """Online learning with UORO, an unbiased and noisy estimate of RTRL (see
     :func:`braintrace.rules.uoro`); also ``RandomProjectionVjpAlgorithm``.
@@ -121,19 +134,8 @@ class UORO(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        pair: str = 'sample',
-        seed: int = 0,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.uoro(pair, seed), policy=policy, mark=mark)
 
-
+@shell_of(_e_prop)
 class EProp(ETraceLearner):
     """Online learning with e-prop (see :func:`braintrace.rules.e_prop`).
 
@@ -149,21 +151,8 @@ class EProp(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        feedback: Any = 'symmetric',
-        kappa_filter_decay: float = 0.0,
-        random_feedback_key=None,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        given = feedback_of(feedback, random_feedback_key)
-        super().__init__(model, rules.e_prop(kappa_filter_decay, given), policy=policy, mark=mark)
 
-
+@shell_of(rules.rflo)
 class RFLO(ETraceLearner):
     """Online learning with random feedback and the leak of each unit (see
     :func:`braintrace.rules.rflo`).
@@ -178,17 +167,8 @@ class RFLO(ETraceLearner):
     (3, 1)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.rflo(), policy=policy, mark=mark)
 
-
+@shell_of(rules.ottt)
 class OTTT(ETraceLearner):
     """Online learning with an input trace of the membrane's leak (see
     :func:`braintrace.rules.ottt`).
@@ -203,18 +183,8 @@ class OTTT(ETraceLearner):
     (3, 1)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        leak: float,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.ottt(leak), policy=policy, mark=mark)
 
-
+@shell_of(rules.otpe)
 class OTPE(ETraceLearner):
     """Online learning with the trace of what the next layer keeps of a spike (see
     :func:`braintrace.rules.otpe`).
@@ -229,18 +199,8 @@ class OTPE(ETraceLearner):
     (3, 1)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        leak: float,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.otpe(leak), policy=policy, mark=mark)
 
-
+@shell_of(rules.ostl)
 class OSTL(ETraceLearner):
     """Online learning with OSTL as it was published (see :func:`braintrace.rules.ostl`).
 
@@ -254,18 +214,8 @@ class OSTL(ETraceLearner):
     (3, 4)
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        recurrent: bool = True,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.ostl(recurrent), policy=policy, mark=mark)
 
-
+@shell_of(_own_diagonal)
 class OSTLRecurrent(ETraceLearner):
     """Online learning with D-RTRL and each recurrent op's own diagonal, what the public package
     calls so: ``rules.d_rtrl(scope='own')``.
@@ -279,17 +229,8 @@ class OSTLRecurrent(ETraceLearner):
     True
     """
 
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.d_rtrl(scope='own'), policy=policy, mark=mark)
 
-
+@shell_of(_current_step)
 class OSTLFeedforward(ETraceLearner):
     """Online learning with the filters of ES-D-RTRL and a decay of 1e-6, what the public package
     calls so: the current step, and nothing else.
@@ -301,17 +242,6 @@ class OSTLFeedforward(ETraceLearner):
     >>> braintrace.OSTLFeedforward(braintrace.nn.VanillaRNNCell(2, 4)).rule
     es_d_rtrl(1e-06)
     """
-
-    @takes_public_arguments
-    def __init__(
-        self,
-        model: brainstate.nn.Module,
-        decay_or_rank: float | int = 1e-6,
-        *,
-        policy: Policy = DEFAULT,
-        mark: str | Callable | None = None,
-    ):
-        super().__init__(model, rules.es_d_rtrl(decay_or_rank), policy=policy, mark=mark)
 
 
 class ThreeFactor(ETraceLearner):
@@ -340,16 +270,3 @@ class ThreeFactor(ETraceLearner):
     ):
         super().__init__(model, rules.d_rtrl(), policy=policy, mark=mark)
         self.modulates = True
-
-
-def feedback_of(feedback, key) -> Any:
-    """Feedback whose seed comes from a key, as the public package draws it; else as it is."""
-    if key is None:
-        return feedback
-    if feedback != 'random':
-        raise OptionError(
-            f'random_feedback_key is given and feedback is {feedback!r}; the key draws the '
-            "matrices of feedback='random'."
-        )
-    seed = key if isinstance(key, int) else int(jax.random.randint(key, (), 0, 2**31 - 1))
-    return Feedback('random', seed=seed)

@@ -13,10 +13,8 @@ import saiunit as u
 
 from .._compiler import path_key
 from .._errors import StructureError
-from .._windows import is_key
+from .._jax import is_key
 from .world import Path
-
-__all__ = ['restore', 'save']
 
 States: TypeAlias = dict[Path, brainstate.State]
 

@@ -26,8 +26,6 @@ from .bound import Bound
 from .compiled_calls import CallOptions, Data, ForwardProgram, SequenceProgram
 from .step_functions import StepFunction
 
-__all__ = ['Arguments', 'evolve', 'gradient', 'train']
-
 
 class Arguments(NamedTuple):
     """The user's arguments that gradients and updates share."""

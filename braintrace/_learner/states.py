@@ -14,8 +14,6 @@ from .._errors import CompileError, OptionError, StructureError
 from .._jax import hide_from_locations
 from .world import CARRY, Path, Role, World, as_path, discover
 
-__all__ = ['ModelStates', 'check_model']
-
 hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.sep)
 
 

@@ -19,8 +19,6 @@ from .bound import Bound
 from .calls import ObservedCall, substituted
 from .world import CARRY, Path, Role, World, discover
 
-__all__ = ['StepFunction', 'Touched', 'Values']
-
 
 class Touched:
     """States that a function touches.

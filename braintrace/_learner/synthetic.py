@@ -25,8 +25,6 @@ from .compiled_calls import CallOptions
 from .own_states import signal_shapes, synthesizer_of
 from .sequences import Arguments, gradient
 
-__all__ = ['DNI', 'train_synthetic_gradient']
-
 
 class DNI(ETraceLearner):
     """Online learning by reverse mode in windows, with a synthetic gradient for what comes later:

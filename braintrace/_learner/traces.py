@@ -12,8 +12,6 @@ from .._errors import OptionError
 from .._rules import Trace, read
 from .world import as_path
 
-__all__ = ['of_parameter', 'parameter_path']
-
 
 def parameter_path(states: Mapping, param) -> str:
     """The path of a parameter that is given as its state or as its path, joined by dots."""

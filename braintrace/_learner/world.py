@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from .._compiler import path_name
 from .._errors import StructureError
 
-__all__ = ['CARRY', 'Path', 'Role', 'World', 'as_path', 'discover', 'innermost']
-
 Path: TypeAlias = tuple[str, ...]
 
 

@@ -36,18 +36,6 @@ from .rows import (
     TraceRow,
 )
 
-__all__ = [
-    'approximation',
-    'axis_lines',
-    'cut_rows',
-    'diagnostic_rows',
-    'group_rows',
-    'known_rule',
-    'parameter_rows',
-    'relation_rows',
-]
-
-
 CREDIT = 'credit whole: the signal follows every path of the step'
 OWN = "scope own: of an op that reads its own group each position's own weight is kept in D"
 

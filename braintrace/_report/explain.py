@@ -11,8 +11,6 @@ from .messages import message, op_text, placed
 from .rows import GroupRow, ParameterRow, ReportData
 from .tables import size_text, trace_text
 
-__all__ = ['explain']
-
 
 def explain(report: ReportData, path: str | tuple) -> str:
     """A paragraph for each leaf under ``path``."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from .._compiler import ETraceGraph
 
-__all__ = ['to_mermaid']
-
 
 def to_mermaid(graph: ETraceGraph) -> str:
     return '\n'.join(

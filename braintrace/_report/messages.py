@@ -6,15 +6,6 @@ from collections.abc import Callable
 
 from .._compiler import Diagnostic, ETraceGraph, OpUse
 
-__all__ = [
-    'constant_text',
-    'message',
-    'mixing_text',
-    'op_text',
-    'placed',
-    'use_text',
-]
-
 STEP_ONLY = 'its gradient holds the current step only'
 
 # sentences that name the path and the group alone

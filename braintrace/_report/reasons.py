@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ['FORGETS', 'GATE', 'REASONS', 'TRACED', 'WINDOWS']
-
 TRACED = ('its gradient is that of the current step plus the history that its trace carries', '')
 
 WINDOWS = "exact windows (window=K, inside='exact'), which hold the history of K steps"

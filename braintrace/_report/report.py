@@ -13,8 +13,6 @@ from .mermaid import to_mermaid
 from .rows import ReportData
 from .tables import summary, tables
 
-__all__ = ['Report', 'make_report', 'report']
-
 
 class Report(ReportData):
     """What :func:`braintrace.report` returns; prints as text, shows as tables in a notebook.

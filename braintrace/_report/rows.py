@@ -13,17 +13,6 @@ from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .messages import placed
 
-__all__ = [
-    'CutRow',
-    'DiagnosticRow',
-    'GroupRow',
-    'LeftOut',
-    'ParameterRow',
-    'RelationRow',
-    'ReportData',
-    'TraceRow',
-]
-
 
 @dataclass(frozen=True)
 class GroupRow:

@@ -6,8 +6,6 @@ from .._tables import Table
 from .messages import constant_text
 from .rows import GroupRow, ReportData, TraceRow
 
-__all__ = ['size_text', 'summary', 'tables', 'trace_text']
-
 Rows = list[tuple[str, ...]]
 
 

@@ -13,19 +13,6 @@ from .coordinates import Pair, folded, to_y
 from .rule import OpGradients, Weights
 from .storage import Entry
 
-__all__ = [
-    'add_gradients',
-    'as_represented',
-    'factored_gradient',
-    'finite',
-    'in_parts',
-    'op_gradient',
-    'outside_loops',
-    'represented',
-    'same_step',
-    'without_x',
-]
-
 
 def same_step(
     graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip: Set[str] = frozenset()

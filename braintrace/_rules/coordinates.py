@@ -16,18 +16,6 @@ import jax.numpy as jnp
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
 from .._executor import gathered
 
-__all__ = [
-    'Pair',
-    'by_pair',
-    'folded',
-    'gathered_once',
-    'is_plain',
-    'mapped_over_added',
-    'pairs',
-    'to_y',
-    'without_added',
-]
-
 
 class Pair(NamedTuple):
     """A relation and one of its groups: where one entry of the trace belongs."""

@@ -25,8 +25,6 @@ from .rule import Network, OpGradients, PositionWise, Trace, Window
 from .storage import States, Stored, after, entry_dtype, stored_dtype
 from .writing import Change, has_kernel, has_writer, renewed, renewed_if
 
-__all__ = ['DRTRL']
-
 CACHED = 2**24  # bytes that a processor's last cache may hold
 SMALL = 2**22  # bytes of a trace that a single step may as well write
 PENDING = '(pending)'  # the key, beside a trace's relations, of steps not yet written into it
@@ -47,14 +45,8 @@ class DRTRL(PositionWise):
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
     filters: ClassVar[bool] = True
-
-    @property
-    def approximation(self) -> str:
-        return ''
-
-    @property
-    def remembers(self) -> bool:
-        return True
+    approximation = ''
+    remembers = True
 
     def init(self, graph):
         def one(pair: Pair):

@@ -23,20 +23,6 @@ from .contraction import finite, in_parts, op_gradient, outside_loops
 from .coordinates import Pair, folded, mapped_over_added
 from .storage import Entry, States
 
-__all__ = [
-    'accumulate',
-    'added',
-    'apart',
-    'carry',
-    'instant',
-    'is_by_sample',
-    'reads_weights',
-    'transport',
-    'zeros',
-    'zeros_pp',
-]
-
-
 # the empty trace -----------------------------------------------------------------------------
 
 

@@ -18,13 +18,11 @@ from .coordinates import Pair, by_pair, pairs, to_y
 from .factored import alive, apart, at_entries, empty_factors, joined, states_of
 from .lanes import where_lanes
 from .reverse_scan import is_associative
-from .rule import Network, OpGradients, PositionWise, Trace, Window
-
-__all__ = ['ESDRTRL']
+from .rule import Network, OpGradients, PositionWise, Trace, Window, WritesAtOnce
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(PositionWise):
+class ESDRTRL(WritesAtOnce, PositionWise):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 
@@ -36,13 +34,10 @@ class ESDRTRL(PositionWise):
     made_by: ClassVar[str] = 'es_d_rtrl'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
     probes: ClassVar[bool] = True
+    credit = 'cut'
     refused: ClassVar[dict[str, str]] = {
         'trace_dtype': 'The two factors are small already; trace_dtype is for d_rtrl.'
     }
-
-    @property
-    def credit(self) -> str:
-        return 'cut'
 
     @property
     def decays(self) -> tuple[float, float]:
@@ -226,17 +221,8 @@ class ESDRTRL(PositionWise):
 
     # the trace is small: nothing is ever pending --------------------------------------------------
 
-    def carried(self, graph, trace, t):
-        return trace
-
-    def written(self, graph, carried, t):
-        return carried
-
     def close(self, network, trace, pending, t, read):
         return pending
-
-    def delay(self, graph, every, asked):
-        return 1 if asked is None else asked
 
 
 def _sum(moved, fresh, like: jax.Array) -> jax.Array:

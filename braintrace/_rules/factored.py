@@ -17,8 +17,6 @@ from .lanes import where_lanes
 from .rule import Network, Trace
 from .storage import entry_dtype
 
-__all__ = ['alive', 'apart', 'at_entries', 'empty_factors', 'joined', 'states_of']
-
 
 def empty_factors(pair: Pair) -> dict[str, jax.Array]:
     """The two factors before the first step; an op without x has ``f`` alone."""

@@ -15,8 +15,6 @@ import numpy as np
 from .._compiler import ETraceGraph, OpUse, is_inexact, readouts
 from .._errors import OptionError
 
-__all__ = ['Feedback', 'counting', 'uncounted']
-
 KINDS = ('random', 'adaptive')
 COUNT = '(feedback)'  # the key, beside a trace's relations, of the steps since the state was made
 

@@ -22,12 +22,10 @@ from .coordinates import Pair, by_pair, pairs
 from .kept import Flows, derivatives, flow, kept
 from .lanes import of_rows, where_lanes
 from .reverse_scan import reset_later
-from .rule import Network, OpGradients, Rule, Trace, Window
+from .rule import Network, OpGradients, Trace, Window, WritesAtOnce
 from .scopes import all_numbers, reached_numbers
 from .slots import Slots
 from .storage import after
-
-__all__ = ['RTRL', 'Reach']
 
 
 class Moved(NamedTuple):
@@ -48,19 +46,14 @@ class Credit(NamedTuple):
     delta: dict[str, jax.Array]
 
 
-class Wide(Rule):
+class Wide(WritesAtOnce):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
     probes: ClassVar[bool] = False
-
-    @property
-    def credit(self) -> str:
-        return 'whole'
-
-    @property
-    def remembers(self) -> bool:
-        return True
+    credit = 'whole'
+    remembers = True
+    delays: ClassVar[bool] = False
 
     @abstractmethod
     def _seen(self, graph: ETraceGraph) -> ETraceGraph:
@@ -163,26 +156,12 @@ class Wide(Rule):
 
     # single steps: nothing is ever pending --------------------------------------------------------
 
-    def carried(self, graph, trace, t):
-        return trace
-
-    def written(self, graph, carried, t):
-        return carried
-
     def update(self, network, carried, factors, t):
         x, push = jax.tree.map(lambda a: a[None], (factors.x, factors.df))
         return self.close(network, carried, Moved(factors.d, x, push, t > 0), t, ())
 
     def gradient(self, network, before, after, step):
         return self.window(network, before, None, step, False)[0]
-
-    def delay(self, graph, every, asked):
-        if asked is not None and asked > 1:
-            raise OptionError(
-                f'write_every is {asked}; {self.name} writes its trace at each update. Leave '
-                'write_every out.'
-            )
-        return 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,10 +209,7 @@ class Reach(Wide):
     n: int
     name: ClassVar[str] = 'SnAp'
     made_by: ClassVar[str] = 'snap'
-
-    @property
-    def approximation(self) -> str:
-        return ''
+    approximation = ''
 
     def _seen(self, graph):
         return reached_numbers(graph, self.n)

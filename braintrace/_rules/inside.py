@@ -10,40 +10,23 @@ import jax
 import jax.numpy as jnp
 
 from .contraction import same_step
-from .rule import Network, OpGradients, Rule, Trace
-
-__all__ = ['KEY', 'Inside', 'balance', 'key_and_rest', 'norms']
+from .rule import Network, OpGradients, Trace, WritesAtOnce
 
 KEY = '(key)'  # beside a trace's relations: the random key of the next step
 
 
-class Inside(Rule):
+class Inside(WritesAtOnce):
     """A rule without pending steps: a loop over time carries its trace, and adds the gradient of
     each step.
     """
 
     inside: ClassVar[bool] = True
     probes: ClassVar[bool] = False
-
-    @property
-    def remembers(self) -> bool:
-        return True
-
-    @final
-    def carried(self, graph, trace, t):
-        return trace
-
-    @final
-    def written(self, graph, carried, t):
-        return carried
+    remembers = True
 
     @final
     def close(self, network, trace, pending, t, read):
         return trace
-
-    @final
-    def delay(self, graph, every, asked):
-        return 1 if asked is None else asked
 
     @final
     def gradient(self, network, before, after, step):

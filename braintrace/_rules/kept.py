@@ -13,8 +13,6 @@ from .._compiler import ETraceGraph
 from .._executor import Executor, Numbers
 from .coordinates import Pair, by_pair, pairs
 
-__all__ = ['Flows', 'derivatives', 'flow', 'kept']
-
 Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
 
 

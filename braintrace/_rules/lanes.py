@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, OpUse
 from .coordinates import Pair, by_pair
 
-__all__ = ['anywhere', 'of_groups', 'of_pairs', 'of_rows', 'where_lanes']
-
 
 @jax.custom_batching.custom_vmap
 def anywhere(flags: jax.Array) -> jax.Array:

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .contraction import same_step
-from .rule import PositionWise
-
-__all__ = ['SameStep']
+from .rule import PositionWise, WritesAtOnce
 
 
 @dataclass(frozen=True, repr=False)
-class SameStep(PositionWise):
+class SameStep(WritesAtOnce, PositionWise):
     """The same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'
@@ -20,27 +18,12 @@ class SameStep(PositionWise):
     required: ClassVar[tuple[str, ...]] = ()
     probes: ClassVar[bool] = False
     traces: ClassVar[bool] = False
-
-    @property
-    def credit(self) -> str:
-        return 'cut'
-
-    @property
-    def approximation(self) -> str:
-        return 'there is no trace: every gradient holds the current step only'
-
-    @property
-    def remembers(self) -> bool:
-        return False
+    credit = 'cut'
+    approximation = 'there is no trace: every gradient holds the current step only'
+    remembers = False
 
     def init(self, graph):
         return {}
-
-    def carried(self, graph, trace, t):
-        return trace
-
-    def written(self, graph, carried, t):
-        return carried
 
     def update(self, network, carried, factors, t):
         return carried
@@ -60,6 +43,3 @@ class SameStep(PositionWise):
 
     def close(self, network, trace, pending, t, read):
         return trace
-
-    def delay(self, graph, every, asked):
-        return 1 if asked is None else asked

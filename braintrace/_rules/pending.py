@@ -26,8 +26,6 @@ from .coordinates import Pair, by_pair, pairs, to_y
 from .lanes import of_groups, of_pairs, of_rows
 from .writing import Change
 
-__all__ = ['SHORT', 'Pending', 'Segment', 'Steps', 'group_dtype']
-
 SHORT = 8  # rows that are copied rather than contracted by themselves
 
 

@@ -17,8 +17,6 @@ from .entries import is_by_sample, transport
 from .lanes import anywhere
 from .storage import Entry, Stored, by_state, one_lane
 
-__all__ = ['has_reader', 'solve', 'solve_onto']
-
 FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
 
 

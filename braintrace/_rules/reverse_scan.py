@@ -36,8 +36,6 @@ from .lanes import of_groups, of_pairs, of_rows
 from .pending import Pending, Segment, group_dtype
 from .rule import Window
 
-__all__ = ['Credit', 'backwards', 'is_associative', 'reset_later']
-
 
 class Credit(NamedTuple):
     """Signals of a window's losses: ``lam`` (group -> vector) at the states before it, ``delta``

@@ -16,18 +16,6 @@ from .._executor import Executor, Factors, Signals, Steps, Vector
 from .feedback import Feedback
 from .view import View
 
-__all__ = [
-    'MOST_PENDING',
-    'Network',
-    'OpGradients',
-    'PositionWise',
-    'Rule',
-    'Start',
-    'Trace',
-    'Weights',
-    'Window',
-]
-
 MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]
 OpGradients = dict[str, dict[str, jax.Array]]
@@ -276,6 +264,29 @@ class Rule(ABC):
 def _literal(value: Any) -> str:
     """A value as it is written in a call: a dtype by its name."""
     return repr(value.name if isinstance(value, np.dtype) else value)
+
+
+class WritesAtOnce(Rule):
+    """A rule that keeps nothing pending between two steps: it carries its trace as it is."""
+
+    delays: ClassVar[bool] = True  # whether several updates may share one write of the trace
+
+    @final
+    def carried(self, graph, trace, t):
+        return trace
+
+    @final
+    def written(self, graph, carried, t):
+        return carried
+
+    @final
+    def delay(self, graph, every, asked):
+        if not self.delays and asked is not None and asked > 1:
+            raise OptionError(
+                f'write_every is {asked}; {self.name} writes its trace at each update. Leave '
+                'write_every out.'
+            )
+        return 1 if asked is None else asked
 
 
 class PositionWise(Rule):

@@ -22,8 +22,6 @@ from .._compiler import (
 from .._errors import NotSupportedError
 from .._executor import Dependence, Numbers, dependence
 
-__all__ = ['all_numbers', 'coloured', 'reached_numbers']
-
 BETWEEN = 'influence between groups of hidden states, beyond the current step'
 
 

@@ -20,8 +20,6 @@ from .rule import Trace
 from .scopes import all_numbers
 from .slots import EINSUM
 
-__all__ = ['Signs']
-
 
 @dataclass(frozen=True, repr=False)
 class Signs(Inside):
@@ -39,14 +37,11 @@ class Signs(Inside):
     name: ClassVar[str] = 'signs'
     made_by: ClassVar[str] = 'signs'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw', 'init_pp')
+    approximation = 'nothing on average: the trace is a random estimate, unbiased'
 
     @property
     def credit(self) -> str:
         return 'whole' if self.scope == 'all' else 'cut'
-
-    @property
-    def approximation(self) -> str:
-        return 'nothing on average: the trace is a random estimate, unbiased'
 
     def widened(self, graph):
         return all_numbers(graph, True) if self.scope == 'all' else graph

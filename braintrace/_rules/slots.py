@@ -18,8 +18,6 @@ from .lanes import where_lanes
 from .reading import solve
 from .storage import Entry, Stored, entry_dtype
 
-__all__ = ['Slots']
-
 EINSUM = functools.partial(jnp.einsum, precision='highest')
 
 TOGETHER = 8  # slots that are summed in one expression, which XLA fuses

@@ -10,21 +10,6 @@ import jax.numpy as jnp
 from .. import _jax
 from .lanes import where_lanes
 
-__all__ = [
-    'Entry',
-    'States',
-    'Stored',
-    'after',
-    'by_name',
-    'by_state',
-    'entry_dtype',
-    'held_dtype',
-    'one_lane',
-    'read',
-    'stored',
-    'stored_dtype',
-]
-
 Entry = dict[str, jax.Array]  # by trainable name
 States = dict[str, tuple[jax.Array | None, ...]]  # one array for each state; None: zero
 

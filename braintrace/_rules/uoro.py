@@ -18,8 +18,6 @@ from .contraction import add_gradients, op_gradient, outside_loops
 from .inside import KEY, Inside, balance, norms
 from .lanes import where_lanes
 
-__all__ = ['UORO']
-
 STATES = '(states)'  # beside a trace's relations: the vector s, by path of the hidden state
 
 
@@ -35,14 +33,8 @@ class UORO(Inside):
     name: ClassVar[str] = 'UORO'
     made_by: ClassVar[str] = 'uoro'
     required: ClassVar[tuple[str, ...]] = ('xy_to_dw',)
-
-    @property
-    def credit(self) -> str:
-        return 'whole'
-
-    @property
-    def approximation(self) -> str:
-        return 'nothing on average: the trace is a random estimate, unbiased'
+    credit = 'whole'
+    approximation = 'nothing on average: the trace is a random estimate, unbiased'
 
     def widened(self, graph):
         for group in graph.hidden_groups:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from .._compiler import ETraceGraph, with_filter, with_own_diagonal
 from .feedback import Feedback
 
-__all__ = ['View']
-
 
 @dataclass(frozen=True)
 class View:

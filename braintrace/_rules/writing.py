@@ -17,8 +17,6 @@ from .coordinates import is_plain
 from .entries import accumulate, added, carry, instant, is_by_sample
 from .storage import Entry, States, Stored, after, by_name, by_state, one_lane, stored
 
-__all__ = ['Change', 'has_kernel', 'has_writer', 'renewed', 'renewed_if']
-
 FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
 SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
 

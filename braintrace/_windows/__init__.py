@@ -17,7 +17,7 @@ from .arguments import (
     length_of,
     weighed,
 )
-from .leaves import first_order, is_key, signature, tree_bytes, zero_gradient
+from .leaves import first_order, signature, tree_bytes, zero_gradient
 from .losses import Penalised, check_loss, task_loss, total_loss
 from .progress import Lines, show_progress
 from .records import (
@@ -72,7 +72,6 @@ __all__ = [
     'cut',
     'did_you_mean',
     'first_order',
-    'is_key',
     'length_of',
     'number_of_blocks',
     'weighed',

@@ -14,25 +14,6 @@ from .._compiler import ETraceGraph, abstract, describe_aval, param_name
 from .._errors import OptionError, StructureError
 from .._rules import MOST_PENDING, Rule
 
-__all__ = [
-    'CARRIES',
-    'LOSS_OUTPUTS',
-    'REDUCTIONS',
-    'check_choice',
-    'check_flags',
-    'check_inside',
-    'check_mask',
-    'check_opt_state',
-    'check_optimizer',
-    'check_updatable',
-    'check_window',
-    'choose_delay',
-    'did_you_mean',
-    'divisor',
-    'length_of',
-    'weighed',
-]
-
 REDUCTIONS = ('mean', 'sum')
 LOSS_OUTPUTS = ('per_step', 'masked', 'scalar')
 INSIDES = ('trace', 'exact')  # of the gradient inside a window

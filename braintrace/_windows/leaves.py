@@ -10,9 +10,6 @@ import numpy as np
 
 from .._compiler import abstract
 from .._errors import NotSupportedError
-from .._jax import is_key
-
-__all__ = ['first_order', 'is_key', 'signature', 'tree_bytes', 'zero_gradient']
 
 
 def signature(trees) -> tuple:

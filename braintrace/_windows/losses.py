@@ -11,8 +11,6 @@ import saiunit as u
 
 from .._errors import StepFunctionError
 
-__all__ = ['Penalised', 'check_loss', 'task_loss', 'total_loss']
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-__all__ = ['LINES', 'Lines', 'shown_loss', 'show_progress']
-
 LINES = 100  # at most
 
 SECONDS = 0.2  # between two lines: one takes half a millisecond, which stays below 1 %

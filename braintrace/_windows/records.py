@@ -11,20 +11,6 @@ import jax.numpy as jnp
 from .._executor import Factors, Signals, Vector
 from .arguments import check_mask, divisor
 
-__all__ = [
-    'GradientOptions',
-    'Gradients',
-    'Moment',
-    'Observation',
-    'Result',
-    'Sequence',
-    'Show',
-    'Together',
-    'UpdateOptions',
-    'counted',
-    'counts_along',
-]
-
 Count = TypeVar('Count', jax.Array, jax.Array | None)
 Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

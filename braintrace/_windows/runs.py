@@ -31,16 +31,6 @@ from .records import (
 from .turns import Turn
 from .walk import Walk, choose_window, step_bytes
 
-__all__ = [
-    'Course',
-    'Observer',
-    'number_of_blocks',
-    'optimised',
-    'run_updates',
-    'run_windows',
-    'steps_of',
-]
-
 
 class Observer(Protocol):
     """A step under observation, for a rule. ``weights`` stay constant during a window."""

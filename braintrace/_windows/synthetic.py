@@ -14,8 +14,6 @@ from .._rules import Rule
 from .records import Gradients, Sequence
 from .runs import Observer
 
-__all__ = ['bootstrapped', 'check_synthesizer', 'split_weights']
-
 
 class Borders(NamedTuple):
     """For each step whether one comes before it and after it in its call, and the reset flags of

@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .leaves import is_key
-
-__all__ = ['Stop', 'Turn', 'Turns', 'bounds', 'buffers', 'cut', 'strong', 'with_so_far']
+from .._jax import is_key
 
 SECONDS = 0.5  # of a turn
 GROWTH = 16  # of the next turn at most: the first ones are too short to be measured well

@@ -15,8 +15,6 @@ from .progress import LINES, shown_loss
 from .records import GradientOptions, Sequence, Show
 from .turns import Turn
 
-__all__ = ['Walk', 'choose_window', 'step_bytes']
-
 # Bytes that are stored of a window: more, and the system maps its memory anew at each call.
 WHOLE = 48 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several

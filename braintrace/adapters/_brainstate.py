@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ._step import check_inputs
 
-__all__ = ['from_brainstate']
-
 
 def from_brainstate(model, *inputs):
     """``(cell, params, carry)`` of a brainstate module that is called as ``model(*inputs)``.

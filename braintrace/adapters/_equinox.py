@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from .._errors import OptionError, StructureError
 from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
-__all__ = ['from_equinox']
-
 CALL = (
     '`(outputs, carry) = model(*inputs, carry)` or `carry = model(*inputs, carry)`, of one sample '
     'unless batched=True'

@@ -27,8 +27,6 @@ from ._nir_graph import (
 )
 from ._step import missing_framework
 
-__all__ = ['from_nir', 'to_nir']
-
 
 def from_nir(
     graph,

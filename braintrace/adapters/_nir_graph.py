@@ -11,18 +11,6 @@ import numpy as np
 from .._errors import StructureError
 from .._etrace_op import conv, element_wise, matmul
 
-__all__ = [
-    'ARRAYS',
-    'KNOWN',
-    'LAYERS',
-    'LEARNED',
-    'NEURONS',
-    'SPIKING',
-    'WEIGHTS',
-    'flat',
-    'shape_of',
-]
-
 # A node and its arrays. Weights have shapes of their own, all others that of the signal.
 WEIGHTS = {'Linear': ('weight',)} | dict.fromkeys(
     ('Affine', 'Conv1d', 'Conv2d'), ('weight', 'bias')

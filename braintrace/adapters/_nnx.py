@@ -7,8 +7,6 @@ import jax
 from .._errors import CompileError, OptionError, StructureError
 from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
-__all__ = ['from_nnx']
-
 CALL = '`carry, outputs = model(carry, *inputs)`'
 
 

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 
 from .._errors import BraintraceError, CompileError, OptionError, StructureError
 
-__all__ = ['check_carry', 'check_inputs', 'check_step', 'missing_carry', 'missing_framework']
-
 
 def missing_framework(package: str, error: ImportError, extra: str = 'adapters') -> ImportError:
     """The error for a framework that is not installed."""

@@ -18,8 +18,6 @@ from .._windows import (
 from ._loss import checked_loss
 from ._sequences import SequenceCalls
 
-__all__ = ['AlongSequences']
-
 
 class AlongSequences:
     """The functions of a learner that take a sequence, with time in axis 0."""

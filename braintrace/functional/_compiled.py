@@ -30,8 +30,6 @@ from .._windows import (
 from ._state import OnlineState, flatten_paths, goes_on, put_back
 from ._together import Border, observe_together
 
-__all__ = ['Compiled']
-
 
 class Seen(NamedTuple):
     """A step after :meth:`Compiled.observe`: ``pull`` takes the result's cotangent back to

@@ -20,9 +20,7 @@ import saiunit as u
 
 from .._compiler import abstract, check_arrays, describe_aval, path_key, path_name
 from .._errors import StructureError
-from .._windows import is_key
-
-__all__ = ['load_state', 'save_state']
+from .._jax import is_key
 
 File: TypeAlias = str | os.PathLike | BinaryIO
 

@@ -17,8 +17,6 @@ from .._warnings import tell
 from .._windows import tree_bytes
 from ._state import flatten_paths
 
-__all__ = ['check_strict', 'refuse_shapes', 'shown', 'tell_findings', 'tell_size']
-
 LARGE = 2**30  # bytes of a trace of which a user is told
 
 LOST = {

@@ -9,8 +9,6 @@ from typing import Any
 from .._errors import OptionError, StepFunctionError
 from .._windows import check_loss
 
-__all__ = ['as_inputs', 'check_outside_of_loss', 'checked_loss']
-
 RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
 
 

@@ -16,8 +16,6 @@ from .._windows import Gradients, counted, task_loss, total_loss, zero_gradient
 from ._compiled import Compiled
 from ._loss import as_inputs
 
-__all__ = ['Observed', 'decoded', 'observed_step']
-
 
 class Observed(NamedTuple):
     """The values that the gradient of one step is made of; :meth:`OnlineLearner.observed` returns

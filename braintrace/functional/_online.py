@@ -34,9 +34,6 @@ from ._observed import decoded, observed_step
 from ._sharding import state_specs
 from ._state import OnlineState, flatten_paths, no_key
 
-__all__ = ['Memory', 'OnlineLearner', 'online']
-
-
 D_RTRL = DRTRL()
 OTHER_TRACE = (
     'the trace of this state does not belong to this learner and these shapes. Make a state with '

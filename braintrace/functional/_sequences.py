@@ -52,8 +52,6 @@ from ._compiled import Compiled
 from ._loss import as_inputs
 from ._state import OnlineState, check_carry0
 
-__all__ = ['SequenceCalls']
-
 
 class Data(NamedTuple):
     """The arrays of a call over a sequence, as given."""

@@ -13,8 +13,6 @@ from .._errors import OptionError, StructureError
 from ._compiled import Compiled
 from ._state import OnlineState
 
-__all__ = ['state_specs']
-
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
 
 

@@ -12,22 +12,8 @@ import jax.numpy as jnp
 
 from .._compiler import describe_aval, param_name, path_key, path_name
 from .._errors import StructureError
+from .._jax import is_key
 from .._rules import counting, uncounted
-from .._windows import is_key
-
-__all__ = [
-    'OnlineState',
-    'check_carry0',
-    'flatten_paths',
-    'fold_lane',
-    'goes_on',
-    'merge',
-    'no_key',
-    'put_back',
-    'reset',
-    'split',
-    'unflatten_paths',
-]
 
 
 @jax.tree_util.register_dataclass

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from .._executor import Factors, Probes, stopped
 from .._windows import Sequence, Together
 
-__all__ = ['Border', 'observe_together']
-
 
 class Border(NamedTuple):
     """What a window does with traces: ``keep`` the factors of its steps; the trace that moves

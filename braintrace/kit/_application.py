@@ -15,19 +15,6 @@ import numpy as np
 from .. import RuleContractError
 from .._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
 
-__all__ = [
-    'Application',
-    'Draw',
-    'STEPS',
-    'cast',
-    'compiled',
-    'equations',
-    'is_inexact',
-    'plain',
-    'stack',
-    'values',
-]
-
 STEPS = 5
 CHEAP = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 

@@ -29,8 +29,6 @@ from .._etrace_op import (
 )
 from ._application import Application, equations, is_inexact, values
 
-__all__ = ['Case', 'cases_of', 'registered', 'subject']
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:

@@ -20,8 +20,6 @@ from ._laws import NUMERICAL
 from ._own_rules import platform_parts
 from ._report import LAWS, STATUSES, ConformanceReport, Row
 
-__all__ = ['assert_conformant', 'check', 'describe', 'single_key']
-
 LEARNED = ('D_RTRL and BPTT', 'D_RTRL and BPTT, y broadcast', 'ES_D_RTRL and BPTT at one step')
 DOUBLE = {'default': 1e-12, 'jvp and finite differences': 1e-6, **dict.fromkeys(LEARNED, 1e-10)}
 SINGLE = {'default': 1e-4, 'jvp and finite differences': 5e-2, **dict.fromkeys(LEARNED, 1e-3)}

@@ -23,8 +23,6 @@ from ._application import Application, Draw, cast, compiled, equations, is_inexa
 from ._cases import Case
 from ._evaluate import Finding, deviation
 
-__all__ = ['contract_findings']
-
 UNITS = (u.mV, u.second, u.nS, u.metre)
 STATIC = (type(None), type(...), bool, int, float, complex, str, bytes, type, np.dtype)
 

@@ -11,8 +11,6 @@ import numpy as np
 from .. import MissingRuleError
 from ._application import Application, Draw, compiled
 
-__all__ = ['Finding', 'Part', 'Sides', 'deviation', 'evaluate', 'unless']
-
 Sides = tuple[Any, Any]
 
 

@@ -12,8 +12,6 @@ from ._application import Application, Draw, is_inexact, stack
 from ._evaluate import Part, Sides, unless
 from ._own_rules import has_reverse, reverse
 
-__all__ = ['NUMERICAL']
-
 DECAY = 0.8
 
 # L1: the function ---------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive
 from ._application import Application, Draw, is_inexact, plain
 from ._evaluate import Part, Sides, unless
 
-__all__ = ['has_reverse', 'platform_parts', 'reverse']
-
 # L13: lowerings and trace kernels -----------------------------------------------------------------
 
 

@@ -13,8 +13,6 @@ from .._etrace_op import ETP_PRIMITIVES, REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitiv
 from ._cases import registered, subject
 from ._report import LAWS, STATUSES, ConformanceReport, Row
 
-__all__ = ['registry_report']
-
 ABOUT = {
     'yw_to_w': ('L3', 'L4'),
     'xy_to_dw': ('L2',),

@@ -7,8 +7,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
-__all__ = ['ConformanceReport', 'LAWS', 'Row', 'STATUSES']
-
 STATUSES = ('fail', 'missing', 'not_tested', 'pass', 'not_applicable')  # the gravest first
 LAWS = {
     'L0': 'the description and four rules are there, and every dict has exactly the keys of the '

@@ -28,8 +28,6 @@ from ._arguments import (
 from ._linear import Linear
 from ._time import is_real
 
-__all__ = ['GatedCell', 'Gates', 'RecurrentLayer', 'StatefulLayer']
-
 
 class StatefulLayer(ShowsArguments, brainstate.nn.Module):
     """A layer with hidden states, whose samples have the shape ``in_size``.

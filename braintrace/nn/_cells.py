@@ -15,8 +15,6 @@ from ._arguments import ORTHOGONAL, XAVIER, ZERO, Init, Size
 from ._base import GatedCell, Gates
 from ._linear import Linear
 
-__all__ = ['CFNCell', 'GRUCell', 'MGUCell', 'MiniGRU', 'MinimalRNNCell', 'VanillaRNNCell']
-
 
 def identity(x: Any) -> Any:
     """Return ``x``."""

@@ -14,8 +14,6 @@ from .._etrace_op import conv
 from .._signatures import ShowsArguments
 from ._arguments import XAVIER, Init, axes, check_array, counted, first_value, is_count, parameter
 
-__all__ = ['Conv1d', 'Conv2d', 'Conv3d']
-
 Sizes = int | Sequence[int]
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 

@@ -15,8 +15,6 @@ from .._errors import OptionError, StructureError
 from ._lstm import LSTMCell
 from ._readout import FilteredReadout
 
-__all__ = ['load_public']
-
 GATES = ('Wi', 'Wg', 'Wf', 'Wo')  # in the order of LSTMCell's W
 
 

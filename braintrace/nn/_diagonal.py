@@ -14,8 +14,6 @@ from ._arguments import XAVIER, ZERO, Init, Size
 from ._base import GatedCell, Gates
 from ._cells import identity
 
-__all__ = ['MinGRUCell', 'MinLSTMCell']
-
 
 class MinGRUCell(GatedCell):
     r"""The minimal gated unit whose gate reads x alone (minGRU; Feng et al., 2024,

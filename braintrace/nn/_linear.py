@@ -26,8 +26,6 @@ from ._arguments import (
     parameter,
 )
 
-__all__ = ['Linear', 'ScaledWSLinear', 'SignedWLinear', 'over_leading_axes']
-
 
 def over_leading_axes(x: Any, shared: str, weight: Any, bias: Any) -> Any:
     """The einsum ``shared``, such as ``'i,io->o'``, for x with any axes in front of its own. The

@@ -16,8 +16,6 @@ from ._arguments import ORTHOGONAL, XAVIER, ZERO, Init, Size
 from ._base import GatedCell, Gates
 from ._cells import identity, join
 
-__all__ = ['LSTMCell', 'MiniLSTM', 'URLSTMCell']
-
 
 class LSTMCell(GatedCell):
     r"""Long short-term memory with a forget gate (Hochreiter & Schmidhuber, 1997; Gers et al.,

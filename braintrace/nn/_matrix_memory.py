@@ -17,8 +17,6 @@ from ._arguments import KAIMING, ZERO, Init, Size, features, initial_value, is_c
 from ._base import RecurrentLayer
 from ._linear import Linear
 
-__all__ = ['GLACell', 'MambaCell']
-
 
 class GLACell(RecurrentLayer):
     r"""Gated linear attention, as a recurrence (Yang et al., 2024, arXiv:2312.06635).

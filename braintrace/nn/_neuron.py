@@ -17,8 +17,6 @@ from ._base import StatefulLayer
 from ._time import check_time, numbers, plain, steps_of
 from .surrogate import spike_function
 
-__all__ = ['Neuron']
-
 
 class Neuron(StatefulLayer):
     """A population whose units fire where their potential is above a threshold.

@@ -12,8 +12,6 @@ from ._arguments import ZERO, Init, Size
 from ._neuron import Neuron, filled, in_unit
 from ._time import decay, one_clock, steps_of
 
-__all__ = ['ALIF', 'GIF', 'IF', 'LIF']
-
 BRAINPY = {'V_initializer': 'It is called V_init.', 'size': 'It is called in_size.'}
 
 

@@ -12,8 +12,6 @@ from .._errors import EtpShapeError, OptionError
 from .._signatures import ShowsArguments
 from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 
-__all__ = ['Projection']
-
 
 class Projection(ShowsArguments, brainstate.nn.Module):
     r"""The way of spikes from one population to another: weights, synapses, current.

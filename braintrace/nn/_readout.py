@@ -17,8 +17,6 @@ from ._linear import Linear
 from ._neurons import LIF
 from ._time import check_time, decay
 
-__all__ = ['FilteredReadout', 'LeakyRateReadout', 'LeakySpikeReadout']
-
 
 class FilteredReadout(RecurrentLayer):
     r"""A readout that integrates its input and leaks (Bellec et al., 2020, Nature Communications

@@ -18,8 +18,6 @@ from ._arguments import XAVIER, ZERO, Init, Size, activation_of, features
 from ._base import RecurrentLayer, side_by_side
 from ._linear import Linear
 
-__all__ = ['LRUCell', 'RTUCell', 'S5Cell']
-
 
 class Rotations(RecurrentLayer):
     """P pairs of states; each pair turns and shrinks by itself, as a complex number does."""

@@ -32,8 +32,6 @@ from ._arguments import (
 )
 from ._linear import over_leading_axes
 
-__all__ = ['Embedding', 'GroupedLinear', 'LoRA', 'SparseLinear']
-
 
 def folded(op: Callable, x: Any, rank: int) -> Any:
     """``op(x)``, with all axes in front of the last ``rank`` ones as one batch if they are

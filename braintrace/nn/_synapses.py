@@ -15,8 +15,6 @@ from ._base import StatefulLayer
 from ._neuron import filled
 from ._time import check_time, decay, numbers, one_clock, plain
 
-__all__ = ['COBA', 'CUBA', 'STP', 'DualExpon', 'Expon']
-
 
 class Synapse(StatefulLayer):
     """A population of synapses, each of which keeps its own states: no position reads another."""

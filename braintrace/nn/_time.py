@@ -14,8 +14,6 @@ import saiunit as u
 
 from .._errors import EtpUnitError, OptionError
 
-__all__ = ['check_time', 'decay', 'is_real', 'numbers', 'one_clock', 'plain', 'steps_of']
-
 
 def is_real(value: Any) -> bool:
     """Whether ``value`` is a real number, not a bool, or an array of real numbers."""

@@ -6,8 +6,6 @@ from .._errors import OptionError
 from .._rules import Feedback, Rule
 from ._traces import d_rtrl
 
-__all__ = ['e_prop', 'otpe', 'rflo']
-
 
 def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
     r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.

@@ -8,8 +8,6 @@ from .._errors import OptionError
 from .._rules import RTRL, Reach, Rule
 from ._traces import d_rtrl
 
-__all__ = ['rtrl', 'snap']
-
 LAYERS = ('joint', 'each')
 
 

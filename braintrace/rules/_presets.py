@@ -9,8 +9,6 @@ from .._rules import Rule
 from ._influence import rtrl
 from ._traces import d_rtrl, es_d_rtrl
 
-__all__ = ['ostl', 'ottt']
-
 
 def ottt(leak: float) -> Rule:
     r"""OTTT: the trace of the input with the leak of the membrane, times today's D_f.

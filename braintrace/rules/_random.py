@@ -7,8 +7,6 @@ from numbers import Integral
 from .._errors import OptionError
 from .._rules import UORO, Rule, Signs
 
-__all__ = ['signs', 'uoro']
-
 
 def signs(scope: str = 'position', seed: int = 0) -> Rule:
     r"""D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).

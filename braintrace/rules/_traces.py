@@ -10,8 +10,6 @@ from .._errors import OptionError
 from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep, View
 from .._signatures import refuses
 
-__all__ = ['d_rtrl', 'es_d_rtrl', 'same_step']
-
 CREDITS = ('cut', 'whole')
 SCOPES = ('position', 'own')
 
@@ -86,7 +84,7 @@ def d_rtrl(
 
 
 @refuses('es_d_rtrl', **ESDRTRL.refused)
-def es_d_rtrl(decay_or_rank: float | int | tuple[float, float]) -> Rule:
+def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> Rule:
     r"""ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
     .. math::

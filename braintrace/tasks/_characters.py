@@ -13,8 +13,6 @@ from jax import Array
 from .._errors import OptionError
 from ._task import Batch, Task, check_whole, entropy, over_steps
 
-__all__ = ['characters']
-
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' '
 OTHER = len(ALPHABET)
 CLASSES = OTHER + 1

@@ -13,8 +13,6 @@ from .._errors import OptionError
 from ._spikes import firing
 from ._task import Batch, Task, accuracy, entropy
 
-__all__ = ['digits']
-
 SIDE, CLASSES = 8, 10
 HELD = 30  # images of each class in the validation part, and in the test part
 BY = {'rows': SIDE, 'pixels': 1, 'spikes': SIDE}  # pixels that are shown at once

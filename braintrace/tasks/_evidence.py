@@ -10,8 +10,6 @@ from .._errors import OptionError
 from ._spikes import ACTIVE, CUE, GAP, GROUP, NOISE, RECALL, firing, steps_of
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
-__all__ = ['evidence']
-
 LIKELY = 0.7  # the chance of each cue to appear on the side that is drawn for the sequence
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from .._windows import Turns, with_so_far
 from ._training import At, Training
 
-__all__ = ['Loop']
-
 PIECES = 20  # where somebody looks
 MOST = 100  # updates of a stream in a block
 

@@ -12,8 +12,6 @@ from jax import Array
 from .._errors import OptionError
 from ._task import Batch, Task, check_whole, over_steps, squared
 
-__all__ = ['mackey_glass']
-
 BETA, GAMMA, POWER = 0.2, 0.1, 10
 SHORTEST, LONGEST = 17, 300  # of delays: e^(gamma tau) has to fit a float32
 FINE = 10  # steps of the solver in a unit of time

@@ -11,8 +11,6 @@ from .._errors import OptionError
 from ._spikes import ACTIVE, CUE, GAP, GROUP, NOISE, RECALL, firing, steps_of
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
-__all__ = ['match_to_sample']
-
 UNITS, SHARE = 4 * GROUP, GROUP  # inputs that show stimuli, and those of them that show one
 
 

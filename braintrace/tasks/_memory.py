@@ -10,8 +10,6 @@ from jax import Array
 
 from ._task import Batch, Task, check_whole, entropy, over_steps, squared
 
-__all__ = ['adding', 'copy_memory']
-
 
 def copy_memory(delay: int = 20, length: int = 10, symbols: int = 8) -> Task:
     """Copy memory: repeat ``length`` symbols ``delay`` steps after the last of them

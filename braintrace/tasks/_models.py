@@ -20,8 +20,6 @@ from .._rules import Rule
 from .._windows import signature
 from ..functional import OnlineLearner, online
 
-__all__ = ['made']
-
 
 def made(
     model: Callable, seeds: tuple[int, ...], rule: Rule | None, first: jax.Array

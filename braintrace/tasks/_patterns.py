@@ -10,8 +10,6 @@ from jax import Array
 from ._spikes import firing, steps_of
 from ._task import Batch, Task, check_whole, over_steps, squared
 
-__all__ = ['pattern_generation']
-
 LENGTH, PHASE = 1000, 200  # milliseconds of a sequence, and of each group's turn
 UNITS = 4  # inputs of a group
 TICK, NOISE = 0.1, 0.01  # spikes a millisecond of the group whose turn it is, and of the others

@@ -21,8 +21,6 @@ from ._models import made
 from ._task import Task, check_draw, check_real, check_whole
 from ._training import Options, Training
 
-__all__ = ['Run', 'run']
-
 
 @dataclass(frozen=True)
 class Run:

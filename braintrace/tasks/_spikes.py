@@ -9,8 +9,6 @@ from jax import Array
 from .._errors import OptionError
 from ._task import check_real
 
-__all__ = ['ACTIVE', 'CUE', 'GAP', 'GROUP', 'NOISE', 'RECALL', 'firing', 'steps_of']
-
 CUE, GAP, RECALL = 100, 50, 150  # milliseconds of a cue, of the gap before it, and of the answer
 GROUP = 10  # inputs of a group that fires as one
 ACTIVE, NOISE = 0.04, 0.01  # spikes a millisecond

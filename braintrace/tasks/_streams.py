@@ -11,8 +11,6 @@ from jax import Array
 from .._errors import OptionError
 from ._task import Batch, Task, check_real, check_whole, over_steps, squared
 
-__all__ = ['drifting_filter', 'shifting_sine']
-
 
 def shifting_sine(
     steps: int = 10_000, every: int = 1000, periods: tuple[float, float] = (8, 32)

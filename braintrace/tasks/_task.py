@@ -16,19 +16,6 @@ from .._compiler import depends
 from .._errors import OptionError, StructureError
 from .._warnings import tell
 
-__all__ = [
-    'PARTS',
-    'Batch',
-    'Task',
-    'accuracy',
-    'check_draw',
-    'check_real',
-    'check_whole',
-    'entropy',
-    'over_steps',
-    'squared',
-]
-
 PARTS = ('train', 'validation', 'test')
 METRICS = ('accuracy', 'nats', 'mse')
 

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import StructureError
-from .._windows import Penalised, check_loss, is_key, optimised
+from .._jax import is_key
+from .._windows import Penalised, check_loss, optimised
 from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
 from ._task import Task
-
-__all__ = ['At', 'Options', 'Training']
 
 
 class Options(NamedTuple):

@@ -14,8 +14,6 @@ import numpy as np
 from .. import ETraceGraph, HiddenGroup
 from ._sequence import as_inputs
 
-__all__ = ['activity']
-
 STILL = 1e-6  # a silent state stays this close to zero, in units of its root mean square
 BOUND = 0.99  # a state between -1 and 1 is saturated beyond this
 TRIED, MOST = 256, 64  # random numbers for each state, and the most runs in which a step tries them

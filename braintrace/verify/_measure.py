@@ -14,8 +14,6 @@ from .. import ETraceGraph, functional
 from ._sequence import as_inputs, one_step, scalar, split_floats
 from .cut import CutStep
 
-__all__ = ['Mass', 'history_mass', 'trace_norms']
-
 
 class Mass(NamedTuple):
     """Squared norms of the gradient's history, groups in rows and parameters in columns."""

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from .. import OptionError, Penalised, StepFunctionError, StructureError
 
-__all__ = ['Leaves', 'as_inputs', 'checked', 'is_float', 'one_step', 'scalar', 'split_floats']
-
 
 class Leaves(NamedTuple):
     """The leaves of inexact dtype of a tree; ``rebuild(values, others)`` makes the tree again, with

@@ -17,8 +17,6 @@ from ..program.tracing import is_holomorphic
 from ..stacked_states.unstacking import split_in_parts
 from .groups_and_cuts import Positions
 
-__all__ = ['split_among_real_states', 'split_where_entries_are_real']
-
 
 def split_among_real_states(program: Program, positions: Positions) -> None:
     """Raise :class:`MustSplit` for complex states of a group that has real ones too."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from ..program import dataflow as flow
 from ..program.program import Program
 
-__all__ = ['OLD', 'OTHERS', 'Y', 'DPass']
-
 # What a value depends on: old states, the y of ops, old states that no parameter reaches; from
 # OTHERS on there is a bit for each old state.
 OLD, Y, CLOCK, OTHERS = 1, 2, 4, 3

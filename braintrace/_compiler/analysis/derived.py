@@ -16,8 +16,6 @@ from ..program.program import Program
 from .d_pass import DPass
 from .groups_and_cuts import Positions
 
-__all__ = ['find_derived']
-
 
 class _Made(NamedTuple):
     """The equations that make a value, and the values of the new carry that they read."""

@@ -12,8 +12,6 @@ from .left_out import bent_weights
 from .marks import find_marks
 from .stacked import stacked_states
 
-__all__ = ['find_diagnostics']
-
 # reasons of routes that are told of, with the kind of the diagnostic
 TOLD: dict[str, Literal['not-etp-op', 'mixing-tail', 'opaque-call', 'unused']] = {
     'not_etp_op': 'not-etp-op',

@@ -19,8 +19,6 @@ from ..graph import Coordinates
 from .d_pass import DPass, Y
 from .sweeps import Queue
 
-__all__ = ['FanOut', 'fanned_out', 'placed_at']
-
 MOST_COLOURS = 8  # elements of y that one position reads, each with a derivative of its own
 MOST_TURNS = 64  # of the search for elements of one colour
 

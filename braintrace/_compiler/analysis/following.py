@@ -18,8 +18,6 @@ from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from .d_pass import DPass
 
-__all__ = ['Following', 'every_row']
-
 
 class Following:
     """Forward labels."""

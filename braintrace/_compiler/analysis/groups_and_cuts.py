@@ -13,8 +13,6 @@ from .fan_out import FanOut
 from .following import Following
 from .sweeps import MERGES_RESULT, Sweep, Sweeper, coupled, cut_what_moves
 
-__all__ = ['Positions', 'find_positions']
-
 
 @dataclass
 class Positions:

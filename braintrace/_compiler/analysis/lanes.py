@@ -18,8 +18,6 @@ from ..equations.equation import BEGIN, Equation
 from ..program import dataflow as flow
 from ..program.program import Program
 
-__all__ = ['carried_lanes']
-
 Axis = tuple  # (key of a value, number of the axis)
 Pair = tuple[Axis, Axis]
 LANES: Axis = ('lanes', 0)

@@ -15,18 +15,6 @@ from ..program import dataflow as flow
 from ..program.program import Program
 from .groups_and_cuts import Positions
 
-__all__ = [
-    'cross_pairs',
-    'cut_reads',
-    'bent_on_the_way',
-    'bent_weights',
-    'direct_parameters',
-    'old_parts',
-    'plain_ways',
-    'readers',
-    'untraced_uses',
-]
-
 
 def cross_pairs(positions: Positions) -> list[tuple[int, int]]:
     """Groups ``(r, s)`` of different shapes where s reads the old r by plain paths."""

@@ -12,8 +12,6 @@ from ..program import dataflow as flow
 from ..program.program import Program
 from .left_out import plain_ways
 
-__all__ = ['find_marks']
-
 
 def find_marks(program: Program, ops: Sequence[OpUse]) -> Iterator[Diagnostic]:
     """A diagnostic for each, none where nothing is marked."""

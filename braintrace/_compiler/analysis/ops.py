@@ -12,8 +12,6 @@ from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
 
-__all__ = ['find_ops']
-
 
 class Sources(NamedTuple):
     """The origins of values: one bit for each parameter, and two more.

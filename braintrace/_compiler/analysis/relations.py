@@ -13,8 +13,6 @@ from .complex_states import split_where_entries_are_real
 from .fan_out import FanOut, fanned_out, placed_at
 from .groups_and_cuts import Positions
 
-__all__ = ['find_relations']
-
 
 def find_relations(
     positions: Positions, fan_out: FanOut, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]

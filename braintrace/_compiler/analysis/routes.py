@@ -10,8 +10,6 @@ from ..program import dataflow as flow
 from ..program.program import Program
 from .left_out import readers
 
-__all__ = ['find_routes']
-
 
 def find_routes(
     program: Program,

@@ -17,8 +17,6 @@ from ..stacked_states.assembly import chain, read_apart
 from ..stacked_states.unstacking import MustSplit
 from .groups_and_cuts import Positions
 
-__all__ = ['split_alike', 'stacked_states']
-
 
 def split_alike(program: Program, positions: Positions, kept: Collection[int]) -> None:
     """Raise :class:`MustSplit` where a whole leaf and a piece of a split leaf of its shape read

@@ -22,8 +22,6 @@ from ..stacked_states.unstacking import split_in_parts
 from .d_pass import OLD, OTHERS, DPass, Y
 from .following import Following, every_row
 
-__all__ = ['MERGES_RESULT', 'Queue', 'Sweep', 'Sweeper', 'coupled', 'cut_what_moves']
-
 UNROLLED_TO_COMPARE = 32  # movement in a loop may cancel over its iterations
 # why an equation is cut
 MERGES, MOVES = 'merges', 'moves'

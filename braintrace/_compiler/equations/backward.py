@@ -15,8 +15,6 @@ from .labels import Labels, has, identity, joined, many, transposed
 from .linearity import is_linear
 from .moves import moved, moved_operands
 
-__all__ = ['backward', 'has_linear_rule']
-
 
 def backward(
     eqn: Equation, avals, out_labels: Sequence[Labels], known: Sequence, relevant: Sequence[bool]

@@ -12,18 +12,6 @@ from ... import _jax
 from ..._etrace_op import is_etp_primitive
 from .. import primitives
 
-__all__ = [
-    'BEGIN',
-    'END',
-    'Equation',
-    'Loop',
-    'Region',
-    'Remat',
-    'holds_op',
-    'is_complex',
-    'is_inexact',
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Remat:

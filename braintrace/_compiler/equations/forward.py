@@ -12,8 +12,6 @@ from .equation import Equation, is_inexact
 from .labels import Labels, has, identity, joined, many, merge, merge_axes
 from .moves import moved, moved_operands
 
-__all__ = ['along', 'forward', 'through_linear']
-
 
 def forward(
     eqn: Equation,

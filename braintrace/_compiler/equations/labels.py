@@ -18,23 +18,6 @@ import numpy as np
 
 from ..primitives import NONE
 
-__all__ = [
-    'MANY',
-    'NONE',
-    'Labels',
-    'disagree',
-    'has',
-    'identity',
-    'in_place',
-    'joined',
-    'many',
-    'meet',
-    'merge',
-    'merge_axes',
-    'nothing',
-    'transposed',
-]
-
 MANY = -2
 Labels = np.ndarray | None
 BIG = np.iinfo(np.int64).max

@@ -10,8 +10,6 @@ from ... import _jax
 from .. import primitives
 from .equation import is_inexact
 
-__all__ = ['is_linear']
-
 
 class Bent(Exception):
     """An equation is not linear, or not known to be."""

@@ -12,8 +12,6 @@ import numpy as np
 from ..primitives import NONE
 from .equation import Equation
 
-__all__ = ['moved', 'moved_operands']
-
 
 def moved_operands(eqn: Equation) -> tuple[int, ...]:
     """The positions of the operands whose elements an equation moves."""

@@ -17,8 +17,6 @@ from ..equations.equation import Equation, is_inexact
 from .builder import Branch, Builder, Place
 from .marking import marked_at_border
 
-__all__ = ['gated', 'guarded', 'result_of_op', 'selected', 'while_taken']
-
 
 def _gate(taken, x):
     """x, with a zero cotangent where the branch is not taken."""

@@ -13,8 +13,6 @@ import numpy as np
 from ... import _jax
 from ..equations.equation import Equation, Loop, Region, is_inexact
 
-__all__ = ['Branch', 'Builder', 'Place']
-
 FOLD_LIMIT = 1 << 16  # elements of a constant that is worked out while building
 
 
@@ -95,17 +93,13 @@ class Builder:
     # ---- jaxprs and functions ----
 
     def call(self, jaxpr, consts, ins: Sequence[int], place: Place) -> list[int]:
-        args = [*map(self.constant, consts), *ins]
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
+        def lowered(eqn, operands: list[int]) -> list[int]:
+            return self.lower(self, eqn, operands, place.of(eqn))
 
-        def read(atom) -> int:
-            literal = isinstance(atom, _jax.Literal)
-            return self.constant(atom.val, atom.aval) if literal else env[atom]
+        def number(atom) -> int:
+            return self.constant(atom.val, atom.aval)
 
-        for eqn in jaxpr.eqns:
-            outs = self.lower(self, eqn, [read(a) for a in eqn.invars], place.of(eqn))
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(a) for a in jaxpr.outvars]
+        return _jax.walk(jaxpr, map(self.constant, consts), ins, lowered, number)
 
     def traced(self, fn: Callable, ins: Sequence[int], where: str) -> list[int]:
         jaxpr, consts = _jax.trace(fn, *(self.avals[v] for v in ins))

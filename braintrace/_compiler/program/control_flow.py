@@ -11,15 +11,6 @@ from ..policy import Policy
 from . import dataflow as flow
 from .program import Program
 
-__all__ = [
-    'MustUnroll',
-    'decide',
-    'peel',
-    'refuse_mutable_arrays',
-    'refuse_ops_in_while',
-    'unroll',
-]
-
 # facts about a value, behind or ahead of it: hidden states and ops, hidden states and parameters,
 # inputs; any result
 STATE, LEARNED, INPUT, RESULT = 1, 2, 4, 8

@@ -13,8 +13,6 @@ from ..equations.equation import Equation
 from .elements import Elements
 from .program import Program, alive
 
-__all__ = ['forward_copies', 'renamed']
-
 
 def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
     """The program in which a value copied unchanged out of a larger one is that value.

@@ -6,20 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from .program import Program
 
-__all__ = [
-    'Groups',
-    'backward',
-    'bits',
-    'forward',
-    'gradients',
-    'members',
-    'old_ancestors',
-    'reach',
-    'reached_groups',
-    'slice_behind',
-    'union',
-]
-
 Groups = int  # a bit set of group numbers
 
 

@@ -12,8 +12,6 @@ from ..equations.moves import moved, moved_operands
 from ..primitives import NONE
 from .program import Program
 
-__all__ = ['Elements', 'moved_elements']
-
 
 class Elements:
     """A number for each element of each value.

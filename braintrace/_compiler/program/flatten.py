@@ -32,8 +32,6 @@ from .program import Program, alive
 from .tracing import Step
 from .unshard import unsharded
 
-__all__ = ['Decisions', 'extending', 'flatten']
-
 
 @dataclass
 class Decisions:

@@ -16,8 +16,6 @@ from ..equations import labels as lb
 from ..equations.equation import Equation, is_complex, is_inexact
 from ..equations.forward import along
 
-__all__ = ['forward_derivative']
-
 
 def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
     """A ``while`` as a function whose reverse mode is the loop's forward derivative.

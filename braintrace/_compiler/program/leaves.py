@@ -10,18 +10,6 @@ from ... import _jax
 from ..._errors import StructureError
 from ..equations.equation import is_inexact
 
-__all__ = [
-    'Leaves',
-    'abstract',
-    'check_arrays',
-    'describe_aval',
-    'leaves_of',
-    'param_name',
-    'path_key',
-    'path_name',
-    'select',
-]
-
 
 def describe_aval(aval) -> str:
     """Dtype and shape, as in messages."""

@@ -13,8 +13,6 @@ from .branches import gated
 from .builder import Builder, Place
 from .marking import marked_at_border
 
-__all__ = ['descended', 'peeled', 'unrolled']
-
 
 def _row(build: Builder, value: int, at: int, where: str) -> int:
     (row,) = build.traced(lambda a: jax.lax.index_in_dim(a, at, keepdims=False), [value], where)

@@ -14,16 +14,6 @@ from ..equations.moves import moved_operands
 from ..policy import Policy
 from .builder import Builder
 
-__all__ = [
-    'chosen',
-    'marked_at_border',
-    'marked_op',
-    'marked_operands',
-    'note_twin',
-    'owned_by',
-    'weights_of',
-]
-
 
 def chosen(policy: Policy, names: Sequence, avals: Sequence, trainable: tuple) -> tuple | None:
     """Positions of the parameters to mark; None where nothing is marked."""

@@ -16,8 +16,6 @@ from ..equations.equation import BEGIN, END, Equation, Region, is_inexact
 from .leaves import path_name
 from .stacked_leaf import Parts, Split
 
-__all__ = ['Program', 'alive']
-
 
 @dataclass(frozen=True)
 class Program:

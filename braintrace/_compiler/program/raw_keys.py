@@ -13,8 +13,6 @@ import numpy as np
 from ... import _jax
 from .. import primitives
 
-__all__ = ['raw_keys']
-
 SIZES = 2, 4  # the numbers of a key: threefry, rbg
 
 

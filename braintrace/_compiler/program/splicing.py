@@ -11,8 +11,6 @@ from .builder import Builder, Place
 from .copy_propagation import renamed
 from .program import Program
 
-__all__ = ['Splicing']
-
 
 class Splicing:
     """A copy of a program into which equations are put; numbers of its values and equations are

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['Parts', 'Split', 'grid']
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

@@ -16,8 +16,6 @@ from ..equations.equation import is_complex, is_inexact
 from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name
 from .raw_keys import raw_keys
 
-__all__ = ['Step', 'depends', 'is_holomorphic', 'trace_step']
-
 FRAMEWORKS = {'blox', 'brainstate', 'equinox', 'flax'}  # of which there are adapters
 
 

@@ -14,8 +14,6 @@ from ... import _jax
 from ..._errors import NotSupportedError
 from .. import primitives
 
-__all__ = ['unsharded']
-
 
 def unsharded(eqn, where: str = 'an unknown place') -> Callable[..., list]:
     """A ``shard_map`` equation as a function of global arrays.
@@ -151,14 +149,7 @@ class _Body(NamedTuple):
         return self.evaluate(self.parts.body, self.parts.consts, args)
 
     def evaluate(self, body, consts: Sequence, args: Sequence) -> list:
-        env = dict(zip([*body.constvars, *body.invars], [*consts, *args]))
-
-        def read(atom):
-            return _jax.literal(atom) if isinstance(atom, _jax.Literal) else env[atom]
-
-        for eqn in body.eqns:
-            env.update(zip(eqn.outvars, self._apply(eqn, [read(atom) for atom in eqn.invars])))
-        return [read(atom) for atom in body.outvars]
+        return _jax.walk(body, consts, args, self._apply)
 
     def _apply(self, eqn, args: list) -> list:
         inner = _jax.inlinable(eqn)

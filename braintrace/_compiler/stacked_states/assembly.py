@@ -6,8 +6,6 @@ from ..equations.equation import Equation
 from ..equations.moves import moved_operands
 from ..program.program import Program
 
-__all__ = ['acts_on_elements', 'assembles', 'chain', 'read_apart']
-
 
 def assembles(eqn: Equation) -> bool:
     """Whether an equation only puts its operands together."""

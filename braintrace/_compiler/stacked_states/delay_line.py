@@ -12,8 +12,6 @@ from ..program.elements import Elements
 from ..program.program import Program
 from ..program.stacked_leaf import Split, grid
 
-__all__ = ['delay_line']
-
 LONGEST = 64  # steps after which an element must have left its line
 
 

@@ -15,8 +15,6 @@ from ..program.program import Program
 from ..program.stacked_leaf import Split, grid
 from .assembly import acts_on_elements, assembles
 
-__all__ = ['Origins']
-
 
 class Origins:
     """The values that the new states are made of.

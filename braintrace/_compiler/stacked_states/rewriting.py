@@ -16,8 +16,6 @@ from ..program.stacked_leaf import Parts, Split
 from .assembly import acts_on_elements, assembles
 from .origins import Origins
 
-__all__ = ['rewritten']
-
 
 def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
     """The program with these leaves split, by position in its carry."""

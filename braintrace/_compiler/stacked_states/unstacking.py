@@ -23,8 +23,6 @@ from .delay_line import delay_line
 from .origins import Origins
 from .rewriting import rewritten
 
-__all__ = ['MustSplit', 'split_in_parts', 'taken_apart']
-
 
 class MustSplit(Exception):
     """Leaves of the carry that must be split like their partners; None: that must stay whole."""
