@@ -13,7 +13,7 @@
 #                       NIR_GRAPHS=... is a folder with the published graphs
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
 #                       docs-links: asks the addresses outside that pages name)
-#   make lint           what pre-commit and CI run
+#   make lint           ruff and mypy
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
 
