@@ -3,11 +3,13 @@
 import gc
 
 import hypothesis
+import jax
 import pytest
 
 from tests import costs, xla
 
 xla.compile_quickly()
+MOST_MEMORY = 3 * 2**30  # of a test process; `make test-nightly` took three times as much
 
 # The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
 hypothesis.settings.register_profile(
@@ -32,6 +34,15 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker('nightly'):
             item.add_marker('slow')
     costs.mark_slow(config, items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Between two files: a long run compiles tens of thousands of programs, and JAX keeps each."""
+    between = nextitem is None or nextitem.path != item.path
+    if between and xla.resident_bytes() > MOST_MEMORY:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_finish():

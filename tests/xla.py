@@ -1,6 +1,7 @@
 """How XLA compiles the tests: quickly instead of well, since compiling is most of their cost."""
 
 import os
+from pathlib import Path
 
 import jax
 
@@ -22,3 +23,9 @@ def compile_quickly():
     jax.config.update('jax_disable_most_optimizations', True)
     os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
     os.environ['XLA_FLAGS'] = ' '.join([*FLAGS, os.environ.get('XLA_FLAGS', '')])
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell it by a file."""
+    table = Path('/proc/self/statm')
+    return int(table.read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') if table.exists() else 0

@@ -123,7 +123,7 @@ class _Rewriter:
             return self._evaluated(body, body.eqns, consts, ins)
         if _jax.is_custom_call(eqn) and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
-            return _jax.walk(body, consts, ins, self._equation)
+            return self._evaluated(body, body.eqns, consts, ins)
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)
 
     # one equation, once ---------------------------------------------------------------------------
