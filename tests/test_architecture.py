@@ -279,6 +279,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.tier(quick=3)
 @pytest.mark.parametrize('rule', RULES)
 def test_the_package_keeps_the_rule(rule):
     found = found_by(RULES[rule])

@@ -261,6 +261,7 @@ KEPT = {
 }
 
 
+@pytest.mark.tier(quick=7)
 @pytest.mark.parametrize('rule', RULES)
 def test_the_package_keeps_the_rule(rule):
     found = found_by(RULES[rule])

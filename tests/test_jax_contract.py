@@ -227,6 +227,7 @@ def scanned(reverse):
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('reverse', [False, True])
 def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse):
     a, b = jnp.arange(3.0), jnp.arange(2.0)

@@ -175,6 +175,7 @@ CASES = {
 }
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize('case', CASES)
 def test_it_is_refused_with_a_remedy(case):
     make, call, error, message = CASES[case]

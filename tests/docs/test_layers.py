@@ -26,6 +26,7 @@ def test_every_class_is_named():
     assert [n for n in nn.__all__ if f'`{n}`' not in PAGE and f'nn.{n}(' not in PAGE] == []
 
 
+@pytest.mark.tier(quick=7)
 @pytest.mark.parametrize('name', CELLS)
 def test_the_table_says_what_the_report_says(name):
     cell = getattr(nn, name)(3, 4)

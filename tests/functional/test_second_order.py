@@ -66,6 +66,7 @@ def test_forward_mode_over_an_online_gradient_is_refused_too():
         jax.hessian(by_steps)(W)
 
 
+@pytest.mark.slow
 def test_what_does_not_depend_on_the_gradient_has_its_derivative():
     """A scale of the loss outside of the learner, and first gradients under transformations."""
 

@@ -160,6 +160,7 @@ def differences(name: str, *ways: str) -> dict[str, float]:
     return {way: run() for way, run in found.items() if not ways or way in ways}
 
 
+@pytest.mark.slow
 def test_a_learner_in_a_shard_map_of_one_device_is_that_of_no_shard_map():
     with jax.enable_x64(True):
         found = differences('d_rtrl', 'the derivative of steps')

@@ -76,6 +76,7 @@ def numbers(kept):
     return jax.tree.leaves((kept, key))
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'rule',
     ['pending', *(pytest.param(r, marks=pytest.mark.slow) for r in ('bfloat16', 'es_d_rtrl'))],
@@ -114,6 +115,7 @@ def resume(folder: str) -> None:
     functional.save_state(Path(folder) / 'end', go_on(learner, loaded, 5))
 
 
+@pytest.mark.slow
 def test_every_dtype_and_every_name_comes_back():
     tree = {
         'bfloat16': jnp.arange(6.0).astype(jnp.bfloat16).reshape(2, 3),

@@ -71,6 +71,7 @@ def gradients(learner, params, h, xs, ys):
     return grads, jax.tree.map(lambda *g: sum(g), *total)
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize('lead', [(), (3,)], ids=['alone', 'batch'])
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'd_rtrl pending', 'es_d_rtrl'])
@@ -83,6 +84,7 @@ def test_gradients_are_those_of_a_dense_matrix(rule, lead, monkeypatch):
         assert_close(gradients(learner, params | {'at': structure(0)}, h, xs, ys), dense)
 
 
+@pytest.mark.slow
 def test_one_program_serves_two_structures():
     params, h, xs, ys = sequence(())
     learner = functional.online(cell, rules.d_rtrl())
@@ -208,6 +210,7 @@ def by_hand(params, h, xs, flags, ys):
     return jax.grad(total, allow_int=True)(params)
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('states', 'lead', 'order'),

@@ -124,6 +124,7 @@ NEURONS = {
 }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', NEURONS)
 def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
     recurrent = name in ('LIF', 'AdExIF')
@@ -156,6 +157,7 @@ def projections(bp):
     }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'name, recurrent',
     [

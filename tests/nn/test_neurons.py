@@ -23,6 +23,7 @@ def run(units, current, steps, batch_size=None):
     return np.stack([np.asarray(units(current)) for _ in range(steps)])
 
 
+@pytest.mark.tier(quick=4)
 @neurons
 @pytest.mark.parametrize('batch_size', [None, 3])
 def test_states_have_the_shape_of_the_units(name, batch_size):

@@ -34,6 +34,7 @@ def float64():
     jax.config.update('jax_enable_x64', before)
 
 
+@pytest.mark.tier(quick=6)
 @cases
 def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
@@ -47,6 +48,7 @@ def test_steps_follow_the_formula(row, batch_size):
             assert_close(values(module, brainstate.HiddenState), states)
 
 
+@pytest.mark.tier(quick=4)
 @cases
 def test_online_gradients_are_those_of_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
