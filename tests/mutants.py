@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         'leaves of a file that the state lacks are not seen',
-        'functional/_files.py',
+        '_saving.py',
         'for name in {**here, **saved}',
         'for name in here',
         'tests/functional/test_state_io.py -k structure',

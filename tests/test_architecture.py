@@ -53,8 +53,9 @@ ARROWS: dict[str, set[str]] = {
     'extra': set(),
     'extra.observed': CORE,
     'extra.sharding': CORE,
-    'functional': CORE | {'extra.observed', 'extra.sharding'},
-    '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
+    '_saving': {'_errors', '_jax', '_compiler'},
+    'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding'},
+    '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_warnings', '_etrace_op', '_learner', 'nn'},
     'tasks': {
         '_errors',

@@ -9,7 +9,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .. import _jax
+from .. import _jax, _saving
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._errors import NotCompiledError, OptionError, StructureError
 from .._jax import is_key
@@ -37,7 +37,6 @@ from .._windows import (
 )
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from . import saving
 from .calls import Bound, Notices, substitute
 from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
 from .public_names import PublicNames
@@ -197,7 +196,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         optimiser, nor states that a step function touches beside the learner. Call it outside of a
         mapping transformation: every lane is saved then. See :meth:`restore`.
         """
-        return saving.save(self._saved(), self.rule)
+        return _saving.save(self._saved(), self.rule)
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
@@ -215,7 +214,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         >>> bool((model.h.value == before['states/h']).all()), learner.etrace.value['t'].tolist()
         (True, [0, 0, 0])
         """
-        saving.restore(self._saved(), self.rule, tree)
+        _saving.restore(self._saved(), self.rule, tree)
 
     def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
         """Every state that :meth:`save` reads, by path."""
