@@ -76,6 +76,7 @@ ROOMS = {
         'equations',
         'program',
         'stacked_states',
+        'kinds',
         'graph',
         'analysis',
         'analyse',
