@@ -1,4 +1,4 @@
-"""Inside a file: no assert, no override, no sentence as data, and the like.
+"""Inside a file: no assert, no override, no sentence that is data, and the like.
 
 ``tests/test_architecture.py`` has the rules for imports. Sources are read, not imported.
 """

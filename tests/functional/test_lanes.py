@@ -10,7 +10,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace._windows.records import counts_along
+from braintrace._windows.runs import counts_along
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other

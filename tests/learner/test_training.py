@@ -11,7 +11,7 @@ import pytest
 
 import braintrace
 from braintrace import OptionError, StructureError
-from braintrace._windows import progress
+from braintrace._windows import turns
 from tests.compare import assert_close, errors
 
 from .networks import BATCH, STEPS, Net, compiled, data, loss_of, squared
@@ -133,8 +133,8 @@ def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(
     rate, length, most, capfd, monkeypatch
 ):
     clock = [0.0]
-    monkeypatch.setattr(progress.time, 'perf_counter', lambda: clock[0])
-    line, due, reports = progress._Line(length), 0, 0
+    monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
+    line, due, reports = turns._Line(length), 0, 0
     line(0, 0.0)
     for done in range(length // 100, length + 1, length // 100):
         clock[0] = done / rate
