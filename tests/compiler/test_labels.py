@@ -1,7 +1,5 @@
 """Labels of positions against real derivatives: the non-zero entries of Jacobians."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

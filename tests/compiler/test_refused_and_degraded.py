@@ -1,7 +1,5 @@
 """Each refused or degraded model: its records, their lines, and no silent zero gradient."""
 
-from __future__ import annotations
-
 import re
 import typing
 import warnings

@@ -1,7 +1,5 @@
 """The report: groups, relations, routes and cuts, memory, exactness, drawings; and the warnings."""
 
-from __future__ import annotations
-
 import html.parser
 import inspect
 import json

@@ -2,8 +2,6 @@
 backpropagation, exact for these models.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import jax
