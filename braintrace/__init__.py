@@ -23,7 +23,6 @@ from ._etrace_op import (
     sparse_matmul,
 )
 from ._etrace_op import register_primitive as _register_primitive
-from ._modulated import modulated
 from ._public_names import instead_of as _instead_of
 from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
@@ -31,7 +30,7 @@ from ._rules import Feedback
 from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
-from ._windows import Penalised
+from ._windows import Penalised, modulated
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, receipts, tasks, verify

@@ -6,7 +6,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import costs, xla
+from tests import costs, tiers, xla
 
 xla.compile_quickly()
 MOST_MEMORY = 3 * 2**30  # of a test process; `make test-nightly` took three times as much
@@ -30,10 +30,7 @@ def pytest_collection_modifyitems(config, items):
     by_address = [item.nodeid for item in items if ' at 0x' in item.nodeid]
     if by_address:
         raise pytest.UsageError('give these parameters ids of their own: ' + ', '.join(by_address))
-    for item in items:
-        if item.get_closest_marker('nightly'):
-            item.add_marker('slow')
-    costs.mark_slow(config, items)
+    tiers.assign(config, items)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,29 +1,22 @@
 """A pytest plugin: what the tests of a run cost, in CPU seconds, which a busy machine changes less
-than minutes; and the tests that are slow since they were measured.
-
-`slow.txt` has a line for each of these: how many of its first rows are quick, and its name. `2/3`
-stands for two quick rows, and of those behind them a third in the gate, the others at night; by
-`tests.tiers` the gate has at least one row of every value.
-`python -m tests.costs build/costs.json` prints such lines for what a run with `--costs` measured.
+than minutes. `python -m tests.costs build/costs.json` prints the marks that follow from what a run
+with `--costs` measured.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests import tiers
+from tests.tiers import test_of
 
 FILES = 10  # that the summary names
 QUICK = 0.8  # CPU seconds of all quick rows of one test together
-SLOW = Path(__file__).with_name('slow.txt')
 
 
 def cpu_seconds() -> float:
@@ -41,53 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Clock(), 'costs-clock')
     if not hasattr(config, 'workerinput'):
         config.pluginmanager.register(Costs(config.getoption('--costs')), 'costs')
-
-
-def test_of(name: str) -> str:
-    """The name of a test without its row."""
-    return name.split('[')[0]
-
-
-def mark_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `slow.txt` names. A whole run has every value in the gate, and refuses a name that
-    is no test.
-    """
-    lines = dict(reversed(line.split()) for line in SLOW.read_text().splitlines())
-    tests, late = defaultdict(list), []
-    for item in items:
-        tests[test_of(item.nodeid)].append(item)
-    for name in lines.keys() & tests.keys():
-        first, _, turn = lines[name].partition('/')
-        rows = [row for row in tests[name] if not row.get_closest_marker('nightly')]
-        unmarked = [row for row in rows if not row.get_closest_marker('slow')]
-        for row in unmarked[int(first) :]:
-            row.add_marker('slow')
-        quick = unmarked[: int(first)]
-        others = [row for row in rows if row not in quick]
-        late += tiers.at_night(quick, others, int(turn or 1))
-    whole = config.args == config.getini('testpaths')
-    for row in tiers.of_no_use(items, late) if whole else late:
-        row.add_marker('nightly')
-    if whole:
-        refuse_names_of_no_test(config, lines, tests)
-        if lost := tiers.lost_values(tests):
-            raise pytest.UsageError(
-                'values of these rows run at night alone; mark a row of each value slow, not '
-                f'nightly, or say why not in AT_NIGHT of tests/tiers.py: {", ".join(lost)}'
-            )
-
-
-def refuse_names_of_no_test(config: pytest.Config, lines: dict, tests: dict) -> None:
-    """A line names a test, or a file that is left out of this run."""
-    files = {name.split('::')[0] for name in tests}
-    gone = [
-        name
-        for name in lines
-        if name not in tests
-        and ((file := name.split('::')[0]) in files or not (config.rootpath / file).exists())
-    ]
-    if gone:
-        raise pytest.UsageError(f'{SLOW} names what is no test; delete: {", ".join(gone)}')
 
 
 class Clock:
@@ -156,15 +102,16 @@ def summary(tests: dict[str, float], whole: float) -> list[str]:
     ]
 
 
-def slow_lines(tests: dict[str, float]) -> list[str]:
-    """Lines for `slow.txt`: the first rows of a test that together cost ``QUICK`` stay quick."""
+def marks(tests: dict[str, float]) -> list[str]:
+    """The first rows of a test that together cost ``QUICK`` stay quick."""
     lines = []
     for name, rows in itertools.groupby(sorted(tests, key=test_of), key=test_of):
         costs = list(itertools.accumulate(tests[row] for row in rows))
         number = sum(cost <= QUICK for cost in costs)
-        lines += [f'{number} {name}'] if number < len(costs) else []
+        mark = f'tier(quick={number})' if number else 'slow'
+        lines += [f'{name}: @pytest.mark.{mark}'] if number < len(costs) else []
     return lines
 
 
 if __name__ == '__main__':
-    print(*slow_lines(json.loads(Path(sys.argv[1]).read_text())), sep='\n')
+    print(*marks(json.loads(Path(sys.argv[1]).read_text())), sep='\n')

@@ -1,7 +1,5 @@
 """The package as text: its files, their imports, what each floor exports. Nothing is imported."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +10,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'braintrace'
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # a line and what is wrong there
+BESIDE = ('compat', 'extra')  # folders beside the core: each of their modules is a floor
+
+
+def floor_of(parts: Iterable[str]) -> str:
+    """The floor of ``('_rules', 'rule')``, and of the parts of a name behind ``braintrace``."""
+    first, *rest = [part for part in parts if part != '__init__'] or ['']
+    return f'{first}.{rest[0]}' if first in BESIDE and rest else first
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,10 @@ class Source:
 
     @property
     def floor(self) -> str:
-        """The first folder or module; ``''`` for the package's own ``__init__``."""
-        first = Path(self.path).with_suffix('').parts[0]
-        return '' if first == '__init__' else first
+        """The first folder or module, ``extra.name`` of a folder of :data:`BESIDE`; ``''`` for the
+        package's own ``__init__``.
+        """
+        return floor_of(Path(self.path).with_suffix('').parts)
 
     @property
     def module(self) -> str:

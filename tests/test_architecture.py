@@ -4,8 +4,6 @@
 imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +19,7 @@ from tests.sources import (
     Finding,
     Source,
     exports,
+    floor_of,
     found_by,
     module_of,
     type_checking_lines,
@@ -37,7 +36,6 @@ ARROWS: dict[str, set[str]] = {
     '_tables': set(),
     '_public_names': {'_errors'},
     '_warnings': {'_errors'},
-    '_modulated': {'_errors'},
     '_synthetic': {'_errors'},
     '_jax': {'_errors'},
     '_brainstate': {'_jax'},
@@ -49,7 +47,11 @@ ARROWS: dict[str, set[str]] = {
     'rules': {'_errors', '_rules', '_signatures'},
     '_report': CORE - {'_report', '_windows'},
     '_windows': CORE - {'_windows'},
-    'functional': CORE,
+    # Beside the core: what a floor above imports, by name, where it is asked for.
+    'extra': set(),
+    'extra.observed': CORE,
+    'extra.sharding': CORE,
+    'functional': CORE | {'extra.observed', 'extra.sharding'},
     '_learner': CORE | {'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_warnings', '_etrace_op', '_learner', 'nn'},
     'tasks': {
@@ -66,7 +68,7 @@ ARROWS: dict[str, set[str]] = {
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op'},
     'receipts': PUBLIC | {'_errors', '_tables', 'verify'},
-    '': CORE | {'_version', '_modulated', '_synthetic', 'functional', 'rules', 'verify'},
+    '': CORE | {'_version', '_synthetic', 'functional', 'rules', 'verify'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {
@@ -96,7 +98,7 @@ PLUGINS = {  # a module that its host alone imports
 
 def target_floor(name: str) -> str:
     """The floor that ``braintrace.x.y`` stands on; a name that the package has at once: ``''``."""
-    first = (name.split('.') + [''])[1]
+    first = floor_of(name.split('.')[1:])
     return first if first in ARROWS else LAZY.get(first, '')
 
 
@@ -150,7 +152,8 @@ def height(order: list[str], room: str) -> int:
 def check_doors(source: Source) -> Iterator[Finding]:
     """From another floor only names that its ``__init__`` offers, never one of its modules."""
     for line, name in source.uses():
-        first, *rest = name.split('.')[1:]
+        first = floor_of(name.split('.')[1:])
+        rest = name.split('.')[2 + first.count('.') :]
         floor = f'braintrace.{first}' if first in ARROWS else 'braintrace'
         asked = rest if first in ARROWS else [first]
         if target_floor(name) == source.floor or not asked or asked in (['*'], ['__all__']):
@@ -275,6 +278,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.tier(quick=3)
 @pytest.mark.parametrize('rule', RULES)
 def test_the_package_keeps_the_rule(rule):
     found = found_by(RULES[rule])

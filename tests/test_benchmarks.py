@@ -1,7 +1,5 @@
 """The benchmarks compare like with like, and the pages say what the results say."""
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path
@@ -145,6 +143,7 @@ BY_HAND += [(kind, False) for kind in ('lif_syn', 'lru', 'lru_complex', 'mingru'
 BY_HAND += [(kind, True) for kind in ('lru', 'lru_complex', 'mingru')]
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize(('kind', 'associative'), BY_HAND)
 def test_bptt_by_hand_is_the_gradient_of_the_scan(bench, kind, associative):
     of_pictures = kind == 'conv_lstm'

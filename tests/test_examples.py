@@ -1,7 +1,5 @@
 """The examples run, and show what README says of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -27,6 +25,7 @@ def digits():
     return load('digits', 'matplotlib', 'tqdm')
 
 
+@pytest.mark.slow
 def test_each_method_starts_from_the_same_weights_and_sees_the_same_loss(digits):
     data = digits.Data.load()
     losses = []
@@ -65,7 +64,7 @@ FRAMEWORKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', FRAMEWORKS)
 def test_a_model_of_another_framework_learns(name, capsys):
     """Without learning, a tenth of the digits is right, and the error is the targets' variance 1;

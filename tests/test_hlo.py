@@ -116,6 +116,7 @@ def run_of_two(cell, what):
     return optimised(run).lower(state, params, xs, ys).compile()
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('what', ['updates', 'kept'])
 @pytest.mark.parametrize('cell', [coupled, unread])
 def test_a_trace_of_two_states_is_never_copied(cell, what):
@@ -136,6 +137,7 @@ def gates(params, h, x):
     return h @ params['out'], h
 
 
+@pytest.mark.slow
 def test_what_a_trace_of_gates_is_multiplied_by_is_not_gathered_for_each_of_its_numbers():
     learner = braintrace.functional.online(gates, braintrace.rules.d_rtrl())
     params = {'w': jnp.ones((I + N, 2 * N)), 'out': jnp.ones((N, 2))}
@@ -184,6 +186,7 @@ def instructions(compiled):
             yield where, *found.groups()
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'make',
     [
@@ -215,6 +218,7 @@ def test_there_is_one_buffer_of_the_traces_size_and_it_is_the_donated_one(make):
     assert any(opcode == 'fusion' for _, opcode in made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('write_every', [1, 4])
 def test_training_needs_less_memory_beside_the_trace_than_another_trace(write_every):
     assert train(write_every).memory_analysis().temp_size_in_bytes < trace_bytes()
@@ -256,6 +260,7 @@ def test_the_loop_of_a_window_holds_the_product_with_the_state_alone():
     assert {f'{T * B},{N}', f'{T * B},2'} <= set(products)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.filterwarnings('ignore:parameter v reaches')
 @pytest.mark.parametrize('jitted', [False, True], ids=['plain', 'inside_jit'])
 def test_inside_a_window_the_gradient_of_a_plain_parameter_is_not_made_either(jitted):
@@ -307,6 +312,7 @@ def of_the_traces_size(compiled):
     }
 
 
+@pytest.mark.slow
 def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
     """Also where single steps were pending beside it: what goes in comes out."""
     compiled = dropped_window(braintrace.rules.d_rtrl(write_every=4))
@@ -314,6 +320,7 @@ def test_a_window_whose_trace_is_dropped_makes_no_array_of_its_size():
     assert 'fusion' in of_the_traces_size(gradient(None))
 
 
+@pytest.mark.slow
 def test_without_a_rule_a_window_has_no_loop_backwards():
     """What a step sends to each y is made for all steps at once."""
 

@@ -1,7 +1,5 @@
 """What an import of the package does to the process; each process shows several things."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -9,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 import braintrace
 from braintrace import _version
@@ -51,6 +51,7 @@ def process(code: str, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
     found = process("""
         import numpy as np
@@ -89,6 +90,7 @@ def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
     assert found['weights'] == ['float64'] and found['precision'] == 64
 
 
+@pytest.mark.slow
 def test_flags_stay_where_a_learner_is_the_first_name_used():
     found = process(
         """
@@ -122,6 +124,7 @@ def test_flags_stay_where_a_learner_is_the_first_name_used():
     }
 
 
+@pytest.mark.slow
 def test_a_brainstate_that_is_there_already_is_left_as_it_is():
     found = process("""
         import brainstate

@@ -1,7 +1,5 @@
 """The package's needs of JAX's internals, one test each: a new release breaks a named test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax
@@ -227,6 +225,7 @@ def scanned(reverse):
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('reverse', [False, True])
 def test_a_scan_has_its_constants_then_its_carry_then_what_it_runs_over(reverse):
     a, b = jnp.arange(3.0), jnp.arange(2.0)

@@ -1,13 +1,13 @@
 """README's and docs' promises: their code blocks run in order, and the commands exist."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -22,6 +22,7 @@ def python(arguments):
     return [sys.executable, *arguments.split()]
 
 
+@pytest.mark.slow
 def test_the_code_blocks_of_the_guide_to_primitives_run():
     namespace: dict = {}
     for block in blocks('python', PRIMITIVES):
@@ -30,6 +31,7 @@ def test_the_code_blocks_of_the_guide_to_primitives_run():
     assert namespace['losses'].shape == (20,)
 
 
+@pytest.mark.slow
 def test_the_test_suite_of_the_guide_to_primitives_runs(tmp_path):
     found = blocks('python', PRIMITIVES)
     imports = found[0].split('\n\nlow_rank_gain')[0]

@@ -4,17 +4,16 @@ A product of tables grows with each of them, and a fault mostly needs two of its
 the gate asks for each pair of values of two tables (:func:`pairwise`), or for each value of each
 table (:func:`in_turn`), and the night for the whole product.
 
-Where a line of `slow.txt` leaves a part of a test's rows in the gate, a hash of their names chooses
-them (:func:`at_night`), so that no period of the table can meet that of the choice. Every value
+A test is marked `slow` or `nightly`, or takes turns: of the rows of `tier(quick=2, one_in=4)` the
+first two are quick, and of the others one in four is in the gate. A hash of their names chooses
+those (:func:`at_night`), so that no period of the table can meet that of the choice. Every value
 of a short table is among them. The values of a long one, which many tests run through, are in the
 gate at least once (:func:`of_no_use`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from zlib import crc32
 
@@ -46,6 +45,20 @@ AT_NIGHT = {
     'tests/test_examples.py': 'more frameworks',
     'tests/verify/test_activity.py': 'more ways to write a neuron',
 }
+
+
+# Examples in docstrings, which cannot be marked, by the ends of their names.
+SLOW_DOCTESTS = (
+    '.adapters',
+    '.etrace_grad',
+    '.etrace_train',
+    '_check.assert_conformant',
+    '_check.check',
+    '_matrix_memory.MambaCell',
+    '_online.online',
+    '_report.ConformanceReport',
+    'doctor.diagnose',
+)
 
 
 def pairwise(quick: Quick, **tables: Iterable):
@@ -116,6 +129,37 @@ def _pairs_first(sizes: Sequence[int]) -> set[tuple[int, ...]]:
         missing -= rest[best]
         found.add(best)
     return found
+
+
+def assign(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the rows of each test by its `tier`. A whole run has every value in the gate."""
+    tests, late = defaultdict(list), []
+    for item in items:
+        if not in_gate(item) or item.nodeid.endswith(SLOW_DOCTESTS):
+            item.add_marker('slow')
+        tests[test_of(item.nodeid)].append(item)
+    for all_rows in tests.values():
+        if tier := all_rows[0].get_closest_marker('tier'):
+            rows = [row for row in all_rows if in_gate(row)]
+            unmarked = [row for row in rows if not row.get_closest_marker('slow')]
+            quick = unmarked[: tier.kwargs.get('quick')]
+            others = [row for row in rows if row not in quick]
+            for row in others:
+                row.add_marker('slow')
+            late += at_night(quick, others, tier.kwargs.get('one_in', 1))
+    whole = config.args == config.getini('testpaths')
+    for row in of_no_use(items, late) if whole else late:
+        row.add_marker('nightly')
+    if whole and (lost := lost_values(tests)):
+        raise pytest.UsageError(
+            'values of these rows run at night alone; mark a row of each value slow, not '
+            f'nightly, or say why not in AT_NIGHT of tests/tiers.py: {", ".join(lost)}'
+        )
+
+
+def test_of(name: str) -> str:
+    """The name of a test without its row."""
+    return name.split('[')[0]
 
 
 def at_night(quick: list[pytest.Item], others: list[pytest.Item], turn: int) -> list[pytest.Item]:

@@ -13,17 +13,6 @@ from .evaluation import evaluate
 from .learners import (
     D_RTRL,
     ES_D_RTRL,
-    ETraceAlgorithm,
-    ETraceVjpAlgorithm,
-    IODimVjpAlgorithm,
-    ParamDimVjpAlgorithm,
-    RandomProjectionVjpAlgorithm,
-    compile,
-    compile_etrace_graph,
-    pp_prop,
-)
-from .public_names import MultiStepData, SingleStepData
-from .rules import (
     OSTL,
     OTPE,
     OTTT,
@@ -31,12 +20,21 @@ from .rules import (
     RTRL,
     UORO,
     EProp,
+    ETraceAlgorithm,
+    ETraceVjpAlgorithm,
+    IODimVjpAlgorithm,
     OSTLFeedforward,
     OSTLRecurrent,
+    ParamDimVjpAlgorithm,
+    RandomProjectionVjpAlgorithm,
     SameStep,
     SnAp,
     ThreeFactor,
+    compile,
+    compile_etrace_graph,
+    pp_prop,
 )
+from .public_names import MultiStepData, SingleStepData
 from .states import ModelStates, check_model
 from .synthetic import (
     DNI,

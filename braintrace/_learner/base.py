@@ -15,27 +15,40 @@ from .._errors import NotCompiledError, OptionError, StructureError
 from .._jax import is_key
 from .._public_names import takes_public_arguments
 from .._report import Report, summary
-from .._rules import Rule, counting, uncounted
+from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
-from .._windows import signature
+from .._windows import (
+    CARRIES,
+    LOSS_OUTPUTS,
+    GradientOptions,
+    Result,
+    UpdateOptions,
+    check_choice,
+    check_inside,
+    check_optimizer,
+    check_window,
+    choose_delay,
+    length_of,
+    signature,
+    split_weights,
+    weighed,
+    with_so_far,
+)
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from . import saving, traces
-from .along import AlongSequences
-from .bound import Bound
-from .calls import substitute
-from .notices import Notices
-from .own_states import ETraceState, StructureState, SyntheticState
+from . import saving
+from .calls import Bound, Notices, substitute
+from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
 from .public_names import PublicNames
-from .states import ModelStates, check_model
-from .world import CARRY, Path, Role, World
+from .sequences import Arguments, CallOptions, evolve, gradient, train
+from .states import CARRY, ModelStates, Path, Role, World, as_path, check_model
 
 # What to call where a model meets other shapes than it was compiled for.
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-class ETraceLearner(AlongSequences, PublicNames, ShowsArguments, brainstate.nn.Module):
+class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
     ``learner.compile_graph(*inputs)`` compiles, which :func:`braintrace.compile` does for you;
@@ -308,13 +321,251 @@ class ETraceLearner(AlongSequences, PublicNames, ShowsArguments, brainstate.nn.M
         ``param``: a ``ParamState`` of the model or its path, as a tuple or joined by ``/``.
         """
         graph, etrace = self.graph, self.etrace.value
-        path = traces.parameter_path(self.param_states, param)
+        path = _parameter_path(self.param_states, param)
         bound = self._compiled()
         params = jax.tree.leaves(bound.states.now().read(Role.WEIGHT))
         trace = bound.core.first.written(params, etrace['trace'], etrace['t'])
-        return traces.of_parameter(graph, trace, etrace['t'], path)
+        return _traces_of(graph, trace, etrace['t'], path)
+
+    # along a sequence -----------------------------------------------------------------------------
+
+    @takes_public_arguments
+    def etrace_grad(
+        self,
+        *sequences,
+        step_fn: Callable,
+        mask=None,
+        reset=None,
+        window='auto',
+        memory_budget: int | None = None,
+        carry: str = 'trace',
+        inside: str = 'trace',
+        weights: dict | None = None,
+        reduction: str = 'mean',
+        has_aux: bool = False,
+        return_value: bool = False,
+        loss_output: str = 'per_step',
+        progress: bool = False,
+    ):
+        """Online gradient of a sequence of losses, from the present state on; weights are constant
+        during the call.
+
+        Parameters
+        ----------
+        *sequences : pytrees
+            Inputs, targets, anything that a step reads, with time in axis 0.
+        step_fn : function
+            ``step_fn(*slices)`` calls the learner once and returns a real scalar loss, a
+            :class:`braintrace.Penalised`, or ``(loss, aux)`` with ``has_aux``. A loss may read old
+            hidden states too. Define it once: a new function compiles anew.
+        mask : array of shape (T,), optional
+            Weighs the losses; where it is 0, a loss need not be a number. The penalty of a
+            :class:`braintrace.Penalised` is not weighed. Where samples differ in length, weigh
+            them inside ``step_fn``.
+        reset : bool array of shape (T,) or (T, B), optional
+            Puts flagged lanes back to the initial states before a step (:meth:`reset_state`).
+        window : 'auto', int or None
+            How many steps are computed together, None for all; every window gives the same
+            numbers, but for ``inside='exact'``.
+        memory_budget : int, optional
+            A bound in bytes for what ``'auto'`` chooses.
+        carry : 'trace' or 'drop'
+            ``'trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace.
+        inside : 'trace' or 'exact'
+            ``'exact'`` takes reverse mode without cuts through each window, and the trace at its
+            border: the window, an int or None, is then the reach of the exact gradient. With
+            ``carry='drop'`` it is truncated back-propagation through time, whatever the rule is:
+            leave that out for separate sequences, too.
+        weights : dict, optional
+            Path -> ``ParamState``; by default ``param_states``.
+        reduction : 'mean' or 'sum'
+            ``'mean'`` divides by the sum of the mask.
+        has_aux : bool
+            Whether ``step_fn`` returns a pair.
+        return_value : bool
+            Whether the losses come back too.
+        loss_output : 'per_step', 'masked' or 'scalar'
+            The losses as they are, each times its mask, or reduced as the gradient is.
+        progress : bool
+            Shows a line on stderr (not inside transformations).
+
+        Returns
+        -------
+        grads, (grads, losses), (grads, aux) or (grads, losses, aux)
+            Gradients in a dict like ``weights``. The trace's buffer is reused: arrays taken from
+            ``learner.etrace.value`` before do not outlive the call.
+
+        Raises
+        ------
+        StepFunctionError
+            ``step_fn`` does not call the learner once, or returns no scalar.
+        StructureError
+            Sequences have different lengths, or a slice is not like what was compiled.
+        OptionError
+            An option has a value outside its set.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> xs, ys = jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4))
+        >>> grads, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True)
+        >>> losses.shape
+        (5,)
+        """
+        check_choice('carry', carry, CARRIES)
+        check_choice('return_value', return_value, (True, False))
+        check_choice('loss_output', loss_output, LOSS_OUTPUTS)
+        check_window(window, memory_budget)
+        exact = check_inside(inside, window)
+        along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
+        given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
+        apply = synthesizer_of(self, exact)
+        result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
+        losses = weighed(result.losses, mask, loss_output, reduction)
+        grads, _ = split_weights(result.learnt, apply)
+        extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
+        return _returned((grads, *extra) if extra else grads, result, given)
+
+    def etrace_train(
+        self,
+        *sequences,
+        step_fn: Callable,
+        optimizer,
+        opt_state=None,
+        update_every: int = 1,
+        write_every: int | None = None,
+        mask=None,
+        reset=None,
+        weights: dict | None = None,
+        reduction: str = 'mean',
+        has_aux: bool = False,
+        progress: bool = False,
+        inside: str = 'trace',
+    ):
+        """Learn along a sequence, from the present state on: the parameters change after each
+        ``update_every`` steps.
+
+        Arguments that are not listed are those of :meth:`etrace_grad`, and so are the errors.
+
+        Parameters
+        ----------
+        optimizer : optax.GradientTransformation
+            Define it once, as ``step_fn``: another object compiles anew.
+        opt_state : optional
+            What an earlier call returned, to continue a stream; by default ``optimizer.init`` of
+            the weights' values.
+        update_every : int
+            Each update uses the ``reduction`` of its own steps' gradients, their mask and their
+            penalties (:class:`braintrace.Penalised`); steps left at the end get an update of their
+            own. The optimiser runs also where a mask is zero.
+        write_every : int, optional
+            Number of steps between two writes of the trace, in which steps are kept as they are;
+            the numbers are the same. By default chosen from the shapes.
+        inside : 'trace' or 'exact'
+            ``'exact'`` takes reverse mode without cuts through the steps of an update.
+
+        Returns
+        -------
+        (losses, opt_state), or (losses, aux, opt_state) with ``has_aux``
+            As in every call over a sequence the trace's buffer is reused: arrays taken from
+            ``learner.etrace.value`` before do not outlive it; copy them.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C, after the updates that run: weights and states are those of the last one. Its
+            ``so_far`` is what the call returns for the steps until then.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp, optax
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)
+        >>> def step_fn(x, y):
+        ...     return jnp.mean((learner(x) - y) ** 2)
+        >>> xs, ys = jnp.ones((50, 3, 2)), jnp.ones((50, 3, 4))
+        >>> losses, opt_state = learner.etrace_train(
+        ...     xs, ys, step_fn=step_fn, optimizer=optax.adam(1e-2)
+        ... )
+        >>> bool(losses[-1] < losses[0])
+        True
+        """
+        check_optimizer(optimizer)
+        bound = self._compiled().in_time()
+        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
+        exact = check_inside(inside, update_every)
+        along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
+        given = Arguments(sequences, step_fn, mask, reset, weights)
+        calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
+        result = train(bound, given, calls, opt_state)
+        extra = [result.aux] if has_aux else []
+        return _returned((result.losses, *extra, result.learnt[1]), result, given)
+
+    @takes_public_arguments
+    def etrace_evolve(
+        self,
+        *sequences,
+        step_fn: Callable | None = None,
+        return_outputs: bool = True,
+        trace: bool = True,
+    ):
+        """Run a sequence forward without gradients; ``step_fn(*slices)`` defaults to the learner
+        itself.
+
+        ``trace=False`` is evaluation: hidden states advance, trace and step count stay. Returns
+        the results of ``step_fn``, stacked over time; ``return_outputs=False`` keeps none of them,
+        for a long run where only the states matter, and returns None.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> learner.etrace_evolve(jnp.ones((5, 3, 2)), trace=False).shape
+        (5, 3, 4)
+        """
+        return evolve(self._compiled().in_time(), sequences, step_fn, return_outputs, trace)
 
     def _begin_synthetic(self) -> None:
         """The parameters of the synthesizer, for a learner that has one."""
         if self.bootstraps:
             self.synthetic = SyntheticState(self.graph, self.synthesizer)
+
+
+def _returned(value, result: Result, given: Arguments):
+    """What a call returns; where it was stopped, its exception, which has that."""
+    if result.stopped is None:
+        return value
+    raise with_so_far(result.stopped, value, len(result.losses), length_of(*given.sequences))
+
+
+def _parameter_path(states: Mapping, param) -> str:
+    """The path of a parameter that is given as its state or as its path, joined by dots."""
+    for key, state in states.items():
+        path = as_path(key)
+        if state is param or param in (path_name(path), '/'.join(path)) or as_path(param) == path:
+            return path_name(path)
+    raise OptionError(f'{param!r} is no parameter of the model; its parameters are {list(states)}.')
+
+
+def _traces_of(graph: ETraceGraph, trace: Trace, t: jax.Array, parameter: str) -> dict:
+    """``(relation, group) -> slots`` of the relations that hold a parameter or a part of it."""
+    found = {}
+    for rel in graph.hidden_param_op_relations:
+        paths = [path for several in rel.paths.values() for path in several]
+        if any(path == parameter or path.startswith(parameter + '/') for path in paths):
+            for group, slots in trace.get(rel.key, {}).items():
+                found[rel.key, group] = {name: _as_numbers(e, t) for name, e in slots.items()}
+    return found
+
+
+def _as_numbers(slot, t: jax.Array):
+    """A slot as numbers, zero where a lane has no past; separate states go to a last axis."""
+
+    def leaf(e):
+        flags = t > 0 if t.ndim == 0 or e.shape[:1] == t.shape else (t > 0).any()
+        return jnp.where(flags.reshape(flags.shape + (1,) * (e.ndim - flags.ndim)), read(e), 0)
+
+    return jnp.stack([leaf(e) for e in slot], -1) if isinstance(slot, tuple) else leaf(slot)

@@ -16,11 +16,10 @@ from .. import _jax
 from .._errors import OptionError, StructureError
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from .base import ETraceLearner
-from .bound import Bound
-from .lanes import Lanes
-from .states import ModelStates
+from .calls import Bound
+from .learners import Lanes
+from .states import ModelStates, as_path
 from .step_functions import Touched
-from .world import as_path
 
 
 def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:

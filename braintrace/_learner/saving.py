@@ -14,7 +14,7 @@ import saiunit as u
 from .._compiler import path_key
 from .._errors import StructureError
 from .._jax import is_key
-from .world import Path
+from .states import Path
 
 States: TypeAlias = dict[Path, brainstate.State]
 

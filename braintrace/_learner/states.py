@@ -1,18 +1,161 @@
-"""The door between a brainstate model and pure functions: the states that a step of it touches."""
+"""The door between a brainstate model and pure functions: the states that a step touches, by path
+and role; values and states are joined here alone.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._compiler import path_name
 from .._errors import CompileError, OptionError, StructureError
 from .._jax import hide_from_locations
-from .world import CARRY, Path, Role, World, as_path, discover
+
+Path: TypeAlias = tuple[str, ...]
+
+
+class Role(Enum):
+    """The part of a state in a step."""
+
+    WEIGHT = 'learned'
+    HIDDEN = "in the cell's carry; a reset puts it back"
+    CARRIED = "in the cell's carry; a reset lets it go on"
+    THREADED = 'written by the step beside the cell'
+    CONSTANT = 'only read'
+
+
+CARRY = (Role.HIDDEN, Role.CARRIED)
+
+
+def as_path(key) -> Path:
+    """A brainstate path as a tuple of strings."""
+    return tuple(map(str, key if isinstance(key, tuple) else (key,)))
+
+
+@dataclass(frozen=True)
+class World:
+    """States by path, each in one role.
+
+    The value of a hidden ``HiddenGroupState`` is a dict of the states that it holds side by side:
+    to the compiler each is a hidden state of its own.
+    """
+
+    states: Mapping[Path, brainstate.State]
+    roles: Mapping[Path, Role]
+
+    def of(self, *roles: Role) -> list[Path]:
+        """The paths of the states in these roles."""
+        return [path for path in self.states if self.roles[path] in roles]
+
+    def path_of(self, state: brainstate.State) -> Path | None:
+        """The path of this state, None if it is none of the world's."""
+        return next((path for path, s in self.states.items() if s is state), None)
+
+    def read(self, *roles: Role) -> dict[Path, Any]:
+        """The values of the states in these roles, by path."""
+        return {path: self._value(path) for path in self.of(*roles)}
+
+    def write(self, values: Mapping[Path, Any]) -> None:
+        """Store values in their states."""
+        for path, value in values.items():
+            self.states[path].value = self._stored(path, value)
+
+    @contextmanager
+    def running(self, values: Mapping[Path, Any]) -> Iterator[None]:
+        """Give states these values inside the block; afterwards, also on an error, they are as they
+        were.
+        """
+        states = [self.states[path] for path in values]
+        before = [state.value for state in states]
+        try:
+            with brainstate.StateTraceStack():
+                for path, value in values.items():  # counts as a read only
+                    self.states[path].restore_value(self._stored(path, value))
+                yield
+        finally:
+            _put_back(states, before)
+
+    def _group(self, path: Path) -> brainstate.HiddenGroupState | None:
+        """The state at a path, if it holds several hidden states side by side."""
+        state = self.states[path]
+        grouped = self.roles[path] is Role.HIDDEN and isinstance(state, brainstate.HiddenGroupState)
+        return state if grouped else None
+
+    def _value(self, path: Path):
+        """The value of a state; a group state gives a dict of its states."""
+        value = self.states[path].value
+        if (group := self._group(path)) is None:
+            return value
+        return OrderedDict(
+            (name, jax.tree.map(lambda a, k=k: a[..., k], value))
+            for k, name in enumerate(_names(path, group))
+        )
+
+    def _stored(self, path: Path, value):
+        """The inverse of :meth:`_value`."""
+        if self._group(path) is None:
+            return value
+        return jax.tree.map(
+            lambda *parts: jnp.concatenate([p[..., None] for p in parts], -1), *value.values()
+        )
+
+
+def _names(path: Path, state: brainstate.HiddenGroupState) -> list[str]:
+    """The names of the states that a group state holds side by side on its last axis."""
+    width, tree = state.value.shape[-1], isinstance(state, brainstate.HiddenTreeState)
+    names = [str(n) for n in (state.name2index if tree else range(width))]
+    if not names or len(set(names)) != width:
+        raise StructureError(
+            f'state {path_name(path)}: {type(state).__name__} with the names {names}, but the last '
+            f'axis of its value {list(state.value.shape)} holds {width} states. Give each of its '
+            'states, one at least, a name of its own.'
+        )
+    return names
+
+
+def _put_back(states: Sequence[brainstate.State], values: Sequence) -> None:
+    """Give states the values that they had, also where one holds another tree now."""
+    for state, value in zip(states, values, strict=True):
+        try:
+            state.restore_value(value)
+        except ValueError:
+            state.value = value
+
+
+def innermost() -> brainstate.StateTraceStack | None:
+    """The states that the function under the innermost transformation of brainstate has met so far;
+    None outside of any.
+    """
+    stacks = brainstate._state.TRACE_CONTEXT.state_stack
+    return stacks[-1] if stacks else None
+
+
+def discover(fn: Callable, *args) -> list[tuple[brainstate.State, bool]]:
+    """Trace ``fn`` on shapes: the states that it touches, each with whether it writes the state.
+
+    Every state is left as it was, also on an error.
+    """
+    stack = brainstate.StateTraceStack()
+
+    def run(*args):
+        try:
+            with stack:
+                return fn(*args)
+        finally:
+            _put_back(stack.states, stack.original_state_values)
+
+    jax.eval_shape(run, *args)
+    return list(zip(stack.states, stack.been_writen, strict=True))
+
 
 hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.sep)
 

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from .._compiler import abstract, depends, describe_aval, is_inexact
 from .._errors import BraintraceError, OptionError, StepFunctionError
 from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
-from .bound import Bound
-from .calls import ObservedCall, substituted
-from .world import CARRY, Path, Role, World, discover
+from .calls import Bound, ObservedCall, substituted
+from .states import CARRY, Path, Role, World, discover
 
 
 class Touched:

@@ -21,9 +21,8 @@ from .._windows import (
 )
 from ..rules import same_step
 from .base import ETraceLearner
-from .compiled_calls import CallOptions
 from .own_states import signal_shapes, synthesizer_of
-from .sequences import Arguments, gradient
+from .sequences import Arguments, CallOptions, gradient
 
 
 class DNI(ETraceLearner):

@@ -14,26 +14,45 @@ from .arguments import (
     check_window,
     choose_delay,
     did_you_mean,
+    first_order,
     length_of,
+    signature,
+    tree_bytes,
     weighed,
+    zero_gradient,
 )
-from .leaves import first_order, signature, tree_bytes, zero_gradient
-from .losses import Penalised, check_loss, task_loss, total_loss
-from .progress import Lines, show_progress
-from .records import (
+from .losses import Penalised, check_loss, modulated, task_loss, total_loss
+from .runs import (
+    Course,
     GradientOptions,
     Gradients,
     Moment,
     Observation,
+    Observer,
     Result,
     Sequence,
     Together,
     UpdateOptions,
     counted,
+    number_of_blocks,
+    optimised,
+    run_updates,
+    run_windows,
+    steps_of,
 )
-from .runs import Course, Observer, number_of_blocks, optimised, run_updates, run_windows, steps_of
 from .synthetic import bootstrapped, check_synthesizer, split_weights
-from .turns import Stop, Turn, Turns, bounds, buffers, cut, strong, with_so_far
+from .turns import (
+    Lines,
+    Stop,
+    Turn,
+    Turns,
+    bounds,
+    buffers,
+    cut,
+    show_progress,
+    strong,
+    with_so_far,
+)
 
 __all__ = [
     'CARRIES',
@@ -73,6 +92,7 @@ __all__ = [
     'did_you_mean',
     'first_order',
     'length_of',
+    'modulated',
     'number_of_blocks',
     'weighed',
     'optimised',

@@ -1,8 +1,9 @@
-"""The arguments of calls over a sequence; a refusal tells the remedy."""
+"""The arguments of calls over a sequence, and their leaves; a refusal tells the remedy."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Hashable
 from numbers import Integral
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, abstract, describe_aval, param_name
-from .._errors import OptionError, StructureError
+from .._errors import NotSupportedError, OptionError, StructureError
 from .._rules import MOST_PENDING, Rule
 
 REDUCTIONS = ('mean', 'sum')
@@ -184,3 +185,40 @@ def check_opt_state(optimizer, values, opt_state) -> None:
 def _shapes(tree) -> tuple:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, [jnp.shape(x) for x in leaves]
+
+
+def signature(trees) -> tuple:
+    """Structure, shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(trees)
+    avals = [x if isinstance(x, jax.Array) else abstract(x) for x in leaves]  # each eager call asks
+    return treedef, tuple((a.shape, a.dtype) for a in avals)
+
+
+def tree_bytes(tree) -> int:
+    """Bytes of all leaves."""
+    return sum(math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in jax.tree.leaves(tree))
+
+
+def zero_gradient(p):
+    """Zeros like an inexact parameter, float0 zeros for another."""
+    dtype = jnp.result_type(p)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.zeros(jnp.shape(p), dtype)
+    return np.zeros(jnp.shape(p), jax.dtypes.float0)
+
+
+@jax.custom_vjp
+def first_order(tree):
+    """The same tree; a derivative of an online gradient with respect to it is refused."""
+    return tree
+
+
+def _refuse_second(tree):
+    raise NotSupportedError(
+        'a derivative of an online gradient was asked for, but the trace holds first derivatives '
+        'only: it would be wrong. For second derivatives differentiate the cell itself through '
+        'time (verify.bptt_gradients).'
+    )
+
+
+first_order.defvjp(_refuse_second, lambda _, cotangents: (cotangents,))

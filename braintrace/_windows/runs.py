@@ -5,31 +5,288 @@ One scan stacks factors and signals of a window; one call of the rule turns them
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._executor import Signals, Steps, TracedStep
+from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
-from .arguments import divisor
-from .leaves import tree_bytes
-from .records import (
-    GradientOptions,
-    Gradients,
-    Moment,
-    Observation,
-    Result,
-    Sequence,
-    Show,
-    Together,
-    UpdateOptions,
-    counts_along,
-)
-from .turns import Turn
-from .walk import Walk, choose_window, step_bytes
+from .arguments import check_mask, divisor, tree_bytes
+from .turns import LINES, Turn, shown_loss
+
+Count = TypeVar('Count', jax.Array, jax.Array | None)
+Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Sequence(NamedTuple):
+    """``slices``, weights of the losses (``mask``) and reset flags (``(T,)`` or ``(T, B)``), each
+    with time in front.
+
+    ``counts``: bool ``(T,)``, false where a weight is 0: such a loss and its derivative need not be
+    numbers. None: all count. ``done``: how many steps the learner made before each, None
+    where nothing asks. ``penalties``: weights of the penalties beside these losses; None: there
+    are none, or each weight is 1. They count where a loss does not, so ``counts`` is None then.
+    """
+
+    slices: Any
+    mask: jax.Array
+    counts: jax.Array | None
+    flags: jax.Array | None
+    done: jax.Array | None = None
+    penalties: jax.Array | None = None
+
+    @classmethod
+    def of(cls, slices, mask, flags, length: int, penalised: bool) -> Sequence:
+        """A sequence with the weights that a user gave, or None."""
+        weights = check_mask(mask, length)
+        if mask is None:
+            return cls(slices, weights, None, flags)
+        if penalised:
+            return cls(slices, weights, None, flags, penalties=jnp.ones_like(weights))
+        return cls(slices, weights, weights != 0, flags)
+
+    def penalised(self, reduction: str) -> Sequence:
+        """With the weights of penalties whose mean counts beside the weighed mean of these steps'
+        losses, by the divisor of which the gradient is divided.
+        """
+        if self.penalties is None or reduction == 'sum':
+            return self
+        weight = divisor(self.mask) / len(self.mask)
+        return self._replace(penalties=jnp.full_like(self.mask, weight))
+
+    def part(self, start: int, stop: int) -> Sequence:
+        return jax.tree.map(lambda a: a[start:stop], self)
+
+    def blocks(self, number: int, size: int) -> Sequence:
+        return jax.tree.map(lambda a: a[: number * size].reshape(number, size, *a.shape[1:]), self)
+
+
+class Observation(NamedTuple):
+    """One observed step; ``world`` stands after it, ``direct`` are gradients that pass no op."""
+
+    world: Any
+    factors: Factors
+    signals: Signals
+    direct: Any
+    loss: jax.Array
+    aux: Any
+
+
+class Together(NamedTuple):
+    """Several steps under one pull-back: ``dy`` and ``lam`` are derivatives of the sum of their
+    losses, by each y and by the hidden states before them. ``factors`` has time in front;
+    ``trace``: one that moved inside, after them.
+    """
+
+    world: Any
+    factors: Factors
+    dy: dict[str, jax.Array]
+    lam: dict[str, Vector]
+    direct: Any
+    losses: jax.Array
+    aux: Any
+    trace: Any
+
+
+class Moment(NamedTuple):
+    """A place in a run: the world of its step, the trace, and the count of trace steps.
+
+    At both ends of a sequence ``trace`` may hold pending steps too, as a learner carries it between
+    single steps.
+    """
+
+    world: Any
+    trace: Any
+    t: jax.Array
+
+
+class Gradients(NamedTuple):
+    """Gradients of some steps' losses, for the weights of ops and for weights that reach a loss
+    otherwise.
+    """
+
+    ops: dict[str, dict[str, jax.Array]]
+    direct: Any
+
+
+class Result(NamedTuple):
+    """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
+    and auxiliary outputs of all steps. ``stopped``: the exception that ended it before them.
+    """
+
+    learnt: Any
+    end: Moment
+    losses: jax.Array
+    aux: Any
+    stopped: BaseException | None = None
+
+
+class GradientOptions(NamedTuple):
+    """The arguments of ``sequence_grad``. ``keep``: whether a later call continues the trace;
+    ``exact``: reverse mode without cuts inside a window.
+    """
+
+    window: Any = 'auto'
+    memory_budget: int | None = None
+    keep: bool = True
+    reduction: str = 'mean'
+    exact: bool = False
+
+
+class UpdateOptions(NamedTuple):
+    """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace.
+    ``exact``: reverse mode without cuts through the steps of an update.
+    """
+
+    optimizer: Any
+    every: int
+    delay: int
+    reduction: str = 'mean'
+    exact: bool = False
+
+
+def counted(t: Count) -> Count:
+    """The step count after one more step. The largest number stays: a count that wraps to 0 would
+    empty the trace. None: nothing is counted.
+    """
+    return None if t is None else t + (t < jnp.iinfo(t.dtype).max).astype(t.dtype)
+
+
+def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) -> tuple:
+    """The step counts before each of some steps, after its reset, and after the last one; ``t``
+    stands before the step ``begin``.
+    """
+    k = (jnp.arange(length, dtype=t.dtype) - begin).reshape(-1, *[1] * t.ndim)
+    counts = t[None] + jnp.minimum(k, jnp.iinfo(t.dtype).max - t[None])
+    if flags is not None:
+        flags = flags.reshape(*flags.shape, *[1] * (counts.ndim - flags.ndim))
+        last = jax.lax.cummax(jnp.where(flags, k, -1))  # the latest reset
+        counts = jnp.where(last < 0, counts, k - last)
+    return counts, counted(counts[-1])
+
+
+# Bytes that are stored of a window: more, and the system maps its memory anew at each call.
+WHOLE = 48 * 2**20  # in one window for the whole sequence
+EACH = 8 * 2**20  # in each of several
+
+
+class Walk:
+    """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one
+    kind in a scan.
+
+    ``show(due, done, loss) -> due`` reports between blocks, about a hundred times at most; None:
+    not at all. A ``turn`` walks its blocks alone.
+    """
+
+    def __init__(self, sequence: Sequence, state, show: Show | None, turn: Turn | None = None):
+        self.sequence, self.state, self.show, self.turn = sequence, state, show, turn
+        self.done = self.number = 0  # steps and blocks
+        self.shown: list = [] if turn is None else [turn.shown]
+        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), jnp.zeros(()))
+
+    def blocks(self, body: Callable, number: int, size: int) -> None:
+        """The next ``number`` blocks of ``size`` steps."""
+        if self.turn is not None:
+            if number:
+                self._of_turn(self.turn, body, number, size)
+            return
+        most = number if self.show is None else even(number, -(-number // LINES)) if number else 1
+        for chunks, blocks in ((number // max(most, 1), most), (1, number % max(most, 1))):
+            if chunks and blocks and size:
+                self._chunks(body, chunks, blocks, size)
+
+    def _of_turn(self, turn: Turn, body: Callable, number: int, size: int) -> None:
+        """Those of the next blocks that belong to the turn."""
+        first = self.done
+
+        def block(k, now):
+            state, shown = now
+            at = first + k * size
+            part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at, size), self.sequence)
+            state, got = body(state, part)
+            put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=at, axis=0)
+            return state, jax.tree.map(put, shown, got)
+
+        start, stop = (jnp.clip(x - self.number, 0, number) for x in (turn.start, turn.stop))
+        self.state, self.shown[0] = jax.lax.fori_loop(
+            start, stop, block, (self.state, self.shown[0])
+        )
+        self.number += number
+        self.done += number * size
+
+    def _chunks(self, body: Callable, chunks: int, blocks: int, size: int) -> None:
+        """Some chunks of blocks, and a report after each."""
+
+        def chunk(carry, part: Sequence):
+            state, due, done = carry
+            if blocks == 1:
+                state, got = body(state, part)
+            else:
+                state, got = jax.lax.scan(body, state, part.blocks(blocks, size))
+                got = _flat(got)
+            done += blocks * size
+            if self.show is not None:
+                due = self.show(due, done, shown_loss(got[0], part.mask))
+            return (state, due, done), got
+
+        carry = self.state, self.due, jnp.int32(self.done)
+        steps = chunks * blocks * size
+        part = self.sequence.part(self.done, self.done + steps)
+        if chunks == 1:
+            (self.state, self.due, _), got = chunk(carry, part)
+        else:
+            parts = part.blocks(chunks, blocks * size)
+            (self.state, self.due, _), got = jax.lax.scan(chunk, carry, parts)
+            got = _flat(got)
+        self.shown.append(got)
+        self.done += steps
+
+    @property
+    def results(self):
+        """Losses and auxiliary outputs of all steps."""
+        if len(self.shown) == 1:
+            return self.shown[0]
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *self.shown)
+
+
+def _flat(stacked):
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), stacked)
+
+
+def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_step: int) -> int:
+    """The number of steps in a window: as asked, or the whole sequence where what is stored of it
+    is little, else as many steps as the trace has bytes, since each window moves the trace.
+    """
+    if options.window == 'auto':
+        budget = options.memory_budget
+        if budget is None:
+            budget = WHOLE if per_step * length <= WHOLE else max(trace_bytes, EACH)
+        return even(length, max(1, int(budget // max(per_step, 1))))
+    return length if options.window is None else min(int(options.window), length)
+
+
+def step_bytes(graph: ETraceGraph, keep: bool) -> int:
+    """Bytes that the reverse scan over a window makes of each step: what it sends to each y, and
+    with ``keep`` what h owes to each y. An associative scan makes a tree of D and signals too.
+    """
+
+    def size(shape, aval) -> int:
+        return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
+
+    total = sum(size(op.y_aval.shape, op.y_aval) for op in graph.ops if op.owned)
+    for rel in graph.hidden_param_op_relations:
+        for group, coords in zip(rel.groups, rel.coordinates, strict=True):
+            if keep and rel.op.x is not None:
+                total += size(coords.shape, rel.op.y_aval) * group.num_state
+    if graph.policy.associative:
+        for group in graph.hidden_groups:
+            total += 2 * size(group.shape, group) * group.num_state * (group.num_state + 1)
+    return total
 
 
 class Observer(Protocol):

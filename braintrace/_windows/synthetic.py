@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
 from .._rules import Rule
-from .records import Gradients, Sequence
-from .runs import Observer
+from .runs import Gradients, Observer, Sequence
 
 
 class Borders(NamedTuple):

@@ -15,8 +15,8 @@ function.
 (2, 4)
 """
 
+from ..extra.observed import Observed
 from ._files import load_state, save_state
-from ._observed import Observed
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import abstract
-from .._errors import StructureError
+from .._errors import OptionError, StepFunctionError, StructureError
 from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._windows import (
     Course,
@@ -29,6 +30,7 @@ from .._windows import (
     bounds,
     buffers,
     check_flags,
+    check_loss,
     check_mask,
     check_opt_state,
     check_updatable,
@@ -49,8 +51,40 @@ from .._windows import (
     with_so_far,
 )
 from ._compiled import Compiled
-from ._loss import as_inputs
 from ._state import OnlineState, check_carry0
+
+RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
+
+
+def as_inputs(inputs) -> tuple:
+    """A plain tuple is passed as ``*inputs``; any other pytree is one input."""
+    return inputs if type(inputs) is tuple else (inputs,)
+
+
+def checked_loss(learner, loss_fn: Callable) -> Callable:
+    """``loss_fn(outputs, target)``, held to return a loss and not to step the learner."""
+    if not callable(loss_fn):
+        raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
+
+    def loss(outputs, target):
+        token = RUNNING.set(learner)
+        try:
+            return check_loss(loss_fn(outputs, target), 'loss_fn')
+        finally:
+            RUNNING.reset(token)
+
+    return loss
+
+
+def check_outside_of_loss(learner) -> None:
+    """Refuse a call of the learner from its own loss function."""
+    if RUNNING.get() is learner:
+        raise StepFunctionError(
+            'the loss function called the learner, but it is given what the learner returned: '
+            'here it is `loss(outputs, target) -> scalar`, such as `lambda y, target: ((y - '
+            "target) ** 2).mean()`. A function of one step's slices that calls the learner is the "
+            '`step_fn` of `learner.etrace_grad` and `etrace_train`.'
+        )
 
 
 class Data(NamedTuple):

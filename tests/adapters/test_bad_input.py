@@ -1,7 +1,5 @@
 """What is no model of a framework, or no step, is refused: what was found, and what to do."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -175,6 +173,7 @@ CASES = {
 }
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize('case', CASES)
 def test_it_is_refused_with_a_remedy(case):
     make, call, error, message = CASES[case]

@@ -1,7 +1,5 @@
 """Whole models of each framework: layers, readouts, variables that move; and the way back."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +38,7 @@ def traced(learner):
     return {path for path, route in learner.routes.items() if route.kind == 'trace'}
 
 
+@pytest.mark.slow
 def test_an_equinox_model_of_two_layers_and_a_head(xs, ys):
     eqx = pytest.importorskip('equinox')
 
@@ -91,6 +90,7 @@ def nnx_net(nnx, rate=0.0):
     return Net(nnx.Rngs(0)), (zeros, zeros)
 
 
+@pytest.mark.slow
 def test_an_nnx_model_of_two_layers_and_a_head(xs, ys):
     nnx = pytest.importorskip('flax.nnx')
     model, start = nnx_net(nnx)
@@ -144,6 +144,7 @@ def test_of_an_nnx_rnn_its_cell_is_taken(xs):
     assert_close(outputs, nnx.RNN(own, time_major=True)(xs))
 
 
+@pytest.mark.slow
 def test_a_blox_model_with_a_head_and_its_random_numbers(xs, ys):
     bx = pytest.importorskip('blox')
 
@@ -179,6 +180,7 @@ def test_a_blox_model_with_a_head_and_its_random_numbers(xs, ys):
     assert_close(moved, jax.tree.map(jnp.add, params, grads))
 
 
+@pytest.mark.slow
 def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
     import brainstate
 
@@ -202,6 +204,7 @@ def test_a_brainstate_model_of_stock_layers_learns_as_the_learner_does(xs, ys):
     assert_close(own, grads)
 
 
+@pytest.mark.slow
 def test_a_projection_on_spiking_neurons_of_brainpy_learns(xs):
     """The current of the synapse and the membrane are one group: the weights have a trace."""
     pytest.importorskip('brainpy', reason='the package brainpy is not installed')

@@ -2,8 +2,6 @@
 ``sequence_update`` does what a loop of single updates does.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +52,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.tier(one_in=2)
 @in_turn(none, name=OPTIMIZERS, make=[of_nnx, of_equinox])
 def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name, make):
     rng = np.random.default_rng(0)

@@ -1,13 +1,12 @@
 """Cells as their frameworks ship them learn online, with the gradients of plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from braintrace import functional, rules, verify
 from tests.adapters import cells, plain
@@ -72,6 +71,7 @@ def learned(taken, xs, ys):
     return grads, losses
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @in_turn(none, row=TWINS, shape=SHAPES)
 def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
     xs, ys = stream('batch' if row.framework is cells.blox else shape)  # blox asks for a batch
@@ -83,6 +83,7 @@ def test_a_stock_cell_has_the_gradient_of_its_plain_twin(row, shape):
     assert_close(losses[0], plain.loss(taken.step(twin, carry, xs[0]), ys[0]))
 
 
+@pytest.mark.tier(one_in=2)
 @in_turn(first(OTHERS[0]), row=OTHERS, shape=SHAPES)
 def test_the_other_stock_cells_learn_with_traces(row, shape):
     xs, ys = stream(shape)

@@ -1,7 +1,5 @@
 """Labels of positions against real derivatives: the non-zero entries of Jacobians."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +105,7 @@ def followed(fn, x):
     return labels.get(program.inputs[0], lb.nothing(x.shape))
 
 
+@pytest.mark.tier(quick=5, one_in=2)
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_a_single_label_is_the_one_output_that_depends_on_the_element(name):
     fn = FUNCTIONS[name]

@@ -134,6 +134,7 @@ def test_a_checkpoint_still_recomputes_and_its_policy_is_kept():
     assert kept < 5 and plain == inline > 30 and saved > 30
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 def test_a_branch_that_is_not_taken_reaches_neither_gradient_nor_trace(rule):
     def cell(p, h, x):
@@ -225,6 +226,7 @@ def test_a_while_loop_in_a_branch_that_is_not_taken_does_not_run():
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 def test_weights_that_are_no_numbers_in_a_branch_that_is_not_taken_reach_no_gradient(rule):
     def cell(p, h, x):
@@ -299,6 +301,7 @@ def recurrent_reversed(p, h, x):
     return new + states.sum(0) * jnp.sin(h), new
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 @pytest.mark.parametrize('cell', [read_inside, read_inside_two_loops, recurrent_reversed])
 def test_an_unrolled_and_a_descended_loop_give_the_same_gradient(cell, rule):

@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -163,6 +161,7 @@ def test_every_linear_row_is_tried():
     assert {n for n, does in TABLE.items() if does.linear} == {*LINEAR, *THE_SAME}
 
 
+@pytest.mark.tier(quick=17)
 @pytest.mark.parametrize('name', LINEAR)
 def test_the_derivative_of_a_linear_primitive_is_the_same_everywhere(name):
     tangents = [jax.jvp(LINEAR[name], (at,), (X + 1,))[1] for at in (X, jnp.cos(X))]
@@ -187,6 +186,7 @@ def test_a_primitive_without_a_row_is_cut_by_its_name():
     assert 'stranger merges positions of a hidden state' in note.message
 
 
+@pytest.mark.slow
 def test_a_state_on_another_sharding_keeps_its_positions():
     def cell(spread):
         def step(w, h, x):

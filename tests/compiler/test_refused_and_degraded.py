@@ -1,7 +1,5 @@
 """Each refused or degraded model: its records, their lines, and no silent zero gradient."""
 
-from __future__ import annotations
-
 import re
 import warnings
 
@@ -118,6 +116,7 @@ def test_an_op_in_a_while_loop_is_refused_in_every_policy(row, policy):
 WITH_MODULES = [*DEGRADED, *(row for row in MODULES if row.error is None)]
 
 
+@pytest.mark.tier(quick=24, one_in=2)
 @over(WITH_MODULES, 'record')
 def test_a_degraded_model_has_these_records_and_no_others(row):
     learner = compiled(row)
@@ -132,6 +131,7 @@ def test_a_degraded_model_has_these_records_and_no_others(row):
     assert {path: r.reason for path, r in graph.routes.items() if r.kind != 'trace'} == row.routes
 
 
+@pytest.mark.tier(quick=53)
 @over(DEGRADED, 'warning')
 def test_each_warning_is_given_once_with_its_place(row):
     learner = functional.online(row.cell, D_RTRL, policy=row.policy, hidden=row.hidden)
@@ -146,6 +146,7 @@ def test_each_warning_is_given_once_with_its_place(row):
     )
 
 
+@pytest.mark.tier(quick=72)
 @over(WITH_MODULES, 'strict')
 def test_a_strict_policy_refuses_it_at_the_same_lines(row):
     policy = Policy(strict=True, unroll=row.policy.unroll, mark=row.policy.mark)
@@ -191,6 +192,7 @@ def plain(row, steps, forgetful=False):
     return jax.jit(jax.grad(total))(row.params)
 
 
+@pytest.mark.tier(quick=4, one_in=2)
 @over(DEGRADED, 'gradient', QUICK)
 def test_its_gradient_of_one_step_is_exact(row):
     wanted = plain(row, 1)
@@ -202,6 +204,7 @@ def test_its_gradient_of_one_step_is_exact(row):
     )
 
 
+@pytest.mark.tier(one_in=8)
 @pytest.mark.slow
 @over([row for row in DEGRADED if row.history], 'history')
 def test_its_gradient_lacks_what_the_records_name_and_nothing_else(row, monkeypatch):
@@ -218,6 +221,7 @@ def test_its_gradient_lacks_what_the_records_name_and_nothing_else(row, monkeypa
     )
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.slow
 @over([row for row in MODULES if row.error is None], 'gradient')
 def test_the_gradient_of_one_step_of_a_module_is_exact(row):
@@ -233,6 +237,7 @@ def test_the_gradient_of_one_step_of_a_module_is_exact(row):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.tier(quick=58)
 @over(DEGRADED, 'exact')
 def test_the_report_calls_a_model_exact_where_strict_has_nothing_to_say(row):
     assert compiled(row).report().exact == (row.whole or row.strict in (None, ()))

@@ -1,7 +1,5 @@
 """The report: groups, relations, routes and cuts, memory, exactness, drawings; and the warnings."""
 
-from __future__ import annotations
-
 import html.parser
 import inspect
 import json
@@ -222,6 +220,7 @@ def test_a_rule_of_which_nothing_is_known_is_not_called_exact():
     )
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.D_RTRL, type(RULES[0])], ids=str)
 def test_what_is_no_rule_is_refused(rule):
     with pytest.raises(braintrace.OptionError, match='rule is .*braintrace.rules'):
@@ -310,6 +309,7 @@ def allocated(learner, *args):
     }
 
 
+@pytest.mark.tier(quick=6)
 @pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize('name', SIZED)
 def test_the_memory_at_two_batch_sizes_is_that_of_the_allocated_trace(name, rule):
@@ -372,6 +372,7 @@ def test_a_batch_of_zero_takes_no_memory():
     assert gru_learner().report(0).memory == 0
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('batch_size', [-1, 2.0, True, '3'])
 def test_a_batch_size_that_is_none_is_refused(batch_size):
     with pytest.raises(braintrace.OptionError, match='batch_size is .*int >= 0'):
@@ -398,6 +399,7 @@ ROWS = [*models.MODELS, *models.names(models.PROGRAMS, exact=True)]
 LATER = [pytest.mark.slow, pytest.mark.nightly]
 
 
+@pytest.mark.tier(quick=1, one_in=8)
 @pytest.mark.parametrize(
     'name',
     [n if n in QUICK else pytest.param(n, marks=LATER[i % 2]) for i, n in enumerate(ROWS)],
@@ -715,6 +717,7 @@ def test_a_path_is_a_tuple_or_text_and_may_lead_to_several_parameters():
     assert odd.explain('a/b') == odd.explain(('a/b',)) == odd.explain('a~1b')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'path, nearest',
     [('cell/wz/weight', 'cell/Wz/weight'), ('redout', 'readout'), (('cell', 'Wx'), 'cell/W')],

@@ -1,7 +1,5 @@
 """The rewritten ``shard_map`` against the real one, which runs on four devices in a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -313,6 +311,7 @@ def main(name: str) -> None:
     print(json.dumps(found))
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', MESHES)
 def test_values_and_gradients_are_those_of_shard_map_on_four_devices(name):

@@ -1,7 +1,5 @@
 """The page of layers: its blocks, its names, and what its table says of history."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,6 +24,7 @@ def test_every_class_is_named():
     assert [n for n in nn.__all__ if f'`{n}`' not in PAGE and f'nn.{n}(' not in PAGE] == []
 
 
+@pytest.mark.tier(quick=7)
 @pytest.mark.parametrize('name', CELLS)
 def test_the_table_says_what_the_report_says(name):
     cell = getattr(nn, name)(3, 4)

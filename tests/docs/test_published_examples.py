@@ -72,6 +72,7 @@ def test_conv_takes_one_and_two_spatial_axes():
     assert y.shape == (2, 32, 32, 16)
 
 
+@pytest.mark.slow
 def test_sparse_matmul_trains_the_data_of_a_matrix():
     dense_w = jnp.where(
         jax.random.uniform(jax.random.PRNGKey(0), (50, 50)) < 0.1,
@@ -312,6 +313,7 @@ SCALED = [
 ]
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('register', [by_class, by_spec])
 def test_the_scaled_matmul_keeps_every_law_once_it_is_corrected(register):
     primitive = register()

@@ -72,6 +72,7 @@ def run(look_up, rule, window):
     )[0]
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pairwise(first('batch'), kind=LOOKUPS, rule=RULES, window=['steps', 2, None])
 def test_it_learns_as_the_product_of_one_hot_vectors(kind, rule, window):
     mine, product = (run(look_up, RULES[rule], window) for look_up in LOOKUPS[kind])
@@ -94,6 +95,7 @@ def test_its_gradient_is_that_of_backpropagation_through_time():
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('dtype', [np.int8, np.uint16, np.int32, np.int64])
 def test_values_gradients_and_units(dtype):
     i = jnp.asarray(INDICES[0], dtype)
@@ -109,6 +111,7 @@ def test_values_gradients_and_units(dtype):
     np.testing.assert_allclose(got, hot(INDICES[0]).T @ d, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @in_turn(first(np.int8), dtype=[np.int8, np.uint8, np.uint16, np.uint64], lanes=[(), (1,), (3,)])
 def test_a_table_may_have_more_rows_than_the_type_of_the_indices_counts(dtype, lanes):
     rows, xs = 300, RNG.integers(0, 100, (STEPS, *lanes))

@@ -135,11 +135,13 @@ def holds(case, law):
     assert_close(*both_sides(case)[law])
 
 
+@pytest.mark.tier(quick=3, one_in=4)
 @every_case
 def test_xy_to_dw_is_the_vjp_of_the_implementation(case):
     holds(case, 'a gradient is the vjp')
 
 
+@pytest.mark.tier(quick=7, one_in=2)
 @every_case
 def test_carrying_a_trace_commutes_with_making_one(case):
     holds(case, 'carrying commutes with making')
@@ -223,6 +225,7 @@ def test_every_rule_returns_the_keys_of_the_trainables(case):
     assert all(set(result) == names for result in jax.eval_shape(lambda: results(case)).values())
 
 
+@pytest.mark.tier(quick=72)
 @every_case
 @pytest.mark.parametrize(
     'dtype', [jnp.float64, jnp.float32, jnp.bfloat16], ids=['float64', 'float32', 'bfloat16']
@@ -246,6 +249,7 @@ def test_the_empty_trace_has_the_shape_and_dtype_of_an_entry_with_states(case, n
     )
 
 
+@pytest.mark.tier(quick=10, one_in=2)
 @every_case
 def test_empty_traces_are_zero(case):
     x, weights = case.draw()
@@ -305,6 +309,7 @@ def keeps_the_laws(case):
     assert_close(*run(x, weights, d, e), absolute=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 @random_shapes
 @given(st.data())
@@ -331,6 +336,7 @@ def test_random_convolutions_keep_the_laws(data):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 @random_shapes
 @given(

@@ -243,6 +243,7 @@ def arguments(case, dtype=None):
     return (*case.draw(dtype=dtype), case.draw_y(1, dtype), case.draw_y(2, dtype))
 
 
+@pytest.mark.tier(quick=5, one_in=8)
 @every_case
 def test_rules_of_a_mapped_primitive_keep_the_laws_and_are_those_of_its_lanes(case):
     for got, expected in cases.compiled(functools.partial(pairs, case))(*arguments(case)).values():
@@ -267,6 +268,7 @@ def results(case, num_state, dtype=None):
     }
 
 
+@pytest.mark.tier(one_in=2)
 @every_case
 def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     found = jax.eval_shape(lambda: results(case, 3))
@@ -279,6 +281,7 @@ def test_an_empty_trace_of_a_mapped_primitive_has_the_layout_of_an_entry(case):
     assert shapes['empty'] == {n: (LANES, *e.shape) for n, e in lane['empty'].items()}
 
 
+@pytest.mark.tier(one_in=4)
 @in_turn(
     lambda case, dtype: case in ALONE,
     case=[*SOME, *TWICE, *THRICE],
@@ -348,6 +351,7 @@ def loss(call, x, weights):
     return jnp.sum(jnp.sin(call(x, weights)))
 
 
+@pytest.mark.tier(quick=0, one_in=8)
 @representative(0)
 def test_transformations_of_a_mapped_primitive_are_those_of_its_lanes(case):
     x, weights = case.draw()
@@ -369,6 +373,7 @@ def test_transformations_of_a_mapped_primitive_are_those_of_its_lanes(case):
     assert_close(tangents, of_impl)
 
 
+@pytest.mark.tier(quick=8, one_in=2)
 @pytest.mark.parametrize('case', FILLED, ids=str)
 def test_vmap_binds_the_primitive_whose_rules_these_are(case):
     lanes = mapped(case, (0,) * (len(case.weights) + (case.x is not None)))
@@ -498,6 +503,7 @@ def zeros(op, coords):
     return storage.by_state(entries.apart(entries.zeros(op, coords, 2)))
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @representative(1)
 def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     """Zeros, one step's entries, their sum over time as one contraction, and the gradient from
@@ -528,6 +534,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
     )
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
     'case',
     [

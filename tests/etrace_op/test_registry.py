@@ -357,6 +357,7 @@ def test_an_output_trace_of_another_shape_is_refused(result):
         with_rule('init_pp', lambda x, y, w, n: result)(None, y, {}, 2)
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize(
     ('init', 'seen'),
     [

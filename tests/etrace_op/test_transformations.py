@@ -96,6 +96,7 @@ def through_x(call, args, many, tangents):
     }
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('case', [case for case in FILLED if case.name not in SAME_PATHS], ids=str)
 def test_every_transformation_of_the_primitive_is_that_of_the_implementation(case):
     args, tangents = case.draw(0), case.draw(1)
@@ -113,6 +114,7 @@ def test_every_transformation_of_the_primitive_is_that_of_the_implementation(cas
             raise AssertionError(f'{name}: {error}') from error
 
 
+@pytest.mark.tier(quick=8, one_in=2)
 @every_case
 def test_an_eager_call_equals_a_jitted_one(case):
     args = case.draw()
@@ -122,6 +124,7 @@ def test_an_eager_call_equals_a_jitted_one(case):
         assert_close(case.call(*args), expected)
 
 
+@pytest.mark.tier(quick=17)
 @every_case
 def test_forward_mode_agrees_with_finite_differences(case):
     x, weights = case.draw(0)
@@ -159,6 +162,7 @@ def jaxpr_of(fn, *args):
     return getattr(closed, 'jaxpr', closed)
 
 
+@pytest.mark.tier(quick=16)
 @with_x
 def test_mapping_x_alone_keeps_the_primitive_or_takes_its_batched_form(case):
     x, weights = case.draw()
@@ -174,6 +178,7 @@ def test_mapping_x_alone_keeps_the_primitive_or_takes_its_batched_form(case):
         ]
 
 
+@pytest.mark.tier(quick=18)
 @every_case
 def test_mapping_weights_binds_one_derived_primitive_that_knows_its_original_and_axes(case):
     x, weights = case.draw()
@@ -217,6 +222,7 @@ def test_a_convolution_that_mixes_samples_is_not_folded():
     assert_close(jax.vmap(call, (0, None))(xs, kernel), jnp.stack([call(x, kernel) for x in xs]))
 
 
+@pytest.mark.slow
 def test_the_primitive_works_on_shards():
     mesh = jax.make_mesh((1,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))
     lanes, whole = jax.P('i'), jax.P()

@@ -65,6 +65,7 @@ def test_values_are_those_of_numpy():
     assert_close(ops.conv(IMAGE, KERNEL, KB), expected)
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('kind', ['CSR', 'CSC', 'COO'])
 @pytest.mark.parametrize('padding', [0, 3])
 def test_every_sparse_layout_multiplies_by_its_matrix(kind, padding):
@@ -172,6 +173,7 @@ def test_fn_takes_and_returns_quantities():
     assert_close(ops.element_wise(W * u.mV, lambda w: w / u.volt), W * 1e-3)
 
 
+@pytest.mark.tier(quick=4)
 @every_product
 def test_a_spike_of_booleans_or_integers_is_cast_to_the_weights(name):
     fn, x, w, b = PRODUCTS[name]

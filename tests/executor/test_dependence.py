@@ -96,6 +96,7 @@ def by_colours_and_by_rows(case, missing=()):
     return np.where(found.reads, together, 0), one_each, found, colours
 
 
+@pytest.mark.slow
 def test_colours_give_the_dense_derivative_and_a_missing_entry_is_seen():
     case = models.case('conv1d')
     got, want, found, colours = by_colours_and_by_rows(case)

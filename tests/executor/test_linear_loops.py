@@ -86,6 +86,7 @@ def traced(name):
     return step, state, w, TracedStep(parts_of(step), w, state, x, associative=True)
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize('length', [1, T])
 @pytest.mark.parametrize('size', ['whole', 'blocks'])
 @pytest.mark.parametrize('name', ALL)

@@ -2,8 +2,6 @@
 backpropagation, exact for these models.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import jax
@@ -71,6 +69,7 @@ def chain(p, c, x):
     return d + a, {'a': a, 'b': b, 'd': d}
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
     'cell, carry',
     [
@@ -122,6 +121,7 @@ def test_group_names_stay_apart_when_paths_hold_commas():
     )
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
 def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     def cell(p, h, x):
@@ -172,6 +172,7 @@ def test_an_op_inside_control_flow_behind_the_state_stays_exact():
     assert_close(online(cell, params, H, rules.d_rtrl(), window=2)[1], bptt(cell, params, H))
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'dtype',
     [jnp.bfloat16, *(pytest.param(d, marks=pytest.mark.slow) for d in (jnp.float16, jnp.float32))],
@@ -203,6 +204,7 @@ def test_low_precision_models_run_and_stay_close(dtype, rule):
         )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.9)], ids=lambda r: r.name)
 def test_weights_of_lower_precision_than_the_state_work(rule):
     def cell(p, h, x):
@@ -245,6 +247,7 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
     assert learner.routes['w'].reason == 'mixing_tail'
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(
     first((N,)),
     shape=[(N,), (B, 1), (), (1, N), (1,), (B, N)],
@@ -282,6 +285,7 @@ def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
     def cell(p, h, x):
         h = jnp.tanh(0.9 * h + mm(x, p['w']))
@@ -361,6 +365,7 @@ CLOCKS = {
 }
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('name', CLOCKS)
 def test_a_state_that_nothing_teaches_takes_no_trace(name):
     cell, states = CLOCKS[name]
@@ -373,6 +378,7 @@ def test_a_state_that_nothing_teaches_takes_no_trace(name):
     assert_close(got, bptt(cell, PHASES, carry))
 
 
+@pytest.mark.slow
 def test_a_learned_clock_of_another_shape_loses_its_own_way_alone():
     def step(p, c, x, t):
         gate = jnp.sin((t - ew(p['shift'])) / ew(p['period'])) ** 2

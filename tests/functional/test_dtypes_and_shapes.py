@@ -4,8 +4,6 @@ A cell is written over ``mm`` and ``ew``: braintrace's ops for the library, plai
 backpropagation, which is exact for all of these.
 """
 
-from __future__ import annotations
-
 import functools
 from functools import partial
 
@@ -161,6 +159,7 @@ LRU = {
 }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('window', [3, *(pytest.param(w, marks=slow) for w in (1, 4))])
 def test_a_complex_diagonal_recurrence_is_backpropagation(window):
     carry = V + 1j * draw(B, N)
@@ -222,6 +221,7 @@ KINDS = {
 WINDOWS = [3, 1, 4]
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pairwise(first('float32 in bfloat16'), kind=KINDS, window=WINDOWS, rule=[D, ES])
 def test_mixed_precision_stays_within_twenty_roundings_of_float32(kind, window, rule):
     params, compute = KINDS[kind]
@@ -266,6 +266,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.tier(one_in=4)
 @in_turn(first((0, I, N)), size=SIZES, rule=[D, ES], window=WINDOWS)
 def test_axes_of_size_one_and_zero(size, window, rule):
     params, carry, xs = sized(*size)

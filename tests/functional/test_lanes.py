@@ -1,7 +1,5 @@
 """Resets of single lanes put back states of any dtype; lanes are not guessed from lengths."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace._windows.records import counts_along
+from braintrace._windows.runs import counts_along
 from tests.precision import float64 as float64
 
 B = N = 3  # as many units as samples: a length does not tell one from the other
@@ -92,6 +90,7 @@ def by_sequence_update(learner, carry, state):
     return losses, state
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('way', [by_single_steps, by_sequence_grad, by_sequence_update])
 def test_integer_and_boolean_states_start_anew_with_their_lane(way):
     learner, carry, state = states()
@@ -247,6 +246,7 @@ def test_two_uses_of_one_function_do_not_make_features_lanes():
     assert {learner.graph.program.carry_names[c] for c in learner.graph.laned} == {'v', 'rest'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=lambda r: r.name)
 def test_the_step_count_stays_at_the_largest_number(rule):
     def cell(p, h, x):

@@ -1,7 +1,5 @@
 """Steps whose loss has weight 0: neither the loss nor its derivative need be numbers there."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -85,6 +83,7 @@ def by_learner(rule, ys, window):
     )
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('window', [1, 4])
 @pytest.mark.parametrize('way', [by_gradient, by_update, by_learner])
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.7)], ids=lambda r: r.name)

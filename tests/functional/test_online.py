@@ -1,7 +1,5 @@
 """The pure core: states, routes, memory, errors, and its behaviour under transformations."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +44,7 @@ def started(rule=RULES[0], **options):
     return learner, params, learner.init(params, carry, xs[0]), xs, ys
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', [*RULES, None], ids=str)
 def test_grad_is_jax_grad_of_a_loss_on_the_outputs_of_step(rule):
     learner, params, state, xs, ys = started(rule)
@@ -94,6 +93,7 @@ def test_jitted_equals_eager_and_a_second_call_does_not_trace_the_cell():
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', RULES, ids=str)
 def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners(rule):
     learner, params, state, xs, ys = started(rule)
@@ -153,6 +153,7 @@ def test_forward_mode_over_step_is_refused_by_jax():
         jax.jvp(lambda x: learner.step(params, state, x)[0], (xs[0],), (xs[0],))
 
 
+@pytest.mark.slow
 def test_auxiliary_carry_is_threaded_and_a_learner_is_frozen():
     learner, params, state, xs, ys = started()
     _, new, _ = learner.sequence_grad(loss, window=4)(params, state, xs, ys)
@@ -161,6 +162,7 @@ def test_auxiliary_carry_is_threaded_and_a_learner_is_frozen():
         learner.rule = None
 
 
+@pytest.mark.slow
 def test_a_tuple_is_passed_as_several_inputs():
     def two(p, c, a, b):
         return cell(p, c, a + b)
@@ -236,6 +238,7 @@ def test_reset_starts_flagged_lanes_anew():
         functional.reset(moved, jnp.zeros(3, bool), carry0)
 
 
+@pytest.mark.slow
 def test_a_reset_inside_a_sequence_equals_one_between_two():
     learner, params, state, xs, ys = started(hidden=not_the_count)
     carry0 = {'h': jnp.full((B, N), 0.3), 'count': jnp.array(0)}

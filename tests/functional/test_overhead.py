@@ -1,7 +1,5 @@
 """A compiled step costs what one costs that an expert writes by hand."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -72,6 +70,7 @@ def test_acting_costs_what_the_cell_costs():
     assert own.flops <= 1.01 * plain.flops and own.bytes <= 1.01 * plain.bytes
 
 
+@pytest.mark.slow
 def test_a_step_moves_the_bytes_of_one_written_by_hand_and_copies_no_trace():
     p, h, x, y = setting()
     learner = functional.online(cell, D_RTRL)

@@ -5,6 +5,7 @@ reverse mode through the whole sequence.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import braintrace
 from tests.precision import float64 as float64
@@ -55,6 +56,7 @@ def loss(out, y):
     return jnp.mean((out - y) ** 2)
 
 
+@pytest.mark.tier(quick=1, one_in=8)
 @in_turn(
     first('einsum', 'in a branch', 'in a loop', 'product', 'unused'),
     use=sorted(uses(None, None, None)),

@@ -1,7 +1,5 @@
 """Pure functions: no arrays in a learner, no side effects, randomness from keys in the carry."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax
@@ -49,6 +47,7 @@ def test_a_constant_of_the_cell_is_found_in_its_learner():
     assert any(a is constant or a.shape == (4,) for a in arrays_within(learner, {}))
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @both_rules
 def test_no_tracer_leaks_and_a_repeated_call_gives_the_same_bits(rule):
     def calls(learner, state):
@@ -85,6 +84,7 @@ def test_a_call_that_raises_leaves_the_learner_as_it_was():
     assert_close(learner.grad(loss)(p, state, xs[0], ys[0]), wanted, 0)
 
 
+@pytest.mark.slow
 def test_keys_made_of_a_seed_and_a_counter_are_those_of_a_plain_loop():
     """The recipe of docs/howto/sharp_bits.md."""
 

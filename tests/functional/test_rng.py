@@ -1,10 +1,9 @@
 """Randomness is part of the carry: threaded, never learned, folded by the caller."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import braintrace
 from braintrace import functional
@@ -58,6 +57,7 @@ def step_of_a_lane(learner):
     return step
 
 
+@pytest.mark.slow
 def test_lanes_draw_their_own_numbers_and_the_shared_key_comes_back_shared():
     learner = functional.online(noisy_lif, D_RTRL)
     state = learner.init(params(), carry(), XS[0])
@@ -80,6 +80,7 @@ def test_lanes_draw_their_own_numbers_and_the_shared_key_comes_back_shared():
         assert_close((out[k], new.carry['v'][k]), (want, c['v']))
 
 
+@pytest.mark.slow
 @both_rules
 def test_keys_are_threaded_and_have_no_trace_and_no_gradient(rule):
     learner = functional.online(noisy_lif, rule)

@@ -1,7 +1,5 @@
 """The derivative of an online gradient is refused: the trace does not hold all of it."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +64,7 @@ def test_forward_mode_over_an_online_gradient_is_refused_too():
         jax.hessian(by_steps)(W)
 
 
+@pytest.mark.slow
 def test_what_does_not_depend_on_the_gradient_has_its_derivative():
     """A scale of the loss outside of the learner, and first gradients under transformations."""
 

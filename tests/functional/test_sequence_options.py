@@ -1,7 +1,5 @@
 """Calls over a sequence: a trace that is dropped, no rule, several seeds in one program."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -65,6 +63,7 @@ def through_time(of, of_old_state=lambda h: h):
     return jax.jit(jax.grad(total))(params())
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule, window', [(PENDING, None), (D_RTRL, 4), (ES, None)], ids=str)
 def test_a_dropped_trace_has_been_read_and_counts_as_empty(rule, window):
     learner, start = started(diagonal, rule)
@@ -89,6 +88,7 @@ def test_without_a_rule_a_gradient_is_that_of_its_step_alone():
     assert end.trace == {} and end.t.tolist() == [BEFORE + T] * B
 
 
+@pytest.mark.slow
 def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     learner, start = started(cell, None)
     flags, fresh, (xs, ys) = np.arange(BEFORE + T) == 3, jnp.ones((B, N)), data()
@@ -116,6 +116,7 @@ def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     assert_close((got, end.carry), (want, h), 1e-12)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', [D_RTRL, PENDING, None, ES], ids=str)
 def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     """The last seed has a past, the others have none."""

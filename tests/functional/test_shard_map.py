@@ -3,8 +3,6 @@
 On one device here; two devices run the same in a process of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -160,6 +158,7 @@ def differences(name: str, *ways: str) -> dict[str, float]:
     return {way: run() for way, run in found.items() if not ways or way in ways}
 
 
+@pytest.mark.slow
 def test_a_learner_in_a_shard_map_of_one_device_is_that_of_no_shard_map():
     with jax.enable_x64(True):
         found = differences('d_rtrl', 'the derivative of steps')

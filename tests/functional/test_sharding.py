@@ -3,8 +3,6 @@
 On one device here; four devices run the same in a process of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -135,6 +133,7 @@ def test_specs_before_init_are_refused():
         functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [rules.d_rtrl(), rules.es_d_rtrl(0.5)], ids=lambda r: r.name)
 @pytest.mark.parametrize('name', models.names())

@@ -1,7 +1,5 @@
 """All that a stream needs to go on is the parameters and one state, which a file keeps."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -76,6 +74,7 @@ def numbers(kept):
     return jax.tree.leaves((kept, key))
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'rule',
     ['pending', *(pytest.param(r, marks=pytest.mark.slow) for r in ('bfloat16', 'es_d_rtrl'))],
@@ -114,6 +113,7 @@ def resume(folder: str) -> None:
     functional.save_state(Path(folder) / 'end', go_on(learner, loaded, 5))
 
 
+@pytest.mark.slow
 def test_every_dtype_and_every_name_comes_back():
     tree = {
         'bfloat16': jnp.arange(6.0).astype(jnp.bfloat16).reshape(2, 3),

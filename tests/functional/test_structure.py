@@ -1,7 +1,5 @@
 """Names, trees and kinds of parameters; what is refused; learners as values."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -26,6 +24,7 @@ def by_names(p, h, x):
     return cell({'w': p['a/b']['w~0'], 'b': p['a/b']['k'][0], 'out': p['layers'][('l', 1)]}, h, x)
 
 
+@pytest.mark.slow
 def test_any_tree_and_any_names_give_the_same_gradients():
     (xs, ys), p = data(), params()
     learner = functional.online(by_names, D_RTRL)

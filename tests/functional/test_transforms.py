@@ -1,7 +1,5 @@
 """A learner under ``jax``'s own transformations: the same relations, the same numbers."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -35,6 +33,7 @@ CELLS = {
 }
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @both_rules
 @pytest.mark.parametrize('name', CELLS)
 def test_a_transformed_cell_has_the_relations_and_gradients_of_the_plain_one(name, rule):
@@ -77,6 +76,7 @@ def stepwise(learner, step):
     return jax.jit(jax.grad(total))
 
 
+@pytest.mark.tier(quick=1)
 @both_rules
 def test_a_checkpoint_around_a_step_changes_no_gradient(rule):
     learner, state = started(rule=rule)
@@ -85,6 +85,7 @@ def test_a_checkpoint_around_a_step_changes_no_gradient(rule):
     assert_close(stepwise(learner, jax.checkpoint(learner.step))(*args), want, 1e-11)
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_weights_and_learning_rates_is_each_member_by_itself():
     """vmap over parameters and learning rates, around updates at every step."""
     (xs, ys), members = data(), [params(seed) for seed in range(3)]
@@ -104,6 +105,7 @@ def test_an_ensemble_of_weights_and_learning_rates_is_each_member_by_itself():
         assert_close(jax.tree.map(lambda a, k=k: a[k], got), one(p, rates[k]), 1e-11)
 
 
+@pytest.mark.slow
 @both_rules
 def test_what_a_step_was_given_of_the_past_gets_a_zero_cotangent(rule):
     """The loss may read the new carry; history is the trace's part, so nothing goes back to it."""

@@ -2,11 +2,10 @@
 in pieces.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 import braintrace
 from braintrace import functional
@@ -34,6 +33,7 @@ def scanned(p, h, x):
     return h @ p['out'], h
 
 
+@pytest.mark.slow
 def test_an_unrolled_and_a_scanned_cell_share_parameters_and_gradients():
     runs = []
     for of in (unrolled, scanned):
@@ -59,6 +59,7 @@ def test_a_learner_without_a_rule_acts_on_the_carry_of_one_that_learns():
     assert state.t.tolist() == [len(xs)] * 2
 
 
+@pytest.mark.tier(quick=1)
 @both_rules
 def test_a_sequence_in_pieces_is_the_sequence(rule):
     """Each piece goes on from the state that the last one returned."""
@@ -74,6 +75,7 @@ def test_a_sequence_in_pieces_is_the_sequence(rule):
     assert_close((state.carry, state.t), (end.carry, end.t))
 
 
+@pytest.mark.slow
 def test_updates_in_pieces_are_the_updates_of_the_sequence():
     (xs, ys), p = (a[:4] for a in data()), params()
     learner, start = started()

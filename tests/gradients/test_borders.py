@@ -54,6 +54,7 @@ def in_each_branch(p, c, x):
     return h, {'h': h, 'n': c['n'] + 1}
 
 
+@pytest.mark.slow
 def test_a_parameter_in_several_branches_has_an_op_in_each():
     params = {'b': np.array([0.3, -0.2])}
     carry = {'h': H, 'n': np.array(0)}
@@ -79,6 +80,7 @@ P = {'a': np.array([[0.9, -0.4]]), 'b': np.array([[0.2, 0.3]]), 'w': np.array([[
 NAMES = ('h', 'b', 'twin', 'branch', 'loop', 'pure')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [D_RTRL, RTRL], ids=lambda rule: rule.name)
 def test_a_parameter_that_is_a_new_state_keeps_its_history(rule):
     carry = dict.fromkeys(NAMES, H)

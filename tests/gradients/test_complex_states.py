@@ -1,7 +1,5 @@
 """Complex hidden states: D_RTRL is BPTT where nothing is cut, ES_D_RTRL is its formula."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +69,7 @@ def online(case, rule=D_RTRL):
     return learner, learner.init(case.params, case.carry, XS[0])
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.parametrize(
     'name', ['natural', *(pytest.param(n, marks=slow) for n in CASES if n != 'natural')]
 )
@@ -90,6 +89,7 @@ def test_windows_give_the_gradient_of_backpropagation(name):
     assert {r.kind for p, r in learner.routes.items() if p[0] in 'nlg' or 'b_' in p} == {'trace'}
 
 
+@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize(
     'name, rule', [('natural', D_RTRL), ('complex_op', LATE), ('conjugate', D_RTRL)]
@@ -104,6 +104,7 @@ def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
     assert_close(added(found), bptt(case))
 
 
+@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize('name', ['natural', 'modulus'])
 def test_resets_and_masks(name):
@@ -114,6 +115,7 @@ def test_resets_and_masks(name):
     assert_close(grads, bptt(case, MASK, FLAGS))
 
 
+@pytest.mark.tier(one_in=2)
 @slow
 @pytest.mark.parametrize('every, write_every', [(1, 2), (2, None)])
 def test_updates_inside_a_sequence(every, write_every):

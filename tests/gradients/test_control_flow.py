@@ -39,12 +39,14 @@ def check(name, rule, window=3, unroll=None):
     return case, grads, state, losses
 
 
+@pytest.mark.tier(one_in=8)
 @pytest.mark.drawn
 @in_turn(is_core, name=[n for n in OTHERS if n not in WIDE], rule=[D_RTRL, ES_D_RTRL])
 def test_a_program_gives_the_gradient_of_the_oracle_of_a_rule(name, rule):
     check(name, rule)
 
 
+@pytest.mark.tier(quick=2, one_in=4)
 @pytest.mark.drawn
 @both_rules
 @pytest.mark.parametrize('name', core_first([n for n in OTHERS if n in WIDE]))
@@ -52,12 +54,14 @@ def test_a_program_gives_the_gradient_of_the_oracle(name, rule):
     check(name, rule)
 
 
+@pytest.mark.tier(one_in=8)
 @pytest.mark.drawn
 @in_turn(is_core, name=LOOPS, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_a_loop_gives_the_gradient_of_the_oracle_unrolled_and_descended(name, unroll, rule):
     check(name, rule, unroll=unroll)
 
 
+@pytest.mark.tier(quick=2, one_in=4)
 @both_rules
 @pytest.mark.parametrize('name', LOST)
 def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, rule):
@@ -103,6 +107,7 @@ WINDOWED = [
 ]
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'rule, name, window',
@@ -115,6 +120,7 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle(name, window, r
     check(name, rule, window)
 
 
+@pytest.mark.tier(one_in=4)
 @pairwise(
     none,
     name=[
@@ -137,6 +143,7 @@ def test_windows_of_every_length_give_the_gradient_of_the_oracle_with_loops(
     check(name, rule, window, unroll)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('name', models.names(models.PROGRAMS, exact=True))
 @unrolled_and_not
 def test_it_is_bptt_where_nothing_is_cut(name, unroll):
@@ -144,6 +151,7 @@ def test_it_is_bptt_where_nothing_is_cut(name, unroll):
     assert_close(over_sequence(case, D_RTRL, 3, unroll=unroll)[0], oracles.bptt(case))
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @both_rules
 @pytest.mark.parametrize('name', ['cond_root_at_zero', 'cond_log_of_negative', 'switch_nan'])
 def test_a_branch_not_taken_leaves_nothing_behind(name, rule):
@@ -231,6 +239,7 @@ LATER = [pytest.mark.slow, pytest.mark.nightly]
 LOOPS = zip(('scan_once', 'fori_once'), WANT)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize(
     'name, rule, unroll',
     [
@@ -291,6 +300,7 @@ MANY = {
 }
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(is_core, name=MANY, unroll=[8, 0], rule=[D_RTRL, ES_D_RTRL])
 def test_every_way_to_write_a_loop_is_the_loop_written_out(name, unroll, rule):
     assert_close(gradient(in_python, rule, unroll), oracles.total(WANT[rule](version(in_python))))

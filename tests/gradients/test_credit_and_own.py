@@ -20,6 +20,7 @@ SNAP = braintrace.rules.d_rtrl(scope='own', credit='whole')
 SINGLE = ['leaky', 'lstm', 'lstm_fused', 'spiking_two', 'lora', 'sparse', 'conv1d', 'adaptive_lif']
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @every_wide_first()
 def test_the_whole_credit_gives_the_dense_recursion_with_nothing_cut_in_the_loss(name):
     case = models.case(name)
@@ -27,6 +28,7 @@ def test_the_whole_credit_gives_the_dense_recursion_with_nothing_cut_in_the_loss
     assert_drawn_close(grads, oracles.total(dense(case, 'whole')))
 
 
+@pytest.mark.tier(quick=1, one_in=6)
 @pytest.mark.parametrize('name', [*SINGLE[:3], *(pytest.param(n, marks=slow) for n in SINGLE[3:])])
 @pytest.mark.parametrize('rule', [pytest.param(OWN, marks=slow), SNAP], ids=['cut', 'whole'])
 def test_the_own_diagonal_is_the_diagonal_of_the_derivative(name, rule):
@@ -35,6 +37,7 @@ def test_the_own_diagonal_is_the_diagonal_of_the_derivative(name, rule):
     assert_drawn_close(over_sequence(case, rule, 4)[0], want)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('rule', [WHOLE, OWN, SNAP], ids=['whole', 'own', 'snap'])
 @pytest.mark.parametrize(
     'name', ['gru', *(pytest.param(n, marks=slow) for n in ('lstm_fused', 'spiking_three'))]
@@ -47,6 +50,7 @@ def test_single_steps_and_windows_give_one_set_of_numbers(name, rule):
         assert_drawn_close(got, added(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [WHOLE, SNAP], ids=['whole', 'snap'])
 def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(rule):
     case = models.case('lstm_fused')
@@ -57,6 +61,7 @@ def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(rule):
     assert_drawn_close(grads, oracles.total(want))
 
 
+@pytest.mark.slow
 def test_each_option_changes_some_number():
     case = models.case('lstm_fused')
     got = [over_sequence(case, rule, 4)[0] for rule in (None, WHOLE, OWN, SNAP)]
@@ -65,6 +70,7 @@ def test_each_option_changes_some_number():
         assert all(differences(a, b) for b in got[:i])
 
 
+@pytest.mark.slow
 def test_a_layer_of_one_unit_is_exact_with_its_own_diagonal():
     """Of one hidden number the own diagonal is the whole derivative."""
 

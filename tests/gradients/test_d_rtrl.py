@@ -35,6 +35,7 @@ FEW = [
 ]
 
 
+@pytest.mark.tier(quick=1, one_in=8)
 @every_window(1, None)
 def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     case = models.case(name)
@@ -43,6 +44,7 @@ def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     assert_drawn_close(grads, oracles.total(dense(case)))
 
 
+@pytest.mark.tier(quick=3, one_in=2)
 @every_wide_first()
 def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
     case = models.case(name)
@@ -57,6 +59,7 @@ def test_each_step_gives_the_gradient_of_the_dense_recursion(name):
 READS_WEIGHTS = {'lora', 'attention_of_other_ops'}
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @every_wide_first()
 def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(name):
     case, rule = models.case(name), braintrace.rules.d_rtrl(write_every=3)
@@ -68,6 +71,7 @@ def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(na
         assert_drawn_close(grads, at(dense(case), t))
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('name', FEW)
 def test_single_steps_before_a_sequence_and_after_it(name):
     case = models.case(name)
@@ -85,6 +89,7 @@ def test_single_steps_before_a_sequence_and_after_it(name):
         assert_drawn_close(grads, at(dense(case), t))
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize('name', [*FEW, 'min_gru', 'three_layers', 'populations'])
 def test_a_reset_ends_pending_steps_too(name):
     case = models.case(name)
@@ -99,18 +104,21 @@ def test_a_reset_ends_pending_steps_too(name):
         assert_drawn_close(grads, at(want, t))
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('name', models.names(exact=True))
 def test_it_is_bptt_where_nothing_is_cut(name):
     case = models.case(name, models.cubic)
     assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.bptt(case))
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'conv2d', 'spiking_three', 'populations'])
 def test_another_loss_gives_the_gradient_of_reverse_mode_with_the_cut(name):
     case = models.case(name, models.cubic)
     assert_drawn_close(over_sequence(case, RULE, 3)[0], oracles.cut_bptt(case))
 
 
+@pytest.mark.tier(quick=4)
 @pytest.mark.parametrize('name', FEW)
 def test_grad_through_step_is_the_online_gradient(name):
     case = models.case(name)
@@ -151,6 +159,7 @@ def test_a_loss_may_read_the_new_carry():
         assert not np.any(grads['out'])
 
 
+@pytest.mark.slow
 def test_gradients_of_inputs_are_those_of_the_same_step():
     """An encoder in front of the cell learns; old states, trace and t get nothing."""
     case = models.case('gru')
@@ -170,6 +179,7 @@ def test_gradients_of_inputs_are_those_of_the_same_step():
     assert not np.any(to_carry['h'])
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
@@ -180,6 +190,7 @@ def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     assert_drawn_close(state.carry, plain_state.carry)
 
 
+@pytest.mark.slow
 def test_mean_divides_by_the_sum_of_the_mask():
     case = models.case('lstm')
     grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=MASK)
@@ -190,6 +201,7 @@ def test_mean_divides_by_the_sum_of_the_mask():
     assert_drawn_close(grads, oracles.total(dense(case), 0.0 * MASK))
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @ragged([*FEW, 'min_gru', 'three_layers', 'populations'], None, 1)
 def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(name, window):
     case = models.case(name)
@@ -202,6 +214,7 @@ def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(name, window):
     assert_drawn_close(grads, oracles.total(want, MASK))
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', ['lstm', 'vector', 'context'])
 def test_a_reset_of_all_lanes_is_a_restart(name):
     case = models.case(name)
@@ -211,6 +224,7 @@ def test_a_reset_of_all_lanes_is_a_restart(name):
     assert_drawn_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('name', FEW)
 def test_a_later_call_continues_the_stream(name):
     case = models.case(name)

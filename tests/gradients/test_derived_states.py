@@ -63,6 +63,7 @@ def names(graph, positions):
     return sorted(graph.program.carry_names[c] for c in positions)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('rule', ORACLES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize('others', [leaky, refractory, chained])
 def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
@@ -77,6 +78,7 @@ def test_gradients_are_those_of_the_recursion_over_all_states(others, rule):
         assert_close(over_sequence(case, rule, window, reset=(flags, carry0))[0], want)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:u reads the old v')
 def test_a_state_of_another_shape_that_reads_a_derived_one_adds_nothing_to_its_group():
     """The derivatives of ``u`` by ``z`` and of ``v`` by itself are taken apart, though no state
@@ -189,6 +191,7 @@ class Neuron(brainstate.nn.Module):
 XS = np.random.default_rng(1).standard_normal((8, B, I))
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('window', [None, 3, 1])
 def test_a_loss_may_read_the_old_and_the_new_spike_itself(window):
     learner = braintrace.compile(Neuron(), 'D_RTRL', XS[0])

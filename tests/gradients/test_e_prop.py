@@ -4,8 +4,6 @@
 (dz/dh)^t e^t`` of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 
@@ -138,6 +136,7 @@ def weights_sent_back(learner, key='out'):
     return np.asarray(learner.graph.program.constants[number])
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'kind, window',
     [
@@ -220,11 +219,11 @@ def by_time(kind, params, **options):
     return quick(jax.grad(total))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'window',
     [1, 4, None],
 )
-@pytest.mark.slow
 def test_exact_windows_follow_the_readout_inside_and_the_filter_at_the_border(window):
     learner = learner_of('spiking', rules.e_prop(KAPPA))
     got = over_sequence(learner, window, inside='exact')

@@ -27,12 +27,14 @@ FEW = [
 
 
 # Of the rows outside of `WIDE` one half is asked for windows, the other one for single steps.
+@pytest.mark.tier(quick=2, one_in=8)
 @every_window(None, 1, late=lambda i: i % 2 == 0)
 def test_windows_give_the_gradient_of_the_formula(name, window):
     case = models.case(name)
     assert_drawn_close(over_sequence(case, RULE, window)[0], oracles.total(es(case, DECAY)))
 
 
+@pytest.mark.tier(quick=2, one_in=8)
 @pytest.mark.parametrize(
     'name', [row(n, late=n not in WIDE and i % 2 == 1) for i, n in enumerate(models.MODELS)]
 )
@@ -44,6 +46,7 @@ def test_each_step_gives_the_gradient_of_the_formula_and_the_first_is_exact(name
             assert_drawn_close(grads, at(es(case, 0.0), 0))
 
 
+@pytest.mark.tier(quick=3, one_in=2)
 @pytest.mark.parametrize('name', wide_first([name for name in models.MODELS if name in WIDE]))
 def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
     case = models.case(name)
@@ -51,12 +54,14 @@ def test_without_decay_every_step_is_the_exact_same_step_gradient(name):
         assert_drawn_close(grads, at(es(case, 0.0), t))
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('name', ['leaky', 'lstm', 'sparse', 'lora'])
 def test_the_first_step_is_plain_bptt(name):
     case = models.case(name, models.cubic, steps=1)
     assert_drawn_close(over_sequence(case, RULE, None)[0], oracles.bptt(case))
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     case = models.case('lstm')
@@ -69,6 +74,7 @@ def test_the_decay_matters():
     assert errors(oracles.total(es(case, 0.5)), oracles.total(es(case, DECAY)))["['w']"] > 1e-2
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
@@ -77,6 +83,7 @@ def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     )
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @ragged(FEW, None, 1)
 def test_a_reset_of_some_lanes_restarts_their_traces_and_their_correction(name, window):
     case = models.case(name)
@@ -96,6 +103,7 @@ def test_a_reset_of_an_unbatched_model_restarts_it():
     assert_drawn_close(over_sequence(case, RULE, 3, reset=(flags, carry0))[0], want)
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize('name', FEW)
 def test_a_later_call_continues_the_stream(name):
     case = models.case(name)

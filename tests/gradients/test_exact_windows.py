@@ -36,24 +36,28 @@ def gradient(case, rule, window, carry='trace', state=None, steps=slice(None), *
     return quick(run)(case.params, state, case.xs[steps], case.ys[steps], **arguments)
 
 
+@pytest.mark.tier(quick=3, one_in=10)
 @every_core_first()
 def test_one_window_is_bptt_for_every_parameter(name):
     case = models.case(name)
     assert_drawn_close(gradient(case, RULE, None)[0], oracles.bptt(case))
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @every_wide_first()
 def test_the_trace_is_read_at_the_border_of_a_window(name):
     case = models.case(name)
     assert_drawn_close(gradient(case, RULE, 4)[0], oracles.exact_windows(case, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [braintrace.rules.es_d_rtrl(0.9), braintrace.rules.same_step()])
 def test_one_window_of_any_rule_is_bptt(rule):
     case = models.case('lstm')
     assert_drawn_close(gradient(case, rule, None)[0], oracles.bptt(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['gru', 'two_layers'])
 def test_without_a_trace_it_is_truncated_bptt(name):
     case = models.case(name)
@@ -71,6 +75,7 @@ def test_without_a_trace_it_is_truncated_bptt(name):
     assert differences(gradient(case, RULE, 4)[0], want)
 
 
+@pytest.mark.tier(quick=1)
 @few
 def test_windows_of_one_step_are_those_of_the_whole_credit(name):
     case = models.case(name)
@@ -78,6 +83,7 @@ def test_windows_of_one_step_are_those_of_the_whole_credit(name):
     assert_drawn_close(gradient(case, RULE, 1)[0], want)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @few
 def test_resets_masks_and_a_later_call(name):
     case = models.case(name)
@@ -104,6 +110,7 @@ def _bptt_of_each_loss(case):
     return jax.tree.map(np.asarray, jax.jit(jax.jacrev(losses))(case.params))
 
 
+@pytest.mark.slow
 def test_resets_inside_windows_with_a_trace():
     """A lane that starts anew inside a window sends nothing to the trace behind the border."""
     case = models.case('lstm_fused')
@@ -123,6 +130,7 @@ def test_resets_inside_windows_with_a_trace():
     assert differences(both, one)
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_count_may_be_no_number():
     case = models.case('gru')
     learner, state = start(case, RULE)
@@ -134,6 +142,7 @@ def test_a_loss_that_does_not_count_may_be_no_number():
     assert_drawn_close(grads, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('write_every', [None, 6])
 def test_updates_take_exact_windows_too(write_every):
     case, optimizer = models.case('lstm_fused'), optax.sgd(0.05)
@@ -162,6 +171,7 @@ def test_the_length_of_an_exact_window_is_asked_for():
         learner.sequence_update(models.squared, optax.sgd(0.1), inside=None)
 
 
+@pytest.mark.slow
 def test_at_the_border_a_factored_trace_is_read_as_it_stands():
     """ES_D_RTRL: ``xy_to_dw(ex, lam . ef / (1 - a^t))`` after two steps."""
     case = models.case('leaky')
@@ -186,6 +196,7 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
         np.testing.assert_allclose(history[key], slots['x'].T @ sent, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_each_step_counts():
     case = models.case('gru')
     steps = [gradient(case, RULE, None, steps=slice(0, k))[0] for k in (1, 2)]

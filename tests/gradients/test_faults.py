@@ -30,6 +30,7 @@ def gradient(case, rule=D_RTRL, window=2):
     return grads
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @both_rules
 @rows('plain_input', 'gru', 'lru', 'op_readout', 'encoder')
 def test_fault_a_readouts_plain_weights_and_reset_gates_get_their_gradient(name, rule):
@@ -41,6 +42,7 @@ def test_fault_a_an_output_that_does_not_read_the_new_state_trains_every_paramet
     gradient(models.case(name, models.cubic))
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @rows('masked', 'transposed', 'absolute', 'doubled', 'reshaped', 'normalised')
 def test_fault_b_the_function_between_a_parameter_and_its_op_counts(name):
     gradient(models.case(name, models.cubic))
@@ -69,12 +71,14 @@ def test_fault_b_a_masked_entry_gets_exactly_nothing():
     np.testing.assert_array_equal(grads['w'] != 0.0, models.weights.MASK)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @both_rules
 @rows('lstm', 'lstm_fused', 'lstm_reading_cell', 'synapse')
 def test_fault_c_a_state_that_reads_another_new_state_counts_once(name, rule):
     gradient(models.case(name, models.cubic), rule)
 
 
+@pytest.mark.tier(quick=1)
 @rows('tail_flip', 'tail_swap', 'tail_cumsum', 'tail_norm')
 def test_fault_d_a_tail_that_moves_positions_is_followed_or_cut(name):
     gradient(models.case(name, models.cubic))
@@ -95,6 +99,7 @@ def test_fault_g_two_hidden_states_may_be_added_directly(rule):
     gradient(models.case('state_sum', models.cubic), rule)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @both_rules
 @rows('leaky', 'lstm', 'adaptive_lif')
 def test_fault_h_a_loop_inside_one_grad_gives_the_sum_of_the_online_gradients(name, rule):
@@ -119,6 +124,7 @@ def test_fault_h_a_loop_inside_one_grad_gives_the_sum_of_the_online_gradients(na
         assert_close(quick(jax.grad(total))(case.params), oracles.total(WANT[rule](case)))
 
 
+@pytest.mark.slow
 def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
     case, fail = models.case('lstm'), [True]
 
@@ -147,6 +153,7 @@ def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
     assert_close(grads, oracles.total(oracles.dense_recursion(case)))
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @both_rules
 @rows('mgu', 'minimal_rnn', 'op_between_states')
 def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_same_step_parts(

@@ -4,8 +4,6 @@ time.
 The model is one layer that leaks, whose past its online gradient has whole, under two readouts.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math
@@ -135,6 +133,7 @@ def fading(offset):
     return lambda out, t: jax.tree.map(lambda w, b: w + (1 - DECAY) ** t * b, out, offset)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'kind',
     [
@@ -151,6 +150,7 @@ def test_random_feedback_is_that_of_an_op_with_a_rule_of_its_own(kind):
     assert_close(over_sequence(kind, RANDOM, 2)[0], want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'kind',
     ['matmul', *(pytest.param(k, marks=pytest.mark.slow) for k in ('conv', 'sparse', 'lora'))],
@@ -162,6 +162,7 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
     assert np.abs(symmetric['in'] - want['in']).max() > 1e-3
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'inside, window',
     [

@@ -2,14 +2,13 @@
 time, and those of the loops step by step.
 """
 
-from __future__ import annotations
-
 import functools
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import braintrace
 from braintrace import _jax, functional
@@ -144,6 +143,7 @@ def backpropagated(name, carry):
     return [gradient(params, w) for w in ((np.ones(T), 0 * MASK), (np.zeros(T), MASK))]
 
 
+@pytest.mark.tier(one_in=4)
 @in_turn(
     lambda name, *_: name == 'mingru',
     name=CELLS,
@@ -156,6 +156,7 @@ def test_d_rtrl_is_backpropagation(name, window, carry):
     assert_close([first, grads], backpropagated(name, carry), relative=1e-11)
 
 
+@pytest.mark.tier(one_in=4)
 @in_turn(none, name=CELLS, window=[None, 4])
 def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
     each = (over_two_sequences(name, how, 'es_d_rtrl', window, 'trace') for how in HOW)

@@ -138,6 +138,7 @@ def backwards(cell, params, carry, xs, ys):
     return jax.jit(jax.grad(total))(params)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'es_d_rtrl', 'no_rule'])
 @pytest.mark.parametrize('name', TWINS)
@@ -168,6 +169,7 @@ def test_the_trace_has_the_bytes_of_the_one_by_hand():
         assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 def test_without_marks_of_biases_their_gradients_differ():
     """What the comparison above would find."""
@@ -254,6 +256,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('cell', EXACT, ids=lambda cell: cell.__name__)
 def test_a_marked_cell_without_mixing_has_the_gradient_of_reverse_mode(cell):
     learner = functional.online(cell, RULES[0], mark='auto')
@@ -283,6 +286,7 @@ def fused_bias(apply):
     return cell
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', RULES[:2], ids=['d_rtrl', 'es_d_rtrl'])
 def test_a_fused_bias_by_hand_has_a_trace_and_is_exact(rule):
     params, carry = {'w': drawn(I + N, 4 * N), 'b': drawn(4 * N)}, (H, 2 * H)
@@ -321,6 +325,7 @@ def products(draw):
 SIZES = {'b0': 2, 'c0': 3, 'c1': 2, 'x0': 2, 'x1': 3, 'w0': 3, 'w1': 2}
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(products())
 def test_a_product_of_any_layout_has_the_gradient_of_reverse_mode(drawn_product):

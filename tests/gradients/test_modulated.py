@@ -22,6 +22,7 @@ def linear(output, m):
     return (m * output).sum()
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', ROWS)
 def test_a_modulator_is_the_linear_loss(name):
     case = models.case(name, linear)

@@ -26,12 +26,14 @@ def test_every_row_gives_each_parameter_a_gradient(name):
     assert_moves(dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first()
 def test_two_pass_reverse_mode_equals_the_dense_recursion(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first(cut_bptt=True)
 def test_cut_bptt_equals_the_dense_recursion(name):
     case = models.case(name)
@@ -44,6 +46,7 @@ def test_plain_bptt_equals_the_dense_recursion_where_the_rule_is_exact(name):
     assert_close(oracles.bptt(case), dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.parametrize(
     'name',
     [
@@ -68,6 +71,7 @@ def test_finite_differences_equal_plain_bptt(name):
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first()
 def test_es_recursion_without_decay_is_the_same_step_gradient(name):
     case = models.case(name)
@@ -137,12 +141,14 @@ def test_every_program_gives_each_parameter_a_gradient(name):
     assert_moves(dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first(models.PROGRAMS)
 def test_two_pass_reverse_mode_equals_the_dense_recursion_for_programs(name):
     case = models.case(name)
     assert_close(oracles.two_pass(case), dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.parametrize(
     'name', [n for n in models.names(models.PROGRAMS, cut_bptt=True) if n in WIDE]
 )
@@ -157,6 +163,7 @@ def test_plain_bptt_equals_the_dense_recursion_where_a_program_is_exact(name):
     assert_close(oracles.bptt(case), dense(case))
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first(models.PROGRAMS)
 def test_one_step_of_a_program_is_plain_bptt(name):
     """What this step's weights send through inner turns to later ones is whole."""
@@ -164,12 +171,14 @@ def test_one_step_of_a_program_is_plain_bptt(name):
     assert_close(dense(case), oracles.bptt(case))
 
 
+@pytest.mark.tier(one_in=2)
 @every_wide_first(models.PROGRAMS, smooth=True)
 def test_finite_differences_equal_plain_bptt_of_programs(name):
     case = models.case(name, steps=2)
     assert_close(oracles.finite_differences(case), oracles.bptt(case), 1e-6)
 
 
+@pytest.mark.tier(one_in=4)
 @every_wide_first(models.PROGRAMS)
 def test_es_recursion_of_programs_without_decay_and_at_the_first_step(name):
     case = models.case(name)

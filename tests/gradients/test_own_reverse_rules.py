@@ -158,6 +158,7 @@ def test_a_linear_rule_that_mixes_positions_is_exact_where_a_trace_keeps_them_al
     assert not compiled(at_the_state(MATRIX), D_RTRL).report.exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [D_RTRL, RTRL], ids=lambda rule: rule.name)
 def test_a_linear_rule_in_the_recurrence_has_the_gradient_of_reverse_mode(rule):
     cell = at_the_state(own(lambda x, g: 0.7 * g / (1.0 + jnp.abs(x))))

@@ -29,12 +29,14 @@ def check(plan, window, rules=(D_RTRL, ES_D_RTRL)):
         assert_drawn_close(over_sequence(case, rule, window)[0], oracles.total(want[rule](case)))
 
 
+@pytest.mark.slow
 @examples(4)
 @given(layers)
 def test_one_random_layer(layer):
     check((layer,), 1)
 
 
+@pytest.mark.slow
 @examples(2)
 @given(plans)
 def test_a_random_stack(plan):

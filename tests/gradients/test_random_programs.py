@@ -75,6 +75,7 @@ def check_or_name_the_smallest(program: Program):
         raise
 
 
+@pytest.mark.slow
 @examples(5)
 @given(programs)
 def test_a_random_program(program):

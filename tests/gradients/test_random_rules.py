@@ -73,6 +73,7 @@ def restarts(case):
     return flags, other_carry(case)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @rows(
     [*FEW, 'learned_decay'], quick=[('leaky', 'signs'), ('leaky', 'uoro'), ('leaky', 'signs_all')]
 )
@@ -81,12 +82,14 @@ def test_a_window_gives_the_gradient_of_the_formula(name, rule):
     assert_drawn_close(got, oracles.total(formula(name, rule).steps))
 
 
+@pytest.mark.tier(quick=1)
 @rows(['leaky', 'lstm_fused'])
 def test_each_step_gives_the_gradient_of_the_formula(name, rule):
     for t, (_, _, grads) in enumerate(by_steps(models.case(name), RULES[rule][0])):
         assert_drawn_close(grads, at(formula(name, rule).steps, t))
 
 
+@pytest.mark.slow
 @rows(['gru', 'conv1d'])
 def test_every_window_gives_the_same_numbers(name, rule):
     case = models.case(name)
@@ -95,6 +98,7 @@ def test_every_window_gives_the_same_numbers(name, rule):
         assert_drawn_close(got, oracles.total(formula(name, rule).steps))
 
 
+@pytest.mark.tier(quick=1)
 @rows(['leaky', 'learned_decay', 'spiking_two'], quick=[('leaky', 'uoro')])
 def test_a_reset_of_some_lanes_empties_their_traces_and_the_key_goes_on(name, rule):
     case = models.case(name)
@@ -102,12 +106,14 @@ def test_a_reset_of_some_lanes_empties_their_traces_and_the_key_goes_on(name, ru
     assert_drawn_close(got, oracles.total(formula(name, rule, True).steps))
 
 
+@pytest.mark.tier(quick=1)
 @rows(['leaky', 'sparse'])
 def test_a_mask_weighs_the_losses_and_nothing_else(name, rule):
     got = over_sequence(models.case(name), RULES[rule][0], 4, mask=MASK)[0]
     assert_drawn_close(got, oracles.total(formula(name, rule).steps, MASK))
 
 
+@pytest.mark.slow
 @rows(['leaky', 'lstm_fused'], quick=[('leaky', 'signs')])
 def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
     case = models.case(name)
@@ -117,6 +123,7 @@ def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
     assert_drawn_close(got, random_traces.at_borders(case, formula(name, rule), 2))
 
 
+@pytest.mark.slow
 @rows(['leaky'])
 def test_a_later_call_continues_the_stream(name, rule):
     case = models.case(name)
@@ -183,6 +190,7 @@ MARKS = {
 }
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'name, rule',
     [
@@ -249,6 +257,7 @@ def multiplied(params, h, x):
     return h, h
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('rule', [signs(), uoro()], ids=['signs', 'uoro'])
 def test_a_lookup_is_a_product_with_ones(rule):
@@ -304,6 +313,7 @@ def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
         jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'cell, carry',

@@ -1,7 +1,5 @@
 """The places of sparse entries: operands of the program, constant in time, never literals."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -71,6 +69,7 @@ def gradients(learner, params, h, xs, ys):
     return grads, jax.tree.map(lambda *g: sum(g), *total)
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize('lead', [(), (3,)], ids=['alone', 'batch'])
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'd_rtrl pending', 'es_d_rtrl'])
@@ -83,6 +82,7 @@ def test_gradients_are_those_of_a_dense_matrix(rule, lead, monkeypatch):
         assert_close(gradients(learner, params | {'at': structure(0)}, h, xs, ys), dense)
 
 
+@pytest.mark.slow
 def test_one_program_serves_two_structures():
     params, h, xs, ys = sequence(())
     learner = functional.online(cell, rules.d_rtrl())
@@ -208,6 +208,7 @@ def by_hand(params, h, xs, flags, ys):
     return jax.grad(total, allow_int=True)(params)
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('states', 'lead', 'order'),

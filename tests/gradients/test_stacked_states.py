@@ -1,7 +1,5 @@
 """States side by side in one array: the gradients of the oracles, which keep each by itself."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import warnings
@@ -117,6 +115,7 @@ def gradient(name, layout, rule, window, **options):
     )[0]
 
 
+@pytest.mark.tier(quick=1, one_in=8)
 @pytest.mark.parametrize('name, layout, rule', EVERY)
 def test_the_gradient_is_that_of_the_oracle(name, layout, rule):
     case = models.case(name)
@@ -213,6 +212,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('layers, rule', [*FAST, *SLOW])
 def test_layers_with_stacked_weights_and_one_state(layers, rule):
     def cell(params, carry, x):
@@ -250,6 +250,7 @@ def test_each_step_gives_the_gradient_of_the_oracle(rule):
     assert state.carry['all'].shape == (2, *case.carry['h1'].shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', ['rows', pytest.param('features', marks=pytest.mark.slow)])
 def test_single_lanes_start_anew_along_the_axis_that_they_have_in_the_array(layout):
     case, learner, pack = stacked('two_equal_layers', layout, 'D_RTRL')
@@ -323,6 +324,7 @@ class Stack(brainstate.nn.Module):
         return y
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', RULES)
 def test_a_module_with_one_state(rule):
     learner = braintrace.compile(Stack(True), RULES[rule], EQUAL.xs[0])
@@ -403,6 +405,7 @@ def line_by_hand():
     return jax.grad(total)(LINE_W)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('rule', RULES)
 @pytest.mark.parametrize('name', LINES)
 def test_rows_that_move_are_states_of_one_group(name, rule):
@@ -413,6 +416,7 @@ def test_rows_that_move_are_states_of_one_group(name, rule):
     assert group.name == '0,1,2' and group.shape == (B, N) and not graph.diagnostics
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('rule', RULES)
 def test_a_line_step_by_step_and_its_lanes(rule):
     got, flags = {}, np.zeros((len(LINE_X), B), bool)
@@ -465,6 +469,7 @@ def in_a_loop(p, h, x):
     return h[1], h
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize(
     'cell, rows, place',
     [
@@ -521,6 +526,7 @@ TOGETHER = {  # ways to put two layers into one array that no state is taken apa
 }
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('way', TOGETHER)
 def test_what_is_put_together_otherwise_is_whole_or_named(way):
     join = TOGETHER[way]

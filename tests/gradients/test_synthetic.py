@@ -20,6 +20,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ROWS)
 def test_with_the_true_credit_the_gradient_is_that_of_bptt(name):
     """Of two windows, where the credit is a parameter: its error at zero is the true one."""

@@ -20,6 +20,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', ROWS)
 @pytest.mark.parametrize('pair', [PAIR, (0.8, 0.0)], ids=['both', 'input'])
 def test_a_window_gives_the_gradient_of_the_formula(name, pair):
@@ -27,6 +28,7 @@ def test_a_window_gives_the_gradient_of_the_formula(name, pair):
     assert_drawn_close(over_sequence(case, es_d_rtrl(pair), 4)[0], oracles.total(es(case, pair)))
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['leaky', 'lstm_fused'])
 def test_each_step_and_a_reset_give_the_gradient_of_the_formula(name):

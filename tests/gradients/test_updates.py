@@ -85,6 +85,7 @@ def grouped(steps, every, weights=None):
     return jax.tree.map(leaf, steps)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(is_core, name=sorted(CORE), rule=RULES)
 def test_each_update_gets_the_gradient_of_its_step(name, rule):
     """Six steps: the trace is written once after four, two are left."""
@@ -94,6 +95,7 @@ def test_each_update_gets_the_gradient_of_its_step(name, rule):
     )
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(
     lambda name, rule, often: often == (2, 4),
     name=['gru', 'sparse'],
@@ -111,6 +113,7 @@ def test_how_often_the_trace_is_written_changes_nothing(name, rule, often):
     np.testing.assert_allclose(losses, wanted, rtol=1e-12)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(first('gru'), name=FEW, rule=RULES, every=[1, 2])
 def test_masks_and_resets_of_lanes(name, rule, every):
     case, (rule, oracle) = models.case(name), RULES[rule]
@@ -125,6 +128,7 @@ def test_masks_and_resets_of_lanes(name, rule, every):
     assert_close(got, grouped(want, every, MASK))
 
 
+@pytest.mark.slow
 def test_the_mean_is_that_of_each_update():
     case, (rule, oracle) = models.case('gru'), RULES['d_rtrl']
     got, _, _ = gradients(case, rule, 4, reduction='mean', mask=MASK)
@@ -132,6 +136,7 @@ def test_the_mean_is_that_of_each_update():
     assert_close(got, grouped(oracle(case), 4, weights))
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @rules
 @pytest.mark.parametrize(
     'name, every',
@@ -189,6 +194,7 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     assert min(moved) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
     case = models.case('lora')
     with pytest.raises(
@@ -197,6 +203,7 @@ def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 
 
+@pytest.mark.tier(one_in=4)
 @in_turn(none, name=['leaky', 'gru', 'spiking_three'], write_every=[4, 2, 1])
 def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     """A NaN input spoils its own step; after its lane's reset, no update and no trace."""

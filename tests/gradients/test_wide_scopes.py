@@ -48,6 +48,7 @@ def scoped_of(n):
     return lambda case: scoped(case, n)
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @rows([*models.MODELS, *(p for p in models.PROGRAMS if p not in REFUSED)], ['gru'], GATE)
 def test_rtrl_is_back_propagation_through_time(name):
     case = models.case(name)
@@ -69,12 +70,14 @@ CLOSED = [
 OPEN = ['conv1d', 'conv2d', 'neighbours', 'tail_swap']
 
 
+@pytest.mark.slow
 @rows(CLOSED, gate=['lstm_fused'])
 def test_a_reach_that_is_closed_is_back_propagation_through_time(name):
     case = models.case(name)
     assert_drawn_close(over_sequence(case, snap(2), 3)[0], oracles.bptt(case))
 
 
+@pytest.mark.tier(quick=1)
 @rows(CLOSED + OPEN, ['conv1d'], ['lora', 'conv2d'])
 def test_the_reach_of_two_steps_is_the_recursion_of_these_numbers(name):
     case = models.case(name)
@@ -99,6 +102,7 @@ SETTINGS = [
 settings = pytest.mark.parametrize('name, rule, oracle', SETTINGS)
 
 
+@pytest.mark.slow
 @settings
 def test_single_steps_windows_and_updates_have_one_set_of_numbers(name, rule, oracle):
     case = models.case(name)
@@ -112,6 +116,7 @@ def test_single_steps_windows_and_updates_have_one_set_of_numbers(name, rule, or
     assert_drawn_close(updated.trace, state.trace)
 
 
+@pytest.mark.slow
 @settings
 def test_resets_of_lanes_and_a_mask(name, rule, oracle):
     case, carry0 = models.case(name), other_carry(models.case(name))
@@ -123,7 +128,7 @@ def test_resets_of_lanes_and_a_mask(name, rule, oracle):
     assert_drawn_close(got, updates.grouped(want, 2))
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize('window', [2, 4])
 def test_exact_windows_over_rtrl_are_back_propagation_through_time(window):
     case = models.case('gru')
@@ -145,7 +150,7 @@ def test_few_entries_of_each_row_carry_the_trace(keep):
     assert all(e < 1e-10 for e in far.values()) == (keep == 4)
 
 
-@slow
+@pytest.mark.slow
 def test_each_layer_alone_leaves_out_what_the_first_does_to_the_second():
     case = models.case('two_layers')
     want, rule = oracles.bptt(case), rtrl('each')
@@ -191,7 +196,7 @@ def ring(number=16, seed=3):
     return mask, models.Model('ring', cell, shapes, {'h': (2, number)})
 
 
-@slow
+@pytest.mark.slow
 def test_the_error_falls_with_n_on_a_sparse_layer():
     mask, model = ring()
     case = models.make_case(model, steps=12)
@@ -209,7 +214,7 @@ def test_the_error_falls_with_n_on_a_sparse_layer():
 # ---- models of brainstate ------------------------------------------------------------------------
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [snap(2), rtrl()], ids=['snap', 'rtrl'])
 def test_a_model_of_brainstate(rule):
     import brainstate
@@ -243,7 +248,7 @@ def test_a_model_of_brainstate(rule):
     }
 
 
-@slow
+@pytest.mark.slow
 def test_a_network_of_spiking_units_in_volts_and_milliseconds():
     import brainstate
     import saiunit as u

@@ -47,6 +47,7 @@ FACTORIES = {
 }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', FACTORIES)
 def test_ops_of_factories_keep_every_law(name):
     make, cases = FACTORIES[name]
@@ -58,6 +59,7 @@ def test_ops_of_factories_keep_every_law(name):
     }
 
 
+@pytest.mark.slow
 def test_a_spec_brings_its_cases_to_its_op():
     op = kit.new_etp_primitive(
         kit.ETPPrimitiveSpec(
@@ -68,6 +70,7 @@ def test_a_spec_brings_its_cases_to_its_op():
     assert by_op == by_name and by_op.ok and len(by_op.rows) == len(kit.LAWS)
 
 
+@pytest.mark.slow
 def test_an_op_of_a_factory_is_checked_by_its_name_with_its_own_cases():
     op = kit.make_linear_op('t_flat', lambda x, w: x @ w, cases=[(shapes((2, 3), (3, 4)), {})])
     for form in op.forms:
@@ -80,11 +83,13 @@ def test_an_op_of_a_factory_is_checked_by_its_name_with_its_own_cases():
     )
 
 
+@pytest.mark.slow
 def test_a_mapped_op_is_checked_as_the_derived_primitive_that_it_binds():
     report = kit.check(jax.vmap(braintrace.matmul), [(shapes((2, 4, 3), (2, 3, 5)), {})])
     assert report.ok and report.status('L9') == 'pass', str(report)
 
 
+@pytest.mark.slow
 def test_every_op_of_a_function_gets_its_rows():
     def two(x, b, a):
         return braintrace.matmul(braintrace.matmul(x, b), a)
@@ -109,6 +114,7 @@ def test_a_platform_that_is_absent_is_not_tested_which_neither_passes_nor_fails(
     assert not report.of('pass') and report.ok and 'no tpu device here' in str(report)
 
 
+@pytest.mark.slow
 def test_laws_that_need_a_missing_rule_are_not_tested():
     report = kit.check(bad.without_a_rule())
     assert [row.law for row in report.of('missing')] == ['L0'] and 'no rule init_pp' in report.of(
@@ -152,6 +158,7 @@ def test_a_layout_beyond_the_operands_is_named(invars, found):
     assert [row.law for row in report.of('fail')] == ['L0'] and found in str(report)
 
 
+@pytest.mark.slow
 def test_integers_need_numbers_that_they_stand_for():
     primitive = bad.dense(
         impl=lambda x, weight: jnp.take(weight, x, axis=0),
@@ -201,6 +208,7 @@ def reversed_by(**forms):
     )
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
     ('make', 'law'),
     [
@@ -238,6 +246,7 @@ def test_what_a_primitive_brings_beside_its_rules_is_compared(make, law):
 # options and input --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_single_precision_has_its_own_tolerance():
     report = kit.check(braintrace.matmul, [(shapes((4, 3), (3, 5)), {})], x64=False)
     row = next(row for row in report.rows if row.law == 'L2')
@@ -245,11 +254,13 @@ def test_single_precision_has_its_own_tolerance():
     assert not jax.config.jax_enable_x64
 
 
+@pytest.mark.slow
 def test_the_seed_draws_other_values():
     first, second = ([row.worst for row in kit.check('etp_mv', seed=seed).rows] for seed in (0, 1))
     assert first != second
 
 
+@pytest.mark.slow
 def test_cases_may_be_given_as_arrays_and_keywords():
     x, w, c = jnp.ones((4, 3)), jnp.ones((3, 5)), jnp.ones(5)
     report = kit.check(
@@ -288,6 +299,7 @@ def test_the_report_names_what_fails_and_only_that():
         report.require()
 
 
+@pytest.mark.slow
 def test_a_report_is_json_also_where_a_deviation_has_no_bound():
     found = json.loads(kit.check(bad.batch_summed_twice()).to_json())
     assert found['ops'] == 1 and len(found['rows']) == len(kit.LAWS) and len(found['fail']) == 3
@@ -301,6 +313,7 @@ def test_a_report_is_json_also_where_a_deviation_has_no_bound():
     )
 
 
+@pytest.mark.slow
 def test_assert_conformant_is_silent_or_raises():
     assert kit.assert_conformant('etp_elemwise') is None
     with pytest.raises(AssertionError, match='<lambda> L12 fail'):
@@ -364,6 +377,7 @@ def only(*primitives):
     ops.ETP_PRIMITIVES.update(primitives)
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_one_or_all(capsys):
     assert run(capsys, 'check', 'etp_elemwise')[:2] == (
         0,
@@ -380,6 +394,7 @@ def test_the_command_line_checks_one_or_all(capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_missing_rule_or_case_has_its_own_exit_code(capsys):
     bad.without_a_rule()
     code, out, _ = run(capsys, 'check', 'etp_bad', '--json')
@@ -424,6 +439,7 @@ def test_a_module_that_registers_primitives_can_be_imported(tmp_path, capsys, mo
     )
 
 
+@pytest.mark.slow
 def test_several_names_are_checked_at_once(capsys):
     code, out, _ = run(capsys, 'check', 'etp_elemwise', 'etp_mv')
     assert code == 0 and [line.split(':')[0] for line in out.splitlines()] == [
@@ -432,6 +448,7 @@ def test_several_names_are_checked_at_once(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_the_pipe_hears_no_traceback():
     done = subprocess.run(
         f'{sys.executable} -m braintrace.kit describe | true',
@@ -442,6 +459,7 @@ def test_a_reader_that_closes_the_pipe_hears_no_traceback():
     assert done.stderr == ''
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, '-m', 'braintrace.kit', 'describe', 'etp_mm', '--json'],

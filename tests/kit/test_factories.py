@@ -233,6 +233,7 @@ def online(op, params, xs, h, rule, window):
     )[0]
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(first('dense', 'derived', 'gain'), name=PAIRS, window=['steps', 3])
 def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
     op, by_hand, plain, params, shape = PAIRS[name]
@@ -246,6 +247,7 @@ def test_d_rtrl_has_the_gradient_of_backpropagation_through_time(name, window):
         assert_close(got, online(by_hand, params, xs, h, braintrace.rules.d_rtrl(), window))
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize(
     'name',
     [
@@ -287,6 +289,7 @@ def test_a_parameter_trace_keeps_the_parameters_shape_and_no_more():
     }
 
 
+@pytest.mark.slow
 def test_an_effective_trace_is_held_once_in_the_widest_dtype():
     op = made()['low rank']
 
@@ -338,6 +341,7 @@ def spec(**fields):
     )
 
 
+@pytest.mark.tier(quick=25)
 @pytest.mark.parametrize(
     ('call', 'error', 'found'),
     [
@@ -530,6 +534,7 @@ def test_an_op_shows_its_forms_and_rules():
     assert [form.name for form in op.forms] == ['made_dense', 'made_dense_sample']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'fn',
     [
@@ -548,6 +553,7 @@ def test_places_are_found_where_the_weights_are_flat_or_small(registries_are_res
     assert_close(got, through_time(lambda p, x: fn(x, p['w']), params, xs, h))
 
 
+@pytest.mark.slow
 def test_operands_may_be_complex(registries_are_restored):
     shapes = [jax.ShapeDtypeStruct(shape, complex) for shape in ((2, 3), (3, 4))]
     kit.assert_conformant(

@@ -106,6 +106,7 @@ def uncovered(primitive, report, called) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @every_primitive
 def test_every_law_holds_and_exercises_the_rules_it_is_about(
     primitive, etp_conformance, monkeypatch
@@ -121,6 +122,7 @@ def test_every_law_holds_and_exercises_the_rules_it_is_about(
     assert uncovered(primitive, report, called) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('slot', ops.REQUIRED_SLOTS)
 def test_a_deleted_rule_is_named_with_its_op(slot, monkeypatch, capsys):
     monkeypatch.delitem(ops.RULE_SLOTS[slot], ops.etp_mv_p)
@@ -134,6 +136,7 @@ def test_a_deleted_rule_is_named_with_its_op(slot, monkeypatch, capsys):
     assert f'etp_mv: no rule {slot}' in uncovered(ops.etp_mv_p, reports[0], called)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('primitive', 'emptied'),
     [

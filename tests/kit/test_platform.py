@@ -97,6 +97,7 @@ def learn(op, window, state=jnp.tanh, **options):
     )[0]
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('window', ['steps', 1, 4])
 def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
     del calls[:]
@@ -104,6 +105,7 @@ def test_a_trace_kernel_gives_the_gradients_of_the_default(window):
     assert (set(calls) == {(B, I + N, N, 1)}) == (window in ('steps', 1))
 
 
+@pytest.mark.slow
 def test_a_trace_of_another_dtype_passes_through_the_kernel():
     got, want = (
         learn(ops()[name], 'steps', trace_dtype=jnp.float32) for name in ('kernel', 'plain')
@@ -205,6 +207,7 @@ def test_a_table_refuses_what_it_does_not_know(table, platform, fn, found):
     )
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('run', [lambda f: f, jax.jit], ids=['eager', 'jit'])
 def test_a_lowering_counts_from_when_it_is_given(run, registries_are_restored):
     op = make_linear_op('t_platform_late', lambda x, w: x @ w)

@@ -160,6 +160,7 @@ OPS = {
 }
 
 
+@pytest.mark.tier(one_in=4)
 @pytest.mark.usefixtures('registries_are_restored')
 @pytest.mark.drawn
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_what_several_processes_show_is_one_record(tmp_path):
     assert found[0] == found[1] and len(found[0]) == 4
 
 
+@pytest.mark.slow
 def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
     report = kit.registry_report(results)
     rows = {row.law: row for row in report.rows if row.op == 'etp_mv'}
@@ -107,6 +108,7 @@ def test_a_rule_is_shown_by_a_marked_test_that_passed_and_no_other(results):
     assert {row.law for row in rows.values()} == {*ops.REQUIRED_SLOTS, *kit.LAWS}
 
 
+@pytest.mark.slow
 def test_laws_are_recorded_one_by_one_also_where_another_fails(results):
     rows = {
         row.law: row.status for row in kit.registry_report(results).rows if row.op == 'etp_elemwise'
@@ -200,6 +202,7 @@ def test_a_file_that_is_no_record_is_refused(content, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('mark', 'found'),
     [
@@ -213,6 +216,7 @@ def test_a_wrong_mark_is_named_with_its_test(mark, found, tmp_path):
     assert done.returncode == 4 and 'test_ops.py::test_it' in done.stderr and found in done.stderr
 
 
+@pytest.mark.slow
 def test_a_record_without_a_folder_is_wrong_usage(tmp_path):
     done = run(tmp_path, 'def test_it(): pass', '--etp-results', 'none/r.json')
     assert (

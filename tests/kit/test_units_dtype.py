@@ -70,6 +70,7 @@ def test_a_bias_of_a_spec_takes_the_unit_of_the_product():
         op(X * u.mV, W * u.nS, BIAS)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'make',
     [
@@ -121,6 +122,7 @@ def test_a_dtype_goes_in_and_comes_out(make, dtype):
     assert op(*operands).dtype == dtype
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('law', ['L5', 'L11'])
 @pytest.mark.parametrize('make', [linear, affine], ids=['linear', 'spec'])
 def test_the_laws_about_units_and_dtypes_hold(make, law):

@@ -1,7 +1,5 @@
 """Bad input is refused with what was found, where, and what to do; nothing changes."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -73,6 +71,7 @@ class MappedOverWeights(Marked):
         return self.h.value
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('model', [Scanned, Branched, Checkpointed, MappedOverWeights])
 def test_a_model_with_control_flow_or_mapped_weights_learns(model):
     learner = braintrace.compile(model(), 'D_RTRL', X)
@@ -98,6 +97,7 @@ def initialised(model):
     return model
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize(
     'model, error, words',
     [
@@ -155,6 +155,7 @@ def test_another_input_than_compiled_is_refused(x, words):
     assert_close(snapshot(learner), before)
 
 
+@pytest.mark.tier(quick=2, one_in=2)
 @pytest.mark.parametrize(
     'way',
     [
@@ -228,6 +229,7 @@ def test_a_state_that_changes_its_shape_or_dtype_in_a_step_is_refused():
 XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
 
 
+@pytest.mark.tier(quick=13)
 @pytest.mark.parametrize(
     'sequences, options, words',
     [
@@ -354,6 +356,7 @@ class Fragile(Net):
         return out
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'use',
     [

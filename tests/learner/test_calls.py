@@ -1,7 +1,5 @@
 """A learner called step by step, under every transformation."""
 
-from __future__ import annotations
-
 import copy
 
 import brainstate
@@ -32,6 +30,7 @@ def test_a_call_gives_what_the_model_gives():
         )
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 def test_the_first_step_has_the_gradient_of_backpropagation(rule):
     xs, ys = data()
     learner, plain = compiled(rule), compiled()
@@ -42,6 +41,7 @@ def test_the_first_step_has_the_gradient_of_backpropagation(rule):
     assert_close(got, want)
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize(
     'window', [3, 'auto', *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 2, 7, 100, None))]
 )
@@ -53,6 +53,7 @@ def test_every_window_gives_the_sum_of_the_steps(rule, window):
     assert_close(learner.etrace.value, stepped.etrace.value)
 
 
+@pytest.mark.tier(quick=1)
 def test_a_loss_summed_over_a_loop_in_one_grad_is_the_sum_of_online_gradients(rule):
     xs, ys = data()
     learner, stepped = compiled(rule), compiled(rule)
@@ -67,6 +68,7 @@ def test_a_loss_summed_over_a_loop_in_one_grad_is_the_sum_of_online_gradients(ru
     assert_close(total(xs, ys), by_steps(stepped, xs, ys))
 
 
+@pytest.mark.slow
 def test_python_loop_in_one_grad_is_the_sum_of_online_gradients():
     xs, ys = data()
     learner, stepped = compiled(), compiled()
@@ -76,6 +78,7 @@ def test_python_loop_in_one_grad_is_the_sum_of_online_gradients():
     assert_close(got, by_steps(stepped, xs, ys))
 
 
+@pytest.mark.slow
 def test_the_loss_may_read_the_new_hidden_state():
     x, y = data()[0][0], jnp.ones((BATCH, UNITS))
     learner, plain = compiled(), compiled()
@@ -112,6 +115,7 @@ def vectorised_by_map(rule):
     return learner, lanes
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('vectorised', [vectorised_by_new_states, vectorised_by_map])
 def test_a_vectorised_learner_equals_the_batched_one(rule, vectorised):
     xs, ys = data()
@@ -125,6 +129,7 @@ def test_a_vectorised_learner_equals_the_batched_one(rule, vectorised):
     assert_close(total, by_steps(compiled(rule), xs, ys))
 
 
+@pytest.mark.tier(quick=1)
 def test_a_mapped_model_is_compiled_like_a_batched_one(rule):
     xs, ys = data()
     brainstate.random.seed(0)
@@ -213,6 +218,7 @@ def test_etrace_grad_traces_a_step_function_once_for_many_calls():
     assert len(traced) == first
 
 
+@pytest.mark.slow
 def test_noise_in_the_model_is_threaded_through_every_way_to_run():
     class Noisy(Net):
         def update(self, x):
@@ -228,6 +234,7 @@ def test_noise_in_the_model_is_threaded_through_every_way_to_run():
     assert (after == jax.random.key_data(brainstate.random.DEFAULT.value)).all()
 
 
+@pytest.mark.slow
 def test_no_tracer_leaks_from_a_compiled_learner():
     with jax.checking_leaks():
         xs, ys = data()

@@ -20,6 +20,7 @@ def drawn():
     return compiled('dni', synthesizer=braintrace.SyntheticGradient(shapes, scale=0.5, seed=1))
 
 
+@pytest.mark.slow
 def test_without_credit_it_is_truncated_backpropagation():
     xs, ys = data()
     learner, other = compiled('dni'), compiled(braintrace.rules.same_step())

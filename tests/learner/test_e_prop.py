@@ -92,6 +92,7 @@ def check(got, want):
         assert_close(got_leaf, want_leaf, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_leaky_readout_with_kappa_is_one_that_filters_in_front_of_its_weights():
     learner = learner_of(nn.LeakyRateReadout, braintrace.rules.e_prop(KAPPA))
     want = gradient(learner_of(Filters, braintrace.rules.d_rtrl()))

@@ -1,7 +1,5 @@
 """A gradient around single calls tells what it leaves out, and tells nothing else."""
 
-from __future__ import annotations
-
 import warnings
 
 import brainstate
@@ -89,6 +87,7 @@ def restarted(learner):
     return loss
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize(
     'use, words',
     [
@@ -111,6 +110,7 @@ def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
     assert told[0].filename == __file__
 
 
+@pytest.mark.tier(quick=5)
 @pytest.mark.parametrize(
     'use',
     [
@@ -130,6 +130,7 @@ def test_nothing_is_told_where_nothing_is_left_out(learner, use):
         use(learner)(XS[0])
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_old_state_is_whole_in_a_sequence_and_so_is_a_sum_over_calls():
     learner = braintrace.compile(Leaky(), 'D_RTRL', XS[0])
 

@@ -2,8 +2,6 @@
 backpropagation or the dense recursion.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -120,6 +118,7 @@ class ConductanceGroup(Conductance):
         self.s.value = u.math.stack([v, g * (u.mV / u.mS)], -1)
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.parametrize(
     'make, rule',
     [
@@ -302,6 +301,7 @@ class Delayed(Ring):
         self.delay.update(h)
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('make', [Delayed, pytest.param(Ring, marks=slow)])
 def test_a_delay_moves_on_and_is_read_as_a_constant(make):
     def plain(p, c, x):
@@ -417,6 +417,7 @@ def dropout(make, shape):
     return learner, grads, jnp.stack([brainstate.random.bernoulli(0.6, shape) for _ in XS]) / 0.6
 
 
+@pytest.mark.slow
 def test_a_dropped_input_keeps_the_trace():
     learner, grads, masks = dropout(Dropped, (B, I))
 

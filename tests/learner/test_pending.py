@@ -1,7 +1,5 @@
 """Single steps that stay pending in the state: precision, resets, maps, a look at the trace."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -47,6 +45,7 @@ def both(*args, tolerance=1e-12, **options):
     return got
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize(
     ('weights', 'states'),
     [
@@ -106,6 +105,7 @@ def unbatched(p, h, x):
 RESETS = {1: [True, False, False], 3: [False, True, True]}
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('length', [2, LANES])
 def test_a_reset_of_a_lane_does_not_take_the_turns_of_a_loop_for_lanes(length):
     """Neither in pending steps nor in ES_D_RTRL's factors, whose rows start with the turns."""
@@ -155,6 +155,7 @@ def mapped(**options):
     return learner, lanes
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     xs, _ = data()
     shown = []
@@ -167,6 +168,7 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
     assert {e.shape[:2] for e in jax.tree.leaves(shown[1])} == {(2, BATCH)}
 
 
+@pytest.mark.tier(one_in=2)
 @in_turn(none, options=[{}, {'write_every': 3}], carry=['trace', 'drop'])
 def test_a_mapped_learner_takes_sequences(options, carry, capfd):
     """Also with progress, of which nothing is shown inside a map."""
@@ -189,6 +191,7 @@ def test_a_mapped_learner_takes_sequences(options, carry, capfd):
     assert learner.etrace.value['t'].tolist() == [[len(xs) if carry == 'trace' else 0] * BATCH] * 2
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_a_trace_is_shown_in_the_dtype_that_was_asked_for(dtype):
     xs, ys = data()

@@ -2,8 +2,6 @@
 remedy behind the others.
 """
 
-from __future__ import annotations
-
 import re
 
 import brainstate
@@ -46,6 +44,7 @@ def alone(rule, xs, ys, **options):
 RULES = [('D_RTRL', {}), pytest.param('pp_prop', {'decay_or_rank': 0.7}, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule, options', RULES)
 def test_lanes_are_learners_of_one_sample_each(rule, options):
     xs, ys = data()
@@ -124,6 +123,7 @@ def test_a_learner_has_the_attributes_that_scripts_read():
     assert braintrace.CompilationError is braintrace.CompileError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('reduction', ['mean', pytest.param('sum', marks=pytest.mark.slow)])
 def test_losses_come_back_as_loss_output_asks(reduction):
     xs, ys = data()
@@ -146,6 +146,7 @@ def test_losses_come_back_as_loss_output_asks(reduction):
     assert_close(run(loss_output='scalar', chunk_size=1), (grads, total))
 
 
+@pytest.mark.slow
 def test_a_window_of_inputs_is_a_loop_of_calls():
     xs, ys = data()
     learner, other = compiled(), compiled()

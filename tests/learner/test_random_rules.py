@@ -36,6 +36,7 @@ def in_gate(*names):
 TOLERANCE = 1e-4  # of float32
 
 
+@pytest.mark.slow
 @in_gate('signs')
 def test_a_model_learns_by_single_calls_and_by_sequences(rule):
     xs, ys = data(5)
@@ -50,6 +51,7 @@ def reset_and_grad(learner, xs, ys, step_fn):
     return learner.etrace_grad(xs, ys, step_fn=step_fn)
 
 
+@pytest.mark.slow
 @in_gate('uoro')
 def test_a_snapshot_holds_the_key(rule):
     xs, ys = data(4)
@@ -66,6 +68,7 @@ def test_a_snapshot_holds_the_key(rule):
         compiled(rules.signs(seed=3)).restore(tree)
 
 
+@pytest.mark.slow
 @in_gate('signs', 'uoro')
 def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     xs, _ = data(3)
@@ -84,6 +87,7 @@ def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
     assert rule.name in text and 'unbiased' in text
 
 
+@pytest.mark.slow
 @in_gate('uoro_batch')
 def test_it_trains_with_updates_inside_a_sequence(rule):
     xs, ys = data(6)
@@ -104,6 +108,7 @@ class WithUnit(Net):
         return super().update(self.v.value / u.mV)
 
 
+@pytest.mark.slow
 @in_gate('uoro')
 def test_a_state_with_a_unit_is_followed(rule):
     xs, ys = data(3)
@@ -138,6 +143,7 @@ def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
     assert jax.tree.structure(specs.trace) == jax.tree.structure(state.trace)
 
 
+@pytest.mark.slow
 @in_gate('signs')
 def test_mapped_states_share_the_key_unless_they_are_given_others(rule):
     learner, params, state, xs, ys = pure(rule)

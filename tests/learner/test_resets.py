@@ -1,7 +1,5 @@
 """Every way of resetting a learner puts back every hidden state, of each lane its own."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -59,6 +57,7 @@ def by_training(learner):
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('way', [by_calls, by_gradient, by_training])
 def test_a_lane_that_starts_anew_is_like_a_new_learner(way):
     learner, fresh = started(), started()
@@ -102,6 +101,7 @@ def of_a_map(learner):
     return lanes, learner.states(brainstate.ShortTermState, brainstate.HiddenState)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('mapped', [of_new_states, of_a_map])
 def test_each_lane_of_a_mapped_learner_goes_back_to_its_own_start(mapped):
     learner = braintrace.compile(Drawn(), 'D_RTRL', XS[0, 0])

@@ -74,6 +74,7 @@ def compiled(rule, leaky=False, **options):
     return braintrace.compile(Gated(leaky), rule, x, batch_size=BATCH, **options)
 
 
+@pytest.mark.tier(quick=15)
 @pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
 def test_a_shell_holds_the_value(name, options, value):
     learner = getattr(braintrace, name)(Gated(), **options)
@@ -114,6 +115,7 @@ def run_when(name, options):
     return [pytest.mark.slow if new else pytest.mark.nightly]
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'name, options, value',
     [pytest.param(*row, marks=run_when(*row[:2])) for row in SHELLS],

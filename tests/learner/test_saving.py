@@ -1,7 +1,5 @@
 """A learner is saved as a flat dict of arrays, and goes back to it as often as is asked."""
 
-from __future__ import annotations
-
 import io
 
 import brainstate
@@ -143,6 +141,7 @@ def test_a_learner_that_is_not_compiled_can_not_be_saved():
             use()
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('vectorised', [vectorised_by_new_states, vectorised_by_map])
 def test_every_lane_of_a_vectorised_learner_is_saved(vectorised):
     xs, ys = data()

@@ -1,7 +1,5 @@
 """The contract of ``etrace_grad`` and ``etrace_evolve``, argument by argument."""
 
-from __future__ import annotations
-
 import functools
 
 import brainstate
@@ -25,6 +23,7 @@ def gradient(learner, xs, ys, **options):
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **{'reduction': 'sum', **options})
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('rule', ['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_two_calls_continue_the_stream_of_one(rule):
     xs, ys = data()
@@ -42,6 +41,7 @@ def without_options(rule):
     return gradient(compiled(rule), *data())
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
     xs, ys = data()
@@ -75,6 +75,7 @@ def test_without_a_rule_gradients_are_those_of_single_steps_and_nothing_is_trace
         braintrace.verify.diagnose(learner, xs, ys, squared)
 
 
+@pytest.mark.slow
 def test_mean_divides_by_the_sum_of_the_mask():
     xs, ys = data()
     mask = jnp.array([1.0, 0.0, 2.0, 0.0, 0.0, 1.0, 1.0])
@@ -105,6 +106,7 @@ def weighted_steps():
     return total, stepped.etrace.value
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_the_mask_weighs_losses_and_nothing_else(window):
     learner, (total, trace) = compiled(), weighted_steps()
@@ -123,6 +125,7 @@ def two_streams(rule):
     )
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_reset_of_all_lanes_starts_anew(rule, window):
     xs, ys = data()
@@ -150,11 +153,13 @@ def lane_by_lane(rule):
     return total
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @in_turn(first(3), window=WINDOWS, rule=['D_RTRL', braintrace.rules.es_d_rtrl(0.8)])
 def test_a_reset_of_one_lane_leaves_the_others_alone(rule, window):
     assert_close(gradient(compiled(rule), *data(), reset=FLAGS, window=window), lane_by_lane(rule))
 
 
+@pytest.mark.slow
 def test_aux_and_losses_come_back_in_every_combination():
     xs, ys = data()
 
@@ -176,6 +181,7 @@ def test_aux_and_losses_come_back_in_every_combination():
     np.testing.assert_allclose(losses, [squared(o, y) for o, y in zip(aux['out'], ys)], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_outside_the_model_get_their_gradient():
     xs, ys = data()
     outer = brainstate.ParamState(0.3 * jnp.ones((2, 2)))
@@ -204,6 +210,7 @@ def test_weights_outside_the_model_get_their_gradient():
     assert jnp.abs(got['outer',]).max() > 0
 
 
+@pytest.mark.slow
 def test_a_parameter_read_by_the_loss_itself_gets_both_parts():
     xs, ys = data()
 
@@ -226,6 +233,7 @@ def test_a_parameter_read_by_the_loss_itself_gets_both_parts():
     assert_close(got, want)
 
 
+@pytest.mark.slow
 def test_a_subset_of_weights_is_enough():
     xs, ys = data()
     learner, full = compiled(), compiled()
@@ -234,6 +242,7 @@ def test_a_subset_of_weights_is_enough():
     assert_close(gradient(learner, xs, ys, weights=some), {k: want[k] for k in some})
 
 
+@pytest.mark.slow
 def test_states_that_the_step_function_writes_are_threaded():
     xs, ys = data()
     learner = compiled()
@@ -265,6 +274,7 @@ def test_values_that_the_step_function_only_reads_are_not_frozen_into_the_progra
     assert_close(run(3.0), jax.tree.map(lambda g: 3 * g, run(1.0)))
 
 
+@pytest.mark.slow
 def test_new_weights_are_seen_by_the_next_call():
     xs, ys = data()
     learner, other = compiled(), compiled()
@@ -286,6 +296,7 @@ def test_a_memory_budget_bounds_the_window_and_changes_no_number():
     )
 
 
+@pytest.mark.slow
 def test_etrace_grad_works_inside_jit():
     xs, ys = data()
     learner, plain = compiled(), compiled()
@@ -297,6 +308,7 @@ def test_etrace_grad_works_inside_jit():
     assert (learner.etrace.value['t'] == STEPS).all()
 
 
+@pytest.mark.slow
 def test_progress_is_written_and_changes_nothing(capfd):
     xs, ys = data()
     assert_close(gradient(compiled(), xs, ys, progress=True), gradient(compiled(), xs, ys))
@@ -330,6 +342,7 @@ def test_evolve_runs_a_step_function():
     assert losses.shape == (STEPS,)
 
 
+@pytest.mark.slow
 def test_a_plain_recurrent_weight_still_learns_by_its_same_step_gradient():
     class Plain(Net):
         def __init__(self):
@@ -368,6 +381,7 @@ class WithIntegers(brainstate.nn.Module):
         return p['gain'] * self.h.value[:, p['units']]
 
 
+@pytest.mark.slow
 def test_a_parameter_with_an_integer_leaf_learns_by_its_other_leaves():
     xs, ys = data()
     learner = braintrace.compile(WithIntegers(), 'D_RTRL', xs[0])

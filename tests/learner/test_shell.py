@@ -1,7 +1,5 @@
 """Names, compile, reset, report and traces of a learner."""
 
-from __future__ import annotations
-
 import inspect
 
 import brainstate
@@ -22,6 +20,7 @@ def test_the_engines_have_the_published_names():
     assert braintrace.IODimVjpAlgorithm is braintrace.pp_prop is braintrace.ES_D_RTRL
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize(
     'rule, options',
     [
@@ -56,6 +55,7 @@ def test_compile_hands_options_to_the_class_and_seeds_the_initialisation():
     np.testing.assert_array_equal(learner.model.cell.h.value, again.model.cell.h.value)
 
 
+@pytest.mark.slow
 def test_reset_state_of_some_lanes_is_that_of_a_sequence():
     """Single steps with lanes reset between them have the gradient of one call with these flags."""
     xs, ys = data()
@@ -79,6 +79,7 @@ def test_reset_state_of_some_lanes_is_that_of_a_sequence():
         learner.reset_state(lanes=jnp.zeros(2, bool))
 
 
+@pytest.mark.slow
 def test_reset_state_puts_back_trace_count_and_hidden_states():
     xs, ys = data()
     learner, fresh = compiled(), compiled()
@@ -191,6 +192,7 @@ def test_the_published_tiny_rnn_has_one_relation_and_its_plain_weight_learns():
     assert learner.graph.routes['W_in'].kind == 'same-step'
 
 
+@pytest.mark.slow
 def test_a_custom_primitive_learns_like_the_built_in_one():
     def impl(x, w, *, scale=1.0):
         return scale * (x @ w)

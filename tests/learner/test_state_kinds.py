@@ -1,7 +1,5 @@
 """States in a ``HiddenGroupState``, a ``HiddenTreeState`` or a tree learn like single ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -63,6 +61,7 @@ def structure(graph, rename=lambda path: path):
     return groups, relations, {k: (r.kind, r.reason) for k, r in graph.routes.items()}
 
 
+@pytest.mark.tier(one_in=8)
 @pairwise(
     lambda form, name, rule: form is Group and name == NEURON,
     form=[*TOGETHER, *TREES],
@@ -77,6 +76,7 @@ def test_states_kept_together_are_hidden_states_of_their_own(name, form, rule):
     assert structure(learner.graph) == structure(separate.graph, paths.get)
 
 
+@pytest.mark.tier(one_in=4)
 @slow
 @rules
 @pytest.mark.parametrize('form', [Group, Named])
@@ -97,6 +97,7 @@ def in_steps(learner, call, xs, ys):
     return {k[0]: sum(g[k] for g in grads) for k in grads[0]}
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @some_forms
 def test_single_calls_give_the_same_gradient_and_the_same_trace(form):
     case, learner, separate = (
@@ -113,6 +114,7 @@ def test_single_calls_give_the_same_gradient_and_the_same_trace(form):
     assert jnp.abs(want['weight']).max() > 0
 
 
+@pytest.mark.tier(one_in=2)
 @some_forms
 def test_lanes_are_reset_to_the_states_at_compile_time(form):
     case, flags = models.case(NEURON), np.zeros((models.T, 2), bool)
@@ -162,6 +164,7 @@ def with_equal_lanes(case):
     )
 
 
+@pytest.mark.tier(one_in=2)
 @pytest.mark.parametrize(
     'vectorised', [vectorised_by_new_states, pytest.param(vectorised_by_map, marks=slow)]
 )

@@ -1,7 +1,5 @@
 """The contract of ``etrace_train``, argument by argument, and traces of lower precision."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ import pytest
 
 import braintrace
 from braintrace import OptionError, StructureError
-from braintrace._windows import progress
+from braintrace._windows import turns
 from tests.compare import assert_close, errors
 
 from .networks import BATCH, STEPS, Net, compiled, data, loss_of, squared
@@ -50,6 +48,7 @@ def by_hand(learner, xs, ys, every, optimizer=ADAM, **options):
     return jnp.concatenate(losses), opt_state
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @rules
 @pytest.mark.parametrize('every', [1, 3])
 def test_it_is_a_loop_of_gradients_and_updates(rule, every):
@@ -68,6 +67,7 @@ def test_it_is_a_loop_of_gradients_and_updates(rule, every):
     assert max(errors(values(one), values(compiled(rule))).values()) > 1e-3  # it has learned
 
 
+@pytest.mark.slow
 def test_a_stream_in_chunks_is_the_stream_in_one_call():
     xs, ys = data()
     whole, parts = compiled(), compiled()
@@ -89,6 +89,7 @@ def test_only_the_weights_that_are_named_change():
     assert moved == {('readout',)}
 
 
+@pytest.mark.slow
 def test_aux_comes_back_and_one_program_serves_every_call():
     xs, ys = data()
     learner, traced = compiled(), []
@@ -105,6 +106,7 @@ def test_aux_comes_back_and_one_program_serves_every_call():
     assert len(traced) == number
 
 
+@pytest.mark.slow
 def test_progress_shows_a_line(capfd):
     xs, ys = data()
     losses, _ = train(compiled(), xs, ys, progress=True)
@@ -129,8 +131,8 @@ def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(
     rate, length, most, capfd, monkeypatch
 ):
     clock = [0.0]
-    monkeypatch.setattr(progress.time, 'perf_counter', lambda: clock[0])
-    line, due, reports = progress._Line(length), 0, 0
+    monkeypatch.setattr(turns.time, 'perf_counter', lambda: clock[0])
+    line, due, reports = turns._Line(length), 0, 0
     line(0, 0.0)
     for done in range(length // 100, length + 1, length // 100):
         clock[0] = done / rate
@@ -142,6 +144,7 @@ def test_progress_reports_a_few_times_a_second_and_at_most_a_hundred_times(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'steps',
     [
@@ -166,6 +169,7 @@ def test_progress_changes_no_number(steps, capfd):
     assert f'{steps}/{steps} steps' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_mapped_model_trains_like_a_batched_one():
     xs, ys = data()
     brainstate.random.seed(0)
@@ -178,6 +182,7 @@ def test_a_mapped_model_trains_like_a_batched_one():
     assert_close({k[1:]: v for k, v in values(learner).items()}, values(batched))
 
 
+@pytest.mark.slow
 def test_it_runs_inside_jit():
     """Inside ``jit`` the states are threaded by brainstate."""
     xs, ys = data()
@@ -217,6 +222,7 @@ def test_the_state_of_another_optimiser_is_refused():
         train(learner, *data(), opt_state=optax.sgd(0.1, momentum=0.9).init(values(learner)))
 
 
+@pytest.mark.slow
 def test_the_dtypes_of_an_optimisers_state_stay():
     learner = compiled()
     halves = optax.adam(0.02, mu_dtype=jnp.float32)
@@ -224,6 +230,7 @@ def test_the_dtypes_of_an_optimisers_state_stay():
     assert jax.tree.leaves(state[0].mu)[0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_a_failure_while_running_leaves_an_empty_trace_and_says_so():
     xs, ys = data()
     learner = compiled()
@@ -281,6 +288,7 @@ def test_what_is_not_trainable_stays_under_weight_decay():
 # -- single steps between two writes of the trace --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_single_steps_may_stay_pending_in_the_state_of_a_learner():
     """Steps, a sequence, a reset, steps: with ``write_every`` as without, the trace too."""
     xs, ys = data()
@@ -339,6 +347,7 @@ def long_gradient(**options):
     return learner, learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=1)
 
 
+@pytest.mark.slow
 def test_a_trace_in_bfloat16_takes_less_memory_and_stays_close():
     """Each write rounds to 8 bits: 60 steps with 60 writes are 2 % off at the worst parameter."""
     exact, want = long_gradient()

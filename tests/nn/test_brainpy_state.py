@@ -2,8 +2,6 @@
 gradients against reverse mode in float64.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -124,6 +122,7 @@ NEURONS = {
 }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('name', NEURONS)
 def test_neurons_have_the_gradient_of_reverse_mode(bp, name):
     recurrent = name in ('LIF', 'AdExIF')
@@ -156,6 +155,7 @@ def projections(bp):
     }
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'name, recurrent',
     [

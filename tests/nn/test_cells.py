@@ -1,7 +1,5 @@
 """The life of states, options and bad input; formulas and gradients are in ``test_table``."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -45,6 +43,7 @@ def inputs(batch_size, seed=0):
     )
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', CELLS)
 def test_a_batch_is_its_samples(name):
     cell = make(name, 2, state_init=0.25)
@@ -82,6 +81,7 @@ def test_reset_brings_back_the_first_values_for_the_asked_batch(name):
     assert cell.states(brainstate.HiddenState) == first, 'a reset keeps the state objects'
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', CELLS)
 def test_states_are_made_for_a_whole_model(name):
     model = brainstate.nn.Sequential(make(name), nn.Linear(NUM_OUT, 2))
@@ -89,6 +89,7 @@ def test_states_are_made_for_a_whole_model(name):
     assert model(inputs(4)[0]).shape == (4, 2)
 
 
+@pytest.mark.tier(quick=4)
 @pytest.mark.parametrize('name', CELLS)
 def test_a_step_runs_under_jit_and_for_loop(name):
     cell = make(name, 2)
@@ -107,6 +108,7 @@ def test_the_bias_may_be_left_out(name):
     assert cell(inputs(None)[0]).shape == (NUM_OUT,)
 
 
+@pytest.mark.tier(quick=6)
 @pytest.mark.parametrize('activation', ['softplus', jnp.sin])
 @pytest.mark.parametrize('name', ['vanilla', 'gru', 'lstm', 'min_gru'])
 def test_the_activation_counts(name, activation):
@@ -209,6 +211,7 @@ GATED = {  # and the state that remembers
 }
 
 
+@pytest.mark.tier(quick=3)
 @pytest.mark.parametrize('name', GATED)
 def test_timescale_spreads_what_units_forget(name):
     """At first a unit keeps t / (1 + t) of its state, with t uniform in (low, high - 1)."""

@@ -1,7 +1,5 @@
 """Mean and deviation of what each parameter is drawn from, against the formula of its layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -192,6 +190,7 @@ def test_each_layer_and_cell_has_a_row():
     assert {kind.__name__ for kind in public} == set(ROWS)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ROWS)
 def test_first_values_have_the_mean_and_the_deviation_of_their_formula(name):
     """Within five deviations of the estimate; where nothing is drawn, within rounding."""

@@ -3,8 +3,6 @@
 ``test_table.py`` has their values and gradients.
 """
 
-from __future__ import annotations
-
 import re
 
 import brainstate
@@ -64,6 +62,7 @@ LOADED = {
 }
 
 
+@pytest.mark.tier(quick=7)
 @pytest.mark.parametrize('name', LOADED)
 def test_parameters_have_the_paths_and_shapes_of_the_public_package(name):
     make, want = LOADED[name]
@@ -111,6 +110,7 @@ LEADING = {
 }
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', LEADING)
 def test_leading_axes_are_samples(name):
     make, own = LEADING[name]
@@ -250,6 +250,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', CONVOLUTIONS)
 def test_a_convolution_is_that_of_brainstate(name):
     rank, in_size, options = CONVOLUTIONS[name]
@@ -273,6 +274,7 @@ WITH_UNITS = {
 }
 
 
+@pytest.mark.tier(quick=2)
 @pytest.mark.parametrize('name', WITH_UNITS)
 def test_the_unit_of_the_result_is_the_product(name):
     make, shape = WITH_UNITS[name]
@@ -362,6 +364,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.tier(quick=24)
 @pytest.mark.parametrize('name', REFUSED)
 def test_it_is_refused_with_what_was_found(name):
     call, words = REFUSED[name]

@@ -1,7 +1,5 @@
 """What neurons have beyond other layers: spikes made of their state, units, a refractory time."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +21,7 @@ def run(units, current, steps, batch_size=None):
     return np.stack([np.asarray(units(current)) for _ in range(steps)])
 
 
+@pytest.mark.tier(quick=4)
 @neurons
 @pytest.mark.parametrize('batch_size', [None, 3])
 def test_states_have_the_shape_of_the_units(name, batch_size):

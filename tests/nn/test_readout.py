@@ -1,7 +1,5 @@
 """What readouts have beyond the other cells: a time constant, and what a filter keeps."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -56,6 +54,7 @@ class Net(brainstate.nn.Module):
         return self.readout(self.neurons(self.layer(x)))
 
 
+@pytest.mark.slow
 def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_in_front():
     """The loss is that of the last step alone, which reads the past through the filter."""
     readout = FilteredReadout(3, 2, tau=5.0, b_init=brainstate.nn.init.Normal(scale=0.3))

@@ -1,7 +1,5 @@
 """Every module of the table against its formula: values, and gradients by reverse mode."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import numpy as np
@@ -34,6 +32,7 @@ def float64():
     jax.config.update('jax_enable_x64', before)
 
 
+@pytest.mark.tier(quick=6)
 @cases
 def test_steps_follow_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):
@@ -47,6 +46,7 @@ def test_steps_follow_the_formula(row, batch_size):
             assert_close(values(module, brainstate.HiddenState), states)
 
 
+@pytest.mark.tier(quick=4)
 @cases
 def test_online_gradients_are_those_of_the_formula(row, batch_size):
     with brainstate.environ.context(**row.context):

@@ -507,6 +507,7 @@ def a_lane_s_clock_starts_anew(run):
     run[1]['t'][0] = 5
 
 
+@pytest.mark.tier(quick=20)
 @pytest.mark.parametrize('rule,how,function', FAULTS)
 def test_the_first_rule_that_fails_names_the_fault(rule, how, function):
     records = making.run(**{'cell': 'rnn', **how})

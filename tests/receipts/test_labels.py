@@ -52,6 +52,7 @@ def test_any_words_leave_the_verdict(runs, labels, helper):
         assert judged(noted) == judged(run)
 
 
+@pytest.mark.slow
 def test_claims_and_provenance_leave_the_verdict_and_so_does_stripping_them(runs):
     verdicts = [judged(run)[0][0] for run in runs]
     assert verdicts == ['rederived', 'failed', 'consistent', 'failed']

@@ -2,8 +2,6 @@
 refused.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 
@@ -42,6 +40,7 @@ def held_out(name):
     return task, batch, jax.jit(lambda key: task.sample(key, batch, 'test'))(KEY)
 
 
+@pytest.mark.tier(quick=2)
 @each
 def test_a_batch_has_the_shapes_that_the_task_says(name):
     task, batch, (xs, ys, mask) = held_out(name)
@@ -54,6 +53,7 @@ def test_a_batch_has_the_shapes_that_the_task_says(name):
     assert bool(jnp.all(mask >= 0)) and float(mask.sum()) > 0
 
 
+@pytest.mark.tier(quick=1)
 @each
 def test_the_trivial_learner_scores_the_floor(name):
     task, batch, (xs, ys, mask) = held_out(name)
@@ -62,6 +62,7 @@ def test_the_trivial_learner_scores_the_floor(name):
     assert float(task.score(outputs, ys, mask)) == pytest.approx(task.floor, rel=TASKS[name][2])
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
     'name',
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TASKS],
@@ -73,6 +74,7 @@ def test_a_key_draws_one_batch_for_each_part(name):
     assert np.allclose(one, again, atol=1e-5) and not np.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ['copy', 'adding', 'sine', 'characters'])
 def test_the_score_is_the_weighed_mean_of_the_loss(name):
     task = TASKS[name][0]()
@@ -117,6 +119,7 @@ def test_adding_marks_a_number_in_each_half():
     assert np.flatnonzero(mask).tolist() == [20]
 
 
+@pytest.mark.slow
 def test_evidence_has_the_cues_and_the_rates_of_its_source():
     task = tasks.evidence(dt=10, delay=250)
     xs, ys, mask = (np.asarray(a) for a in jax.jit(lambda: task.sample(KEY, 400))())

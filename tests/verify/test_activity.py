@@ -2,8 +2,6 @@
 to reset.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -164,6 +162,7 @@ def of_rates(rates):
     return 'spikes', np.mean(rates == 0), np.mean(rates > 0.5)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 @in_turn(first(hard_state), cell=CELLS, drive=DRIVES)
 def test_a_neuron_is_judged_by_its_spikes(cell, drive):
@@ -171,6 +170,7 @@ def test_a_neuron_is_judged_by_its_spikes(cell, drive):
     assert all(found == of_rates(by_hand(cell, DRIVES[drive])) for found in shown(got).values())
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
 @in_turn(first('vjp'), spike=SPIKES, cell=[hard_state, soft_local, refractory])
 def test_a_spike_is_found_however_it_is_made(spike, cell):
@@ -180,6 +180,7 @@ def test_a_spike_is_found_however_it_is_made(spike, cell):
     assert all(found == of_rates(by_hand(cell, drive)) for found in shown(got).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'cell',
     [
@@ -193,6 +194,7 @@ def test_a_dead_layer_is_told_to_get_more_input(cell):
     assert not any('saturated' in text for text in found)
 
 
+@pytest.mark.slow
 def test_two_layers_are_judged_each_by_itself():
     """A layer of leaky units below, a dead one of spiking units, and a live one on a plain path."""
 
@@ -222,6 +224,7 @@ def test_a_spike_may_be_the_only_state():
     assert (got.shown_by, got.silent, got.saturated) == ('spikes', 1 / 3, 1 / 3)
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize(
     'cell',
     [
@@ -239,6 +242,7 @@ def test_a_cell_without_spikes_is_judged_by_its_states(cell):
     )
 
 
+@pytest.mark.tier(quick=1, one_in=2)
 @pytest.mark.parametrize(
     'relu',
     [jax.nn.relu, jax.nn.leaky_relu, lambda a: jnp.where(a > 0, a, 0.0), jax.nn.hard_sigmoid],
@@ -274,6 +278,7 @@ class Spiking(brainstate.nn.Module):
         return self.r.value
 
 
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize('gain', [0.0, 9.0])
 def test_potentials_with_units_are_judged_by_their_spikes(gain):
     learner = braintrace.compile(Spiking(gain), 'D_RTRL', jnp.zeros((LANES, 1)), batch_size=LANES)

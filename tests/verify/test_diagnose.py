@@ -1,7 +1,5 @@
 """The doctor's numbers against derivatives written out by hand, and what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -96,6 +94,7 @@ def diagnosis_of(name, **options) -> tuple[verify.Diagnosis, dict[str, str]]:
     }
 
 
+@pytest.mark.tier(quick=0, one_in=4)
 @pytest.mark.parametrize('name', NETWORKS)
 def test_the_numbers_are_those_computed_by_hand(name):
     net, want = NETWORKS[name], by_hand.expected(NETWORKS[name])
@@ -129,6 +128,7 @@ def test_the_numbers_are_those_computed_by_hand(name):
         assert t.limit == np.finfo(np.float64).max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['stack', pytest.param('lstm', marks=pytest.mark.slow)])
 def test_steps_that_are_not_yet_written_into_the_trace_count(name):
     got, (want, _) = diagnosis_of(name, write_every=5)[0], diagnosis_of(name)
@@ -139,6 +139,7 @@ def test_steps_that_are_not_yet_written_into_the_trace_count(name):
     )
 
 
+@pytest.mark.slow
 def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     got, _ = diagnosis_of('stack')
     rows = {row.path: row for row in got.rows}
@@ -157,6 +158,7 @@ def test_a_stack_loses_the_temporal_path_through_the_upper_layer():
     assert lost[1] > 0.1
 
 
+@pytest.mark.slow
 def test_states_in_one_array_are_diagnosed_one_by_one():
     def stacked(p, c, x):
         output, new = stack_cell(p, {'h1': c['h'][0], 'h2': c['h'][1]}, x)
@@ -180,6 +182,7 @@ def test_states_in_one_array_are_diagnosed_one_by_one():
     )
 
 
+@pytest.mark.slow
 def test_what_a_gru_loses_is_named_with_its_places():
     got, _ = diagnosis_of('gru')
     (reset,) = [
@@ -204,6 +207,7 @@ def test_what_a_gru_loses_is_named_with_its_places():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scale', [1e-3, pytest.param(1e3, marks=pytest.mark.slow)])
 def test_the_unit_of_a_state_has_no_say(scale):
     def cell_in(unit):
@@ -240,6 +244,7 @@ def test_the_unit_of_a_state_has_no_say(scale):
     assert got.silent == want.silent
 
 
+@pytest.mark.slow
 def test_a_traced_parameter_whose_gradient_is_far_off_is_told_with_where_it_loses():
     """``v = a v + W x`` and ``r = 0.99 r + U v``: v forgets at once, and most of what W does stays
     in r.
@@ -294,6 +299,7 @@ class Filtered(brainstate.nn.Module):
         return self.r.value
 
 
+@pytest.mark.slow
 def test_the_share_of_a_small_filter_that_the_loss_reads_is_large():
     """Two numbers of eighteen hold nearly all that the loss reads of the past."""
     learner = braintrace.compile(Filtered(), 'D_RTRL', jnp.zeros((2, I)), batch_size=2, seed=0)
@@ -318,6 +324,7 @@ class Deep(brainstate.nn.Module):
         return self.upper(self.lower(braintrace.embedding(x, self.table.value)))
 
 
+@pytest.mark.slow
 def test_advice_is_short_and_fits_what_was_found():
     learner = braintrace.compile(Deep(), 'D_RTRL', jnp.zeros(2, int), batch_size=2)
     found = verify.diagnose(
@@ -347,6 +354,7 @@ def test_advice_is_short_and_fits_what_was_found():
     assert not any('at every step' in text for text in found)
 
 
+@pytest.mark.slow
 def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_without_a_gru():
     def cell(p, c, x):
         v = 0.9 * c['v'] - c['z'] + braintrace.matmul(jnp.concatenate([x, c['z']], -1), p['W'])
@@ -383,6 +391,7 @@ def test_groups_of_several_states_are_told_in_the_plural_and_spiking_ones_withou
     )
 
 
+@pytest.mark.slow
 def test_silent_and_saturated_neurons_are_counted_by_their_spikes():
     got, _ = diagnosis_of('lif')
     rates = (by_hand.expected(NETWORKS['lif']).hidden[:-1] > 0.5).mean(0)
@@ -418,6 +427,7 @@ def test_silent_and_saturated_units_are_counted_by_their_states():
     assert (states['sum'].silent, states['sum'].saturated) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
     def cell(p, h, x):
         h = 2.0 * h + braintrace.matmul(x, p['W'])
@@ -444,6 +454,7 @@ def test_a_trace_that_runs_away_is_told_with_the_steps_that_are_left():
     )
 
 
+@pytest.mark.slow
 def test_es_d_rtrl_is_diagnosed_with_what_it_leaves_out_everywhere():
     xs, ys = by_hand.data()
     got = verify.diagnose(learner_of('gru', braintrace.rules.es_d_rtrl(0.9)), xs, ys, squared)
@@ -483,6 +494,7 @@ def test_a_wrong_rule_is_noticed():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [None, jnp.bfloat16])
 def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
     units = 12
@@ -526,6 +538,7 @@ def test_the_share_is_that_of_the_window_and_stored_traces_are_read(dtype):
     )
 
 
+@pytest.mark.slow
 def test_a_use_without_a_trace_and_a_plain_weight_are_told():
     def cell(p, h, x):
         h = jax.nn.sigmoid(p['leak']) * h + jnp.tanh(braintrace.matmul(x, p['W'])) + 0.1 * p['W'][0]
@@ -601,6 +614,7 @@ def snapshot(learner):
     return jax.tree.map(np.asarray, {str(k): s.value for k, s in states.items()})
 
 
+@pytest.mark.slow
 def test_it_starts_from_the_present_states_and_leaves_learner_and_model_as_they_are():
     learner, (xs, ys) = learner_of('gru'), by_hand.data()
     learner.etrace_evolve(xs)
@@ -617,6 +631,7 @@ def test_it_starts_from_the_present_states_and_leaves_learner_and_model_as_they_
     learner.etrace_grad(xs, ys, step_fn=lambda x, y: squared(learner(x), y))
 
 
+@pytest.mark.slow
 def test_a_diagnosis_prints_and_is_plain_data():
     got, _ = diagnosis_of('stack')
     shown = str(got)
@@ -631,6 +646,7 @@ def test_a_diagnosis_prints_and_is_plain_data():
     assert got.ms_per_step > 0 and got.bptt_ms_per_step > 0
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_same_as_tables():
     got, _ = diagnosis_of('stack')
     shown = dataclasses.replace(got, findings=('a < b & c',))._repr_html_()
@@ -648,6 +664,7 @@ def test_a_notebook_shows_the_same_as_tables():
     )
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_panel_for_each_number(monkeypatch):
     pytest.importorskip('matplotlib')
     got, _ = diagnosis_of('stack')

@@ -1,7 +1,5 @@
 """The public oracles against those of the tests, which share no code with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -44,6 +42,7 @@ SOME = [
 ]
 
 
+@pytest.mark.tier(quick=1, one_in=4)
 @pytest.mark.parametrize('name', SOME)
 def test_bptt_and_the_dense_recursion_are_the_gradient(name):
     case = models.case(name)
@@ -59,6 +58,7 @@ def test_a_penalty_counts_beside_the_loss():
     assert_close(verify.bptt_gradients(*arguments(case)[:-1], both), oracles.bptt(added))
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('name', ['gru', 'two_layers'])
 def test_differences_of_the_loss_are_the_gradient_of_a_smooth_cell(name):
     case = models.case(name)
@@ -83,6 +83,7 @@ DEGRADED = ['vmap_cond']  # without a trace, see tests/gradients/test_control_fl
 OTHERS = [n for n in models.PROGRAMS if n not in {*QUICK, *REFUSED, *DEGRADED}]
 
 
+@pytest.mark.tier(quick=2, one_in=4)
 @pytest.mark.parametrize('name', wide_first([*models.MODELS, *QUICK, *OTHERS]))
 def test_cut_bptt_is_what_d_rtrl_computes(name):
     case = models.case(name)
@@ -129,6 +130,7 @@ def counting(params, carry, x, scale):
     return h, {'h': h, 'n': carry['n'] + 1, 'key': carry['key']}
 
 
+@pytest.mark.slow
 def test_integers_keys_and_several_inputs():
     params = {'w': jnp.ones((5, 3)) / 5, 'shift': jnp.arange(3)}
     carry = {'h': jnp.zeros(3), 'n': jnp.array(0), 'key': jax.random.key(1)}

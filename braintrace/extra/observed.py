@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._executor import Factors, Signals, feedback_weights
+from .._executor import feedback_weights
 from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
 from .._windows import Gradients, counted, task_loss, total_loss, zero_gradient
-from ._compiled import Compiled
-from ._loss import as_inputs
 
 
 class Observed(NamedTuple):
@@ -72,92 +71,59 @@ def observed_step(learner, loss_of: Callable) -> Callable:
         )
 
     def run(params, state, inputs, targets):
-        compiled = learner.compiled(params, state.carry, as_inputs(inputs))
-        step = _Step(compiled, params, state, as_inputs(inputs), loss_of, targets)
-        whole = rule.credit == 'whole'
-        seen = step.seen(compiled if whole else Compiled(compiled.graph, rule, probes=True))
-        # signals along every path say nothing of new states alone
-        cut = replace(rule, credit='cut') if isinstance(rule, DRTRL) else rule
-        others = step.seen(Compiled(compiled.graph, cut, probes=True)) if whole else seen
-        return step.result(seen, others.signals)
-
-    return run
-
-
-class _Seen(NamedTuple):
-    """A pass through the step: the loss, outputs and carry, its factors and its signals."""
-
-    value: jax.Array
-    outputs: Any
-    carry: list
-    factors: Factors
-    weights: dict
-    direct: list
-    signals: Signals
-
-
-class _Step(NamedTuple):
-    """One step of a compiled cell, and its loss."""
-
-    compiled: Compiled
-    params: Any
-    state: Any
-    inputs: tuple
-    loss_of: Callable
-    targets: Any
-
-    def seen(self, compiled: Compiled) -> _Seen:
-        """This step, by the signals of a compiled form of it."""
-        params, carry, inputs = map(jax.tree.leaves, (self.params, self.state.carry, self.inputs))
-        trace, count = uncounted(self.state.trace)
-        places = compiled.graph.direct
+        inputs = inputs if type(inputs) is tuple else (inputs,)
+        compiled = learner.compiled(params, state.carry, inputs)
+        graph, (leaves, treedef) = compiled.graph, jax.tree.flatten(params)
+        carry, xs = jax.tree.leaves(state.carry), jax.tree.leaves(inputs)
+        trace, count = uncounted(state.trace)
 
         def step(cell, given, carry):
-            replaced = dict(zip(places, given, strict=True))
-            now = [replaced.get(i, p) for i, p in enumerate(params)]
-            outputs, new = cell(now, carry, inputs)
+            replaced = dict(zip(graph.direct, given, strict=True))
+            now = [replaced.get(i, p) for i, p in enumerate(leaves)]
+            outputs, new = cell(now, carry, xs)
             outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
-            value = self.loss_of(outputs, self.targets)
+            value = loss_of(outputs, targets)
             return total_loss(value), (task_loss(value), outputs, new)
 
-        given = [params[i] for i in places]
-        seen = compiled.observe(step, given, carry, compiled.held, count, (trace, self.state.t))
-        direct, signals = compiled.signals(seen.pull, jnp.ones_like(seen.result))
-        value, outputs, new = seen.aux
-        return _Seen(value, outputs, new, seen.factors, seen.weights, direct, signals)
+        def observe(compiled):
+            """The step, by the signals of a compiled form of it."""
+            given, held = [leaves[i] for i in graph.direct], compiled.held
+            seen = compiled.observe(step, given, carry, held, count, (trace, state.t))
+            return seen, *compiled.signals(seen.pull, jnp.ones_like(seen.result))
 
-    def result(self, seen: _Seen, others: Signals):
-        """What :func:`observed_step` returns; ``others`` are the signals of new states."""
-        compiled, t, leaves = self.compiled, self.state.t, jax.tree.leaves(self.params)
-        trace, count = uncounted(self.state.trace)
-        rule, network = compiled.rule, compiled.network(leaves, seen.weights)
-        factors, signals = seen.factors, seen.signals
-        after = _made_once(rule.update(network, trace, factors, t), t)
-        window = Window.of_step(factors, signals, t)
+        # Signals along every path say nothing of new states alone: those come from a second pass.
+        whole, probed = rule.credit == 'whole', partial(type(compiled), graph, probes=True)
+        seen, direct, signals = observe(compiled if whole else probed(rule))
+        cut = replace(rule, credit='cut') if isinstance(rule, DRTRL) else rule
+        l = observe(probed(cut))[-1].l if whole else signals.l
+
+        # The gradient and the new state, as a step of the learner makes them.
+        loss, outputs, new_carry = seen.aux
+        network = compiled.network(leaves, seen.weights)
+        after = _made_once(rule.update(network, trace, seen.factors, state.t), state.t)
+        window = Window.of_step(seen.factors, signals, state.t)
         ops = rule.gradient(network, trace, after, window)
-        direct = dict(zip(compiled.graph.direct, seen.direct, strict=True))
-        found = compiled.total([*leaves, *compiled.held], Gradients(ops, direct))
+        gradients = Gradients(ops, dict(zip(graph.direct, direct, strict=True)))
+        found = compiled.total([*leaves, *compiled.held], gradients)
         grads = [found[i] if i in found else zero_gradient(p) for i, p in enumerate(leaves)]
-        new = self.state.replace(
-            carry=jax.tree.unflatten(jax.tree.structure(self.state.carry), seen.carry),
+        new = state.replace(
+            carry=jax.tree.unflatten(jax.tree.structure(state.carry), new_carry),
             trace=counting(after, counted(count)),
-            t=counted(t),
+            t=counted(state.t),
         )
-        l = others.l
         observed = Observed(
-            factors.x,
-            factors.d,
-            factors.df,
-            decoded(compiled, leaves, self.state.trace, t),
+            *seen.factors,
+            decoded(compiled, leaves, state.trace, state.t),
             decoded(compiled, leaves, new.trace, new.t),
-            t,
+            state.t,
             signals.dy,
             signals.c,
             {g: tuple(l[g][..., s] for s in range(l[g].shape[-1])) for g in l},
-            feedback_weights(compiled.graph, compiled.program.constants, seen.weights, count),
+            feedback_weights(graph, compiled.program.constants, seen.weights, count),
         )
-        grads = jax.tree.unflatten(jax.tree.structure(self.params), grads)
-        return (seen.value, seen.outputs), grads, new, observed
+        return (loss, outputs), jax.tree.unflatten(treedef, grads), new, observed
+
+    return run
 
 
 def _made_once(tree, t: jax.Array):
@@ -168,7 +134,7 @@ def _made_once(tree, t: jax.Array):
     return jax.lax.fori_loop(0, once, lambda _, same: jax.lax.optimization_barrier(same), tree)
 
 
-def decoded(compiled: Compiled, params: list, carried, t: jax.Array) -> dict:
+def decoded(compiled: Any, params: list, carried, t: jax.Array) -> dict:
     """The numbers of a trace with nothing pending, zero in lanes that have no past."""
     # fused with nothing else, the numbers after a step are those before the next one, to the bit
     carried, params, t = jax.lax.optimization_barrier((uncounted(carried)[0], params, t))

@@ -10,14 +10,12 @@ from jax.sharding import PartitionSpec
 
 from .._compiler import HiddenGroup, Relation, path_key, path_name
 from .._errors import OptionError, StructureError
-from ._compiled import Compiled
-from ._state import OnlineState
 
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
 
 
-def state_specs(compiled: Compiled, state: OnlineState, param_specs, batch_axis) -> OnlineState:
-    """The state of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``)."""
+def state_specs(compiled: Any, state, param_specs, batch_axis):
+    """The ``OnlineState`` of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``)."""
     if batch_axis is not None and not isinstance(batch_axis, str):
         raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
     specs = _Specs(compiled, _of_params(compiled, param_specs), batch_axis)
@@ -37,7 +35,7 @@ def state_specs(compiled: Compiled, state: OnlineState, param_specs, batch_axis)
     )
 
 
-def _of_params(compiled: Compiled, param_specs) -> dict[int, tuple[Axis, ...]]:
+def _of_params(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
     """Value number of each parameter -> the entries of its spec, one for each of its axes."""
     program, names = compiled.program, compiled.program.trees['params']
     try:
@@ -71,7 +69,7 @@ def _names(axis: Axis) -> tuple[str, ...]:
 class _Specs:
     """Specs of the arrays of one compiled step."""
 
-    def __init__(self, compiled: Compiled, of_params: dict, batch_axis: str | None):
+    def __init__(self, compiled: Any, of_params: dict, batch_axis: str | None):
         self.compiled, self.of_params, self.batch_axis = compiled, of_params, batch_axis
         self.makers = {v: e for e in compiled.program.equations for v in e.outs}
         self.relations = {r.key: r for r in compiled.graph.hidden_param_op_relations}
