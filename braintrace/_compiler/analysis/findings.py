@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ... import _jax
-from ..equations.backward import has_linear_rule
 from ..equations.equation import is_inexact
+from ..equations.labels import has_linear_rule
 from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
 from ..program import dataflow as flow
 from ..program.program import Program
