@@ -1,7 +1,5 @@
 """The modules of benchmarks/, for tests."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

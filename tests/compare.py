@@ -5,8 +5,6 @@ the reference, or than ``absolute`` where that is more. A reference of zeros has
 its largest entry counts as 1.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple

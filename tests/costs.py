@@ -3,8 +3,6 @@ than minutes. `python -m tests.costs build/costs.json` prints the marks that fol
 with `--costs` measured.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

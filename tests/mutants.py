@@ -5,8 +5,6 @@ gate of which one has to fail then.
     python -m tests.mutants reset peak      those whose name has one of these words
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -20,8 +20,6 @@ and ``finite_differences(case)``. ``total(steps, weights)`` sums a per-step grad
 ``restarted`` makes one where lanes start afresh.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -6,8 +6,6 @@ whole derivative J of a step; the gradient of a step is its own derivative by th
 ``sum_q < dL/dh', e_q' >``.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -4,8 +4,6 @@
 of a call under all of them shows what a run under each would.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import jax

@@ -1,7 +1,5 @@
 """The package as text: its files, their imports, what each floor exports. Nothing is imported."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable, Iterable, Iterator

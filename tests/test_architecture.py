@@ -4,8 +4,6 @@
 imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -81,6 +79,7 @@ ROOMS = {
         'equations',
         'program',
         'stacked_states',
+        'kinds',
         'graph',
         'analysis',
         'analyse',

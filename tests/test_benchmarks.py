@@ -1,7 +1,5 @@
 """The benchmarks compare like with like, and the pages say what the results say."""
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path

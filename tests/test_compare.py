@@ -1,7 +1,5 @@
 """The comparison that all tests use sees what differs, and says where."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

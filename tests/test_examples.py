@@ -1,7 +1,5 @@
 """The examples run, and show what README says of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``tests/test_architecture.py`` has the rules for imports. Sources are read, not imported.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator
@@ -261,7 +259,6 @@ KEPT = {
 }
 
 
-@pytest.mark.tier(quick=7)
 @pytest.mark.parametrize('rule', RULES)
 def test_the_package_keeps_the_rule(rule):
     found = found_by(RULES[rule])

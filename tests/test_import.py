@@ -1,7 +1,5 @@
 """What an import of the package does to the process; each process shows several things."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """The package's needs of JAX's internals, one test each: a new release breaks a named test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """The leaderboard trains what it says, and its page says what its records say."""
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README's and docs' promises: their code blocks run in order, and the commands exist."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """The results train what they say, and their page says what the records say."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -11,8 +11,6 @@ of a short table is among them. The values of a long one, which many tests run t
 gate at least once (:func:`of_no_use`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

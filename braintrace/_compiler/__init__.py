@@ -1,12 +1,11 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
 from .analyse import analyse, check_learnable
-from .analysis.left_out import readers
+from .analysis.findings import readers
 from .equations.equation import Loop, Remat, is_complex, is_inexact
 from .filters import readouts, with_filter
 from .graph import (
     Coordinates,
-    CutRead,
     Derived,
     Diagnostic,
     ETraceGraph,
@@ -17,8 +16,8 @@ from .graph import (
     Relation,
     Route,
     Scope,
-    Use,
 )
+from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .own_diagonal import with_own_diagonal
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
@@ -37,7 +36,6 @@ from .rescoped import jointly, own_groups, paths_of, rescoped
 
 __all__ = [
     'Coordinates',
-    'CutRead',
     'DEFAULT',
     'Derived',
     'Diagnostic',
@@ -45,6 +43,7 @@ __all__ = [
     'Groups',
     'HiddenGroup',
     'Kept',
+    'Kind',
     'Loop',
     'OpUse',
     'Policy',
@@ -52,8 +51,9 @@ __all__ = [
     'Relation',
     'Remat',
     'Route',
+    'STEP_ONLY',
     'Scope',
-    'Use',
+    'WINDOWS',
     'abstract',
     'analyse',
     'check_arrays',
@@ -77,5 +77,6 @@ __all__ = [
     'with_filter',
     'with_own_diagonal',
     'jointly',
+    'kind_of',
     'rescoped',
 ]

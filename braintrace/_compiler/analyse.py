@@ -8,21 +8,13 @@ from dataclasses import replace
 from .._errors import CompileError, OptionError
 from .analysis.complex_states import split_among_real_states
 from .analysis.derived import find_derived
-from .analysis.diagnostics import find_diagnostics
+from .analysis.findings import direct_parameters, find_findings
 from .analysis.groups_and_cuts import Positions, find_positions
 from .analysis.lanes import carried_lanes
-from .analysis.left_out import (
-    cross_pairs,
-    cut_reads,
-    direct_parameters,
-    old_parts,
-    plain_ways,
-    untraced_uses,
-)
 from .analysis.ops import find_ops
 from .analysis.relations import find_relations
-from .analysis.routes import find_routes
 from .analysis.stacked import split_alike
+from .equations.labels import has
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
 from .program.control_flow import (
@@ -96,11 +88,6 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     # relations: which op feeds which group
     ops = find_ops(program)
     relations, missing = find_relations(positions, fan_out, groups, ops)
-    # routes: where each parameter's gradient comes from, and what the traces leave out
-    lost = {i for found in missing if found.kind == 'lost-relation' for i in found.equations}
-    cross, unhidden = cross_pairs(positions), old_parts(program)
-    plain = plain_ways(program, ops)
-    routes = find_routes(program, ops, relations, unhidden.values(), lost, plain)
     lanes = _lanes(program, ops)
     laned = carried_lanes(program, groups, ops, relations, lanes)
     graph = ETraceGraph(
@@ -109,19 +96,31 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         derived=derived,
         ops=ops,
         hidden_param_op_relations=relations,
-        routes=routes,
-        diagnostics=(),
+        findings=(),
         mixing=positions.mixing,
         recurrent=recurrent,
-        cut_reads=cut_reads(program, groups, relations, recurrent, cross, unhidden),
-        untraced=untraced_uses(program, ops, relations, lost, plain),
         direct=direct_parameters(program, ops),
         colours=_colours(positions, derived),
         lanes=lanes,
         laned=laned | _named_lanes(program, policy, lanes),
         policy=policy,
     )
-    return replace(graph, diagnostics=find_diagnostics(graph, missing, cross, unhidden))
+    # findings: where each parameter's gradient comes from, and what the traces leave out
+    findings = find_findings(graph, missing, _cross_pairs(positions), recurrent)
+    return replace(graph, findings=findings)
+
+
+def _cross_pairs(positions: Positions) -> list[tuple[int, int]]:
+    """Groups ``(r, s)`` of different shapes where s reads the old r by plain paths."""
+    group_of = positions.group_of
+    return sorted(
+        {
+            (group_of[r], group_of[s])
+            for s, sweep in enumerate(positions.sweeps)
+            for r, labels in sweep.old.items()
+            if has(labels) and group_of[r] != group_of[s]
+        }
+    )
 
 
 def _group(positions: Positions, states: Sequence[int], derived: Derived) -> HiddenGroup:

@@ -11,7 +11,7 @@ import jax
 from .._errors import OptionError
 from .analyse import analyse_again
 from .equations.equation import Equation, is_inexact
-from .equations.moves import moved_operands
+from .equations.labels import moved_operands
 from .graph import ETraceGraph, OpUse
 from .program import dataflow as flow
 from .program.program import Program

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from .kinds import Kind, kind_of
 from .policy import Policy
 from .program.dataflow import Groups
 from .program.program import Program
@@ -264,13 +264,15 @@ class Route:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """Something the compiler did that changes or limits a gradient; ``report.diagnostics`` has it
-    in words.
+    """One finding: where a parameter's gradient comes from, what a trace leaves out, or what the
+    compiler did that changes or limits a gradient. ``report.diagnostics`` has in words those that
+    are told.
 
-    ``path``: the parameter, op, group or state; ``location``: the line in the user's code.
-    ``equations``: positions in ``graph.program.equations``, a reduction before the broadcast that
-    spreads it. ``reason`` tells apart the sentences of one kind. Some kinds name the ``group`` that
-    reads or is not reached, the weight's ``slot`` in its op, ``states`` of the carry.
+    ``kind``: a row of ``_compiler/kinds.py``. ``path``: the parameter, op, group or state;
+    ``location``: the line in the user's code. ``equations``: positions in
+    ``graph.program.equations``, a reduction before the broadcast that spreads it. ``reason`` tells
+    apart the sentences of one kind. Some kinds name the ``group`` that reads or is not reached, the
+    weight's ``slot`` in its op, ``states`` of the carry.
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, jnp.tanh(h + x @ p['W']))
@@ -280,24 +282,7 @@ class Diagnostic:
     [('marked', 'W', 'info')]
     """
 
-    kind: Literal[
-        'mixing',
-        'lost-relation',
-        'input-dependent-weight',
-        'cross-group',
-        'constant-weight',
-        'not-etp-op',
-        'mixing-tail',
-        'opaque-call',
-        'unused',
-        'no-relation',
-        'stacked-state',
-        'nonlinear-rule',
-        'partial-trace',
-        'marked',
-        'unmarked',
-        'closed-over',
-    ]
+    kind: str
     path: str = ''
     location: str = ''
     equations: tuple[int, ...] = ()
@@ -307,36 +292,23 @@ class Diagnostic:
     states: tuple[str, ...] = ()
 
     @property
-    def level(self) -> Literal['info', 'warning']:
-        """``info`` where the user need not mend anything."""
-        quiet = self.kind in ('mixing', 'marked', 'closed-over')
-        return 'info' if quiet and self.reason != 'merges-result' else 'warning'
+    def row(self) -> Kind:
+        """What is known of its kind."""
+        return kind_of(self.kind, self.reason)
+
+    @property
+    def level(self) -> str:
+        """``warning``, or ``info`` where the user need not mend anything; empty where nothing is
+        told beside the tables of the report.
+        """
+        return self.row.level
 
 
-@dataclass(frozen=True)
-class CutRead:
-    """A read of a group's past that leads to a hidden state without the group's trace.
-
-    ``equation``: by a cut equation; ``other-shape``: by plain paths to states of another shape;
-    ``not-hidden``: by ``state``, a part of the carry that is no hidden state.
-    """
-
-    kind: Literal['equation', 'other-shape', 'not-hidden']
-    equation: int | None = None
-    state: str = ''
-
-
-@dataclass(frozen=True)
-class Use:
-    """A use of a parameter that reaches a hidden state without a trace.
-
-    ``op``: as a weight of an op without a relation; ``plain``: in another equation; ``state``: as a
-    new state; ``lost``: as a weight of an op that has a trace to only some groups that it reaches.
-    """
-
-    kind: Literal['op', 'plain', 'lost', 'state']
-    equation: int | None = None
-    state: str = ''
+def _reason(found: Diagnostic, name: str) -> str:
+    """The reason of a route: of a trace its primitive, else the kind."""
+    if found.kind == 'traced':
+        return found.reason
+    return ':'.join(filter(None, [name or found.kind.replace('-', '_'), found.reason]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,15 +317,14 @@ class ETraceGraph:
 
     - ``hidden_groups``: each :class:`braintrace.HiddenGroup`
     - ``hidden_param_op_relations``: a :class:`braintrace.Relation` for each op that has a trace
+    - ``findings``: all that is known of gradients, each a :class:`braintrace.Diagnostic`;
+      ``routes`` and ``diagnostics`` are parts of it, ``found(kind)`` are those of one kind
     - ``routes``: path of each parameter -> :class:`braintrace.Route`
-    - ``diagnostics``: each :class:`braintrace.Diagnostic`
+    - ``diagnostics``: those :class:`braintrace.Diagnostic` that are told
     - ``program``, ``ops``, ``derived``: the flat equations of the step, every op in them, and the
       states that are made of others
     - ``mixing``: the reason for each cut of an equation in which one position reads another
     - ``recurrent``: the groups that each cut equation leads to
-    - ``cut_reads``: reads of each group that do not carry its trace on; where there are none,
-      D_RTRL is exact for the group's traced weights
-    - ``untraced``: the uses of each trainable parameter without a trace
     - ``direct``: parameters that reach a result otherwise than as the weight of an owned op
     - ``colours``: for each state index, sets of groups that one VJP serves
     - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
@@ -361,7 +332,7 @@ class ETraceGraph:
     - ``feedback``: for ops that send their error back through other weights B: the numbers of the
       constants that are B, or with ``fading`` B less the op's own weights; these shrink by
       ``1 - fading`` at each step
-    - ``scope``: how a wide trace sees it; ``left_out``: what that leaves out, by relation
+    - ``scope``: how a wide trace sees it
     - ``seen``: the rule that sees it so, and the step as it was compiled; None: as compiled
 
     >>> import braintrace, jax.numpy as jnp
@@ -376,12 +347,9 @@ class ETraceGraph:
     derived: Derived
     ops: tuple[OpUse, ...]
     hidden_param_op_relations: tuple[Relation, ...]
-    routes: dict[str, Route]
-    diagnostics: tuple[Diagnostic, ...]
+    findings: tuple[Diagnostic, ...]
     mixing: dict[int, str]
     recurrent: dict[int, Groups]
-    cut_reads: dict[str, tuple[CutRead, ...]]
-    untraced: dict[str, tuple[Use, ...]]
     direct: tuple[int, ...]
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
@@ -390,8 +358,24 @@ class ETraceGraph:
     feedback: dict[str, dict[str, int]] = field(default_factory=dict)
     fading: float | None = None
     scope: Scope | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
     seen: tuple[Any, ETraceGraph] | None = field(default=None, compare=False)
+
+    def found(self, *kinds: str) -> list[Diagnostic]:
+        """The findings of some kinds."""
+        return [d for d in self.findings if d.kind in kinds]
+
+    @cached_property
+    def routes(self) -> dict[str, Route]:
+        every = [(d, d.row) for d in self.findings if d.row.route]
+        return {d.path: Route(row.route, _reason(d, row.reason), d.location) for d, row in every}
+
+    @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        # of a parameter that is not marked somewhere, the plain operation is told there
+        told = {d.path for d in self.found('unmarked')}
+        return tuple(
+            d for d in self.findings if d.level and not (d.kind == 'not-etp-op' and d.path in told)
+        )
 
     @cached_property
     def states(self) -> tuple[int, ...]:

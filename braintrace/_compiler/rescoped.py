@@ -6,13 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .analysis.diagnostics import find_diagnostics
-from .analysis.left_out import bent_on_the_way, old_parts, plain_ways, untraced_uses
-from .analysis.routes import find_routes
+from .analysis.findings import bent_on_the_way, find_findings
 from .equations.equation import Equation
 from .graph import (
     Coordinates,
-    CutRead,
     Diagnostic,
     ETraceGraph,
     HiddenGroup,
@@ -52,38 +49,25 @@ def rescoped(
     left_out: Mapping[str, str],
 ) -> ETraceGraph:
     """The step with these relations, in which nothing is cut; its routes follow from them."""
-    program, plain = graph.program, plain_ways(graph.program, graph.ops)
-    unhidden = old_parts(program)
-    routes = find_routes(program, graph.ops, relations, unhidden.values(), (), plain)
-    reads = {
-        group.name: tuple(
-            CutRead('not-hidden', state=program.carry_names[c])
-            for c, ahead in unhidden.items()
-            if any(ahead[program.carry[s]] for s in group.carried)
-        )
-        for group in graph.hidden_groups
-    }
     # a trace is made of derivatives: what a rule does to a signal that is no product with one
     # stands in none
-    bent = [(i, program.equations[i]) for i in bent_on_the_way(program)]
-    for relation in relations if bent else ():
-        texts = [left_out.get(relation.key, ''), *(bent_text(eqn) for _, eqn in bent)]
-        left_out = {**left_out, relation.key: '; '.join(dict.fromkeys(filter(None, texts)))}
+    bent = [(i, graph.program.equations[i]) for i in bent_on_the_way(graph.program)]
     new = replace(
         graph,
         hidden_param_op_relations=tuple(relations),
-        routes=routes,
-        diagnostics=(),
+        findings=(),
         mixing={},
         recurrent=dict.fromkeys(graph.recurrent, 0),
-        cut_reads=reads,
-        untraced=untraced_uses(program, graph.ops, relations, (), plain),
         scope=scope,
-        left_out=left_out,
     )
-    missing = [d for d in graph.diagnostics if d.kind == 'input-dependent-weight']
+    missing = graph.found('input-dependent-weight')
     missing += [Diagnostic('nonlinear-rule', '', eqn.where, (i,)) for i, eqn in bent]
-    return replace(new, diagnostics=find_diagnostics(new, missing, (), unhidden))
+    lacks = [
+        Diagnostic('rule', relation.key, reason='; '.join(dict.fromkeys(filter(None, texts))))
+        for relation in relations
+        if any(texts := [left_out.get(relation.key, ''), *(bent_text(eqn) for _, eqn in bent)])
+    ]
+    return replace(new, findings=(*find_findings(new, missing, (), ()), *lacks))
 
 
 def bent_text(eqn: Equation) -> str:

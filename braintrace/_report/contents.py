@@ -13,19 +13,18 @@ import jax.numpy as jnp
 
 from .._compiler import (
     Coordinates,
-    CutRead,
     Diagnostic,
     ETraceGraph,
     Groups,
     HiddenGroup,
     Relation,
+    kind_of,
     members,
     readers,
 )
 from .._errors import OptionError
 from .._rules import held_dtype
-from . import messages
-from .reasons import FORGETS, GATE, REASONS, TRACED
+from .messages import FORGETS, GATE, chain_text, message, op_text, placed
 from .rows import (
     CutRow,
     DiagnosticRow,
@@ -82,7 +81,8 @@ def axis_lines(rule: Any) -> tuple[str, ...]:
 
 def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
     """What the rule leaves out in every model, and in this one."""
-    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *graph.left_out.values()])))
+    here = [found.reason for found in graph.found('rule')]
+    return '; '.join(dict.fromkeys(filter(None, [rule.approximation, *here])))
 
 
 # ---- cuts, groups and diagnostics ----
@@ -90,20 +90,25 @@ def approximation(graph: ETraceGraph, rule: KnownRule) -> str:
 
 def cut_rows(graph: ETraceGraph) -> tuple[CutRow, ...]:
     """Every place where history is cut: equations in program order, then other reads of a group."""
-    reads: dict[CutRead, Groups] = {}
-    for g, group in enumerate(graph.hidden_groups):
-        for read in graph.cut_reads[group.name]:
-            reads[read] = reads.get(read, 0) | 1 << g
-    mixing = {d.equations[-1]: d for d in graph.diagnostics if d.kind == 'mixing'}
+    number = {group.name: g for g, group in enumerate(graph.hidden_groups)}
+    mixing = {d.equations[-1]: d for d in graph.found('mixing')}
+    # the groups whose past is read at each place: an equation, a state, or anything else
+    reads: dict[tuple, Groups] = {}
+    for d in graph.found('cut'):
+        place = d.reason, d.equations, d.states
+        reads[place] = reads.get(place, 0) | 1 << number[d.group]
     # equations of one kind at one place are one row
     found: dict[CutRow, tuple[Groups, Groups]] = {}
     for i, reached in sorted(graph.recurrent.items()):
-        reading = reads.pop(CutRead('equation', i), 0)
+        reading = reads.pop(('', (i,), ()), 0)
         if reading or i in mixing:
             row = _cut_row(graph, i, mixing)
             before = found.get(row, (0, 0))
             found[row] = before[0] | reading, before[1] | reached
-    found |= {_elsewhere(read): (groups, 0) for read, groups in reads.items()}
+    for (reason, _, states), groups in reads.items():
+        kind = kind_of('cut', reason)
+        what = kind.says.format(states=', '.join(states))
+        found[CutRow(what, kind.meaning, (), (), '')] = groups, 0
 
     def names(groups: Groups) -> tuple[str, ...]:
         return tuple(graph.hidden_groups[g].name for g in members(groups))
@@ -118,20 +123,10 @@ def _cut_row(graph: ETraceGraph, i: int, mixing: Mapping[int, Diagnostic]) -> Cu
     """The row of one equation, yet without the groups."""
     op = graph.op_at.get(i)
     if op is not None:
-        why, name = 'one position reads another', op.primitive.name
-        return CutRow(messages.op_text(op), why, (), (), op.where, name, op.key)
+        why = kind_of('cut').meaning
+        return CutRow(op_text(op), why, (), (), op.where, op.primitive.name, op.key)
     found = mixing[i]
-    what, why = messages.mixing_text(graph, found), messages.MIXES[found.reason]
-    return CutRow(what, why, (), (), found.location)
-
-
-def _elsewhere(read: CutRead) -> CutRow:
-    """The row of a read of a group elsewhere than in one equation."""
-    if read.kind == 'not-hidden':
-        what, why = f'{read.state}, which is no hidden state', 'a trace follows hidden states alone'
-    else:
-        what, why = 'plain paths to states of another shape', 'no trace fits both shapes'
-    return CutRow(what, why, (), (), '')
+    return CutRow(chain_text(graph, found), found.row.meaning, (), (), found.location)
 
 
 def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ...]:
@@ -152,7 +147,7 @@ def group_rows(graph: ETraceGraph, cuts: Iterable[CutRow]) -> tuple[GroupRow, ..
 def diagnostic_rows(graph: ETraceGraph) -> tuple[DiagnosticRow, ...]:
     """Equal rows of several equations at one line are one row."""
     rows = (
-        DiagnosticRow(d.kind, d.level, messages.message(graph, d), d.path, d.location)
+        DiagnosticRow(d.kind, d.level, message(graph, d), d.path, d.location)
         for d in graph.diagnostics
     )
     return tuple(dict.fromkeys(rows))
@@ -229,21 +224,29 @@ def parameter_rows(
     rule: KnownRule,
 ) -> tuple[ParameterRow, ...]:
     rows, gates = [], _gates(graph)
+    routes = {d.path: d for d in graph.findings if d.row.route}
+    lacks = {d.path: LeftOut('rule', d.reason) for d in graph.found('rule')}
     for path, value in zip(graph.program.param_names, graph.program.params, strict=True):
         route, aval = graph.routes[path], graph.program.avals[value]
         own = [rel for rel in relations if any(path in ps for ps in rel.parameters.values())]
         # what the gradient lacks, and how much of the history is left
-        lost = [*_cut_of(own, cuts), *_lost_uses(graph, path)]
+        lost = [
+            LeftOut('cut', f'through {cut}')
+            for rel in own
+            for group in rel.groups
+            for cut in cuts
+            if group in cut.reads
+        ]
+        lost += _lost_uses(graph, path)
         if own and rule.approximation:
             lost.append(LeftOut('rule', rule.approximation))
-        lost += [LeftOut('rule', graph.left_out[r.key]) for r in own if r.key in graph.left_out]
+        lost += [lacks[rel.key] for rel in own if rel.key in lacks]
         carried = rule.remembers and any(rel.trace for rel in own)
         history = ('part' if lost else 'whole') if carried else 'none' if lost else 'not needed'
         # its meaning, and what to change
-        unknown = route.reason, ''
-        meaning, advice = REASONS.get(route.reason.partition(':')[0], unknown)
-        if route.kind == 'trace':
-            meaning, advice = TRACED if rule.remembers else FORGETS
+        meaning, advice = routes[path].row.meaning, routes[path].row.advice
+        if route.kind == 'trace' and not rule.remembers:
+            meaning, advice = FORGETS
         rows.append(
             ParameterRow(
                 path,
@@ -261,33 +264,28 @@ def parameter_rows(
     return tuple(rows)
 
 
-def _cut_of(relations: Iterable[RelationRow], cuts: Sequence[CutRow]) -> Iterator[LeftOut]:
-    """The past of the groups that relations feed, where it is cut."""
-    for rel in relations:
-        for group in rel.groups:
-            yield from (LeftOut('cut', f'through {cut}') for cut in cuts if group in cut.reads)
-
-
 def _lost_uses(graph: ETraceGraph, path: str) -> Iterator[LeftOut]:
     """The uses of a parameter without a trace, and the ways to later steps on which it is lost."""
-    lost = [d for d in graph.diagnostics if d.kind in ('lost-relation', 'nonlinear-rule')]
-    for use in graph.untraced.get(path, ()):
-        if use.kind == 'lost':
-            some = (found for found in lost if use.equation in found.equations)
-            yield from (_lost(graph, found) for found in some)
-        else:
-            yield LeftOut('use', messages.use_text(graph, use.equation, use.state))
-    if path in graph.untraced:
-        yield from (_lost(graph, found) for found in lost if found.path == path)
-
-
-def _lost(graph: ETraceGraph, found: Diagnostic) -> LeftOut:
-    return LeftOut('lost', messages.placed(messages.message(graph, found), found.location))
+    number = graph.program.param_names.index(path)
+    if number not in graph.program.trainable:
+        return
+    for use in graph.found('use'):
+        if use.path == path:
+            yield LeftOut('use', message(graph, use))
+    # an op that has a trace to only some of its groups lacks that to the others
+    traced = {
+        rel.op.equation
+        for rel in graph.hidden_param_op_relations
+        if any(number in behind for behind in rel.op.parameters.values())
+    }
+    for found in graph.found('lost-relation', 'nonlinear-rule'):
+        if found.path == path or not traced.isdisjoint(found.equations):
+            yield LeftOut('lost', placed(message(graph, found), found.location))
 
 
 def _gates(graph: ETraceGraph) -> set[str]:
     """The parameters of ops that read a hidden state, as the reset gate of a GRU does."""
-    cut = {read.equation for reads in graph.cut_reads.values() for read in reads}
+    cut = {i for found in graph.found('cut') for i in found.equations}
     return {
         graph.program.param_names[i]
         for op in graph.ops

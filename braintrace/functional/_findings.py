@@ -19,17 +19,6 @@ from ._state import flatten_paths
 
 LARGE = 2**30  # bytes of a trace of which a user is told
 
-LOST = {
-    'mixing',
-    'lost-relation',
-    'cross-group',
-    'input-dependent-weight',
-    'stacked-state',
-    'nonlinear-rule',
-    'constant-weight',
-    'unmarked',
-}
-
 
 def tell_findings(graph: ETraceGraph, warned: set) -> None:
     """One warning for each thing that the user can mend and has not been told, at the line that
@@ -88,7 +77,8 @@ def check_strict(graph: ETraceGraph) -> None:
         if left.kind == 'use'
     ]
     # paths between states, and of ops to states
-    lost += [f'  {placed(d.message, d.location)}.' for d in report.diagnostics if d.kind in LOST]
+    refused = {found.kind for found in graph.diagnostics if found.row.strict}
+    lost += [f'  {placed(d.message, d.location)}.' for d in report.diagnostics if d.kind in refused]
     if lost:
         raise UntracedParameterError(
             'the policy is strict, and the history of these is lost or incomplete:\n'

@@ -2,8 +2,6 @@
 ``tests/adapters/plain.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 A graph is evaluated backwards from its output, each node when its value is asked for.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

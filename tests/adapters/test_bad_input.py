@@ -1,7 +1,5 @@
 """What is no model of a framework, or no step, is refused: what was found, and what to do."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

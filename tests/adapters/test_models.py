@@ -1,7 +1,5 @@
 """Whole models of each framework: layers, readouts, variables that move; and the way back."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """NIR graphs compute what their equations say, learn online, and come back as they were."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

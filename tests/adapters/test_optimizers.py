@@ -2,8 +2,6 @@
 ``sequence_update`` does what a loop of single updates does.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Cells as their frameworks ship them learn online, with the gradients of plain functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

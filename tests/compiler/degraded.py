@@ -5,8 +5,6 @@ A cell wraps in ``cut`` what its traces leave out: with ``cut.on`` plain backpro
 history that D_RTRL should have.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Modules of brainstate that are refused or degraded, a row each as in ``degraded.py``."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import saiunit

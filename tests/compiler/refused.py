@@ -4,8 +4,6 @@ A row's place is the line of its cell with a mark, as ``# here``, or the first l
 ``degraded.py`` has the models that compile.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """What the compiler finds: groups, relations, routes, cuts and their places."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

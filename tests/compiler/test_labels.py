@@ -1,14 +1,12 @@
 """Labels of positions against real derivatives: the non-zero entries of Jacobians."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from braintrace._compiler.equations import labels as lb
-from braintrace._compiler.equations.backward import backward
+from braintrace._compiler.equations.labels import backward
 from braintrace._compiler.policy import Policy
 from braintrace._compiler.program.flatten import Decisions, flatten
 from braintrace._compiler.program.tracing import trace_step

@@ -1,7 +1,5 @@
 """Automatic marking: which equations become which ops, what is left and how it is told, errors."""
 
-from __future__ import annotations
-
 import warnings
 
 import brainstate

@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from braintrace import _jax, functional, rules
 from braintrace._compiler import primitives
 from braintrace._compiler.analysis.lanes import RULES
 from braintrace._compiler.equations.equation import Equation
-from braintrace._compiler.equations.moves import moved
+from braintrace._compiler.equations.labels import moved
 from braintrace._compiler.primitives import NONE, TABLE
 
 PACKAGE = Path(braintrace.__file__).parent

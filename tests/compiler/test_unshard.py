@@ -1,7 +1,5 @@
 """The rewritten ``shard_map`` against the real one, which runs on four devices in a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

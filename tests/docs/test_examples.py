@@ -1,7 +1,5 @@
 """The docstring of every public name has an example; pytest's doctests run them all."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The page of layers: its blocks, its names, and what its table says of history."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

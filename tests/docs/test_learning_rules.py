@@ -1,7 +1,5 @@
 """The page of learning rules prints what it shows, and has every rule."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

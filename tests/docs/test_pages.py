@@ -3,8 +3,6 @@
 A block whose first line is the name of a file, as `# run.py`, is written into that file instead.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

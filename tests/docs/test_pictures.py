@@ -1,7 +1,5 @@
 """The pictures of the explanations: their scripts run, and rules keep what the page says."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of promises: every row is there, and every test that it names."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

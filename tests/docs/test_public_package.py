@@ -1,7 +1,5 @@
 """The page for those who come from the public package: its blocks, its tables and its figures."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

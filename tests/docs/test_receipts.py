@@ -2,8 +2,6 @@
 the explanation has the figures that were measured.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

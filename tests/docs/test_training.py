@@ -1,7 +1,5 @@
 """The page of training prints what it shows, and names every task."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

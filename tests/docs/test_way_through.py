@@ -1,7 +1,5 @@
 """The way through: the page prints what it shows, and its picture is drawn from it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small cell written in plain JAX, and its data."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

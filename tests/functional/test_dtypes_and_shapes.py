@@ -4,8 +4,6 @@ A cell is written over ``mm`` and ``ew``: braintrace's ops for the library, plai
 backpropagation, which is exact for all of these.
 """
 
-from __future__ import annotations
-
 import functools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Resets of single lanes put back states of any dtype; lanes are not guessed from lengths."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What was compiled ends with its learner: nothing outside keeps a graph or an array of a cell."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Steps whose loss has weight 0: neither the loss nor its derivative need be numbers there."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -2,8 +2,6 @@
 NumPy.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

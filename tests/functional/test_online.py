@@ -1,7 +1,5 @@
 """The pure core: states, routes, memory, errors, and its behaviour under transformations."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

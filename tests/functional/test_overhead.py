@@ -1,7 +1,5 @@
 """A compiled step costs what one costs that an expert writes by hand."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

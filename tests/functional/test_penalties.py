@@ -1,7 +1,5 @@
 """``Penalised``: a penalty beside a loss that a mask weighs."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Pure functions: no arrays in a learner, no side effects, randomness from keys in the carry."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Randomness is part of the carry: threaded, never learned, folded by the caller."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

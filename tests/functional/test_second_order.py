@@ -1,7 +1,5 @@
 """The derivative of an online gradient is refused: the trace does not hold all of it."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

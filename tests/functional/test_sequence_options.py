@@ -1,7 +1,5 @@
 """Calls over a sequence: a trace that is dropped, no rule, several seeds in one program."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

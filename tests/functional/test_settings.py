@@ -1,7 +1,5 @@
 """Settings of JAX: each call runs under them, and its numbers are those without."""
 
-from __future__ import annotations
-
 import functools
 
 import brainstate

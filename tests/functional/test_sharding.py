@@ -3,8 +3,6 @@
 On one device here; four devices run the same in a process of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

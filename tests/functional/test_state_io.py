@@ -1,7 +1,5 @@
 """All that a stream needs to go on is the parameters and one state, which a file keeps."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

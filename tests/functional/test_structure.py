@@ -1,7 +1,5 @@
 """Names, trees and kinds of parameters; what is refused; learners as values."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

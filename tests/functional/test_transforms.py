@@ -1,7 +1,5 @@
 """A learner under ``jax``'s own transformations: the same relations, the same numbers."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

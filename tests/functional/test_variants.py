@@ -2,8 +2,6 @@
 in pieces.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

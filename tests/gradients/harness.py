@@ -1,7 +1,5 @@
 """Runs the library on a case."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

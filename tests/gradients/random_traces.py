@@ -5,8 +5,6 @@ carry0)``, flags ``(T, B)``. ``at_borders(case, recursion, size)`` has the gradi
 are exact inside.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Which rows of the tables of models run when."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Complex hidden states: D_RTRL is BPTT where nothing is cut, ES_D_RTRL is its formula."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

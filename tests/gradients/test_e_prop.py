@@ -4,8 +4,6 @@
 (dz/dh)^t e^t`` of what the readout reads, ``gradient = sum_t (B^T error^t) ebar^t``.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

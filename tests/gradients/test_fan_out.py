@@ -1,7 +1,5 @@
 """An element of an op's result that feeds several positions has an entry of the trace for each."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

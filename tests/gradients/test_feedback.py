@@ -4,8 +4,6 @@ time.
 The model is one layer that leaks, whose past its online gradient has whole, under two readouts.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -1,7 +1,5 @@
 """Weights that are rounded in the forward pass keep the exact gradient of the rounded network."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -2,8 +2,6 @@
 time, and those of the loops step by step.
 """
 
-from __future__ import annotations
-
 import functools
 
 import brainstate

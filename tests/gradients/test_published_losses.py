@@ -13,8 +13,6 @@ classification, two samples 6.7e-13
 =========================== ======= ==========
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The places of sparse entries: operands of the program, constant in time, never literals."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

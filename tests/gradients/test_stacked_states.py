@@ -1,7 +1,5 @@
 """States side by side in one array: the gradients of the oracles, which keep each by itself."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import warnings

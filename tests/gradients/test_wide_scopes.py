@@ -155,7 +155,7 @@ def test_each_layer_alone_leaves_out_what_the_first_does_to_the_second():
     case = models.case('two_layers')
     want, rule = oracles.bptt(case), rtrl('each')
     off = errors(over_sequence(case, rule, 3)[0], want)
-    left_out = learner_of(case, rule).first.graph.left_out
+    left_out = learner_of(case, rule).first.graph.found('rule')
     params = {r.key for r in learner_of(case, rule).first.graph.hidden_param_op_relations}
     assert 0 < len(left_out) < len(params)
     exact = {path for path, e in off.items() if e < 1e-10}

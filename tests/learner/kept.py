@@ -1,7 +1,5 @@
 """Models of ``tests.models`` as modules; a group's states are kept in one value or in several."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Models and data of the learner's tests."""
 
-from __future__ import annotations
-
 import functools
 
 import brainstate

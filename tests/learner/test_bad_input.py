@@ -1,7 +1,5 @@
 """Bad input is refused with what was found, where, and what to do; nothing changes."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

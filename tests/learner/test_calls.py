@@ -1,7 +1,5 @@
 """A learner called step by step, under every transformation."""
 
-from __future__ import annotations
-
 import copy
 
 import brainstate

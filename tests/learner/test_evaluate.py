@@ -1,7 +1,5 @@
 """Evaluation takes any batch, is what the model says, and leaves everything as it was."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Ctrl-C: a run stops after a block, all that it changes is that of one update, and it goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

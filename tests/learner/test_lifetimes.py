@@ -1,7 +1,5 @@
 """What a learner compiled ends with it, and with it the arrays of its model."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import optax

@@ -1,7 +1,5 @@
 """A gradient around single calls tells what it leaves out, and tells nothing else."""
 
-from __future__ import annotations
-
 import warnings
 
 import brainstate

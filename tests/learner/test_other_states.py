@@ -2,8 +2,6 @@
 backpropagation or the dense recursion.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

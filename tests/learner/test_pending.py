@@ -1,7 +1,5 @@
 """Single steps that stay pending in the state: precision, resets, maps, a look at the trace."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

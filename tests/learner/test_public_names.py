@@ -2,8 +2,6 @@
 remedy behind the others.
 """
 
-from __future__ import annotations
-
 import re
 
 import brainstate

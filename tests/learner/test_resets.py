@@ -1,7 +1,5 @@
 """Every way of resetting a learner puts back every hidden state, of each lane its own."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """A learner is saved as a flat dict of arrays, and goes back to it as often as is asked."""
 
-from __future__ import annotations
-
 import io
 
 import brainstate

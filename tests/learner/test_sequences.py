@@ -1,7 +1,5 @@
 """The contract of ``etrace_grad`` and ``etrace_evolve``, argument by argument."""
 
-from __future__ import annotations
-
 import functools
 
 import brainstate

@@ -1,7 +1,5 @@
 """Names, compile, reset, report and traces of a learner."""
 
-from __future__ import annotations
-
 import inspect
 
 import brainstate

@@ -1,7 +1,5 @@
 """States in a ``HiddenGroupState``, a ``HiddenTreeState`` or a tree learn like single ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """The contract of ``etrace_train``, argument by argument, and traces of lower precision."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

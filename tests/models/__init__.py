@@ -1,7 +1,5 @@
 """One table of small models, each written once and run by the library and by every oracle."""
 
-from __future__ import annotations
-
 import functools
 
 from tests.models import (

@@ -4,8 +4,6 @@ They stand beside the table of models: its oracles take derivatives by complex s
 of complex numbers does not allow. Nothing is cut in these cells, so plain BPTT is their oracle.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ State passes as ``(h, r)``: ops and mixing equations read ``r``. New states are 
 that a construct returns.
 """
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

@@ -7,8 +7,6 @@ weights: only the path to the old states is cut. So state passes through a const
 The library gets one value, in both places.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import jax

@@ -2,8 +2,6 @@
 identity.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -2,8 +2,6 @@
 others.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.models.control_flow import (

@@ -2,8 +2,6 @@
 one lane.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.models.control_flow import SMALL, TWO, checkpoint, drive, flag, jit, leaky, turns

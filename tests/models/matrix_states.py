@@ -2,8 +2,6 @@
 linear attention and its kin, and other tails that repeat a result.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.models.model import B, I, Model, N

@@ -1,7 +1,5 @@
 """A row of the table of models, and a case of it with numbers, which a test makes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -66,13 +64,13 @@ class Case:
     def run(self, ops, params, carry, x):
         return self.model.cell(ops, params, carry, x)
 
-    def steps(self, start: int, stop: int, carry: Mapping) -> Case:
+    def steps(self, start: int, stop: int, carry: Mapping) -> 'Case':
         """Steps ``start`` to ``stop`` from another first carry."""
         return dataclasses.replace(
             self, carry=carry, xs=self.xs[start:stop], ys=self.ys[start:stop]
         )
 
-    def part(self, lane: int, start: int, stop: int, carry: Mapping) -> Case:
+    def part(self, lane: int, start: int, stop: int, carry: Mapping) -> 'Case':
         """Steps ``start`` to ``stop`` of one batch lane, from another first carry."""
         one = slice(lane, lane + 1)
         whole = self.steps(start, stop, {k: v[one] for k, v in carry.items()})
@@ -91,7 +89,7 @@ def is_shape(node) -> bool:
     return isinstance(node, tuple)
 
 
-def make_case(model: Model, loss: Callable = squared, steps: int = T, seed: int = 0) -> Case:
+def make_case(model: Model, loss: Callable = squared, steps: int = T, seed: int = 0) -> 'Case':
     """Random numbers for a model, the same ones for the same name and seed (and ``SEED``)."""
     rng = np.random.default_rng([zlib.crc32(model.name.encode()), seed + SEED])
     draw = functools.partial(

@@ -2,8 +2,6 @@
 mixing, which is cut.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.models.model import B, I, Model, N, O

@@ -11,8 +11,6 @@ ways.
 identity.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -2,8 +2,6 @@
 the table from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from hypothesis import strategies as st

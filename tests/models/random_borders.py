@@ -5,8 +5,6 @@ Every cell is position by position but for products of its inputs, so that nothi
 where something is lost all the same, the report says so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ construct makes an update of an update. Outputs are made of states before their 
 nothing but the step after reads a new state inside a construct.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

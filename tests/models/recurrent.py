@@ -2,8 +2,6 @@
 and readouts.
 """
 
-from __future__ import annotations
-
 from tests.models.model import B, I, M, Model, N, O
 
 W = (I + N, N)

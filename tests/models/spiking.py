@@ -1,7 +1,5 @@
 """Spiking cells of one layer. ``z`` is a spike; a reset subtracts it."""
 
-from __future__ import annotations
-
 from tests.models.model import B, I, Model, N, O
 
 THRESHOLD = 0.5

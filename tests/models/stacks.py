@@ -2,8 +2,6 @@
 and cut for those only.
 """
 
-from __future__ import annotations
-
 from tests.models.model import B, I, M, Model, N, O
 from tests.models.recurrent import GATE, gate, gru_state, lstm_states
 from tests.models.spiking import THRESHOLD, fired

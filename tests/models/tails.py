@@ -5,8 +5,6 @@ position. A mixing equation is cut: it reads constants in the D pass, and old st
 anything back to them.
 """
 
-from __future__ import annotations
-
 from tests.models.model import B, I, Model, N, O
 
 W = (I + N, N)

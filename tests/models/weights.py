@@ -2,8 +2,6 @@
 only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.models.model import B, I, Model, N

@@ -1,7 +1,5 @@
 """What a time scale is for: the adding problem over 200 steps."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

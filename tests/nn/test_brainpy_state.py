@@ -2,8 +2,6 @@
 gradients against reverse mode in float64.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """The life of states, options and bad input; formulas and gradients are in ``test_table``."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

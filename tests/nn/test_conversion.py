@@ -1,7 +1,5 @@
 """Parameters of the public package, made here by hand, in the same models of ours."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

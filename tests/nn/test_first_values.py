@@ -1,7 +1,5 @@
 """Mean and deviation of what each parameter is drawn from, against the formula of its layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

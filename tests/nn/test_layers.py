@@ -3,8 +3,6 @@
 ``test_table.py`` has their values and gradients.
 """
 
-from __future__ import annotations
-
 import re
 
 import brainstate

@@ -1,7 +1,5 @@
 """The dense layer."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """What matrix cells refuse, and what their sizes mean."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What neurons have beyond other layers: spikes made of their state, units, a refractory time."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

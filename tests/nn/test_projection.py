@@ -1,7 +1,5 @@
 """What a projection takes for its parts."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

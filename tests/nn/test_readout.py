@@ -1,7 +1,5 @@
 """What readouts have beyond the other cells: a time constant, and what a filter keeps."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

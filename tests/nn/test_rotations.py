@@ -1,7 +1,5 @@
 """What cells of rotating pairs have beyond the others: first values in a ring or of HiPPO."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Help and completion show the arguments of every layer, on one line."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 import re

@@ -1,7 +1,5 @@
 """Surrogate derivatives against the papers' formulas in NumPy, and spike functions of users."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Synapses and projections: what they refuse, their states, and the laws of their sources."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

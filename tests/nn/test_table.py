@@ -1,7 +1,5 @@
 """Every module of the table against its formula: values, and gradients by reverse mode."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import numpy as np

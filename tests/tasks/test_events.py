@@ -1,7 +1,5 @@
 """Files of events are read as they were written, binned exactly, and refused where wrong."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import sys

@@ -1,7 +1,5 @@
 """Training on a task is what a loop written by hand does, from each seed by itself."""
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

@@ -12,8 +12,6 @@ A step gives ``h``, the numbers of all hidden states in one vector, and its deri
 The loss is ``0.5 |h[top] @ out - y|^2``, or of the spikes of ``h[top]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

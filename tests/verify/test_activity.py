@@ -2,8 +2,6 @@
 to reset.
 """
 
-from __future__ import annotations
-
 import brainstate
 import jax
 import jax.numpy as jnp

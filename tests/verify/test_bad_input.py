@@ -1,7 +1,5 @@
 """What is refused, and what the message says."""
 
-from __future__ import annotations
-
 import re
 
 import brainstate

@@ -1,7 +1,5 @@
 """The doctor's numbers against derivatives written out by hand, and what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

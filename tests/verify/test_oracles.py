@@ -1,7 +1,5 @@
 """The public oracles against those of the tests, which share no code with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..equations import labels as lb
-from ..equations.backward import backward
 from ..equations.equation import BEGIN, END, Equation
-from ..equations.moves import moved, moved_operands
+from ..equations.labels import backward, moved, moved_operands
 from ..graph import Coordinates
 from .d_pass import DPass, Y
 from .sweeps import Queue

@@ -11,9 +11,8 @@ import bisect
 import numpy as np
 
 from ..equations import labels as lb
-from ..equations.backward import backward
 from ..equations.equation import END, Equation, is_inexact
-from ..equations.forward import forward
+from ..equations.labels import backward, forward
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from .d_pass import DPass

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..equations import labels as lb
-from ..equations.backward import backward
 from ..equations.equation import BEGIN, END, Equation, is_complex, is_inexact
+from ..equations.labels import backward
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from ..stacked_states.unstacking import split_in_parts

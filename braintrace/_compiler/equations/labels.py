@@ -1,26 +1,35 @@
-"""Labels of positions, and their algebra.
+"""Which positions the elements of a value have to do with, as labels that travel through equations.
 
 A label array has an integer for each element of a value: the position of some source (a hidden
-state, or the result of an op) that the element depends on.
+state, or the result of an op) that the element depends on, or that depends on it.
 
 - ``NONE``: no position;
 - a number from 0: this one position, counted flat;
 - ``MANY``: several positions, or an unknown number of them.
 
-``None`` in place of an array says ``NONE`` for all elements.
+``None`` in place of an array says ``NONE`` for all elements. :func:`backward` takes labels from the
+cotangents of an equation's results to those of its operands, :func:`forward` from operands to
+results. Both are one pattern of sparsity: that of the equation's Jacobian, with one entry in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
+from ... import _jax
 from ..primitives import NONE
+from .equation import Equation, is_inexact
+from .linearity import is_linear
 
 MANY = -2
 Labels = np.ndarray | None
 BIG = np.iinfo(np.int64).max
+
+# ---- the algebra of labels ----
 
 
 def identity(shape) -> np.ndarray:
@@ -98,3 +107,276 @@ def transposed(labels: np.ndarray, source: np.ndarray, shape) -> np.ndarray:
 
 def joined(labels: Sequence[Labels], shapes: Sequence) -> list[np.ndarray]:
     return [nothing(s) if lab is None else lab for lab, s in zip(labels, shapes, strict=True)]
+
+
+# ---- movement: where each element of an equation's results comes from ----
+
+
+def moved_operands(eqn: Equation) -> tuple[int, ...]:
+    """The positions of the operands whose elements an equation moves."""
+    moves = eqn.does.moves
+    if moves is None:
+        return ()
+    return tuple(range(len(eqn.ins))) if moves.operands is None else moves.operands
+
+
+def moved(eqn: Equation, arrays: Sequence, known: Sequence) -> list[np.ndarray] | None:
+    """Integer arrays in the places that the elements of the moved operands go to.
+
+    Only ``arrays`` of moved operands are read. ``known``: the constant operands, as indices. An
+    element that comes from nowhere is ``NONE``. Returns None where the equation computes, or its
+    indices are not known.
+    """
+    moves, operands = eqn.does.moves, moved_operands(eqn)
+    if moves is None:
+        return None
+    if moves.by is not None:
+        return moves.by([arrays[k] for k in operands], eqn.params)
+    indices = (known[k] for k in range(len(eqn.ins)) if k not in operands)
+    # an update that computes (`x.at[i].apply(f)`) is a scatter as well, but moves nothing
+    if any(i is None for i in indices) or eqn.params.get('update_jaxpr') is not None:
+        return None
+    # evaluate the equation on consecutive numbers, then look up the element behind each number
+    args, start = list(known), 0
+    for k in operands:
+        size = arrays[k].size
+        args[k] = np.arange(start, start + size, dtype=np.int32).reshape(arrays[k].shape)
+        start += size
+    with jax.ensure_compile_time_eval():
+        found = [np.asarray(o) for o in eqn.evaluate(args)]
+    # reads out of bounds are filled with a number that no element has
+    padded = np.concatenate([*(arrays[k].reshape(-1) for k in operands), [NONE]])
+    return [padded[np.where((o >= 0) & (o < start), o, start)] for o in found]
+
+
+# ---- backward: from the cotangents of an equation's results to its operands' ----
+
+
+def backward(
+    eqn: Equation, avals, out_labels: Sequence[Labels], known: Sequence, relevant: Sequence[bool]
+) -> list[Labels]:
+    """Labels of the operands' cotangents.
+
+    ``known`` holds constant operands; ``relevant`` says which operands to label.
+    """
+    ins, does = [avals[v].shape for v in eqn.ins], eqn.does
+    wanted = [r and is_inexact(avals[v]) for v, r in zip(eqn.ins, relevant, strict=True)]
+    if not any(wanted) or not any(map(has, out_labels)) or not does.gradient:
+        return [None] * len(ins)
+    # element by element: the cotangent of every operand has the labels of the result's
+    if does.elementwise:
+        return [out_labels[0] if w else None for w in wanted]
+    if does.passes:
+        return [lab if w else None for lab, w in zip(out_labels, wanted, strict=True)]
+    # a reduction hands its one cotangent to all that it read
+    if does.reduces:
+        return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
+    if does.mixes:
+        return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
+    # movement: an element gets the labels of all places that it went to
+    operands = moved_operands(eqn)
+    if operands and not any(w for k, w in enumerate(wanted) if k not in operands):
+        found = _moved_back(eqn, avals, out_labels, known, operands)
+        if found is not None:
+            return [found.get(k) if w else None for k, w in enumerate(wanted)]
+    # anything else by its own reverse rule, whose equations are followed
+    jaxpr, n = _reverse_rule(eqn, avals, wanted)
+    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not _is_linear_behind(jaxpr, n):
+        return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
+    start: list[Labels] = [None] * n
+    start += [lab for o, lab in zip(eqn.outs, out_labels, strict=True) if is_inexact(avals[o])]
+    got = iter(through_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
+    return [next(got) if w else None for w in wanted]
+
+
+def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, np.ndarray] | None:
+    """Labels of the moved operands, or None where the indices are not known."""
+    shapes = {k: avals[eqn.ins[k]].shape for k in operands}
+    arriving = joined(out_labels, [avals[o].shape for o in eqn.outs])
+    if eqn.does.moves.back is not None:
+        found = eqn.does.moves.back(arriving, eqn.params, list(shapes.values()))
+        return dict(zip(operands, found, strict=True))
+    # the elements of all moved operands are numbered one after the other
+    numbers, starts = numbered(eqn, avals, operands)
+    sources = moved(eqn, numbers, known)
+    if sources is None:
+        return None
+    labels = np.concatenate([lab.reshape(-1) for lab in arriving])
+    if eqn.does.repeats and not labels.size and starts[-1]:
+        # repeated no times, as over an empty batch: the answer is as for any other batch
+        return {k: many(s) for k, s in shapes.items()}
+    source = np.concatenate([s.reshape(-1) for s in sources])
+    parts = np.split(transposed(labels, source, (starts[-1],)), starts[1:-1])
+    return {k: part.reshape(shapes[k]) for k, part in zip(operands, parts, strict=True)}
+
+
+def numbered(eqn: Equation, avals, operands: Sequence[int]) -> tuple[list, np.ndarray]:
+    """The elements of these operands counted one after the other: for each operand its numbers,
+    and where the count of each begins and ends.
+    """
+    shapes = [avals[eqn.ins[k]].shape for k in operands]
+    starts = np.cumsum([0, *(int(np.prod(s)) for s in shapes)])
+    numbers: list = [None] * len(eqn.ins)
+    for k, shape, start in zip(operands, shapes, starts, strict=False):
+        numbers[k] = identity(shape) + start
+    return numbers, starts
+
+
+def has_linear_rule(eqn: Equation, avals) -> bool:
+    """Whether the equation's reverse rule is known to be linear in the cotangents, as that of a
+    user's own need not be.
+    """
+    return _is_linear_behind(*_reverse_rule(eqn, avals, [is_inexact(avals[v]) for v in eqn.ins]))
+
+
+def _is_linear_behind(jaxpr, n: int) -> bool:
+    """Whether a jaxpr is linear in its inputs behind the first ``n``."""
+    return is_linear(jaxpr, [False] * n + [True] * (len(jaxpr.invars) - n))
+
+
+def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, int]:
+    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, and the number
+    of its operands.
+    """
+
+    def pull(primals, cotangents):
+        def of_wanted(chosen):
+            it = iter(chosen)
+            outs = eqn.evaluate(
+                [next(it) if w else p for w, p in zip(wanted, primals, strict=True)]
+            )
+            return [o for o in outs if is_inexact(o)]
+
+        chosen = [p for p, w in zip(primals, wanted, strict=True) if w]
+        return jax.vjp(of_wanted, chosen)[1](cotangents)[0]
+
+    values = [*eqn.ins, *(o for o in eqn.outs if is_inexact(avals[o]))]
+    shapes = (jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in values)
+    n = len(eqn.ins)
+    jaxpr, _ = _jax.trace(lambda *flat: pull(flat[:n], list(flat[n:])), *shapes)
+    return jaxpr, n
+
+
+# ---- forward: which positions each element of an equation's results reads ----
+
+
+def forward(
+    eqn: Equation,
+    avals,
+    labels: Sequence[Labels],
+    known: Sequence,
+    *,
+    linear: bool,
+    smooth: Callable[[Equation], bool] = lambda eqn: False,
+) -> list[Labels]:
+    """Labels of the results.
+
+    ``known`` holds constant operands. ``linear``: a result that is not linear in the labelled
+    operands gets ``MANY``. ``smooth`` tells which equations without a row act element by element.
+    """
+    outs, does = [avals[o].shape for o in eqn.outs], eqn.does
+    arriving = [has(lab) for lab in labels]
+    # no label arrives, or no gradient leaves
+    if not any(arriving) or not does.gradient or not any(is_inexact(avals[o]) for o in eqn.outs):
+        return [None] * len(outs)
+    straight = not linear or does.linear is not None and does.linear(arriving)
+    # element by element: an element reads what the same element of any operand reads
+    if does.elementwise or smooth(eqn):
+        found: list[Labels] = [many(s) for s in outs]
+        for k, shape in enumerate(outs if straight else ()):
+            found[k] = None
+            for lab in labels:
+                found[k] = merge(found[k], None if lab is None else np.broadcast_to(lab, shape))
+        return found
+    if does.passes:
+        return list(labels)
+    # a reduction reads everything along its axes
+    if does.reduces and straight:
+        return [merge_axes(labels[0], eqn.params['axes'])]
+    # movement takes labels with it, if it is not the indices that are labelled
+    operands = moved_operands(eqn)
+    if operands and not any(a for k, a in enumerate(arriving) if k not in operands):
+        places = moved(eqn, joined(labels, [avals[v].shape for v in eqn.ins]), known)
+        if places is not None:
+            return list(places)
+    # an update by constants leaves the positions of the array where they are
+    if does.updates and straight and not arriving[2]:
+        return [labels[0]]
+    return [many(s) for s in outs]
+
+
+# ---- through a jaxpr that is linear in what is labelled ----
+
+
+def along(fn: Callable, primals: Sequence, tangent) -> list[Labels]:
+    """Which elements of a tangent the results of ``fn(*primals, tangent)`` read; it is linear in
+    it.
+    """
+    jaxpr, _ = _jax.trace(fn, *primals, tangent)
+    return through_linear(jaxpr, [None] * len(primals) + [identity(tangent.shape)])
+
+
+def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> list[Labels]:
+    """Labels of the results of a jaxpr that is linear in its labelled inputs.
+
+    ``known`` holds constant inputs, from which indices are computed.
+    """
+    env = dict(zip(jaxpr.invars, start, strict=True))
+    chosen: set = set()  # integers and booleans made of labelled values
+    known = {v: k for v, k in (known or {}).items() if k is not None}
+
+    def read(atom) -> Labels:
+        return None if isinstance(atom, _jax.Literal) else env.get(atom)
+
+    for eqn in jaxpr.eqns:
+        labels = [read(a) for a in eqn.invars]
+        values = [a.val if isinstance(a, _jax.Literal) else known.get(a) for a in eqn.invars]
+        discrete = any(a in chosen for a in eqn.invars if not isinstance(a, _jax.Literal))
+        if discrete or any(map(has, labels)):
+            # that a number is finite decides nothing between finite numbers
+            if eqn.primitive.name != 'is_finite':
+                chosen.update(o for o in eqn.outvars if not is_inexact(o.aval))
+            outs = [many(o.aval.shape) for o in eqn.outvars]
+            outs = outs if discrete else _step(eqn, labels, values)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        elif _makes_indices(eqn) and all(v is not None for v in values):
+            with jax.ensure_compile_time_eval():
+                found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *values)
+            known.update(zip(eqn.outvars, map(np.asarray, found), strict=False))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _makes_indices(eqn) -> bool:
+    avals = [v.aval for v in eqn.outvars]
+    plain = all(isinstance(a.dtype, np.dtype) and not is_inexact(a) for a in avals)
+    return bool(avals) and plain and not eqn.effects
+
+
+def _step(eqn, labels: list[Labels], values: list) -> list[Labels]:
+    """Labels through one equation of a jaxpr; calls and loops are entered."""
+    inner, loop = _jax.inlinable(eqn), _jax.while_parts(eqn)
+    if inner is not None:
+        body, _ = _jax.closed_jaxpr(inner)
+        known = dict(zip(body.invars, values, strict=True))
+        return through_linear(body, labels, known)
+    if loop is None:
+        n, avals = len(labels), [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        ins, outs = tuple(range(n)), tuple(range(n, len(avals)))
+        flat = Equation(eqn.primitive, eqn.params, eqn.ctx, ins, outs, '')
+        return forward(flat, avals, labels, values, linear=True)
+    # a while loop: its carry is followed until nothing changes
+    _, operands, carry = loop.split(labels)
+    asked = {v for eqn in loop.cond.eqns for v in eqn.invars if not isinstance(v, _jax.Literal)}
+    while True:
+        turned = through_linear(loop.body, [*operands, *carry])
+        new = [merge(a, b) for a, b in zip(carry, turned, strict=True)]
+        if all(
+            a is b or a is not None and b is not None and bool((a == b).all())
+            for a, b in zip(carry, new, strict=True)
+        ):
+            break
+        carry = new
+    own = zip(loop.cond.invars[loop.cond_nconsts :], new, strict=True)
+    if any(v in asked and has(lab) for v, lab in own):  # what is labelled ends the loop
+        return [many(o.aval.shape) for o in loop.body.outvars]
+    return new

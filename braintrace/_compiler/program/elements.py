@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..equations.equation import Equation
-from ..equations.moves import moved, moved_operands
+from ..equations.labels import moved, moved_operands
 from ..primitives import NONE
 from .program import Program
 

@@ -14,7 +14,7 @@ from ... import _jax
 from ..._errors import NotSupportedError
 from ..equations import labels as lb
 from ..equations.equation import Equation, is_complex, is_inexact
-from ..equations.forward import along
+from ..equations.labels import along
 
 
 def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._etrace_op import AUTOMATIC, at_positions
 from ..equations.equation import Equation, is_inexact
-from ..equations.moves import moved_operands
+from ..equations.labels import moved_operands
 from ..policy import Policy
 from .builder import Builder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..equations.equation import Equation
-from ..equations.moves import moved_operands
+from ..equations.labels import moved_operands
 from ..program.program import Program
 
 

@@ -1,7 +1,5 @@
 """The table of modules: every class of ``braintrace.nn`` with a state, or in front of one."""
 
-from __future__ import annotations
-
 from tests.nn.rows import cells, diagonal, layers, matrix_memory, neurons, synapses
 from tests.nn.rows.row import Row, bare, built, case_of, inputs, plain, values
 

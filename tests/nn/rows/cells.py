@@ -1,7 +1,5 @@
 """Gated cells whose gates read the state."""
 
-from __future__ import annotations
-
 import brainstate
 
 from braintrace import nn

@@ -1,7 +1,5 @@
 """Cells in which no position reads another one."""
 
-from __future__ import annotations
-
 from braintrace import nn
 from tests.nn.rows.cells import DRAWN, STATE, affine
 from tests.nn.rows.row import Row

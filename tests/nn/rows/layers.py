@@ -1,7 +1,5 @@
 """Layers without a state, each in front of a leaky one."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

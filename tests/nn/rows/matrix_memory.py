@@ -1,7 +1,5 @@
 """Cells with a matrix for each sample."""
 
-from __future__ import annotations
-
 import brainstate
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Spiking neurons behind a layer, with recurrence or without, and readouts behind neurons."""
 
-from __future__ import annotations
-
 import brainstate
 import numpy as np
 import saiunit as u

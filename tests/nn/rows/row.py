@@ -1,7 +1,5 @@
 """A row of the table of modules: a module of ``braintrace.nn`` and its formula."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

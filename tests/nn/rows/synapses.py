@@ -1,7 +1,5 @@
 """Synapses and projections, each with the neurons behind it."""
 
-from __future__ import annotations
-
 import brainstate
 import jax.numpy as jnp
 import numpy as np

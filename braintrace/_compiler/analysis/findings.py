@@ -1,0 +1,443 @@
+"""All that is known of gradients, as one list: where each parameter's comes from, what a trace
+leaves out, and what the compiler did that changes or limits one.
+
+``kinds.py`` says what each kind means. Here every kind is found at one place, in the order in which
+findings are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from ... import _jax
+from ..equations.equation import is_inexact
+from ..equations.labels import has_linear_rule
+from ..graph import Diagnostic, ETraceGraph, Groups, OpUse
+from ..program import dataflow as flow
+from ..program.program import Program
+from .stacked import stacked_states
+
+# A value is trained or changes; it holds a parameter that is held fixed. Above these two stands a
+# bit for each part of the carry.
+LIVE, HELD, FIRST = 1, 2, 2
+
+
+def find_findings(
+    graph: ETraceGraph,
+    missing: Iterable[Diagnostic],
+    cross: Sequence[tuple[int, int]],
+    cuts: Collection[int],
+) -> tuple[Diagnostic, ...]:
+    """The findings of a graph that has none yet.
+
+    ``missing``: why ops have no relation. ``cross``: groups ``(r, s)`` of different shapes where s
+    reads the old r by plain paths. ``cuts``: the equations at which history is cut.
+    """
+    program, ops, missing = graph.program, graph.ops, list(missing)
+    plain, unhidden = plain_ways(program, ops), _old_parts(program)
+    lost = {i for d in missing if d.kind == 'lost-relation' for i in d.equations}
+    origins = _origins(program)
+    reads = list(_cut_reads(graph, cross, unhidden, cuts))
+    routes = list(_routes(graph, unhidden, lost, plain))
+    uses = list(_uses(graph, plain))
+    return (
+        # what the compiler did, and what has no trace between states and ops
+        *_mixing(program, graph.mixing),
+        *_marks(program, ops, plain),
+        *missing,
+        *_cross_group(graph, cross),
+        *_constant_weights(program, ops, origins),
+        *_through_unhidden(graph, unhidden, reads),
+        # of each parameter, where its gradient comes from
+        *routes,
+        *_nothing_traced(graph, origins),
+        *stacked_states(graph),
+        # of each parameter with a trace, what that lacks
+        *_partial_traces(program, routes, uses),
+        *_bent_weights(program, ops),
+        # what only the report has
+        *reads,
+        *uses,
+    )
+
+
+# ---- mixing, and states that reach later steps without a trace ----
+
+
+def _mixing(program: Program, reasons: Mapping[int, str]) -> Iterator[Diagnostic]:
+    for i, reason in sorted(reasons.items()):
+        source, where = _reduction_behind(program, i), program.equations[i].where
+        chain = (i,) if source is None else (source, i)
+        where = program.equations[chain[0]].where or where
+        yield Diagnostic('mixing', '', where, chain, reason)
+
+
+def _reduction_behind(program: Program, i: int) -> int | None:
+    """The nearest reduction before a widening equation, which only broadcasts its result."""
+
+    def size(values: Iterable[int]) -> int:
+        return max((program.avals[v].size for v in values), default=0)
+
+    eqn = program.equations[i]
+    if size(eqn.outs) <= size(eqn.ins):
+        return None
+    todo, seen = list(eqn.ins), set()
+    while todo:
+        producer = program.producer.get(todo.pop(0))
+        if producer is not None and producer not in seen:
+            seen.add(producer)
+            made = program.equations[producer]
+            if made.loop is None and size(made.ins) > size(made.outs):
+                return producer
+            todo.extend(u for o in made.outs for u in program.operands(producer, o))
+    return None
+
+
+def _cross_group(graph: ETraceGraph, pairs: Iterable[tuple[int, int]]) -> Iterator[Diagnostic]:
+    program, groups = graph.program, graph.hidden_groups
+    for r, s in pairs:
+        where = _made_at(program, program.new_carry[groups[s].states[0]])
+        yield Diagnostic('cross-group', groups[r].name, where, group=groups[s].name)
+
+
+def _made_at(program: Program, value: int) -> str:
+    return program.equations[program.producer[value]].where if value in program.producer else ''
+
+
+def _old_parts(program: Program) -> dict[int, list[int]]:
+    """Parts of the carry that are no hidden states, though later steps read them with a gradient;
+    for each, whether a value leads to it.
+    """
+    kept = {
+        c
+        for c in range(len(program.carry))
+        if c not in program.hidden
+        and is_inexact(program.avals[program.carry[c]])
+        and program.new_carry[c] != program.carry[c]
+    }
+    results = {*program.outputs, *program.new_states}
+    while True:  # what a part that is read keeps of another part is read as well
+        read = flow.backward(program, dict.fromkeys(results, 1), flow.gradients(program))
+        later = {program.new_carry[c] for c in kept if read[program.carry[c]]}
+        if later <= results:
+            break
+        results |= later
+    return {
+        c: flow.backward(program, {program.new_carry[c]: 1}, flow.gradients(program))
+        for c in kept
+        if read[program.carry[c]]
+    }
+
+
+def _through_unhidden(
+    graph: ETraceGraph, parts: Mapping[int, Sequence[int]], reads: Iterable[Diagnostic]
+) -> Iterator[Diagnostic]:
+    """The parameters that such a part of the carry follows, or whose trace it reads."""
+    program, places = graph.program, {}
+    for op in reversed(graph.ops):
+        places |= dict.fromkeys((i for ps in op.parameters.values() for i in ps), op.where)
+    for c, ahead in parts.items():
+        name = program.carry_names[c]
+        groups = {d.group for d in reads if d.states == (name,)}
+        traced = [
+            path
+            for rel in graph.hidden_param_op_relations
+            if groups.intersection(group.name for group in rel.groups)
+            for paths in rel.paths.values()
+            for path in paths
+        ]
+        for i in program.trainable:
+            path = program.param_names[i]
+            if ahead[program.params[i]] or path in traced:
+                where = places.get(i, _made_at(program, program.new_carry[c]))
+                yield Diagnostic('lost-relation', path, where, reason='not-hidden', states=(name,))
+
+
+def _cut_reads(
+    graph: ETraceGraph,
+    cross: Iterable[tuple[int, int]],
+    unhidden: Iterable[int],
+    cuts: Collection[int],
+) -> Iterator[Diagnostic]:
+    """The reads of each group that lead to a hidden state and do not carry the group's trace on.
+
+    Where there are none, D_RTRL is exact for the group's traced weights.
+    """
+    program, groups, recurrent = graph.program, graph.hidden_groups, graph.recurrent
+    behind = _groups_behind(graph, cuts)
+    elsewhere = {r for r, _ in cross}
+    for g, group in enumerate(groups):
+        if g in elsewhere:
+            yield Diagnostic('cut', group=group.name, reason='other-shape')
+        for c in unhidden:
+            if behind[program.new_carry[c]] >> g & 1:
+                names = (program.carry_names[c],)
+                yield Diagnostic('cut', group=group.name, reason='not-hidden', states=names)
+        for i, eqn in enumerate(program.equations):
+            if recurrent.get(i) and flow.union(behind, eqn.ins) >> g & 1:
+                yield Diagnostic('cut', '', eqn.where, (i,), group=group.name)
+
+
+def _groups_behind(graph: ETraceGraph, cuts: Collection[int]) -> list[Groups]:
+    """For each value, the groups whose states or trace it depends on before a cut."""
+    program = graph.program
+    number = {group.name: g for g, group in enumerate(graph.hidden_groups)}
+    start = dict.fromkeys(range(len(program.avals)), 0)
+    for g, group in enumerate(graph.hidden_groups):
+        for c in group.carried:
+            start[program.carry[c]] |= 1 << g
+            start[program.new_carry[c]] |= 1 << g
+    for rel in graph.hidden_param_op_relations:
+        names = [group.name for group in rel.groups if group.name in number]
+        start[rel.op.y] |= flow.bits(number[name] for name in names)
+    stops = program.blocks.union(cuts)
+    return flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+
+
+# ---- what automatic marking did ----
+
+
+def _marks(program: Program, ops: Sequence[OpUse], plain: list[int]) -> Iterator[Diagnostic]:
+    """Ops that it put, equations that it left, constants that look like weights."""
+    if program.to_mark is None:
+        return
+    for op in ops:
+        name = program.equations[op.equation].marked
+        for i in sorted({i for behind in op.parameters.values() for i in behind} if name else ()):
+            yield Diagnostic('marked', program.param_names[i], op.where, (op.equation,), name)
+    # a bit for each parameter that a value is made of, and one if it changes
+    moving = 1 << len(program.params)
+    start = {v: 1 << i for i, v in enumerate(program.params)}
+    start |= dict.fromkeys((*program.carry, *program.inputs), moving)
+
+    def keep(i: int, found: int) -> int:
+        eqn = program.equations[i]
+        return (found if eqn.does.gradient else found & moving) | (moving if eqn.effects else 0)
+
+    origins = flow.forward(program, start, keep)
+    for i, eqn in enumerate(program.equations):
+        if not flow.union(plain, eqn.outs):
+            continue
+        if eqn.unmarked:
+            held = flow.union(origins, (v for v in eqn.ins if not origins[v] & moving))
+            for k in flow.members(held):
+                if k in program.to_mark:
+                    path = program.param_names[k]
+                    yield Diagnostic('unmarked', path, eqn.where, (i,), eqn.unmarked)
+        elif eqn.does.op and any(
+            is_inexact(program.avals[v]) and program.avals[v].ndim > 1 and not origins[v]
+            for v in eqn.ins
+        ):
+            # it does with a constant array what an op does with a weight
+            yield Diagnostic('closed-over', '', eqn.where, (i,))
+
+
+# ---- weights that nothing trains ----
+
+
+def _constant_weights(
+    program: Program, ops: Iterable[OpUse], origins: list[int]
+) -> Iterator[Diagnostic]:
+    """Each weight of an op that is no parameter, and that no step changes."""
+    for op in ops:
+        for slot, value in op.trainable.items():
+            if not origins[value] & (LIVE | HELD):
+                made_of = flow.members(origins[value] >> FIRST)
+                states = tuple(program.carry_names[c] for c in made_of)
+                place = op.where, (op.equation,)
+                yield Diagnostic(
+                    'constant-weight', states[0] if states else '', *place, slot=slot, states=states
+                )
+
+
+def _origins(program: Program) -> list[int]:
+    """The bits of each value, see ``LIVE``."""
+    start = {v: LIVE if i in program.trainable else HELD for i, v in enumerate(program.params)}
+    start |= dict.fromkeys(program.inputs, LIVE)
+    for c, v in enumerate(program.carry):
+        kept = program.new_carry[c] == v and c not in program.hidden
+        start[v] = 1 << FIRST + c if kept else LIVE
+
+    def keep(i: int, found: int) -> int:
+        return found | LIVE if program.equations[i].effects else found
+
+    return flow.forward(program, start, keep)
+
+
+def _nothing_traced(graph: ETraceGraph, origins: list[int]) -> Iterator[Diagnostic]:
+    """There are ops to train, and none has a trace."""
+    if graph.ops and graph.hidden_groups and not graph.hidden_param_op_relations:
+        if any(origins[v] & LIVE for op in graph.ops for v in op.trainable.values()):
+            yield Diagnostic('no-relation', location=graph.ops[0].where)
+
+
+# ---- of each parameter, where its gradient comes from ----
+
+
+def _routes(
+    graph: ETraceGraph,
+    unhidden: Mapping[int, Sequence[int]],
+    lost: Collection[int],
+    plain: list[int],
+) -> Iterator[Diagnostic]:
+    """``lost``: the equations of ops whose trace to a group is lost."""
+    program, relations = graph.program, graph.hidden_param_op_relations
+    used = flow.backward(program, dict.fromkeys((*program.outputs, *program.new_carry), 1))
+    to_state = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    traced = {i: rel.op for rel in relations for ps in rel.op.parameters.values() for i in ps}
+    for i, (name, value) in enumerate(zip(program.param_names, program.params, strict=True)):
+        uses = [op for op in graph.ops if any(i in ps for ps in op.parameters.values())]
+        if i not in program.trainable:
+            floating = is_inexact(program.avals[value])
+            yield Diagnostic('not-trainable' if floating else 'not-inexact', name)
+        elif i in traced:
+            yield Diagnostic('traced', name, traced[i].where, reason=traced[i].primitive.name)
+        elif not used[value]:
+            yield Diagnostic('unused', name)
+        elif not to_state[value]:
+            followed = any(ahead[value] for ahead in unhidden.values())
+            where = uses[0].where if uses else ''
+            yield Diagnostic('not-hidden' if followed else 'no-hidden-state', name, where)
+        else:
+            # of several uses that one counts which says most about the change to make
+            by_ops = [_why_untraced(program, op, lost) for op in uses if to_state[op.y]]
+            told = [found for found in by_ops if found[0] != 'weight-then-weight']
+            found = [*told[:1], *_plain_use(program, value, plain), *by_ops[:1]]
+            kind, where, reason = found[0] if found else ('not-etp-op', '', '')
+            yield Diagnostic(kind, name, where, reason=reason)
+
+
+def _why_untraced(program: Program, op: OpUse, lost: Collection[int]) -> tuple[str, str, str]:
+    if not op.owned:
+        return 'weight-that-changes', op.where, ''
+    if op.equation in lost:
+        return 'weight-of-lost-relation', op.where, ''
+    reached = flow.reach(program, op.y, program.op_set)
+    behind_an_op = reached.isdisjoint(program.new_states)
+    return 'weight-then-weight' if behind_an_op else 'mixing-tail', op.where, ''
+
+
+def _plain_use(program: Program, value: int, ways: list[int]) -> Iterator[tuple[str, str, str]]:
+    """Why a parameter has no trace, by a use that is no op's weight."""
+    # an op may hide in a function with a derivative rule of its own
+    reached = flow.reach(program, value, ())
+    for eqn in program.equations:
+        if eqn.origin is not None and not reached.isdisjoint(eqn.ins) and eqn.holds_op():
+            yield 'opaque-call', eqn.where, eqn.primitive.name
+    for i, _ in readers(program, value):
+        if i not in program.op_set and flow.union(ways, program.equations[i].outs):
+            yield 'not-etp-op', program.equations[i].where, ''
+
+
+# ---- of each parameter, its uses without a trace ----
+
+
+def _uses(graph: ETraceGraph, plain: list[int]) -> Iterator[Diagnostic]:
+    """The uses of each trainable parameter that reach a hidden state without a trace: as a weight
+    of an op without a relation, in another equation, as a new state.
+    """
+    program = graph.program
+    traced = {rel.op.equation for rel in graph.hidden_param_op_relations}
+    weights = _weights_of(graph.ops)
+    for i in program.trainable:
+        path, value = program.param_names[i], program.params[i]
+        for op in graph.ops:
+            own = any(i in behind for behind in op.parameters.values())
+            if own and op.equation not in traced and plain[op.y]:
+                yield Diagnostic('use', path, op.where, (op.equation,))
+        for j, v in readers(program, value):
+            eqn = program.equations[j]
+            if j in program.blocks:
+                continue  # no gradient passes it
+            as_operand = any(u == v and k not in weights.get(j, ()) for k, u in enumerate(eqn.ins))
+            if as_operand and flow.union(plain, eqn.outs):
+                yield Diagnostic('use', path, eqn.where, (j,), 'plain')
+        for c in program.hidden:
+            if program.new_carry[c] == value:
+                yield Diagnostic('use', path, reason='state', states=(program.carry_names[c],))
+
+
+def _partial_traces(
+    program: Program, routes: Iterable[Diagnostic], uses: Iterable[Diagnostic]
+) -> Iterator[Diagnostic]:
+    """Each traced parameter that also reaches a hidden state by plain equations, or is one."""
+    for route in routes:
+        own = [use for use in uses if use.path == route.path and use.reason]
+        if route.kind == 'traced' and own:
+            plain = tuple(i for use in own for i in use.equations)
+            states = tuple(name for use in own for name in use.states)
+            yield Diagnostic('partial-trace', route.path, route.location, plain, states=states)
+
+
+# ---- reverse rules of the user's own that are not linear ----
+
+
+def bent_on_the_way(program: Program) -> list[int]:
+    """Equations between states or ops and new states whose reverse rule is the user's own and not
+    linear: a trace holds derivatives, and what such a rule sends back is no product with one.
+    """
+    sources = {program.carry[c]: 1 for c in program.hidden}
+    sources |= {program.y_of(i): 1 for i in program.ops}
+    behind = flow.forward(program, sources, flow.gradients(program))
+    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    return list(_bent(program, behind, ahead))
+
+
+def _bent_weights(program: Program, ops: Iterable[OpUse]) -> Iterator[Diagnostic]:
+    """The same between a parameter and the weight of an op, where the gradients of several steps
+    come back as one.
+    """
+    params = {program.params[i]: 1 << i for i in program.trainable}
+    origins = flow.forward(program, params, flow.gradients(program))
+    weights = (v for op in ops if op.owned for v in op.trainable.values())
+    ahead = flow.backward(program, dict.fromkeys(weights, 1), flow.gradients(program))
+    for i in _bent(program, origins, ahead):
+        eqn = program.equations[i]
+        for k in flow.members(flow.union(origins, eqn.ins)):
+            path = program.param_names[k]
+            yield Diagnostic('nonlinear-rule', path, eqn.where, (i,), 'weight')
+
+
+def _bent(program: Program, behind: list[int], ahead: list[int]) -> Iterator[int]:
+    for i, eqn in enumerate(program.equations):
+        between = flow.union(behind, eqn.ins) and flow.union(ahead, eqn.outs)
+        if between and eqn.loop is None and i not in program.op_set:
+            own = _jax.holds_call(eqn, {'custom_vjp_call'})
+            if own and not has_linear_rule(eqn, program.avals):
+                yield i
+
+
+# ---- how values reach states ----
+
+
+def _weights_of(ops: Iterable[OpUse]) -> dict[int, set[int]]:
+    return {op.equation: set(op.slots.values()) for op in ops}
+
+
+def plain_ways(program: Program, ops: Iterable[OpUse]) -> list[int]:
+    """For each value, whether it reaches a new hidden state other than as a weight of an op."""
+    new, weights = dict.fromkeys(program.new_states, 1), _weights_of(ops)
+    return flow.backward(
+        program, new, flow.gradients(program), skip=lambda i, k: k in weights.get(i, ())
+    )
+
+
+def direct_parameters(program: Program, ops: Iterable[OpUse]) -> tuple[int, ...]:
+    """Trainable parameters that reach a result otherwise than as the weight of an owned op."""
+    weights = _weights_of(op for op in ops if op.owned)
+    results = dict.fromkeys((*program.outputs, *program.new_carry), 1)
+    live = flow.backward(program, results, skip=lambda i, k: k in weights.get(i, ()))
+    return tuple(i for i in program.trainable if live[program.params[i]])
+
+
+def readers(program: Program, value: int) -> Iterator[tuple[int, int]]:
+    """The equations that read a value, and under which number: in a loop it has another one."""
+    todo, seen = [value], {value}
+    while todo:
+        v = todo.pop()
+        for i in program.consumers.get(v, ()):
+            if program.equations[i].loop is None:
+                yield i, v
+            else:
+                todo += [u for u in program.results(i, v) if u not in seen]
+                seen.update(program.results(i, v))
