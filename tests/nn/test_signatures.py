@@ -25,5 +25,5 @@ def test_a_subclass_shows_its_own_arguments():
         def __init__(self, units: int):
             super().__init__(units, units)
 
-    assert str(inspect.signature(Own)) == "(units: 'int')" and Own(3).num_out == 3
+    assert str(inspect.signature(Own)) == '(units: int)' and Own(3).num_out == 3
     assert inspect.signature(type('Same', (nn.Linear,), {})) == inspect.signature(nn.Linear)
