@@ -17,6 +17,8 @@ function.
 
 from .._saving import load_state, save_state
 from ..extra.observed import Observed
+from ._eligibility import Eligibility, EligibilityState, eligibility, obgd
+from ._heads import Heads
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -29,14 +31,19 @@ from ._state import (
 )
 
 __all__ = [
+    'Eligibility',
+    'EligibilityState',
+    'Heads',
     'Memory',
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'eligibility',
     'flatten_paths',
     'fold_lane',
     'load_state',
     'merge',
+    'obgd',
     'online',
     'reset',
     'save_state',

@@ -1,0 +1,173 @@
+"""Several losses of one step, each with a gradient of its own: of the batch, or of each sample."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import describe_aval, is_inexact, path_key, path_name
+from .._errors import OptionError, StructureError
+from .._jax import is_key
+from .._windows import task_loss, total_loss, zero_gradient
+from ._compiled import Compiled
+from ._state import OnlineState
+
+
+class Heads(NamedTuple):
+    """What :meth:`OnlineLearner.heads` computes: ``values`` of the losses, ``grads`` of each (trees
+    like params), ``outputs`` of the cell, and the ``state`` after the step.
+
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner = braintrace.functional.online(cell)
+    >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+    >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+    >>> heads = learner.heads(lambda h, y: jnp.mean(h), lambda h, y: jnp.mean((h - y) ** 2))
+    >>> values, grads, outputs, state = heads(params, state, x, jnp.zeros((3, 4)))
+    >>> len(values), grads[1]['W'].shape, outputs.shape
+    (2, (2, 4), (3, 4))
+    """
+
+    values: tuple
+    grads: tuple
+    outputs: Any
+    state: OnlineState
+
+
+def of_batch(learner, losses: tuple, params, state, inputs: tuple, targets) -> Heads:
+    """One pass forward, and one pull-back for each loss."""
+    outputs, pull, new = learner.vjp(params, state, *inputs)
+    values, grads = [], []
+    for loss in losses:
+
+        def total(outputs, loss=loss):
+            value = loss(outputs, targets)
+            return total_loss(value), task_loss(value)
+
+        of_total, back, value = jax.vjp(total, outputs, has_aux=True)
+        values.append(value)
+        grads.append(pull(*back(jnp.ones_like(of_total))))
+    return Heads(tuple(values), tuple(grads), outputs, new)
+
+
+def of_samples(learner, losses: tuple, params, state, inputs: tuple, targets) -> Heads:
+    """A map over the batch of steps of one sample each, whose arrays keep a batch axis of length 1:
+    the state that comes back is that of the batch.
+    """
+    whole: Compiled = learner.matching(params, state, inputs)
+    lanes = whole.graph.lanes
+    if lanes is None:
+        raise StructureError(
+            'per_sample=True needs a batch, and the step has no batch axis that its ops share. For '
+            'cells without one, `jax.vmap` the call over states and inputs.'
+        )
+    if lanes == 1:
+        values, grads, outputs, new = of_batch(learner, losses, params, state, inputs, targets)
+        return Heads(*jax.tree.map(lambda x: jnp.expand_dims(x, 0), (values, grads)), outputs, new)
+    state_axes, target_axes = _state_axes(whole, state), _target_axes(lanes, targets)
+    axes = [*state_axes, *_input_axes(whole, inputs), *target_axes]
+    leaves, treedef = jax.tree.flatten((state, inputs, targets))
+    first = [
+        x if a is None else jax.lax.slice_in_dim(x, 0, 1, axis=a) for x, a in zip(leaves, axes)
+    ]
+    one, of_first, _ = jax.tree.unflatten(treedef, first)
+    single: Compiled = learner.compiled(params, one.carry, of_first, new=True)
+    # A trace of one sample may lack the axis of length 1, so every array is reshaped.
+    like = jax.tree.leaves(single.state(one.carry, *jax.eval_shape(single.init)))
+    shapes = [x.shape for x in (*like, *first[len(like) :])]
+    out_axes = _output_axes(whole, single)
+    weights, of_params = jax.tree.flatten(params)
+    learnt = [i for i, w in enumerate(weights) if is_inexact(w)]
+
+    def sample(*leaves):
+        full = [x.reshape(shape) for x, shape in zip(leaves, shapes)]
+        one, inputs, targets = jax.tree.unflatten(treedef, full)
+        one = single.state(one.carry, one.trace, one.t)
+        found = of_batch(learner, losses, params, one, inputs, targets)
+        grads = [[jax.tree.leaves(g)[i] for i in learnt] for g in found.grads]
+        outputs = [x.squeeze(a) for x, a in zip(jax.tree.leaves(found.outputs), out_axes)]
+        new = [x.reshape(old.shape) for x, old in zip(jax.tree.leaves(found.state), leaves)]
+        return found.values, grads, outputs, new
+
+    mapped = jax.vmap(sample, in_axes=axes, out_axes=(0, 0, out_axes, state_axes), axis_size=lanes)
+    values, grads, outputs, new = mapped(*leaves)
+
+    def tree(of_learnt: list):
+        """The gradients of one head, with zeros of the kind that JAX gives for integers."""
+        like = [jax.ShapeDtypeStruct((lanes, *jnp.shape(w)), jnp.result_type(w)) for w in weights]
+        found = dict(zip(learnt, of_learnt))
+        full = [found[i] if i in found else zero_gradient(w) for i, w in enumerate(like)]
+        return jax.tree.unflatten(of_params, full)
+
+    outputs = jax.tree.unflatten(whole.program.trees['outputs'], outputs)
+    new = jax.tree.unflatten(jax.tree.structure(state), new)
+    return Heads(values, tuple(map(tree, grads)), outputs, new)
+
+
+def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
+    """The axis of the batch in each array of the state; an integer may have none, as a step count
+    that all samples share.
+    """
+    moved, axes = dict(whole.lane_axes), []
+    for part in ('carry', 'trace'):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(state, part)):
+            key = path_key(path)
+            name = path_name((part, *key))
+            axis = moved.get(name, 0 if name in whole.laned else None)
+            raw = part == 'carry' and key in state.raw_keys
+            if axis is None and (jnp.ndim(leaf) or is_key(leaf) or is_inexact(leaf) or raw):
+                remedy = (
+                    'If axis 0 is the batch, say so: braintrace.Policy(lanes=...). A key may be '
+                    'one for each sample. Else map a learner of one sample by `jax.vmap`.'
+                    if part == 'carry'
+                    else f'Take a rule whose trace has the batch in front, not {whole.rule}.'
+                )
+                raise OptionError(
+                    f'per_sample=True: {name} ({describe_aval(leaf)}) is shared by the samples of '
+                    f'the batch, or the step does not show that its axis 0 is the batch. {remedy}'
+                )
+            axes.append(axis)
+    return [*axes, 0]  # and that of t
+
+
+def _input_axes(whole: Compiled, inputs: tuple) -> list[int | None]:
+    axes: list[int | None] = []
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(inputs)):
+        laned = i in whole.graph.laned_inputs
+        if not laned and jnp.shape(leaf)[:1] == (whole.graph.lanes,):
+            raise StructureError(
+                f'per_sample=True: the step does not show that axis 0 of '
+                f'{path_name(("inputs", *path_key(path)))} ({describe_aval(leaf)}) is the batch, '
+                'and it is as long. Where the samples share it, close over it or give it another '
+                'axis in front; where not, map a learner of one sample by `jax.vmap`.'
+            )
+        axes.append(0 if laned else None)
+    return axes
+
+
+def _target_axes(lanes: int, targets) -> list[int | None]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(targets):
+        if jnp.shape(leaf)[:1] != (lanes,):
+            raise StructureError(
+                f'per_sample=True: {path_name(("targets", *path_key(path)))} is '
+                f'{describe_aval(leaf)}; its axis 0 has to be the batch of {lanes}.'
+            )
+    return [0] * len(jax.tree.leaves(targets))
+
+
+def _output_axes(whole: Compiled, single: Compiled) -> list[int]:
+    """The axis of the batch in each output: that in which one sample differs from the batch."""
+    lanes, axes = whole.graph.lanes, []
+    for i, (v, w) in enumerate(zip(whole.program.outputs, single.program.outputs, strict=True)):
+        shape, of_one = whole.program.avals[v].shape, single.program.avals[w].shape
+        found = [k for k in range(len(shape)) if (*of_one[:k], lanes, *of_one[k + 1 :]) == shape]
+        if shape == of_one or not found:
+            raise StructureError(
+                f'per_sample=True: output {i} of the cell has the shape {list(shape)} for a batch '
+                f'of {lanes} and {list(of_one)} for one sample. Return outputs with one axis of '
+                'the batch.'
+            )
+        axes.append(found[0])
+    return axes
