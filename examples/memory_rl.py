@@ -27,7 +27,7 @@ from braintrace import compile as compile_model
 from braintrace import functional, nn, rules
 from braintrace.tasks import environments
 
-DISCOUNT, LAMBDA, VALUE, ENTROPY = 0.99, 0.9, 0.5, 0.01  # the last two weigh their heads
+DISCOUNT, LAMBDA, VALUE = 0.99, 0.9, 0.5  # the last one weighs its head
 POINTS = 50  # of a curve
 
 
@@ -48,19 +48,21 @@ class ActorCritic(brainstate.nn.Module):
 
 class Way(NamedTuple):
     """How an agent learns: ``rule`` at each step, or A2C over windows of ``window`` steps; the
-    weights change after each ``every`` steps, by ``bounded`` steps or by Adam.
+    weights change after each ``every`` steps, by Adam or, with a ``kappa``, by bounded steps.
     """
 
     name: str
     rule: object = None
     every: int = 1
     window: int = 0
-    bounded: bool = False
+    kappa: float = 0.0
+    entropy: float = 0.01
 
 
 RTRL, RTRL_5 = Way('D_RTRL', rules.d_rtrl()), Way('D_RTRL, each 5', rules.d_rtrl(), 5)
-SAME = Way('same step, each 5', rules.same_step(), 5)
-WAYS = [RTRL, SAME, Way('A2C, 5 steps', window=5), Way('A2C, 65 steps', window=65)]
+BOUNDED = Way('D_RTRL, bounded', rules.d_rtrl(), kappa=0.5, entropy=1e-4)
+SAME, SAME_5 = Way('same step', rules.same_step()), Way('same step, each 5', rules.same_step(), 5)
+WAYS = [RTRL, SAME_5, *(Way(f'A2C, {k} steps', window=k) for k in (5, 65))]
 
 
 def choose(outputs, keys):
@@ -94,7 +96,7 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
     heads = learner.heads(decision, entropy, per_sample=True)
     z_of = functional.eligibility(DISCOUNT * LAMBDA)
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-    optimizer = functional.obgd(rate) if way.bounded else optax.MultiSteps(adam, way.every)
+    optimizer = functional.obgd(rate, way.kappa) if way.kappa else optax.MultiSteps(adam, way.every)
 
     def begin(params, key):
         states = env.reset(key, batch)
@@ -113,8 +115,8 @@ def online_agent(env, learner, carry, way: Way, rate, batch):
         value = found.outputs[1]
         delta = before.reward + DISCOUNT * before.going_on * value - before.value
         delta = delta * before.counts
-        uphill = jax.tree.map(lambda g: ENTROPY * g.mean(0), of_entropy)
-        if way.bounded:
+        uphill = jax.tree.map(lambda g: way.entropy * g.mean(0), of_entropy)
+        if way.kappa:
             updates, opt_state = optimizer.update(z.trace, opt_state, params, delta=delta)
             updates = jax.tree.map(lambda u, g: u + rate * g, updates, uphill)
         else:
@@ -169,7 +171,7 @@ def a2c_agent(env, learner, carry, way: Way, rate, batch):
 
         _, advantage = jax.lax.scan(back, jnp.zeros(batch), (delta, going_on), reverse=True)
         apart = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), (outputs, keys))
-        gain = advantage.ravel() * jax.vmap(decision)(*apart) + ENTROPY * jax.vmap(entropy)(*apart)
+        gain = advantage.ravel() * jax.vmap(decision)(*apart) + way.entropy * jax.vmap(entropy)(*apart)
         return -jnp.mean(gain), (now, ended)
 
     def step(agent, keys):
