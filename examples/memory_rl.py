@@ -171,7 +171,9 @@ def a2c_agent(env, learner, carry, way: Way, rate, batch):
 
         _, advantage = jax.lax.scan(back, jnp.zeros(batch), (delta, going_on), reverse=True)
         apart = jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), (outputs, keys))
-        gain = advantage.ravel() * jax.vmap(decision)(*apart) + way.entropy * jax.vmap(entropy)(*apart)
+        gain = advantage.ravel() * jax.vmap(decision)(*apart) + way.entropy * jax.vmap(entropy)(
+            *apart
+        )
         return -jnp.mean(gain), (now, ended)
 
     def step(agent, keys):

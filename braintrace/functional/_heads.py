@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from .._compiler import describe_aval, is_inexact, path_key, path_name
 from .._errors import OptionError, StructureError
 from .._jax import is_key
+from .._rules import counting, uncounted
 from .._windows import task_loss, total_loss, zero_gradient
 from ._compiled import Compiled
 from ._state import OnlineState
@@ -36,9 +38,11 @@ class Heads(NamedTuple):
     state: OnlineState
 
 
-def of_batch(learner, losses: tuple, params, state, inputs: tuple, targets) -> Heads:
+def of_batch(
+    compiled: Compiled, losses: tuple, params, state: OnlineState, inputs: tuple, targets
+) -> Heads:
     """One pass forward, and one pull-back for each loss."""
-    outputs, pull, new = learner.vjp(params, state, *inputs)
+    outputs, pull, new = compiled.vjp(params, state, inputs)
     values, grads = [], []
     for loss in losses:
 
@@ -52,31 +56,38 @@ def of_batch(learner, losses: tuple, params, state, inputs: tuple, targets) -> H
     return Heads(tuple(values), tuple(grads), outputs, new)
 
 
-def of_samples(learner, losses: tuple, params, state, inputs: tuple, targets) -> Heads:
+def of_samples(
+    whole: Compiled, one: Callable, losses: tuple, params, state: OnlineState, inputs, targets
+) -> Heads:
     """A map over the batch of steps of one sample each, whose arrays keep a batch axis of length 1:
-    the state that comes back is that of the batch.
+    the state that comes back is that of the batch. ``one(carry, inputs)``: a sample's step.
     """
-    whole: Compiled = learner.matching(params, state, inputs)
     lanes = whole.graph.lanes
     if lanes is None:
         raise StructureError(
             'per_sample=True needs a batch, and the step has no batch axis that its ops share. For '
             'cells without one, `jax.vmap` the call over states and inputs.'
         )
+    target_axes = _target_axes(lanes, targets)
     if lanes == 1:
-        values, grads, outputs, new = of_batch(learner, losses, params, state, inputs, targets)
+        values, grads, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
         return Heads(*jax.tree.map(lambda x: jnp.expand_dims(x, 0), (values, grads)), outputs, new)
-    state_axes, target_axes = _state_axes(whole, state), _target_axes(lanes, targets)
+    # Pending steps are written first: each gradient takes a write's memory anyway.
+    trace, count = uncounted(state.trace)
+    trace = whole.written(jax.tree.leaves(params), trace, state.t)
+    state = state.replace(trace=counting(trace, count))
+    state_axes = _state_axes(whole, state)
     axes = [*state_axes, *_input_axes(whole, inputs), *target_axes]
     leaves, treedef = jax.tree.flatten((state, inputs, targets))
     first = [
         x if a is None else jax.lax.slice_in_dim(x, 0, 1, axis=a) for x, a in zip(leaves, axes)
     ]
-    one, of_first, _ = jax.tree.unflatten(treedef, first)
-    single: Compiled = learner.compiled(params, one.carry, of_first, new=True)
-    # A trace of one sample may lack the axis of length 1, so every array is reshaped.
-    like = jax.tree.leaves(single.state(one.carry, *jax.eval_shape(single.init)))
-    shapes = [x.shape for x in (*like, *first[len(like) :])]
+    of_first, first_inputs, _ = jax.tree.unflatten(treedef, first)
+    single: Compiled = one(of_first.carry, first_inputs)
+    # The trace of one sample may lack an axis of length 1, so every array is reshaped.
+    like = jax.eval_shape(lambda: single.rule.init(single.graph))
+    like = single.state(of_first.carry, counting(like, count), of_first.t)
+    shapes = [x.shape for x in (*jax.tree.leaves(like), *first[len(state_axes) :])]
     out_axes = _output_axes(whole, single)
     weights, of_params = jax.tree.flatten(params)
     learnt = [i for i, w in enumerate(weights) if is_inexact(w)]
@@ -84,8 +95,7 @@ def of_samples(learner, losses: tuple, params, state, inputs: tuple, targets) ->
     def sample(*leaves):
         full = [x.reshape(shape) for x, shape in zip(leaves, shapes)]
         one, inputs, targets = jax.tree.unflatten(treedef, full)
-        one = single.state(one.carry, one.trace, one.t)
-        found = of_batch(learner, losses, params, one, inputs, targets)
+        found = of_batch(single, losses, params, one, inputs, targets)
         grads = [[jax.tree.leaves(g)[i] for i in learnt] for g in found.grads]
         outputs = [x.squeeze(a) for x, a in zip(jax.tree.leaves(found.outputs), out_axes)]
         new = [x.reshape(old.shape) for x, old in zip(jax.tree.leaves(found.state), leaves)]
@@ -103,7 +113,9 @@ def of_samples(learner, losses: tuple, params, state, inputs: tuple, targets) ->
 
     outputs = jax.tree.unflatten(whole.program.trees['outputs'], outputs)
     new = jax.tree.unflatten(jax.tree.structure(state), new)
-    return Heads(values, tuple(map(tree, grads)), outputs, new)
+    trace, count = uncounted(new.trace)
+    trace = counting(whole.rule.carried(whole.graph, trace, new.t), count)
+    return Heads(values, tuple(map(tree, grads)), outputs, new.replace(trace=trace))
 
 
 def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -200,13 +201,7 @@ class OnlineLearner:
         """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
         function may take as arguments; None: as constants.
         """
-        compiled = self.matching(params, state, inputs)
-        p, c, x = map(jax.tree.leaves, (params, state.carry, inputs))
-        args = [*p, *(compiled.held if held is None else held)], c, state.trace, state.t, x
-        outputs, carry, trace, t = compiled.step(*spread(args, varying(args)))
-        trees = compiled.program.trees
-        new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
-        return jax.tree.unflatten(trees['outputs'], outputs), new
+        return self.matching(params, state, inputs).advance(params, state, inputs, held)
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for
@@ -240,13 +235,7 @@ class OnlineLearner:
         >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
         ((2, 4), (2, 4))
         """
-        params = spread(params, varying((params, state, inputs)))
-
-        def run(params):
-            return self.step(params, state, *inputs)
-
-        outputs, pull, new = jax.vjp(run, params, has_aux=True)
-        return outputs, lambda cotangent: pull(cotangent)[0], new
+        return self.matching(params, state, inputs).vjp(params, state, inputs)
 
     def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
         """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
@@ -277,10 +266,14 @@ class OnlineLearner:
             raise OptionError('heads got no loss; give functions `loss(outputs, targets)`.')
         check_choice('per_sample', per_sample, (True, False))
         checked = tuple(checked_loss(self, loss) for loss in losses)
-        pulled = of_samples if per_sample else of_batch
 
         def run(params, state, inputs, targets) -> Heads:
-            return pulled(self, checked, params, state, as_inputs(inputs), targets)
+            inputs = as_inputs(inputs)
+            compiled = self.matching(params, state, inputs)
+            if not per_sample:
+                return of_batch(compiled, checked, params, state, inputs, targets)
+            one = partial(self.compiled, params, new=True)
+            return of_samples(compiled, one, checked, params, state, inputs, targets)
 
         return run
 

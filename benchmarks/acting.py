@@ -1,0 +1,176 @@
+"""Agents that act from partial observations, beside what else learns in equally many steps.
+
+    python benchmarks/acting.py                    every row that is not there yet
+    python benchmarks/acting.py --again --only '*chain 20* | D_RTRL'    these rows, once more
+    python benchmarks/acting.py --quick            one row, short; keeps nothing
+
+The agents are those of ``examples/memory_rl.py``, three seeds each in one compiled program. The
+records go to ``benchmarks/results/acting.json``; ``benchmarks/results_page.py`` shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from records import measure, options
+from tables import table
+
+from braintrace.tasks import environments
+from braintrace.tasks.environments import Environment
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / 'examples'))
+from memory_rl import BOUNDED, RTRL, RTRL_5, SAME, SAME_5, Way, last_tenth, train  # noqa: E402
+
+PATH = HERE / 'results' / 'acting.json'
+NET, SEEDS = 'RTU 32', (1, 2, 3)
+A2C_5, A2C_25, A2C_65 = (Way(f'A2C, {k} steps', window=k) for k in (5, 25, 65))
+SAME_BOUNDED = SAME._replace(
+    name='same step, bounded', kappa=BOUNDED.kappa, entropy=BOUNDED.entropy
+)
+COLOURS = {
+    RTRL.name: '#0072B2',
+    SAME_5.name: '#999999',
+    A2C_5.name: '#E69F00',
+    A2C_65.name: '#000000',
+}
+MARKERS = dict(zip(COLOURS, 'osD^'))
+
+
+class Setting(NamedTuple):
+    """Ways of learning in one environment: steps of all samples together, samples, learning rate;
+    ``aim``: the return that D_RTRL is to reach, None where it is only reported.
+    """
+
+    env: Environment
+    ways: tuple[Way, ...]
+    steps: int
+    batch: int
+    rate: float
+    aim: float | None
+
+    @property
+    def name(self) -> str:
+        return f'{self.env.name}, batch of {self.batch}'
+
+
+def settings() -> list[Setting]:
+    chain, four = partial(environments.chain, distractors=3), (RTRL, SAME_5, A2C_5, A2C_65)
+    alone, few = (RTRL, BOUNDED, SAME, SAME_BOUNDED), (RTRL_5, SAME_5, A2C_5)
+    return [
+        Setting(chain(60), (RTRL, RTRL_5, SAME, *four[1:]), 400_000, 8, 2e-3, 0.95),
+        Setting(chain(20), (RTRL, RTRL_5, SAME, SAME_5, A2C_5, A2C_25), 200_000, 8, 3e-3, 0.95),
+        Setting(chain(20), alone, 200_000, 1, 1e-3, 0.8),
+        Setting(environments.repeat_previous(4), (RTRL, SAME, A2C_5), 2_000_000, 16, 1e-3, 0.8),
+        *(Setting(environments.chain(n), few, 400_000, 8, 1e-3, 0.95) for n in (8, 32, 60)),
+        Setting(environments.chain(128), few, 400_000, 8, 1e-3, None),
+        *(Setting(chain(n), four, 400_000, 8, 2e-3, None) for n in (8, 20, 128, 256)),
+    ]
+
+
+def learnt(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
+    """The record of a row; bounded steps have a rate of their own, 1."""
+    rate = 1.0 if way.kappa else setting.rate
+    curve, seconds = train(setting.env, way, setting.steps, setting.batch, seeds, rate)
+    return {
+        'task': setting.name,
+        'net': NET,
+        'row': way.name,
+        'ends': last_tenth(curve).tolist(),
+        'curve': np.round(curve, 4).tolist(),
+        'seconds': seconds,
+        'load': os.getloadavg()[0] / (os.cpu_count() or 1),
+    }
+
+
+def line(record: dict) -> str:
+    ends = ', '.join(f'{end:.2f}' for end in record['ends'])
+    return (
+        f'{record["task"]} | {record["net"]} | {record["row"]}: {ends}, {record["seconds"]:.0f} s'
+    )
+
+
+# the page ---------------------------------------------------------------------------------------
+
+
+def tables(records: list[dict]) -> str:
+    """A table for each setting: the end of training, and the return after three tenths."""
+    found = {(r['task'], r['row']): r for r in records}
+    parts = []
+    for s in settings():
+        rows = []
+        for way in s.ways:
+            row = found[s.name, way.name]
+            early = np.nanmean(
+                np.array(row['curve'])[:, : round(0.3 * len(row['curve'][0]))][:, -5:]
+            )
+            seeds = ', '.join(f'{end:.2f}' for end in row['ends'])
+            rows.append(
+                [
+                    way.name,
+                    f'{np.mean(row["ends"]):.2f}',
+                    seeds,
+                    f'{early:.2f}',
+                    f'{row["seconds"]:.0f}',
+                ]
+            )
+        rate = f'learning rate {s.rate:g}' + (' (bounded steps: 1)' if BOUNDED in s.ways else '')
+        aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
+        budget = f'{s.steps:,} steps, {rate}.{aim}'
+        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'seconds']
+        parts += [f'### {s.name}', budget, table(head, rows)]
+    return '\n\n'.join(parts)
+
+
+def draw(records: list[dict], path: Path) -> None:
+    """Left: the curves of the chain of 60 steps. Right: the end of training over its length."""
+    found = {(r['task'], r['row']): r for r in records}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout='constrained', sharey=True)
+    chains = [
+        s for s in settings() if 'distractors' in s.env.name and s.batch == 8 and s.steps == 400_000
+    ]
+    chains.sort(key=lambda s: int(s.env.name.split()[1]))
+    for name, colour in COLOURS.items():
+        curve = np.array(found[settings()[0].name, name]['curve'])
+        at = np.linspace(0, settings()[0].steps, curve.shape[1])
+        left.plot(at, np.nanmean(curve, 0), color=colour, label=name)
+        left.fill_between(at, *np.nanquantile(curve, [0, 1], 0), color=colour, alpha=0.15)
+        ends = np.array([found[s.name, name]['ends'] for s in chains])
+        lengths = [int(s.env.name.split()[1]) for s in chains]
+        right.plot(lengths, ends.mean(1), color=colour, marker=MARKERS[name])
+        right.fill_between(lengths, ends.min(1), ends.max(1), color=colour, alpha=0.15)
+    left.set(
+        xlabel='steps',
+        ylabel='return (1: all right, 0: chance)',
+        title='chain of 60 steps',
+        ylim=(-0.2, 1.05),
+    )
+    right.set(xlabel='steps to remember', xscale='log', title='after 400,000 steps')
+    right.set_xticks(lengths, lengths)
+    right.minorticks_off()
+    figure.legend(loc='outside lower center', ncols=4, frameon=False, fontsize=9)
+    for ax in (left, right):
+        ax.spines[['top', 'right']].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main():
+    given = options(__doc__, PATH)
+    chosen, seeds = settings(), SEEDS
+    if given.quick:
+        chosen, seeds = [chosen[1]._replace(ways=(RTRL,), steps=4000)], (1,)
+    rows = {
+        (s.name, NET, way.name): partial(learnt, s, way, seeds) for s in chosen for way in s.ways
+    }
+    measure(given, rows, line)
+
+
+if __name__ == '__main__':
+    main()
