@@ -50,6 +50,55 @@ def test_the_trace_is_the_sum_over_the_episode_until_now():
     assert int(z.steps) == T
 
 
+def exact(p, h, x):
+    a = braintrace.element_wise(p['a'], jax.nn.sigmoid)
+    h = a * h + jnp.tanh(braintrace.matmul(x, p['w']))
+    return h @ p['out'], h
+
+
+def test_what_td_errors_weigh_along_episodes_is_the_gradient_of_their_advantages():
+    """With weights held still the two views of TD(lambda) are one (Sutton and Barto, 12.2): the
+    other one here is reverse mode through the episodes, in JAX alone.
+    """
+    steps, discount, fading = 12, 0.95, 0.8
+    p = {'a': drawn(4), 'w': drawn(2, 4), 'out': drawn(4, 2)}
+    xs, rewards, start = drawn(steps, B, 2), drawn(steps, B, seed=2), drawn(B, 4)
+    ended = jnp.zeros((steps, B), bool).at[jnp.array([4, 8]), jnp.array([0, 2])].set(True)
+    decision = lambda y, _: jnp.mean(jnp.sin(y[:, 0]) + 0.5 * y[:, 1])
+
+    learner, z_of = functional.online(exact), eligibility(discount * fading)
+    state, z = learner.init(p, start, xs[0]), z_of.init(p, B)
+    heads = jax.jit(learner.heads(decision, per_sample=True))
+    found, values, going_on = jax.tree.map(jnp.zeros_like, p), [], jnp.zeros(B)
+    for t in range(steps):
+        _, (g,), y, state = heads(p, state, xs[t], xs[t])
+        values.append(y[:, 1])
+        if t:
+            delta = rewards[t - 1] + discount * going_on * values[t] - values[t - 1]
+            found = jax.tree.map(jnp.add, found, z_of.weigh(z, delta))
+        z = z_of.update(z, g, going_on)
+        state, going_on = functional.reset(state, ended[t], start), 1.0 - ended[t]
+
+    advantage, later = [], np.zeros(B)
+    for t in reversed(range(steps - 1)):
+        on = np.where(ended[t], 0.0, 1.0)
+        later = (
+            rewards[t] + discount * on * values[t + 1] - values[t] + discount * fading * on * later
+        )
+        advantage.insert(0, later)
+
+    def gain(p):
+        h, total = start, 0.0
+        for t in range(steps - 1):
+            h = jax.nn.sigmoid(p['a']) * h + jnp.tanh(xs[t] @ p['w'])
+            y = h @ p['out']
+            total += jnp.mean(advantage[t] * (jnp.sin(y[:, 0]) + 0.5 * y[:, 1]))
+            h = jnp.where(ended[t][:, None], start, h)
+        return total
+
+    assert_close(found, jax.grad(gain)(p))
+
+
 def test_a_bounded_step_is_that_of_the_paper_for_each_sample():
     z_of, rate, kappa = eligibility(0.9), 0.7, 2.0
     z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
