@@ -14,12 +14,18 @@ import jax.numpy as jnp
 
 from .._compiler import describe_aval, is_inexact, param_name
 from .._errors import OptionError, StructureError
+from .._jax import Tracer
 from .._rules import anywhere
 from .._warnings import tell
 
 
 class Eligibility(NamedTuple):
-    """The functions that :func:`eligibility` returns."""
+    """The functions that :func:`eligibility` returns.
+
+    >>> from braintrace.functional import eligibility
+    >>> eligibility(0.9)._fields
+    ('init', 'update', 'weigh')
+    """
 
     init: Callable
     update: Callable
@@ -27,8 +33,13 @@ class Eligibility(NamedTuple):
 
 
 class EligibilityState(NamedTuple):
-    """``trace``: a tree like params with the batch in front; ``steps``: how often it was
-    updated.
+    """``trace``: a tree like params with the batch in front; ``steps``: how often it was updated.
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace.functional import eligibility
+    >>> z = eligibility(0.9).init({'w': jnp.zeros(2)}, batch=3)
+    >>> z.trace['w'].shape, int(z.steps)
+    ((3, 2), 0)
     """
 
     trace: Any
@@ -63,7 +74,7 @@ def eligibility(decay) -> Eligibility:
     >>> z.trace['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
     ([1.899999976158142, 1.899999976158142], [1.899999976158142, 1.899999976158142])
     """
-    if not isinstance(decay, jax.core.Tracer) and not 0 <= decay <= 1:
+    if not isinstance(decay, Tracer) and not 0 <= decay <= 1:
         raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
     told: list[int] = []
 
@@ -119,7 +130,7 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
     [0.25, 0.25]
     """
     for name, value in (('rate', rate), ('kappa', kappa)):
-        if not isinstance(value, jax.core.Tracer) and not value > 0:
+        if not isinstance(value, Tracer) and not value > 0:
             raise OptionError(f'{name} is {value!r}; give a number above 0.')
     try:
         import optax
@@ -159,7 +170,8 @@ def _check_batch(z: EligibilityState, x, what: str) -> None:
 
 
 def _check_grads(z: EligibilityState, grads) -> None:
-    if jax.tree.structure(z.trace) != jax.tree.structure(grads):
+    here: Any = jax.tree.structure(z.trace)
+    if here != jax.tree.structure(grads):
         raise StructureError(
             'grads have another structure than the trace. Pass the gradients of one head, such as '
             '`heads(...).grads[0]`, for the params that `init` got.'
