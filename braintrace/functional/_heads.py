@@ -71,7 +71,7 @@ def of_samples(
     target_axes = _target_axes(lanes, targets)
     if lanes == 1:
         values, grads, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
-        values, grads = jax.tree.map(lambda x: jnp.expand_dims(x, 0), (values, grads))
+        values, grads = jax.tree.map(lambda x: x[None], (values, grads))
         return Heads(values, grads, outputs, new)
     # Pending steps are written first: each gradient takes a write's memory anyway.
     trace, count = uncounted(state.trace)

@@ -155,13 +155,15 @@ def test_a_batch_of_one_and_inputs_that_samples_share():
 
     loss = lambda h, y: jnp.sum(h * y)
     for batch in (1, 3):
-        params, x, y = {'w': drawn(I, N)}, drawn(batch, I), drawn(batch, 1)
+        params = {'w': drawn(I, N), 'places': jnp.arange(2)}
+        x, y = drawn(batch, I), drawn(batch, 1)
         learner = functional.online(cell)
         state = learner.init(params, jnp.zeros((batch, N)), x, jnp.array(2.0))
         given = params, state, (x, jnp.array(2.0)), y
         (value,), (grads,), outputs, new = learner.heads(loss, per_sample=True)(*given)
         (want, h), summed, after = learner.grad(loss)(*given)
         assert value.shape == (batch,) and grads['w'].shape == (batch, I, N)
+        assert grads['places'].dtype == jax.dtypes.float0 and grads['places'].shape == (batch, 2)
         assert_close((value.sum(), grads['w'].sum(0), outputs), (want, summed['w'], h))
         assert_close(new, after)
 
