@@ -5,7 +5,7 @@ learns three waves, weights by Adam at every step (Bellec et al. 2020, equations
 The lines stand on stdout:
 
     python examples/receipts_torch_eprop.py \\
-        | python -m braintrace.receipts import pytorch - | python -m braintrace.receipts verify -
+        | braintrace-receipts import pytorch - | braintrace-receipts verify -
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import math
 import sys
 
 import torch
-
-from braintrace.receipts.extract.torch_eprop import TraceDumper
+from observers.torch_eprop import TraceDumper
 
 INPUTS, NEURONS, OUTPUTS, LANES = 8, 16, 3, 4
 DT, TAU, TAU_OUT, THETA = 1.0, 20.0, 20.0, 1.0

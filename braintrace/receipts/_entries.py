@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from braintrace_receipts.arrays import INLINE, array_digest, node, sample_indices
+
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
-from .verifier.arrays import INLINE, array_digest, node, sample_indices
 
 __all__ = ['Fields', 'named']
 

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from braintrace_receipts.canonical import emit, spec_digest
+from braintrace_receipts.files import write_files
+
 from .. import OptionError, StructureError
 from ._capture import Record, Recording, Run
 from ._entries import Fields, named
-from .verifier.canonical import emit, spec_digest
-from .verifier.files import write_files
 
 __all__ = ['Recorder']
 

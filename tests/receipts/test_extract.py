@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from observers import jax_online
+from observers.jax_online import TraceDumper
 
-from braintrace.receipts.extract import jax_online
-from braintrace.receipts.extract.jax_online import TraceDumper
-from braintrace.receipts.verifier.canonical import parse
-from braintrace.receipts.verifier.sidecar import import_run
-from tests.sources import PACKAGE
+from braintrace_receipts.canonical import parse
+from braintrace_receipts.sidecar import import_run
+from tests.sources import ROOT
 
-FOLDER = PACKAGE / 'receipts' / 'extract'
+FOLDER = ROOT / 'examples' / 'observers'
 ALLOWED = {'torch_eprop': {'torch', 'numpy'}, 'jax_online': {'jax', 'numpy'}}
 VERDICTS = ('verdict', 'pass', 'fail', 'verified', 'expected', 'consistent', 'reconcil', 'judge')
 

@@ -9,12 +9,12 @@ import json
 import numpy as np
 import pytest
 
-from braintrace.receipts.verifier.canonical import array_of, parse
-from braintrace.receipts.verifier.sidecar import import_run
+from braintrace_receipts.canonical import array_of, parse
+from braintrace_receipts.sidecar import import_run
 from tests.sources import ROOT
 
 torch = pytest.importorskip('torch')
-from braintrace.receipts.extract.torch_eprop import TraceDumper, copy, encoded  # noqa: E402
+from observers.torch_eprop import TraceDumper, copy, encoded  # noqa: E402
 
 
 @pytest.fixture(scope='module')
