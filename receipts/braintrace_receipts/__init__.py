@@ -14,7 +14,6 @@ from .errors import ReceiptError
 from .reconciler import Result, reconcile, reconcile_run
 from .rules import RULES, Rule
 from .schema import check
-from .sidecar import import_run, import_sidecar
 
 __all__ = [
     'RULES',
@@ -26,8 +25,6 @@ __all__ = [
     'derive',
     'digest',
     'emit',
-    'import_run',
-    'import_sidecar',
     'node',
     'parse',
     'parse_run',

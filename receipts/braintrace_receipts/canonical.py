@@ -63,7 +63,7 @@ BINARY = {
 
 
 def emit(receipt: Mapping) -> bytes:
-    """The canonical line of a receipt, a config or a sidecar; ``data`` may be arrays of NumPy.
+    """The canonical line of a receipt or a config; ``data`` may be arrays of NumPy.
 
     Raises ``ReceiptError`` for what JSON cannot say: a number that is not finite, another type.
 

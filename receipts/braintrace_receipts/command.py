@@ -1,5 +1,5 @@
 """``braintrace-receipts``: exit code 0 if it passes, 1 if it fails, 2 for what cannot be read or is
-malformed, 3 for wrong usage, 4 if there is no adapter for the format.
+malformed, 3 for wrong usage.
 """
 
 from __future__ import annotations
@@ -19,31 +19,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ._version import __version__
-from .canonical import each_line, emit, parse
+from .canonical import each_line, parse
 from .checks import CEILINGS
 from .errors import MAX_LINE, MAX_RUN, ReceiptError
 from .files import resolve_files
 from .printing import Page, counted, plain
 from .reconciler import Result, reconcile, reconcile_run
 from .rules import RULES
-from .schema import FRAMEWORKS
-from .sidecar import FORMAT, import_run, import_sidecar
 
 __all__ = ['main', 'parser']
 
 PROGRAM = 'braintrace-receipts'
-PASS, FAIL, BROKEN, USAGE, NO_ADAPTER = range(5)
+PASS, FAIL, BROKEN, USAGE = range(4)
 EPILOG = """exit codes: 0 it passes, 1 it fails, 2 it cannot be read, is malformed or too large,
-3 wrong usage, 4 no adapter for the format"""
+3 wrong usage"""
 ALLOWED = ('tf32', 'bf16')
-OTHERS = {
-    FORMAT: f'this is a sidecar: make a receipt of it by `{PROGRAM} import`',
-    'braintrace.config/1': 'this is a configuration: `derive` makes a receipt of it',
-}
-
-
-class NoAdapter(Exception):
-    """A format that none of the importers reads; the second argument is a hint."""
+CONFIGURATION = 'this is a configuration: `derive` makes a receipt of it'
 
 
 class Usage(Exception):
@@ -73,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Usage as error:
         said = USAGE, 'usage', str(error), _nearest(words)
-    except NoAdapter as error:
-        said = NO_ADAPTER, 'no-adapter', *error.args
     except ReceiptError as error:
         said = BROKEN, error.code, str(error), error.hint
     except OSError as error:
@@ -141,11 +130,6 @@ def parser() -> Parser:
     add('--level', choices=list(CEILINGS), default='observer', help=level)
     key = 'the key of the signatures: the bytes of the file, all of them'
     add('--key', metavar='FILE', help=key)
-
-    add = command('import', _import, "Make receipts of another framework's sidecars; verify them.")
-    add('framework', help=', '.join(FRAMEWORKS))
-    add('file', metavar='SIDECAR', help='sidecars, one a line; - for stdin')
-    add('--out', metavar='FILE', help='where the receipts go (default: stdout)')
 
     add = command('rules', _rules, 'List the rules, or explain one.')
     add('rule', type=_rule, nargs='?', metavar='N', help=f'the rule to explain, 0 to {max(RULES)}')
@@ -255,9 +239,9 @@ def _malformed(result: Result, value: Any) -> ReceiptError:
     first = result.failures[0]
     said = first.hint or f'{first.stored}, where this is due: {first.recomputed}'
     more = len(result.failures) - 1
-    other = value.get('schema') if isinstance(value, dict) else None
-    hint = OTHERS.get(other, '') if isinstance(other, str) else ''
-    hint = hint or (f'and {counted(more, "problem")} more' if more else '')
+    hint = f'and {counted(more, "problem")} more' if more else ''
+    if isinstance(value, dict) and value.get('schema') == 'braintrace.config/1':
+        hint = CONFIGURATION
     return ReceiptError('malformed', first.path, f'{said:.500}', hint)
 
 
@@ -274,39 +258,7 @@ def _finite(value: Any) -> Any:
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-# import -------------------------------------------------------------------------------------------
-
-
-def _import(options: Namespace) -> int:
-    framework = options.framework
-    if framework not in FRAMEWORKS:
-        raise NoAdapter(f'no adapter for {framework}', f'there are {", ".join(FRAMEWORKS)}')
-    raw = b''.join(_lines(options.file))
-    several = b'\n' in raw.rstrip(b'\n')
-    try:
-        receipts, result = (import_run if several else import_sidecar)(raw, framework)
-    except ReceiptError as error:
-        _refuse_format(raw.split(b'\n', 1)[0], error)
-        raise
-    lines = b''.join(map(emit, receipts if several else [receipts]))
-    if options.out:
-        Path(options.out).write_bytes(lines)
-    else:
-        _write(lines)
-    page = Page(sys.stderr)
-    said = page.conclusion(result, True) + '\n' if result.ok else page.verdict(result, False)
-    _write(said, sys.stderr)
-    return BROKEN if result.verdict == 'malformed' else PASS if result.ok else FAIL
-
-
-def _refuse_format(line: bytes, error: ReceiptError) -> None:
-    """Raises ``NoAdapter`` if a line says that it has another format."""
-    if error.code == 'schema':
-        value = parse(line)
-        schema = value.get('schema') if isinstance(value, dict) else None
-        if isinstance(schema, str) and schema != FORMAT:
-            hint = 'a receipt is ready to be verified' if 'receipt' in schema else ''
-            raise NoAdapter(f'no adapter for the format {schema:.80}', hint or f'{FORMAT} is known')
+# rules --------------------------------------------------------------------------------------------
 
 
 def _rules(options: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The formats as closed, ordered, versioned tables: receipt, config and sidecar.
+"""The formats as closed, ordered, versioned tables: receipt and config.
 
 ``check`` judges structure and types alone: keys, kinds of values, finite numbers, arrays that hold
 what their shape says. What the names mean and which shapes fit each other is rule 0's.
@@ -41,8 +41,6 @@ BASES = (
     'opaque_cell',
     'sampled_arrays',
 )
-FRAMEWORKS = ('pytorch', 'jax', 'tensorflow')
-ROLES = ('input', 'recurrent', 'bias', 'readout', 'readout_bias')
 
 FEEDBACK = Maybe(Fields({'kind': Text(choices=('fixed', 'modulator')), 'array': ARRAY}))
 ALGORITHM = Fields(
@@ -257,63 +255,9 @@ CONFIG = Fields(
         'optimizer': Maybe(Fields(OPTIMIZER_INPUT)),
     }
 )
-# One parameter of another framework with all that belongs to it. ``layout`` holds for the last two
-# axes of each of its arrays: 'out_in' is (out, in), as ``torch.nn.Linear`` keeps a weight.
-PARAMETER = Fields(
-    {
-        'name': TEXT,
-        'role': Text(choices=ROLES),
-        'layout': Text(choices=('in_out', 'out_in')),
-        'before': ARRAY,
-        'after': ARRAY,
-        'gradient': ARRAY,
-        'update?': ARRAY,
-        'slots_before': ARRAYS,
-        'slots_after': ARRAYS,
-        'x?': ARRAY,
-        'traces_before': ARRAYS,
-        'traces_after': ARRAYS,
-    }
-)
-SIDECAR = Fields(
-    {
-        'schema': Text(choices=('braintrace.sidecar/1',)),
-        'framework': Fields({'name': Text(choices=FRAMEWORKS), 'version': TEXT}),
-        **HEAD,
-        'cell': Text(choices=('rnn', 'lif', 'alif')),
-        'readout': Text(choices=('linear', 'leaky')),
-        'constants': CONSTANTS,
-        'algorithm': Fields({'kappa': NUMBER, 'feedback': FEEDBACK}),
-        'numeric': NUMERIC,
-        **BATCH,
-        'inputs': ARRAY,
-        'targets': ARRAY,
-        'carry_before': ARRAYS,
-        'carry_after': ARRAYS,
-        'initial?': ARRAYS,
-        'psi': Fields({'before?': ARRAY, 'after': ARRAY}),
-        'outputs': ARRAY,
-        'loss': LOSS,
-        'signals': Fields({'err': ARRAY, 'learning': ARRAY}),
-        'optimizer': Maybe(
-            Fields(
-                {
-                    'name': TEXT,
-                    'config': OPTIMIZER_CONFIG,
-                    'count_before': Maybe(COUNT),
-                    'count_after': Maybe(COUNT),
-                }
-            )
-        ),
-        'parameters': List(PARAMETER),
-        'helper?': NOTES,
-        'labels?': NOTES,
-    }
-)
 SCHEMAS: dict[str, Fields] = {
     'braintrace.receipt/1': RECEIPT,
     'braintrace.config/1': CONFIG,
-    'braintrace.sidecar/1': SIDECAR,
 }
 MOST = 50  # problems that ``check`` tells
 

@@ -1,4 +1,4 @@
-"""A receipt, a config and a sidecar with every key of their schema, and no meaning."""
+"""A receipt and a config with every key of their schema, and no meaning."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import golden
 from braintrace_receipts import __version__, command, printing, structure
 from braintrace_receipts.arrays import array_digest, array_of, decimals
 from braintrace_receipts.canonical import digest, emit, parse, parse_run
@@ -22,7 +23,6 @@ from braintrace_receipts.claims import signed
 from braintrace_receipts.files import write_files
 from braintrace_receipts.reconciler import Result, reconcile
 from braintrace_receipts.rules import RULES
-from foreign import Foreign
 from golden import generate
 
 
@@ -201,9 +201,9 @@ def test_a_file_that_is_not_there_or_too_large_is_told(call, monkeypatch):
     assert code == 2 and 'more than 100 bytes' in err
 
 
-def test_a_sidecar_has_to_be_imported_first(call):
-    code, _, err = call('verify', '-', stdin=Foreign().steps(1)[0])
-    assert code == 2 and 'sidecar' in err and 'import' in err
+def test_a_configuration_is_no_receipt(call):
+    code, _, err = call('verify', '-', stdin=golden.first_config('lif'))
+    assert code == 2 and 'this is a configuration' in err
 
 
 def test_a_fault_of_our_own_is_a_sentence(call, monkeypatch):
@@ -251,48 +251,7 @@ def test_the_version_is_told(call):
 def test_help_is_no_error(call):
     for argv in (['--help'], ['verify', '--help']):
         code, out, _ = call(*argv)
-        assert code == 0 and '4 no adapter' in ' '.join(out.split())
-
-
-# import -------------------------------------------------------------------------------------------
-
-
-def test_a_sidecar_becomes_a_receipt_that_is_verified(call):
-    raw = b''.join(emit(line) for line in Foreign().steps(2))
-    code, out, err = call('import', 'pytorch', '-', stdin=raw)
-    assert code == 0 and 'PASS rederived' in err
-    assert call('verify', '-', stdin=out.encode())[0] == 0
-    Path('side.jsonl').write_bytes(raw.splitlines(keepends=True)[0])
-    code, out, _ = call('import', 'pytorch', 'side.jsonl', '--out', 'receipt.jsonl')
-    assert (code, out) == (0, '') and call('verify', 'receipt.jsonl')[0] == 0
-
-
-def test_a_sidecar_that_disagrees_is_written_and_fails(call):
-    line = parse(emit(Foreign().steps(1)[0]))
-    line['parameters'][0]['gradient']['data'][0] += 1.0
-    code, out, err = call('import', 'pytorch', '-', stdin=line)
-    assert code == 1 and 'R4 gradient' in err
-    assert call('verify', '-', stdin=out.encode())[0] == 1
-
-
-def test_an_import_that_no_engine_derives_is_no_disagreement(call):
-    line = parse(emit(Foreign().steps(1)[0]))
-    line['loss']['name'] = 'mine'
-    code, out, err = call('import', 'pytorch', '-', stdin=line)
-    assert code == 0 and 'PASS consistent' in err
-    assert call('verify', '-', stdin=out.encode())[0] == 1
-
-
-def test_what_has_no_adapter_is_told(call):
-    line = Foreign().steps(1)[0]
-    for framework, value in (('caffe', line), ('pytorch', receipt())):
-        code, out, err = call('import', framework, '-', stdin=value)
-        assert (code, out) == (4, '') and 'no adapter' in err
-    other = emit(line).replace(b'sidecar/1', b'sidecar/2')
-    assert call('import', 'pytorch', '-', stdin=other)[0] == 4
-    assert call('import', 'jax', '-', stdin=line)[0] == 2
-    assert call('import', 'pytorch', '-', stdin=b'{')[0] == 2
-    assert call('import', 'pytorch', '-', '--out', 'no/where', stdin=line)[0] == 2
+        assert code == 0 and '3 wrong usage' in ' '.join(out.split())
 
 
 # the others ---------------------------------------------------------------------------------------

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
 import making
-from braintrace_receipts import emit, parse, reconcile, reconcile_run
-from braintrace_receipts.sidecar import import_sidecar
-from foreign import Foreign
+from braintrace_receipts import reconcile, reconcile_run
 
 WORDS = st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4)
 SOURCE = {'framework': 'pytorch', 'version': '2'}
@@ -150,15 +146,3 @@ def test_names_may_have_slashes_unless_two_fields_have_one_path():
     record['topology'] = {**topology, 'roles': roles, 'readout': 'leaky'}
     (first, *_) = reconcile(record).failures
     assert first.rule == 0 and 'two names that make one path' in first.hint
-
-
-def test_an_import_is_derived_again_with_and_without_its_provenance():
-    (line,) = Foreign(cell='alif').steps(1)
-    receipt, result = import_sidecar(emit(line), 'pytorch')
-    for name in ('source', 'import_provenance'):
-        stripped = copy.deepcopy(receipt)
-        del stripped[name]
-        assert reconcile(parse(emit(stripped))) == result
-        wrong = copy.deepcopy(stripped)
-        wrong['outputs']['data'][0] += 0.1
-        assert reconcile(parse(emit({**wrong, **NOTES}))).verdict == 'failed'
