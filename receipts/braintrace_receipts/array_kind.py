@@ -1,113 +1,83 @@
-"""The kind of an array node: its keys, its numbers, its digest and its sample."""
+"""Array nodes that come from a file: their keys, their numbers, their digest and their sample."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .arrays import DTYPES, array_digest, decimals, elements, sample_indices, typed
-from .errors import MAX_ELEMENTS, MAX_INTEGER
-from .kinds import (
-    Flag,
-    Kind,
-    List,
-    Number,
-    Problem,
-    Problems,
-    Text,
-    Whole,
-    described,
-    is_int,
-    join,
-)
+from .errors import MAX_ELEMENTS, MAX_INTEGER, MAX_NAMES, Problem, described, is_int, join
 
-DIGEST = Text(pattern='[0-9a-f]{64}')
-FILE = Text(pattern=r'[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}')
-SCALARS: dict[str, Kind] = {'f': Number(), 'i': Whole(), 'b': Flag()}
+TEXTS = {
+    'sha256': re.compile('[0-9a-f]{64}'),
+    'file': re.compile(r'[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}'),
+    'key': re.compile(f'[^\ud800-\udfff]{{0,{MAX_NAMES}}}', re.DOTALL),
+}
 FITS: dict[str, set[type]] = {'f': {float, int}, 'i': {int}, 'b': {bool}}
+DUE = {'f': 'a number', 'i': 'an integer', 'b': 'true or false'}
 PLACES = (  # the keys of a node behind its shape and its dtype
     ('data',),
     ('sha256', 'file', 'key'),
     ('sha256', 'file', 'key', 'data'),  # loaded, in memory alone
     ('sha256', 'sample'),
 )
+Problems = Iterator[Problem]
 
 
-@dataclass(frozen=True)
-class Array(Kind):
-    """An array node."""
+def array_problems(value: Any, path: str) -> Problems:
+    """What is wrong with a node."""
+    if not isinstance(value, dict):
+        yield Problem(path, f'{described(value)} where an array is due')
+        return
+    size, dtype = elements(value.get('shape')), value.get('dtype')
+    if size is None or size > MAX_ELEMENTS:
+        yield Problem(
+            join(path, 'shape'),
+            f'{described(value.get("shape"))} where a list of sizes is due, at most '
+            f'{MAX_ELEMENTS} elements together',
+        )
+    elif not isinstance(dtype, str) or dtype not in DTYPES:
+        yield Problem(join(path, 'dtype'), f'{described(dtype)}; known are {", ".join(DTYPES)}')
+    elif not any({'shape', 'dtype', *keys} == set(value) for keys in PLACES):
+        yield Problem(path, f'an array with the keys {described(list(value))}')
+    else:
+        yield from _parts(value, size, path)
 
-    dtypes: tuple[str, ...] = field(default=DTYPES)
 
-    def problems(self, value: Any, path: str) -> Problems:
-        if not isinstance(value, dict):
-            yield Problem(path, f'{described(value)} where an array is due')
+def _parts(value: dict, size: int, path: str) -> Problems:
+    """What is wrong with the parts of a node that has the right keys."""
+    for key, right in TEXTS.items():
+        if key in value and not (isinstance(value[key], str) and right.fullmatch(value[key])):
+            said = f'{described(value[key])} does not match {right.pattern!r}'
+            yield Problem(join(path, key), said)
             return
-        size, dtype = elements(value.get('shape')), value.get('dtype')
-        if size is None or size > MAX_ELEMENTS:
-            yield Problem(
-                join(path, 'shape'),
-                f'{described(value.get("shape"))} where a list of sizes is due, at most '
-                f'{MAX_ELEMENTS} elements together',
-            )
-        elif not isinstance(dtype, str) or dtype not in self.dtypes:
-            known = ', '.join(self.dtypes)
-            yield Problem(join(path, 'dtype'), f'{described(dtype)}; known are {known}')
-        elif not any({'shape', 'dtype', *keys} == set(value) for keys in PLACES):
-            yield Problem(path, f'an array with the keys {described(list(value))}')
-        else:
-            yield from self.parts(value, size, path)
-
-    def parts(self, value: dict, size: int, path: str) -> Problems:
-        """What is wrong with the parts of a node that has the right keys."""
-        for key, kind in {'sha256': DIGEST, 'file': FILE, 'key': Text()}.items():
-            if key in value and (found := list(kind.problems(value[key], join(path, key)))):
-                yield from found
-                return
-        if 'data' in value:
-            yield from data_problems(value, size, join(path, 'data'))
-        if 'sample' in value:
-            yield from sample_problems(value, size, join(path, 'sample'))
-
-    def canonical(self, value: Any) -> Any:
-        if not isinstance(value, dict) or not {'shape', 'dtype'} <= set(value):
-            return value
-        out = {'shape': value['shape'], 'dtype': value['dtype']}
-        if 'data' in value and 'file' not in value:
-            out['data'] = canonical_data(value['data'], value['dtype'])
-        for key in ('sha256', 'file', 'key'):
-            out |= {key: value[key]} if key in value else {}
-        if 'sample' in value:
-            out['sample'] = canonical_sample(value['sample'], value['dtype'])
-        return out
-
-    def schema(self) -> dict:
-        return {'$ref': '#/$defs/array'}
+    if 'data' in value:
+        yield from _data_problems(value, size, join(path, 'data'))
+    if 'sample' in value:
+        yield from _sample_problems(value, size, join(path, 'sample'))
 
 
-def array_schema() -> dict:
-    """The JSON Schema of an array node as it stands in a file."""
-    head = {'shape': List(Whole(0), 8).schema(), 'dtype': Text(choices=DTYPES).schema()}
-    scalar = {'type': ['number', 'boolean']}
-    pair = {'type': 'array', 'prefixItems': [Whole(0).schema(), scalar], 'items': False}
-    parts = {
-        'data': {'type': 'array', 'items': scalar, 'maxItems': MAX_ELEMENTS},
-        'sha256': DIGEST.schema(),
-        'file': FILE.schema(),
-        'key': Text().schema(),
-        'sample': {'type': 'array', 'items': pair},
-    }
-    forms = [{**head, **{key: parts[key] for key in keys}} for keys in PLACES if keys[3:] == ()]
-    closed = {'type': 'object', 'additionalProperties': False}
-    return {'anyOf': [{**closed, 'properties': one, 'required': list(one)} for one in forms]}
+def canonical_array(value: Any) -> Any:
+    """A node with its keys in order and the shortest decimals; what is none stays."""
+    if not isinstance(value, dict) or not {'shape', 'dtype'} <= set(value):
+        return value
+    out = {'shape': value['shape'], 'dtype': value['dtype']}
+    if 'data' in value and 'file' not in value:
+        out['data'] = _canonical_data(value['data'], value['dtype'])
+    for key in ('sha256', 'file', 'key'):
+        out |= {key: value[key]} if key in value else {}
+    if 'sample' in value:
+        out['sample'] = _canonical_sample(value['sample'], value['dtype'])
+    return out
 
 
 # -- the numbers of a node -------------------------------------------------------------------------
 
 
-def data_problems(value: dict, size: int, path: str) -> Problems:
+def _data_problems(value: dict, size: int, path: str) -> Problems:
     """A list of numbers, or an array of NumPy, of the right length and dtype and all finite."""
     data, dtype = value['data'], value['dtype']
     if isinstance(data, np.ndarray):
@@ -120,7 +90,7 @@ def data_problems(value: dict, size: int, path: str) -> Problems:
     elif len(data) != size:
         yield Problem(path, f'{len(data)} numbers where the shape asks for {size}')
         return
-    elif found := next(scalar_problems(data, dtype, path), None):
+    elif found := next(_scalar_problems(data, dtype, path), None):
         yield found
         return
     flat = typed(data, dtype).reshape(-1)
@@ -130,7 +100,7 @@ def data_problems(value: dict, size: int, path: str) -> Problems:
         yield Problem(path, 'these are not the numbers of sha256')
 
 
-def scalar_problems(data: list, dtype: str, path: str) -> Problems:
+def _scalar_problems(data: list, dtype: str, path: str) -> Problems:
     """Elements of a list that are no numbers of the dtype."""
     kind = np.dtype(dtype).kind
     fits = FITS[kind]
@@ -143,11 +113,10 @@ def scalar_problems(data: list, dtype: str, path: str) -> Problems:
             yield Problem(f'{path}[{wrong[0]}]', f'{described(data[wrong[0]])} is no {dtype}')
         return
     i = next(i for i, part in enumerate(data) if type(part) not in fits)
-    found = next(SCALARS[kind].problems(data[i], f'{path}[{i}]'), None)
-    yield found or Problem(f'{path}[{i}]', f'{described(data[i])} is no plain number of JSON')
+    yield Problem(f'{path}[{i}]', f'{described(data[i])} where {DUE[kind]} is due')
 
 
-def sample_problems(value: dict, size: int, path: str) -> Problems:
+def _sample_problems(value: dict, size: int, path: str) -> Problems:
     """A sample: pairs at the indices that the digest decides, and perhaps others, with finite
     numbers.
     """
@@ -162,10 +131,10 @@ def sample_problems(value: dict, size: int, path: str) -> Problems:
         yield Problem(path, 'the indices are not those that sha256 decides, in order')
         return
     flat = [pair[1] for pair in pairs]
-    yield from data_problems({'data': flat, 'dtype': value['dtype']}, len(flat), path)
+    yield from _data_problems({'data': flat, 'dtype': value['dtype']}, len(flat), path)
 
 
-def canonical_data(data: Any, dtype: Any) -> Any:
+def _canonical_data(data: Any, dtype: Any) -> Any:
     """Numbers as the shortest decimals; what is no list of numbers stays."""
     if dtype not in DTYPES:
         return data
@@ -175,10 +144,10 @@ def canonical_data(data: Any, dtype: Any) -> Any:
         return data
 
 
-def canonical_sample(pairs: Any, dtype: Any) -> Any:
+def _canonical_sample(pairs: Any, dtype: Any) -> Any:
     """A sample with the shortest decimals; what is no sample stays."""
     try:
-        values = canonical_data([pair[1] for pair in pairs], dtype)
+        values = _canonical_data([pair[1] for pair in pairs], dtype)
         return [[pair[0], v] for pair, v in zip(pairs, values)]
     except (TypeError, IndexError, KeyError):
         return pairs

@@ -32,7 +32,7 @@ from .errors import (
     MAX_RECORDS,
     ReceiptError,
 )
-from .schema import SCHEMAS, check
+from .schema import SCHEMAS, canonical, check
 
 __all__ = [
     'INLINE',
@@ -74,7 +74,7 @@ def emit(receipt: Mapping) -> bytes:
     if not isinstance(schema, str) or schema not in SCHEMAS:
         raise ReceiptError('schema', 'schema', f'one of {", ".join(SCHEMAS)} is due')
     try:
-        return canonical_json(SCHEMAS[schema].canonical(receipt)) + b'\n'
+        return canonical_json(canonical(receipt, schema)) + b'\n'
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         first = next(iter(check(receipt, schema)), None)
         path, message = (first.path, first.message) if first else ('', str(error))

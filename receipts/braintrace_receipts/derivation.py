@@ -9,8 +9,7 @@ import numpy as np
 
 from .canonical import node, spec_digest
 from .engine import derive_step
-from .errors import ReceiptError
-from .kinds import Problem
+from .errors import Problem, ReceiptError
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
 from .primitives import NoFormula

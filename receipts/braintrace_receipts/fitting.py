@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from .bounds import Num, exact
-from .errors import MAX_ELEMENTS
-from .kinds import Problem
+from .errors import MAX_ELEMENTS, Problem
 from .primitives import FORMULAS, NoFormula, Op
 from .record import below
 

@@ -1,4 +1,4 @@
-"""The formats as closed, ordered, versioned tables: receipt and config.
+"""The formats are the JSON Schemas of ``schemas/``; here is the checker of their keywords.
 
 ``check`` judges structure and types alone: keys, kinds of values, finite numbers, arrays that hold
 what their shape says. What the names mean and which shapes fit each other is rule 0's.
@@ -7,259 +7,18 @@ what their shape says. What the names mean and which shapes fit each other is ru
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import islice
 from typing import Any
 
-from .array_kind import DIGEST, Array, array_schema
-from .errors import MAX_ELEMENTS, MAX_LANES, MAX_NAMES
-from .kinds import (
-    ByKeys,
-    Fields,
-    Flag,
-    Kind,
-    List,
-    Maybe,
-    Number,
-    Problem,
-    Table,
-    Text,
-    Whole,
-)
+from .array_kind import array_problems, canonical_array
+from .errors import MAX_INTEGER, MAX_NAMES, Problem, described, is_finite, is_int, is_number, join
 
-TEXT, NUMBER, FLAG, ARRAY = Text(), Number(), Flag(), Array()
-COUNT = Whole(0)
-ARRAYS = Table(ARRAY)  # by a parameter's path or a state's name
-STATES = List(Maybe(ARRAY))  # one for each state of a group
-SHA = Text(pattern='sha256:[0-9a-f]{64}')
-NOTES = Table(Text(most=100_000))
-
-BASES = (
-    'nondeterministic_hardware',
-    'unsupported_operation',
-    'distributed_field',
-    'third_party',
-    'opaque_cell',
-    'sampled_arrays',
-)
-
-FEEDBACK = Maybe(Fields({'kind': Text(choices=('fixed', 'modulator')), 'array': ARRAY}))
-ALGORITHM = Fields(
-    {
-        'name': Text(choices=('D_RTRL', 'ES_D_RTRL')),
-        'credit': Text(choices=('cut', 'whole')),
-        'decay_x': Maybe(NUMBER),
-        'decay_f': Maybe(NUMBER),
-        'kappa': NUMBER,
-        'feedback': FEEDBACK,
-    }
-)
-NUMERIC = Fields(
-    {
-        'dtype': Text(choices=('float32', 'float64')),
-        'trace_dtype': Text(choices=('float32', 'float64', 'bfloat16')),
-        'matmul_precision': Text(choices=('highest', 'tf32', 'bf16')),
-        'device': TEXT,
-        'k': Maybe(NUMBER),
-    }
-)
-SURROGATE = Fields({'name': TEXT, 'parameters': Table(NUMBER)})
-CONSTANTS = Fields(
-    {
-        'leak?': NUMBER,
-        'dt?': NUMBER,
-        'tau?': NUMBER,
-        'alpha?': NUMBER,
-        'theta?': NUMBER,
-        'reset_gradient?': FLAG,
-        'surrogate?': SURROGATE,
-        'tau_a?': NUMBER,
-        'rho?': NUMBER,
-        'beta?': NUMBER,
-        'tau_out?': NUMBER,
-        'kappa_out?': NUMBER,
-    }
-)
-INDICES = List(COUNT, MAX_ELEMENTS)
-AXES = List(COUNT, 8)
-SIZES = List(Whole(1), 8)
-# What of an application is static, as far as a formula needs it. ``through``: slots whose weight is
-# a function of the parameter; ``positions``: where in a lane of a group the elements of y stand, if
-# not each at its own place, or null where that is not told.
-OPTIONS = Fields(
-    {
-        'alpha?': NUMBER,
-        'rows?': INDICES,
-        'columns?': INDICES,
-        'shape?': List(COUNT, 2),
-        'strides?': SIZES,
-        'padding?': List(List(Whole(), 2), 8),
-        'lhs_dilation?': SIZES,
-        'rhs_dilation?': SIZES,
-        'feature_group_count?': Whole(1),
-        'batch_group_count?': Whole(1),
-        'dimension_numbers?': List(AXES, 3),
-        'equation?': TEXT,
-        'through?': List(TEXT),
-        'behind?': List(TEXT),
-        'positions?': Table(Maybe(INDICES)),
-    }
-)
-RELATION = Fields(
-    {
-        'name': TEXT,
-        'primitive': TEXT,
-        'params': Table(TEXT),
-        'groups': List(TEXT),
-        'source': Maybe(List(TEXT)),
-        'options?': OPTIONS,
-    }
-)
-TOPOLOGY = Fields(
-    {
-        'cell': Text(choices=('rnn', 'lif', 'alif', 'opaque')),
-        'readout': Maybe(Text(choices=('linear', 'leaky'))),
-        'groups': List(
-            Fields({'name': TEXT, 'shape': List(COUNT, 8), 'states': List(TEXT)}), MAX_NAMES
-        ),
-        'relations': List(RELATION, MAX_NAMES),
-        'routes': Table(
-            Fields({'kind': Text(choices=('trace', 'same-step', 'frozen')), 'reason?': TEXT})
-        ),
-        'roles': Table(TEXT),
-        'constants': CONSTANTS,
-    }
-)
-# The lanes of a step: who they are, who starts anew, and how many steps each trace has seen.
-BATCH: dict[str, Kind] = {
-    'lanes': List(Whole(), MAX_LANES),
-    'reset': List(FLAG, MAX_LANES),
-    't': List(COUNT, MAX_LANES),
-}
-ENTRIES = ByKeys(Fields({'x': ARRAY, 'f': STATES}), Table(STATES))
-TRACES = List(Fields({'relation': TEXT, 'group': TEXT, 'entries': ENTRIES}))
-FACTORS = List(
-    Fields(
-        {
-            'relation': TEXT,
-            'group': Maybe(TEXT),
-            'x': Maybe(ARRAY),  # null for an op that reads nothing
-            'D_f': STATES,
-            'D': List(STATES),
-        }
-    )
-)
-LOSS_INPUT: dict[str, Kind] = {
-    'name': TEXT,
-    'reduction': Text(choices=('mean', 'sum')),
-    'mask': ARRAY,
-}
-LOSS = Fields(
-    {
-        **LOSS_INPUT,
-        'divisor': NUMBER,
-        'probabilities?': ARRAY,
-        'per_lane': ARRAY,
-        'value': NUMBER,
-    }
-)
-SIGNALS = Fields(
-    {
-        'err': ARRAY,
-        'dh': Table(STATES),
-        'dy': ARRAYS,
-        'c': Table(STATES),
-        'correction?': ARRAY,
-        'direct?': Fields({'dy': ARRAYS, 'c': Table(STATES)}),
-    }
-)
-WINDOW = Fields(
-    {
-        'index': COUNT,
-        'length': Whole(1),
-        'reduction': Text(choices=('mean', 'sum')),
-        'weight': NUMBER,
-        'divisor': NUMBER,
-        'gradients?': ARRAYS,
-    }
-)
-OPTIMIZER_CONFIG = Fields(
-    {
-        'lr': NUMBER,
-        'momentum?': NUMBER,
-        'nesterov?': FLAG,
-        'b1?': NUMBER,
-        'b2?': NUMBER,
-        'eps?': NUMBER,
-        'eps_root?': NUMBER,
-        'weight_decay?': NUMBER,
-    }
-)
-OPTIMIZER_STATE = Fields({'count': Maybe(COUNT), 'slots': Table(ARRAYS)})
-OPTIMIZER_INPUT: dict[str, Kind] = {
-    'name': TEXT,
-    'config': OPTIMIZER_CONFIG,
-    'state_before': OPTIMIZER_STATE,
-}
-OPTIMIZER = Fields({**OPTIMIZER_INPUT, 'state_after': OPTIMIZER_STATE, 'updates': ARRAYS})
-HEAD: dict[str, Kind] = {'run_id': TEXT, 'step': COUNT, 'every': Whole(1)}
-SIGNATURE = Fields({'algorithm': Text(choices=('hmac-sha256',)), 'key_id': TEXT, 'value': DIGEST})
-
-RECEIPT = Fields(
-    {
-        'schema': Text(choices=('braintrace.receipt/1',)),
-        **HEAD,
-        'spec_digest': SHA,
-        'algorithm': ALGORITHM,
-        'numeric': NUMERIC,
-        'topology': TOPOLOGY,
-        **BATCH,
-        'inputs': ARRAY,
-        'targets': ARRAY,
-        'params_before': ARRAYS,
-        'carry_before': ARRAYS,
-        'initial?': ARRAYS,
-        'factors': FACTORS,
-        'traces_before': TRACES,
-        'traces_after': TRACES,
-        'carry_after': ARRAYS,
-        'outputs': ARRAY,
-        'loss': LOSS,
-        'signals': SIGNALS,
-        'gradients': ARRAYS,
-        'window?': WINDOW,
-        'optimizer': Maybe(OPTIMIZER),
-        'params_after': ARRAYS,
-        'skip?': Fields({'basis': Text(choices=BASES)}),
-        'source?': Fields({'framework': TEXT, 'version': TEXT}),
-        'import_provenance?': Fields({'source_hash': SHA, 'format': TEXT, 'importer': TEXT}),
-        'helper?': NOTES,
-        'labels?': NOTES,
-        'digests?': Fields({'receipt': SHA, 'root?': SHA, 'signature?': SIGNATURE}),
-    }
-)
-CONFIG = Fields(
-    {
-        'schema': Text(choices=('braintrace.config/1',)),
-        **HEAD,
-        'algorithm': ALGORITHM,
-        'numeric': NUMERIC,
-        'topology': TOPOLOGY,
-        **BATCH,
-        'inputs': ARRAY,
-        'targets': ARRAY,
-        'params_before': ARRAYS,
-        'carry_before': ARRAYS,
-        'initial?': ARRAYS,
-        'traces_before?': TRACES,
-        'loss': Fields(LOSS_INPUT),
-        'optimizer': Maybe(Fields(OPTIMIZER_INPUT)),
-    }
-)
-SCHEMAS: dict[str, Fields] = {
-    'braintrace.receipt/1': RECEIPT,
-    'braintrace.config/1': CONFIG,
-}
+Problems = Iterator[Problem]
 MOST = 50  # problems that ``check`` tells
+NULL = 'null'
 
 
 def check(value: Any, schema: str) -> list[Problem]:
@@ -268,30 +27,169 @@ def check(value: Any, schema: str) -> list[Problem]:
     >>> check(None, 'braintrace.receipt/1')
     [Problem(path='', message='null where an object is due')]
     """
-    found: list[Problem] = []
-    for problem in SCHEMAS[schema].problems(value, ''):
-        found.append(problem)
-        if len(found) == MOST:
-            break
-    return found
+    return list(islice(_problems(SCHEMAS[schema], value, ''), MOST))
 
 
-def json_schema(name: str) -> dict:
-    """The JSON Schema (draft 2020-12) of a format; ``properties`` are in the canonical order."""
-    return {
-        '$schema': 'https://json-schema.org/draft/2020-12/schema',
-        '$id': name,
-        **SCHEMAS[name].schema(),
-        '$defs': {'array': array_schema()},
-    }
+def canonical(value: Any, schema: str) -> Any:
+    """The value with its keys in order and its numbers as floats; what is wrong stays as it is."""
+    return _ordered(SCHEMAS[schema], value)
 
 
-def schema_text(name: str) -> str:
-    """The text of the shipped file of a format."""
-    return json.dumps(json_schema(name), indent=1) + '\n'
+# what is wrong ------------------------------------------------------------------------------------
 
 
-def schema_file(name: str) -> Path:
-    """Where the JSON Schema of a format is shipped: ``schemas/receipt-1.json``."""
-    stem = name.removeprefix('braintrace.').replace('/', '-')
-    return Path(__file__).with_name('schemas') / f'{stem}.json'
+def _problems(schema: dict, value: Any, path: str) -> Problems:
+    if schema is ARRAY:
+        yield from array_problems(value, path)
+    elif 'anyOf' in schema:
+        yield from _problems(_chosen(schema['anyOf'], value), value, path)
+    elif schema.get('type') != NULL:
+        yield from _CHECKS[schema.get('type', 'string')](schema, value, path)
+
+
+def _chosen(options: list[dict], value: Any) -> dict:
+    """The alternative that judges a value: null, the first whose due keys it has, or the last."""
+    due = [one for one in options if one.get('type') != NULL]
+    if value is None and len(due) < len(options):
+        return {'type': NULL}
+    for one in due[:-1]:
+        if isinstance(value, dict) and value.keys() >= set(one['required']):
+            return one
+    return due[-1]
+
+
+def _object(schema: dict, value: Any, path: str) -> Problems:
+    """An object with the keys of the schema and no other, or with keys of the writer's choice."""
+    if not isinstance(value, dict):
+        yield Problem(path, f'{described(value)} where an object is due')
+        return
+    for name in schema.get('required', ()):
+        if name not in value:
+            yield Problem(join(path, name), 'is missing')
+    known, others = schema.get('properties', {}), schema['additionalProperties']
+    for name, part in value.items():
+        own = known.get(name, others) if isinstance(name, str) else others
+        if own is False:
+            yield Problem(join(path, name), 'is no key of the schema')
+            continue
+        if own is others:
+            yield from _string({}, name, f'{path} (a key)')
+        yield from _problems(own, part, join(path, name))
+
+
+def _list(schema: dict, value: Any, path: str) -> Problems:
+    if not isinstance(value, list):
+        yield Problem(path, f'{described(value)} where a list is due')
+    elif len(value) > schema['maxItems']:
+        yield Problem(path, f'a list of {len(value)}, more than {schema["maxItems"]}')
+    elif not _all_integers(schema['items'], value):
+        for i, part in enumerate(value):
+            yield from _problems(schema['items'], part, f'{path}[{i}]')
+
+
+def _all_integers(schema: dict, values: list) -> bool:
+    """Whether all values of a list are right integers; a long list is no loop."""
+    if schema.get('type') != 'integer' or set(map(type, values)) != {int}:
+        return False
+    return schema.get('minimum', -MAX_INTEGER) <= min(values) and max(values) < MAX_INTEGER
+
+
+def _string(schema: dict, value: Any, path: str) -> Problems:
+    choices = [schema['const']] if 'const' in schema else schema.get('enum')
+    most = schema.get('maxLength', MAX_NAMES)
+    if not isinstance(value, str):
+        yield Problem(path, f'{described(value)} where a string is due')
+    elif len(value) > most:
+        yield Problem(path, f'a text of {len(value)} letters, more than {most}')
+    elif not value.isascii() and re.search('[\ud800-\udfff]', value):
+        yield Problem(path, 'a string with half of a surrogate pair, which is no UTF-8')
+    elif choices and value not in choices:
+        yield Problem(path, f'{described(value)}; known are {", ".join(choices)}')
+    elif 'pattern' in schema and not re.fullmatch(schema['pattern'], value):
+        yield Problem(path, f'{described(value)} does not match {schema["pattern"]}')
+
+
+def _integer(schema: dict, value: Any, path: str) -> Problems:
+    least = schema.get('minimum', -MAX_INTEGER)
+    if not is_int(value):
+        yield Problem(path, f'{described(value)} where an integer is due')
+    elif not least <= value < MAX_INTEGER:
+        yield Problem(path, f'{described(value)} is out of range, which starts at {least}')
+
+
+def _number(schema: dict, value: Any, path: str) -> Problems:
+    if not is_number(value):
+        yield Problem(path, f'{described(value)} where a number is due')
+    elif not is_finite(value):
+        yield Problem(path, f'{described(value)} is not finite')
+
+
+def _flag(schema: dict, value: Any, path: str) -> Problems:
+    if not isinstance(value, bool):
+        yield Problem(path, f'{described(value)} where true or false is due')
+
+
+_CHECKS = {
+    'object': _object,
+    'array': _list,
+    'string': _string,
+    'integer': _integer,
+    'number': _number,
+    'boolean': _flag,
+}
+
+# in canonical form --------------------------------------------------------------------------------
+
+
+def _ordered(schema: dict, value: Any) -> Any:
+    if schema is ARRAY:
+        return canonical_array(value)
+    if 'anyOf' in schema:
+        return _ordered(_chosen(schema['anyOf'], value), value)
+    kind = schema.get('type')
+    if kind == 'number':
+        return float(value) if is_number(value) and is_finite(value) else value
+    if kind == 'array' and isinstance(value, list):
+        return [_ordered(schema['items'], part) for part in value]
+    if kind != 'object' or not isinstance(value, dict):
+        return value
+    # the keys of the schema in its order, and behind them all others sorted
+    known, others = schema.get('properties', {}), schema['additionalProperties']
+    rest = sorted((name for name in value if name not in known), key=str)
+    found = {name: _ordered(own, value[name]) for name, own in known.items() if name in value}
+    return found | {name: _ordered(others or {}, value[name]) for name in rest}
+
+
+# the schemas --------------------------------------------------------------------------------------
+
+
+def _inlined(part: Any, defs: dict) -> Any:
+    """A part of a schema with what its references stand for."""
+    if isinstance(part, list):
+        return [_inlined(one, defs) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if '$ref' in part:
+        return defs[part['$ref'].rpartition('/')[2]]
+    return {key: _inlined(one, defs) for key, one in part.items()}
+
+
+def _read(name: str) -> dict:
+    return json.loads(files(__package__).joinpath('schemas', name).read_text('utf-8'))
+
+
+def _defined(receipt: dict) -> dict:
+    """The definitions by name; each is made of those before it."""
+    defs: dict = {}
+    for name, part in receipt['$defs'].items():
+        defs[name] = _inlined(part, defs)
+    return defs
+
+
+_FILES = {f'braintrace.{name}/1': _read(f'{name}-1.json') for name in ('receipt', 'config')}
+_DEFS = _defined(_FILES['braintrace.receipt/1'])
+ARRAY = _DEFS['array']  # its numbers have a checker of their own
+SCHEMAS: dict[str, dict] = {
+    name: {key: _inlined(part, _DEFS) for key, part in schema.items() if key != '$defs'}
+    for name, schema in _FILES.items()
+}

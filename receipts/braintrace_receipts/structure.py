@@ -12,9 +12,8 @@ import numpy as np
 
 from .arrays import INLINE, is_sampled
 from .cells import CELLS, READOUTS
-from .errors import MAX_TOTAL
+from .errors import MAX_TOTAL, Problem
 from .fitting import misfits
-from .kinds import Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
 from .record import FILTER, Record, array_paths, below

@@ -351,7 +351,7 @@ def decay(dt: float, tau: float) -> float:
 
 # other runs ---------------------------------------------------------------------------------------
 
-CONFIG_KEYS = tuple(SCHEMAS['braintrace.config/1'].kinds)
+CONFIG_KEYS = tuple(SCHEMAS['braintrace.config/1']['properties'])
 
 
 def loss_input(record: dict) -> dict:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from braintrace_receipts import kinds
-from braintrace_receipts.array_kind import Array
-from braintrace_receipts.schema import SCHEMAS, SHA
+from braintrace_receipts.schema import ARRAY, SCHEMAS
 
 
 def full(name):
@@ -12,29 +10,21 @@ def full(name):
     return example(SCHEMAS[name])
 
 
-def example(kind):
-    if isinstance(kind, kinds.Fields):
-        return {name: example(part) for name, part in kind.kinds.items()}
-    if isinstance(kind, kinds.Maybe):
-        return example(kind.kind)
-    if isinstance(kind, kinds.ByKeys):
-        return example(kind.other)
-    if isinstance(kind, kinds.List):
-        return [example(kind.kind), example(kind.kind)]
-    if isinstance(kind, kinds.Table):
-        return {'a': example(kind.kind), 'b/c': example(kind.kind)}
-    if isinstance(kind, Array):
+def example(schema):
+    if schema is ARRAY:
         return {'shape': [2, 2], 'dtype': 'float32', 'data': [0.1, -0.0, 1e-38, 3.0]}
-    return leaf(kind)
-
-
-def leaf(kind):
-    if isinstance(kind, kinds.Number):
-        return 0.5
-    if isinstance(kind, kinds.Flag):
-        return True
-    if isinstance(kind, kinds.Whole):
-        return max(kind.least, 3)
-    if kind.choices:
-        return kind.choices[0]
-    return ('sha256:' if kind == SHA else '') + 'a' * 64
+    if 'anyOf' in schema:
+        return example([one for one in schema['anyOf'] if one.get('type') != 'null'][-1])
+    kind = schema.get('type', 'string')
+    if kind == 'object':
+        if 'properties' in schema:
+            return {name: example(part) for name, part in schema['properties'].items()}
+        return {name: example(schema['additionalProperties']) for name in ('a', 'b/c')}
+    if kind == 'array':
+        return [example(schema['items']), example(schema['items'])]
+    plain = {'number': 0.5, 'boolean': True, 'integer': max(schema.get('minimum', 3), 3)}
+    if kind in plain:
+        return plain[kind]
+    choices = [schema['const']] if 'const' in schema else schema.get('enum')
+    prefix = 'sha256:' if schema.get('pattern', '').startswith('^sha256') else ''
+    return choices[0] if choices else prefix + 'a' * 64

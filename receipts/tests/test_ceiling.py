@@ -208,7 +208,9 @@ def _real(value):
 def receipt_of(net, made, t):
     """The float32 numbers in the places of a derived receipt."""
     node = verifier.node
-    config = {k: v for k, v in net.config.items() if k in SCHEMAS['braintrace.config/1'].kinds}
+    config = {
+        k: v for k, v in net.config.items() if k in SCHEMAS['braintrace.config/1']['properties']
+    }
     traces = [
         {
             'relation': name,
