@@ -13,7 +13,7 @@ import numpy as np
 from .bounds import Num, constant, exact, total
 from .surrogates import psi
 
-__all__ = ['CELLS', 'READOUTS', 'KnownCell', 'chained', 'columns', 'ones']
+__all__ = ['CELLS', 'READOUTS', 'Entries', 'KnownCell', 'chained', 'columns', 'ones']
 
 Entries = list[Num | None]
 States = dict[str, Num]

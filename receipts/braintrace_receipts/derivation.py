@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .bounds import Num
 from .canonical import node, spec_digest
 from .engine import derive_step
 from .errors import Problem, ReceiptError
@@ -17,7 +18,7 @@ from .record import Record, Unavailable
 from .schema import check
 from .structure import problems_of, problems_of_config
 
-__all__ = ['derive']
+__all__ = ['derive', 'results']
 
 
 def derive(config: Mapping) -> dict:
@@ -34,25 +35,23 @@ def derive(config: Mapping) -> dict:
     _refuse(check(config, 'braintrace.config/1'))
     _refuse([*_unknown(config), *problems_of_config(config)])
     try:
-        receipt = _skeleton(config)
+        given = {**config, 'schema': 'braintrace.receipt/1', 'spec_digest': spec_digest(config)}
+        given['traces_before'] = config.get('traces_before') or _no_traces(config)
         with np.errstate(all='ignore'):
-            made = derive_step(Record(receipt)).fields
-            _fill(receipt, made, np.dtype(config['numeric']['dtype']))
+            receipt = given | results(given, derive_step(Record(given)).fields)
     except (ArithmeticError, LookupError, TypeError, ValueError, NoFormula, Unavailable) as error:
         if isinstance(error, ReceiptError):
             raise
         message = f'its parts do not fit each other: {error}'
         raise ReceiptError('config', '', message[:300]) from error
-    optimizer = receipt['optimizer']
-    if optimizer is not None:
-        count = optimizer['state_before']['count']
-        optimizer['state_after']['count'] = None if count is None else count + 1
     _refuse(problems_of(receipt))
     return receipt
 
 
 def _unknown(config: Mapping) -> Iterator[Problem]:
     """Names that the engine has no formula for."""
+    if config['topology']['cell'] == 'opaque':
+        yield Problem('topology/cell', 'the engine knows rnn, lif and alif')
     for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
         name = (config[what] or {}).get('name')
         if name is not None and name not in known:
@@ -61,124 +60,95 @@ def _unknown(config: Mapping) -> Iterator[Problem]:
 
 def _refuse(problems: list[Problem]) -> None:
     if problems:
-        first = problems[0]
-        raise ReceiptError('config', first.path, first.message)
+        raise ReceiptError('config', problems[0].path, problems[0].message)
 
 
-def _refuse_unknown(config: Mapping) -> None:
-    """Raises for a cell, a loss or an optimizer that the engine does not know."""
-    if config['topology']['cell'] == 'opaque':
-        raise ReceiptError('config', 'topology/cell', 'the engine knows rnn, lif and alif')
-    for what, known in (('loss', LOSSES), ('optimizer', OPTIMIZERS)):
-        name = (config[what] or {}).get('name')
-        if name is not None and name not in known:
-            message = f'{name}; the engine knows {", ".join(known)}'
-            raise ReceiptError('config', f'{what}/name', message)
+def _pairs(raw: Mapping) -> list[tuple[dict, str]]:
+    return [(one, group) for one in raw['topology']['relations'] for group in one['groups']]
 
 
-def _skeleton(config: Mapping) -> dict[str, Any]:
-    """The receipt without its results."""
-    _refuse_unknown(config)
-    relations, lanes = config['topology']['relations'], len(config['lanes'])
-    pairs = [(one, group) for one in relations for group in one['groups']]
-    traces = config.get('traces_before')
-    if traces is None:
-        traces = [_zeros(config, one, group, lanes) for one, group in pairs]
-    alone = [(one, None) for one in relations if not one['groups']]
-    receipt = {key: value for key, value in config.items() if key != 'traces_before'}
-    receipt |= {
-        'schema': 'braintrace.receipt/1',
-        'spec_digest': spec_digest(config),
-        'factors': [
-            {'relation': one['name'], 'group': group, 'x': None, 'D_f': [], 'D': []}
-            for one, group in pairs + alone
-        ],
-        'traces_before': traces,
-        'traces_after': [
-            {
-                'relation': trace['relation'],
-                'group': trace['group'],
-                'entries': {slot: _empty(value) for slot, value in trace['entries'].items()},
-            }
-            for trace in traces
-        ],
-        'carry_after': {},
-        'outputs': None,
-        'loss': dict(config['loss']),
-        'signals': {'err': None, 'dh': {}, 'dy': {}, 'c': {}},
-        'gradients': {},
-        'params_after': {},
-    }
-    if config['optimizer'] is not None:
-        after = {'state_after': {'count': None, 'slots': {}}, 'updates': {}}
-        receipt['optimizer'] = {**config['optimizer'], **after}
-    return receipt
-
-
-def _empty(value: Any) -> Any:
-    return [] if isinstance(value, list) else None
-
-
-def _zeros(config: Mapping, relation: Mapping, group: str, lanes: int) -> dict:
-    """A zero trace of a relation in a group."""
-    states = next(g['states'] for g in config['topology']['groups'] if g['name'] == group)
-    params = relation['params']
-    shapes = {slot: config['params_before'][path]['shape'] for slot, path in params.items()}
-    dtype = config['numeric']['dtype']
+def _no_traces(config: Mapping) -> list[dict]:
+    """Traces of zeros."""
+    lanes, dtype, found = len(config['lanes']), config['numeric']['dtype'], []
+    groups = {group['name']: group['states'] for group in config['topology']['groups']}
 
     def zeros(shape):
         return node(np.zeros((lanes, *shape), dtype))
 
-    if config['algorithm']['name'] == 'ES_D_RTRL':
-        n, m = shapes['weight']
-        entries: dict[str, Any] = {'x': zeros([n]), 'f': [zeros([m]) for _ in states]}
-    else:
-        entries = {slot: [zeros(shape) for _ in states] for slot, shape in shapes.items()}
-    return {'relation': relation['name'], 'group': group, 'entries': entries}
-
-
-def _fill(receipt: dict, made: Mapping, dtype: np.dtype) -> None:
-    """Puts the fields of the engine to their places."""
-    for path, num in made.items():
-        value = None if num is None else node(np.asarray(num.value, dtype))
-        parts: list = path.split('/')
-        head = parts[0]
-        if path in ('loss/value', 'loss/divisor'):
-            receipt['loss'][parts[1]] = float(np.asarray(num.value, dtype))
-        elif head in ('factors', 'traces_after'):
-            at = {f'{head}/{one["relation"]}/{one["group"] or ""}/': one for one in receipt[head]}
-            prefix = max((one for one in at if path.startswith(one)), key=len)
-            own = at[prefix] if head == 'factors' else at[prefix]['entries']
-            _put(own, path[len(prefix) :].split('/'), value)
-        elif head == 'signals' and parts[1] in ('dh', 'c'):
-            _put(receipt['signals'][parts[1]], ['/'.join(parts[2:-1]), parts[-1]], value)
-        elif head == 'signals' and parts[1] == 'dy':
-            receipt['signals']['dy']['/'.join(parts[2:])] = value
-        elif head == 'optimizer' and parts[1] == 'state_after':
-            name, slot = '/'.join(parts[2:-1]), parts[-1]
-            receipt['optimizer']['state_after']['slots'].setdefault(name, {})[slot] = value
-        elif head in ('params_after', 'gradients', 'carry_after'):
-            receipt[head]['/'.join(parts[1:])] = value
-        elif head == 'optimizer':
-            receipt['optimizer']['updates']['/'.join(parts[2:])] = value
+    for relation, group in _pairs(config):
+        params, states = relation['params'], groups[group]
+        shapes = {slot: config['params_before'][path]['shape'] for slot, path in params.items()}
+        if config['algorithm']['name'] == 'ES_D_RTRL':
+            n, m = shapes['weight']
+            entries: dict[str, Any] = {'x': zeros([n]), 'f': [zeros([m]) for _ in states]}
         else:
-            _put(receipt, parts, value)
+            entries = {slot: [zeros(shape) for _ in states] for slot, shape in shapes.items()}
+        found.append({'relation': relation['name'], 'group': group, 'entries': entries})
+    return found
 
 
-def _put(tree: Any, keys: list[str], value: Any) -> None:
-    """A value under keys; a key that is a number stands in a list that grows."""
-    for key, following in zip(keys, [*keys[1:], ''], strict=True):
-        if isinstance(tree, list):
-            while len(tree) <= int(key):
-                tree.append(None)
-            at: Any = int(key)
-        else:
-            at = key
-        if following == '':
-            tree[at] = value
-            return
-        inner = tree[at] if isinstance(tree, list) else tree.get(at)
-        if inner is None:
-            inner = [] if following.isdigit() else {}
-            tree[at] = inner
-        tree = inner
+def results(given: Mapping, made: Mapping[str, Num | None]) -> dict[str, Any]:
+    """What a step made, under the keys of a receipt."""
+    dtype = np.dtype(given['numeric']['dtype'])
+    relations, pairs = given['topology']['relations'], _pairs(given)
+    stored = {
+        path: None if num is None else node(np.asarray(num.value, dtype))
+        for path, num in made.items()
+    }
+
+    def under(head: str) -> dict:
+        return {p[len(head) + 1 :]: one for p, one in stored.items() if p.startswith(f'{head}/')}
+
+    def listed(head: str) -> list:
+        own = under(head)
+        return [own[str(i)] for i in range(len(own))]
+
+    def factor(relation: Mapping, group: str | None) -> dict:
+        at = f'factors/{relation["name"]}/{group or ""}'
+        D_f = listed(f'{at}/D_f')
+        D = [listed(f'{at}/D/{i}') for i in range(len(D_f))]
+        head = {'relation': relation['name'], 'group': group}
+        return {**head, 'x': stored[f'{at}/x'], 'D_f': D_f, 'D': D}
+
+    def trace_after(trace: Mapping) -> dict:
+        at = f'traces_after/{trace["relation"]}/{trace["group"]}'
+        entries = {
+            slot: listed(f'{at}/{slot}') if isinstance(old, list) else stored[f'{at}/{slot}']
+            for slot, old in trace['entries'].items()
+        }
+        return {**trace, 'entries': entries}
+
+    loss, signals, groups = under('loss'), {'err': stored['signals/err']}, [g for _, g in pairs]
+    for key in ('divisor', 'value'):
+        loss[key] = float(np.asarray(made[f'loss/{key}'].value, dtype))
+    signals['dy'] = under('signals/dy')
+    for key in ('dh', 'c'):
+        signals[key] = {group: listed(f'signals/{key}/{group}') for group in groups}
+    if 'signals/correction' in stored:
+        signals['correction'] = stored['signals/correction']
+    found = {
+        'factors': [
+            *(factor(*pair) for pair in pairs),
+            *(factor(one, None) for one in relations if not one['groups']),
+        ],
+        'traces_after': [trace_after(trace) for trace in given['traces_before']],
+        'carry_after': under('carry_after'),
+        'outputs': stored['outputs'],
+        'loss': {**given['loss'], **loss},
+        'signals': signals,
+        'gradients': under('gradients'),
+        'params_after': under('params_after'),
+    }
+    if given['optimizer'] is not None:
+        found['optimizer'] = _moved(given['optimizer'], under)
+    return found
+
+
+def _moved(optimizer: Mapping, under: Any) -> dict:
+    """The optimiser with its state after the step."""
+    count, slots = optimizer['state_before']['count'], dict[str, dict]()
+    for key, value in under('optimizer/state_after').items():
+        path, _, slot = key.rpartition('/')
+        slots.setdefault(path, {})[slot] = value
+    after = {'count': None if count is None else count + 1, 'slots': slots}
+    return {**optimizer, 'state_after': after, 'updates': under('optimizer/updates')}

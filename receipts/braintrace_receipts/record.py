@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from .arrays import array_of, is_sampled, samples_of
 from .bounds import TINY, UNIT, Num, exact
 from .canonical import spec_digest
 
-__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths', 'below', 'once']
+__all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths', 'below']
 
 FILTER = '(filter)'  # the state of a group that a filter adds
 
@@ -94,10 +94,12 @@ class Record:
     """A receipt whose structure was found to be right; ``fields`` has its arrays."""
 
     raw: Mapping
-    fields: dict[str, Any] = field(init=False)
+    fields: dict[str, Any] = field(default_factory=dict)
     kept: dict[tuple, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.fields:
+            return
         self.fields = {path: _value(node) for path, node in array_paths(self.raw)}
         for name in ('value', 'divisor'):
             if name in self.raw['loss']:
@@ -244,18 +246,6 @@ class Record:
     def keys(self, prefix: str) -> set[str]:
         """What stands behind a prefix."""
         return {path[len(prefix) + 1 :] for path in below(self.paths, prefix)}
-
-
-def once(function: Callable) -> Callable:
-    """Keeps what a function of a record and names makes: several rules ask for it."""
-
-    def kept(r: Record, *names: str) -> Any:
-        key = (function, *names)
-        if key not in r.kept:
-            r.kept[key] = function(r, *names)
-        return r.kept[key]
-
-    return kept
 
 
 def _value(node: Any) -> Any:

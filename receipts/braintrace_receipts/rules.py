@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import NamedTuple
 
-from . import loss_rules, run_rules, step_rules, update_rules
+from . import run_rules, step_rules, update_rules
 from .claims import check_digest, check_routes, check_skip
 from .rederivation import rederive
 
@@ -41,14 +41,14 @@ STEP_RULES: tuple[tuple[int, Callable], ...] = (
     (15, check_skip),
     (36, check_routes),
     (20, update_rules.slots_of),
-    (18, loss_rules.reduction),
+    (18, step_rules.reduction),
     (32, step_rules.fresh_start),
     (8, step_rules.provenance),
     (34, step_rules.constants),
     (33, step_rules.trace_correction),
-    (11, loss_rules.probabilities),
-    (12, loss_rules.loss_value),
-    (1, loss_rules.error),
+    (11, step_rules.probabilities),
+    (12, step_rules.loss_value),
+    (1, step_rules.error),
     (2, step_rules.learning_signal),
     (3, step_rules.step_signals),
     (29, step_rules.instantaneous),

@@ -287,16 +287,21 @@ def _reversed(records: list[Record], weights: list[Num], divisor: Num) -> dict[s
         step = derive_parts(r)
         for relation in (step.recurrent, step.readout):
             name = relation['name']
-            delta: Num | None = weight * step.dy[name]
+            delta: Num | None = weight * step.r.num(f'signals/dy/{name}')
             for group in relation['groups']:
-                back = chained(lam.get(group, []), [step.D_f[group]]) if group in lam else []
+                back = chained(lam[group], [step.by.formulas(name)[1]]) if group in lam else []
                 delta = total([delta, *back])
-            for slot, one in step.same_step(relation, delta).items():
+            for slot, one in step.by.same_step(name, delta).items():
                 path = relation['params'].get(slot)
-                if path is not None and path in step.gradients:
+                if path is not None and path in step.learned:
                     sums[path] = total((sums.get(path), one))
-        for group, D in step.D.items():
+        for relation in step.traced:
+            (group,) = relation['groups']
+            D = step.by.formulas(relation['name'])[0]
             old = chained(lam[group], columns(D)) if group in lam else [None] * len(D)
-            now = [None if one is None else weight * one for one in step.c[group]]
+            now = [
+                None if one is None else weight * one
+                for one in step.r.entries(f'signals/c/{group}')
+            ]
             lam[group] = [total(pair) for pair in zip(now, old, strict=True)]
     return {path: one / divisor for path, one in sums.items() if one is not None}

@@ -1,56 +1,108 @@
-"""The rules of one step that read what the receipt stores and compare it with closed forms."""
+"""The rules of one step: what the receipt stores is compared with what the equations make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
-from .applied import Entries, application, gate, known_entries, placed, told
-from .bounds import Num, constant, exact, total, warm_up
-from .cells import CELLS, chained, columns, ones
+from .bounds import Num, constant, exact, total
+from .cells import Entries, KnownCell
 from .checks import Check, Gated, Idle
-from .engine import (
-    d_rtrl_gradient,
-    es_gradient,
-    factored_after,
-    instant_of,
-    recurrent_of,
-)
-from .loss_rules import stored_error
-from .record import FILTER, Record, once
+from .equations import stored
+from .losses import LOSSES, divisor_of, softmax
+from .primitives import NoFormula
+from .record import FILTER, Record
 
 
-def _cell_of(r: Record):
+def _cell_of(r: Record) -> KnownCell:
     if not r.known:
         raise Gated('the engine does not know this cell')
-    return CELLS[r.topology['cell']]
-
-
-def _states(r: Record, when: str) -> dict[str, Num]:
-    """The states of a known cell as stored, by role."""
-    roles = r.topology['roles']
-    return {role: r.num(f'{when}/{roles[role]}') for role in _cell_of(r).roles}
-
-
-def _readout(r: Record) -> Mapping:
-    return r.relations[r.topology['roles']['readout']]
-
-
-def _recurrent(r: Record) -> Mapping:
-    return r.relations[r.topology['roles']['recurrent']]
+    return stored(r).cell
 
 
 def _at(relation: str, group: str) -> str:
     return f'factors/{relation}/{group}'
 
 
-def _list_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> None:
+@contextmanager
+def told(reasons: set[str]) -> Iterator[None]:
+    """Collects why there is no formula; the rest is compared all the same."""
+    try:
+        yield
+    except NoFormula as reason:
+        reasons.add(str(reason))
+
+
+def gate(reasons: set[str]) -> None:
+    """Gates a rule off if there is any reason."""
+    if reasons:
+        raise Gated('; '.join(sorted(reasons)))
+
+
+def entries_close(c: Check, r: Record, path: str, want: Entries, factors=()) -> None:
     """A stored list, one entry for each state, against another."""
     for i, num in enumerate(want):
-        stored = r.fields.get(f'{path}/{i}')
-        c.close(f'{path}/{i}', None if stored is None else r[f'{path}/{i}'], num, factors)
+        at = f'{path}/{i}'
+        c.close(at, None if r.fields.get(at) is None else r[at], num, factors)
+
+
+def known_entries(r: Record, prefix: str) -> Entries:
+    """A list of fields, with NaN where a sample does not tell."""
+    found: Entries = []
+    for i in range(len(r.keys(prefix))):
+        path = f'{prefix}/{i}'
+        sample = r.sample(path)
+        if sample is None:
+            found.append(None if r.fields[path] is None else r.num(path))
+            continue
+        whole = np.full(r.shape(path), np.nan)
+        whole.reshape(-1)[sample[0]] = sample[1]
+        found.append(exact(whole, r.floor))
+    return found
+
+
+# 1, 11, 12, 18: the loss --------------------------------------------------------------------------
+
+
+def _known_loss(r: Record) -> None:
+    name = r.raw['loss']['name']
+    if name not in LOSSES:
+        raise Gated(f'no formula for the loss {name}')
+
+
+def reduction(r: Record, c: Check) -> None:
+    """The divisor is the sum of the mask, or 1."""
+    _known_loss(r)
+    mask, loss = r.num('loss/mask'), r.raw['loss']
+    c.true('loss/mask', bool(np.all(mask.value >= 0)), 'a negative weight', 'weights >= 0')
+    want = divisor_of(mask, loss['reduction'])
+    c.close('loss/divisor', r['loss/divisor'], want, ('loss/mask', 'loss/reduction'))
+
+
+def probabilities(r: Record, c: Check) -> None:
+    """The probabilities are the softmax of the outputs."""
+    if r.raw['loss']['name'] != 'softmax_ce':
+        raise Gated('the loss uses no probabilities')
+    found = r.num('loss/probabilities')
+    c.close('loss/probabilities', np.ones(found.shape[:-1]), found.sum(-1))
+    c.close('loss/probabilities', found.value, softmax(r.num('outputs')), ('outputs',))
+
+
+def loss_value(r: Record, c: Check) -> None:
+    """The loss of each lane and in total."""
+    _known_loss(r)
+    s = stored(r)
+    c.close('loss/per_lane', r['loss/per_lane'], s.lane_losses(), ('outputs', 'targets'))
+    c.close('loss/value', r['loss/value'], s.loss(), ('loss/per_lane', 'loss/mask', 'loss/divisor'))
+
+
+def error(r: Record, c: Check) -> None:
+    """The derivative of the loss by the outputs."""
+    _known_loss(r)
+    want = stored(r).loss_slope()
+    c.close('signals/err', r['signals/err'], want, ('outputs', 'targets', 'loss'))
 
 
 # 8, 34: where factors come from -------------------------------------------------------------------
@@ -94,158 +146,66 @@ def _source_path(part: str) -> str:
 def constants(r: Record, c: Check) -> None:
     """Decays are those of their times; ``D`` is made of the constants."""
     _cell_of(r)
-    declared = r.constants
+    declared, s = r.constants, stored(r)
     for number, time in (('alpha', 'tau'), ('rho', 'tau_a'), ('kappa_out', 'tau_out')):
         if number in declared:
             dt, tau = (constant(declared[name], r.floor) for name in ('dt', time))
             want = (-(dt / tau)).map(np.exp, np.exp)
             path = f'topology/constants/{number}'
             c.close(path, np.asarray(float(declared[number])), want, ('dt', time))
-    for relation in (_recurrent(r), _readout(r)):
-        for group in relation['groups']:
-            D, _ = _formulas(r, relation['name'])
-            for s, row in enumerate(D):
-                if r.groups[group]['states'][s] != FILTER:
-                    made_of = ('topology/constants', 'carry_before')
-                    _list_close(c, r, f'{_at(relation["name"], group)}/D/{s}', row, made_of)
+    for name, group in r.pairs:
+        for i, row in enumerate(s.formulas(name)[0]):
+            if r.groups[group]['states'][i] != FILTER:
+                made_of = ('topology/constants', 'carry_before')
+                entries_close(c, r, f'{_at(name, group)}/D/{i}', row, made_of)
 
 
 # 2, 3, 33: signals --------------------------------------------------------------------------------
 
 
-@once
-def _slopes(r: Record, when: str) -> Entries:
-    """The derivative of the stored output by each stored state; a filter stands for the others."""
-    slopes = _cell_of(r).slopes(r.constants, _states(r, when))
-    if FILTER not in r.groups[_recurrent(r)['groups'][0]]['states']:
-        return slopes
-    like = next(s for s in slopes if s is not None)
-    return [*([None] * len(slopes)), ones(like)] if when == 'carry_after' else [*slopes, None]
-
-
 def learning_signal(r: Record, c: Check) -> None:
     """``dh``: the readout's pullback, fixed feedback, or the modulator."""
-    want, readout, feedback = _sent_back(r), _readout(r), r.algorithm['feedback']
+    _cell_of(r)
+    s, feedback = stored(r), r.algorithm['feedback']
+    readout = s.relation('readout')
     weight = f'params_before/{readout["params"]["weight"]}'
     if feedback is not None and feedback['kind'] == 'modulator':
         c.tell('algorithm/feedback', 'the signal comes from outside: it is taken as given')
     made_of = 'signals/err', weight if feedback is None else 'algorithm/feedback', 'carry_after'
-    _list_close(c, r, f'signals/dh/{_recurrent(r)["groups"][0]}', want, made_of)
+    entries_close(c, r, f'signals/dh/{s.group}', s.sent_back(), made_of)
     for own in readout['groups']:
-        _list_close(c, r, f'signals/dh/{own}', [stored_error(r)], ('signals/err',))
-
-
-@once
-def _sent_back(r: Record) -> Entries:
-    """``dh`` of a known cell, out of the stored error."""
-    slopes, feedback = _slopes(r, 'carry_after'), r.algorithm['feedback']
-    if feedback is not None and feedback['kind'] == 'modulator':
-        sent = r.num('algorithm/feedback')
-    else:
-        own = f'params_before/{_readout(r)["params"]["weight"]}'
-        back = own if feedback is None else 'algorithm/feedback'
-        sent = r.num('signals/err') @ r.num(back).T
-    return [None if e is None else sent * e for e in slopes]
-
-
-@once
-def _signals(r: Record, group: str) -> Entries:
-    """``dh`` as stored, with the terms of its formula if the cell is known, else its own size."""
-    stored = r.entries(f'signals/dh/{group}')
-    if not r.known or group != _recurrent(r)['groups'][0]:
-        return [one and Num(one.value, abs(one.value), one.floor) for one in stored]
-    return [_rounded(*pair) for pair in zip(stored, _sent_back(r), strict=True)]
+        entries_close(c, r, f'signals/dh/{own}', [s.error()], ('signals/err',))
 
 
 def step_signals(r: Record, c: Check) -> None:
     """``dy`` and ``c`` are made of ``dh``, ``D_f`` and ``D``."""
+    s, missing = stored(r), set[str]()
     if r.known:
         _membrane(r, c)
-    missing: set[str] = set()
     for name, relation in r.relations.items():
         path, groups = f'signals/dy/{name}', relation['groups']
         if r.known and not groups:
-            c.close(path, r[path], stored_error(r), ('err',))
+            c.close(path, r[path], s.error(), ('err',))
         elif groups:
             with told(missing):
-                c.close(path, r[path], _sent_to(r, name), ('signals/dh', _at(name, groups[0])))
+                dy = total((_direct(r, f'dy/{name}'), *s.sent_to(name)))
+                c.close(path, r[path], dy, ('signals/dh', _at(name, groups[0])))
     first = {group: name for name, group in reversed(r.pairs)}
     for group, name in first.items():
-        _old_signal(r, c, group, _factors(r, name, group)[0])
+        found = s.old_signal(name, group)
+        want = [total((one, _direct(r, f'c/{group}/{i}'))) for i, one in enumerate(found)]
+        entries_close(c, r, f'signals/c/{group}', want, ('signals/dh', 'D'))
     gate(missing)
-
-
-def _sent_to(r: Record, name: str) -> Num | None:
-    """``sum_s dh_s D_f_s + direct``, summed over the positions that an element of y feeds."""
-    shape, parts = r.shape(f'signals/dy/{name}'), [_direct(r, f'dy/{name}')]
-    for group in r.relations[name]['groups']:
-        dh = placed(r, name, group, _signals(r, group))
-        (one,) = chained(dh, [_factors(r, name, group)[1]])
-        parts.append(one if one is None or one.shape == shape else application(r, name).to_y(one))
-    return total(parts)
 
 
 def _membrane(r: Record, c: Check) -> None:
     """D_f, and the row of a filter, by the slope at the stored membrane."""
-    for relation in (_recurrent(r), _readout(r)):
-        for group in relation['groups']:
-            D, D_f = _formulas(r, relation['name'])
-            at, states = _at(relation['name'], group), r.groups[group]['states']
-            if states[-1] == FILTER:
-                _list_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
-            _list_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
-
-
-@once
-def _formulas(r: Record, name: str) -> tuple[list[Entries], Entries]:
-    """D and D_f of a relation of a known cell, out of its stored states."""
-    cell, (group,) = _cell_of(r), r.relations[name]['groups']
-    if name != _recurrent(r)['name']:
-        like = r.num('outputs')
-        return [[constant(r.constants['kappa_out'], r.floor).to(like.shape)]], [ones(like)]
-    old, new = _states(r, 'carry_before'), _states(r, 'carry_after')
-    D, D_f = cell.D(r.constants, old), cell.D_f(r.constants, old, new)
-    if r.groups[group]['states'][-1] == FILTER:
-        slopes = cell.slopes(r.constants, new)
-        kappa = constant(r.algorithm['kappa'], r.floor).to(new[cell.output].shape)
-        last = [*chained(slopes, columns(D)), kappa]
-        D, D_f = [*([*row, None] for row in D), last], [*D_f, *chained(slopes, [D_f])]
-    return D, D_f
-
-
-@once
-def _factors(r: Record, name: str, group: str) -> tuple[list[Entries], Entries]:
-    """D and D_f as stored. They were rounded when they were made, and a compiler may make them
-    anew where they are used: each counts with the terms of its formula, or, where the engine has
-    none, with terms of size one beside its own.
-    """
-    D, D_f = r.matrix(f'{_at(name, group)}/D'), r.entries(f'{_at(name, group)}/D_f')
-    if not r.known:
-        return [[_rounded(one) for one in row] for row in D], [_rounded(one) for one in D_f]
-    of_D, of_D_f = _formulas(r, name)
-    rows = [
-        [_rounded(*pair) for pair in zip(*both, strict=True)] for both in zip(D, of_D, strict=True)
-    ]
-    return rows, [_rounded(*pair) for pair in zip(D_f, of_D_f, strict=True)]
-
-
-def _rounded(stored: Num | None, made: Num | None = None) -> Num | None:
-    if stored is None:
-        return None
-    terms = 1 + np.abs(stored.value) if made is None else made.terms + np.abs(stored.value)
-    return Num(stored.value, terms, stored.floor)
-
-
-def _old_signal(r: Record, c: Check, group: str, D: list[Entries]) -> None:
-    want = chained(_signals(r, group), columns(D))
-    if r.known and r.algorithm['credit'] == 'whole' and group == _recurrent(r)['groups'][0]:
-        weight = r.num(f'params_before/{_recurrent(r)["params"]["weight"]}')
-        dy = r.num(f'signals/dy/{_recurrent(r)["name"]}')
-        back = (dy @ weight.T)[:, r['inputs'].shape[-1] :]
-        pairs = zip(want, _slopes(r, 'carry_before'), strict=True)
-        want = [total((one, None if e is None else back * e)) for one, e in pairs]
-    want = [total((one, _direct(r, f'c/{group}/{i}'))) for i, one in enumerate(want)]
-    _list_close(c, r, f'signals/c/{group}', want, ('signals/dh', 'D'))
+    for name, group in r.pairs:
+        D, D_f = stored(r).formulas(name)
+        at, states = _at(name, group), r.groups[group]['states']
+        if states[-1] == FILTER:
+            entries_close(c, r, f'{at}/D/{len(states) - 1}', D[-1], ('carry_after', 'kappa'))
+        entries_close(c, r, f'{at}/D_f', D_f, ('carry_after',))
 
 
 def _direct(r: Record, name: str) -> Num | None:
@@ -258,7 +218,7 @@ def trace_correction(r: Record, c: Check) -> None:
     """``1 - a^(t+1)`` counts the steps of the trace."""
     if not r.factored:
         raise Gated('the algorithm has no correction')
-    want = warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
+    want = stored(r).warm_up()
     c.close('signals/correction', r['signals/correction'], want, ('t', 'decay_f'))
 
 
@@ -271,24 +231,16 @@ def _parts(r: Record, sampled: bool = False) -> Iterator[tuple[str, Entries, Ent
     """
     if r.factored:
         raise Gated('the trace is factored: rule 28')
-    missing: set[str] = set()
+    missing = set[str]()
     for name, group in r.pairs:
+        key = ('parts', name, group, str(sampled))
         with told(missing):
-            yield from _parts_of(r, name, group, *(('sampled',) if sampled else ()))
+            if key not in r.kept:
+                old = (lambda prefix: known_entries(r, prefix)) if sampled else r.entries
+                r.kept[key] = stored(r).trace(name, group, old)
+            for slot, kept, fresh in r.kept[key]:
+                yield f'traces_after/{name}/{group}/{slot}', kept, fresh
     gate(missing)
-
-
-@once
-def _parts_of(r: Record, name: str, group: str, sampled: str = '') -> list[tuple]:
-    found = []
-    op, (D, D_f) = application(r, name), _factors(r, name, group)
-    D, fresh = [placed(r, name, group, row) for row in D], instant_of(op, r.x(name), D_f)
-    for slot in r.relations[name]['params']:
-        path = f'{name}/{group}/{slot}'
-        old = (known_entries if sampled else Record.entries)(r, f'traces_before/{path}')
-        kept = recurrent_of(D, old, partial(op.carried, slot))
-        found.append((f'traces_after/{path}', kept, fresh.get(slot, [None] * len(kept))))
-    return found
 
 
 def instantaneous(r: Record, c: Check) -> None:
@@ -337,20 +289,15 @@ def factored_trace(r: Record, c: Check) -> None:
     """Both factors of a trace of ES_D_RTRL."""
     if not r.factored:
         raise Gated('the trace is kept by entries: rules 27, 29 and 30')
-    a_x, a_f = (constant(r.algorithm[name], r.floor) for name in ('decay_x', 'decay_f'))
-    missing: set[str] = set()
+    missing = set[str]()
     for name, group in r.pairs:
-        at, before = _at(name, group), f'traces_before/{name}/{group}'
+        at, path = _at(name, group), f'traces_after/{name}/{group}'
+        before = f'traces_before/{name}/{group}'
         with told(missing):
-            x, (D, D_f) = r.x(name), _factors(r, name, group)
-            D = [placed(r, name, group, row) for row in D]
-            old = {'x': [] if x is None else [r.num(f'{before}/x')], 'f': r.entries(f'{before}/f')}
-            x = None if x is None else application(r, name).read(x)
-            new = factored_after(a_x, a_f, x, D, D_f, old)
-            path = f'traces_after/{name}/{group}'
-            if x is not None:
+            new = stored(r).factored(name, group)
+            if 'x' in new:
                 c.close(f'{path}/x', r[f'{path}/x'], new['x'][0], (f'{before}/x', f'{at}/x'))
-            _list_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
+            entries_close(c, r, f'{path}/f', new['f'], (f'{before}/f', f'{at}/D', f'{at}/D_f'))
     gate(missing)
 
 
@@ -386,17 +333,18 @@ def gradient(r: Record, c: Check) -> None:
         raise Gated('no parameter has a factor')
 
 
-@once
 def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
     """The gradient of each parameter that ops alone use, all of which have a formula; and why
     others have none.
     """
+    if ('gradients',) in r.kept:
+        return r.kept['gradients',]
     sums: dict[str, Num | None] = {}
     missing, incomplete = set[str](), set[str]()
     for name, relation in r.relations.items():
         params, found = relation['params'], None
         with told(missing):
-            found = _gradient_of(r, name)
+            found = stored(r).gradients(name)
         through = relation.get('options', {}).get('through', ())
         missing |= {f'{name}: {slot} is a function of its parameter' for slot in through}
         for slot, path in params.items():
@@ -404,28 +352,9 @@ def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
                 incomplete.add(path)
             else:
                 sums[path] = total((sums.get(path), found[slot]))
-    return {path: one for path, one in sums.items() if path not in incomplete}, missing
-
-
-def _gradient_of(r: Record, name: str) -> dict[str, Num]:
-    x, dy, op = r.x(name), r.num(f'signals/dy/{name}'), application(r, name)
-    relation = r.relations[name]
-    if not r.factored:
-        history = []
-        for g in relation['groups']:
-            at = f'traces_before/{name}/{g}'
-            slots = {slot: r.entries(f'{at}/{slot}') for slot in relation['params']}
-            history.append((placed(r, name, g, r.entries(f'signals/c/{g}')), slots))
-        return d_rtrl_gradient(op, x, dy, history)
-    parts = []
-    for g in relation['groups']:
-        at, (_, D_f) = f'traces_after/{name}/{g}', _factors(r, name, g)
-        dh = placed(r, name, g, r.entries(f'signals/dh/{g}'))
-        ex = None if x is None else r.num(f'{at}/x')
-        made = warm_up(r.algorithm['decay_f'], r.t + 1, r.floor)
-        corrected = _rounded(r.num('signals/correction'), made)
-        parts.append((dh, D_f, ex, r.entries(f'{at}/f'), corrected))
-    return es_gradient(op, x, dy, parts)
+    whole = {path: one for path, one in sums.items() if path not in incomplete}
+    r.kept['gradients',] = whole, missing
+    return whole, missing
 
 
 # 35: what a trace does not keep -------------------------------------------------------------------
@@ -434,15 +363,15 @@ def _gradient_of(r: Record, name: str) -> dict[str, Num]:
 def dropped_mass(r: Record, c: Check) -> None:
     """The share of the absolute hidden Jacobian that the position-wise trace does not keep."""
     _cell_of(r)
-    relation = _recurrent(r)
-    group, width = relation['groups'][0], r['inputs'].shape[-1]
+    s = stored(r)
+    relation, group, width = s.relation('recurrent'), s.group, r['inputs'].shape[-1]
     weight = r[f'params_before/{relation["params"]["weight"]}'][width:]
     at = _at(relation['name'], group)
-    size = sum(s != FILTER for s in r.groups[group]['states'])
-    old = [np.zeros(1) if e is None else np.abs(e.value) for e in _slopes(r, 'carry_before')[:size]]
+    size = sum(one != FILTER for one in r.groups[group]['states'])
+    old = [np.zeros(1) if e is None else np.abs(e.value) for e in s.slopes('carry_before')[:size]]
     new = [np.zeros(1) if e is None else np.abs(e.value) for e in r.entries(f'{at}/D_f')[:size]]
     lost = sum(
-        np.einsum('bi,io,bo->', s, np.abs(weight), d) for s in old for d in new if d.ndim > 1
+        np.einsum('bi,io,bo->', e, np.abs(weight), d) for e in old for d in new if d.ndim > 1
     )
     rows = [row[:size] for row in r.matrix(f'{at}/D')[:size]]
     kept = sum(np.abs(d.value).sum() for row in rows for d in row if d is not None)

@@ -8,8 +8,9 @@ import numpy as np
 
 from .bounds import Num
 from .checks import Check, Gated, Idle
+from .equations import stored
 from .optimizers import OPTIMIZERS, Optimizer
-from .record import Record, once
+from .record import Record
 
 
 def _optimizer(r: Record) -> Mapping:
@@ -32,40 +33,21 @@ def moving(r: Record) -> list[str]:
     return [path for path in r.keys('params_before') if not r.frozen(path)]
 
 
-def acted_on(r: Record, path: str) -> str:
-    """The field of the gradient that the optimiser takes: the window's in its last record."""
-    ends_window = 'gradients' in (r.raw.get('window') or {})
-    return f'window/gradients/{path}' if ends_window else f'gradients/{path}'
-
-
 def _decays(r: Record) -> bool:
     return bool(_optimizer(r)['config'].get('weight_decay'))
 
 
-@once
-def _steps(r: Record) -> list[tuple[str, dict[str, Num], Num]]:
-    """Of each moving parameter its path, new slots and update by the formula."""
-    raw, known, found = _optimizer(r), _known(r), []
-    for path in moving(r):
-        slots = {slot: r.num(f'optimizer/state_before/{path}/{slot}') for slot in known.slots}
-        gradient, parameter = r.num(acted_on(r, path)), r.num(f'params_before/{path}')
-        count = raw['state_before']['count'] or 0
-        found.append((path, *known.step(raw['config'], count, slots, gradient, parameter)))
-    return found
-
-
 def _update(r: Record, c: Check) -> None:
-    for path, _, update in _steps(r):
-        at = f'optimizer/updates/{path}'
-        c.close(
-            at, r[at], update, (acted_on(r, path), 'optimizer/config', 'optimizer/state_before')
-        )
+    for path in moving(r):
+        at, made_of = f'optimizer/updates/{path}', ('optimizer/config', 'optimizer/state_before')
+        c.close(at, r[at], stored(r).updated(path)[1], (stored(r).acted_on(path), *made_of))
 
 
 def _slot(r: Record, c: Check, slot: str) -> None:
-    for path, slots, _ in _steps(r):
+    for path in moving(r):
         at = f'optimizer/state_after/{path}/{slot}'
-        c.close(at, r[at], slots[slot], (acted_on(r, path), at.replace('after', 'before')))
+        made_of = stored(r).acted_on(path), at.replace('after', 'before')
+        c.close(at, r[at], stored(r).updated(path)[0][slot], made_of)
 
 
 def slots_of(r: Record, c: Check) -> None:

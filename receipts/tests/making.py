@@ -11,7 +11,7 @@ import numpy as np
 
 from braintrace_receipts.arrays import array_of, node
 from braintrace_receipts.canonical import digest, emit, spec_digest
-from braintrace_receipts.derivation import _fill, derive
+from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
 from braintrace_receipts.record import FILTER, Record
 from braintrace_receipts.run_rules import chained_root
@@ -263,12 +263,8 @@ def _in_window(record: dict, records: list[dict], weights: list[float], length: 
         )
         for path in record['gradients']
     }
-    made = derive_step(Record(record)).fields
-    _fill(
-        record,
-        {k: v for k, v in made.items() if k.startswith(('optimizer', 'params_after'))},
-        np.dtype(record['numeric']['dtype']),
-    )
+    made = results(record, derive_step(Record(record)).fields)
+    record |= {key: made[key] for key in ('optimizer', 'params_after') if key in made}
 
 
 def plain(record: dict) -> dict:
@@ -378,7 +374,6 @@ def window_sum(records: list[dict]) -> None:
 
 def updated(record: dict) -> None:
     """The update by the gradients that are stored, once more."""
-    made = derive_step(Record(record)).fields
-    own = {k: v for k, v in made.items() if k.startswith(('optimizer', 'params_after'))}
-    _fill(record, own, np.dtype(record['numeric']['dtype']))
+    made = results(record, derive_step(Record(record)).fields)
+    record |= {key: made[key] for key in ('optimizer', 'params_after') if key in made}
     record.update(plain(record))

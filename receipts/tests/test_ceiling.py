@@ -13,7 +13,7 @@ import braintrace_receipts as verifier
 import making
 from braintrace_receipts import reconcile, reconcile_run
 from braintrace_receipts.bounds import UNIT, Num, exact, far
-from braintrace_receipts.derivation import _fill, derive
+from braintrace_receipts.derivation import derive, results
 from braintrace_receipts.engine import derive_step
 from braintrace_receipts.record import Record
 from braintrace_receipts.schema import SCHEMAS
@@ -311,7 +311,7 @@ def at_threshold(distance):
     other = copy.deepcopy(good)
     spikes = numbers(good['carry_after']['z'])
     spikes[0, 0] = 1 - spikes[0, 0]
-    _fill(other, derive_step(Record(good), spikes).fields, np.dtype('float32'))
+    other |= results(good, derive_step(Record(good), spikes).fields)
     return good, making.plain(other)
 
 
