@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,11 +13,10 @@ import numpy as np
 from .arrays import INLINE, is_sampled
 from .cells import CELLS, READOUTS
 from .errors import MAX_TOTAL, Problem
-from .fitting import misfits
-from .losses import LOSSES
 from .optimizers import OPTIMIZERS
-from .record import FILTER, Record, array_paths, below
+from .record import FILTER, Record, array_paths
 from .schema import MOST, check
+from .shapes import shape_problems
 from .surrogates import SURROGATES
 
 __all__ = ['problems_of', 'problems_of_config', 'read']
@@ -204,6 +203,7 @@ def _keys(raw: Mapping) -> Problems:
         for group, entries in signals[name].items():
             right = len(entries) == len(groups[group]['states']) if group in groups else True
             yield from _unless(right, f'signals/{name}/{group}', 'not one entry for each state')
+    yield from _counts(raw, {name: len(group['states']) for name, group in groups.items()})
     factored = raw['algorithm']['name'] == 'ES_D_RTRL'
     has = 'correction' in signals
     yield from _unless(has == factored, 'signals/correction', 'it belongs to ES_D_RTRL alone')
@@ -225,6 +225,32 @@ def _keys(raw: Mapping) -> Problems:
         unknown = sorted(set(optimizer['updates']) - known)[:5]
         yield from _unless(not unknown, 'optimizer/updates', f'no such: {unknown}')
         yield from _optimizer(optimizer)
+
+
+def _counts(raw: Mapping, states: Mapping) -> Problems:
+    """An entry for each state of a group, and the same slots of a trace before and after."""
+    for factor in raw['factors']:
+        count = states.get(factor['group'], 0)
+        lists = factor['D_f'], factor['D'], *factor['D']
+        right = all(len(one) == count for one in lists)
+        yield from _unless(right, f'factors/{factor["relation"]}', f'not {count} states')
+    slots = {}
+    for name in ('traces_before', 'traces_after'):
+        for trace in raw[name]:
+            key, count = (trace['relation'], trace['group']), states.get(trace['group'], 0)
+            for slot, entry in trace['entries'].items():
+                right = not isinstance(entry, list) or len(entry) == count
+                at = f'{name}/{key[0]}/{key[1]}/{slot}'
+                yield from _unless(right, at, f'not {count} states')
+            before = slots.setdefault(key, trace['entries'])
+            yield from _sets(f'{name}/{key[0]}/{key[1]}', trace['entries'], before)
+    direct, signals = raw['signals'].get('direct', {}), raw['signals']
+    for kind, found in direct.items():
+        unknown = sorted(set(found) - set(signals[kind]))[:5]
+        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {unknown}')
+    for group, entries in direct.get('c', {}).items():
+        right = len(entries) == len(signals['c'].get(group, entries))
+        yield from _unless(right, f'signals/direct/c/{group}', 'not one entry for each state')
 
 
 def _optimizer(optimizer: Mapping) -> Problems:
@@ -263,149 +289,7 @@ def _paths(raw: Mapping) -> Problems:
 
 def _shapes(raw: Mapping) -> Problems:
     shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
-    lanes = len(raw['lanes'])
-
-    def like(a: str, b: str) -> Problems:
-        if a in shape and b in shape:
-            yield from _unless(shape[a] == shape[b], a, f'{shape[a]}, and {b} has {shape[b]}')
-
-    for path in list(shape):
-        head, _, rest = path.partition('/')
-        if head == 'gradients':
-            yield from like(path, f'params_before/{rest}')
-        elif head == 'params_after':
-            yield from like(path, f'params_before/{rest}')
-        elif head in ('initial', 'carry_after'):
-            yield from like(path, f'carry_before/{rest}')
-        elif head == 'traces_after':
-            yield from like(path, f'traces_before/{rest}')
-        elif path.startswith(('window/gradients/', 'optimizer/updates/')):
-            yield from like(path, f'params_before/{path.split("/", 2)[2]}')
-        if head in ('inputs', 'targets', 'outputs', 'signals', 'loss', 'factors'):
-            laned = shape[path][:1] == (lanes,) or raw['topology']['cell'] == 'opaque'
-            yield from _unless(laned, path, f'{shape[path]}: axis 0 is not the {lanes} lanes')
-    yield from like('signals/err', 'outputs')
-    yield from like('loss/per_lane', 'loss/mask')
-    yield from like('loss/probabilities', 'outputs')
-    for group in raw['topology']['groups']:
-        want = (lanes, *group['shape'])
-        for state in group['states']:
-            yield from _due(shape, f'carry_before/{state}', want)
-    yield from _group_shapes(raw, shape)
-    yield from _signal_shapes(raw, shape, like)
-    yield from _loss_shapes(raw, shape, like)
-    yield from misfits(raw, shape)
-    if raw['topology']['cell'] != 'opaque':
-        yield from _known_shapes(raw, shape, like)
-
-
-def _due(shape: Mapping, path: str, want: tuple) -> Problems:
-    if path in shape:
-        found = shape[path]
-        yield from _unless(found == want, path, f'{found}, and {want} is due')
-
-
-def _group_shapes(raw: Mapping, shape: Mapping) -> Problems:
-    """Factors, signals and traces: an entry for each state, at the positions of its group."""
-    lanes = len(raw['lanes'])
-    groups = {group['name']: group for group in raw['topology']['groups']}
-    relations, paths = raw['topology']['relations'], sorted(shape)
-    moved = {one['name']: one.get('options', {}).get('positions', {}) for one in relations}
-    for factor in raw['factors']:
-        name, group = factor['relation'], factor['group']
-        states = len(groups[group]['states']) if group is not None else 0
-        right = len(factor['D_f']) == len(factor['D']) == states
-        right = right and all(len(row) == states for row in factor['D'])
-        yield from _unless(right, f'factors/{name}', f'not {states} states')
-        if group is not None:
-            want, at = (lanes, *groups[group]['shape']), f'factors/{name}/{group}'
-            own = below(paths, f'{at}/D')
-            if group not in moved[name]:
-                own += below(paths, f'{at}/D_f')
-            for path in own:
-                yield from _due(shape, path, want)
-    for kind in ('dh', 'c'):
-        for group, entries in raw['signals'][kind].items():
-            for i in range(len(entries)):
-                want = (lanes, *groups[group]['shape'])
-                yield from _due(shape, f'signals/{kind}/{group}/{i}', want)
-    for name in ('traces_before', 'traces_after'):
-        for trace in raw[name]:
-            at, states = f'{name}/{trace["relation"]}/{trace["group"]}', groups[trace['group']]
-            for slot, entry in trace['entries'].items():
-                right = not isinstance(entry, list) or len(entry) == len(states['states'])
-                yield from _unless(right, f'{at}/{slot}', f'not {len(states["states"])} states')
-            for path in below(paths, at):
-                found = shape[path]
-                yield from _unless(found[:1] == (lanes,), path, f'{found}: not {lanes} lanes')
-    for i, (before, after) in enumerate(_pairs_of_traces(raw)):
-        yield from _sets(f'traces_after/{i}', after['entries'], before['entries'])
-
-
-def _pairs_of_traces(raw: Mapping) -> Iterator[tuple[Mapping, Mapping]]:
-    after = {(one['relation'], one['group']): one for one in raw['traces_after']}
-    for one in raw['traces_before']:
-        yield one, after[one['relation'], one['group']]
-
-
-def _signal_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
-    yield from _due(shape, 'signals/correction', (len(raw['lanes']),))
-    direct, signals = raw['signals'].get('direct', {}), raw['signals']
-    for kind, found in direct.items():
-        unknown = sorted(set(found) - set(signals[kind]))[:5]
-        yield from _unless(not unknown, f'signals/direct/{kind}', f'no such: {unknown}')
-    for group, entries in direct.get('c', {}).items():
-        right = len(entries) == len(signals['c'].get(group, entries))
-        yield from _unless(right, f'signals/direct/c/{group}', 'not one entry for each state')
-    for path in shape:
-        if path.startswith('signals/direct/'):
-            yield from like(path, path.replace('direct/', '', 1))
-
-
-def _loss_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
-    if raw['loss']['name'] in LOSSES:
-        yield from like('targets', 'outputs')
-        found = shape['outputs']
-        right = len(found) == 2 and found[0] == len(raw['lanes'])
-        yield from _unless(right, 'outputs', f'{found}, not (lanes, features)')
-        yield from _due(shape, 'loss/mask', (len(raw['lanes']),))
-    optimizer = raw['optimizer']
-    if optimizer is None or optimizer['name'] not in OPTIMIZERS:
-        return
-    for name in ('state_before', 'state_after'):
-        for path, slots in optimizer[name]['slots'].items():
-            for slot in slots:
-                yield from like(f'optimizer/{name}/{path}/{slot}', f'params_before/{path}')
-
-
-def _known_shapes(raw: Mapping, shape: Mapping, like: Callable) -> Problems:
-    """Shapes that the formulas of a known cell need: they are then free of surprises."""
-    topology, lanes = raw['topology'], len(raw['lanes'])
-    relations = {relation['name']: relation for relation in topology['relations']}
-    roles = topology['roles']
-    sent = roles[CELLS[topology['cell']].output]
-    hidden, out = shape[f'carry_before/{sent}'][-1:], shape['outputs'][-1:]
-    inputs = shape['inputs'][-1:]
-    for name in ('inputs', 'outputs', 'targets', f'carry_before/{sent}'):
-        yield from _unless(len(shape[name]) == 2, name, f'{shape[name]}, not (lanes, features)')
-    yield from like('targets', 'outputs')
-    if roles.get('o'):
-        yield from like(f'carry_before/{roles["o"]}', 'outputs')
-    for role, x, y in (
-        ('recurrent', (sum(inputs + hidden),), hidden),
-        ('readout', hidden, out),
-    ):
-        params = relations[roles[role]]['params']
-        for slot, want in (('weight', (*x, *y)), ('bias', y)):
-            path = f'params_before/{params.get(slot)}'
-            if slot in params:
-                found = shape[path]
-                yield from _unless(found == want, path, f'{found}, and {want} is due')
-    feedback = raw['algorithm']['feedback']
-    if feedback is not None:
-        want = (lanes, *hidden) if feedback['kind'] == 'modulator' else (*hidden, *out)
-        yield from _due(shape, 'algorithm/feedback', want)
-    yield from _due(shape, 'loss/mask', (lanes,))
+    yield from shape_problems(raw, shape)
 
 
 def _places(raw: Mapping) -> Problems:

@@ -11,6 +11,7 @@ import pytest
 import making
 from braintrace_receipts import RULES, reconcile_run
 from braintrace_receipts.canonical import spec_digest
+from braintrace_receipts.record import array_paths
 from making import array, numbers
 
 Run = list[dict]
@@ -58,6 +59,104 @@ def again(records: Run, i: int, **changes) -> None:
         config |= making.drawn(config, rng)
 
 
+# one array is another one -------------------------------------------------------------------------
+
+HIDDEN, UPDATE, AFTER = 'factors/recurrent/hidden', 'optimizer/updates/W', 'optimizer/state_after/W'
+BEFORE, GRADIENT, TRACE = 'optimizer/state_before/W', 'gradients/W', 'traces_after/recurrent/hidden'
+DH, ERR, OLD = 'signals/dh/hidden/0', 'signals/err', 'traces_before/recurrent/hidden'
+ES = {'algorithm': 'ES_D_RTRL'}
+
+
+def outer(x, d):
+    return x[:, :, None] * d[:, None, :]
+
+
+# The rule, what is wrong, in which run and record of it, and what stands in which fields: a
+# function of the fields of the record as they should be.
+ARRAYS = [
+    (1, 'the error counts each lane whole', {}, 1, {ERR: lambda r: 2 * r[ERR]}),
+    (1, 'the error is that of another loss', {'loss': 'softmax_ce'}, 1,
+     {ERR: lambda r: (r['outputs'] - r['targets']) / 2}),
+    (2, 'the learning signal is zero', {}, 1, {DH: lambda r: 0 * r[DH]}),
+    (2, 'the readout s weight stands for the fixed feedback', {'cell': 'lif', 'feedback': 'fixed'},
+     1, {'algorithm/feedback': lambda r: r['params_before/W_out']}),
+    (3, 'the slope is left out of the signal', {}, 1, {'signals/dy/recurrent': lambda r: r[DH]}),
+    (3, 'the slope is taken before the step', {}, 1,
+     {f'{HIDDEN}/D_f/0': lambda r: 1 - r['carry_before/h'] ** 2}),
+    (3, 'the way through the recurrent weight is left out', {'credit': 'whole'}, 1,
+     {'signals/c/hidden/0': lambda r: r[DH] * r[f'{HIDDEN}/D/0/0']}),
+    (4, 'the gradient is flipped', {}, 1, {GRADIENT: lambda r: -r[GRADIENT]}),
+    (4, 'the gradient leaves the history out', {}, 1,
+     {GRADIENT: lambda r: r[f'{HIDDEN}/x'].T @ r['signals/dy/recurrent']}),
+    (4, 'the gradient takes the input without its filter', ES, 1, {GRADIENT: lambda r: r[GRADIENT]
+     * (r[f'{HIDDEN}/x'].sum(0) / r[f'{TRACE}/x'].sum(0))[:, None]}),
+    (5, 'the update goes up the hill', {}, 1, {UPDATE: lambda r: -r[UPDATE]}),
+    (6, 'the update is taken off', {}, 1,
+     {'params_after/W': lambda r: r['params_before/W'] - r[UPDATE]}),
+    (7, 'a parameter moves without an optimiser', {'optimizer': 'none'}, 1,
+     {'params_after/b': lambda r: r['params_after/b'] + 0.01}),
+    (7, 'a frozen parameter moves', {'frozen': ('W',)}, 1,
+     {'params_after/W': lambda r: r['params_after/W'] * 1.000001}),
+    (7, 'the decoupled decay is left out', {'optimizer': 'adamw'}, 1,
+     {UPDATE: lambda r: r[UPDATE] + 0.01 * r['params_before/W'],
+      'params_after/W': lambda r: 1.01 * r['params_before/W'] + r[UPDATE]}),
+    (7, 'the coupled decay is left out', {'optimizer': 'sgd-decay'}, 1,
+     {UPDATE: lambda r: -0.1 * r[GRADIENT],
+      'params_after/W': lambda r: r['params_before/W'] - 0.1 * r[GRADIENT]}),
+    (8, 'the factor is of the lanes in another order', {}, 1,
+     {f'{HIDDEN}/x': lambda r: r[f'{HIDDEN}/x'][::-1]}),
+    (8, 'the readout s factor is the output before', {}, 1,
+     {'factors/readout/output/x': lambda r: r['carry_before/h']}),
+    (11, 'probabilities do not sum to one', {'loss': 'softmax_ce'}, 1,
+     {'loss/probabilities': lambda r: 1.01 * r['loss/probabilities']}),
+    (12, 'a lane s loss lacks its half', {}, 1,
+     {'loss/per_lane': lambda r: 2 * r['loss/per_lane']}),
+    (21, 'the momentum is flipped', {'optimizer': 'momentum'}, 1,
+     {f'{AFTER}/trace': lambda r: r[GRADIENT] - 0.8 * r[f'{BEFORE}/trace']}),
+    (21, 'the direction is not nesterov s', {'optimizer': 'nesterov'}, 1,
+     {UPDATE: lambda r: -0.1 * r[f'{AFTER}/trace']}),
+    (22, 'the first moment takes the gradient whole', {'optimizer': 'adam'}, 1,
+     {f'{AFTER}/mu': lambda r: 0.8 * r[f'{BEFORE}/mu'] + r[GRADIENT]}),
+    (23, 'the second moment is not squared', {'optimizer': 'adam'}, 1,
+     {f'{AFTER}/nu': lambda r: 0.9 * r[f'{BEFORE}/nu'] + 0.1 * np.abs(r[GRADIENT])}),
+    (24, 'epsilon stands inside the root', {'optimizer': 'adam-decay'}, 1,
+     {UPDATE: lambda r: -0.1 * (r[f'{AFTER}/mu'] / 0.36)
+      / np.sqrt(r[f'{AFTER}/nu'] / 0.19 + 0.02)}),
+    (24, 'the update is too long where no decay is', {'optimizer': 'adamw-plain'}, 1,
+     {UPDATE: lambda r: 1.01 * r[UPDATE]}),
+    (27, 'the adaptation s trace forgets', {'cell': 'alif'}, 1,
+     {f'{TRACE}/weight/1': lambda r: 0 * r[f'{TRACE}/weight/1']}),
+    (28, 'the input s trace is filtered with the other decay', ES, 1,
+     {f'{TRACE}/x': lambda r: 0.7 * r[f'{OLD}/x'] + r[f'{HIDDEN}/x']}),
+    (28, 'the output s trace leaves D out', {**ES, 'cell': 'lif'}, 1,
+     {f'{TRACE}/f/0': lambda r: 0.7 * r[f'{OLD}/f/0'] + 0.3 * r[f'{HIDDEN}/D_f/0']}),
+    (29, 'the new term lacks the slope', {}, 0, {f'{TRACE}/weight/0':
+     lambda r: outer(r[f'{HIDDEN}/x'], np.ones_like(r[f'{HIDDEN}/D_f/0']))}),
+    (30, 'the trace forgets', {}, 1,
+     {f'{TRACE}/weight/0': lambda r: outer(r[f'{HIDDEN}/x'], r[f'{HIDDEN}/D_f/0'])}),
+    (33, 'the correction counts calls', {**ES, 'steps': 3, 'reset': (2,)}, 2,
+     {'signals/correction': lambda r: np.full_like(r['signals/correction'], 1 - 0.7**3)}),
+    (34, 'the reset passes no derivative though it is declared', {'cell': 'lif'}, 1,
+     {f'{HIDDEN}/D/0/0': lambda r: np.full_like(r[f'{HIDDEN}/D/0/0'], making.decay(1.0, 10.0))}),
+]  # fmt: skip
+
+
+def written(place: int, formulas: dict) -> Callable[[Run], None]:
+    """Puts other numbers into the arrays of a record."""
+
+    def put(run: Run) -> None:
+        nodes = dict(array_paths(run[place]))
+        fields = {path: numbers(node) for path, node in nodes.items() if node is not None}
+        for path, formula in formulas.items():
+            nodes[path].update(array(formula(fields), nodes[path]))
+
+    return put
+
+
+for number, said, where, place, formulas in ARRAYS:
+    name = f'{number}-{said.replace(" ", "_")}'
+    FAULTS.append(pytest.param(number, where, written(place, formulas), id=name))
+
 # one record ---------------------------------------------------------------------------------------
 
 
@@ -71,132 +170,15 @@ def a_spike_is_a_half(run):
     run[1]['carry_after']['z']['data'][0] = 0.5
 
 
-@fault(1)
-def the_error_counts_each_lane_whole(run):
-    change(run[1]['signals'], 'err', lambda err: err * 2)
-
-
-@fault(1, loss='softmax_ce')
-def the_error_is_that_of_another_loss(run):
-    outputs, targets = (numbers(run[1][name]) for name in ('outputs', 'targets'))
-    change(run[1]['signals'], 'err', lambda err: (outputs - targets) / 2)
-
-
-@fault(2)
-def the_learning_signal_is_zero(run):
-    change(run[1]['signals']['dh']['hidden'], 0, np.zeros_like)
-
-
 @fault(2, cell='lif', feedback='modulator')
 def the_modulator_is_that_of_the_step_before(run):
     before = run[0]['algorithm']['feedback']['array']
     run[1]['algorithm']['feedback']['array'] = before
 
 
-@fault(2, cell='lif', feedback='fixed')
-def the_readout_s_weight_stands_for_the_fixed_feedback(run):
-    weight = numbers(run[1]['params_before']['W_out'])
-    array_ = run[1]['algorithm']['feedback']['array']
-    array_['data'] = weight.reshape(-1).tolist()
-
-
-@fault(3)
-def the_slope_is_left_out_of_the_step_s_signal(run):
-    dh = run[1]['signals']['dh']['hidden'][0]
-    run[1]['signals']['dy']['recurrent'] = dh
-
-
-@fault(3)
-def the_slope_is_taken_before_the_step(run):
-    h = numbers(run[1]['carry_before']['h'])
-    change(factor(run[1])['D_f'], 0, lambda D_f: 1 - h**2)
-
-
-@fault(3, credit='whole')
-def the_way_through_the_recurrent_weight_is_left_out(run):
-    dh, D = run[1]['signals']['dh']['hidden'][0], factor(run[1])['D'][0][0]
-    change(run[1]['signals']['c']['hidden'], 0, lambda c: numbers(dh) * numbers(D))
-
-
-@fault(4)
-def the_gradient_is_flipped(run):
-    change(run[1]['gradients'], 'W', np.negative)
-
-
-@fault(4)
-def the_gradient_leaves_the_history_out(run):
-    x, dy = factor(run[1])['x'], run[1]['signals']['dy']['recurrent']
-    change(run[1]['gradients'], 'W', lambda g: numbers(x).T @ numbers(dy))
-
-
-@fault(4, algorithm='ES_D_RTRL')
-def the_gradient_takes_the_input_without_its_filter(run):
-    ex, x = numbers(trace(run[1])['x']), numbers(factor(run[1])['x'])
-    change(run[1]['gradients'], 'W', lambda g: g * (x.sum(0) / ex.sum(0))[:, None])
-
-
-@fault(5)
-def the_update_goes_up_the_hill(run):
-    change(run[1]['optimizer']['updates'], 'W', np.negative)
-
-
-@fault(6)
-def the_update_is_taken_off(run):
-    before, update = run[1]['params_before']['W'], run[1]['optimizer']['updates']['W']
-    change(run[1]['params_after'], 'W', lambda w: numbers(before) - numbers(update))
-
-
-@fault(7, optimizer='none')
-def a_parameter_moves_without_an_optimiser(run):
-    change(run[1]['params_after'], 'b', lambda b: b + 0.01)
-
-
-@fault(7, frozen=('W',))
-def a_frozen_parameter_moves(run):
-    change(run[1]['params_after'], 'W', lambda w: w * 1.000001)
-
-
-@fault(7, optimizer='adamw')
-def the_decoupled_decay_is_left_out(run):
-    optimizer, params = run[1]['optimizer'], run[1]['params_before']
-    lr, decay = optimizer['config']['lr'], optimizer['config']['weight_decay']
-    update = optimizer['updates']['W']
-    more = lr * decay * numbers(params['W'])
-    change(optimizer['updates'], 'W', lambda u: u + more)
-    change(run[1]['params_after'], 'W', lambda w: numbers(params['W']) + numbers(update) + more)
-
-
-@fault(7, optimizer='sgd-decay')
-def the_coupled_decay_is_left_out(run):
-    optimizer, lr = run[1]['optimizer'], run[1]['optimizer']['config']['lr']
-    gradient, before = numbers(run[1]['gradients']['W']), numbers(run[1]['params_before']['W'])
-    change(optimizer['updates'], 'W', lambda u: -lr * gradient)
-    change(run[1]['params_after'], 'W', lambda w: before - lr * gradient)
-
-
-@fault(8)
-def the_factor_is_of_the_lanes_in_another_order(run):
-    change(factor(run[1]), 'x', lambda x: x[::-1])
-
-
-@fault(8)
-def the_readout_s_factor_is_the_output_before(run):
-    factor(run[1], 'readout')['x'] = run[1]['carry_before']['h']
-
-
-@fault(11, loss='softmax_ce')
-def probabilities_do_not_sum_to_one(run):
-    change(run[1]['loss'], 'probabilities', lambda p: p * 1.01)
-
-
 @fault(12)
 def the_loss_is_divided_twice(run):
     run[1]['loss']['value'] /= run[1]['loss']['divisor']
-
-
-@fault(12)
-def a_lane_s_loss_lacks_its_half(run):
-    change(run[1]['loss'], 'per_lane', lambda loss: 2 * loss)
 
 
 def _without_bias(run):
@@ -255,83 +237,11 @@ def a_parameter_has_no_slot(run):
     del run[1]['optimizer']['state_after']['slots']['b']
 
 
-@fault(21, optimizer='momentum')
-def the_momentum_is_flipped(run):
-    before = run[1]['optimizer']['state_before']['slots']['W']['trace']
-    gradient = run[1]['gradients']['W']
-    change(
-        run[1]['optimizer']['state_after']['slots']['W'],
-        'trace',
-        lambda trace: numbers(gradient) - 0.8 * numbers(before),
-    )
-
-
-@fault(21, optimizer='nesterov')
-def the_direction_is_not_nesterov_s(run):
-    new = run[1]['optimizer']['state_after']['slots']['W']['trace']
-    change(run[1]['optimizer']['updates'], 'W', lambda u: -0.1 * numbers(new))
-
-
-@fault(22, optimizer='adam')
-def the_first_moment_takes_the_gradient_whole(run):
-    slots = run[1]['optimizer']['state_after']['slots']['W']
-    before, gradient = run[1]['optimizer']['state_before']['slots']['W'], run[1]['gradients']['W']
-    change(slots, 'mu', lambda mu: 0.8 * numbers(before['mu']) + numbers(gradient))
-
-
-@fault(23, optimizer='adam')
-def the_second_moment_is_not_squared(run):
-    slots, gradient = run[1]['optimizer']['state_after']['slots']['W'], run[1]['gradients']['W']
-    before = run[1]['optimizer']['state_before']['slots']['W']['nu']
-    change(slots, 'nu', lambda nu: 0.9 * numbers(before) + 0.1 * np.abs(numbers(gradient)))
-
-
 @fault(24, optimizer='adam')
 def the_bias_correction_counts_one_step_too_few(run):
     count = run[1]['optimizer']['state_before']['count']
     off = (1 - 0.8 ** (count + 1)) / (1 - 0.8**count)
     change(run[1]['optimizer']['updates'], 'W', lambda u: u * off)
-
-
-@fault(24, optimizer='adam-decay')
-def epsilon_stands_inside_the_root(run):
-    slots = run[1]['optimizer']['state_after']['slots']['W']
-    mean, square = (numbers(slots[s]) / (1 - b**2) for s, b in (('mu', 0.8), ('nu', 0.9)))
-    change(run[1]['optimizer']['updates'], 'W', lambda u: -0.1 * mean / np.sqrt(square + 0.02))
-
-
-@fault(24, optimizer='adamw-plain')
-def the_update_is_too_long_where_no_decay_is(run):
-    change(run[1]['optimizer']['updates'], 'W', lambda u: u * 1.01)
-
-
-@fault(27, cell='alif')
-def the_adaptation_s_trace_forgets(run):
-    change(trace(run[1])['weight'], 1, np.zeros_like)
-
-
-@fault(28, algorithm='ES_D_RTRL')
-def the_input_s_trace_is_filtered_with_the_other_decay(run):
-    before, x = trace(run[1], 'before')['x'], factor(run[1])['x']
-    change(trace(run[1]), 'x', lambda ex: 0.7 * numbers(before) + numbers(x))
-
-
-@fault(28, algorithm='ES_D_RTRL', cell='lif')
-def the_output_s_trace_leaves_D_out(run):
-    before, D_f = trace(run[1], 'before')['f'][0], factor(run[1])['D_f'][0]
-    change(trace(run[1])['f'], 0, lambda ef: 0.7 * numbers(before) + 0.3 * numbers(D_f))
-
-
-@fault(29)
-def the_new_term_lacks_the_slope(run):
-    x = numbers(factor(run[0])['x'])
-    change(trace(run[0])['weight'], 0, lambda e: np.ones_like(e) * x[:, :, None])
-
-
-@fault(30)
-def the_trace_forgets(run):
-    x, D_f = numbers(factor(run[1])['x']), numbers(factor(run[1])['D_f'][0])
-    change(trace(run[1])['weight'], 0, lambda e: x[:, :, None] * D_f[:, None, :])
 
 
 @fault(32, steps=3, reset=(1,))
@@ -342,11 +252,6 @@ def the_trace_is_carried_over_a_boundary(run):
 @fault(32, steps=3, reset=(1,))
 def a_lane_that_was_reset_does_not_start_at_the_initial_carry(run):
     again(run, 1, carry_before=run[0]['carry_after'])
-
-
-@fault(33, algorithm='ES_D_RTRL', steps=3, reset=(2,))
-def the_correction_counts_calls(run):
-    change(run[2]['signals'], 'correction', lambda one: np.full_like(one, 1 - 0.7**3))
 
 
 @fault(34, cell='lif')
@@ -366,12 +271,6 @@ def the_readout_s_trace_decays_as_the_membrane(run):
 @fault(34, cell='lif')
 def the_decay_is_of_another_time_constant(run):
     run[1]['topology']['constants']['alpha'] = making.decay(1.0, 9.0)
-
-
-@fault(34, cell='lif')
-def the_reset_passes_no_derivative_though_it_is_declared(run):
-    alpha = run[1]['topology']['constants']['alpha']
-    change(factor(run[1])['D'][0], 0, lambda D: np.full_like(D, alpha))
 
 
 @fault(36)
