@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from braintrace_receipts.arrays import INLINE, array_digest, node, sample_indices
+from braintrace_receipts.schema import with_arrays
 
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
 
-__all__ = ['Fields', 'named']
+__all__ = ['Fields', 'named', 'with_nodes']
 
 NOISE = 256  # roundings of the terms: what is less beside them is no path of its own
 
@@ -27,14 +28,11 @@ def named(names, tree) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of the receipt of one step; ``record`` has arrays of NumPy, ``file`` is the name
-    for large arrays.
-    """
+    """The fields of the receipt of one step, whose arrays are those of NumPy in ``record``."""
 
     recording: Recording
     topology: Topology
     record: Record
-    file: str
 
     @cached_property
     def observed(self) -> functional.Observed:
@@ -46,33 +44,12 @@ class Fields:
         """Whether the trace is one factor of the input and one of the output."""
         return self.topology.algorithm['name'] == 'ES_D_RTRL'
 
-    def array(self, value, name: str, beside=()) -> dict:
-        """The node of an array; the numbers of a narrow trace are written in the step's dtype. A
-        sample of it also has the entries that samples of the arrays ``beside`` have.
-        """
-        value, also = self._wide(value), set[int]()
-        if self.recording.arrays == 'sample' and value.size > INLINE:
-            for other in beside:
-                also.update(sample_indices(array_digest(self._wide(other)), value.size))
-        return node(value, name, arrays=self.recording.arrays, file=self.file, also=also)
+    def states(self, group: str, values) -> list:
+        """One array, or None, for each state of a group, in the order of the receipt."""
+        return [values[s] for s in self.topology.orders[group]]
 
-    def _wide(self, value) -> np.ndarray:
-        value = np.asarray(value)
-        floating = jnp.issubdtype(value.dtype, jnp.floating)
-        return value.astype(self.record.outputs.dtype) if floating else value
-
-    def arrays(self, values: dict, name: str) -> dict:
-        return {key: self.array(value, f'{name}/{key}') for key, value in values.items()}
-
-    def states(self, group: str, values, name: str, beside=()) -> list:
-        """One node for each state of a group, in the order of the receipt."""
-        return [
-            None if values[s] is None else self.array(values[s], f'{name}/{i}', beside)
-            for i, s in enumerate(self.topology.orders[group])
-        ]
-
-    def by_group(self, values: dict, name: str) -> dict:
-        return {g: self.states(g, vector, f'{name}/{g}') for g, vector in values.items()}
+    def by_group(self, values: dict) -> dict:
+        return {group: self.states(group, vector) for group, vector in values.items()}
 
     # the parts of a receipt -----------------------------------------------------------------------
 
@@ -81,7 +58,7 @@ class Fields:
         key, found = self.topology.feedback, dict(self.topology.algorithm)
         if key is not None:
             weight = self.observed.feedback[key]['weight']
-            found['feedback'] = {'kind': 'fixed', 'array': self.array(weight, 'feedback')}
+            found['feedback'] = {'kind': 'fixed', 'array': weight}
         return found
 
     @property
@@ -98,78 +75,65 @@ class Fields:
 
     @property
     def factors(self) -> list[dict]:
-        found = []
+        found, seen = [], self.observed
         for relation in self.topology.topology['relations']:
-            name, groups = relation['name'], relation['groups']
-            for group in groups:
-                at = f'factors/{name}/{group}'
-                rows = [self.observed.d[group][s] for s in self.topology.orders[group]]
+            name = relation['name']
+            for group in relation['groups'] or [None]:
+                D_f = [] if group is None else self.states(group, seen.df[name][group])
+                D = [] if group is None else self.states(group, seen.d[group])
                 found.append(
                     {
                         'relation': name,
                         'group': group,
-                        'x': self._x(name, f'{at}/x'),
-                        'D_f': self.states(group, self.observed.df[name][group], f'{at}/D_f'),
-                        'D': [self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)],
+                        'x': seen.x.get(name),
+                        'D_f': D_f,
+                        'D': [self.states(group, row) for row in D],
                     }
                 )
-            if not groups:
-                x = self._x(name, f'factors/{name}/x')
-                found.append({'relation': name, 'group': None, 'x': x, 'D_f': [], 'D': []})
         return found
-
-    def _x(self, name: str, path: str) -> dict | None:
-        x = self.observed.x.get(name)
-        return None if x is None else self.array(x, path)
 
     def traces(self, when: str) -> list[dict]:
         """The entries of the trace ``'before'`` or ``'after'`` the step, by relation and group."""
-        found, trace = [], getattr(self.observed, when)
-        for relation, of_group in trace.items():
-            for group, slots in of_group.items():
-                at = f'traces_{when}/{relation}/{group}'
-                after = self.observed.after[relation][group] if when == 'before' else {}
-                entries = {
-                    slot: self._entry(group, slot, value, f'{at}/{slot}', after.get(slot))
+        return [
+            {
+                'relation': relation,
+                'group': group,
+                'entries': {
+                    slot: value
+                    if slot == 'x' and self.factored
+                    else self.states(group, _by_state(value))
                     for slot, value in sorted(slots.items(), reverse=True)
-                }
-                found.append({'relation': relation, 'group': group, 'entries': entries})
-        return found
-
-    def _entry(self, group: str, slot: str, value, name: str, beside):
-        one = slot == 'x' and self.factored
-        others = () if beside is None else (beside,) if one else _by_state(beside)
-        if one:
-            return self.array(value, name, others)
-        return self.states(group, _by_state(value), name, others)
+                },
+            }
+            for relation, of_group in getattr(self.observed, when).items()
+            for group, slots in of_group.items()
+        ]
 
     @property
     def loss(self) -> dict:
         record, loss = self.record, self.recording.loss
-        found = {
+        shown = record.probabilities
+        return {
             'name': loss.name,
             'reduction': loss.reduction,
-            'mask': self.array(record.mask, 'loss/mask'),
+            'mask': record.mask,
             'divisor': float(loss.divisor(record.mask)),
+            **({} if shown is None else {'probabilities': shown}),
+            'per_lane': record.per_lane,
+            'value': float(str(record.loss)),
         }
-        if record.probabilities is not None:
-            found['probabilities'] = self.array(record.probabilities, 'loss/probabilities')
-        found['per_lane'] = self.array(record.per_lane, 'loss/per_lane')
-        return found | {'value': float(str(record.loss))}
 
     @property
     def signals(self) -> dict:
         seen = self.observed
         found = {
-            'err': self.array(self.record.err, 'signals/err'),
-            'dh': self.by_group(seen.dh, 'signals/dh'),
-            'dy': self.arrays(seen.dy, 'signals/dy'),
-            'c': self.by_group(seen.c, 'signals/c'),
+            'err': self.record.err,
+            'dh': self.by_group(seen.dh),
+            'dy': seen.dy,
+            'c': self.by_group(seen.c),
         }
         if self.factored:
-            decay = self.topology.algorithm['decay_f']
-            correction = (1 - decay ** (seen.t + 1.0)).astype(self.record.outputs.dtype)
-            found['correction'] = self.array(correction, 'signals/correction')
+            found['correction'] = 1 - self.topology.algorithm['decay_f'] ** (seen.t + 1.0)
         if self.topology.topology['cell'] == 'opaque':
             found['direct'] = self._direct()
         return found
@@ -205,10 +169,7 @@ class Fields:
             ]
             if any(rest is not None for rest in rests):
                 c[group] = rests
-        return {
-            'dy': self.arrays(dy, 'signals/direct/dy'),
-            'c': self.by_group(c, 'signals/direct/c'),
-        }
+        return {'dy': dy, 'c': self.by_group(c)}
 
 
 def _rest(value, pairs) -> np.ndarray | None:
@@ -236,3 +197,34 @@ def _plain(tree):
 def _by_state(value) -> list:
     """The arrays of each state; those of ``f`` stand in its last axis."""
     return list(value) if isinstance(value, tuple | list) else list(np.moveaxis(value, -1, 0))
+
+
+def with_nodes(receipt: dict, dtype, arrays: str, file: str) -> dict:
+    """The receipt with a node for each of its arrays, whose floats are written in one dtype, those
+    of a narrow trace too. ``arrays`` says what becomes of large ones.
+    """
+    flat: dict[str, np.ndarray | None] = {}
+
+    def wide(path, value):
+        floating = value is not None and jnp.issubdtype(np.asarray(value).dtype, jnp.floating)
+        flat[path] = np.asarray(value, dtype) if floating else value
+
+    with_arrays(receipt, wide)
+
+    def sampled_beside(path: str, size: int) -> set[int]:
+        """The indices that samples of the trace after the step have."""
+        stem, also = path.rpartition('/')[0].replace('before', 'after', 1), set[int]()
+        for other, value in flat.items():
+            if other.rpartition('/')[0] == stem and value is not None:
+                also.update(sample_indices(array_digest(value), size))
+        return also
+
+    def node_of(path, _):
+        value, also = flat[path], set[int]()
+        if value is None:
+            return None
+        if arrays == 'sample' and np.size(value) > INLINE and path.startswith('traces_before/'):
+            also = sampled_beside(path, value.size)
+        return node(value, path, arrays=arrays, file=file, also=also)
+
+    return with_arrays(receipt, node_of)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from .arrays import array_of, is_sampled, samples_of
 from .bounds import TINY, UNIT, Num, exact
 from .canonical import spec_digest
+from .schema import with_arrays
 
 __all__ = ['FILTER', 'Record', 'Unavailable', 'array_paths', 'below']
 
@@ -23,70 +24,16 @@ class Unavailable(Exception):
     """A field whose numbers are not all here; the reason is the argument."""
 
 
-def array_paths(raw: Mapping) -> Iterator[tuple[str, Any]]:
+def array_paths(raw: Mapping) -> list[tuple[str, Any]]:
     """``(path, node or None)`` of every array of a receipt or of a configuration."""
-    for name in ('inputs', 'targets', 'outputs'):
-        if name in raw:
-            yield name, raw[name]
-    for name in ('params_before', 'carry_before', 'initial', 'carry_after', 'gradients'):
-        yield from _under(name, raw.get(name))
-    yield from _under('params_after', raw.get('params_after'))
-    yield from _factors(raw.get('factors', ()))
-    for name in ('traces_before', 'traces_after'):
-        for trace in raw.get(name, ()):
-            for slot, value in trace['entries'].items():
-                at = f'{name}/{trace["relation"]}/{trace["group"]}/{slot}'
-                yield from _listed(at, value)
-    yield from _under('loss', raw.get('loss'))
-    for name, value in raw.get('signals', {}).items():
-        yield from _signal(f'signals/{name}', value)
-    feedback = raw['algorithm']['feedback']
-    if feedback is not None:
-        yield 'algorithm/feedback', feedback['array']
-    yield from _under('window/gradients', (raw.get('window') or {}).get('gradients'))
-    yield from _optimizer(raw.get('optimizer') or {})
+    found: list[tuple[str, Any]] = []
+    with_arrays(raw, lambda path, value: found.append((path, value)))
+    return found
 
 
 def below(paths: list[str], prefix: str) -> list[str]:
     """Of sorted paths those behind a prefix and its slash."""
     return paths[bisect_left(paths, f'{prefix}/') : bisect_left(paths, f'{prefix}0')]
-
-
-def _under(name: str, tree: Mapping | None) -> Iterator[tuple[str, Any]]:
-    for key, value in (tree or {}).items():
-        if isinstance(value, dict):
-            yield f'{name}/{key}', value
-
-
-def _listed(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, list):
-        yield name, value
-        return
-    for i, one in enumerate(value):
-        yield from _listed(f'{name}/{i}', one)
-
-
-def _factors(factors) -> Iterator[tuple[str, Any]]:
-    for factor in factors:
-        relation, group = factor['relation'], factor['group']
-        yield f'factors/{relation}/{group or ""}/x', factor['x']
-        yield from _listed(f'factors/{relation}/{group}/D_f', factor['D_f'])
-        yield from _listed(f'factors/{relation}/{group}/D', factor['D'])
-
-
-def _signal(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and 'shape' not in value:
-        for key, one in value.items():
-            yield from _signal(f'{name}/{key}', one)
-    else:
-        yield from _listed(name, value)
-
-
-def _optimizer(optimizer: Mapping) -> Iterator[tuple[str, Any]]:
-    for name in ('state_before', 'state_after'):
-        for path, slots in (optimizer.get(name) or {}).get('slots', {}).items():
-            yield from _under(f'optimizer/{name}/{path}', slots)
-    yield from _under('optimizer/updates', optimizer.get('updates'))
 
 
 @dataclass(eq=False)

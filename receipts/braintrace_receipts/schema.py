@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from itertools import islice
 from typing import Any
@@ -193,3 +193,53 @@ SCHEMAS: dict[str, dict] = {
     name: {key: _inlined(part, _DEFS) for key, part in schema.items() if key != '$defs'}
     for name, schema in _FILES.items()
 }
+
+# where arrays stand -------------------------------------------------------------------------------
+
+
+def _with_arrays(schema: dict) -> dict | None:
+    """The part of a schema in which arrays stand."""
+    if not schema or schema is ARRAY:
+        return schema or None
+    if 'anyOf' in schema:
+        parts = [_with_arrays(one) for one in schema['anyOf']]
+        both = zip(parts, schema['anyOf'], strict=True)
+        return {'anyOf': [part or one for part, one in both]} if any(parts) else None
+    inner = {key: _with_arrays(schema.get(key) or {}) for key in ('items', 'additionalProperties')}
+    known = {name: _with_arrays(one) for name, one in schema.get('properties', {}).items()}
+    inner['properties'] = {name: one for name, one in known.items() if one}
+    return {**schema, **inner} if any(inner.values()) else None
+
+
+_ARRAYS = _with_arrays(SCHEMAS['braintrace.receipt/1'])
+UNNAMED = ('array', 'entries', 'slots')  # keys of the format that are no part of a path
+
+
+def with_arrays(value: Any, change: Callable[[str, Any], Any]) -> Any:
+    """A receipt, or a part of one by its keys, in which ``change(path, value)`` stands for each
+    array and for each null in the place of one.
+    """
+    return _changed(_ARRAYS, value, '', change)
+
+
+def _changed(schema: dict, value: Any, path: str, change: Callable) -> Any:
+    if schema is ARRAY:
+        return change(path, value)
+    if 'anyOf' in schema:
+        if value is None:
+            return change(path, None) if ARRAY in schema['anyOf'] else None
+        return _changed(_chosen(schema['anyOf'], value), value, path, change)
+    if isinstance(value, list) and schema.get('items'):
+        items = schema['items']
+        named = 'relation' in items.get('required', ())
+        ends = (f'{v["relation"]}/{v["group"] or ""}' if named else i for i, v in enumerate(value))
+        parts = zip(ends, value, strict=True)
+        return [_changed(items, part, f'{path}/{end}', change) for end, part in parts]
+    if not isinstance(value, dict):
+        return value
+    known, others, found = schema.get('properties', {}), schema.get('additionalProperties'), {}
+    for name, part in value.items():
+        own = known.get(name) or others
+        at = path if name in known and name in UNNAMED else f'{path}/{name}' if path else name
+        found[name] = _changed(own, part, at, change) if own else part
+    return found
