@@ -7,7 +7,8 @@ Canonical form, schemas, engine, rules and reconciler need NumPy and nothing els
 """
 
 from ._version import __version__ as __version__
-from .canonical import digest, emit, node, parse, parse_run
+from .arrays import node
+from .canonical import digest, emit, parse, parse_run
 from .checks import Failure
 from .derivation import derive
 from .errors import ReceiptError

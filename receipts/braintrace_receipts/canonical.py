@@ -13,15 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from .arrays import (
-    INLINE,
-    array_of,
-    decimals,
-    is_sampled,
-    node,
-    sample_indices,
-    samples_of,
-)
 from .errors import (
     MAX_DEPTH,
     MAX_ELEMENTS,
@@ -34,24 +25,7 @@ from .errors import (
 )
 from .schema import SCHEMAS, canonical, check
 
-__all__ = [
-    'INLINE',
-    'ReceiptError',
-    'array_of',
-    'canonical_json',
-    'decimals',
-    'digest',
-    'each_line',
-    'emit',
-    'is_sampled',
-    'node',
-    'parse',
-    'parse_run',
-    'sample_indices',
-    'samples_of',
-    'spec_digest',
-]
-
+__all__ = ['canonical_json', 'digest', 'each_line', 'emit', 'parse', 'parse_run', 'spec_digest']
 
 BINARY = {
     b'\x93NUMPY': ('an array file of NumPy', 'give the file of receipts, one JSON object a line'),

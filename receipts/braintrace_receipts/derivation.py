@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import node
 from .bounds import Num
-from .canonical import node, spec_digest
+from .canonical import spec_digest
 from .engine import derive_step
 from .errors import Problem, ReceiptError
 from .losses import LOSSES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -54,30 +53,18 @@ def resolve_files(
 
 
 def write_files(receipt: Any, folder: str | os.PathLike) -> list[str]:
-    """Writes the filed arrays that a value carries, a file for each name; returns the names."""
+    """Writes the filed arrays that a receipt carries, a file for each name; returns the names."""
     found: dict[str, dict[str, np.ndarray]] = {}
-    for value in filed(receipt):
-        shaped = np.asarray(value['data']).reshape(value['shape'])
-        found.setdefault(value['file'], {})[value['key']] = shaped
+    for _, value in array_paths(receipt):
+        if value is not None and FILED == set(value):
+            shaped = np.asarray(value['data']).reshape(value['shape'])
+            found.setdefault(value['file'], {})[value['key']] = shaped
     for name, arrays in found.items():
         with zipfile.ZipFile(Path(folder) / name, 'w') as archive:
             for key, array in arrays.items():
                 with archive.open(f'{key}.npy', 'w', force_zip64=True) as stream:
                     np.lib.format.write_array(stream, array, allow_pickle=False)
     return list(found)
-
-
-def filed(value: Any) -> Iterator[dict]:
-    """The filed nodes of a value that carry their array."""
-    if isinstance(value, dict):
-        if FILED == set(value):
-            yield value
-        else:
-            for part in value.values():
-                yield from filed(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from filed(part)
 
 
 def _once(seen: set[tuple[str, str]], name: str, key: str, path: str) -> None:

@@ -80,7 +80,7 @@ class Page:
         why = '; '.join(refused) if passed else ''
         why = why or result.gated_off.get(14) or result.disclosures.get('rule 14 in part') or ''
         if result.verdict == 'malformed':
-            why = _first_problem(result)
+            why = f'{result.failures[0].path}: {result.failures[0].hint}'
         said = MEANING[result.verdict].format(
             why=why, count=counted(sum(result.failed.values()), 'failure')
         )
@@ -177,13 +177,6 @@ def _joined(disclosures: Mapping[str, Any]) -> list[str]:
         many = f' ({counted(len(values), "record")})' if len(values) > 1 else ''
         lines.append(f'{name}: {said}{many}')
     return lines
-
-
-def _first_problem(result: Result) -> str:
-    first = result.failures[0]
-    said = f'{first.path}: {first.hint}' if first.hint else f'{first.stored}, {first.recomputed}'
-    more = len(result.failures) - 1
-    return said.removeprefix(': ') + (f' (and {counted(more, "problem")} more)' if more else '')
 
 
 def _short(value: Any, most: int = 60) -> str:

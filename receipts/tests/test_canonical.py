@@ -9,8 +9,18 @@ import zipfile
 import numpy as np
 import pytest
 
-from braintrace_receipts import arrays, canonical, errors, files, schema
-from braintrace_receipts.canonical import ReceiptError, emit, node, parse, parse_run
+from braintrace_receipts import (
+    ReceiptError,
+    arrays,
+    canonical,
+    emit,
+    errors,
+    files,
+    node,
+    parse,
+    parse_run,
+    schema,
+)
 from samples import full
 
 NAMES = list(schema.SCHEMAS)
@@ -38,8 +48,8 @@ def test_floats_are_the_shortest_decimals_of_their_dtype():
     assert b'[0.1,-0.0,0.33333334,1e-45,3.4028235e+38,16777216.0]' in line
     assert b'[0.10000000149011612,-0.0,0.3333333432674408]' in line
     back = parse(line)['carry_before']['a']
-    np.testing.assert_array_equal(canonical.array_of(back), array.astype(np.float64))
-    assert np.signbit(canonical.array_of(back)[1])
+    np.testing.assert_array_equal(arrays.array_of(back), array.astype(np.float64))
+    assert np.signbit(arrays.array_of(back)[1])
 
 
 def test_each_float32_comes_back():
@@ -115,13 +125,13 @@ def test_what_json_cannot_say_is_named_by_its_path():
 def test_a_sample_stands_where_the_digest_puts_it():
     array = np.arange(5000, dtype=np.float64) / 7
     value = node(array, 'x', arrays='sample')
-    indices, values = canonical.samples_of(value)
+    indices, values = arrays.samples_of(value)
     assert len(set(indices.tolist())) == 256 and list(indices) == sorted(indices)
     np.testing.assert_array_equal(values, array[indices])
     assert value['sha256'] == arrays.array_digest(array)
-    assert canonical.sample_indices('00' * 32, 300)[:3] == [1, 2, 3]
+    assert arrays.sample_indices('00' * 32, 300)[:3] == [1, 2, 3]
     with pytest.raises(ReceiptError, match='sampled'):
-        canonical.array_of(value)
+        arrays.array_of(value)
 
 
 def test_large_arrays_go_to_a_file_and_come_back(tmp_path):
@@ -132,18 +142,18 @@ def test_large_arrays_go_to_a_file_and_come_back(tmp_path):
     read = parse(emit(value))
     assert 'data' not in read['inputs']
     whole = files.resolve_files(read, tmp_path)
-    np.testing.assert_array_equal(canonical.array_of(whole['inputs']), array)
+    np.testing.assert_array_equal(arrays.array_of(whole['inputs']), array)
     assert emit(whole) == emit(read)
     with np.load(tmp_path / 'step0.npz', allow_pickle=False) as loaded:
         np.testing.assert_array_equal(loaded['inputs'], array)
     with pytest.raises(ReceiptError, match='unresolved'):
-        canonical.array_of(parse(emit(value))['inputs'])
+        arrays.array_of(parse(emit(value))['inputs'])
 
 
 def test_a_file_that_is_not_the_named_one_is_refused(tmp_path):
     array = np.arange(5000, dtype=np.float32)
     value = node(array, 'x', arrays='npz', file='a.npz')
-    files.write_files(value, tmp_path)
+    files.write_files({'inputs': value}, tmp_path)
     value.pop('data')
     (tmp_path / 'text.npz').write_text('no zip')
     np.savez(tmp_path / 'pickled.npz', x=np.array([None] * 5000))

@@ -36,36 +36,13 @@ ALL_RUNS = (
     dict(cell='alif', kappa=0.5, credit='whole', reset=(1,), dtype='float32'),
     dict(cell='lif', optimizer='none', feedback='modulator'),
 )
-WORDS = (
-    *('', 'x', 'W', 'inputs', 'carry/h', 'new/z', 'carry/', 'new/o', '(filter)', 'rnn', 'lif'),
-    *(
-        'alif',
-        'opaque',
-        'linear',
-        'leaky',
-        'D_RTRL',
-        'ES_D_RTRL',
-        'cut',
-        'whole',
-        'frozen',
-        'trace',
-    ),
-    *('same-step', 'sgd', 'momentum', 'adam', 'adamw', 'softmax_ce', 'half_mse', 'mean', 'sum'),
-    *('float32', 'float64', 'int64', 'bool', 'bfloat16', 'tf32', 'hidden', 'output', 'recurrent'),
-    *(
-        'readout',
-        'etp_mm',
-        'etp_conv',
-        'fixed',
-        'modulator',
-        'a/b',
-        '/',
-        '..',
-        '\ud800',
-        'third_party',
-    ),
-    *('opaque_cell', 'weight', 'bias', 'mu', 'h', 'z', 'V', 'o', 'a', 'triangle', 'sampled_arrays'),
-)
+WORDS = ('', '\ud800', *'''
+    x W inputs carry/h new/z carry/ new/o (filter) rnn lif alif opaque linear leaky D_RTRL
+    ES_D_RTRL cut whole frozen trace same-step sgd momentum adam adamw softmax_ce half_mse mean
+    sum float32 float64 int64 bool bfloat16 tf32 hidden output recurrent readout etp_mm etp_conv
+    fixed modulator a/b / .. third_party opaque_cell weight bias mu h z V o a triangle
+    sampled_arrays
+'''.split())  # fmt: skip
 NUMBERS = (
     *(0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**63, 10**400, -(10**30), True, False, None, 0.0, -0.0),
     *(0.5, 1.0, -1.0, 1e-320, 1e308, -1e308, 1e-9, float('nan'), float('inf'), -float('inf')),
