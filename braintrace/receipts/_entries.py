@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,13 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from braintrace_receipts.arrays import INLINE, array_digest, node, sample_indices
+from braintrace_receipts.bounds import Num, exact, total
+from braintrace_receipts.equations import Equations
+from braintrace_receipts.primitives import NoFormula
+from braintrace_receipts.record import Record as Read
+from braintrace_receipts.record import array_paths
 from braintrace_receipts.schema import with_arrays
 
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
 
-__all__ = ['Fields', 'named', 'with_nodes']
+__all__ = ['Fields', 'direct_signals', 'named', 'with_nodes']
 
 NOISE = 256  # roundings of the terms: what is less beside them is no path of its own
 
@@ -134,59 +140,7 @@ class Fields:
         }
         if self.factored:
             found['correction'] = 1 - self.topology.algorithm['decay_f'] ** (seen.t + 1.0)
-        if self.topology.topology['cell'] == 'opaque':
-            found['direct'] = self._direct()
         return found
-
-    def _placed(self, name: str, group: str, values):
-        """Numbers at the positions of a group, gathered to where y stands."""
-        positions = self.topology.positions[name].get(group)
-        shape = next((d.shape for d in self.observed.df[name][group] if d is not None), None)
-        if positions is None or shape is None:
-            return values
-        return [
-            None if v is None else np.reshape(v, (len(v), -1))[:, positions].reshape(shape)
-            for v in values
-        ]
-
-    def _direct(self) -> dict:
-        """What of dy and c passes no new state, of a cell whose formulas no verifier has."""
-        seen, dy, c = self.observed, {}, {}
-        for key, value in seen.dy.items():
-            pairs = [
-                pair
-                for group, df in seen.df.get(key, {}).items()
-                for pair in zip(self._placed(key, group, seen.dh[group]), df, strict=True)
-            ]
-            rest = _rest(value, pairs)
-            if rest is not None:
-                dy[key] = rest
-        for group, values in seen.c.items():
-            columns = zip(*seen.d[group], strict=True)
-            rests = [
-                None if value is None else _rest(value, zip(seen.dh[group], column, strict=True))
-                for value, column in zip(values, columns, strict=True)
-            ]
-            if any(rest is not None for rest in rests):
-                c[group] = rests
-        return {'dy': dy, 'c': self.by_group(c)}
-
-
-def _rest(value, pairs) -> np.ndarray | None:
-    """``value - sum a b``, or None where this is rounding."""
-    terms = [np.float64(a) * b for a, b in pairs if a is not None and b is not None]
-    terms = [_summed(term, np.ndim(value), len(value)) for term in terms]
-    rest = np.float64(value) - sum(terms)
-    size = np.abs(value) + sum(map(np.abs, terms))
-    small = np.abs(rest) <= NOISE * np.finfo(value.dtype).eps * size
-    return None if small.all() else rest.astype(value.dtype)
-
-
-def _summed(term, ndim: int, lanes: int) -> np.ndarray:
-    """A product at the entries of y, summed over the axes that these have more than y."""
-    first = 1 if ndim and len(term) == lanes else 0
-    more = term.ndim - ndim
-    return term.sum(tuple(range(first, first + more))) if more > 0 else term
 
 
 def _plain(tree):
@@ -197,6 +151,32 @@ def _plain(tree):
 def _by_state(value) -> list:
     """The arrays of each state; those of ``f`` stand in its last axis."""
     return list(value) if isinstance(value, tuple | list) else list(np.moveaxis(value, -1, 0))
+
+
+def direct_signals(receipt: dict) -> dict[str, dict]:
+    """What of dy and c passes no new state: they without what the receipt's own factors make."""
+    fields = dict(array_paths(receipt))
+    record = Read(receipt, {p: v if v is None else np.float64(v) for p, v in fields.items()})
+    by, dy, c = Equations(record, False), dict[str, np.ndarray](), dict[str, list]()
+    eps = np.finfo(receipt['numeric']['dtype']).eps
+
+    def rest(path: str, made: Num | None) -> np.ndarray | None:
+        if fields[path] is None:
+            return None
+        value = record[path]
+        made = exact(np.zeros(value.shape)) if made is None else made
+        off = value - made.value
+        small = np.abs(off) <= NOISE * eps * (np.abs(value) + made.terms)
+        return None if small.all() else off
+
+    for name in record.relations:
+        with suppress(NoFormula):
+            found = rest(f'signals/dy/{name}', total(by.sent_to(name)))
+            dy |= {} if found is None else {name: found}
+    for name, group in reversed(record.pairs):
+        made = enumerate(by.old_signal(name, group))
+        c[group] = [rest(f'signals/c/{group}/{i}', one) for i, one in made]
+    return {'dy': dy, 'c': {g: ones for g, ones in c.items() if any(o is not None for o in ones)}}
 
 
 def with_nodes(receipt: dict, dtype, arrays: str, file: str) -> dict:

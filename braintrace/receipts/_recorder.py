@@ -17,7 +17,7 @@ from braintrace_receipts.files import write_files
 
 from .. import OptionError, StructureError
 from ._capture import Record, Recording, Run
-from ._entries import Fields, named, with_nodes
+from ._entries import Fields, direct_signals, named, with_nodes
 
 __all__ = ['Recorder']
 
@@ -219,6 +219,8 @@ class Recorder:
             'optimizer': self._optimizer_of(*update),
             'params_after': after,
         }
+        if topology.topology['cell'] == 'opaque':
+            receipt['signals']['direct'] = direct_signals(receipt)
         if initial is not None:
             receipt['initial'] = named(topology.carry, initial)
         if window is not None:

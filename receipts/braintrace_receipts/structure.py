@@ -96,14 +96,31 @@ def _names(raw: Mapping) -> Problems:
         yield from _known_cell(raw, topology)
 
 
+# The numbers of a receipt by name: decays, times and thresholds, what is from zero on.
+BELOW_ONE = {'leak', 'alpha', 'rho', 'kappa_out', 'kappa', 'decay_x', 'decay_f'}
+BELOW_ONE |= {'momentum', 'b1', 'b2'}
+ABOVE_ZERO = {'dt', 'tau', 'tau_a', 'tau_out', 'theta'}
+FROM_ZERO = {'eps', 'eps_root'}
+
+
+def _ranges(path: str, numbers: Mapping) -> Problems:
+    for name, value in numbers.items():
+        if name in BELOW_ONE and value is not None:
+            yield from _unless(0 <= value < 1, f'{path}/{name}', f'{value}: not in [0, 1)')
+        elif name in ABOVE_ZERO:
+            yield from _unless(value > 0, f'{path}/{name}', f'{value}: not above 0')
+        elif name in FROM_ZERO:
+            yield from _unless(value >= 0, f'{path}/{name}', f'{value}: below 0')
+
+
 def _decays(algorithm: Mapping) -> Problems:
     factored = algorithm['name'] == 'ES_D_RTRL'
     for name in ('decay_x', 'decay_f'):
-        value = algorithm[name]
-        right = value is not None and 0 <= value < 1 if factored else value is None
+        right = (algorithm[name] is not None) == factored
         want = 'a decay in [0, 1)' if factored else 'null: D_RTRL has no decay'
-        yield from _unless(right, f'algorithm/{name}', f'{value} where this is due: {want}')
-    yield from _unless(0 <= algorithm['kappa'] < 1, 'algorithm/kappa', 'not in [0, 1)')
+        said = f'{algorithm[name]} where this is due: {want}'
+        yield from _unless(right, f'algorithm/{name}', said)
+    yield from _ranges('algorithm', algorithm)
     plain = algorithm['kappa'] == 0 and algorithm['credit'] == 'cut'
     yield from _unless(plain or not factored, 'algorithm', 'ES_D_RTRL has no filter and cut credit')
 
@@ -151,12 +168,7 @@ def _known_cell(raw: Mapping, topology: Mapping) -> Problems:
 
 
 def _constants(constants: Mapping) -> Problems:
-    for name in ('leak', 'alpha', 'rho', 'kappa_out'):
-        value = constants.get(name, 0)
-        yield from _unless(0 <= value < 1, f'topology/constants/{name}', f'{value}: not in [0, 1)')
-    for name in ('dt', 'tau', 'tau_a', 'tau_out', 'theta'):
-        value = constants.get(name, 1)
-        yield from _unless(value > 0, f'topology/constants/{name}', f'{value}: not above 0')
+    yield from _ranges('topology/constants', constants)
     surrogate = constants.get('surrogate')
     if surrogate is not None:
         at = 'topology/constants/surrogate'
@@ -259,12 +271,7 @@ def _optimizer(optimizer: Mapping) -> Problems:
         return
     known, config = OPTIMIZERS[optimizer['name']], optimizer['config']
     yield from _sets('optimizer/config', set(config) - set(known.may), known.needs)
-    for name in ('momentum', 'b1', 'b2'):
-        value = config.get(name, 0)
-        yield from _unless(0 <= value < 1, f'optimizer/config/{name}', f'{value}: not in [0, 1)')
-    for name in ('eps', 'eps_root'):
-        value = config.get(name, 0)
-        yield from _unless(value >= 0, f'optimizer/config/{name}', f'{value}: below 0')
+    yield from _ranges('optimizer/config', config)
 
 
 def _listed(name: str, found, want) -> Problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -43,13 +43,6 @@ def _update(r: Record, c: Check) -> None:
         c.close(at, r[at], stored(r).updated(path)[1], (stored(r).acted_on(path), *made_of))
 
 
-def _slot(r: Record, c: Check, slot: str) -> None:
-    for path in moving(r):
-        at = f'optimizer/state_after/{path}/{slot}'
-        made_of = stored(r).acted_on(path), at.replace('after', 'before')
-        c.close(at, r[at], stored(r).updated(path)[0][slot], made_of)
-
-
 def slots_of(r: Record, c: Check) -> None:
     """Slots and shapes for each parameter that moves; the count goes on by 1."""
     raw, known = _optimizer(r), _known(r)
@@ -85,23 +78,24 @@ def sgd(r: Record, c: Check) -> None:
     _update(r, c)
 
 
-def momentum(r: Record, c: Check) -> None:
-    """The buffer of momentum, and its update."""
-    _known(r, 'momentum')
-    _slot(r, c, 'trace')
-    _update(r, c)
+def slot(name: str, *optimizers: str) -> Callable[[Record, Check], None]:
+    """The rule of one slot of these optimisers; of the only slot also that of the update."""
+
+    def rule(r: Record, c: Check) -> None:
+        known = _known(r, *optimizers)
+        for path in moving(r):
+            at = f'optimizer/state_after/{path}/{name}'
+            made_of = stored(r).acted_on(path), at.replace('after', 'before')
+            c.close(at, r[at], stored(r).updated(path)[0][name], made_of)
+        if known.slots == (name,):
+            _update(r, c)
+
+    return rule
 
 
-def first_moment(r: Record, c: Check) -> None:
-    """The running mean of gradients."""
-    _known(r, 'adam', 'adamw')
-    _slot(r, c, 'mu')
-
-
-def second_moment(r: Record, c: Check) -> None:
-    """The running mean of their squares."""
-    _known(r, 'adam', 'adamw')
-    _slot(r, c, 'nu')
+momentum = slot('trace', 'momentum')
+first_moment = slot('mu', 'adam', 'adamw')
+second_moment = slot('nu', 'adam', 'adamw')
 
 
 def adam(r: Record, c: Check) -> None:

@@ -16,8 +16,9 @@ import receipts_observer
 from receipts_observer import Observer, of_jax, optax_slots
 
 from braintrace_receipts import check, emit, parse_run, reconcile, reconcile_run
+from braintrace_receipts.reconciler import VERDICTS as RESULTS
 from tests.receipts.foreign import KAPPA_OUT, Foreign
-from tests.sources import ROOT
+from tests.sources import ROOT, SOURCES
 
 VERDICTS = ('verdict', 'pass', 'fail', 'verified', 'expected', 'consistent', 'reconcil', 'judge')
 
@@ -37,6 +38,30 @@ def test_the_observer_needs_no_braintrace_and_judges_nothing():
         if isinstance(one, ast.Constant) and isinstance(one.value, str) and ' ' not in one.value
     ]
     assert not [key for key in keys if any(word in key.lower() for word in VERDICTS)]
+
+
+RECORDER = [
+    one
+    for one in SOURCES
+    if one.floor == 'receipts' and not one.path.endswith(('__init__.py', '_audit.py'))
+]
+
+
+@pytest.mark.parametrize('source', RECORDER, ids=lambda one: one.path)
+def test_the_recorder_has_no_word_for_a_verdict(source):
+    """Its names and strings; a docstring may say who judges."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    docs = [
+        getattr(one.body[0], 'value', None)
+        for one in ast.walk(source.tree)
+        if isinstance(one, kinds)
+    ]
+    strings = {
+        one.value
+        for one in ast.walk(source.tree)
+        if isinstance(one, ast.Constant) and one not in docs and isinstance(one.value, str)
+    }
+    assert not strings & {*RESULTS, 'verdict', 'ok'}
 
 
 # another framework, in NumPy ----------------------------------------------------------------------
