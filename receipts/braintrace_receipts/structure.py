@@ -22,6 +22,7 @@ from .surrogates import SURROGATES
 __all__ = ['problems_of', 'problems_of_config', 'read']
 
 Problems = Iterator[Problem]
+Nodes = list[tuple[str, dict | None]]  # the arrays by path
 
 
 def problems_of(raw: Any) -> list[Problem]:
@@ -32,9 +33,13 @@ def problems_of(raw: Any) -> list[Problem]:
 def read(raw: Any) -> tuple[list[Problem], Record | None]:
     """What is wrong with any value, at most 50 things, and the record of one that is right."""
     found = check(raw, 'braintrace.receipt/1')
-    for step in (_names, _lanes, _keys, _paths, _shapes, _places):
+    for of_names in (_names, _lanes, _keys):
         if not found:
-            found = list(islice(step(raw), MOST))
+            found = list(islice(of_names(raw), MOST))
+    nodes = [] if found else array_paths(raw)
+    for of_nodes in (_paths, _shapes, _places):
+        if not found:
+            found = list(islice(of_nodes(raw, nodes), MOST))
     if found:
         return found, None
     record = Record(raw)
@@ -284,27 +289,27 @@ def _listed(name: str, found, want) -> Problems:
 # shapes and numbers -------------------------------------------------------------------------------
 
 
-def _paths(raw: Mapping) -> Problems:
+def _paths(raw: Mapping, nodes: Nodes) -> Problems:
     """Each array has a path of its own, and all together are no more than may be."""
-    counts = Counter(path for path, _ in array_paths(raw))
+    counts = Counter(path for path, _ in nodes)
     twice = [path for path, count in counts.most_common(3) if count > 1]
     yield from _unless(not twice, 'topology', f'two names that make one path: {twice}')
-    total = sum(math.prod(node['shape']) for _, node in array_paths(raw) if node is not None)
+    total = sum(math.prod(node['shape']) for _, node in nodes if node is not None)
     said = f'{total:,} elements in all, more than {MAX_TOTAL:,}'
     yield from _unless(total <= MAX_TOTAL, '', said)
 
 
-def _shapes(raw: Mapping) -> Problems:
-    shape = {path: tuple(node['shape']) for path, node in array_paths(raw) if node is not None}
-    yield from shape_problems(raw, shape)
+def _shapes(raw: Mapping, nodes: Nodes) -> Problems:
+    shapes = {path: tuple(node['shape']) for path, node in nodes if node is not None}
+    yield from shape_problems(raw, shapes)
 
 
-def _places(raw: Mapping) -> Problems:
+def _places(raw: Mapping, nodes: Nodes) -> Problems:
     """Where the numbers of each array are, and of which dtype."""
     numeric = raw['numeric']
     k, dtype = numeric['k'], numeric['dtype']
     yield from _unless(k is None or k > 0, 'numeric/k', f'{k} is not above 0')
-    for path, node in array_paths(raw):
+    for path, node in nodes:
         if node is None:
             continue
         if is_sampled(node):
