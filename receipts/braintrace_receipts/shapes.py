@@ -6,14 +6,18 @@ inputs, ``N`` units, ``O`` outputs; ``I+N`` is the sum of two.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
+from .bounds import Num, exact
 from .cells import CELLS
-from .errors import Problem
-from .fitting import misfits
+from .errors import MAX_ELEMENTS, Problem
 from .losses import LOSSES
 from .optimizers import OPTIMIZERS
+from .primitives import FORMULAS, NoFormula, Op
 from .record import below
 
 __all__ = ['shape_problems']
@@ -57,7 +61,10 @@ def shape_problems(raw: Mapping, shape: Shapes) -> Iterator[Problem]:
     axes = {'B': lanes}
     for path, want in (*_by_group(raw, shape), *_of_loss(raw), *_of_cell(raw)):
         yield from _fits(shape, path, want, axes)
-    yield from misfits(raw, shape)
+    groups, paths = {group['name']: group for group in raw['topology']['groups']}, sorted(shape)
+    for relation in raw['topology']['relations']:
+        if relation['primitive'] in FORMULAS:
+            yield from _misfits(raw, shape, relation, groups, paths)
 
 
 def _fits(shape: Shapes, path: str, want: tuple, axes: dict[str, int]) -> Iterator[Problem]:
@@ -122,3 +129,84 @@ def _of_cell(raw: Mapping) -> Due:
     if feedback is not None:
         yield 'algorithm/feedback', ('B', 'N') if feedback['kind'] == 'modulator' else ('N', 'O')
     yield 'loss/mask', ('B',)
+
+
+# what the formulas of the primitives take: they are tried without lanes ---------------------------
+
+
+def _misfits(raw: Mapping, shape: Shapes, relation: Mapping, *of_all) -> Iterator[Problem]:
+    name, primitive = relation['name'], relation['primitive']
+    try:
+        yield from _tried(raw, shape, relation, *of_all)
+    except NoFormula:
+        return
+    except Exception as error:  # an option may hold anything that the schema lets pass
+        said = f'{type(error).__name__}: {error}'[:200]
+        at = f'topology/relations/{name}'
+        yield Problem(at, f'shapes or options that {primitive} does not have ({said})')
+
+
+def _tried(
+    raw: Mapping, shape: Shapes, relation: Mapping, groups: Mapping, paths: list[str]
+) -> Iterator[Problem]:
+    name, params, ends = relation['name'], relation['params'], relation['groups']
+    options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
+    dy, xs = shape[f'signals/dy/{name}'], [f'factors/{name}/{end}/x' for end in ends or ['']]
+    for path in xs:
+        read = shape.get(path)
+        right = not laned or read is None or read[:1] == dy[:1] == (len(raw['lanes']),)
+        yield from _same(path, right, 'axis 0 is not the lanes')
+    weights = lambda slot: _zeros(shape[f'params_before/{params[slot]}'])
+    op, own = Op(relation['primitive'], options, weights, len(dy) - laned), shape.get(xs[0])
+    x = None if own is None else _zeros((0, *own[1:]) if laned else own)
+    made = op.instant(x, _zeros((0, *dy[laned:])))
+    yield from _same(f'topology/relations/{name}/params', set(made) >= set(params), 'other slots')
+    for slot in set(params) & set(made):
+        small = math.prod(made[slot].shape[1:]) <= MAX_ELEMENTS
+        yield from _same(f'signals/dy/{name}', small, 'too large together with x')
+        if small and slot not in options.get('through', ()):
+            found = op.gradient(slot, _zeros((0, *dy[laned:])), made[slot]).shape
+            path = f'params_before/{params[slot]}'
+            yield from _same(path, found == shape[path], f'{shape[path]}, and {found} is due')
+    for end in ends:
+        D_f = {shape[path] for path in below(paths, f'factors/{name}/{end}/D_f')}
+        positions = options.get('positions', {}).get(end)
+        if positions is not None:
+            yield from _same(f'factors/{name}/{end}', len(D_f) < 2, 'D_f of several shapes')
+            fit = all(len(positions) == math.prod(one[1:]) for one in D_f)
+            fit = fit and max(positions, default=-1) < math.prod(groups[end]['shape'])
+            said = 'positions that are not in the group'
+            yield from _same(f'topology/relations/{name}', fit, said)
+        before = f'traces_before/{name}/{end}'
+        own_trace = {path: shape[path] for path in below(paths, before)}
+        for coords in D_f:
+            yield from _of_trace(raw, relation, op, x, coords, before, own_trace)
+
+
+def _of_trace(
+    raw: Mapping, relation: Mapping, op: Op, x: Num | None, coords: tuple, before: str, own: Shapes
+) -> Iterator[Problem]:
+    """The shapes of a trace whose numbers stand at these coordinates of y."""
+    lanes, d = len(raw['lanes']), _zeros((0, *coords[1:]))
+    if raw['algorithm']['name'] == 'ES_D_RTRL':
+        want = {'f': (lanes, *coords[1:])}
+        if f'{before}/x' in own:
+            op.instant(_zeros((0, *own[f'{before}/x'][1:])), d)
+    else:
+        made = op.instant(x, d)
+        want = {slot: (lanes, *made[slot].shape[1:]) for slot in relation['params']}
+    slots = {path: path[len(before) + 1 :].split('/')[0] for path in own}
+    for path, found in own.items():
+        due = want.get(slots[path], found)
+        yield from _same(path, found == due, f'{found}, and {due} is due')
+    missing = set(want) - set(slots.values())
+    yield from _same(before, not own or not missing, f'without {missing}')
+
+
+def _zeros(shape: tuple[int, ...]) -> Num:
+    return exact(np.zeros(shape))
+
+
+def _same(path: str, holds: bool, message: str) -> Iterator[Problem]:
+    if not holds:
+        yield Problem(path, message)
