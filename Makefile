@@ -138,13 +138,15 @@ mypy: $(VENV)/.with-all
 clean:
 	rm -rf build dist examples/output .mypy_cache .pytest_cache .ruff_cache
 
-# Stamps: an environment is set up again only when pyproject.toml changed.
+# Stamps: an environment is set up again only when a pyproject.toml changed. The verifier of receipts is a distribution of its own, and comes first:
+# what is named by a path is not looked for on an index.
+BOTH = -e ./receipts -e
 $(VENV)/.with-examples: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -e '.[examples]'
 	@touch $@
 
-$(VENV)/.with-all: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q -e '.[examples,test,docs,dev]'
+$(VENV)/.with-all: pyproject.toml receipts/pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q $(BOTH) '.[examples,test,docs,dev]'
 	@touch $@ $(VENV)/.with-examples
 
 # PyTorch, for receipts of its steps: without it their tests are skipped. The second index has builds without CUDA, which are smaller.
@@ -161,8 +163,8 @@ $(VENV_NIR)/.with-simulators: pyproject.toml | $(VENV)/bin/python
 		|| echo "make $@: no $$package here, it is not compared"; done
 	@touch $@
 
-$(VENV_LATEST)/.with-tests: pyproject.toml | $(VENV_LATEST)/bin/python
-	$(VENV_LATEST)/bin/python -m pip install -q -e '.[examples,test,docs]'
+$(VENV_LATEST)/.with-tests: pyproject.toml receipts/pyproject.toml | $(VENV_LATEST)/bin/python
+	$(VENV_LATEST)/bin/python -m pip install -q $(BOTH) '.[examples,test,docs]'
 	@touch $@
 
 $(VENV_PUBLIC)/.with-public: | $(VENV)/bin/python

@@ -28,12 +28,12 @@ from tables import table
 
 import braintrace
 from braintrace import receipts
-from braintrace.receipts.verifier import parse_run, reconcile, reconcile_run
-from braintrace.receipts.verifier.bounds import UNIT
-from braintrace.receipts.verifier.checks import Check, Gated, Limits
-from braintrace.receipts.verifier.files import resolve_files
-from braintrace.receipts.verifier.record import Record
-from braintrace.receipts.verifier.rules import STEP_RULES
+from braintrace_receipts import parse_run, reconcile, reconcile_run
+from braintrace_receipts.bounds import UNIT
+from braintrace_receipts.checks import Check, Gated, Limits
+from braintrace_receipts.files import resolve_files
+from braintrace_receipts.record import Record
+from braintrace_receipts.rules import STEP_RULES
 
 HERE = Path(__file__).parent
 RESULTS = HERE / 'results' / 'receipts.json'

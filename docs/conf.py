@@ -56,17 +56,17 @@ copybutton_prompt_text = r'>>> |\.\.\. |\$ '
 copybutton_prompt_is_regexp = True
 
 MODULES = (
-    '',
-    'nn',
-    'functional',
-    'rules',
-    'tasks',
-    'tasks.events',
-    'adapters',
-    'kit',
-    'verify',
-    'receipts',
-    'receipts.verifier',
+    'braintrace',
+    'braintrace.nn',
+    'braintrace.functional',
+    'braintrace.rules',
+    'braintrace.tasks',
+    'braintrace.tasks.events',
+    'braintrace.adapters',
+    'braintrace.kit',
+    'braintrace.verify',
+    'braintrace.receipts',
+    'braintrace_receipts',
 )
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ log = logging.getLogger(__name__)
 def public_names() -> set[str]:
     """Every name in the ``__all__`` of a public module, in full."""
     found = set()
-    for module in MODULES:
-        name = f'braintrace.{module}'.rstrip('.')
+    for name in MODULES:
         found |= {f'{name}.{each}' for each in importlib.import_module(name).__all__}
     return found
 

@@ -4,8 +4,7 @@ A recurrent network of leaky integrate-and-fire neurons with a leaky readout and
 learns three waves, weights by Adam at every step (Bellec et al. 2020, equations 4 and 24 to 28).
 The lines stand on stdout:
 
-    python examples/receipts_torch_eprop.py \\
-        | python -m braintrace.receipts import pytorch - | python -m braintrace.receipts verify -
+    python examples/receipts_torch_eprop.py | braintrace-receipts verify -
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import math
 import sys
 
 import torch
-
-from braintrace.receipts.extract.torch_eprop import TraceDumper
+from receipts_observer import Observer, of_torch, torch_optimizer, torch_slots
 
 INPUTS, NEURONS, OUTPUTS, LANES = 8, 16, 3, 4
 DT, TAU, TAU_OUT, THETA = 1.0, 20.0, 20.0, 1.0
@@ -32,6 +30,11 @@ CONSTANTS = {
     'tau_out': TAU_OUT,
     'kappa_out': KAPPA,
 }
+
+
+def array(tensor: torch.Tensor):
+    """A copy in NumPy that shares no storage: the next step changes tensors in place."""
+    return tensor.detach().cpu().numpy().copy()
 
 
 def network(seed: int) -> dict[str, torch.Tensor]:
@@ -112,14 +115,18 @@ def train(file, sequences=2, length=4, seed=0, optimizer=None, every=1) -> list[
     p = {name: torch.nn.Parameter(weight) for name, weight in drawn.items()}
     make = optimizer or (lambda weights: torch.optim.Adam(weights, lr=1e-3))
     moved = make(list(p.values()))
-    roles = zip(p, ('input', 'recurrent', 'bias', 'readout', 'readout_bias'))
-    dumper = TraceDumper(
+    roles = ('input', 'recurrent', 'bias', 'readout', 'readout_bias')
+    observer = Observer(
         file,
-        moved,
-        parameters={name: (p[name], role) for name, role in roles},
+        dict(zip(p, roles, strict=True)),
         cell='lif',
         readout='leaky',
+        layout='out_in',
         constants=CONSTANTS,
+        optimizer=torch_optimizer(moved),
+        numeric=of_torch(p['w_in']),
+        source=('pytorch', torch.__version__),
+        array=array,
         kappa=KAPPA,
         feedback=feedback,
         initial=start()[0],
@@ -131,7 +138,7 @@ def train(file, sequences=2, length=4, seed=0, optimizer=None, every=1) -> list[
         carry, traces = start()
         for t, (inputs, targets) in enumerate(zip(*sequence(length, seed))):
             first = torch.full((LANES,), t == 0 and i > 0)
-            dumper.before(inputs, targets, carry, traces, reset=first)
+            observer.before(p, torch_slots(moved, p), carry, traces, inputs, targets, reset=first)
             with torch.no_grad():
                 x = {'w_in': inputs, 'w_rec': carry['z']}
                 carry, psi = forward(p, carry, inputs)
@@ -145,9 +152,12 @@ def train(file, sequences=2, length=4, seed=0, optimizer=None, every=1) -> list[
                     p[name].grad = gradient
             moved.step()
             value = per_lane.mean()
-            dumper.after(
+            observer.after(
+                p,
+                torch_slots(moved, p),
                 carry,
                 traces,
+                gradients={name: parameter.grad for name, parameter in p.items()},
                 x=x,
                 psi=psi,
                 outputs=carry['o'],
@@ -166,4 +176,4 @@ if __name__ == '__main__':
     parser.add_argument('--length', type=int, default=4)
     parser.add_argument('--seed', type=int, default=0)
     chosen = parser.parse_args()
-    train(sys.stdout, chosen.sequences, chosen.length, chosen.seed)
+    train(sys.stdout.buffer, chosen.sequences, chosen.length, chosen.seed)

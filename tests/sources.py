@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'braintrace'
+VERIFIER = ROOT / 'receipts' / 'braintrace_receipts'  # a distribution of its own
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # a line and what is wrong there
 BESIDE = ('compat', 'extra')  # folders beside the core: each of their modules is a floor
@@ -127,14 +128,15 @@ def type_checking_lines(tree: ast.Module) -> set[int]:
     }
 
 
-def read_package() -> list[Source]:
+def read_package(folder: Path) -> list[Source]:
     return [
-        Source(path.relative_to(PACKAGE).as_posix(), path.read_text(encoding='utf-8'))
-        for path in sorted(PACKAGE.rglob('*.py'))
+        Source(path.relative_to(folder).as_posix(), path.read_text(encoding='utf-8'))
+        for path in sorted(folder.rglob('*.py'))
     ]
 
 
-SOURCES = read_package()
+SOURCES = read_package(PACKAGE)
+VERIFIER_SOURCES = read_package(VERIFIER)
 MODULES = {source.module: source for source in SOURCES}
 FRONT = MODULES['braintrace']
 
@@ -211,10 +213,10 @@ def module_of(name: str, modules: Iterable[str] = MODULES) -> str | None:
     return f'braintrace.{LAZY[parts[1]]}' if parts[1] in LAZY else None
 
 
-def found_by(check: Callable[[Source], Iterator[Finding]]) -> list[str]:
-    """What a rule finds in the package, with its place."""
+def found_by(check: Callable[[Source], Iterator[Finding]], package: Path = PACKAGE) -> list[str]:
+    """What a rule finds in the package, or in the verifier, with its place."""
     return [
-        f'braintrace/{source.path}:{line}: {text}'
-        for source in SOURCES
+        f'{package.relative_to(ROOT)}/{source.path}:{line}: {text}'
+        for source in (SOURCES if package == PACKAGE else VERIFIER_SOURCES)
         for line, text in check(source)
     ]

@@ -4,6 +4,7 @@
 imported.
 """
 
+import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from tests.sources import (
     MODULES,
     PACKAGE,
     SOURCES,
+    VERIFIER,
     Finding,
     Source,
     exports,
@@ -91,10 +93,8 @@ BRAINSTATE = {'nn', '_learner', 'tasks'}
 # The package's names on first use, brainstate with its settings, a user's module by its name.
 IMPORTERS = {'__init__.py', '_brainstate.py', 'kit/__main__.py'}
 INTERNALS = ('jax._src', 'jax.core', 'jax.extend', 'jax.interpreters')
-PLUGINS = {  # a module that its host alone imports
-    'kit/pytest_plugin.py': {'pytest'},
-    'receipts/extract/torch_eprop.py': {'torch'},
-}
+PLUGINS = {'kit/pytest_plugin.py': {'pytest'}}  # a module that its host alone imports
+DISTRIBUTIONS = {'receipts': {'braintrace_receipts'}}  # a floor that an extra installs
 
 
 def target_floor(name: str) -> str:
@@ -210,7 +210,8 @@ def check_brainstate(source: Source) -> Iterator[Finding]:
 
 
 def check_third_party(source: Source) -> Iterator[Finding]:
-    known = RUNTIME | PLUGINS.get(source.path, set()) | {'braintrace'} | sys.stdlib_module_names
+    known = RUNTIME | {'braintrace'} | sys.stdlib_module_names
+    known |= PLUGINS.get(source.path, set()) | DISTRIBUTIONS.get(source.floor, set())
     for line, name in source.imports(source.outside_functions()):
         package = name.split('.')[0]
         if package not in known:
@@ -219,6 +220,23 @@ def check_third_party(source: Source) -> Iterator[Finding]:
                 f'{package} is not a run-time dependency; import it inside the function that '
                 'needs it',
             )
+
+
+def check_verifier(source: Source) -> Iterator[Finding]:
+    """Whoever is sent a receipt installs NumPy, and nothing of those who wrote it."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            outside = isinstance(node, ast.ImportFrom) and not node.level
+            names = [node.module] if outside else []
+        for name in names:
+            if name.split('.')[0] not in {'numpy', *sys.stdlib_module_names}:
+                yield (
+                    node.lineno,
+                    f'{name} is more than the verifier of receipts may ask for; it has NumPy, the '
+                    'standard library and relative imports',
+                )
 
 
 Check = Callable[[Source], Iterator[Finding]]
@@ -284,6 +302,13 @@ BROKEN = {
 def test_the_package_keeps_the_rule(rule):
     found = found_by(RULES[rule])
     assert not found, f'{rule}:\n' + '\n'.join(found)
+
+
+def test_the_verifier_of_receipts_imports_numpy_and_the_standard_library_alone():
+    assert not found_by(check_verifier, VERIFIER)
+    wrong = ('import jax', 'from braintrace import verify', 'def f():\n    import scipy.linalg')
+    for text in wrong:
+        assert list(check_verifier(Source('engine.py', text)))
 
 
 @pytest.mark.parametrize('rule', RULES)

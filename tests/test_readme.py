@@ -88,7 +88,8 @@ def test_the_files_that_documents_name_are_there():
     made_by_users |= {('stream.md', 'stream.py')}
     keys = ('etrace/', 'initial/', 'parameters/', 'states/')  # of a learner's file
     made_by_users |= {('checkpoint.md', key) for key in keys}
-    places = ROOT, ROOT / 'braintrace', ROOT / 'braintrace' / '_compiler'
+    places = [ROOT, ROOT / 'braintrace', ROOT / 'braintrace' / '_compiler', ROOT / 'receipts']
+    places.append(ROOT / 'receipts' / 'braintrace_receipts')
     assert len(named) > 20
     lost = {
         (page, name)

@@ -40,8 +40,8 @@ AT_NIGHT = {
     'tests/learner/test_random_rules.py': 'one rule of each kind shows the shell',
     'tests/learner/test_training.py::test_progress_changes_no_number': 'more lengths',
     'tests/nn/test_brainpy_state.py': 'more classes of another package',
-    'tests/receipts/test_fuzz.py': 'more random changes',
-    'tests/receipts/test_mutation.py': 'every number of every file',
+    'receipts/tests/test_fuzz.py': 'more random changes',
+    'receipts/tests/test_mutation.py': 'every number of every file',
     'tests/test_examples.py': 'more frameworks',
     'tests/verify/test_activity.py': 'more ways to write a neuron',
 }

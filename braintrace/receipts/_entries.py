@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,12 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from braintrace_receipts.arrays import INLINE, array_digest, node, sample_indices
+from braintrace_receipts.bounds import Num, exact, total
+from braintrace_receipts.equations import Equations
+from braintrace_receipts.primitives import NoFormula
+from braintrace_receipts.record import Record as Read
+from braintrace_receipts.record import array_paths
+from braintrace_receipts.schema import with_arrays
+
 from .. import functional
 from ._capture import PRECISIONS, Record, Recording
 from ._topology import Topology, plain
-from .verifier.arrays import INLINE, array_digest, node, sample_indices
 
-__all__ = ['Fields', 'named']
+__all__ = ['Fields', 'direct_signals', 'named', 'with_nodes']
 
 NOISE = 256  # roundings of the terms: what is less beside them is no path of its own
 
@@ -26,14 +34,11 @@ def named(names, tree) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of the receipt of one step; ``record`` has arrays of NumPy, ``file`` is the name
-    for large arrays.
-    """
+    """The fields of the receipt of one step, whose arrays are those of NumPy in ``record``."""
 
     recording: Recording
     topology: Topology
     record: Record
-    file: str
 
     @cached_property
     def observed(self) -> functional.Observed:
@@ -45,33 +50,12 @@ class Fields:
         """Whether the trace is one factor of the input and one of the output."""
         return self.topology.algorithm['name'] == 'ES_D_RTRL'
 
-    def array(self, value, name: str, beside=()) -> dict:
-        """The node of an array; the numbers of a narrow trace are written in the step's dtype. A
-        sample of it also has the entries that samples of the arrays ``beside`` have.
-        """
-        value, also = self._wide(value), set[int]()
-        if self.recording.arrays == 'sample' and value.size > INLINE:
-            for other in beside:
-                also.update(sample_indices(array_digest(self._wide(other)), value.size))
-        return node(value, name, arrays=self.recording.arrays, file=self.file, also=also)
+    def states(self, group: str, values) -> list:
+        """One array, or None, for each state of a group, in the order of the receipt."""
+        return [values[s] for s in self.topology.orders[group]]
 
-    def _wide(self, value) -> np.ndarray:
-        value = np.asarray(value)
-        floating = jnp.issubdtype(value.dtype, jnp.floating)
-        return value.astype(self.record.outputs.dtype) if floating else value
-
-    def arrays(self, values: dict, name: str) -> dict:
-        return {key: self.array(value, f'{name}/{key}') for key, value in values.items()}
-
-    def states(self, group: str, values, name: str, beside=()) -> list:
-        """One node for each state of a group, in the order of the receipt."""
-        return [
-            None if values[s] is None else self.array(values[s], f'{name}/{i}', beside)
-            for i, s in enumerate(self.topology.orders[group])
-        ]
-
-    def by_group(self, values: dict, name: str) -> dict:
-        return {g: self.states(g, vector, f'{name}/{g}') for g, vector in values.items()}
+    def by_group(self, values: dict) -> dict:
+        return {group: self.states(group, vector) for group, vector in values.items()}
 
     # the parts of a receipt -----------------------------------------------------------------------
 
@@ -80,7 +64,7 @@ class Fields:
         key, found = self.topology.feedback, dict(self.topology.algorithm)
         if key is not None:
             weight = self.observed.feedback[key]['weight']
-            found['feedback'] = {'kind': 'fixed', 'array': self.array(weight, 'feedback')}
+            found['feedback'] = {'kind': 'fixed', 'array': weight}
         return found
 
     @property
@@ -97,134 +81,66 @@ class Fields:
 
     @property
     def factors(self) -> list[dict]:
-        found = []
+        found, seen = [], self.observed
         for relation in self.topology.topology['relations']:
-            name, groups = relation['name'], relation['groups']
-            for group in groups:
-                at = f'factors/{name}/{group}'
-                rows = [self.observed.d[group][s] for s in self.topology.orders[group]]
+            name = relation['name']
+            for group in relation['groups'] or [None]:
+                D_f = [] if group is None else self.states(group, seen.df[name][group])
+                D = [] if group is None else self.states(group, seen.d[group])
                 found.append(
                     {
                         'relation': name,
                         'group': group,
-                        'x': self._x(name, f'{at}/x'),
-                        'D_f': self.states(group, self.observed.df[name][group], f'{at}/D_f'),
-                        'D': [self.states(group, r, f'{at}/D/{i}') for i, r in enumerate(rows)],
+                        'x': seen.x.get(name),
+                        'D_f': D_f,
+                        'D': [self.states(group, row) for row in D],
                     }
                 )
-            if not groups:
-                x = self._x(name, f'factors/{name}/x')
-                found.append({'relation': name, 'group': None, 'x': x, 'D_f': [], 'D': []})
         return found
-
-    def _x(self, name: str, path: str) -> dict | None:
-        x = self.observed.x.get(name)
-        return None if x is None else self.array(x, path)
 
     def traces(self, when: str) -> list[dict]:
         """The entries of the trace ``'before'`` or ``'after'`` the step, by relation and group."""
-        found, trace = [], getattr(self.observed, when)
-        for relation, of_group in trace.items():
-            for group, slots in of_group.items():
-                at = f'traces_{when}/{relation}/{group}'
-                after = self.observed.after[relation][group] if when == 'before' else {}
-                entries = {
-                    slot: self._entry(group, slot, value, f'{at}/{slot}', after.get(slot))
+        return [
+            {
+                'relation': relation,
+                'group': group,
+                'entries': {
+                    slot: value
+                    if slot == 'x' and self.factored
+                    else self.states(group, _by_state(value))
                     for slot, value in sorted(slots.items(), reverse=True)
-                }
-                found.append({'relation': relation, 'group': group, 'entries': entries})
-        return found
-
-    def _entry(self, group: str, slot: str, value, name: str, beside):
-        one = slot == 'x' and self.factored
-        others = () if beside is None else (beside,) if one else _by_state(beside)
-        if one:
-            return self.array(value, name, others)
-        return self.states(group, _by_state(value), name, others)
+                },
+            }
+            for relation, of_group in getattr(self.observed, when).items()
+            for group, slots in of_group.items()
+        ]
 
     @property
     def loss(self) -> dict:
         record, loss = self.record, self.recording.loss
-        found = {
+        shown = record.probabilities
+        return {
             'name': loss.name,
             'reduction': loss.reduction,
-            'mask': self.array(record.mask, 'loss/mask'),
+            'mask': record.mask,
             'divisor': float(loss.divisor(record.mask)),
+            **({} if shown is None else {'probabilities': shown}),
+            'per_lane': record.per_lane,
+            'value': float(str(record.loss)),
         }
-        if record.probabilities is not None:
-            found['probabilities'] = self.array(record.probabilities, 'loss/probabilities')
-        found['per_lane'] = self.array(record.per_lane, 'loss/per_lane')
-        return found | {'value': float(str(record.loss))}
 
     @property
     def signals(self) -> dict:
         seen = self.observed
         found = {
-            'err': self.array(self.record.err, 'signals/err'),
-            'dh': self.by_group(seen.dh, 'signals/dh'),
-            'dy': self.arrays(seen.dy, 'signals/dy'),
-            'c': self.by_group(seen.c, 'signals/c'),
+            'err': self.record.err,
+            'dh': self.by_group(seen.dh),
+            'dy': seen.dy,
+            'c': self.by_group(seen.c),
         }
         if self.factored:
-            decay = self.topology.algorithm['decay_f']
-            correction = (1 - decay ** (seen.t + 1.0)).astype(self.record.outputs.dtype)
-            found['correction'] = self.array(correction, 'signals/correction')
-        if self.topology.topology['cell'] == 'opaque':
-            found['direct'] = self._direct()
+            found['correction'] = 1 - self.topology.algorithm['decay_f'] ** (seen.t + 1.0)
         return found
-
-    def _placed(self, name: str, group: str, values):
-        """Numbers at the positions of a group, gathered to where y stands."""
-        positions = self.topology.positions[name].get(group)
-        shape = next((d.shape for d in self.observed.df[name][group] if d is not None), None)
-        if positions is None or shape is None:
-            return values
-        return [
-            None if v is None else np.reshape(v, (len(v), -1))[:, positions].reshape(shape)
-            for v in values
-        ]
-
-    def _direct(self) -> dict:
-        """What of dy and c passes no new state, of a cell whose formulas no verifier has."""
-        seen, dy, c = self.observed, {}, {}
-        for key, value in seen.dy.items():
-            pairs = [
-                pair
-                for group, df in seen.df.get(key, {}).items()
-                for pair in zip(self._placed(key, group, seen.dh[group]), df, strict=True)
-            ]
-            rest = _rest(value, pairs)
-            if rest is not None:
-                dy[key] = rest
-        for group, values in seen.c.items():
-            columns = zip(*seen.d[group], strict=True)
-            rests = [
-                None if value is None else _rest(value, zip(seen.dh[group], column, strict=True))
-                for value, column in zip(values, columns, strict=True)
-            ]
-            if any(rest is not None for rest in rests):
-                c[group] = rests
-        return {
-            'dy': self.arrays(dy, 'signals/direct/dy'),
-            'c': self.by_group(c, 'signals/direct/c'),
-        }
-
-
-def _rest(value, pairs) -> np.ndarray | None:
-    """``value - sum a b``, or None where this is rounding."""
-    terms = [np.float64(a) * b for a, b in pairs if a is not None and b is not None]
-    terms = [_summed(term, np.ndim(value), len(value)) for term in terms]
-    rest = np.float64(value) - sum(terms)
-    size = np.abs(value) + sum(map(np.abs, terms))
-    small = np.abs(rest) <= NOISE * np.finfo(value.dtype).eps * size
-    return None if small.all() else rest.astype(value.dtype)
-
-
-def _summed(term, ndim: int, lanes: int) -> np.ndarray:
-    """A product at the entries of y, summed over the axes that these have more than y."""
-    first = 1 if ndim and len(term) == lanes else 0
-    more = term.ndim - ndim
-    return term.sum(tuple(range(first, first + more))) if more > 0 else term
 
 
 def _plain(tree):
@@ -235,3 +151,60 @@ def _plain(tree):
 def _by_state(value) -> list:
     """The arrays of each state; those of ``f`` stand in its last axis."""
     return list(value) if isinstance(value, tuple | list) else list(np.moveaxis(value, -1, 0))
+
+
+def direct_signals(receipt: dict) -> dict[str, dict]:
+    """What of dy and c passes no new state: they without what the receipt's own factors make."""
+    fields = dict(array_paths(receipt))
+    record = Read(receipt, {p: v if v is None else np.float64(v) for p, v in fields.items()})
+    by, dy, c = Equations(record, False), dict[str, np.ndarray](), dict[str, list]()
+    eps = np.finfo(receipt['numeric']['dtype']).eps
+
+    def rest(path: str, made: Num | None) -> np.ndarray | None:
+        if fields[path] is None:
+            return None
+        value = record[path]
+        made = exact(np.zeros(value.shape)) if made is None else made
+        off = value - made.value
+        small = np.abs(off) <= NOISE * eps * (np.abs(value) + made.terms)
+        return None if small.all() else off
+
+    for name in record.relations:
+        with suppress(NoFormula):
+            found = rest(f'signals/dy/{name}', total(by.sent_to(name)))
+            dy |= {} if found is None else {name: found}
+    for name, group in reversed(record.pairs):
+        made = enumerate(by.old_signal(name, group))
+        c[group] = [rest(f'signals/c/{group}/{i}', one) for i, one in made]
+    return {'dy': dy, 'c': {g: ones for g, ones in c.items() if any(o is not None for o in ones)}}
+
+
+def with_nodes(receipt: dict, dtype, arrays: str, file: str) -> dict:
+    """The receipt with a node for each of its arrays, whose floats are written in one dtype, those
+    of a narrow trace too. ``arrays`` says what becomes of large ones.
+    """
+    flat: dict[str, np.ndarray | None] = {}
+
+    def wide(path, value):
+        floating = value is not None and jnp.issubdtype(np.asarray(value).dtype, jnp.floating)
+        flat[path] = np.asarray(value, dtype) if floating else value
+
+    with_arrays(receipt, wide)
+
+    def sampled_beside(path: str, size: int) -> set[int]:
+        """The indices that samples of the trace after the step have."""
+        stem, also = path.rpartition('/')[0].replace('before', 'after', 1), set[int]()
+        for other, value in flat.items():
+            if other.rpartition('/')[0] == stem and value is not None:
+                also.update(sample_indices(array_digest(value), size))
+        return also
+
+    def node_of(path, _):
+        value, also = flat[path], set[int]()
+        if value is None:
+            return None
+        if arrays == 'sample' and np.size(value) > INLINE and path.startswith('traces_before/'):
+            also = sampled_beside(path, value.size)
+        return node(value, path, arrays=arrays, file=file, also=also)
+
+    return with_arrays(receipt, node_of)

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from braintrace_receipts.canonical import emit, spec_digest
+from braintrace_receipts.files import write_files
+
 from .. import OptionError, StructureError
 from ._capture import Record, Recording, Run
-from ._entries import Fields, named
-from .verifier.canonical import emit, spec_digest
-from .verifier.files import write_files
+from ._entries import Fields, direct_signals, named, with_nodes
 
 __all__ = ['Recorder']
 
@@ -174,14 +175,21 @@ class Recorder:
             return None
         stem = None if self._path is None else self._path.stem
         record = jax.tree.map(_on_host, record)
-        fields = Fields(self.recording, self._topology, record, f'{stem}-{step}.npz')
-        receipt = self._receipt(fields, step, (params, inputs, targets, initial), update, window)
+        fields = Fields(self.recording, self._topology, record)
+        given = jax.tree.map(_on_host, (params, inputs, targets, initial))
+        receipt = with_nodes(
+            self._receipt(fields, step, given, update, window),
+            record.outputs.dtype,
+            self.recording.arrays,
+            f'{stem}-{step}.npz',
+        )
         receipt['spec_digest'] = spec_digest(receipt)
         return receipt, emit(receipt)
 
     def _receipt(self, fields: Fields, step: int, given: tuple, update: tuple, window) -> dict:
+        """The receipt with arrays in the places of their nodes."""
         topology, record = self._topology, fields.record
-        params, inputs, targets, initial = jax.tree.map(_on_host, given)
+        params, inputs, targets, initial = given
         before, after = named(topology.params, params), update[3]
         after = before if after is None else named(topology.params, jax.tree.map(_on_host, after))
         lanes = len(record.reset)
@@ -196,37 +204,32 @@ class Recorder:
             'lanes': list(range(lanes)),
             'reset': record.reset.tolist(),
             't': np.broadcast_to(record.observed.t, lanes).tolist(),
-            'inputs': fields.array(inputs, 'inputs'),
-            'targets': fields.array(targets, 'targets'),
-            'params_before': fields.arrays(before, 'params_before'),
-            'carry_before': self._carry(fields, record.carry_before, 'carry_before'),
+            'inputs': inputs,
+            'targets': targets,
+            'params_before': before,
+            'carry_before': named(topology.carry, record.carry_before),
             'factors': fields.factors,
             'traces_before': fields.traces('before'),
             'traces_after': fields.traces('after'),
-            'carry_after': self._carry(fields, record.carry_after, 'carry_after'),
-            'outputs': fields.array(record.outputs, 'outputs'),
+            'carry_after': named(topology.carry, record.carry_after),
+            'outputs': record.outputs,
             'loss': fields.loss,
             'signals': fields.signals,
-            'gradients': fields.arrays(topology.learned(record.gradients), 'gradients'),
-            'optimizer': self._optimizer_of(fields, *update),
-            'params_after': fields.arrays(after, 'params_after'),
+            'gradients': topology.learned(record.gradients),
+            'optimizer': self._optimizer_of(*update),
+            'params_after': after,
         }
+        if topology.topology['cell'] == 'opaque':
+            receipt['signals']['direct'] = direct_signals(receipt)
         if initial is not None:
-            receipt['initial'] = self._carry(fields, initial, 'initial')
+            receipt['initial'] = named(topology.carry, initial)
         if window is not None:
-            receipt['window'] = self._window(fields, window)
+            receipt['window'] = dict(window)
+            if 'gradients' in window:
+                receipt['window']['gradients'] = topology.learned(window['gradients'])
         return receipt
 
-    def _carry(self, fields: Fields, carry, name: str) -> dict:
-        return fields.arrays(named(self._topology.carry, carry), name)
-
-    def _window(self, fields: Fields, window: dict) -> dict:
-        if 'gradients' not in window:
-            return window
-        gradients = self._topology.learned(window['gradients'])
-        return {**window, 'gradients': fields.arrays(gradients, 'window/gradients')}
-
-    def _optimizer_of(self, fields: Fields, updates, before, after, _, lr) -> dict | None:
+    def _optimizer_of(self, updates, before, after, _, lr) -> dict | None:
         if updates is None:
             return None
         if self.optimizer is None:
@@ -234,17 +237,16 @@ class Recorder:
                 "updates were given, but the Recorder knows no optimizer; pass optimizer={'name': "
                 "'adam', 'config': {'lr': ...}} when you make it."
             )
-        found = self._topology.learned(jax.tree.map(_on_host, updates))
         rate = {} if lr is None else {'lr': float(lr)}
         return {
             **self.optimizer,
             'config': self.optimizer['config'] | rate,
-            'state_before': self._state(fields, before, 'optimizer/state_before'),
-            'state_after': self._state(fields, after, 'optimizer/state_after'),
-            'updates': fields.arrays(found, 'optimizer/updates'),
+            'state_before': self._state(before),
+            'state_after': self._state(after),
+            'updates': self._topology.learned(jax.tree.map(_on_host, updates)),
         }
 
-    def _state(self, fields: Fields, state, name: str) -> dict:
+    def _state(self, state) -> dict:
         """The slots of an optax state, found by the names of its fields."""
         wanted, parts = SLOTS.get(self.optimizer['name'], ()), {}
         for part in _parts(state):
@@ -261,8 +263,7 @@ class Recorder:
         slots: dict[str, dict] = {}
         for key in wanted:
             for path, value in self._topology.learned(parts[key]).items():
-                at = f'{name}/{path}/{key}'
-                slots.setdefault(path, {})[key] = fields.array(value, at)
+                slots.setdefault(path, {})[key] = value
         count = parts.get('count')
         return {'count': None if count is None else int(count), 'slots': slots}
 

@@ -3,6 +3,7 @@
 A block whose first line is the name of a file, as `# run.py`, is written into that file instead.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def time_step_is_restored():
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('PYTHONPATH', str(ROOT))  # of the processes that a page starts
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / 'receipts')))
+    monkeypatch.setenv('PYTHONPATH', paths)  # of the processes that a page starts
     text = (ROOT / name).read_text(encoding='utf-8')
     blocks = BLOCK.findall(text)
     assert len(blocks) == text.count('```python\n')

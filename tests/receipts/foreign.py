@@ -1,13 +1,16 @@
-"""Another framework's training, written once more in NumPy, and its steps as sidecars."""
+"""Another framework's training, written once more in NumPy, as the observer sees it."""
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from receipts_observer import Observer, numeric
 
-from braintrace.receipts.verifier.arrays import node
+from braintrace_receipts import parse_run
 
 I, N, O, B = 3, 4, 2, 3
 DT, TAU, TAU_A, TAU_OUT, THETA, BETA = 1.0, 10.0, 25.0, 15.0, 0.6, 0.3
@@ -24,7 +27,9 @@ OPTIMIZERS = {
 
 @dataclass
 class Foreign:
-    """A framework that trains ``cell`` online; ``steps(n)`` are its sidecars."""
+    """A framework that trains ``cell`` online; ``receipts(n)`` are those of its steps. ``spoil``
+    changes what the observer is told behind a step.
+    """
 
     framework: str = 'pytorch'
     cell: str = 'lif'
@@ -38,6 +43,7 @@ class Foreign:
     fixed: bool = False
     loss: str = 'half_mse'
     tells_updates: bool = False
+    spoil: Callable = lambda told: None
     p: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -49,7 +55,7 @@ class Foreign:
         self.slots = {
             name: {slot: np.zeros_like(p) for slot in self.kept} for name, p in self.p.items()
         }
-        self.count, self.t = 0, np.zeros(B, int)
+        self.count = 0
         self.restart()
 
     @property
@@ -74,7 +80,6 @@ class Foreign:
         }
         out = ['o'] if self.readout == 'leaky' else []
         self.e |= {'w_out': {s: zeros(N, O) for s in out}, 'b_out': {s: zeros(O) for s in out}}
-        self.t = np.zeros(B, int)
 
     # one step -------------------------------------------------------------------------------------
 
@@ -134,11 +139,12 @@ class Foreign:
         way = mu / (1 - c['b1'] ** n) / (np.sqrt(nu / (1 - c['b2'] ** n)) + c['eps'])
         return {'mu': mu, 'nu': nu}, -c['lr'] * (way + decay)
 
-    def step(self, number, reset):
-        """One step of training as a sidecar."""
+    def step(self, reset):
+        """One step of training, observed."""
         inputs = self.draw.normal(size=(B, I)).astype(self.dtype)
         targets = np.eye(O, dtype=self.dtype)[self.draw.integers(0, O, B)]
-        seen = {'carry': self.carry, 'e': self.e, 'p': dict(self.p), 'slots': dict(self.slots)}
+        flags = np.full(B, reset)
+        self.observer.before(*self.state(), inputs, targets, reset=flags)
         x = np.concatenate([inputs, self.carry[self.sent]], -1)
         new, D, D_f, (before, after) = self.cell_step(x)
         sent = new[self.sent]
@@ -160,13 +166,13 @@ class Foreign:
         for name in self.p:
             self.slots[name], updates[name] = self.moved(name, g[name])
             self.p[name] = (self.p[name] + updates[name]).astype(self.dtype)
-        self.carry, self.e = new, e
-        made = dict(inputs=inputs, targets=targets, x=x, sent=sent, g=g, updates=updates)
-        made |= dict(psi=(before, after), outputs=outputs, per_lane=per_lane, err=err)
-        made |= dict(learning=learning, extra=extra, number=number, reset=reset)
-        line = self.sidecar(seen, made)
-        self.count, self.t = self.count + 1, self.t + 1
-        return line
+        self.carry, self.e, self.count = new, e, self.count + 1
+        told = dict(gradients=self.parts(g), x=self.read(x, sent), psi=after, psi_before=before)
+        told |= dict(outputs=outputs, per_lane=per_lane, value=per_lane.mean(), err=err)
+        told |= dict(learning=learning, **extra, state=self.state())
+        told |= {'updates': self.parts(updates)} if self.tells_updates else {}
+        self.spoil(told)
+        self.observer.after(*told.pop('state'), **told)
 
     def gradients(self, e, sent, err, learning, emits):
         if self.kappa:
@@ -182,71 +188,73 @@ class Foreign:
         out = e['w_out']['o'], e['b_out']['o']
         return {**g, 'w_out': (err[:, None] * out[0]).sum(0), 'b_out': (err * out[1]).sum(0)}
 
-    def steps(self, count, restart=0):
-        """Sidecars of consecutive steps, with a reset of all lanes before step ``restart``."""
-        lines = []
+    def receipts(self, count, restart=0):
+        """Receipts of consecutive steps, with a reset of all lanes before step ``restart``."""
+        file = io.BytesIO()
+        self.observer = self.observed(file)
         for number in range(count):
             reset = bool(restart) and number == restart
             if reset:
                 self.restart()
-            lines.append(self.step(number, reset))
-        return lines
+            self.step(reset)
+        return parse_run(file.getvalue())
 
-    # the sidecar ----------------------------------------------------------------------------------
+    # what the observer is told --------------------------------------------------------------------
 
-    def stored(self, value):
-        return node(np.ascontiguousarray(np.asarray(value, self.dtype)))
+    def observed(self, file):
+        return Observer(
+            file,
+            {role: role for role, *_ in self.roles},
+            cell=self.cell,
+            readout=self.readout,
+            constants=self.constants(),
+            optimizer=(self.optimizer, OPTIMIZERS.get(self.optimizer, {'lr': 0.1})),
+            numeric=numeric(self.dtype, 'highest', 'cpu', False, ''),
+            kappa=self.kappa,
+            feedback=self.B_out if self.fixed else None,
+            layout=self.layout,
+            loss=self.loss,
+            initial={name: np.zeros_like(v) for name, v in self.carry.items()},
+            source=(self.framework, '1.0'),
+        )
 
-    def sidecar(self, seen, made):
-        store = lambda tree: {name: self.stored(v) for name, v in tree.items()}
-        before, after = made['psi']
-        shown = {} if before is None else {'before': before}
-        adaptive = 'mu' in self.kept
-        fixed = {'kind': 'fixed', 'array': self.stored(self.B_out)} if self.fixed else None
-        initial = {name: np.zeros_like(v) for name, v in self.carry.items()}
+    @property
+    def roles(self):
+        """Roles, our names and rows; ``split`` parts the weight into those of inputs and spikes."""
+        rows = {'input': slice(0, I), 'recurrent': slice(I, None)}
+        rows = rows if self.split else {'recurrent': slice(None)}
+        parts = [(role, 'w', rows[role]) for role in rows]
+        return [
+            *parts,
+            ('bias', 'b', None),
+            ('readout', 'w_out', None),
+            ('readout_bias', 'b_out', None),
+        ]
+
+    def put(self, name, rows, value):
+        value = value if rows is None else value[..., rows, :]
+        turned = self.p[name].ndim == 2 and self.layout == 'out_in'
+        return np.swapaxes(value, -1, -2) if turned else value
+
+    def parts(self, arrays):
+        return {role: self.put(name, rows, arrays[name]) for role, name, rows in self.roles}
+
+    def read(self, x, sent):
+        given = {'input': x[:, :I], 'recurrent': x[:, I:] if self.split else x, 'readout': sent}
         return {
-            'schema': 'braintrace.sidecar/1',
-            'framework': {'name': self.framework, 'version': '1.0'},
-            'run_id': 'foreign',
-            'step': made['number'],
-            'every': 1,
-            'cell': self.cell,
-            'readout': self.readout,
-            'constants': self.constants(),
-            'algorithm': {'kappa': self.kappa, 'feedback': fixed},
-            'numeric': {
-                'dtype': self.dtype,
-                'trace_dtype': self.dtype,
-                'matmul_precision': 'highest',
-                'device': 'cpu',
-                'k': None,
-            },
-            'lanes': list(range(B)),
-            'reset': [made['reset']] * B,
-            't': self.t.tolist(),
-            **store({'inputs': made['inputs'], 'targets': made['targets']}),
-            'carry_before': store(seen['carry']),
-            'carry_after': store(self.carry),
-            **({'initial': store(initial)} if made['reset'] else {}),
-            'psi': store({**shown, 'after': after}),
-            **store({'outputs': made['outputs']}),
-            'loss': {
-                'name': self.loss,
-                'reduction': 'mean',
-                'mask': self.stored(np.ones(B)),
-                'divisor': float(B),
-                **store({**made['extra'], 'per_lane': made['per_lane']}),
-                'value': float(made['per_lane'].mean()),
-            },
-            'signals': store({'err': made['err'], 'learning': made['learning']}),
-            'optimizer': {
-                'name': self.optimizer,
-                'config': OPTIMIZERS[self.optimizer],
-                'count_before': self.count if adaptive else None,
-                'count_after': self.count + 1 if adaptive else None,
-            },
-            'parameters': self.parameters(seen, made),
+            role: value for role, value in given.items() if role in {one for one, *_ in self.roles}
         }
+
+    def state(self):
+        """Parameters, slots, carry and traces."""
+        kept = {s: {n: of[s] for n, of in self.slots.items()} for s in self.kept}
+        count = self.count if 'mu' in self.kept else None
+        slots = count, {slot: self.parts(arrays) for slot, arrays in kept.items()}
+        traces = {
+            role: {s: self.put(name, rows, v) for s, v in self.e[name].items()}
+            for role, name, rows in self.roles
+        }
+        return self.parts(self.p), slots, self.carry, traces
 
     def constants(self):
         out = {'dt': DT, 'tau_out': TAU_OUT, 'kappa_out': KAPPA_OUT}
@@ -258,38 +266,3 @@ class Foreign:
         own |= {'surrogate': {'name': 'fast_sigmoid', 'parameters': {'slope': 2.0}}}
         own |= {'tau_a': TAU_A, 'rho': RHO, 'beta': BETA} if self.cell == 'alif' else {}
         return {**own, **out}
-
-    def parameters(self, seen, made):
-        """Each parameter; ``split`` parts the weight into that of inputs and that of spikes."""
-        rows = {'input': slice(0, I), 'recurrent': slice(I, None)}
-        rows = rows if self.split else {'recurrent': slice(None)}
-        parts = [(role, 'w', rows[role]) for role in rows]
-        parts += [('bias', 'b', None), ('readout', 'w_out', None), ('readout_bias', 'b_out', None)]
-        return [self.parameter(role, name, cut, seen, made) for role, name, cut in parts]
-
-    def parameter(self, role, name, cut, seen, made):
-        matrix = self.p[name].ndim == 2
-
-        def put(value):
-            value = value if cut is None else value[..., cut, :]
-            return self.stored(
-                np.swapaxes(value, -1, -2) if matrix and self.layout[0] == 'o' else value
-            )
-
-        each = lambda tree: {key: put(v) for key, v in tree.items()}
-        x = {'w': made['x'], 'w_out': made['sent']}.get(name)
-        x = x if cut is None or x is None else x[:, cut]
-        return {
-            'name': role,
-            'role': role,
-            'layout': self.layout,
-            'before': put(seen['p'][name]),
-            'after': put(self.p[name]),
-            'gradient': put(made['g'][name]),
-            **({'update': put(made['updates'][name])} if self.tells_updates else {}),
-            'slots_before': each(seen['slots'][name]),
-            'slots_after': each(self.slots[name]),
-            **({} if x is None else {'x': self.stored(x)}),
-            'traces_before': each(seen['e'][name]),
-            'traces_after': each(self.e[name]),
-        }

@@ -15,8 +15,8 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
-from braintrace.receipts import Cell, ReceiptError, Recorder, capture
-from braintrace.receipts.verifier import check, parse_run, reconcile_run
+from braintrace.receipts import Cell, Recorder, capture
+from braintrace_receipts import ReceiptError, check, parse_run, reconcile_run
 from tests.compare import assert_close
 from tests.tiers import first, in_turn
 

@@ -13,10 +13,11 @@ from braintrace._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES
 from braintrace.kit._application import compiled
 from braintrace.kit._cases import BUILT_IN, made, matmul, shape
 from braintrace.receipts._options import options_of
-from braintrace.receipts.verifier import check, generate, node, parse_run, reconcile
-from braintrace.receipts.verifier.bounds import exact, far
-from braintrace.receipts.verifier.canonical import spec_digest
-from braintrace.receipts.verifier.primitives import FORMULAS, Op
+from braintrace_receipts import check, node, parse_run, reconcile
+from braintrace_receipts.bounds import exact, far
+from braintrace_receipts.canonical import spec_digest
+from braintrace_receipts.primitives import FORMULAS, Op
+from golden import generate
 
 WITHOUT: dict[str, str] = {}  # primitive of the library -> why it has no formula
 LANES, STATES = 2, 2

@@ -1,0 +1,249 @@
+"""The reconciler: applies every rule, compares, decides. It reads no label and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .checks import CEILINGS, MOST, Check, Failure, Gated, Idle, Limits
+from .record import Record, Unavailable
+from .rules import RULES, RUN_RULES, STEP_RULES
+from .run_rules import ALONE, Run
+from .structure import read
+
+__all__ = ['Result', 'reconcile', 'reconcile_run']
+
+VERDICTS = ('rederived', 'consistent', 'skipped', 'failed', 'malformed')  # from best to worst
+PARTIAL = ('opaque_cell', 'unsupported_operation', 'sampled_arrays')  # a basis that is no skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the verifier found. ``rules_evaluated`` (rule -> number of comparisons) and
+    ``gated_off`` (rule -> reason) together are all rules.
+
+    ``verdict``: ``'rederived'``, rule 14 ran and all holds; ``'consistent'``, all algebra holds,
+    and the engine cannot derive the step; ``'skipped'``, another basis was claimed; ``'failed'``;
+    ``'malformed'``. ``ties`` counts spikes whose potential is too near to its threshold to tell.
+    ``failures`` are the first 50, ``failed`` (rule -> places) counts all. ``loose``: fields whose
+    bound is more than 1 % of their size (path -> share, at the worst record). ``doubts``: what is
+    not shown though all holds: ties, samples, loose fields, gaps, a cut run, a start at t > 0.
+
+    >>> result = reconcile_run([{}])
+    >>> result.verdict, result.gated_off[16]
+    ('malformed', 'the structure is not right')
+    """
+
+    ok: bool
+    verdict: str
+    failures: tuple[Failure, ...] = ()
+    rules_evaluated: Mapping[int, int] = field(default_factory=dict)
+    gated_off: Mapping[int, str] = field(default_factory=dict)
+    ties: int = 0
+    disclosures: Mapping[str, Any] = field(default_factory=dict)
+    loose: Mapping[str, float] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    failed: Mapping[int, int] = field(default_factory=dict)
+
+
+def reconcile(
+    obj: Any, *, level: str = 'observer', allow: Iterable[str] = (), key: bytes | None = None
+) -> Result:
+    """Verify one receipt, any value whatever; nothing is raised.
+
+    ``level``: the ceiling of k, ``'observer'`` 64 or ``'engine'`` 8. ``allow``: ``'tf32'`` and
+    ``'bf16'`` admit products, and traces, of that precision. ``key``: of a signature.
+
+    >>> reconcile(None).verdict
+    'malformed'
+    """
+    return _guarded(lambda: _judged([obj], level, allow, key, whole=False))
+
+
+def reconcile_run(
+    objs: Any, *, level: str = 'observer', allow: Iterable[str] = (), key: bytes | None = None
+) -> Result:
+    """Verify the receipts of a run in order, and what lies between them; as :func:`reconcile`.
+
+    An iterator is read record by record, and what was judged is let go.
+
+    >>> reconcile_run([]).verdict
+    'malformed'
+    """
+    return _guarded(lambda: _judged(objs, level, allow, key, whole=True))
+
+
+def _guarded(judge: Callable[[], Result]) -> Result:
+    """The result, also where something was not foreseen."""
+    try:
+        with np.errstate(all='ignore'):
+            return judge()
+    except (Exception, RecursionError) as error:  # the promise is to return, whatever came in
+        said = f'{type(error).__name__}: {error}'[:300]
+        return _malformed([Failure(0, 'internal', None, None, hint=said)])
+
+
+def _malformed(failures: Sequence[Failure]) -> Result:
+    gated = {number: 'the structure is not right' for number in RULES if number}
+    count = max(1, len(failures))
+    return Result(False, 'malformed', tuple(failures), {0: count}, gated, failed={0: count})
+
+
+def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whole: bool) -> Result:
+    """Records are judged as they come; of those that were no more is kept than rules look at."""
+    refused = _options(level, allow, key)
+    if refused:
+        return _malformed([Failure(0, 'options', None, None, hint=refused)])
+    if not isinstance(objs, list | tuple | Iterator):
+        return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
+    check, run = Check(partial(Limits.of, level=level, allow=tuple(allow)), key=key), Run()
+    seen = Seen(check)
+    for i, obj in enumerate(objs):
+        at = f'[{i}].' if whole else ''
+        problems, record = read(obj)
+        if record is None:
+            found = [Failure(0, at + p.path, None, None, hint=p.message) for p in problems]
+            return _malformed(found)
+        check.begin(record, at)
+        run.take(record)
+        _rules_of(check, run, whole)
+        asked = record.raw['numeric']['k']
+        if asked is not None and asked > CEILINGS[level]:
+            check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
+        seen.take(run)
+        check.end()
+    if run.first is None:
+        return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
+    if whole:
+        seen.end(run)
+    return seen.result()
+
+
+RECORDS = 'a list of receipts, at least one'
+
+
+def _rules_of(check: Check, run: Run, whole: bool) -> None:
+    """Every rule, on a record and on what lies between it and those before."""
+    check.counts[0] += 1
+    if check.limits.trace > check.limits.unit:
+        check.tell('traces', f'compared as {run.now.raw["numeric"]["trace_dtype"]}')
+    for number, rule in STEP_RULES:
+        _apply(check, number, partial(rule, run.now))
+    check.of_run = True
+    for number, rule in RUN_RULES:
+        if whole or number == 18:
+            _apply(check, number, partial(rule, run))
+        else:
+            check.gated[number] = 'it needs the records of a run'
+    check.of_run = False
+    if 'gradients' in (run.now.raw.get('window') or {}) and not run.whole_window:
+        check.gated.setdefault(14, 'gradients of a window whose other steps are not here')
+
+
+class Seen:
+    """What a reader should know of a run that no rule refuses; ``doubts`` are what is not shown."""
+
+    def __init__(self, check: Check):
+        self.check = check
+        self.gaps = self.resets = self.sampled = self.updates = 0
+        self.bases: set[str] = set()
+        self.doubts: list[str] = []
+
+    def take(self, run: Run) -> None:
+        """What a record adds."""
+        r = run.now
+        self.gaps += run.before is not None and not run.adjacent
+        self.resets += int(r.reset.sum())
+        self.sampled += len(r.sampled)
+        self.bases |= {r.raw['skip']['basis']} if 'skip' in r.raw else set()
+        if run.place == 0:
+            self._start(r)
+        if r.raw['optimizer'] is not None:
+            if not self.updates:
+                self._optimizer(r)
+            self.updates += 1
+
+    def _start(self, r: Record) -> None:
+        """Where the first record starts, which no record before it shows."""
+        step, t = r.raw['step'], int(r.t.max())
+        given = 'parameters, carry and traces' if t else 'parameters and carry'
+        self.check.disclosures['start'] = f'step {step}, t = {t}: {given} are taken as given'
+        if step or t:
+            self.doubts.append(f'a start at step {step}, t = {t}')
+
+    def _optimizer(self, r: Record) -> None:
+        """The state of the first update."""
+        at, count = 'optimizer/state_before', r.raw['optimizer']['state_before']['count']
+        moved = any(r.sample(f'{at}/{k}') or np.any(r[f'{at}/{k}']) for k in r.keys(at))
+        if count or moved:
+            said = f'a state of the optimiser (count {count}) from before the run'
+            self.check.disclosures['optimiser'] = f'{said} is taken as given'
+            self.doubts.append(said)
+
+    def end(self, run: Run) -> None:
+        """What the last record leaves open, and what all of them were."""
+        window, told = run.now.raw.get('window') or ALONE, self.check.disclosures
+        if window['index'] + 1 < window['length']:
+            told['window'] = f'the last one ends after {window["index"] + 1} of {window["length"]}'
+            self.doubts.append('an end in the middle of a window')
+        if self.gaps:
+            told['steps between records'] = f'{self.gaps} gaps: what happened there is not checked'
+            self.doubts.append(f'gaps between records: {self.gaps}')
+
+    def result(self) -> Result:
+        """All that was found."""
+        check = self.check
+        if self.resets:
+            check.disclosures['resets'] = f'{self.resets} lanes start anew, as the receipts say'
+        loose = dict(sorted(check.loose.items(), key=lambda one: -one[1]))
+        numbers = {'ties': check.ties, 'sampled arrays': self.sampled, 'loose fields': len(loose)}
+        doubts = [*self.doubts, *(f'{name}: {n}' for name, n in numbers.items() if n)]
+        counts = {number: check.counts[number] for number in RULES if check.counts[number]}
+        reasons = check.idle | check.gated
+        gated = {n: reasons.get(n, 'nothing to compare') for n in RULES if n not in counts}
+        for number, reason in check.gated.items():
+            if number in counts:
+                check.disclosures[f'rule {number} in part'] = reason
+        verdict = 'failed' if check.failed else self._verdict()
+        order = [number for number, _ in RUN_RULES]
+        between = sorted(check.between, key=lambda one: order.index(one.rule))
+        return Result(
+            ok=verdict in VERDICTS[:2],
+            verdict=verdict,
+            failures=(*check.failures, *between)[:MOST],
+            rules_evaluated=counts,
+            gated_off=gated,
+            ties=check.ties,
+            disclosures=dict(check.disclosures),
+            loose=loose,
+            doubts=tuple(doubts),
+            failed=dict(check.failed),
+        )
+
+    def _verdict(self) -> str:
+        if 14 not in self.check.gated:
+            return 'rederived'
+        return 'skipped' if self.bases - set(PARTIAL) else 'consistent'
+
+
+def _options(level: str, allow: Iterable[str], key: bytes | None) -> str:
+    if key is not None and not isinstance(key, bytes):
+        return f'key is {type(key).__name__}; give bytes'
+    if level not in CEILINGS:
+        return f'level is {level!r}; choose one of {", ".join(CEILINGS)}'
+    unknown = sorted(set(allow) - {'tf32', 'bf16'})
+    return f'allow has {unknown}; choose of tf32, bf16' if unknown else ''
+
+
+def _apply(check: Check, number: int, rule: Callable) -> None:
+    check.rule = number
+    try:
+        rule(check)
+    except Idle as reason:
+        check.idle.setdefault(number, str(reason))
+    except (Gated, Unavailable) as reason:
+        check.gated.setdefault(number, str(reason))

@@ -1,0 +1,212 @@
+"""Which shapes fit each other, as tables of paths and axes.
+
+An axis is a number, or a letter that stands for one number in the whole receipt: ``B`` lanes, ``I``
+inputs, ``N`` units, ``O`` outputs; ``I+N`` is the sum of two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from .bounds import Num, exact
+from .cells import CELLS
+from .errors import MAX_ELEMENTS, Problem
+from .losses import LOSSES
+from .optimizers import OPTIMIZERS
+from .primitives import FORMULAS, NoFormula, Op
+from .record import below
+
+__all__ = ['shape_problems']
+
+Shapes = Mapping[str, tuple[int, ...]]
+Due = Iterator[tuple[str, tuple]]
+# Fields that have the shape of another one.
+ALIKE = [
+    (re.compile(pattern), other)
+    for pattern, other in (
+        ('(?:gradients|params_after|window/gradients|optimizer/updates)/(.*)', r'params_before/\1'),
+        ('(?:initial|carry_after)/(.*)', r'carry_before/\1'),
+        ('traces_after/(.*)', r'traces_before/\1'),
+        ('signals/direct/(.*)', r'signals/\1'),
+        ('signals/err|loss/probabilities', 'outputs'),
+        ('loss/per_lane', 'loss/mask'),
+    )
+]
+SLOT = re.compile('optimizer/state_(?:before|after)/(.*)/[^/]*'), r'params_before/\1'
+OF_LANES = ('inputs', 'targets', 'outputs', 'signals', 'loss', 'factors')
+
+
+def shape_problems(raw: Mapping, shape: Shapes) -> Iterator[Problem]:
+    """What is wrong with the shapes of a receipt, whose keys are right."""
+    lanes, opaque = len(raw['lanes']), raw['topology']['cell'] == 'opaque'
+    known_slots = (raw['optimizer'] or {}).get('name') in OPTIMIZERS
+    alike = [*ALIKE, *([SLOT] if known_slots else [])]
+    if raw['loss']['name'] in LOSSES or not opaque:
+        alike.append((re.compile('targets'), 'outputs'))
+    for path, found in shape.items():
+        for pattern, other in alike:
+            if match := pattern.fullmatch(path):
+                want = shape.get(match.expand(other), found)
+                if want != found:
+                    said = f'{found}, and {match.expand(other)} has {want}'
+                    yield Problem(path, said)
+        laned = opaque or path.split('/')[0] not in OF_LANES or found[:1] == (lanes,)
+        laned = laned and (not path.startswith('traces_') or found[:1] == (lanes,))
+        if not laned:
+            yield Problem(path, f'{found}: axis 0 is not the {lanes} lanes')
+    axes = {'B': lanes}
+    for path, want in (*_by_group(raw, shape), *_of_loss(raw), *_of_cell(raw)):
+        yield from _fits(shape, path, want, axes)
+    groups, paths = {group['name']: group for group in raw['topology']['groups']}, sorted(shape)
+    for relation in raw['topology']['relations']:
+        if relation['primitive'] in FORMULAS:
+            yield from _misfits(raw, shape, relation, groups, paths)
+
+
+def _fits(shape: Shapes, path: str, want: tuple, axes: dict[str, int]) -> Iterator[Problem]:
+    """Whether a field has its axes; a letter that is met for the first time gets its number."""
+    if path not in shape:
+        return
+    found, due = shape[path], []
+    for i, axis in enumerate(want):
+        if isinstance(axis, str) and '+' in axis:
+            axis = sum(axes.get(one, 0) for one in axis.split('+'))
+        elif isinstance(axis, str):
+            axis = axes.setdefault(axis, found[i] if i < len(found) else -1)
+        due.append(axis)
+    if found != tuple(due):
+        said = ', '.join(map(str, want))
+        yield Problem(path, f'{found}, and ({said}) = {tuple(due)} is due')
+
+
+def _by_group(raw: Mapping, shape: Shapes) -> Due:
+    """States, factors and signals, at the positions of their group."""
+    groups = {group['name']: group for group in raw['topology']['groups']}
+    relations, paths = raw['topology']['relations'], sorted(shape)
+    for name, group in groups.items():
+        want = ('B', *group['shape'])
+        yield from ((f'carry_before/{state}', want) for state in group['states'])
+        for kind in ('dh', 'c'):
+            states = range(len(raw['signals'][kind].get(name, ())))
+            yield from ((f'signals/{kind}/{name}/{i}', want) for i in states)
+    for relation in relations:
+        moved = relation.get('options', {}).get('positions', {})
+        for group in relation['groups']:
+            at, want = f'factors/{relation["name"]}/{group}', ('B', *groups[group]['shape'])
+            own = below(paths, f'{at}/D')
+            own += [] if group in moved else below(paths, f'{at}/D_f')
+            yield from ((path, want) for path in own)
+    yield 'signals/correction', ('B',)
+
+
+def _of_loss(raw: Mapping) -> Due:
+    """What the formula of a known loss needs."""
+    if raw['loss']['name'] in LOSSES:
+        yield 'outputs', ('B', 'O')
+        yield 'loss/mask', ('B',)
+
+
+def _of_cell(raw: Mapping) -> Due:
+    """What the formulas of a known cell need: they are then free of surprises."""
+    topology = raw['topology']
+    if topology['cell'] == 'opaque':
+        return
+    roles = topology['roles']
+    relations = {relation['name']: relation for relation in topology['relations']}
+    yield 'inputs', ('B', 'I')
+    yield 'outputs', ('B', 'O')
+    yield f'carry_before/{roles[CELLS[topology["cell"]].output]}', ('B', 'N')
+    yield f'carry_before/{roles.get("o")}', ('B', 'O')
+    for role, x, y in (('recurrent', 'I+N', 'N'), ('readout', 'N', 'O')):
+        params = relations[roles[role]]['params']
+        yield f'params_before/{params["weight"]}', (x, y)
+        yield f'params_before/{params.get("bias")}', (y,)
+    feedback = raw['algorithm']['feedback']
+    if feedback is not None:
+        yield 'algorithm/feedback', ('B', 'N') if feedback['kind'] == 'modulator' else ('N', 'O')
+    yield 'loss/mask', ('B',)
+
+
+# what the formulas of the primitives take: they are tried without lanes ---------------------------
+
+
+def _misfits(raw: Mapping, shape: Shapes, relation: Mapping, *of_all) -> Iterator[Problem]:
+    name, primitive = relation['name'], relation['primitive']
+    try:
+        yield from _tried(raw, shape, relation, *of_all)
+    except NoFormula:
+        return
+    except Exception as error:  # an option may hold anything that the schema lets pass
+        said = f'{type(error).__name__}: {error}'[:200]
+        at = f'topology/relations/{name}'
+        yield Problem(at, f'shapes or options that {primitive} does not have ({said})')
+
+
+def _tried(
+    raw: Mapping, shape: Shapes, relation: Mapping, groups: Mapping, paths: list[str]
+) -> Iterator[Problem]:
+    name, params, ends = relation['name'], relation['params'], relation['groups']
+    options, laned = relation.get('options', {}), FORMULAS[relation['primitive']].laned
+    dy, xs = shape[f'signals/dy/{name}'], [f'factors/{name}/{end}/x' for end in ends or ['']]
+    for path in xs:
+        read = shape.get(path)
+        right = not laned or read is None or read[:1] == dy[:1] == (len(raw['lanes']),)
+        yield from _same(path, right, 'axis 0 is not the lanes')
+    weights = lambda slot: _zeros(shape[f'params_before/{params[slot]}'])
+    op, own = Op(relation['primitive'], options, weights, len(dy) - laned), shape.get(xs[0])
+    x = None if own is None else _zeros((0, *own[1:]) if laned else own)
+    made = op.instant(x, _zeros((0, *dy[laned:])))
+    yield from _same(f'topology/relations/{name}/params', set(made) >= set(params), 'other slots')
+    for slot in set(params) & set(made):
+        small = math.prod(made[slot].shape[1:]) <= MAX_ELEMENTS
+        yield from _same(f'signals/dy/{name}', small, 'too large together with x')
+        if small and slot not in options.get('through', ()):
+            found = op.gradient(slot, _zeros((0, *dy[laned:])), made[slot]).shape
+            path = f'params_before/{params[slot]}'
+            yield from _same(path, found == shape[path], f'{shape[path]}, and {found} is due')
+    for end in ends:
+        D_f = {shape[path] for path in below(paths, f'factors/{name}/{end}/D_f')}
+        positions = options.get('positions', {}).get(end)
+        if positions is not None:
+            yield from _same(f'factors/{name}/{end}', len(D_f) < 2, 'D_f of several shapes')
+            fit = all(len(positions) == math.prod(one[1:]) for one in D_f)
+            fit = fit and max(positions, default=-1) < math.prod(groups[end]['shape'])
+            said = 'positions that are not in the group'
+            yield from _same(f'topology/relations/{name}', fit, said)
+        before = f'traces_before/{name}/{end}'
+        own_trace = {path: shape[path] for path in below(paths, before)}
+        for coords in D_f:
+            yield from _of_trace(raw, relation, op, x, coords, before, own_trace)
+
+
+def _of_trace(
+    raw: Mapping, relation: Mapping, op: Op, x: Num | None, coords: tuple, before: str, own: Shapes
+) -> Iterator[Problem]:
+    """The shapes of a trace whose numbers stand at these coordinates of y."""
+    lanes, d = len(raw['lanes']), _zeros((0, *coords[1:]))
+    if raw['algorithm']['name'] == 'ES_D_RTRL':
+        want = {'f': (lanes, *coords[1:])}
+        if f'{before}/x' in own:
+            op.instant(_zeros((0, *own[f'{before}/x'][1:])), d)
+    else:
+        made = op.instant(x, d)
+        want = {slot: (lanes, *made[slot].shape[1:]) for slot in relation['params']}
+    slots = {path: path[len(before) + 1 :].split('/')[0] for path in own}
+    for path, found in own.items():
+        due = want.get(slots[path], found)
+        yield from _same(path, found == due, f'{found}, and {due} is due')
+    missing = set(want) - set(slots.values())
+    yield from _same(before, not own or not missing, f'without {missing}')
+
+
+def _zeros(shape: tuple[int, ...]) -> Num:
+    return exact(np.zeros(shape))
+
+
+def _same(path: str, holds: bool, message: str) -> Iterator[Problem]:
+    if not holds:
+        yield Problem(path, message)

@@ -1,0 +1,204 @@
+"""Runs that are wrong and whose author knows the verifier: each fails, or leaves a doubt."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+import numpy as np
+import pytest
+
+import making
+from braintrace_receipts import reconcile_run
+from braintrace_receipts.canonical import spec_digest
+from braintrace_receipts.derivation import derive
+from making import array, numbers
+
+HONEST = ('rnn', 'lif', 'alif')
+
+
+def rules(result):
+    return {one.rule for one in result.failures}
+
+
+def moved(records, path, shift):
+    """Each record with another gradient, and all that an SGD makes of it."""
+    found, after = [], None
+    for record in copy.deepcopy(records):
+        if after is not None:
+            config = {key: record[key] for key in making.CONFIG_KEYS if key in record}
+            carried = {'params_before': after, 'carry_before': found[-1]['carry_after']}
+            traces = {'traces_before': found[-1]['traces_after']}
+            record = making.remade({**config, **carried, **traces, 'schema': 'braintrace.config/1'})
+        gradient, lr = (
+            numbers(record['gradients'][path]) + shift,
+            record['optimizer']['config']['lr'],
+        )
+        update, before = np.float32(-lr * gradient), numbers(record['params_before'][path])
+        like = record['gradients'][path]
+        record['gradients'][path] = array(gradient, like)
+        record['optimizer']['updates'][path] = array(update, like)
+        record['params_after'][path] = array(before + update, like)
+        found.append(making.plain(record))
+        after = record['params_after']
+    return found
+
+
+def opposite(size):
+    """A run of two lanes with the same inputs, whose errors cancel but for a remainder."""
+    config = making.first('rnn', dtype='float32', reduction='sum')
+    rng, records = np.random.default_rng(0), []
+    for step in range(2):
+        drawn = making.drawn(config, rng)
+        x = numbers(drawn['inputs'])
+        drawn['inputs'] = array(np.stack([x[0], x[0]]), drawn['inputs'])
+        targets = np.float32([[size, size], [-size, -size]])
+        drawn['targets'] = array(targets, drawn['targets'])
+        drawn['loss']['mask'] = array(np.ones(2), drawn['loss']['mask'])
+        config |= {**drawn, 'step': step}
+        record = making.plain(derive(config))
+        records.append(record)
+        state = {k: config['optimizer'][k] for k in ('name', 'config')}
+        state['state_before'] = record['optimizer']['state_after']
+        config = {**making.following(config, record), 'optimizer': state}
+    return records
+
+
+def test_a_bound_that_the_data_widen_is_told_with_its_size():
+    forged = moved(opposite(1e6), 'W_out', 0.2)
+    found = reconcile_run(forged)
+    assert found.verdict == 'rederived', found.failures[:3]
+    assert found.loose['gradients/W_out'] > 1 and any('loose' in one for one in found.doubts)
+    assert not reconcile_run(moved(opposite(1.0), 'W_out', 0.2)).ok
+
+
+@pytest.mark.parametrize('cell', HONEST)
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_an_honest_run_leaves_no_doubt(cell, dtype):
+    found = reconcile_run(making.run(cell, dtype=dtype, optimizer='adam', steps=3))
+    assert found.verdict == 'rederived' and found.doubts == () and found.loose == {}
+    assert found.disclosures['start'].startswith('step 0, t = 0')
+
+
+def with_constants(records, **constants):
+    found = copy.deepcopy(records)
+    for record in found:
+        record['topology']['constants'].update(constants)
+    return found
+
+
+def test_a_narrow_surrogate_that_was_not_used_is_refused():
+    run = making.run('lif', dtype='float32', optimizer='none')
+    narrow = {'name': 'triangle', 'parameters': {'width': 1e-7, 'height': 1.0}}
+    found = reconcile_run(with_constants(run, surrogate=narrow))
+    assert {2, 34} & rules(found) and 14 in rules(found)
+
+
+def test_a_correction_that_is_a_third_is_refused_however_slow_the_decay():
+    config = making.first('rnn', dtype='float32', algorithm='ES_D_RTRL', optimizer='none')
+    config['algorithm']['decay_f'] = 1 - 1e-7
+    run = making.steps(config, 2)
+    assert reconcile_run(run).ok
+    for record in run:
+        node = record['signals']['correction']
+        record['signals']['correction'] = array(numbers(node) / 3, node)
+    assert 33 in rules(reconcile_run(run))
+
+
+def walked(steps, share):
+    """A run of rate 0 whose parameters move by a share of themselves at each step."""
+    config = making.first('rnn', dtype='float32')
+    config['optimizer']['config'] = {'lr': 0.0}
+    rng, records = np.random.default_rng(0), []
+    for step in range(steps):
+        record = derive(config | {**making.drawn(config, rng), 'step': step})
+        for path, node in record['params_before'].items():
+            record['params_after'][path] = array(numbers(node) * (1 + share), node)
+        records.append(making.plain(record))
+        state = {'name': 'sgd', 'config': {'lr': 0.0}}
+        state['state_before'] = records[-1]['optimizer']['state_after']
+        config = {**making.following(config, records[-1]), 'optimizer': state}
+    return records
+
+
+def test_a_walk_of_parameters_within_many_roundings_is_refused():
+    assert 6 in rules(reconcile_run(walked(2, 3e-6)))
+    assert reconcile_run(walked(2, 2.0**-24)).ok  # one rounding is that of an honest machine
+
+
+def test_one_state_in_two_roles_is_refused():
+    run = copy.deepcopy(making.run('lif', optimizer='none'))
+    for record in run:
+        record['topology']['roles']['z'] = record['topology']['roles']['V']
+        for when in ('carry_before', 'carry_after'):
+            del record[when]['z']
+        record['spec_digest'] = spec_digest(record)
+    found = reconcile_run(run)
+    assert found.verdict == 'malformed'
+    assert 'two roles for one state' in {one.hint for one in found.failures}
+
+
+@pytest.mark.parametrize('count', [0, 1000])
+def test_a_made_up_state_of_the_optimiser_is_refused_or_a_doubt(count):
+    config = making.first('rnn', optimizer='adam')
+    state = config['optimizer']['state_before']
+    state['count'] = count
+    for slots in state['slots'].values():
+        slots['nu'] = array(numbers(slots['nu']) + 1.0, slots['nu'])
+    found = reconcile_run(making.steps(config, 2))
+    if count:
+        assert found.ok and any('count 1000' in one for one in found.doubts)
+        assert 'count 1000' in found.disclosures['optimiser']
+    else:
+        assert found.failures[0].rule == 20
+
+
+def test_gaps_a_cut_run_and_a_late_start_are_doubts():
+    run = making.run('rnn', steps=6, optimizer='none', reset=(3,))
+    sparse = [{**one, 'every': 2} for one in run[::2]]
+    assert reconcile_run(sparse).doubts == ('gaps between records: 2',)
+    assert any('start' in one for one in reconcile_run(run[1:]).doubts)
+    late = reconcile_run(run[3:])  # all lanes start anew in its first record
+    assert late.ok and late.doubts == ('a start at step 3, t = 0',)
+    window = making.run('rnn', steps=4, window=2)
+    assert reconcile_run(window).doubts == ()
+    assert reconcile_run(window[:3]).doubts == ('an end in the middle of a window',)
+
+
+def test_a_group_that_a_relation_names_twice_is_refused():
+    run = making.opaque(making.run('rnn', optimizer='none', steps=1))
+    run[0]['topology']['relations'][0]['groups'] *= 2
+    found = reconcile_run(run)
+    assert 'a group stands twice' in {one.hint for one in found.failures}
+
+
+def test_a_run_is_judged_record_by_record_in_the_memory_of_a_few():
+    run, alive = making.run('rnn', steps=6), []
+
+    def records():
+        for record in run:
+            value = Watched(copy.deepcopy(record))
+            alive.append(weakref.ref(value))
+            yield value
+            del value
+
+    class Watched(dict):
+        pass
+
+    counted = []
+
+    def counting():
+        for value in records():
+            counted.append(sum(ref() is not None for ref in alive))
+            yield value
+
+    assert reconcile_run(counting()).verdict == 'rederived'
+    assert max(counted) <= 5, counted
+
+
+def test_the_first_failures_are_kept_and_all_are_counted():
+    run = copy.deepcopy(making.run('rnn', steps=40, optimizer='none'))
+    for record in run:
+        record['loss']['value'] += 1.0
+    found = reconcile_run(run)
+    assert len(found.failures) == 50 and found.failed[12] == found.failed[14] == 40

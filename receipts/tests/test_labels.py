@@ -1,0 +1,148 @@
+"""What a receipt says about itself in words decides nothing."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import making
+from braintrace_receipts import reconcile, reconcile_run
+
+WORDS = st.dictionaries(st.text(max_size=8), st.text(max_size=12), max_size=4)
+SOURCE = {'framework': 'pytorch', 'version': '2'}
+IMPORT = {'source_hash': 'sha256:' + 'a' * 64, 'format': 'sidecar/1', 'importer': 'pytorch'}
+CLAIMS = {'title': 'verified', 'verdict': 'rederived', 'rule 4': 'passed', 'k': '1e9'}
+NOTES = {'source': SOURCE, 'import_provenance': IMPORT, 'helper': CLAIMS, 'labels': CLAIMS}
+
+
+def bad(records):
+    """A run with a flipped gradient."""
+    gradients = {
+        **records[1]['gradients'],
+        'W': {
+            **records[1]['gradients']['W'],
+            'data': [-g for g in records[1]['gradients']['W']['data']],
+        },
+    }
+    return [records[0], {**records[1], 'gradients': gradients}]
+
+
+def judged(records):
+    run, last = reconcile_run(records), reconcile(records[-1])
+    return [(one.verdict, one.failures, one.rules_evaluated, one.ties) for one in (run, last)]
+
+
+@pytest.fixture(scope='module')
+def runs():
+    good = making.run('lif')
+    return [good, bad(good), making.opaque(good), bad(making.opaque(good))]
+
+
+@pytest.mark.slow
+@hypothesis.given(WORDS, WORDS)
+@hypothesis.settings(max_examples=15)
+def test_any_words_leave_the_verdict(runs, labels, helper):
+    for run in runs:
+        noted = [{**record, 'labels': labels, 'helper': helper} for record in run]
+        assert judged(noted) == judged(run)
+
+
+@pytest.mark.slow
+def test_claims_and_provenance_leave_the_verdict_and_so_does_stripping_them(runs):
+    verdicts = [judged(run)[0][0] for run in runs]
+    assert verdicts == ['rederived', 'failed', 'consistent', 'failed']
+    for run in runs:
+        noted = [{**record, **NOTES} for record in run]
+        for key in NOTES:
+            stripped = [{k: v for k, v in record.items() if k != key} for record in noted]
+            assert judged(noted) == judged(stripped) == judged(run)
+
+
+def test_a_skip_does_not_switch_derivation_off(runs):
+    for basis in ('third_party', 'nondeterministic_hardware', 'distributed_field'):
+        found = reconcile_run([{**record, 'skip': {'basis': basis}} for record in runs[1]])
+        assert found.verdict == 'failed' and 14 in found.rules_evaluated
+        assert {4, 14} <= {failure.rule for failure in found.failures}
+        good = reconcile_run([{**record, 'skip': {'basis': basis}} for record in runs[0]])
+        assert good.verdict == 'rederived'
+    opaque = [{**record, 'skip': {'basis': 'third_party'}} for record in runs[2]]
+    assert reconcile_run(opaque).verdict == 'skipped' and not reconcile_run(opaque).ok
+
+
+def test_an_unknown_loss_or_optimiser_leaves_the_rest_to_derivation():
+    for change, fine in (('loss', 'gradients'), ('optimizer', 'carry_after')):
+        run = making.run('lif')
+        for record in run:
+            record[change]['name'] = 'another'
+        found = reconcile_run(run)
+        assert found.verdict == 'consistent' and 14 in found.rules_evaluated
+        assert 'no formula' in found.disclosures['rule 14 in part']
+        node = run[1][fine]['W' if fine == 'gradients' else 'V']
+        node['data'][0] += 0.01
+        assert 14 in {failure.rule for failure in reconcile_run(run).failures}
+
+
+def test_a_key_asks_for_a_signature():
+    run = making.run('rnn', sealed=True)
+    assert reconcile_run(run).verdict == 'rederived'
+    found = reconcile_run(run, key=b'secret')
+    assert {failure.rule for failure in found.failures} == {16}
+    bare = making.run('rnn')
+    assert {failure.rule for failure in reconcile_run(bare, key=b'secret').failures} == {16}
+
+
+def test_gradients_of_a_window_are_derived_only_beside_its_steps():
+    run = making.run('rnn', window=2)
+    assert reconcile_run(run).verdict == 'rederived'
+    assert reconcile(run[0]).verdict == 'rederived'
+    for alone in (reconcile(run[1]), reconcile_run(run[1:])):
+        assert alone.verdict == 'consistent'
+        assert 'window' in alone.disclosures['rule 14 in part']
+
+
+def renamed(value, names):
+    """A record in which names stand for others, as keys and as values."""
+    if isinstance(value, dict):
+        return {names.get(k, k): renamed(v, names) for k, v in value.items()}
+    if isinstance(value, list):
+        return [renamed(one, names) for one in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def with_names(names):
+    config = making.first('lif', optimizer='momentum')
+    topology = config['topology']
+    topology['relations'] = [
+        {
+            **relation,
+            'name': names.get(relation['name'], relation['name']),
+            'groups': [names.get(group, group) for group in relation['groups']],
+            'params': {k: names.get(v, v) for k, v in relation['params'].items()},
+        }
+        for relation in topology['relations']
+    ]
+    for group in topology['groups']:
+        group['name'] = names.get(group['name'], group['name'])
+    for role in ('recurrent', 'readout'):
+        topology['roles'][role] = names.get(topology['roles'][role], topology['roles'][role])
+    topology['routes'] = renamed(topology['routes'], names)
+    config['params_before'] = renamed(config['params_before'], names)
+    config['optimizer']['state_before']['slots'] = renamed(
+        config['optimizer']['state_before']['slots'], names
+    )
+    return config
+
+
+def test_names_may_have_slashes_unless_two_fields_have_one_path():
+    names = {'W': 'net/W', 'W_out': 'net/out/W', 'hidden': 'net/cell', 'recurrent': 'net/W'}
+    run = making.steps(with_names(names), 2)
+    assert reconcile_run(run).verdict == 'rederived'
+    names = {'recurrent': 'a', 'hidden': 'b/c', 'readout': 'a/b', 'output': 'c'}
+    (record,) = making.run('lif', steps=1)
+    roles = {**record['topology']['roles'], 'recurrent': 'a', 'readout': 'a/b'}
+    record = renamed(record, names)
+    topology = {key: one for key, one in record['topology'].items() if key != 'a/b'}
+    record['topology'] = {**topology, 'roles': roles, 'readout': 'leaky'}
+    (first, *_) = reconcile(record).failures
+    assert first.rule == 0 and 'two names that make one path' in first.hint
