@@ -27,6 +27,7 @@ from .._report import Report, make_report
 from .._rules import DRTRL, Rule
 from .._windows import (
     CARRIES,
+    NOT_FINITE,
     REDUCTIONS,
     GradientOptions,
     check_choice,
@@ -361,6 +362,8 @@ class OnlineLearner:
         progress: bool = False,
         inside: str = 'trace',
         synthesizer: Callable | None = None,
+        not_finite: str = 'keep',
+        observe: Callable | None = None,
     ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
         losses``: learn along a sequence.
@@ -383,6 +386,16 @@ class OnlineLearner:
             the numbers are the same. By default chosen from the shapes.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
+        not_finite : 'keep', 'skip' or 'raise'
+            ``'skip'``: in a step where a lane's new state, derivative or signal is not finite, that
+            lane is masked (it reads zeros, its outputs are constants for the loss) and starts anew
+            from ``carry0`` after it, as by ``reset=(None, carry0)``; the others learn as if its
+            part of the loss were constant. Where no lane is to blame, all are. ``skipped``, int32
+            like ``t``, counts such steps and comes back behind ``losses``, which are those of the
+            data as they came. ``'raise'`` raises :class:`braintrace.NotFiniteError` after it.
+        observe : function, optional
+            ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
+            come back last, stacked. The state's trace is that of its last write.
 
         Examples
         --------
@@ -404,9 +417,17 @@ class OnlineLearner:
         check_optimizer(optimizer)
         exact = check_inside(inside, every)
         check_synthesizer(synthesizer, exact, self.rule)
-        return self._along(loss_fn, progress, synthesizer).update(
-            optimizer, every, write_every, reduction, exact
-        )
+        check_choice('not_finite', not_finite, NOT_FINITE)
+        if not_finite != 'keep' and synthesizer is not None:
+            raise OptionError(
+                f'not_finite is {not_finite!r} beside a synthesizer, which learns from all lanes '
+                "together. Give 'keep'."
+            )
+        if observe is not None and not callable(observe):
+            raise OptionError(f'observe is {observe!r}; give a function `(grads, state) -> tree`.')
+        calls = self._along(loss_fn, progress, synthesizer)
+        calls = replace(calls, not_finite=not_finite, observe=observe)
+        return calls.update(optimizer, every, write_every, reduction, exact)
 
     def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)
