@@ -483,8 +483,8 @@ class Run:
         return Run(self.course._replace(sequence=sequence), self.weights, self.exact)
 
     def healed(self, weights, now: Moment, part: Sequence, again: jax.Array):
-        """``(part, bad, losses)``: where ``bad``, a lane is masked, and starts anew before and after
-        the step. The losses are those of the steps as they came.
+        """``(part, bad, losses)``: where ``bad``, a lane is masked, and starts anew before the step
+        and after it. The losses are those of the steps as they came.
 
         ``again``: the lanes that start anew before the first step.
         """

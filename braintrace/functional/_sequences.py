@@ -183,9 +183,9 @@ class SequenceCalls:
     def more(self, skipped, shown, every: int) -> list:
         """What is returned beside the losses; ``shown`` has a row for each step."""
         found = [] if self.not_finite == 'keep' else [skipped]
-        return (
-            found if self.observe is None else [*found, jax.tree.map(lambda a: a[::every], shown)]
-        )
+        if self.observe is not None:
+            found.append(jax.tree.map(lambda rows: rows[::every], shown))
+        return found
 
     def check_surroundings(self, axes: Axes) -> None:
         """Refuse what can not be done inside of a transformation."""
@@ -213,9 +213,9 @@ class SequenceCalls:
         flags, fresh = _resets(data.reset, state, length)
         if self.not_finite != 'keep' and data.reset is None:
             raise OptionError(
-                f'not_finite is {self.not_finite!r}, and a lane that is not finite starts anew, but '
-                'reset= is left out and a learner holds no arrays. Give reset=(None, carry0), or '
-                '(flags, carry0).'
+                f'not_finite is {self.not_finite!r}, but reset= is left out, which has the carry '
+                'from which a lane starts anew: a learner holds no arrays. Give reset=(None, '
+                'carry0), or (flags, carry0).'
             )
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)

@@ -80,6 +80,7 @@ def spoiled(where: str):
     return xs, ys, sound
 
 
+@pytest.mark.tier(quick=1)
 @pytest.mark.parametrize('where', ['x', 'y', 'all lanes'])
 def test_the_others_learn_as_if_it_were_not_there(where):
     xs, ys, sound = spoiled(where)
@@ -92,6 +93,7 @@ def test_the_others_learn_as_if_it_were_not_there(where):
     assert ends.tolist() == (at[0] | at[1]).tolist()  # of the data as they came
 
 
+@pytest.mark.slow
 def test_where_the_loss_alone_overflows_no_lane_is_to_blame_and_all_start_anew():
     xs, (ys, sound) = data()
     p, _, state, losses, skipped = learnt(xs, (ys.at[4, 1].set(1e200), sound), 'skip')
@@ -99,7 +101,7 @@ def test_where_the_loss_alone_overflows_no_lane_is_to_blame_and_all_start_anew()
     assert state.t.tolist() == [T - 5] * B and jnp.isfinite(p['w']).all()
 
 
-@pytest.mark.tier(quick=1, one_in=2)
+@pytest.mark.tier(quick=0, one_in=2)
 @pytest.mark.parametrize(
     'options',
     [
@@ -133,12 +135,14 @@ def test_it_is_a_mask_of_the_lane_and_two_resets(options):
     assert got[4].tolist() == bad.sum(0).tolist()
 
 
+@pytest.mark.slow
 def test_data_that_are_finite_learn_the_same_and_nothing_is_skipped():
     xs, ys = data()
     got, want = (learnt(xs, ys, option) for option in ('skip', 'keep'))
     assert_close(got[:4], want) and got[4].tolist() == [0] * B
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     xs, ys, sound = spoiled('x')
     learner, optimizer = functional.online(cell, D_RTRL), optax.adam(RATE)
@@ -154,6 +158,7 @@ def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(given))
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_skip_all_and_say_so():
     xs, ys = data()
     learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
@@ -164,6 +169,7 @@ def test_weights_that_are_not_finite_skip_all_and_say_so():
     assert_close((new['w'], new['b']), (p['w'], p['b']), 0) and skipped.tolist() == [T] * B
 
 
+@pytest.mark.slow
 def test_a_model_without_lanes_starts_anew_as_a_whole():
     learner = functional.online(lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p)), D_RTRL)
     xs, h = drawn(T, I).at[3].set(NAN), jnp.zeros(N)
@@ -180,6 +186,7 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
     assert mapped(xs)[4].tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_raise_keeps_what_was_learnt_and_names_the_lanes():
     xs, ys, sound = spoiled('x')
     with pytest.raises(braintrace.NotFiniteError) as caught:
@@ -197,7 +204,7 @@ def test_what_can_not_be_done_is_refused():
     given = p, optimizer.init(p), state, xs, ys
     with pytest.raises(braintrace.OptionError, match="not_finite is 'drop'; choose 'keep' or"):
         learner.sequence_update(loss, optimizer, not_finite='drop')
-    with pytest.raises(braintrace.OptionError, match=r'reset=\(None, carry0\)'):
+    with pytest.raises(braintrace.OptionError, match='Give reset=.None'):
         learner.sequence_update(loss, optimizer, not_finite='skip')(*given)
     raises = learner.sequence_update(loss, optimizer, not_finite='raise')
     with pytest.raises(braintrace.OptionError, match='inside of a transformation'):
