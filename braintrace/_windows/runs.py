@@ -326,6 +326,8 @@ class Observer(Protocol):
     def moves(self, weights):
         """Whether each leaf of the weights may change, as a tree of bool."""
 
+    # of those that may leave lanes out
+
     def hidden(self, world) -> list[jax.Array]:
         """The hidden states."""
 
@@ -648,15 +650,15 @@ def run_updates(
         sound = all_finite((new, observer.hidden(now.world), now.trace, losses))
         return jax.lax.cond(sound, lambda found: found, lambda _: walked(True), found)
 
-    start = [learnt, run.opened(learnt[0], course.start)]
+    start: list = [learnt, run.opened(learnt[0], course.start)]
     if options.skip:
         start += [jnp.zeros(course.start.t.shape, jnp.int32), jnp.int32(begin)]
     walk = Walk(course.sequence, tuple(start), course.show, turn)
     for number, size, every in blocks_of(length, options):
         walk.blocks(partial(guarded if options.skip else block, size=every), number, size)
     learnt, end, *skipped = walk.state
-    end = course.ended(run.closed(end), steps)
-    return Result(learnt, end, *walk.results, skipped=skipped[0] if skipped else None)
+    end, (losses, aux) = course.ended(run.closed(end), steps), walk.results
+    return Result(learnt, end, losses, aux, skipped=skipped[0] if skipped else None)
 
 
 def all_finite(tree) -> jax.Array:

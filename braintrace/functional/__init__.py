@@ -15,7 +15,7 @@ function.
 (2, 4)
 """
 
-from .._saving import load_state, save_state
+from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
 from ._online import Memory, OnlineLearner, online
 from ._state import (
@@ -41,5 +41,6 @@ __all__ = [
     'reset',
     'save_state',
     'split',
+    'structure_diff',
     'unflatten_paths',
 ]

@@ -440,7 +440,7 @@ class ObservedStep:
     def faults(self, seen: Observation) -> jax.Array:
         graph, lanes = self.graph, self.compiled.t_shape
         states = zip(graph.states, self.hidden(seen.world), strict=True)
-        signals = [seen.factors.d, seen.signals.c, seen.signals.l]
+        signals: list[dict] = [seen.factors.d, seen.signals.c, seen.signals.l]
         found: list = [h for c, h in states if not lanes or c in graph.laned]
         for group in graph.hidden_groups:
             if not lanes or graph.lanes_of(group):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +27,7 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule
+from .._saving import fingerprint
 from .._windows import (
     CARRIES,
     NOT_FINITE,
@@ -456,6 +459,27 @@ class OnlineLearner:
         ``report(batch_size)``: at another batch size.
         """
         return make_report(self.graph, self.rule)
+
+    def fingerprint(self) -> dict:
+        """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of
+        parameters, carry and trace, the ops, the rule with its numbers, options that are not the
+        default, the equations of the step, and versions. :func:`structure_diff` compares two.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> state = learner.init({'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+        >>> found = learner.fingerprint()
+        >>> found['rule'], found['parameters'], found['ops']
+        ('d_rtrl()', {'W': 'float32[2, 4] trace'}, {'W': 'etp_mm to carry'})
+        >>> found['step'][0]
+        '%0 float32[3, 4] = mul(0.9, carry)'
+        """
+        return deepcopy(self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> dict:
+        return fingerprint(self.graph, self.rule, self._abstract_state())
 
     def memory(self) -> Memory:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates
