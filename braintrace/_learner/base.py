@@ -206,7 +206,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         >>> import braintrace, jax.numpy as jnp
         >>> from braintrace import rules
         >>> model = braintrace.nn.GRUCell(2, 4)
-        >>> learner = braintrace.compile(model, rules.es_d_rtrl(0.9), jnp.zeros((3, 2)), batch_size=3)
+        >>> learner = braintrace.compile(model, rules.es_d_rtrl(0.9), jnp.zeros(2))
         >>> learner.fingerprint()['rule']
         'es_d_rtrl(0.9)'
         """

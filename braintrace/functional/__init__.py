@@ -17,6 +17,7 @@ function.
 
 from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
+from ._chunks import Chunk, chunks
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -29,10 +30,12 @@ from ._state import (
 )
 
 __all__ = [
+    'Chunk',
     'Memory',
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'chunks',
     'flatten_paths',
     'fold_lane',
     'load_state',
