@@ -13,8 +13,12 @@ from tests.functional.plain import D_RTRL, N, cell, data, drawn, loss, params
 OPTIMIZER = optax.sgd(0.01)
 
 
+def norm(tree):
+    return jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(tree)))
+
+
 def seen(grads, state):
-    return {'grad': optax.global_norm(grads), 'h': state.carry[0], 't': state.t}
+    return {'grad': norm(grads), 'h': state.carry[0], 't': state.t}
 
 
 def run(jit, **options):
@@ -38,7 +42,7 @@ def test_there_is_a_row_for_each_update(jit):
     learner = functional.online(cell, D_RTRL)
     first = learner.init(params(), drawn(2, N), xs[0])
     grads, _, _ = learner.sequence_grad(loss)(params(), first, xs[:2], ys[:2])
-    assert_close(shown['grad'][0], optax.global_norm(grads), 1e-5)
+    assert_close(shown['grad'][0], norm(grads), 1e-5)
 
 
 @pytest.mark.slow
