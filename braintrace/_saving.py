@@ -42,8 +42,8 @@ HEADER = '~format'  # no path begins so: `~` is escaped in them
 RULE = 'rule'  # the entry of a learner that holds its rule: the bytes of its text
 FINGERPRINT = 'fingerprint'  # the one that holds its fingerprint
 STALE = 3600  # seconds after which nobody writes into a part any more
-TOKEN = secrets.token_hex(4)  # of this process: a number may belong to another one later
-PART = re.compile(r'\.(?P<host>[^/]*)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})\.part$')
+TOKEN = secrets.token_hex(4)  # of this process: a later one may have its number
+PART = re.compile(r'\.(?P<host>[^/]*)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})[0-9a-f]{4}\.part$')
 
 
 # what a learner is ----------------------------------------------------------------------------
@@ -52,31 +52,33 @@ PART = re.compile(r'\.(?P<host>[^/]*)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})\.part$
 def fingerprint(graph, rule, state) -> dict[str, Any]:
     """What a compiled learner is, as plain text; ``state`` is its state, of shapes."""
 
-    def rows(tree, what: str) -> dict[str, str]:
-        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        named = {path_name(path_key(path), what): describe_aval(leaf) for path, leaf in leaves}
-        return {name: _told(f'{what}/{name}', text) for name, text in named.items()}
-
-    program, policy = graph.program, graph.policy
+    program = graph.program
     params = zip(program.param_names, program.params, strict=True)
-    options = {k: str(v) for k, v in vars(policy).items() if v != getattr(DEFAULT, k)}
+    options = {k: v for k, v in vars(graph.policy).items() if v != getattr(DEFAULT, k)}
+    trace = rows(state.trace, 'trace')
     return {
         'layout': FORMAT,
         'versions': {'braintrace': __version__, 'jax': jax.__version__},
         'rule': repr(rule),
-        'options': options,
+        'options': {k: getattr(v, '__qualname__', str(v)) for k, v in options.items()},
         'parameters': {
             name: f'{describe_aval(program.avals[v])} {graph.routes[name].kind}'
             for name, v in params
         },
         'carry': rows(state.carry, 'carry'),
-        'trace': rows(state.trace, 'trace'),
+        'trace': {name: _told('trace', text) for name, text in trace.items()},
         'ops': {
             r.key: f'{r.primitive.name} to {", ".join(g.name for g in r.groups)}'
             for r in graph.hidden_param_op_relations
         },
         'step': listing(program),
     }
+
+
+def rows(tree, bare: str) -> dict[str, str]:
+    """Path of each leaf (``bare`` where the tree is one) -> dtype and shape."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {path_name(path_key(path), bare): describe_aval(leaf) for path, leaf in leaves}
 
 
 def structure_diff(saved: Mapping, here: Mapping) -> list[str]:
@@ -211,7 +213,9 @@ def load_state(file: File, like: Any, learner=None) -> Any:
                     'same cell, rule, options, shapes and precision.'
                 )
             new = [
-                _text(archive, name) if name in texts else _placed(_read(archive, name), leaf)
+                _placed(_read(archive, name), leaf)
+                if name in header['leaves']
+                else jnp.zeros(0, jnp.uint8)
                 for name, leaf in leaves.items()
             ]
     except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
@@ -222,12 +226,6 @@ def load_state(file: File, like: Any, learner=None) -> Any:
             f'{name} is no file of `save_state`, or it is torn: {error}'
         ) from error
     return jax.tree.unflatten(treedef, new)
-
-
-def _text(archive: zipfile.ZipFile, name: str) -> jax.Array:
-    """The bytes of a text, none where the file lacks it."""
-    there = f'{name}.npy' in archive.namelist()
-    return jnp.asarray(_read(archive, name) if there else np.zeros(0, np.uint8))
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -267,9 +265,10 @@ def _written(file: File) -> Iterator[BinaryIO]:
         raise OptionError(f'{path} is there and no regular file, so it can not be replaced.')
     host = re.sub(r'[^\w.]', '_', platform.node())
     _remove_leftovers(path, host)
-    new = path.with_name(f'{path.name}.{host}-{os.getpid()}-{TOKEN}.part')
+    own = f'{host}-{os.getpid()}-{TOKEN}{secrets.token_hex(2)}'
+    new = path.with_name(f'{path.name}.{own}.part')
     try:
-        with new.open('wb') as stream:
+        with new.open('xb') as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -296,22 +295,24 @@ def _remove_leftovers(path: Path, host: str) -> None:
     """The parts that killed processes left of a file: of this host at once, else after an hour."""
     for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
         name = PART.match(part.name[len(path.name) :])
-        gone = name and name['host'] == host and not _writes(int(name['pid']), name['token'])
+        here = name is not None and name['host'] == host
         with contextlib.suppress(OSError):
+            gone = here and not _may_write(int(name['pid']), name['token'])
             if gone or part.stat().st_mtime < time.time() - STALE:
                 part.unlink()
 
 
-def _writes(pid: int, token: str) -> bool:
-    """Whether a process of this host may be writing into a part."""
+def _may_write(pid: int, token: str) -> bool:
+    """Whether a process of this host may still write into a part."""
     if pid == os.getpid():
         return token == TOKEN
-    try:
-        os.kill(pid, 0)  # asks, and ends nothing
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    if os.name == 'posix':  # elsewhere this would be a signal
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # of another user
+            pass
     return True
 
 

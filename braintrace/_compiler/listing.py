@@ -56,7 +56,8 @@ def _constant(x) -> str:
 
 
 def _params(params: dict) -> str:
-    found = {key: text for key, value in sorted(params.items()) if (text := _plain(value))}
+    named = ((key, _plain(value)) for key, value in sorted(params.items()) if key != 'name')
+    found = {key: text for key, text in named if text}
     found |= {f'inside {i}': _inside(jaxpr) for i, jaxpr in enumerate(_jax.sub_jaxprs(params))}
     return f' {found}' if found else ''
 

@@ -612,7 +612,9 @@ def run_updates(
             grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
             if heal:  # a gradient too
                 known, shown = all_finite(grads), (losses, shown[1])
-                grads = jax.tree.map(partial(_or_zeros, known), grads)
+                grads = jax.tree.map(
+                    lambda g, known=known: jnp.where(known, g, 0) if is_inexact(g) else g, grads
+                )
                 bad = bad.at[-1].set(bad[-1] | ~known)
                 again, skipped = bad[-1], [skipped[0] + bad.sum(0, dtype=jnp.int32)]
             learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
@@ -670,11 +672,6 @@ def all_finite(tree) -> jax.Array:
             columns = (0 * x).reshape(-1, *x.shape[-1:]).sum(0)
             found.append(jnp.isfinite(columns).all())
     return jnp.array(found).all()
-
-
-def _or_zeros(known: jax.Array, g):
-    """A gradient, zeros where it is not known; one of integers has no numbers."""
-    return g if g.dtype == jax.dtypes.float0 else jnp.where(known, g, jnp.zeros_like(g))
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

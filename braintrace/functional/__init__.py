@@ -17,7 +17,7 @@ function.
 
 from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
-from ._chunks import Chunk, chunks
+from ._chunks import chunks
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -30,7 +30,6 @@ from ._state import (
 )
 
 __all__ = [
-    'Chunk',
     'Memory',
     'Observed',
     'OnlineLearner',

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from .._compiler import describe_aval, path_key, path_name
 from .._errors import OptionError, StructureError
-from .._saving import structure_diff
+from .._saving import rows, structure_diff
 from .._windows import length_of
 
 
-class Chunk(NamedTuple):
-    """Steps of a stream, as ``sequence_update`` takes them: ``xs`` and ``ys`` with time in front,
-    and ``mask``, 0 for what fills up a shorter chunk; :func:`chunks` makes them.
-
-    >>> import numpy as np
-    >>> from braintrace.functional import chunks
-    >>> [(chunk.xs.shape, chunk.mask.tolist()) for chunk in chunks([(np.ones(2), np.ones(2))])]
-    [((2,), [1.0, 1.0])]
-    """
-
-    xs: Any
-    ys: Any
-    mask: jax.Array
-
-
-def chunks(source: Iterable, length: int | None = None) -> Iterator[Chunk]:
-    """The pairs ``(xs, ys)`` of any iterator on the device, each as a :class:`Chunk` of ``length``
-    steps (default: those of the first), so that one program serves all.
+def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
+    """``(xs, ys, mask)`` for each pair ``(xs, ys)`` of an iterator, time in front: on the device,
+    and of ``length`` steps (default: those of the first), so that one program serves all.
 
     A shorter chunk is filled up with its last step, where ``mask`` is 0: its losses do not count,
     but state and optimiser go on. An error of the iterator comes after the chunks before it; the
@@ -66,18 +49,12 @@ def chunks(source: Iterable, length: int | None = None) -> Iterator[Chunk]:
                 'or give the largest number as `length`.'
             )
         if steps < length:
-            rows = np.minimum(np.arange(length), steps - 1)
-            pair = jax.tree.map(lambda x, rows=rows: x[rows], pair)
+            at = np.minimum(np.arange(length), steps - 1)
+            pair = jax.tree.map(lambda x, at=at: x[at], pair)
         xs, ys, mask = jax.device_put((*pair, (np.arange(length) < steps).astype(float)))
-        here = {'xs': describe(xs), 'ys': describe(ys)}
+        here = {'xs': rows(xs, '.'), 'ys': rows(ys, '.')}
         first = first or here
         if wrong := structure_diff(first, here):
             lines = '\n  '.join(line.replace(' when saved, ', ' at first, ') for line in wrong)
             raise StructureError(f'chunk {k} has other steps than the first:\n  {lines}')
-        yield Chunk(xs, ys, mask)
-
-
-def describe(tree) -> dict[str, str]:
-    """Path of each leaf -> dtype and shape."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {path_name(path_key(path)): describe_aval(leaf) for path, leaf in leaves}
+        yield xs, ys, mask

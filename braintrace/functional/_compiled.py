@@ -460,7 +460,9 @@ class ObservedStep:
         def read(x):
             if x.shape[: bad.ndim] != bad.shape or not is_inexact(x):
                 return x
-            flags = bad.reshape(*bad.shape, *[1] * (x.ndim - bad.ndim))
+            # a finite one stays: its axis 1 may not be the lanes, but as long
+            bad_here = bad & ~jnp.isfinite(x).all(range(bad.ndim, x.ndim))
+            flags = bad_here.reshape(*bad.shape, *[1] * (x.ndim - bad.ndim))
             return jnp.where(flags, jnp.zeros((), x.dtype), x)
 
         xs, ys, _ = part.slices

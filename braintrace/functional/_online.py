@@ -391,11 +391,12 @@ class OnlineLearner:
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
         not_finite : 'keep', 'skip' or 'raise'
             ``'skip'``: in a step where a lane's new state, derivative or signal is not finite, that
-            lane is masked (it reads zeros, its outputs are constants for the loss) and starts anew
-            from ``carry0`` after it, as by ``reset=(None, carry0)``; the others learn as if its
-            part of the loss were constant. Where no lane is to blame, all are. ``skipped``, int32
-            like ``t``, counts such steps and comes back behind ``losses``, which are those of the
-            data as they came. ``'raise'`` raises :class:`braintrace.NotFiniteError` after it.
+            lane is masked (it reads zeros for what is not finite, its outputs are constants for the
+            loss) and then starts anew from ``carry0``, which ``reset=(None, carry0)`` gives; the
+            others learn as if its part of the loss were constant. Where no lane is to blame, all
+            are. ``skipped``, int32 like ``t``, counts such steps and comes back behind ``losses``,
+            which are those of the data as they came. ``'raise'``, without ``jit``, does the same
+            and raises :class:`braintrace.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
             come back last, stacked. The state's trace is that of its last write.

@@ -8,6 +8,7 @@ import pytest
 
 import braintrace
 from braintrace import functional, rules
+from braintrace._windows import runs
 from tests.compare import assert_close
 from tests.functional.plain import D_RTRL, I, N, cell, drawn, params
 from tests.precision import float64 as float64
@@ -101,7 +102,7 @@ def test_where_the_loss_alone_overflows_no_lane_is_to_blame_and_all_start_anew()
     assert state.t.tolist() == [T - 5] * B and jnp.isfinite(p['w']).all()
 
 
-@pytest.mark.tier(quick=0, one_in=2)
+@pytest.mark.tier(quick=0, one_in=3)
 @pytest.mark.parametrize(
     'options',
     [
@@ -136,10 +137,44 @@ def test_it_is_a_mask_of_the_lane_and_two_resets(options):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('jit', [True, False])
+def test_a_group_of_blocks_is_run_once_more_and_the_others_are_not(jit, monkeypatch):
+    """Groups of two blocks of two steps, then one block, then a step."""
+    monkeypatch.setattr(runs, 'GUARDED', 2)
+    xs, ys = data(11)
+    xs = xs.at[5, 1].set(NAN).at[10, 0].set(NAN)
+    p, _, state, _, skipped = learnt(xs, ys, 'skip', jit=jit, write_every=2)
+    want, h, counts = by_hand(xs, ys[0])
+    assert_close((p, state.carry), (want, h))
+    assert skipped.tolist() == counts.tolist() == [1, 1, 0]
+
+
+@pytest.mark.slow
+def test_an_input_that_all_lanes_share_is_not_taken_for_lanes_of_its_own():
+    """It has as many features as there are lanes."""
+
+    def shared(p, h, x):
+        own, common = x
+        return cell(p, h, own + common @ jnp.ones((B, I)))
+
+    xs, (ys, sound) = data()
+    ys, common = ys.at[4, 1].set(NAN), drawn(T, B)
+    learner, optimizer = functional.online(shared, D_RTRL), optax.sgd(RATE)
+    state = learner.init(params(), drawn(B, N), (xs[0], common[0]))
+    learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
+    given = params(), optimizer.init(params()), state, ((xs, common),), (ys, sound)
+    p, *_, skipped = learn(*given, reset=(None, carry0()))
+    want, _, counts = by_hand(xs + common[:, None] @ jnp.ones((B, I)), ys)
+    assert_close(p, want)
+    assert skipped.tolist() == counts.tolist()
+
+
+@pytest.mark.slow
 def test_data_that_are_finite_learn_the_same_and_nothing_is_skipped():
     xs, ys = data()
     got, want = (learnt(xs, ys, option) for option in ('skip', 'keep'))
-    assert_close(got[:4], want) and got[4].tolist() == [0] * B
+    assert_close(got[:4], want)
+    assert got[4].tolist() == [0] * B
 
 
 @pytest.mark.slow
@@ -166,7 +201,8 @@ def test_weights_that_are_not_finite_skip_all_and_say_so():
     state = learner.init(p, drawn(B, N), xs[0])
     learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
     new, *_, skipped = learn(p, optimizer.init(p), state, xs, ys, reset=(None, carry0()))
-    assert_close((new['w'], new['b']), (p['w'], p['b']), 0) and skipped.tolist() == [T] * B
+    assert_close((new['w'], new['b']), (p['w'], p['b']), 0)
+    assert skipped.tolist() == [T] * B
 
 
 @pytest.mark.slow
