@@ -650,7 +650,10 @@ def run_updates(
         pairs = zip(*map(jax.tree.leaves, (learnt, state[0])), strict=True)
         new = [jnp.where(jnp.isfinite(old), x, 0) for x, old in pairs if is_inexact(x)]
         sound = all_finite((new, observer.hidden(now.world), now.trace, losses))
-        return jax.lax.cond(sound, lambda found: found, lambda _: walked(True), found)
+        # at most one turn of a loop: beside a `cond` XLA's CPU code hands the kernels of each step
+        # to its threads, which takes longer than a small step
+        mended = lambda _: (jnp.array(True), walked(True))
+        return jax.lax.while_loop(lambda at: ~at[0], mended, (sound, found))[1]
 
     start: list = [learnt, run.opened(learnt[0], course.start)]
     if options.skip:

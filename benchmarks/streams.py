@@ -1,8 +1,10 @@
-"""What ``not_finite='skip'`` costs: seconds of the processor, turn by turn beside ``'keep'``.
+"""What a stream costs: ``not_finite='skip'`` beside ``'keep'``, and losses that are read late.
 
-    python benchmarks/not_finite.py        half a minute
+    python benchmarks/streams.py        half a minute
 
-RNN 64 and LRU 32, 16 lanes, chunks of 500 steps with an update at each; the median of the ratios.
+RNN 64 and LRU 32, 16 lanes, chunks of 500 steps with an update at each. Of ``skip`` the seconds of
+the processor count, turn by turn, and the median of the ratios; of 40 chunks from an iterator that
+takes as long as a chunk, the seconds of the clock.
 """
 
 import time
@@ -38,8 +40,28 @@ def seconds(call, *args) -> float:
     return time.process_time() - begin
 
 
+def read(learn, given, xs, ys, late: bool) -> float:
+    """Seconds by the clock, over those of the iterator alone, where the losses are read late."""
+    begin = time.perf_counter()
+    jax.block_until_ready(learn(*given, xs, ys, jnp.ones(STEPS)))
+    pause = time.perf_counter() - begin
+
+    def source():
+        for _ in range(40):
+            time.sleep(pause)
+            yield np.asarray(xs), np.asarray(ys)
+
+    begin, before = time.perf_counter(), None
+    for chunk in functional.chunks(source()):
+        *given, losses = learn(*given, *chunk)
+        jax.device_get(before if late else losses)
+        before = losses
+    jax.device_get(before)
+    return (time.perf_counter() - begin) / (40 * pause)
+
+
 def main():
-    """Print a row for each cell."""
+    """Print two rows for each cell."""
     rng = np.random.default_rng(0)
     drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     for cell, units in ((rnn, 64), (lru, 32)):
@@ -72,6 +94,10 @@ def main():
             f'{cell.__name__} {units}: {step:.1f} us a step; skip {100 * (skipping - 1):+.1f} %, '
             f'a chunk with a NaN takes {healing:.1f} times as long'
         )
+        keep(*given, xs, ys, jnp.ones(STEPS))
+        times = [[read(keep, given, xs, ys, late) for late in (False, True)] for _ in range(5)]
+        at_once, late = np.median(times, axis=0)
+        print(f'  of the iterator alone: read at each chunk {at_once:.2f}, one late {late:.2f}')
 
 
 if __name__ == '__main__':
