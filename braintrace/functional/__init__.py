@@ -15,8 +15,9 @@ function.
 (2, 4)
 """
 
-from .._saving import load_state, save_state
+from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
+from ._chunks import chunks
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -33,6 +34,7 @@ __all__ = [
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'chunks',
     'flatten_paths',
     'fold_lane',
     'load_state',
@@ -41,5 +43,6 @@ __all__ = [
     'reset',
     'save_state',
     'split',
+    'structure_diff',
     'unflatten_paths',
 ]
