@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f'{self.env.name}, batch of {self.batch}'
+        return f'{self.env.name}, batch of {self.batch}, {self.steps:,} steps'
 
 
 def settings() -> list[Setting]:
@@ -122,7 +122,7 @@ def tables(records: list[dict]) -> str:
             )
         rate = f'learning rate {s.rate:g}' + (' (bounded steps: 1)' if BOUNDED in s.ways else '')
         aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
-        budget = f'{s.steps:,} steps, {rate}.{aim}'
+        budget = f'Of all samples together; {rate}.{aim}'
         head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'seconds']
         parts += [f'### {s.name}', budget, table(head, rows)]
     return '\n\n'.join(parts)

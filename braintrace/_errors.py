@@ -15,6 +15,7 @@ __all__ = [
     'EtpUnitError',
     'MissingRuleError',
     'NotCompiledError',
+    'NotFiniteError',
     'NotSupportedError',
     'OptionError',
     'RuleContractError',
@@ -185,6 +186,24 @@ class StepFunctionError(BraintraceError, ValueError):
     >>> learner.etrace_grad(jnp.zeros((5, 1, 2)), step_fn=lambda x: learner(x))
     Traceback (most recent call last):
     braintrace._errors.StepFunctionError: step_fn returned float32[1, 4]; return one real ...
+    """
+
+
+class NotFiniteError(BraintraceError, FloatingPointError):
+    """Learning met numbers that are not finite, and was asked to raise.
+
+    ``so_far`` is what the call returns: what was learnt without the lanes that hold them.
+
+    >>> import braintrace, jax.numpy as jnp, optax
+    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+    >>> learner, optimizer = braintrace.functional.online(cell), optax.sgd(0.1)
+    >>> params, h, xs = {'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((5, 3, 2))
+    >>> loss = lambda h, y: jnp.mean((h - y) ** 2)
+    >>> learn = learner.sequence_update(loss, optimizer, not_finite='raise')
+    >>> given = params, optimizer.init(params), learner.init(params, h, xs[0])
+    >>> learn(*given, xs.at[2, 1].set(jnp.nan), jnp.ones((5, 3, 4)), reset=(None, h))
+    Traceback (most recent call last):
+    braintrace._errors.NotFiniteError: an input, a target, a state or a gradient was not finite ...
     """
 
 

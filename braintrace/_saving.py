@@ -6,10 +6,13 @@ import contextlib
 import glob
 import json
 import os
+import platform
+import re
 import secrets
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -18,25 +21,127 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from ._compiler import abstract, check_arrays, describe_aval, path_key, path_name
-from ._errors import StructureError
+from ._compiler import (
+    DEFAULT,
+    abstract,
+    check_arrays,
+    describe_aval,
+    listing,
+    path_key,
+    path_name,
+)
+from ._errors import OptionError, StructureError
 from ._jax import is_key
+from ._version import __version__
+from ._warnings import tell
 
 File: TypeAlias = str | os.PathLike | BinaryIO
 
-FORMAT = 1
+FORMAT = 2  # 1 had no fingerprint
 HEADER = '~format'  # no path begins so: `~` is escaped in them
 RULE = 'rule'  # the entry of a learner that holds its rule: the bytes of its text
+FINGERPRINT = 'fingerprint'  # the one that holds its fingerprint
 STALE = 3600  # seconds after which nobody writes into a part any more
+TOKEN = secrets.token_hex(4)  # of this process: a later one may have its number
+PART = re.compile(r'\.(?P<host>[^/]*)-(?P<pid>\d+)-(?P<token>[0-9a-f]{8})[0-9a-f]{4}\.part$')
 
 
-def save_state(file: File, state: Any) -> None:
+# what a learner is ----------------------------------------------------------------------------
+
+
+def fingerprint(graph, rule, state) -> dict[str, Any]:
+    """What a compiled learner is, as plain text; ``state`` is its state, of shapes."""
+
+    program = graph.program
+    params = zip(program.param_names, program.params, strict=True)
+    options = {k: v for k, v in vars(graph.policy).items() if v != getattr(DEFAULT, k)}
+    trace = rows(state.trace, 'trace')
+    return {
+        'layout': FORMAT,
+        'versions': {'braintrace': __version__, 'jax': jax.__version__},
+        'rule': repr(rule),
+        'options': {k: getattr(v, '__qualname__', str(v)) for k, v in options.items()},
+        'parameters': {
+            name: f'{describe_aval(program.avals[v])} {graph.routes[name].kind}'
+            for name, v in params
+        },
+        'carry': rows(state.carry, 'carry'),
+        'trace': {name: _told('trace', text) for name, text in trace.items()},
+        'ops': {
+            r.key: f'{r.primitive.name} to {", ".join(g.name for g in r.groups)}'
+            for r in graph.hidden_param_op_relations
+        },
+        'step': listing(program),
+    }
+
+
+def rows(tree, bare: str) -> dict[str, str]:
+    """Path of each leaf (``bare`` where the tree is one) -> dtype and shape."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {path_name(path_key(path), bare): describe_aval(leaf) for path, leaf in leaves}
+
+
+def structure_diff(saved: Mapping, here: Mapping) -> list[str]:
+    """A line for each difference of two fingerprints (:meth:`OnlineLearner.fingerprint`); empty
+    where a state of the one goes on in the other.
+
+    Versions are left out. The equations of the step count where the versions of JAX are equal,
+    since each writes them in its own way; of those that differ the first is shown.
+
+    >>> from braintrace.functional import structure_diff
+    >>> structure_diff({'rule': 'es_d_rtrl(0.9)', 'carry': {}}, {'rule': 'd_rtrl()', 'carry': {}})
+    ['rule: es_d_rtrl(0.9) when saved, d_rtrl() here']
+    """
+    jaxes = [one.get('versions', {}).get('jax') for one in (saved, here)]
+    left_out = {'versions'} | ({'step'} if jaxes[0] != jaxes[1] else set())
+    lines = []
+
+    def compare(path: str, a, b) -> None:
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            for key in {**b, **a}:
+                name = f'{path}/{key}' if path else key
+                compare(name, a.get(key, 'absent'), b.get(key, 'absent'))
+        elif isinstance(a, list) and isinstance(b, list):
+            pairs = enumerate(zip_longest(a, b, fillvalue='absent'))
+            wrong = [(i, x, y) for i, (x, y) in pairs if x != y]
+            for i, x, y in wrong[:1]:
+                more = f' (and {len(wrong) - 1} more)' if wrong[1:] else ''
+                lines.append(f'{path}/{i}: {x} when saved, {y} here{more}')
+        elif a != b:
+            lines.append(f'{path}: {a} when saved, {b} here')
+
+    compare('', *({k: v for k, v in x.items() if k not in left_out} for x in (saved, here)))
+    return lines
+
+
+def _check_fingerprint(saved: Mapping | None, here: Mapping, advice: str) -> None:
+    """Refuse another learner; of other versions it is told."""
+    if saved is None:
+        tell(
+            'the file does not say which learner it is of, so arrays alone were compared: it was '
+            'written without `learner=`, or by an earlier braintrace.'
+        )
+        return
+    if wrong := structure_diff(saved, here):
+        raise StructureError('\n  '.join(['this is of another learner:', *wrong]) + f'\n{advice}')
+    old, new = saved['versions'], here['versions']
+    if old != new:
+        pairs = [f'{k} {old.get(k)} there, {new[k]} here' for k in new if old.get(k) != new[k]]
+        tell(f'it was saved by other versions: {", ".join(pairs)}. The last digits may differ.')
+
+
+# a file ---------------------------------------------------------------------------------------
+
+
+def save_state(file: File, state: Any, learner=None) -> None:
     """Write a state, or any tree of arrays, to a path or a binary file, as npz.
 
-    A file at a path is replaced in one go, when the new one is whole: whoever is interrupted finds
-    the old one. Whoever is killed leaves a part behind, ``NAME.<hex>.part``, which the first save
-    of the same file an hour later removes. Every dtype, typed PRNG keys and physical units are
-    kept. Arrays have to be on this process's devices. See :func:`load_state`.
+    With ``learner``, compiled, the file says which learner it is of (its ``fingerprint()``). A file
+    at a path is replaced in one go, when the new one is whole: whoever is interrupted finds the old
+    one. Whoever is killed leaves a part behind, ``NAME.<host>-<pid>-<hex>.part``, which the next
+    save of the same file removes. Every dtype, typed PRNG keys and physical units are kept. Arrays
+    have to be on this process's devices. Raises :class:`braintrace.OptionError` for a path that is
+    no regular file, and ``OSError`` where it can not be written. See :func:`load_state`.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state
@@ -50,6 +155,8 @@ def save_state(file: File, state: Any) -> None:
     check_arrays(state, 'the state')
     leaves = _leaves(state, _path_of)[0]
     header = {'format': FORMAT, 'leaves': {name: _describe(leaf) for name, leaf in leaves.items()}}
+    if learner is not None:
+        header['fingerprint'] = learner.fingerprint()
     entries = {HEADER: np.array(json.dumps(header))}
     for name, leaf in leaves.items():
         array = np.asarray(_numbers(leaf))
@@ -62,14 +169,14 @@ def save_state(file: File, state: Any) -> None:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
-def load_state(file: File, like: Any) -> Any:
+def load_state(file: File, like: Any, learner=None) -> Any:
     """The tree that :func:`save_state` wrote, in the structure of ``like``.
 
     ``like`` is a tree of the same structure, or its ``jax.eval_shape``; where its leaves have a
     ``NamedSharding``, the arrays get it. Raises :class:`braintrace.StructureError`, with every
     path that is missing, added or of another shape or dtype, and for a file that is none or torn.
-    That the cell, its rule and its options are those of the file is not seen where all arrays are
-    alike.
+    With ``learner``, compiled, also for a file of another cell, rule or option, with every
+    difference (:func:`structure_diff`); other versions are warned of.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state
@@ -88,14 +195,29 @@ def load_state(file: File, like: Any) -> Any:
                     f'the file has format {header["format"]}, of a later braintrace; this one '
                     f'reads up to {FORMAT}.'
                 )
-            here = {name: _describe(leaf) for name, leaf in leaves.items()}
-            wrong = _differences(header['leaves'], here, '  {}: {} in the file, {} in `like`')
+            if learner is not None:
+                _check_fingerprint(
+                    header.get('fingerprint'),
+                    learner.fingerprint(),
+                    'Make the learner as it was when the file was written, or take the parameters '
+                    'alone: leave `learner=` out.',
+                )
+            # a text may have another length, and an earlier format lacks some: who reads it judges
+            texts = {name for name in leaves if name.split('/')[-1] == FINGERPRINT}
+            here = {name: _describe(leaf) for name, leaf in leaves.items() if name not in texts}
+            there = {name: text for name, text in header['leaves'].items() if name not in texts}
+            wrong = _differences(there, here)
             if wrong:
                 raise StructureError(
                     f'the file holds another structure than `like`:\n{wrong}\nPass a state of the '
                     'same cell, rule, options, shapes and precision.'
                 )
-            new = [_placed(_read(archive, name), leaf) for name, leaf in leaves.items()]
+            new = [
+                _placed(_read(archive, name), leaf)
+                if name in header['leaves']
+                else jnp.zeros(0, jnp.uint8)
+                for name, leaf in leaves.items()
+            ]
     except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
         if isinstance(error, StructureError):
             raise
@@ -138,21 +260,29 @@ def _written(file: File) -> Iterator[BinaryIO]:
     if not isinstance(file, str | os.PathLike):
         yield file
         return
-    path = Path(file)
-    new = path.with_name(f'{path.name}.{secrets.token_hex(4)}.part')
+    path = Path(os.path.realpath(file))  # of a link its target is replaced
+    if path.exists() and not path.is_file():
+        raise OptionError(f'{path} is there and no regular file, so it can not be replaced.')
+    host = re.sub(r'[^\w.]', '_', platform.node())
+    _remove_leftovers(path, host)
+    own = f'{host}-{os.getpid()}-{TOKEN}{secrets.token_hex(2)}'
+    new = path.with_name(f'{path.name}.{own}.part')
     try:
         with new.open('xb') as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         new.replace(path)
+    except OSError as error:
+        there = '' if path.parent.is_dir() else f' The folder {path.parent} is not there.'
+        raise OSError(
+            error.errno,
+            f'{error.strerror}: nothing was saved, an earlier file is as it was.{there}',
+            str(path),
+        ) from error
     finally:
-        new.unlink(missing_ok=True)
-    # What processes that were killed had written; others may be writing theirs.
-    for part in path.parent.glob(f'{glob.escape(path.name)}.????????.part'):
         with contextlib.suppress(OSError):
-            if part.stat().st_mtime < time.time() - STALE:
-                part.unlink()
+            new.unlink(missing_ok=True)
     if os.name == 'posix':  # elsewhere a folder can not be opened
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -161,19 +291,47 @@ def _written(file: File) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
+def _remove_leftovers(path: Path, host: str) -> None:
+    """The parts that killed processes left of a file: of this host at once, else after an hour."""
+    for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
+        name = PART.match(part.name[len(path.name) :])
+        here = name is not None and name['host'] == host
+        with contextlib.suppress(OSError):
+            gone = here and not _may_write(int(name['pid']), name['token'])
+            if gone or part.stat().st_mtime < time.time() - STALE:
+                part.unlink()
+
+
+def _may_write(pid: int, token: str) -> bool:
+    """Whether a process of this host may still write into a part."""
+    if pid == os.getpid():
+        return token == TOKEN
+    if os.name == 'posix':  # elsewhere this would be a signal
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # of another user
+            pass
+    return True
+
+
 # a learner ------------------------------------------------------------------------------------
 
 
-def save(states: Mapping[tuple[str, ...], Any], rule) -> dict[str, jax.Array]:
-    """Copies of all arrays that ``states`` (path -> state with a ``value``) hold, by name, and the
-    rule.
+def save(states: Mapping[tuple[str, ...], Any], rule, of: Mapping) -> dict[str, jax.Array]:
+    """Copies of all arrays that ``states`` (path -> state with a ``value``) hold, by name, the rule
+    and the fingerprint ``of`` the learner.
     """
     leaves = _leaves({path: state.value for path, state in states.items()}, _entry)[0]
     tree = {name: jnp.array(_numbers(leaf)) for name, leaf in leaves.items()}
-    return {**tree, RULE: jnp.array(np.frombuffer(repr(rule).encode(), np.uint8))}
+    texts = {RULE: repr(rule), FINGERPRINT: json.dumps(of)}
+    return {**tree, **{k: jnp.array(np.frombuffer(x.encode(), np.uint8)) for k, x in texts.items()}}
 
 
-def restore(states: Mapping[tuple[str, ...], Any], rule, tree: Mapping[str, Any]) -> None:
+def restore(
+    states: Mapping[tuple[str, ...], Any], rule, of: Mapping, tree: Mapping[str, Any]
+) -> None:
     """Copy a result of :func:`save` into ``states``; nothing changes where it does not fit."""
     if not isinstance(tree, Mapping):
         raise StructureError(
@@ -189,10 +347,10 @@ def restore(states: Mapping[tuple[str, ...], Any], rule, tree: Mapping[str, Any]
         return bytes(np.asarray(entry, np.uint8)).decode(errors='replace')
 
     leaves, treedef = _leaves({path: state.value for path, state in states.items()}, _entry)
+    saved = text(tree.get(FINGERPRINT, ()))
     wrong = _differences(
-        {k: text(x) if k == RULE else describe(x) for k, x in tree.items()},
+        {k: text(x) if k == RULE else describe(x) for k, x in tree.items() if k != FINGERPRINT},
         {RULE: repr(rule), **{k: describe(_numbers(x)) for k, x in leaves.items()}},
-        '  {}: {} when saved, {} here',
     )
     if wrong:
         raise StructureError(
@@ -200,6 +358,13 @@ def restore(states: Mapping[tuple[str, ...], Any], rule, tree: Mapping[str, Any]
             'learner of the same model, rule, batch size and precision. For another batch size, '
             'make the states so first: `brainstate.nn.init_all_states(model, batch_size=...)` and '
             '`learner.compile_graph(x)`.'
+        )
+    if saved:  # earlier versions kept none
+        _check_fingerprint(
+            json.loads(saved),
+            of,
+            'The learner is as it was. Make its model as it was when saved, or take the parameters '
+            f'alone: leave {FINGERPRINT!r} out of the tree.',
         )
     new = [_like(jnp.array(tree[name]), leaf) for name, leaf in leaves.items()]
     for path, value in jax.tree.unflatten(treedef, new).items():
@@ -237,13 +402,15 @@ def _leaves(tree, name: Callable) -> tuple[dict[str, Any], Any]:
     return leaves, treedef
 
 
-def _differences(saved: dict[str, str], here: dict[str, str], line: str) -> str:
-    """A ``line`` for each name whose leaves are described differently; empty where none is."""
-    return '\n'.join(
-        line.format(name, saved.get(name, 'absent'), here.get(name, 'absent'))
-        for name in {**here, **saved}
-        if saved.get(name) != here.get(name)
-    )
+def _differences(saved: dict[str, str], here: dict[str, str]) -> str:
+    """A line for each name whose leaves are described differently; empty where none is."""
+    told = ({name: _told(name, text) for name, text in x.items()} for x in (saved, here))
+    return '\n'.join(f'  {line}' for line in structure_diff(*told))
+
+
+def _told(name: str, text: str) -> str:
+    """The description of a leaf; a trace in bfloat16 is kept as its bits."""
+    return text.replace('uint16', 'bfloat16') if 'trace' in name.split('/') else text
 
 
 def _numbers(leaf):

@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
     'extra': set(),
     'extra.observed': CORE,
     'extra.sharding': CORE,
-    '_saving': {'_errors', '_jax', '_compiler'},
+    '_saving': {'_errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding'},
     '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic'},
     'adapters': {'_errors', '_warnings', '_etrace_op', '_learner', 'nn'},

@@ -42,6 +42,7 @@ AT_NIGHT = {
     'tests/nn/test_brainpy_state.py': 'more classes of another package',
     'receipts/tests/test_fuzz.py': 'more random changes',
     'receipts/tests/test_mutation.py': 'every number of every file',
+    'tests/stream/test_not_finite.py': 'more rules and windows',
     'tests/test_examples.py': 'more frameworks',
     'tests/verify/test_activity.py': 'more ways to write a neuron',
 }

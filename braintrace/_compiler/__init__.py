@@ -18,6 +18,7 @@ from .graph import (
     Scope,
 )
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
+from .listing import listing
 from .own_diagonal import with_own_diagonal
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
@@ -78,5 +79,6 @@ __all__ = [
     'with_own_diagonal',
     'jointly',
     'kind_of',
+    'listing',
     'rescoped',
 ]

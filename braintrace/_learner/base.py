@@ -191,19 +191,33 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         """All that this learner is, as a flat dict of string -> array for any checkpoint library.
 
         The arrays are copies: parameters, hidden and other states of the model, random keys that it
-        draws from, the trace and its step count, the states that a reset puts back, and the rule.
-        Units and kinds of random keys stand in the names. It does not hold the state of an
-        optimiser, nor states that a step function touches beside the learner. Call it outside of a
-        mapping transformation: every lane is saved then. See :meth:`restore`.
+        draws from, the trace and its step count, the states that a reset puts back, and as bytes of
+        texts the rule and the :meth:`fingerprint`. Units and kinds of random keys stand in the
+        names. It does not hold the state of an optimiser, nor states that a step function touches
+        beside the learner. Call it outside of a mapping transformation: every lane is saved then.
+        See :meth:`restore`.
         """
-        return _saving.save(self._saved(), self.rule)
+        return _saving.save(self._saved(), self.rule, self.fingerprint())
+
+    def fingerprint(self) -> dict:
+        """What this compiled learner is, as plain text: see
+        :meth:`braintrace.functional.OnlineLearner.fingerprint`.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> from braintrace import rules
+        >>> model = braintrace.nn.GRUCell(2, 4)
+        >>> learner = braintrace.compile(model, rules.es_d_rtrl(0.9), jnp.zeros(2))
+        >>> learner.fingerprint()['rule']
+        'es_d_rtrl(0.9)'
+        """
+        return self._compiled().core.fingerprint()
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
         The arrays are copied, so one tree serves many times. Raises
-        :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype or
-        the rule differs.
+        :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype, the
+        rule or the model's step differs.
 
         >>> import braintrace, jax.numpy as jnp
         >>> model = braintrace.nn.GRUCell(2, 4)
@@ -214,7 +228,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         >>> bool((model.h.value == before['states/h']).all()), learner.etrace.value['t'].tolist()
         (True, [0, 0, 0])
         """
-        _saving.restore(self._saved(), self.rule, tree)
+        _saving.restore(self._saved(), self.rule, self.fingerprint(), tree)
 
     def _saved(self) -> dict[tuple[str, ...], brainstate.State]:
         """Every state that :meth:`save` reads, by path."""

@@ -3,6 +3,7 @@
 from .arguments import (
     CARRIES,
     LOSS_OUTPUTS,
+    NOT_FINITE,
     REDUCTIONS,
     check_choice,
     check_flags,
@@ -60,6 +61,7 @@ __all__ = [
     'GradientOptions',
     'Gradients',
     'Moment',
+    'NOT_FINITE',
     'Observation',
     'Observer',
     'LOSS_OUTPUTS',

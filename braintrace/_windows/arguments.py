@@ -19,6 +19,7 @@ REDUCTIONS = ('mean', 'sum')
 LOSS_OUTPUTS = ('per_step', 'masked', 'scalar')
 INSIDES = ('trace', 'exact')  # of the gradient inside a window
 CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
+NOT_FINITE = ('keep', 'skip', 'raise')  # what to do with a lane that is not finite
 
 
 def check_choice(name: str, value, allowed) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
 from .arguments import check_mask, divisor, tree_bytes
@@ -117,6 +117,7 @@ class Gradients(NamedTuple):
 class Result(NamedTuple):
     """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
     and auxiliary outputs of all steps. ``stopped``: the exception that ended it before them.
+    ``skipped``: how many steps of each lane were left out; None where none may be.
     """
 
     learnt: Any
@@ -124,6 +125,7 @@ class Result(NamedTuple):
     losses: jax.Array
     aux: Any
     stopped: BaseException | None = None
+    skipped: jax.Array | None = None
 
 
 class GradientOptions(NamedTuple):
@@ -140,7 +142,8 @@ class GradientOptions(NamedTuple):
 
 class UpdateOptions(NamedTuple):
     """Weights change after each ``every`` steps; ``delay`` updates share one write of the trace.
-    ``exact``: reverse mode without cuts through the steps of an update.
+    ``exact``: reverse mode without cuts through the steps of an update. ``skip``: leave out lanes
+    with a number that is not finite. ``observe(grads, moment)``: what is shown of an update.
     """
 
     optimizer: Any
@@ -148,6 +151,8 @@ class UpdateOptions(NamedTuple):
     delay: int
     reduction: str = 'mean'
     exact: bool = False
+    skip: bool = False
+    observe: Callable | None = None
 
 
 def counted(t: Count) -> Count:
@@ -321,6 +326,17 @@ class Observer(Protocol):
     def moves(self, weights):
         """Whether each leaf of the weights may change, as a tree of bool."""
 
+    # of those that may leave lanes out
+
+    def hidden(self, world) -> list[jax.Array]:
+        """The hidden states."""
+
+    def faults(self, seen: Observation) -> jax.Array:
+        """Whether a state, derivative or signal of each lane is not finite."""
+
+    def masked(self, part: Sequence, bad: jax.Array) -> Sequence:
+        """Steps in which ``bad`` lanes read zeros, and their outputs are constants."""
+
 
 class Course(NamedTuple):
     """A step under observation, a moment to start from, and a sequence; ``show`` reports the
@@ -458,6 +474,38 @@ class Run:
         end = Moment(seen.world, seen.trace if inside else now.trace, t)
         return end, pending, Gradients(ops, seen.direct), (seen.losses, seen.aux)
 
+    def healing(self) -> Run:
+        """The windows of a course with flags and masks for each lane."""
+
+        def masked(sequence: Sequence) -> Sequence:
+            flags = jnp.zeros((self.course.length, *self.course.start.t.shape), bool)
+            return self.observer.masked(sequence, flags)._replace(flags=flags)
+
+        sequence = jax.eval_shape(masked, self.course.sequence)
+        return Run(self.course._replace(sequence=sequence), self.weights, self.exact)
+
+    def healed(self, weights, now: Moment, part: Sequence, again: jax.Array):
+        """``(part, bad, losses)``: where ``bad``, a lane is masked, and starts anew before the step
+        and after it. The losses are those of the steps as they came.
+
+        ``again``: the lanes that start anew before the first step.
+        """
+
+        def look(state, at: Sequence):
+            world, again = state
+            flags = again if at.flags is None else again | at.flags
+            seen = self._seen(weights, world, at._replace(flags=flags), (now.trace, now.t))
+            bad = self.observer.faults(seen)
+            # a loss for which no lane is to blame is laid to all
+            bad |= ~bad.any() & (at.mask != 0) & ~jnp.isfinite(seen.loss)
+            return (seen.world, bad), (bad, seen.loss)
+
+        _, (bad, losses) = jax.lax.scan(look, (now.world, again), part)
+        flags = bad | jnp.concatenate([again[None], bad[:-1]])
+        if part.flags is not None:
+            flags |= part.flags.reshape(*part.flags.shape, *[1] * (bad.ndim - part.flags.ndim))
+        return self.observer.masked(part, bad)._replace(flags=flags), bad, losses
+
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
         network = self.observer.network(weights)
@@ -499,18 +547,22 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     return Result(grads, end if options.keep else end._replace(t=0 * end.t), *walk.results)
 
 
+GUARDED = 512  # blocks that are run before one asks whether all is finite
+
+
 def blocks_of(length: int, options: UpdateOptions) -> list[tuple[int, int, int]]:
     """The blocks of :func:`run_updates`, kind after kind: how many there are, the steps of each,
-    and the steps of an update in it.
+    and the steps of an update in it. Where lanes may be left out, several count as one.
     """
     every, size = options.every, options.every * options.delay
     whole, rest = divmod(length, size)
     left = rest % every
-    return [
-        (whole, size, every),
-        (int(rest >= every), rest - left, every),
-        (int(left > 0), left, left),
-    ]
+    kinds = [(whole, size, every)]
+    if options.skip and whole:
+        most = even(whole, GUARDED)
+        groups, last = divmod(whole, most)
+        kinds = [(groups, most * size, every), (int(last > 0), last * size, every)]
+    return [*kinds, (int(rest >= every), rest - left, every), (int(left > 0), left, left)]
 
 
 def number_of_blocks(length: int, options: UpdateOptions) -> int:
@@ -543,24 +595,86 @@ def run_updates(
         steps = stop - begin
     course = course.counted(begin)
     observer, run = course.observer, Run(course, learnt[0], options.exact)
+    healing = run.healing() if options.skip else run
 
-    def block(state, part: Sequence, size: int):
-        """Updates after each ``size`` steps, then one write of the trace."""
-        (learnt, now), pending, pieces = state, None, []
+    def block(state, part: Sequence, size: int, heal: bool = False):
+        """Updates after each ``size`` steps, then one write of the trace. ``heal``: lanes that are
+        not finite are left out.
+        """
+        (learnt, now, *skipped), pending, pieces = state, None, []
+        walked = healing if heal else run
+        again = jnp.zeros(now.t.shape, bool) if heal else None
         for i in range(0, len(part.mask), size):
             steps, before = part.part(i, i + size).penalised(options.reduction), learnt[0]
-            now, pending, gradients, shown = run.window(before, now, pending, steps, True)
+            if heal:
+                steps, bad, losses = run.healed(before, now, steps, again)
+            now, pending, gradients, shown = walked.window(before, now, pending, steps, True)
             grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
+            if heal:  # a gradient too
+                known, shown = all_finite(grads), (losses, shown[1])
+                grads = jax.tree.map(
+                    lambda g, known=known: jnp.where(known, g, 0) if is_inexact(g) else g, grads
+                )
+                bad = bad.at[-1].set(bad[-1] | ~known)
+                again, skipped = bad[-1], [skipped[0] + bad.sum(0, dtype=jnp.int32)]
             learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
+            if options.observe is not None:
+                seen = options.observe(grads, now)
+                shown = shown[0], jax.tree.map(lambda a: jnp.stack([a] * size), seen)
             pieces.append(shown)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
-        return (learnt, run.write(before, now, pending, gradients)), shown
+        now = run.write(before, now, pending, gradients)
+        if heal:
+            t = jnp.where(again, 0, now.t)
+            now = now._replace(world=observer.reset(now.world, again), t=t)
+        return (learnt, now, *skipped), shown
 
-    walk = Walk(course.sequence, (learnt, run.opened(learnt[0], course.start)), course.show, turn)
+    def guarded(state, part: Sequence, size: int):
+        """Blocks as they are, and once more with ``heal`` where a number is not finite then."""
+        number = max(len(part.mask) // (options.every * options.delay), 1)
+        steps, (*start, at) = len(part.mask) // number, state
+
+        def walked(heal: bool):
+            def one(state, k):
+                # cut out of the whole sequence: `part` would be a copy
+                cut = partial(jax.lax.dynamic_slice_in_dim, start_index=at + k * steps)
+                here = jax.tree.map(lambda a: cut(a, slice_size=steps), course.sequence)
+                return block(state, here, size, heal)
+
+            new, shown = jax.lax.scan(one, tuple(start), jnp.arange(number))
+            return (*new, at + number * steps), _flat(shown)
+
+        (learnt, now, *_), shown = found = walked(False)
+        losses = jnp.where(part.mask == 0, 0, shown[0])
+        # an optimiser may start with infinities, such as a best loss
+        pairs = zip(*map(jax.tree.leaves, (learnt, state[0])), strict=True)
+        new = [jnp.where(jnp.isfinite(old), x, 0) for x, old in pairs if is_inexact(x)]
+        sound = all_finite((new, observer.hidden(now.world), now.trace, losses))
+        # at most one turn of a loop: beside a `cond` XLA's CPU code hands the kernels of each step
+        # to its threads, which takes longer than a small step
+        mended = lambda _: (jnp.array(True), walked(True))
+        return jax.lax.while_loop(lambda at: ~at[0], mended, (sound, found))[1]
+
+    start: list = [learnt, run.opened(learnt[0], course.start)]
+    if options.skip:
+        start += [jnp.zeros(course.start.t.shape, jnp.int32), jnp.int32(begin)]
+    walk = Walk(course.sequence, tuple(start), course.show, turn)
     for number, size, every in blocks_of(length, options):
-        walk.blocks(partial(block, size=every), number, size)
-    learnt, end = walk.state
-    return Result(learnt, course.ended(run.closed(end), steps), *walk.results)
+        walk.blocks(partial(guarded if options.skip else block, size=every), number, size)
+    learnt, end, *skipped = walk.state
+    end, (losses, aux) = course.ended(run.closed(end), steps), walk.results
+    return Result(learnt, end, losses, aux, skipped=skipped[0] if skipped else None)
+
+
+def all_finite(tree) -> jax.Array:
+    """Whether every number of a tree is finite."""
+    found = []
+    for x in jax.tree.leaves(tree):
+        if is_inexact(x):
+            # a sum over all axes but the last is vectorised on CPU, `all` is not
+            columns = (0 * x).reshape(-1, *x.shape[-1:]).sum(0)
+            found.append(jnp.isfinite(columns).all())
+    return jnp.array(found).all()
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

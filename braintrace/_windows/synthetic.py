@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError, StructureError
 from .._rules import Rule
-from .runs import Gradients, Observer, Sequence
+from .runs import Gradients, Sequence
 
 
 class Borders(NamedTuple):
@@ -24,7 +24,7 @@ class Borders(NamedTuple):
     flags: jax.Array | None
 
 
-def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Observer, Sequence]:
+def bootstrapped(observed, apply: Callable, sequence: Sequence) -> tuple[Any, Sequence]:
     """A step under observation whose weights are pairs, with the parameters of ``apply(params,
     states) -> credit``, and the sequence for it.
     """

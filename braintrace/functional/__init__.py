@@ -15,8 +15,9 @@ function.
 (2, 4)
 """
 
-from .._saving import load_state, save_state
+from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
+from ._chunks import chunks
 from ._eligibility import Eligibility, EligibilityState, eligibility, obgd
 from ._heads import Heads
 from ._online import Memory, OnlineLearner, online
@@ -38,6 +39,7 @@ __all__ = [
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'chunks',
     'eligibility',
     'flatten_paths',
     'fold_lane',
@@ -48,5 +50,6 @@ __all__ = [
     'reset',
     'save_state',
     'split',
+    'structure_diff',
     'unflatten_paths',
 ]

@@ -461,6 +461,40 @@ class ObservedStep:
         hidden = [of_state[s] for s in self.graph.states]
         return self.compiled.executor.with_states(world[0], hidden), *world[1:]
 
+    def hidden(self, world) -> list[jax.Array]:
+        return self.compiled.executor.old_states(world[0])
+
+    def faults(self, seen: Observation) -> jax.Array:
+        graph, lanes = self.graph, self.compiled.t_shape
+        states = zip(graph.states, self.hidden(seen.world), strict=True)
+        signals: list[dict] = [seen.factors.d, seen.signals.c, seen.signals.l]
+        found: list = [h for c, h in states if not lanes or c in graph.laned]
+        for group in graph.hidden_groups:
+            if not lanes or graph.lanes_of(group):
+                found += [by_group.get(group.name) for by_group in signals]
+        for op in graph.ops:
+            if not lanes or (op.primitive.batched and op.y_aval.shape[:1] == lanes):
+                found += [] if op.repeats else [seen.signals.dy.get(op.key)]
+        axes = len(lanes)
+        bad = [
+            ~jnp.isfinite(x).all(range(axes, x.ndim))
+            for x in jax.tree.leaves(found)
+            if x.shape[:axes] == lanes
+        ]
+        return jnp.array(bad).any(0)
+
+    def masked(self, part: Sequence, bad: jax.Array) -> Sequence:
+        def read(x):
+            if x.shape[: bad.ndim] != bad.shape or not is_inexact(x):
+                return x
+            # a finite one stays: its axis 1 may not be the lanes, but as long
+            bad_here = bad & ~jnp.isfinite(x).all(range(bad.ndim, x.ndim))
+            flags = bad_here.reshape(*bad.shape, *[1] * (x.ndim - bad.ndim))
+            return jnp.where(flags, jnp.zeros((), x.dtype), x)
+
+        xs, ys, _ = part.slices
+        return part._replace(slices=(jax.tree.map(read, xs), ys, ~bad))
+
     def observe_together(
         self,
         weights,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +27,10 @@ from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, make_report
 from .._rules import DRTRL, Rule
+from .._saving import fingerprint
 from .._windows import (
     CARRIES,
+    NOT_FINITE,
     REDUCTIONS,
     GradientOptions,
     check_choice,
@@ -412,6 +415,8 @@ class OnlineLearner:
         progress: bool = False,
         inside: str = 'trace',
         synthesizer: Callable | None = None,
+        not_finite: str = 'keep',
+        observe: Callable | None = None,
     ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
         losses``: learn along a sequence.
@@ -434,6 +439,17 @@ class OnlineLearner:
             the numbers are the same. By default chosen from the shapes.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through the steps of each update.
+        not_finite : 'keep', 'skip' or 'raise'
+            ``'skip'``: in a step where a lane's new state, derivative or signal is not finite, that
+            lane is masked (it reads zeros for what is not finite, its outputs are constants for the
+            loss) and then starts anew from ``carry0``, which ``reset=(None, carry0)`` gives; the
+            others learn as if its part of the loss were constant. Where no lane is to blame, all
+            are. ``skipped``, int32 like ``t``, counts such steps and comes back behind ``losses``,
+            which are those of the data as they came. ``'raise'``, without ``jit``, does the same
+            and raises :class:`braintrace.NotFiniteError`.
+        observe : function, optional
+            ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
+            come back last, stacked. The state's trace is that of its last write.
 
         Examples
         --------
@@ -455,9 +471,17 @@ class OnlineLearner:
         check_optimizer(optimizer)
         exact = check_inside(inside, every)
         check_synthesizer(synthesizer, exact, self.rule)
-        return self._along(loss_fn, progress, synthesizer).update(
-            optimizer, every, write_every, reduction, exact
-        )
+        check_choice('not_finite', not_finite, NOT_FINITE)
+        if not_finite != 'keep' and synthesizer is not None:
+            raise OptionError(
+                f'not_finite is {not_finite!r} beside a synthesizer, which learns from all lanes '
+                "together. Give 'keep'."
+            )
+        if observe is not None and not callable(observe):
+            raise OptionError(f'observe is {observe!r}; give a function `(grads, state) -> tree`.')
+        calls = self._along(loss_fn, progress, synthesizer)
+        calls = replace(calls, not_finite=not_finite, observe=observe)
+        return calls.update(optimizer, every, write_every, reduction, exact)
 
     def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)
@@ -486,6 +510,27 @@ class OnlineLearner:
         ``report(batch_size)``: at another batch size.
         """
         return make_report(self.graph, self.rule)
+
+    def fingerprint(self) -> dict:
+        """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of
+        parameters, carry and trace, the ops, the rule with its numbers, options that are not the
+        default, the equations of the step, and versions. :func:`structure_diff` compares two.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> state = learner.init({'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((3, 2)))
+        >>> found = learner.fingerprint()
+        >>> found['rule'], found['parameters'], found['ops']
+        ('d_rtrl()', {'W': 'float32[2, 4] trace'}, {'W': 'etp_mm to carry'})
+        >>> found['step'][0]
+        '%0 float32[3, 4] = mul(0.9, carry)'
+        """
+        return deepcopy(self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> dict:
+        return fingerprint(self.graph, self.rule, self._abstract_state())
 
     def memory(self) -> Memory:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates

@@ -12,8 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import abstract
-from .._errors import OptionError, StepFunctionError, StructureError
+from .._compiler import abstract, is_inexact
+from .._errors import (
+    NotFiniteError,
+    NotSupportedError,
+    OptionError,
+    StepFunctionError,
+    StructureError,
+)
 from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
 from .._windows import (
     Course,
@@ -117,6 +123,8 @@ class SequenceCalls:
     loss: Callable
     progress: bool
     synthesizer: Callable | None = None
+    not_finite: str = 'keep'
+    observe: Callable | None = None
 
     def gradient(self, options: GradientOptions) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
@@ -137,12 +145,16 @@ class SequenceCalls:
         self, optimizer, every: int, write_every: int | None, reduction: str, exact: bool
     ) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses``.
+        losses``, and what else is asked for.
         """
 
-        def options_of(graph, rule) -> UpdateOptions:
-            delay = choose_delay(write_every, every, graph, rule)
-            return UpdateOptions(optimizer, every, delay, reduction, exact)
+        def options_of(graph, rule, state: OnlineState) -> UpdateOptions:
+            delay, observe = choose_delay(write_every, every, graph, rule), None
+            if self.observe is not None:
+                observe = lambda grads, now: self.observe(grads, _after(state, now))  # noqa: E731
+            return UpdateOptions(
+                optimizer, every, delay, reduction, exact, self.not_finite != 'keep', observe
+            )
 
         in_turns = _UpdatesInTurns(self, options_of)
 
@@ -150,6 +162,7 @@ class SequenceCalls:
             if _jax.is_outermost():
                 return in_turns((params, opt_state), state, Data(xs, ys, mask, reset))
             of_args = varying((params, opt_state, state, xs, ys, mask, reset))
+            self.check_surroundings(of_args)
             learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
             params, state, xs = first_order((params, state, xs))
             data = Data(xs, ys, mask, reset)
@@ -157,14 +170,35 @@ class SequenceCalls:
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
             course, of_loss = self.course(axes, params, state, data)
-            options = options_of(course.observer.graph, course.observer.rule)
+            options = options_of(course.observer.graph, course.observer.rule, state)
             _check_learnt(optimizer, params, opt_state)
             result = run_updates(course, (params, opt_state), options)
             new = _after(state, result.end)
             pairs = zip(result.learnt, of_learnt, strict=True)
-            return *pairs, (new, axes), (result.losses, of_loss)
+            more = ((x, axes) for x in self.more(result.skipped, result.aux, every))
+            return *pairs, (new, axes), (result.losses, of_loss), *more
 
         return run
+
+    def more(self, skipped, shown, every: int) -> list:
+        """What is returned beside the losses; ``shown`` has a row for each step."""
+        found = [] if self.not_finite == 'keep' else [skipped]
+        if self.observe is not None:
+            found.append(jax.tree.map(lambda rows: rows[::every], shown))
+        return found
+
+    def check_surroundings(self, axes: Axes) -> None:
+        """Refuse what can not be done inside of a transformation."""
+        if self.not_finite == 'raise':
+            raise OptionError(
+                "not_finite is 'raise' inside of a transformation, where nothing can be raised. "
+                "Call the function as it is, without jax.jit, or give 'skip' and look at `skipped`."
+            )
+        if self.not_finite == 'skip' and axes:
+            raise NotSupportedError(
+                f"not_finite='skip' in a shard_map along {sorted(map(str, axes))}: shards that "
+                'skip would leave the others waiting. Put jax.jit around arrays that are sharded.'
+            )
 
     def compiled(self, params, state: OnlineState, data: Data) -> Compiled:
         """The compiled step for these arguments."""
@@ -177,6 +211,12 @@ class SequenceCalls:
         length, compiled = length_of(data.xs, data.ys), self.compiled(params, state, data)
         params, _ = split_weights(params, self.synthesizer)
         flags, fresh = _resets(data.reset, state, length)
+        if self.not_finite != 'keep' and data.reset is None:
+            raise OptionError(
+                f'not_finite is {self.not_finite!r}, but reset= is left out, which has the carry '
+                'from which a lane starts anew: a learner holds no arrays. Give reset=(None, '
+                'carry0), or (flags, carry0).'
+            )
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
         of_penalty = axes_of(lambda *args: _penalty(self.loss(*args)), axes, *example)
@@ -194,7 +234,8 @@ class SequenceCalls:
         mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
         show = show_progress(length) if self.progress and not mapped else None
         penalised = data.mask is not None and _is_penalised(self.loss, example)
-        sequence = Sequence.of((data.xs, data.ys), data.mask, flags, length, penalised)
+        slices = (data.xs, data.ys) if self.not_finite == 'keep' else (data.xs, data.ys, None)
+        sequence = Sequence.of(slices, data.mask, flags, length, penalised)
         if self.synthesizer is not None:
             observed, sequence = bootstrapped(observed, self.synthesizer, sequence)
         start = Moment((jax.tree.leaves(state.carry), ()), state.trace, state.t)
@@ -209,25 +250,30 @@ class _UpdatesInTurns:
         self.program = jax.jit(self._program, donate_argnums=(1, 2))
         self.kept: dict[tuple, tuple[Turns, Any]] = {}
 
-    def _program(self, learnt, state: OnlineState, shown, data: Data, bounds):
+    def _program(self, learnt, state: OnlineState, shown, skipped, data: Data, bounds):
         course, _ = self.calls.course(frozenset(), learnt[0], state, data)
-        options = self.options_of(course.observer.graph, course.observer.rule)
+        options = self.options_of(course.observer.graph, course.observer.rule, state)
         turn = Turn(bounds[0], bounds[1], shown)
         result = run_updates(course._replace(show=None), learnt, options, turn)
-        return result.learnt, _after(state, result.end), (result.losses, result.aux)
+        skipped = jax.tree.map(jnp.add, skipped, result.skipped)
+        return result.learnt, _after(state, result.end), (result.losses, result.aux), skipped
 
     def __call__(self, learnt, state: OnlineState, data: Data):
         length, compiled = length_of(data.xs, data.ys), self.calls.compiled(learnt[0], state, data)
-        options = self.options_of(compiled.graph, compiled.rule)
+        options = self.options_of(compiled.graph, compiled.rule, state)
         _check_learnt(options.optimizer, *learnt)
         flags, _ = _resets(data.reset, state, length)
         mask = None if data.mask is None else check_mask(data.mask, length)
-        data = Data(data.xs, data.ys, mask, None if flags is None else (flags, data.reset[1]))
+        reset = None if data.reset is None else (flags, data.reset[1])
+        data = Data(data.xs, data.ys, mask, reset)
         key = signature((learnt, state, data))
         if key not in self.kept:
             loss = jax.eval_shape(self.calls.loss, *_example(compiled, data.ys))
             turns = Turns(number_of_blocks(length, options))
-            self.kept[key] = turns, (task_loss(loss), None)
+            shown = None
+            if options.observe is not None:
+                shown = jax.eval_shape(self.calls.observe, learnt[0], state)
+            self.kept[key] = turns, (task_loss(loss), shown)
         turns, shapes = self.kept[key]
         show = None
         if self.calls.progress:
@@ -240,14 +286,31 @@ class _UpdatesInTurns:
         def blocks(place, start, stop):
             return self.program(*place, data, bounds(start, stop))
 
-        place = *strong((learnt, jax.tree.map(jnp.copy, state))), buffers(shapes, length)
+        skipped = None if self.calls.not_finite == 'keep' else jnp.zeros_like(state.t)
+        place = *strong((learnt, jax.tree.map(jnp.copy, state))), buffers(shapes, length), skipped
         stop = turns.run(blocks, place, lambda place: None, show)
-        (params, opt_state), state, shown = stop.carry
-        losses, _ = cut(shown, steps(stop.done))
-        found = params, opt_state, state, losses
-        if stop.error is not None:
-            raise with_so_far(stop.error, found, len(losses), length)
+        (params, opt_state), state, shown, skipped = stop.carry
+        losses, shown = cut(shown, steps(stop.done))
+        found = params, opt_state, state, losses, *self.calls.more(skipped, shown, options.every)
+        error = stop.error
+        if error is None and self.calls.not_finite == 'raise' and skipped.any():
+            error = _not_finite(losses, skipped)
+        if error is not None:
+            raise with_so_far(error, found, len(losses), length)
         return found
+
+
+def _not_finite(losses: jax.Array, skipped: jax.Array) -> NotFiniteError:
+    counts = f'{skipped} steps'
+    if skipped.ndim:
+        lanes = jnp.flatnonzero(skipped).tolist()
+        counts = 'steps of lanes: ' + ', '.join(f'lane {k} {skipped[k]}' for k in lanes)
+    bad = jnp.flatnonzero(~jnp.isfinite(losses))
+    first = f' The first loss that is not finite is that of step {int(bad[0])}.' if len(bad) else ''
+    return NotFiniteError(
+        f'an input, a target, a state or a gradient was not finite in {counts}.{first} They were '
+        "left out, as not_finite='skip' does. Look at the data of these steps."
+    )
 
 
 def _check_learnt(optimizer, params, opt_state) -> None:
@@ -259,13 +322,23 @@ def _check_learnt(optimizer, params, opt_state) -> None:
 def _step_of(compiled: Compiled, loss: Callable) -> Callable:
     """The step of a cell and a loss of its outputs, as :class:`ObservedStep` takes it."""
 
-    def step(cell, params, world, x, y):
+    def step(cell, params, world, x, y, sound=None):
         inputs = jax.tree.leaves(as_inputs(x))
         outputs, carry = cell(jax.tree.leaves(params), world[0], inputs)
+        if sound is not None:
+            outputs = [_without_error(out, sound) for out in outputs]
         outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
         return (loss(outputs, y), None), (carry, ())
 
     return step
+
+
+def _without_error(output: jax.Array, sound: jax.Array):
+    """An output of a step, a constant in the lanes that are not ``sound``."""
+    if output.shape[: sound.ndim] != sound.shape or not is_inexact(output):
+        return output
+    sound = sound.reshape(*sound.shape, *[1] * (output.ndim - sound.ndim))
+    return jnp.where(sound, output, jax.lax.stop_gradient(output))
 
 
 def _resets(reset, state: OnlineState, length: int):
@@ -276,7 +349,9 @@ def _resets(reset, state: OnlineState, length: int):
         raise StructureError(f'reset is {type(reset).__name__}; give a pair (flags, carry0).')
     flags, carry0 = reset
     check_carry0(state.carry, carry0)
-    return check_flags('reset flags are', flags, length, state.t.shape), jax.tree.leaves(carry0)
+    if flags is not None:
+        flags = check_flags('reset flags are', flags, length, state.t.shape)
+    return flags, jax.tree.leaves(carry0)
 
 
 def _example(compiled: Compiled, ys) -> tuple:

@@ -45,6 +45,12 @@ def check_arrays(tree, what: str) -> None:
                 f'{what} leaf {path_name(path_key(path), what)!r} is {type(leaf).__name__}, not an '
                 f'array. Keep Python objects out of {what}, or close over them.'
             )
+        given_away = isinstance(leaf, jax.Array) and not isinstance(leaf, _jax.Tracer)
+        if given_away and leaf.is_deleted():
+            raise StructureError(
+                f'{what} leaf {path_name(path_key(path), what)!r} was given away to a call before, '
+                'which wrote into its memory (`donate_argnums`). Go on with what it returned.'
+            )
 
 
 def abstract(leaf):

@@ -1,0 +1,1 @@
+"""Streams that run for months: files, data as they come, numbers that are not finite."""

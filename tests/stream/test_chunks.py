@@ -1,0 +1,139 @@
+"""Chunks of any iterator: one program for all, and what was learnt stays when it ends badly."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional
+from tests.compare import assert_close
+from tests.functional.plain import D_RTRL, B, I, N, cell, drawn, loss, params
+
+OPTIMIZER, STEPS = optax.sgd(0.01), 6
+
+
+def generated(number=3, last=STEPS):
+    rng = np.random.default_rng(0)
+    for k in range(number):
+        steps = last if k == number - 1 else STEPS
+        yield rng.normal(size=(steps, B, I)), rng.normal(size=(steps, B, 2))
+
+
+def started():
+    learner = functional.online(cell, D_RTRL)
+    learn = jax.jit(learner.sequence_update(loss, OPTIMIZER), donate_argnums=2)
+    p = params()
+    return learn, (p, OPTIMIZER.init(p), learner.init(p, drawn(B, N), jnp.ones((B, I))))
+
+
+def test_a_shorter_chunk_is_filled_up_and_nothing_compiles_anew():
+    learn, run = started()
+    for k, (xs, ys, mask) in enumerate(functional.chunks(generated(last=2))):
+        before = run[0]
+        *run, losses = learn(*run, xs, ys, mask)
+        assert xs.shape == (STEPS, B, I) and mask.tolist() == [1.0] * (2 if k == 2 else STEPS) + [
+            0.0
+        ] * (STEPS - 2 if k == 2 else 0)
+    assert learn._cache_size() == 1
+    # the weights are those after the two steps: a gradient of zero moves nothing here
+    learn, other = started()
+    for xs, ys in itertools.islice(generated(), 2):
+        *other, _ = learn(*other, jnp.asarray(xs), jnp.asarray(ys))
+    xs, ys = list(generated(last=2))[2]
+    *other, _ = learn(*other, jnp.asarray(xs), jnp.asarray(ys))
+    assert_close(run[0], other[0], 1e-6)
+    assert not jnp.array_equal(before['w'], run[0]['w'])
+
+
+def test_what_was_learnt_before_an_error_is_there_and_the_error_goes_on(tmp_path):
+    class Broken(Exception):
+        pass
+
+    def breaks():
+        yield from generated(2)
+        raise Broken('the sensor is gone')
+
+    learn, run = started()
+    source, done = breaks(), 0
+    with pytest.raises(Broken, match='the sensor is gone'):
+        try:
+            for xs, ys, mask in functional.chunks(source):
+                *run, losses = learn(*run, xs, ys, mask)
+                done += 1
+        finally:
+            functional.save_state(tmp_path / 'run.npz', {'run': run, 'done': jnp.array(done)})
+    learn, other = started()
+    like = jax.eval_shape(lambda: {'run': started()[1], 'done': jnp.array(0)})
+    kept = functional.load_state(tmp_path / 'run.npz', like)
+    assert int(kept['done']) == 2
+    for xs, ys, mask in functional.chunks(generated(2)):
+        *other, _ = learn(*other, xs, ys, mask)
+    assert_close(jax.tree.leaves(kept['run']), jax.tree.leaves(other), 0)
+
+
+def test_it_is_never_ahead_of_what_it_gave():
+    """So the position of the iterator may be saved with what was learnt."""
+    given = []
+
+    def source():
+        for k, pair in enumerate(generated()):
+            given.append(k)
+            yield pair
+
+    for k, _ in enumerate(functional.chunks(source())):
+        assert given == list(range(k + 1))
+
+
+@pytest.mark.parametrize(
+    'source, words',
+    [
+        ([np.ones((3, 2))], 'chunk 0 is a ndarray; an iterator gives pairs'),
+        ([{'x': 1, 'y': 2}], 'chunk 0 is a dict; an iterator gives pairs'),
+        ([(np.ones(3), np.ones(2))], 'sequences have unequal lengths'),
+        ([(np.ones(0), np.ones(0))], 'the sequences are empty'),
+        ([(np.ones(3), np.ones(3)), (np.ones(4), np.ones(4))], 'chunk 1 has 4 steps, more than 3'),
+        (
+            [(np.ones(3), np.ones(3)), (np.ones((3, 1)), np.ones(3, int))],
+            r'(?s)chunk 1 has .*xs/.: float32\[3\] at first, float32\[3, 1\] here.*ys/.: float32',
+        ),
+    ],
+    ids=['an array', 'a dict', 'lengths', 'empty', 'longer', 'shapes'],
+)
+def test_what_does_not_fit_is_refused_with_its_number(source, words):
+    with pytest.raises(braintrace.StructureError, match=words):
+        list(functional.chunks(iter(source)))
+
+
+def test_arguments_are_checked():
+    with pytest.raises(braintrace.OptionError, match='source is a int; give an iterator'):
+        next(functional.chunks(3))
+    with pytest.raises(braintrace.OptionError, match='length is 0; give a number of steps'):
+        next(functional.chunks(generated(), length=0))
+
+
+def test_any_iterator_will_do():
+    class Numpy:  # as `tf.data.Dataset.as_numpy_iterator()` is
+        def __init__(self):
+            self.left = list(generated(2))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    assert len(list(functional.chunks(Numpy(), length=8))) == 2
+    grain = pytest.importorskip('grain')
+    pairs = list(generated(3))
+    iterator = iter(grain.MapDataset.source(pairs).to_iter_dataset())
+    source = functional.chunks(iterator)
+    next(source)
+    position, second = iterator.get_state(), next(source)
+    iterator.set_state(position)
+    assert_close(next(functional.chunks(iterator)).xs, second.xs, 0)

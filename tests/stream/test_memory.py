@@ -1,0 +1,37 @@
+"""A million steps in one process leave nothing behind."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from braintrace import functional
+from tests import xla
+from tests.functional.plain import D_RTRL, B, I, N, cell, drawn, loss, params
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not xla.resident_bytes(), reason='the system does not tell it by a file')
+def test_a_million_steps_in_2000_chunks_grow_by_less_than_5_mb_after_the_first_100():
+    learner, optimizer, carry0 = functional.online(cell, D_RTRL), optax.adam(1e-3), drawn(B, N)
+    largest = lambda grads, state: jnp.abs(grads['w']).max()
+    update = learner.sequence_update(loss, optimizer, not_finite='skip', observe=largest)
+    learn = jax.jit(update, donate_argnums=2)
+    run = [params(), optimizer.init(params()), learner.init(params(), carry0, jnp.ones((B, I)))]
+
+    def source():
+        rng = np.random.default_rng(0)
+        for k in range(2000):
+            xs, ys = rng.normal(size=(500, B, I)), rng.normal(size=(500, B, 2))
+            xs[k % 500, k % B] = np.nan if k % 50 == 0 else 0
+            yield xs, ys
+
+    mean, at_first = None, 0
+    for k, (xs, ys, mask) in enumerate(functional.chunks(source())):
+        *run, losses, skipped, seen = learn(*run, xs, ys, mask, (None, carry0))
+        mean = jnp.nanmean(losses)
+        if k == 100:
+            at_first = xla.resident_bytes()
+    assert int(run[2].t.max()) > 10**4 and mean > 0
+    assert xla.resident_bytes() - at_first < 5 * 10**6

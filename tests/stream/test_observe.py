@@ -1,0 +1,61 @@
+"""What is shown of each update: norms and the like, as arrays, without a callback."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional
+from tests.compare import assert_close
+from tests.functional.plain import D_RTRL, N, cell, data, drawn, loss, params
+
+OPTIMIZER = optax.sgd(0.01)
+
+
+def norm(tree):
+    return jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(tree)))
+
+
+def seen(grads, state):
+    return {'grad': norm(grads), 'h': state.carry[0], 't': state.t}
+
+
+def run(jit, **options):
+    learner, (xs, ys) = functional.online(cell, D_RTRL), data()
+    given = params(), OPTIMIZER.init(params()), learner.init(params(), drawn(2, N), xs[0]), xs, ys
+    learn = learner.sequence_update(loss, OPTIMIZER, **options)
+    return (jax.jit(learn) if jit else learn)(*given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('jit', [True, False])
+def test_there_is_a_row_for_each_update(jit):
+    """T is 5: with ``every=2`` there are three updates, the last one of a single step."""
+    p, _, state, losses, shown = run(jit, every=2, observe=seen)
+    plain = run(True, every=2)
+    assert_close((p, losses), (plain[0], plain[3]), 1e-6)
+    assert shown['grad'].shape == (3,) and shown['h'].shape == (3, N)
+    assert shown['t'].tolist() == [[2, 2], [4, 4], [5, 5]]
+    assert_close(shown['h'][-1], state.carry[0], 1e-6)
+    xs, ys = data()
+    learner = functional.online(cell, D_RTRL)
+    first = learner.init(params(), drawn(2, N), xs[0])
+    grads, _, _ = learner.sequence_grad(loss)(params(), first, xs[:2], ys[:2])
+    assert_close(shown['grad'][0], norm(grads), 1e-5)
+
+
+@pytest.mark.slow
+def test_it_stands_behind_the_counts_of_what_was_skipped():
+    learner, (xs, ys) = functional.online(cell, D_RTRL), data()
+    h = drawn(2, N)
+    given = params(), OPTIMIZER.init(params()), learner.init(params(), h, xs[0])
+    learn = learner.sequence_update(loss, OPTIMIZER, not_finite='skip', observe=seen)
+    *_, skipped, shown = learn(*given, xs.at[2, 0].set(jnp.nan), ys, reset=(None, h))
+    assert skipped.tolist() == [1, 0] and shown['grad'].shape == (5,)
+    assert bool(jnp.isfinite(shown['grad']).all())
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(braintrace.OptionError, match=r'observe is True; give a function `\(grads'):
+        functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=True)
