@@ -4,8 +4,9 @@
     python benchmarks/acting.py --again --only '*chain 20* | D_RTRL'    these rows, once more
     python benchmarks/acting.py --quick            one row, short; keeps nothing
 
-The agents are those of ``examples/memory_rl.py``, three seeds each in one compiled program. The
-records go to ``benchmarks/results/acting.json``; ``benchmarks/results_page.py`` shows them.
+The agents are those of ``examples/memory_rl.py``, each with three seeds and all learning rates of
+its setting in one compiled program; a row is that of the rate whose end is best. The records go to
+``benchmarks/results/acting.json``; ``benchmarks/results_page.py`` shows them.
 """
 
 from __future__ import annotations
@@ -26,25 +27,20 @@ from braintrace.tasks.environments import Environment
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / 'examples'))
-from memory_rl import BOUNDED, RTRL, RTRL_5, SAME, SAME_5, Way, last_tenth, train  # noqa: E402
+from memory_rl import A2C_5, BOUNDED, RTRL, RTRL_5, SAME, SAME_5, Way, a2c_of, last_tenth, train  # noqa: E402
 
 PATH = HERE / 'results' / 'acting.json'
 NET, SEEDS = 'RTU 32', (1, 2, 3)
-A2C_5, A2C_25, A2C_65 = (Way(f'A2C, {k} steps', window=k) for k in (5, 25, 65))
 SAME_BOUNDED = SAME._replace(
     name='same step, bounded', kappa=BOUNDED.kappa, entropy=BOUNDED.entropy
 )
-COLOURS = {
-    RTRL.name: '#0072B2',
-    SAME_5.name: '#999999',
-    A2C_5.name: '#E69F00',
-    A2C_65.name: '#000000',
-}
+WHOLE = a2c_of(0).name
+COLOURS = {RTRL.name: '#0072B2', SAME_5.name: '#999999', A2C_5.name: '#E69F00', WHOLE: '#000000'}
 MARKERS = dict(zip(COLOURS, 'osD^'))
 
 
 class Setting(NamedTuple):
-    """Ways of learning in one environment: steps of all samples together, samples, learning rate;
+    """Ways of learning in one environment: steps of all samples together, samples, learning rates;
     ``aim``: the return that D_RTRL is to reach, None where it is only reported.
     """
 
@@ -52,7 +48,7 @@ class Setting(NamedTuple):
     ways: tuple[Way, ...]
     steps: int
     batch: int
-    rate: float
+    rates: tuple[float, ...]
     aim: float | None
 
     @property
@@ -61,30 +57,50 @@ class Setting(NamedTuple):
 
 
 def settings() -> list[Setting]:
-    chain, four = partial(environments.chain, distractors=3), (RTRL, SAME_5, A2C_5, A2C_65)
-    alone, few = (RTRL, BOUNDED, SAME, SAME_BOUNDED), (RTRL_5, SAME_5, A2C_5)
+    chain, rates = partial(environments.chain, distractors=3), (2e-3, 8e-3)
+    alone, plain = (RTRL, BOUNDED, SAME, SAME_BOUNDED), (8, 32, 60, 128)
+
+    def beside(length: int, *online: Way) -> tuple[Way, ...]:
+        return *online, A2C_5, a2c_of(length + 1)
+
     return [
-        Setting(chain(60), (RTRL, RTRL_5, SAME, *four[1:]), 400_000, 8, 2e-3, 0.95),
-        Setting(chain(20), (RTRL, RTRL_5, SAME, SAME_5, A2C_5, A2C_25), 200_000, 8, 3e-3, 0.95),
-        Setting(chain(20), alone, 200_000, 1, 1e-3, 0.8),
-        Setting(environments.repeat_previous(4), (RTRL, SAME, A2C_5), 2_000_000, 16, 1e-3, 0.8),
-        *(Setting(environments.chain(n), few, 400_000, 8, 1e-3, 0.95) for n in (8, 32, 60)),
-        Setting(environments.chain(128), few, 400_000, 8, 1e-3, None),
-        *(Setting(chain(n), four, 400_000, 8, 2e-3, None) for n in (8, 20, 128, 256)),
+        Setting(chain(60), beside(60, RTRL, RTRL_5, SAME, SAME_5), 400_000, 8, rates, 0.95),
+        Setting(chain(20), beside(20, RTRL, RTRL_5, SAME, SAME_5), 200_000, 8, rates, 0.95),
+        Setting(chain(20), alone, 200_000, 1, (1e-3, 4e-3), 0.8),
+        Setting(
+            environments.repeat_previous(4),
+            beside(50, RTRL, SAME),
+            2_000_000,
+            16,
+            (1e-3, 4e-3),
+            0.8,
+        ),
+        *(
+            Setting(environments.chain(n), beside(n, RTRL_5, SAME_5), 400_000, 8, rates, aim)
+            for n, aim in zip(plain, (0.95, 0.95, 0.95, None))
+        ),
+        *(
+            Setting(chain(n), beside(n, RTRL, SAME_5), 400_000, 8, rates, None)
+            for n in (8, 20, 128, 256)
+        ),
     ]
 
 
 def learnt(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
     """The record of a row; bounded steps have a rate of their own, 1."""
-    rate = 1.0 if way.kappa else setting.rate
-    curve, seconds = train(setting.env, way, setting.steps, setting.batch, seeds, rate)
+    rates = (1.0,) if way.kappa else setting.rates
+    curves, seconds = train(setting.env, way, setting.steps, setting.batch, seeds, rates)
+    ends = last_tenth(curves)
+    best = int(np.argmax(ends.mean(1)))
     return {
         'task': setting.name,
         'net': NET,
         'row': way.name,
-        'ends': last_tenth(curve).tolist(),
-        'curve': np.round(curve, 4).tolist(),
-        'seconds': seconds,
+        'rate': rates[best],
+        'of_rates': dict(zip(map(str, rates), ends.mean(1).tolist())),
+        'ends': ends[best].tolist(),
+        'curve': np.round(curves[best], 4).tolist(),
+        'seconds': seconds / len(rates),
         'load': os.getloadavg()[0] / (os.cpu_count() or 1),
     }
 
@@ -111,19 +127,14 @@ def tables(records: list[dict]) -> str:
                 np.array(row['curve'])[:, : round(0.3 * len(row['curve'][0]))][:, -5:]
             )
             seeds = ', '.join(f'{end:.2f}' for end in row['ends'])
-            rows.append(
-                [
-                    way.name,
-                    f'{np.mean(row["ends"]):.2f}',
-                    seeds,
-                    f'{early:.2f}',
-                    f'{row["seconds"]:.0f}',
-                ]
-            )
-        rate = f'learning rate {s.rate:g}' + (' (bounded steps: 1)' if BOUNDED in s.ways else '')
+            ends, other = f'{np.mean(row["ends"]):.2f}', len(row['of_rates']) > 1
+            worse = f'{min(row["of_rates"].values()):.2f}' if other else '-'
+            costs = f'{early:.2f}', f'{row["rate"]:g}', worse, f'{row["seconds"]:.0f}'
+            rows.append([way.name, ends, seeds, *costs])
         aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
-        budget = f'Of all samples together; {rate}.{aim}'
-        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'seconds']
+        budget = f'Learning rates {" and ".join(f"{r:g}" for r in s.rates)}.{aim}'
+        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'rate']
+        head += ['with the other rate', 'seconds']
         parts += [f'### {s.name}', budget, table(head, rows)]
     return '\n\n'.join(parts)
 

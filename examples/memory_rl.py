@@ -2,8 +2,8 @@
 
 A sign is shown once, and 60 steps later the agent has to act on it, while three other inputs are
 random signs at every step. Beside it, with the same network and equally many steps: the gradient
-of the same step alone, and backpropagation through 5 and through 65 steps (A2C). Every row is
-trained with three seeds in one compiled program.
+of the same step alone, and backpropagation through 5 steps and through whole episodes (A2C). Every
+row is the better one of two learning rates, three seeds each, trained in one compiled program.
 
     python examples/memory_rl.py
     python examples/memory_rl.py --task repeat --steps 2000000
@@ -62,7 +62,8 @@ class Way(NamedTuple):
 RTRL, RTRL_5 = Way('D_RTRL', rules.d_rtrl()), Way('D_RTRL, each 5', rules.d_rtrl(), 5)
 BOUNDED = Way('D_RTRL, bounded', rules.d_rtrl(), kappa=0.5, entropy=1e-4)
 SAME, SAME_5 = Way('same step', rules.same_step()), Way('same step, each 5', rules.same_step(), 5)
-WAYS = [RTRL, SAME_5, *(Way(f'A2C, {k} steps', window=k) for k in (5, 65))]
+A2C_5 = Way('A2C, 5 steps', window=5)
+WAYS = [RTRL, SAME_5, A2C_5]
 
 
 def choose(outputs, keys):
@@ -185,8 +186,10 @@ def a2c_agent(env, learner, carry, way: Way, rate, batch):
     return begin, step
 
 
-def train(env, way: Way, steps, batch=8, seeds=(1, 2, 3), rate=3e-3, units=32):
-    """``(curve, seconds)``: the mean return of the episodes that ended, ``(seeds, points)``."""
+def train(env, way: Way, steps, batch=8, seeds=(1, 2, 3), rates=(2e-3,), units=32):
+    """``(curves, seconds)`` of one program for all rates and seeds: the mean return of the episodes
+    that ended, ``(rates, seeds, points)``.
+    """
     env = environments.vector(env)
     params = []
     for seed in seeds:
@@ -195,32 +198,41 @@ def train(env, way: Way, steps, batch=8, seeds=(1, 2, 3), rate=3e-3, units=32):
         first = jnp.zeros((batch, env.env.inputs))
         learner, of_seed, carry = compile_model(model, way.rule, first, batch_size=batch).pure()
         params.append(of_seed)
-    agent = a2c_agent if way.window else online_agent
-    begin, step = agent(env, learner, carry, way, rate, batch)
+    agent_of = a2c_agent if way.window else online_agent
     size = max(way.window, 1)
     rounds = steps // (batch * size)
     points = min(POINTS, rounds)
 
-    def run(params, key):
+    def run(rate, params, key):
+        begin, step = agent_of(env, learner, carry, way, rate, batch)
+
         def point(agent, keys):
             agent, ended = jax.lax.scan(step, agent, keys)
             return agent, jnp.nanmean(ended)
 
-        keys = jax.random.split(key, (points, rounds // points, size))
+        of_start, of_steps = jax.random.split(key)
+        keys = jax.random.split(of_steps, (points, rounds // points, size))
         keys = keys if way.window else keys[:, :, 0]
-        return jax.lax.scan(point, begin(params, key), keys)[1]
+        return jax.lax.scan(point, begin(params, of_start), keys)[1]
 
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    compiled = jax.jit(jax.vmap(run)).lower(params, keys).compile()
+    every = jax.vmap(jax.vmap(run, (None, 0, 0)), (0, None, None))
+    given = jnp.array(rates), params, keys
+    compiled = jax.jit(every).lower(*given).compile()
     start = time.perf_counter()
-    curve = jax.block_until_ready(compiled(params, keys))
-    return np.asarray(curve), time.perf_counter() - start
+    curves = jax.block_until_ready(compiled(*given))
+    return np.asarray(curves), time.perf_counter() - start
 
 
-def last_tenth(curve):
-    """The mean return at the end of training, by seed."""
-    return np.nanmean(curve[:, -max(curve.shape[1] // 10, 1) :], 1)
+def a2c_of(steps):
+    """A2C over windows of as many steps as an episode has, so that each is seen as a whole."""
+    return Way('A2C, whole episodes', window=steps)
+
+
+def last_tenth(curves):
+    """The mean return at the end of training, by rate and seed."""
+    return np.nanmean(curves[..., -max(curves.shape[-1] // 10, 1) :], -1)
 
 
 def named(task, length):
@@ -244,20 +256,25 @@ def main(argv=None, path=Path(__file__).parent / 'output' / 'memory_rl.png'):
     parser.add_argument('--steps', type=lambda text: int(float(text)), default=400_000)
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--seeds', type=int, default=3)
-    parser.add_argument('--rate', type=float, default=2e-3)
+    parser.add_argument('--rates', type=float, nargs='+', default=(2e-3, 8e-3))
     asked = parser.parse_args(argv)
+    length, episode = asked.length or lengths[asked.task], 64
     if asked.env:
         env = environments.from_gymnax(asked.env.removeprefix('gymnax:'))
     else:
-        env = named(asked.task, asked.length or lengths[asked.task])
+        env = named(asked.task, length)
+        episode = {'chain': length + 1, 'plain': length + 1, 'repeat': 51}.get(asked.task, episode)
     print(f'{env.name}: {asked.steps:,} steps, mean return at the end of training')
     figure, axis = plt.subplots(figsize=(7, 4), layout='constrained')
     ends, seeds = {}, tuple(range(1, asked.seeds + 1))
-    for way in WAYS:
-        curve, seconds = train(env, way, asked.steps, asked.batch, seeds, asked.rate)
-        ends[way.name] = last_tenth(curve)
+    for way in (*WAYS, a2c_of(episode)):
+        curves, seconds = train(env, way, asked.steps, asked.batch, seeds, asked.rates)
+        of_rates = last_tenth(curves)
+        best = np.argmax(of_rates.mean(1))
+        ends[way.name], curve = of_rates[best], curves[best]
         of_seeds = ', '.join(f'{end:.2f}' for end in ends[way.name])
-        print(f'{way.name:18} {ends[way.name].mean():6.2f}   seeds {of_seeds}   {seconds:.0f} s')
+        at_rate = f'rate {asked.rates[best]:g}   {seconds:.0f} s'
+        print(f'{way.name:20} {ends[way.name].mean():6.2f}   seeds {of_seeds}   {at_rate}')
         at = np.linspace(0, asked.steps, curve.shape[1])
         (line,) = axis.plot(at, np.nanmean(curve, 0), label=way.name)
         axis.fill_between(at, *np.nanquantile(curve, [0, 1], 0), color=line.get_color(), alpha=0.2)

@@ -10,7 +10,7 @@ from .analysis.complex_states import split_among_real_states
 from .analysis.derived import find_derived
 from .analysis.findings import direct_parameters, find_findings
 from .analysis.groups_and_cuts import Positions, find_positions
-from .analysis.lanes import leaves_with_lanes
+from .analysis.lanes import carried_lanes
 from .analysis.ops import find_ops
 from .analysis.relations import find_relations
 from .analysis.stacked import split_alike
@@ -89,7 +89,7 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     ops = find_ops(program)
     relations, missing = find_relations(positions, fan_out, groups, ops)
     lanes = _lanes(program, ops)
-    laned, laned_inputs = leaves_with_lanes(program, groups, ops, relations, lanes)
+    laned = carried_lanes(program, groups, ops, relations, lanes)
     graph = ETraceGraph(
         program=program,
         hidden_groups=groups,
@@ -103,7 +103,6 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         colours=_colours(positions, derived),
         lanes=lanes,
         laned=laned | _named_lanes(program, policy, lanes),
-        laned_inputs=laned_inputs,
         policy=policy,
     )
     # findings: where each parameter's gradient comes from, and what the traces leave out

@@ -327,8 +327,7 @@ class ETraceGraph:
     - ``recurrent``: the groups that each cut equation leads to
     - ``direct``: parameters that reach a result otherwise than as the weight of an owned op
     - ``colours``: for each state index, sets of groups that one VJP serves
-    - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch;
-      ``laned_inputs``: those among the inputs
+    - ``lanes``: the batch size; ``laned``: the positions in the carry whose axis 0 is the batch
     - ``policy``: how it was compiled
     - ``feedback``: for ops that send their error back through other weights B: the numbers of the
       constants that are B, or with ``fading`` B less the op's own weights; these shrink by
@@ -355,7 +354,6 @@ class ETraceGraph:
     colours: tuple[tuple[tuple[int, ...], ...], ...]
     lanes: int | None
     laned: frozenset[int]
-    laned_inputs: frozenset[int]
     policy: Policy
     feedback: dict[str, dict[str, int]] = field(default_factory=dict)
     fading: float | None = None

@@ -7,10 +7,12 @@ what a weight did to decisions whose outcome is still to come.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import describe_aval, is_inexact, param_name
 from .._errors import OptionError, StructureError
@@ -74,37 +76,31 @@ def eligibility(decay) -> Eligibility:
     >>> z.trace['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
     ([1.899999976158142, 1.899999976158142], [1.899999976158142, 1.899999976158142])
     """
-    if not isinstance(decay, Tracer) and not 0 <= decay <= 1:
+    if not _is_number(decay, lambda x: 0 <= x <= 1):
         raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
-    told: list[int] = []
+    watch = _watch()
 
     def init(params, batch: int) -> EligibilityState:
-        zeros = lambda p: jnp.zeros((batch, *jnp.shape(p)), p.dtype if is_inexact(p) else bool)
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise OptionError(f'batch is {batch!r}; give the number of samples, an int above 0.')
+        # the trace of an integer parameter stays 0
+        zeros = lambda p: jnp.zeros((batch, *p.shape), p.dtype if is_inexact(p) else jnp.int8)
         return EligibilityState(jax.tree.map(zeros, params), jnp.zeros((), jnp.int32))
 
     def update(z: EligibilityState, grads, going_on) -> EligibilityState:
+        if not isinstance(z, EligibilityState):
+            raise StructureError(f'z is {type(z).__name__}; give what `init` or `update` returned.')
+        going_on = jnp.asarray(going_on)
         _check_batch(z, going_on, 'going_on')
         _check_grads(z, grads)
-        keep = decay * jnp.asarray(going_on)
-        added = lambda e, g: _rows(keep, e) * e + g if is_inexact(e) else e
+        keep = decay * going_on
+        added = lambda e, g: (_rows(keep, e) * e + g).astype(e.dtype) if is_inexact(e) else e
         return EligibilityState(jax.tree.map(added, z.trace, grads), z.steps + 1)
 
-    def tell_once(delta, steps):
-        if not told:
-            told.append(int(steps))
-            tell(
-                f'the TD error of step {int(steps)} is not finite: {delta.tolist()}; so are the '
-                'weights after it. Look at rewards and values there, lower the step size, or clip '
-                'the gradients.'
-            )
-
     def weigh(z: EligibilityState, delta):
+        delta = jnp.asarray(delta)
         _check_batch(z, delta, 'delta')
-        jax.lax.cond(
-            anywhere(~jnp.isfinite(delta)),
-            lambda: jax.debug.callback(tell_once, delta, z.steps),
-            lambda: None,
-        )
+        watch(delta, z.steps)
         return jax.tree.map(lambda e: _mean(delta, e), z.trace)
 
     return Eligibility(init, update, weigh)
@@ -130,23 +126,64 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
     [0.25, 0.25]
     """
     for name, value in (('rate', rate), ('kappa', kappa)):
-        if not isinstance(value, Tracer) and not value > 0:
+        if not _is_number(value, lambda x: x > 0):
             raise OptionError(f'{name} is {value!r}; give a number above 0.')
     try:
         import optax
     except ImportError as error:
         raise OptionError('obgd is an optax transformation: `pip install optax`.') from error
 
-    def update(z, state, params=None, *, delta=None, **others):
+    watch = _watch()
+
+    def update(z, steps, params=None, *, delta=None, **others):
         if delta is None:
             raise OptionError('obgd needs the TD errors: `update(z, state, params, delta=delta)`.')
-        leaves = [e for e in jax.tree.leaves(z) if is_inexact(e)]
-        size = sum(jnp.abs(e).reshape(len(e), -1).sum(1) for e in leaves)
+        if isinstance(z, EligibilityState):
+            raise StructureError('obgd got the whole state of an eligibility trace; give z.trace.')
+        delta = jnp.asarray(delta)
+        _check_batch(EligibilityState(z, steps), delta, 'delta')
+        watch(delta, steps + 1)
+        # a sum of half-precision numbers would overflow
+        sizes = [jnp.abs(e).astype(delta.dtype) for e in jax.tree.leaves(z) if is_inexact(e)]
+        size = sum(e.reshape(len(e), -1).sum(1) for e in sizes)
         bound = 1 / (kappa * jnp.maximum(jnp.abs(delta), 1) * size)
-        step = delta * jnp.minimum(rate, bound)  # where z is 0 the bound is infinite
-        return jax.tree.map(lambda e: _mean(step, e), z), state
+        alpha = jnp.minimum(rate, bound)  # where z is 0 the bound is infinite
+        return jax.tree.map(lambda e: _mean(alpha * delta, e), z), steps + 1
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def _watch() -> Callable:
+    """``watch(delta, steps)``, which tells once of TD errors that are not finite."""
+    told: list[int] = []
+
+    def tell_once(delta, steps):
+        # under vmap the call is made for each element, if one of them is not finite
+        if told or np.isfinite(delta).all():
+            return
+        told.append(int(steps))
+        tell(
+            f'the TD error of step {int(steps)} is not finite: {delta.tolist()}; so are the '
+            'weights after it. Look at rewards and values there, lower the step size, or clip '
+            'the gradients.'
+        )
+
+    def watch(delta, steps) -> None:
+        jax.lax.cond(
+            anywhere(~jnp.isfinite(delta)),
+            lambda: jax.debug.callback(tell_once, delta, steps),
+            lambda: None,
+        )
+
+    return watch
+
+
+def _is_number(value, holds: Callable) -> bool:
+    """Whether a value is a scalar for which this holds; of a traced one it is not known."""
+    if isinstance(value, Tracer):
+        return value.ndim == 0
+    number = isinstance(value, Real) or getattr(value, 'shape', None) == ()
+    return number and not isinstance(value, bool) and bool(holds(value))
 
 
 def _rows(weights, e):
@@ -155,17 +192,19 @@ def _rows(weights, e):
 
 
 def _mean(weights, e):
-    """The mean over samples of ``weights e``; an integer parameter, kept as bool, has none."""
+    """The mean over samples of ``weights e``; of an integer parameter 0."""
     return jnp.tensordot(weights.astype(e.dtype), e, 1) / len(e) if is_inexact(e) else e[0]
 
 
 def _check_batch(z: EligibilityState, x, what: str) -> None:
     """Refuse weights that are not one for each sample."""
-    batch = jax.tree.leaves(z.trace)[0].shape[:1]
-    if jnp.shape(x) != batch:
+    leaves = jax.tree.leaves(z.trace)
+    batch = leaves[0].shape[:1] if leaves else ()
+    if jnp.shape(x) != batch or not batch or any(e.shape[:1] != batch for e in leaves):
+        shapes = [list(e.shape) for e in leaves]
         raise StructureError(
-            f'{what} has shape {list(jnp.shape(x))}; give one for each of {batch[0]} samples, '
-            f'shape {list(batch)}.'
+            f'{what} has shape {list(jnp.shape(x))}, and the trace {shapes}: give one number for '
+            'each sample, and a trace whose axis 0 is these samples.'
         )
 
 

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import describe_aval, is_inexact, path_key, path_name
 from .._errors import OptionError, StructureError
 from .._jax import is_key
 from .._rules import counting, uncounted
+from .._saving import kind_of_key
 from .._windows import task_loss, total_loss, zero_gradient
 from ._compiled import Compiled
 from ._state import OnlineState
@@ -63,10 +65,10 @@ def of_samples(
     the state that comes back is that of the batch. ``one(carry, inputs)``: a sample's step.
     """
     lanes = whole.graph.lanes
-    if lanes is None:
+    if not lanes:
         raise StructureError(
-            'per_sample=True needs a batch, and the step has no batch axis that its ops share. For '
-            'cells without one, `jax.vmap` the call over states and inputs.'
+            'per_sample=True needs a batch, and this one is empty or the step has no batch axis '
+            'that its ops share. For cells without one, `jax.vmap` the call over states and inputs.'
         )
     target_axes = _target_axes(lanes, targets)
     if lanes == 1:
@@ -78,23 +80,33 @@ def of_samples(
     trace = whole.written(jax.tree.leaves(params), trace, state.t)
     state = state.replace(trace=counting(trace, count))
     state_axes = _state_axes(whole, state)
-    axes = [*state_axes, *_input_axes(whole, inputs), *target_axes]
+    # Whether axis 0 of an input really is the batch is seen when both steps are compared.
+    input_axes = [0 if x.shape[:1] == (lanes,) else None for x in jax.tree.leaves(inputs)]
+    axes = [*state_axes, *input_axes, *target_axes]
     leaves, treedef = jax.tree.flatten((state, inputs, targets))
     first = [
         x if a is None else jax.lax.slice_in_dim(x, 0, 1, axis=a) for x, a in zip(leaves, axes)
     ]
     of_first, first_inputs, _ = jax.tree.unflatten(treedef, first)
-    single: Compiled = one(of_first.carry, first_inputs)
+    try:
+        single: Compiled = one(of_first.carry, first_inputs)
+    except StructureError as error:
+        raise StructureError(
+            'per_sample=True: the step does not compile for one sample, a batch of 1 in axis 0 of '
+            f'inputs: {error}'
+        ) from error
+    out_axes = _output_axes(whole, single)
+    carry_axes = state_axes[: len(jax.tree.leaves(state.carry))]
+    _check_apart(whole, single, carry_axes, input_axes, out_axes)
     # The trace of one sample may lack an axis of length 1, so every array is reshaped.
     like = jax.eval_shape(lambda: single.rule.init(single.graph))
     like = single.state(of_first.carry, counting(like, count), of_first.t)
     shapes = [x.shape for x in (*jax.tree.leaves(like), *first[len(state_axes) :])]
-    out_axes = _output_axes(whole, single)
     weights, of_params = jax.tree.flatten(params)
     learnt = [i for i, w in enumerate(weights) if is_inexact(w)]
 
     def sample(*leaves):
-        full = [x.reshape(shape) for x, shape in zip(leaves, shapes)]
+        full = [x.reshape(shape) for x, shape in zip(leaves, shapes, strict=True)]
         one, inputs, targets = jax.tree.unflatten(treedef, full)
         found = of_batch(single, losses, params, one, inputs, targets)
         grads = [[jax.tree.leaves(g)[i] for i in learnt] for g in found.grads]
@@ -119,6 +131,70 @@ def of_samples(
     return Heads(values, tuple(map(tree, grads)), outputs, new.replace(trace=trace))
 
 
+def _check_apart(whole: Compiled, single: Compiled, carry_axes, input_axes, out_axes) -> None:
+    """Refuse a step whose samples depend on each other, on their number or on their place: on drawn
+    numbers the step of the batch has to be the step of each sample.
+    """
+    if single.sample_of is whole:
+        return
+    program, lanes, rng = whole.program, whole.graph.lanes, np.random.default_rng(0)
+    in_axes = [*carry_axes, *input_axes]
+    shapes = [*single.program.leaf_avals, *(single.program.avals[v] for v in single.program.inputs)]
+
+    def drawn(aval):
+        if is_key(aval):
+            return jax.random.split(jax.random.key(0, impl=kind_of_key(aval)), aval.shape)
+        values = (
+            rng.uniform(0.1, 0.9, aval.shape)
+            if is_inexact(aval)
+            else rng.integers(0, 2, aval.shape)
+        )
+        return jnp.asarray(values).astype(aval.dtype)
+
+    def of_one(params, *given):
+        given = [x.reshape(like.shape) for x, like in zip(given, shapes, strict=True)]
+        return single.run(params, given[: len(carry_axes)], given[len(carry_axes) :])
+
+    def both(params, carry, inputs):
+        """Pairs of what the batch gives, the samples in front, and what the samples give."""
+        outputs, new = whole.run(params, carry, inputs)
+        apart = jax.vmap(of_one, (None, *in_axes), axis_size=lanes)(params, *carry, *inputs)
+        for x, y, axis in zip(
+            (*outputs, *new), [*apart[0], *apart[1]], (*out_axes, *carry_axes), strict=True
+        ):
+            x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
+            yield x, y.reshape(y.shape[:1] + x.shape[1:])
+
+    with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
+        params = [*map(drawn, (program.avals[v] for v in program.params)), *whole.held]
+        given = [*map(drawn, program.leaf_avals)], [drawn(program.avals[v]) for v in program.inputs]
+        pairs = jax.jit(lambda *of: list(both(*of)))(params, *given)
+    names = [f'output {i}' for i in range(len(out_axes))]
+    names += [path_name(key) for key in program.leaf_keys]
+    for name, (x, y) in zip(names, pairs, strict=True):
+        if not _alike(x, y):
+            raise StructureError(
+                f'per_sample=True: {name} of a sample is another one in a batch of {lanes} than '
+                'alone, so the samples depend on each other, on their number or on their place: '
+                'by a mean over the batch, by numbers drawn for all of it from one key, or by an '
+                'input that they share and that is as long as the batch. Take gradients of the '
+                'batch, or let each sample stand for itself: with a key of its own, with the '
+                'shared input closed over.'
+            )
+    single.sample_of = whole
+
+
+def _alike(x, y) -> bool:
+    """Whether two arrays differ by rounding alone."""
+    if is_key(x) or not is_inexact(x):
+        x, y = (np.asarray(jax.random.key_data(a) if is_key(a) else a) for a in (x, y))
+        return bool((x == y).all())
+    tolerance = min(10 * float(jnp.finfo(x.dtype).eps) ** 0.5, 0.1)
+    x, y = (np.asarray(a).astype(complex) for a in (x, y))
+    size = np.abs(x[np.isfinite(x)]).max(initial=1.0)
+    return bool(np.isclose(x, y, rtol=0, atol=tolerance * size, equal_nan=True).all())
+
+
 def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
     """The axis of the batch in each array of the state; an integer may have none, as a step count
     that all samples share.
@@ -137,35 +213,22 @@ def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
                     if part == 'carry'
                     else f'Take a rule whose trace has the batch in front, not {whole.rule}.'
                 )
+                shown = path_name(key) if part == 'carry' else name  # as Policy takes it
                 raise OptionError(
-                    f'per_sample=True: {name} ({describe_aval(leaf)}) is shared by the samples of '
+                    f'per_sample=True: {shown} ({describe_aval(leaf)}) is shared by the samples of '
                     f'the batch, or the step does not show that its axis 0 is the batch. {remedy}'
                 )
             axes.append(axis)
     return [*axes, 0]  # and that of t
 
 
-def _input_axes(whole: Compiled, inputs: tuple) -> list[int | None]:
-    axes: list[int | None] = []
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(inputs)):
-        laned = i in whole.graph.laned_inputs
-        if not laned and jnp.shape(leaf)[:1] == (whole.graph.lanes,):
-            raise StructureError(
-                f'per_sample=True: the step does not show that axis 0 of '
-                f'{path_name(("inputs", *path_key(path)))} ({describe_aval(leaf)}) is the batch, '
-                'and it is as long. Where the samples share it, close over it or give it another '
-                'axis in front; where not, map a learner of one sample by `jax.vmap`.'
-            )
-        axes.append(0 if laned else None)
-    return axes
-
-
 def _target_axes(lanes: int, targets) -> list[int | None]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(targets):
-        if jnp.shape(leaf)[:1] != (lanes,):
+        if not hasattr(leaf, 'shape') or leaf.shape[:1] != (lanes,):
+            found = describe_aval(leaf) if hasattr(leaf, 'shape') else repr(leaf)
             raise StructureError(
-                f'per_sample=True: {path_name(("targets", *path_key(path)))} is '
-                f'{describe_aval(leaf)}; its axis 0 has to be the batch of {lanes}.'
+                f'per_sample=True: {path_name(("targets", *path_key(path)))} is {found}; give an '
+                f'array whose axis 0 is the batch of {lanes}.'
             )
     return [0] * len(jax.tree.leaves(targets))
 

@@ -250,8 +250,9 @@ class OnlineLearner:
         take (batch x parameters) numbers for each loss.
 
         Raises :class:`braintrace.OptionError` where a state or the rule's trace is shared by the
-        samples, and :class:`braintrace.StructureError` where inputs, targets or outputs have no
-        axis that is known to be the batch.
+        samples, and :class:`braintrace.StructureError` where targets or outputs have no axis of the
+        batch, or where the step of a sample depends on the others: both steps are compared once, on
+        drawn numbers.
 
         >>> import braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))

@@ -131,7 +131,7 @@ def test_a_bounded_step_is_part_of_a_chain_of_optax():
     z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
     chain = optax.chain(obgd(), optax.scale(2.0))
     updates, _ = chain.update(z.trace, chain.init(params()), params(), delta=jnp.ones(B))
-    alone, _ = obgd().update(z.trace, optax.EmptyState(), delta=jnp.ones(B))
+    alone, _ = obgd().update(z.trace, obgd().init(params()), delta=jnp.ones(B))
     assert_close(updates['w'], 2 * alone['w'])
 
 
@@ -154,12 +154,14 @@ def test_a_td_error_that_is_not_finite_is_told_once_with_its_step(mapped):
         return z, z_of.weigh(z, delta)['w'].sum()
 
     def run(scale):
-        deltas = jnp.ones((6, B)).at[jnp.array([3, 5]), 1].set(jnp.nan)
-        return jax.lax.scan(step, z_of.init(params(), B), scale * deltas)[1]
+        deltas = jnp.ones((6, B)).at[jnp.array([3, 5]), 1].set(jnp.where(scale > 0, jnp.nan, 2))
+        return jax.lax.scan(step, z_of.init(params(), B), deltas)[1]
 
     run = jax.jit(jax.vmap(run) if mapped else run)
-    with pytest.warns(BraintraceWarning, match='TD error of step 4 is not finite') as told:
-        jax.block_until_ready(run(jnp.ones(2) if mapped else jnp.ones(())))
+    with pytest.warns(
+        BraintraceWarning, match=r'TD error of step 4 is not finite: \[1.0, nan, 1.0\]'
+    ) as told:
+        jax.block_until_ready(run(jnp.array([0.0, 1.0]) if mapped else jnp.ones(())))
         jax.effects_barrier()
     assert len(told) == 1
 
@@ -172,7 +174,7 @@ WRONG = {
     'going_on': (
         lambda: updated(going_on=jnp.ones(2)),
         StructureError,
-        r'going_on has shape \[2\]',
+        r'going_on has shape \[2\], and the trace \[\[3',
     ),
     'summed': (
         lambda: updated({'w': drawn(2, 4), 'b': drawn(4), 'places': jnp.arange(2)}),
@@ -180,6 +182,23 @@ WRONG = {
         'gradient of b.*per_sample=True',
     ),
     'another tree': (lambda: updated({'w': drawn(B, 2, 4)}), StructureError, 'structure'),
+    'delta of steps': (
+        lambda: obgd().update({'w': jnp.ones((B, 2))}, 0, delta=jnp.ones((B, 1))),
+        StructureError,
+        r'delta has shape \[3, 1\]',
+    ),
+    'whole state': (
+        lambda: obgd().update(updated(), 0, delta=jnp.ones(B)),
+        StructureError,
+        'z.trace',
+    ),
+    'unbatched': (
+        lambda: obgd().update({'w': jnp.ones(4)}, 0, delta=jnp.ones(B)),
+        StructureError,
+        'axis 0 is these samples',
+    ),
+    'batch': (lambda: eligibility(0.9).init(params(), 0), OptionError, 'batch is 0'),
+    'text': (lambda: eligibility('a'), OptionError, "decay is 'a'"),
     'delta': (
         lambda: eligibility(0.9).weigh(updated(), jnp.ones(())),
         StructureError,

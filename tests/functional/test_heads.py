@@ -241,7 +241,7 @@ WRONG = {
     'a key': (
         lambda: dict(cell=noisy, carry=keyed()),
         OptionError,
-        'carry/key.*shared by the samples',
+        'key .*shared by the samples',
     ),
     'a rule without a batch': (
         lambda: dict(cell=one, rule=rules.uoro()),
@@ -252,10 +252,78 @@ WRONG = {
     'an input': (
         lambda: dict(cell=masked, x=(drawn(B, I), drawn(B))),
         StructureError,
-        'inputs/1.*batch',
+        'depend on each other',
     ),
+    'no arrays': (lambda: dict(cell=one, targets=1.0), StructureError, 'targets is 1.0'),
     'an output': (lambda: dict(cell=averaged), StructureError, r'output 0.*\[5\] for a batch of 3'),
 }
+
+
+def dropped(p, h, x, key):
+    h, _ = one(p, h, x)
+    h = h * jax.random.bernoulli(key, 0.5, h.shape)
+    return h, h
+
+
+def counting(p, c, x):
+    h, _ = one(p, c['h'], x)
+    return h, {'h': h, 'n': c['n'] + (x > 0).sum().astype(c['n'].dtype)}
+
+
+def compared(p, c, x):
+    """Its two states are one group where the batch is one sample."""
+    z = jnp.tanh(braintrace.matmul(x, p['w']) - c['m'].mean(0))
+    return z, {'h': c['h'] * 0.5 + z, 'm': 0.9 * c['m'] + 0.1 * z}
+
+
+def of_one(change):
+    def cell(p, h, x):
+        h, _ = one(p, h, x)
+        return change(h, x), h
+
+    return cell
+
+
+DEPEND = {
+    'mean': dict(cell=of_one(lambda h, x: h - h.mean(0))),
+    'softmax': dict(cell=of_one(lambda h, x: jax.nn.softmax(h, 0))),
+    'running sum': dict(cell=of_one(lambda h, x: jnp.cumsum(h, 0))),
+    'roll': dict(cell=of_one(lambda h, x: jnp.roll(h, 1, 0))),
+    'place': dict(cell=of_one(lambda h, x: h + jnp.arange(len(x))[:, None])),
+    'number': dict(cell=of_one(lambda h, x: h / x.shape[0])),
+    'attention': dict(cell=of_one(lambda h, x: jax.nn.softmax(h @ h.T) @ h)),
+    'one key': dict(cell=dropped, x=(jnp.ones((B, I)), jax.random.key(0))),
+    'one raw key': dict(cell=dropped, x=(jnp.ones((B, I)), jax.random.PRNGKey(0))),
+    'a count': dict(cell=counting, carry={'h': jnp.ones((B, N)), 'n': jnp.zeros((), int)}),
+    'groups': dict(cell=compared, carry={'h': jnp.ones((B, N)), 'm': jnp.ones((B, N))}),
+}
+
+
+def in_float64(a):
+    """Of what was made before the precision was set."""
+    return a.astype(float) if getattr(a, 'dtype', None) == jnp.float32 else a
+
+
+@pytest.mark.tier(quick=2)
+@pytest.mark.parametrize('name', DEPEND)
+def test_samples_that_depend_on_each_other_are_not_taken_apart(name):
+    given = jax.tree.map(in_float64, DEPEND[name])
+    with pytest.raises(StructureError, match='depend on each other'):
+        call(**given)
+
+
+def test_a_key_of_each_sample_is_an_input():
+    def cell(p, h, x, keys):
+        h, _ = one(p, h, x)
+        return h * jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (N,)))(keys), h
+
+    keys, params, x = jax.random.split(jax.random.key(0), B), {'w': drawn(I, N)}, drawn(B, I)
+    learner = functional.online(cell)
+    state, loss = learner.init(params, jnp.zeros((B, N)), x, keys), lambda y, t: jnp.sum(y * t)
+    given = params, state, (x, keys), drawn(B, 1)
+    _, (grads,), outputs, _ = jax.jit(learner.heads(loss, per_sample=True))(*given)
+    (_, want), summed, _ = learner.grad(loss)(*given)
+    assert_close((outputs, grads['w'].sum(0)), (want, summed['w']))
 
 
 @pytest.mark.parametrize('name', WRONG)

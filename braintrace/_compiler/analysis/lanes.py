@@ -57,14 +57,12 @@ Values = list[_Value]
 Valued = Callable[[int], _Value]  # the value with a number in the program
 
 
-def leaves_with_lanes(
+def carried_lanes(
     program: Program, groups: Sequence, ops: Sequence, relations: Sequence, lanes: int | None
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Positions in the carry, and among the inputs, of the leaves whose axis 0 is the batch,
-    ``lanes`` samples wide.
-    """
+) -> frozenset[int]:
+    """Positions in the carry of the leaves whose axis 0 is the batch, ``lanes`` samples wide."""
     if lanes is None:
-        return frozenset(), frozenset()
+        return frozenset()
     sets, value = _all_sets(program, groups, ops, relations, lanes)
     home = sets.find(LANES)
 
@@ -73,8 +71,7 @@ def leaves_with_lanes(
         first, *others = [sets.find(axis) == home for axis in value(v).axes()] or [False]
         return first and not any(others) and program.avals[v].shape[0] == lanes
 
-    of_carry = frozenset(c for c, v in enumerate(program.carry) if laned(v))
-    return of_carry, frozenset(i for i, v in enumerate(program.inputs) if laned(v))
+    return frozenset(c for c, v in enumerate(program.carry) if laned(v))
 
 
 def _all_sets(
