@@ -118,8 +118,8 @@ def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
 @pytest.mark.slow
 def test_an_agent_remembers_and_its_curves_are_drawn(tmp_path, capsys, monkeypatch):
     agents = load('memory_rl', 'matplotlib')
-    monkeypatch.setattr(agents, 'WAYS', [agents.RTRL, agents.Way('A2C, 5 steps', window=5)])
-    asked = '--length 4 --steps 16000 --seeds 1 --rate 5e-3'
+    monkeypatch.setattr(agents, 'WAYS', [agents.RTRL])
+    asked = '--length 4 --steps 16000 --seeds 1 --rates 1e-3 5e-3'
     ends = agents.main(asked.split(), tmp_path / 'drawn.png')
     assert ends['D_RTRL'].mean() > 0.8 and len(ends) == 2
     assert (tmp_path / 'drawn.png').stat().st_size > 10_000

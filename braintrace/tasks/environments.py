@@ -91,7 +91,14 @@ def vector(env: Environment) -> VectorEnvironment:
         return jax.tree.map(lambda a, b: jnp.where(done, a, b), fresh, new), reward, done
 
     def step(key: Array, states, actions):
-        keys = jax.random.split(key, len(jax.tree.leaves(states)[0]))
+        batch = len(jax.tree.leaves(states)[0])
+        shape, dtype = jnp.shape(actions), jnp.result_type(actions)
+        if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
+            raise StructureError(
+                f'{env.name}: actions are {dtype}{list(shape)}; give a whole number for each of '
+                f'{batch} samples, from 0 to {env.actions - 1}.'
+            )
+        keys = jax.random.split(key, batch)
         states, rewards, done = jax.vmap(one)(keys, states, actions)
         return states, jnp.asarray(rewards, float), jnp.asarray(done, bool)
 
@@ -233,8 +240,11 @@ def from_gymnax(name: str, **options) -> Environment:
         raise OptionError(
             f"from_gymnax({name!r}) needs gymnax and six: pip install 'braintrace[rl]' ({error})."
         ) from error
-    env, params = gymnax.make(name)
-    params = params.replace(**options)
+    try:
+        env, params = gymnax.make(name)
+        params = params.replace(**options)
+    except (ValueError, TypeError) as error:
+        raise OptionError(f'gymnax does not make {name!r} with {options}: {error}') from error
     actions = getattr(env.action_space(params), 'n', None)
     if actions is None:
         raise OptionError(

@@ -123,6 +123,8 @@ def test_an_environment_of_gymnax_is_one_of_ours():
     assert (env.inputs, env.actions) == (3, 2)
     number, mean = played(env, lambda memory, seen, t: (jnp.array(1), memory), 100)
     assert number >= BATCH * 10 and abs(mean) <= 1
+    with pytest.raises(OptionError, match="does not make 'nothing'"):
+        environments.from_gymnax('nothing')
     with pytest.raises(OptionError, match='continuous'):
         environments.from_gymnax('Pendulum-v1')
 
@@ -154,6 +156,13 @@ def test_functions_that_do_not_fit_are_refused(name):
     env, error, text = WRONG[name]
     with pytest.raises(error, match=text):
         vector(env)
+
+
+@pytest.mark.parametrize('actions', [0, [0, 1, 1], [0.0, 1.0], [[0, 1], [1, 0]]], ids=str)
+def test_actions_are_one_whole_number_for_each_sample(actions):
+    env = vector(environments.chain(3))
+    with pytest.raises(StructureError, match='each of 2 samples, from 0 to 1'):
+        env.step(jax.random.key(0), env.reset(jax.random.key(1), 2), jnp.array(actions))
 
 
 @pytest.mark.parametrize('make', [environments.chain, environments.t_maze, environments.cartpole])
