@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+import acting
 import matplotlib
 import matplotlib.pyplot as plt
 from causes import PATH as CAUSES
@@ -166,10 +167,16 @@ def causes() -> dict[str, str]:
     return {f'why {name}': table(head, rows) for name, (head, *rows) in kept.items()}
 
 
+def agents() -> list[dict]:
+    """The records of ``acting.py``."""
+    return json.loads(acting.PATH.read_text(encoding='utf-8'))['records']
+
+
 def page(records: dict) -> str:
     """The page, from its template."""
     found, effort = Found(records), Effort()
     values = {f.__name__: f(found) for f in (tables, summary, state, load)}
+    values['acting'] = acting.tables(agents())
     values |= causes() | {'seeds': str(len(effort.seeds)), 'clip': f'{CLIP:g}'}
     text = (HERE / 'results.in.md').read_text(encoding='utf-8')
     return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
@@ -249,6 +256,7 @@ def main():
     records = json.loads(path.read_text(encoding='utf-8'))
     draw(Found(records), PICTURES / 'results.png')
     draw_first(Found(records), PICTURES / 'evidence.png')
+    acting.draw(agents(), PICTURES / 'acting.png')
     (DOCS / 'results.md').write_text(page(records), encoding='utf-8')
     README.write_text(readme(README.read_text(encoding='utf-8'), records), encoding='utf-8')
 

@@ -377,7 +377,7 @@ def _entry(path, leaf) -> str:
     if _is_quantity(leaf):
         kind = f' [{u.get_unit(leaf)}]'
     elif is_key(leaf):
-        kind = f' [{_kind(leaf)}]'
+        kind = f' [{kind_of_key(leaf)}]'
     return '/'.join(path_key(path)) + kind
 
 
@@ -421,11 +421,11 @@ def _numbers(leaf):
 def _like(numbers, like):
     """Numbers as the leaf ``like`` holds its own: the inverse of :func:`_numbers`."""
     if is_key(like):
-        return jax.random.wrap_key_data(numbers, impl=_kind(like))
+        return jax.random.wrap_key_data(numbers, impl=kind_of_key(like))
     return u.Quantity(numbers, unit=u.get_unit(like)) if _is_quantity(like) else numbers
 
 
-def _kind(key):
+def kind_of_key(key):
     """The kind of random keys, also of abstract ones, which tell it while they are traced."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)

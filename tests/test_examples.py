@@ -115,6 +115,17 @@ def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
     assert 'floor' in out and 'loss' in err
 
 
+@pytest.mark.slow
+def test_an_agent_remembers_and_its_curves_are_drawn(tmp_path, capsys, monkeypatch):
+    agents = load('memory_rl', 'matplotlib')
+    monkeypatch.setattr(agents, 'WAYS', [agents.RTRL])
+    asked = '--length 4 --steps 16000 --seeds 1 --rates 1e-3 5e-3'
+    ends = agents.main(asked.split(), tmp_path / 'drawn.png')
+    assert ends['D_RTRL'].mean() > 0.8 and len(ends) == 2
+    assert (tmp_path / 'drawn.png').stat().st_size > 10_000
+    assert 'chain 4 with 3 distractors: 16,000 steps' in capsys.readouterr().out
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures('optimised')
 def test_a_network_that_moves_by_nir_learns_on_until_half_of_its_loss_is_back(capsys):

@@ -20,6 +20,7 @@ MODULES = (
     'results',
     'results_page',
     'causes',
+    'acting',
 )
 
 
@@ -117,6 +118,24 @@ def test_the_page_and_readme_are_those_of_the_records_that_are_kept(board):
     assert page.read_text(encoding='utf-8') == board.results_page.page(kept), told
     text = readme.read_text(encoding='utf-8')
     assert text == board.results_page.readme(text, kept), told
+
+
+def test_agents_have_their_rows_and_a_picture(board, tmp_path):
+    kept = json.loads(board.acting.PATH.read_text(encoding='utf-8'))['records']
+    wanted = [(s.name, way.name) for s in board.acting.settings() for way in s.ways]
+    assert sorted((r['task'], r['row']) for r in kept) == sorted(set(wanted))
+    text = board.acting.tables(kept)
+    assert text.count('### ') == len(board.acting.settings())
+    board.acting.draw(kept, tmp_path / 'acting.png')
+    assert (tmp_path / 'acting.png').stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, capsys):
+    at = str(tmp_path / 'r.json')
+    monkeypatch.setattr(sys, 'argv', ['acting.py', '--quick', '--output', at])
+    board.acting.main()
+    assert 'chain 20 with 3 distractors, batch of 8 | RTU 32 | D_RTRL: ' in capsys.readouterr().out
 
 
 def test_every_question_has_its_table(board):

@@ -162,6 +162,18 @@ class ReportData:
         return self.at(1).memory - self.at(0).memory if self.batch_size is not None else 0
 
     @property
+    def memory_of_head(self) -> int:
+        """Bytes of one head's gradients that stay apart by sample, and of an eligibility trace of
+        them: the batch size times the parameters.
+        """
+        sizes = (
+            math.prod(row.shape) * jnp.dtype(row.dtype).itemsize
+            for row in self.parameters
+            if jnp.issubdtype(row.dtype, jnp.inexact)
+        )
+        return (1 if self.batch_size is None else self.batch_size) * sum(sizes)
+
+    @property
     def exact(self) -> bool:
         """Whether every gradient holds the whole past.
 

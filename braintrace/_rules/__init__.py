@@ -6,7 +6,7 @@ from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
 from .feedback import Feedback, counting, uncounted
 from .influence import RTRL, Reach
-from .lanes import where_lanes
+from .lanes import anywhere, where_lanes
 from .no_history import SameStep
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .signs import Signs
@@ -36,5 +36,6 @@ __all__ = [
     'read',
     'same_step',
     'uncounted',
+    'anywhere',
     'where_lanes',
 ]

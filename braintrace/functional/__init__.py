@@ -18,6 +18,8 @@ function.
 from .._saving import load_state, save_state, structure_diff
 from ..extra.observed import Observed
 from ._chunks import chunks
+from ._eligibility import Eligibility, EligibilityState, eligibility, obgd
+from ._heads import Heads
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -30,15 +32,20 @@ from ._state import (
 )
 
 __all__ = [
+    'Eligibility',
+    'EligibilityState',
+    'Heads',
     'Memory',
     'Observed',
     'OnlineLearner',
     'OnlineState',
     'chunks',
+    'eligibility',
     'flatten_paths',
     'fold_lane',
     'load_state',
     'merge',
+    'obgd',
     'online',
     'reset',
     'save_state',

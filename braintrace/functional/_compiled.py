@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
-from .._executor import Executor, Factors, Probes, Signals, stopped, without_types
+from .._executor import (
+    Executor,
+    Factors,
+    Probes,
+    Signals,
+    spread,
+    stopped,
+    varying,
+    without_types,
+)
 from .._rules import Network, Rule, SameStep, Window, counting, uncounted
 from .._windows import (
     Gradients,
@@ -123,6 +132,7 @@ class Compiled:
 
     def __init__(self, graph: ETraceGraph, rule: Rule | None, probes: bool = False):
         self.graph, self.program = graph, graph.program
+        self.sample_of: Compiled | None = None  # the batch of which this is known to be one sample
         self.rule = SameStep() if rule is None else rule
         self.executor = Executor(graph, probes=probes or self.rule.probes)
         # JAX keeps what a jitted function was traced to while the function lives, and that holds
@@ -220,6 +230,24 @@ class Compiled:
     def _run(self, params, carry, inputs):
         weights, probes = self.executor.op_weights(params), self.executor.zero_probes()
         return weights, *self.executor.forward(params, weights, carry, inputs, probes)
+
+    def advance(self, params, state: OnlineState, inputs: tuple, held: list | None = None):
+        """One step ``(outputs, state)`` of trees; ``held``: arrays of the constants that
+        ``graph.held`` names, which a jitted function may take as arguments, None: as constants.
+        """
+        p, c, x = map(jax.tree.leaves, (params, state.carry, inputs))
+        args = [*p, *(self.held if held is None else held)], c, state.trace, state.t, x
+        outputs, carry, trace, t = self.step(*spread(args, varying(args)))
+        trees = self.program.trees
+        new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
+        return jax.tree.unflatten(trees['outputs'], outputs), new
+
+    def vjp(self, params, state: OnlineState, inputs: tuple):
+        """``outputs, pull, state``; see :meth:`OnlineLearner.vjp`."""
+        params = spread(params, varying((params, state, inputs)))
+        step = partial(self.advance, state=state, inputs=inputs)
+        outputs, pull, new = jax.vjp(step, params, has_aux=True)
+        return outputs, lambda cotangent: pull(cotangent)[0], new
 
     def run(self, params: list, carry: list, inputs: list) -> tuple[list, list]:
         """One step without rule and observation: ``(outputs, carry)``."""

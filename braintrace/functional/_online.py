@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +47,7 @@ from ..extra.observed import decoded, observed_step
 from ..extra.sharding import state_specs
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
+from ._heads import Heads, of_batch, of_samples
 from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -179,7 +180,7 @@ class OnlineLearner:
         state = compiled.state(carry, *compiled.init())
         return spread(state, varying((params, carry, inputs)))
 
-    def _matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
+    def matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
         """The compiled step for these arguments, if the state belongs to it."""
         if not isinstance(state, OnlineState):
             raise StructureError(
@@ -203,13 +204,7 @@ class OnlineLearner:
         """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
         function may take as arguments; None: as constants.
         """
-        compiled = self._matching(params, state, inputs)
-        p, c, x = map(jax.tree.leaves, (params, state.carry, inputs))
-        args = [*p, *(compiled.held if held is None else held)], c, state.trace, state.t, x
-        outputs, carry, trace, t = compiled.step(*spread(args, varying(args)))
-        trees = compiled.program.trees
-        new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
-        return jax.tree.unflatten(trees['outputs'], outputs), new
+        return self.matching(params, state, inputs).advance(params, state, inputs, held)
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for
@@ -227,6 +222,62 @@ class OnlineLearner:
 
             grads, (value, outputs, new) = jax.grad(loss, has_aux=True, allow_int=True)(params)
             return (value, outputs), grads, new
+
+        return run
+
+    def vjp(self, params, state: OnlineState, *inputs) -> tuple[Any, Callable, OnlineState]:
+        """One step ``(outputs, pull, state)``: ``pull(cotangent)``, for a cotangent like the
+        outputs, is the online gradient of each loss that has this derivative, as often as called.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+        >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+        >>> h, pull, state = learner.vjp(params, state, x)
+        >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
+        ((2, 4), (2, 4))
+        """
+        return self.matching(params, state, inputs).vjp(params, state, inputs)
+
+    def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
+        """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
+        for several ``loss(outputs, targets) -> scalar`` of one step, by one pass forward.
+
+        ``grads`` has a tree like ``params`` for each loss. With ``per_sample`` values and gradients
+        stay apart by sample, on axis 0: each loss is given the outputs and targets of one sample, a
+        batch of 1, and axis 0 of targets is the batch. The state is that of the batch. Gradients
+        take (batch x parameters) numbers for each loss.
+
+        Raises :class:`braintrace.OptionError` where a state or the rule's trace is shared by the
+        samples, and :class:`braintrace.StructureError` where targets or outputs have no axis of the
+        batch, or where the step of a sample depends on the others: both steps are compared once, on
+        drawn numbers.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
+        >>> learner = braintrace.functional.online(cell)
+        >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
+        >>> state = learner.init(params, jnp.zeros((3, 4)), x)
+        >>> policy = lambda h, action: jnp.mean(h * action)
+        >>> value = lambda h, action: jnp.mean(h)
+        >>> heads = learner.heads(policy, value, per_sample=True)
+        >>> values, (of_policy, of_value), h, state = heads(params, state, x, jnp.ones((3, 1)))
+        >>> values[0].shape, of_policy['W'].shape, h.shape, state.t.tolist()
+        ((3,), (3, 2, 4), (3, 4), [1, 1, 1])
+        """
+        if not losses:
+            raise OptionError('heads got no loss; give functions `loss(outputs, targets)`.')
+        check_choice('per_sample', per_sample, (True, False))
+        checked = tuple(checked_loss(self, loss) for loss in losses)
+
+        def run(params, state, inputs, targets) -> Heads:
+            inputs = as_inputs(inputs)
+            compiled = self.matching(params, state, inputs)
+            if not per_sample:
+                return of_batch(compiled, checked, params, state, inputs, targets)
+            one = partial(self.compiled, params, new=True)
+            return of_samples(compiled, one, checked, params, state, inputs, targets)
 
         return run
 
@@ -435,7 +486,7 @@ class OnlineLearner:
 
     def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)
-        return SequenceCalls(self._matching, self.hidden, loss, progress, synthesizer)
+        return SequenceCalls(self.matching, self.hidden, loss, progress, synthesizer)
 
     @staticmethod
     def _check_sequence(reduction, progress) -> None:

@@ -26,6 +26,7 @@ NIGHTLY = {  # pages that take long
     'docs/howto/shd.md',
     'docs/howto/training.md',
     'docs/reference/learning_rules.md',
+    'docs/tutorials/acting.md',
     'docs/tutorials/first_network.md',
     'docs/tutorials/flax_equinox.md',
     'docs/tutorials/nir.md',

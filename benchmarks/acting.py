@@ -1,0 +1,187 @@
+"""Agents that act from partial observations, beside what else learns in equally many steps.
+
+    python benchmarks/acting.py                    every row that is not there yet
+    python benchmarks/acting.py --again --only '*chain 20* | D_RTRL'    these rows, once more
+    python benchmarks/acting.py --quick            one row, short; keeps nothing
+
+The agents are those of ``examples/memory_rl.py``, each with three seeds and all learning rates of
+its setting in one compiled program; a row is that of the rate whose end is best. The records go to
+``benchmarks/results/acting.json``; ``benchmarks/results_page.py`` shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from records import measure, options
+from tables import table
+
+from braintrace.tasks import environments
+from braintrace.tasks.environments import Environment
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / 'examples'))
+from memory_rl import A2C_5, BOUNDED, RTRL, RTRL_5, SAME, SAME_5, Way, a2c_of, last_tenth, train  # noqa: E402
+
+PATH = HERE / 'results' / 'acting.json'
+NET, SEEDS = 'RTU 32', (1, 2, 3)
+SAME_BOUNDED = SAME._replace(
+    name='same step, bounded', kappa=BOUNDED.kappa, entropy=BOUNDED.entropy
+)
+WHOLE = a2c_of(0).name
+COLOURS = {RTRL.name: '#0072B2', SAME_5.name: '#999999', A2C_5.name: '#E69F00', WHOLE: '#000000'}
+MARKERS = dict(zip(COLOURS, 'osD^'))
+
+
+class Setting(NamedTuple):
+    """Ways of learning in one environment: steps of all samples together, samples, learning rates;
+    ``aim``: the return that D_RTRL is to reach, None where it is only reported.
+    """
+
+    env: Environment
+    ways: tuple[Way, ...]
+    steps: int
+    batch: int
+    rates: tuple[float, ...]
+    aim: float | None
+
+    @property
+    def name(self) -> str:
+        return f'{self.env.name}, batch of {self.batch}, {self.steps:,} steps'
+
+
+def settings() -> list[Setting]:
+    chain, rates = partial(environments.chain, distractors=3), (2e-3, 8e-3)
+    alone, plain = (RTRL, BOUNDED, SAME, SAME_BOUNDED), (8, 32, 60, 128)
+
+    def beside(length: int, *online: Way) -> tuple[Way, ...]:
+        return *online, A2C_5, a2c_of(length + 1)
+
+    return [
+        Setting(chain(60), beside(60, RTRL, RTRL_5, SAME, SAME_5), 400_000, 8, rates, 0.95),
+        Setting(chain(20), beside(20, RTRL, RTRL_5, SAME, SAME_5), 200_000, 8, rates, 0.95),
+        Setting(chain(20), alone, 200_000, 1, (1e-3, 4e-3), 0.8),
+        Setting(
+            environments.repeat_previous(4),
+            beside(50, RTRL, SAME),
+            2_000_000,
+            16,
+            (1e-3, 4e-3),
+            0.8,
+        ),
+        *(
+            Setting(environments.chain(n), beside(n, RTRL_5, SAME_5), 400_000, 8, rates, aim)
+            for n, aim in zip(plain, (0.95, 0.95, 0.95, None))
+        ),
+        *(
+            Setting(chain(n), beside(n, RTRL, SAME_5), 400_000, 8, rates, None)
+            for n in (8, 20, 128, 256)
+        ),
+    ]
+
+
+def learnt(setting: Setting, way: Way, seeds: tuple[int, ...]) -> dict:
+    """The record of a row; bounded steps have a rate of their own, 1."""
+    rates = (1.0,) if way.kappa else setting.rates
+    curves, seconds = train(setting.env, way, setting.steps, setting.batch, seeds, rates)
+    ends = last_tenth(curves)
+    best = int(np.argmax(ends.mean(1)))
+    return {
+        'task': setting.name,
+        'net': NET,
+        'row': way.name,
+        'rate': rates[best],
+        'of_rates': dict(zip(map(str, rates), ends.mean(1).tolist())),
+        'ends': ends[best].tolist(),
+        'curve': np.round(curves[best], 4).tolist(),
+        'seconds': seconds / len(rates),
+        'load': os.getloadavg()[0] / (os.cpu_count() or 1),
+    }
+
+
+def line(record: dict) -> str:
+    ends = ', '.join(f'{end:.2f}' for end in record['ends'])
+    return (
+        f'{record["task"]} | {record["net"]} | {record["row"]}: {ends}, {record["seconds"]:.0f} s'
+    )
+
+
+# the page ---------------------------------------------------------------------------------------
+
+
+def tables(records: list[dict]) -> str:
+    """A table for each setting: the end of training, and the return after three tenths."""
+    found = {(r['task'], r['row']): r for r in records}
+    parts = []
+    for s in settings():
+        rows = []
+        for way in s.ways:
+            row = found[s.name, way.name]
+            early = np.nanmean(
+                np.array(row['curve'])[:, : round(0.3 * len(row['curve'][0]))][:, -5:]
+            )
+            seeds = ', '.join(f'{end:.2f}' for end in row['ends'])
+            ends, other = f'{np.mean(row["ends"]):.2f}', len(row['of_rates']) > 1
+            worse = f'{min(row["of_rates"].values()):.2f}' if other else '-'
+            costs = f'{early:.2f}', f'{row["rate"]:g}', worse, f'{row["seconds"]:.0f}'
+            rows.append([way.name, ends, seeds, *costs])
+        aim = '' if s.aim is None else f' Aim of D_RTRL: {s.aim:g}.'
+        budget = f'Learning rates {" and ".join(f"{r:g}" for r in s.rates)}.{aim}'
+        head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'rate']
+        head += ['with the other rate', 'seconds']
+        parts += [f'### {s.name}', budget, table(head, rows)]
+    return '\n\n'.join(parts)
+
+
+def draw(records: list[dict], path: Path) -> None:
+    """Left: the curves of the chain of 60 steps. Right: the end of training over its length."""
+    found = {(r['task'], r['row']): r for r in records}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout='constrained', sharey=True)
+    chains = [
+        s for s in settings() if 'distractors' in s.env.name and s.batch == 8 and s.steps == 400_000
+    ]
+    chains.sort(key=lambda s: int(s.env.name.split()[1]))
+    for name, colour in COLOURS.items():
+        curve = np.array(found[settings()[0].name, name]['curve'])
+        at = np.linspace(0, settings()[0].steps, curve.shape[1])
+        left.plot(at, np.nanmean(curve, 0), color=colour, label=name)
+        left.fill_between(at, *np.nanquantile(curve, [0, 1], 0), color=colour, alpha=0.15)
+        ends = np.array([found[s.name, name]['ends'] for s in chains])
+        lengths = [int(s.env.name.split()[1]) for s in chains]
+        right.plot(lengths, ends.mean(1), color=colour, marker=MARKERS[name])
+        right.fill_between(lengths, ends.min(1), ends.max(1), color=colour, alpha=0.15)
+    left.set(
+        xlabel='steps',
+        ylabel='return (1: all right, 0: chance)',
+        title='chain of 60 steps',
+        ylim=(-0.2, 1.05),
+    )
+    right.set(xlabel='steps to remember', xscale='log', title='after 400,000 steps')
+    right.set_xticks(lengths, lengths)
+    right.minorticks_off()
+    figure.legend(loc='outside lower center', ncols=4, frameon=False, fontsize=9)
+    for ax in (left, right):
+        ax.spines[['top', 'right']].set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main():
+    given = options(__doc__, PATH)
+    chosen, seeds = settings(), SEEDS
+    if given.quick:
+        chosen, seeds = [chosen[1]._replace(ways=(RTRL,), steps=4000)], (1,)
+    rows = {
+        (s.name, NET, way.name): partial(learnt, s, way, seeds) for s in chosen for way in s.ways
+    }
+    measure(given, rows, line)
+
+
+if __name__ == '__main__':
+    main()

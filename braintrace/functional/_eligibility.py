@@ -1,0 +1,225 @@
+"""The trace of earlier decisions in reinforcement learning, and a step size that is bounded by it.
+
+Beside the trace of a rule (what a weight did to the hidden state) TD(lambda) keeps a second one:
+what a weight did to decisions whose outcome is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import describe_aval, is_inexact, param_name
+from .._errors import OptionError, StructureError
+from .._jax import Tracer
+from .._rules import anywhere
+from .._warnings import tell
+
+
+class Eligibility(NamedTuple):
+    """The functions that :func:`eligibility` returns.
+
+    >>> from braintrace.functional import eligibility
+    >>> eligibility(0.9)._fields
+    ('init', 'update', 'weigh')
+    """
+
+    init: Callable
+    update: Callable
+    weigh: Callable
+
+
+class EligibilityState(NamedTuple):
+    """``trace``: a tree like params with the batch in front; ``steps``: how often it was updated.
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace.functional import eligibility
+    >>> z = eligibility(0.9).init({'w': jnp.zeros(2)}, batch=3)
+    >>> z.trace['w'].shape, int(z.steps)
+    ((3, 2), 0)
+    """
+
+    trace: Any
+    steps: jax.Array
+
+
+def eligibility(decay) -> Eligibility:
+    """The eligibility trace of TD(lambda), ``z <- decay going_on z + g`` for each sample of a
+    batch, and the update direction that TD errors make of it.
+
+    ``decay``: discount times lambda, in [0, 1]; an array may be traced. The functions are pure:
+
+    - ``init(params, batch) -> z``, zeros ``(batch, *shape)`` for each leaf of params, so ``batch``
+      times their memory.
+    - ``update(z, grads, going_on) -> z``; ``grads`` are gradients of one head, or a weighted sum of
+      those of several, by sample (:meth:`OnlineLearner.heads`, ``per_sample=True``); ``going_on``
+      ``(batch,)`` is 0 where the step begins an episode, else 1.
+    - ``weigh(z, delta) -> tree like params``: the mean over samples of ``delta z``, with ``delta``
+      ``(batch,)``. It points uphill: hand its negative to an optimizer that descends. A ``delta``
+      that is not finite is told once, with the step.
+
+    The TD error of step t, ``delta = r + discount v' - v``, is known when the value v' of the next
+    observation is, so it weighs the z that has the gradients of step t and no later ones. Source:
+    Sutton and Barto, Reinforcement Learning (2018), section 13.5.
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace.functional import eligibility
+    >>> z_of = eligibility(0.9)
+    >>> z = z_of.init({'w': jnp.zeros(2)}, batch=3)
+    >>> for going_on in (jnp.zeros(3), jnp.ones(3)):
+    ...     z = z_of.update(z, {'w': jnp.ones((3, 2))}, going_on)
+    >>> z.trace['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
+    ([1.899999976158142, 1.899999976158142], [1.899999976158142, 1.899999976158142])
+    """
+    if not _is_number(decay, lambda x: 0 <= x <= 1):
+        raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
+    watch = _watch()
+
+    def init(params, batch: int) -> EligibilityState:
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise OptionError(f'batch is {batch!r}; give the number of samples, an int above 0.')
+        # the trace of an integer parameter stays 0
+        zeros = lambda p: jnp.zeros((batch, *p.shape), p.dtype if is_inexact(p) else jnp.int8)
+        return EligibilityState(jax.tree.map(zeros, params), jnp.zeros((), jnp.int32))
+
+    def update(z: EligibilityState, grads, going_on) -> EligibilityState:
+        if not isinstance(z, EligibilityState):
+            raise StructureError(f'z is {type(z).__name__}; give what `init` or `update` returned.')
+        going_on = jnp.asarray(going_on)
+        _check_batch(z, going_on, 'going_on')
+        _check_grads(z, grads)
+        keep = decay * going_on
+        added = lambda e, g: (_rows(keep, e) * e + g).astype(e.dtype) if is_inexact(e) else e
+        return EligibilityState(jax.tree.map(added, z.trace, grads), z.steps + 1)
+
+    def weigh(z: EligibilityState, delta):
+        delta = jnp.asarray(delta)
+        _check_batch(z, delta, 'delta')
+        watch(delta, z.steps)
+        return jax.tree.map(lambda e: _mean(delta, e), z.trace)
+
+    return Eligibility(init, update, weigh)
+
+
+def obgd(rate: float = 1.0, kappa: float = 2.0):
+    """Overshooting-bounded gradient descent, an optax transformation for updates at each step:
+    ``update(z.trace, state, params, delta=delta)`` returns the mean over samples of
+    ``alpha delta z`` with ``alpha = min(rate, 1 / (kappa max(|delta|, 1) |z|_1))``.
+
+    ``z`` is an :func:`eligibility` trace of gradients that point uphill, ``delta`` ``(batch,)`` the
+    TD errors. A larger ``kappa`` keeps steps further from overshooting what one sample asks for.
+    Source: Elsayed, Vasan and Mahmood 2024 (arXiv:2410.14606), where the batch is 1; here each
+    sample has a step size of its own. Needs optax.
+
+    >>> import jax.numpy as jnp, optax
+    >>> from braintrace.functional import eligibility, obgd
+    >>> params, z_of, optimizer = {'w': jnp.zeros(2)}, eligibility(0.9), obgd(1.0, kappa=2.0)
+    >>> z = z_of.update(z_of.init(params, 1), {'w': jnp.ones((1, 2))}, jnp.zeros(1))
+    >>> delta, state = jnp.array([3.0]), optimizer.init(params)
+    >>> updates, state = optimizer.update(z.trace, state, params, delta=delta)
+    >>> optax.apply_updates(params, updates)['w'].tolist()  # 3 z / (2 * 3 * 2)
+    [0.25, 0.25]
+    """
+    for name, value in (('rate', rate), ('kappa', kappa)):
+        if not _is_number(value, lambda x: x > 0):
+            raise OptionError(f'{name} is {value!r}; give a number above 0.')
+    try:
+        import optax
+    except ImportError as error:
+        raise OptionError('obgd is an optax transformation: `pip install optax`.') from error
+
+    watch = _watch()
+
+    def update(z, steps, params=None, *, delta=None, **others):
+        if delta is None:
+            raise OptionError('obgd needs the TD errors: `update(z, state, params, delta=delta)`.')
+        if isinstance(z, EligibilityState):
+            raise StructureError('obgd got the whole state of an eligibility trace; give z.trace.')
+        delta = jnp.asarray(delta)
+        _check_batch(EligibilityState(z, steps), delta, 'delta')
+        watch(delta, steps + 1)
+        # a sum of half-precision numbers would overflow
+        sizes = [jnp.abs(e).astype(delta.dtype) for e in jax.tree.leaves(z) if is_inexact(e)]
+        size = sum(e.reshape(len(e), -1).sum(1) for e in sizes)
+        bound = 1 / (kappa * jnp.maximum(jnp.abs(delta), 1) * size)
+        alpha = jnp.minimum(rate, bound)  # where z is 0 the bound is infinite
+        return jax.tree.map(lambda e: _mean(alpha * delta, e), z), steps + 1
+
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def _watch() -> Callable:
+    """``watch(delta, steps)``, which tells once of TD errors that are not finite."""
+    told: list[int] = []
+
+    def tell_once(delta, steps):
+        # under vmap the call is made for each element, if one of them is not finite
+        if told or np.isfinite(delta).all():
+            return
+        told.append(int(steps))
+        tell(
+            f'the TD error of step {int(steps)} is not finite: {delta.tolist()}; so are the '
+            'weights after it. Look at rewards and values there, lower the step size, or clip '
+            'the gradients.'
+        )
+
+    def watch(delta, steps) -> None:
+        jax.lax.cond(
+            anywhere(~jnp.isfinite(delta)),
+            lambda: jax.debug.callback(tell_once, delta, steps),
+            lambda: None,
+        )
+
+    return watch
+
+
+def _is_number(value, holds: Callable) -> bool:
+    """Whether a value is a scalar for which this holds; of a traced one it is not known."""
+    if isinstance(value, Tracer):
+        return value.ndim == 0
+    number = isinstance(value, Real) or getattr(value, 'shape', None) == ()
+    return number and not isinstance(value, bool) and bool(holds(value))
+
+
+def _rows(weights, e):
+    """One weight for each sample, along the axes of ``e``."""
+    return weights.reshape(weights.shape + (1,) * (e.ndim - weights.ndim)).astype(e.dtype)
+
+
+def _mean(weights, e):
+    """The mean over samples of ``weights e``; of an integer parameter 0."""
+    return jnp.tensordot(weights.astype(e.dtype), e, 1) / len(e) if is_inexact(e) else e[0]
+
+
+def _check_batch(z: EligibilityState, x, what: str) -> None:
+    """Refuse weights that are not one for each sample."""
+    leaves = jax.tree.leaves(z.trace)
+    batch = leaves[0].shape[:1] if leaves else ()
+    if jnp.shape(x) != batch or not batch or any(e.shape[:1] != batch for e in leaves):
+        shapes = [list(e.shape) for e in leaves]
+        raise StructureError(
+            f'{what} has shape {list(jnp.shape(x))}, and the trace {shapes}: give one number for '
+            'each sample, and a trace whose axis 0 is these samples.'
+        )
+
+
+def _check_grads(z: EligibilityState, grads) -> None:
+    here: Any = jax.tree.structure(z.trace)
+    if here != jax.tree.structure(grads):
+        raise StructureError(
+            'grads have another structure than the trace. Pass the gradients of one head, such as '
+            '`heads(...).grads[0]`, for the params that `init` got.'
+        )
+    for (path, e), g in zip(
+        jax.tree_util.tree_leaves_with_path(z.trace), jax.tree.leaves(grads), strict=True
+    ):
+        if e.shape != jnp.shape(g):
+            raise StructureError(
+                f'the gradient of {param_name(path)} has shape {list(jnp.shape(g))}, its trace '
+                f'{describe_aval(e)}. Gradients stay apart by sample: `per_sample=True` of heads.'
+            )

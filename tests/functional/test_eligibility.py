@@ -1,0 +1,219 @@
+"""The trace of decisions is the sum that defines it, and bounded steps have the published size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import BraintraceWarning, OptionError, StructureError, functional
+from braintrace.functional import eligibility, obgd
+from tests.compare import assert_close
+from tests.functional.plain import drawn
+from tests.precision import float64 as float64
+
+B, T = 3, 50
+pytestmark = pytest.mark.usefixtures('float64')
+
+
+def params():
+    return {'w': drawn(2, 4), 'b': drawn(4), 'places': jnp.arange(2)}
+
+
+def grads(*shape):
+    return {
+        'w': drawn(*shape, B, 2, 4),
+        'b': drawn(*shape, B, 4, seed=1),
+        'places': np.zeros((*shape, B, 2), jax.dtypes.float0),
+    }
+
+
+def test_the_trace_is_the_sum_over_the_episode_until_now():
+    z_of, every = eligibility(0.9), grads(T)
+    going_on = jnp.ones((T, B)).at[jnp.array([7, 20, 41]), jnp.array([0, 1, 0])].set(0)
+    z = z_of.init(params(), B)
+    update, weigh = jax.jit(z_of.update), jax.jit(z_of.weigh)
+    for t in range(T):
+        z = update(z, jax.tree.map(lambda g, t=t: g[t], every), going_on[t])
+    begun = [max([0, *np.flatnonzero(going_on[:, b] == 0)]) for b in range(B)]
+    assert begun == [41, 20, 0]
+    delta = drawn(B)
+    for name in ('w', 'b'):
+        of_sample = [
+            sum(0.9 ** (T - 1 - s) * every[name][s, b] for s in range(begun[b], T))
+            for b in range(B)
+        ]
+        np.testing.assert_allclose(z.trace[name], np.stack(of_sample), atol=1e-10)
+        want = sum(float(d) * e for d, e in zip(delta, of_sample, strict=True)) / B
+        np.testing.assert_allclose(weigh(z, delta)[name], want, atol=1e-10)
+    assert int(z.steps) == T
+
+
+def exact(p, h, x):
+    a = braintrace.element_wise(p['a'], jax.nn.sigmoid)
+    h = a * h + jnp.tanh(braintrace.matmul(x, p['w']))
+    return h @ p['out'], h
+
+
+def test_what_td_errors_weigh_along_episodes_is_the_gradient_of_their_advantages():
+    """With weights held still the two views of TD(lambda) are one (Sutton and Barto, 12.2): the
+    other one here is reverse mode through the episodes, in JAX alone.
+    """
+    steps, discount, fading = 12, 0.95, 0.8
+    p = {'a': drawn(4), 'w': drawn(2, 4), 'out': drawn(4, 2)}
+    xs, rewards, start = drawn(steps, B, 2), drawn(steps, B, seed=2), drawn(B, 4)
+    ended = jnp.zeros((steps, B), bool).at[jnp.array([4, 8]), jnp.array([0, 2])].set(True)
+    decision = lambda y, _: jnp.mean(jnp.sin(y[:, 0]) + 0.5 * y[:, 1])
+
+    learner, z_of = functional.online(exact), eligibility(discount * fading)
+    state, z = learner.init(p, start, xs[0]), z_of.init(p, B)
+    heads = jax.jit(learner.heads(decision, per_sample=True))
+    found, values, going_on = jax.tree.map(jnp.zeros_like, p), [], jnp.zeros(B)
+    for t in range(steps):
+        _, (g,), y, state = heads(p, state, xs[t], xs[t])
+        values.append(y[:, 1])
+        if t:
+            delta = rewards[t - 1] + discount * going_on * values[t] - values[t - 1]
+            found = jax.tree.map(jnp.add, found, z_of.weigh(z, delta))
+        z = z_of.update(z, g, going_on)
+        state, going_on = functional.reset(state, ended[t], start), 1.0 - ended[t]
+
+    advantage, later = [], np.zeros(B)
+    for t in reversed(range(steps - 1)):
+        on = np.where(ended[t], 0.0, 1.0)
+        later = (
+            rewards[t] + discount * on * values[t + 1] - values[t] + discount * fading * on * later
+        )
+        advantage.insert(0, later)
+
+    def gain(p):
+        h, total = start, 0.0
+        for t in range(steps - 1):
+            h = jax.nn.sigmoid(p['a']) * h + jnp.tanh(xs[t] @ p['w'])
+            y = h @ p['out']
+            total += jnp.mean(advantage[t] * (jnp.sin(y[:, 0]) + 0.5 * y[:, 1]))
+            h = jnp.where(ended[t][:, None], start, h)
+        return total
+
+    assert_close(found, jax.grad(gain)(p))
+
+
+def test_a_bounded_step_is_that_of_the_paper_for_each_sample():
+    z_of, rate, kappa = eligibility(0.9), 0.7, 2.0
+    z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
+    z = z._replace(
+        trace=jax.tree.map(
+            lambda e: (
+                e * jnp.array([1e-3, 1, 0]).reshape(-1, *(1,) * (e.ndim - 1))
+                if e.dtype != bool
+                else e
+            ),
+            z.trace,
+        )
+    )
+    delta, optimizer = jnp.array([0.5, -3.0, 2.0]), obgd(rate, kappa)
+    updates, _ = optimizer.update(z.trace, optimizer.init(params()), params(), delta=delta)
+    want = {'w': 0.0, 'b': 0.0}
+    for b in range(B):
+        of_sample = {name: np.asarray(z.trace[name][b]) for name in want}
+        size = sum(np.abs(e).sum() for e in of_sample.values())
+        bounded = rate * kappa * max(abs(float(delta[b])), 1) * size
+        alpha = min(rate / bounded, rate) if size else rate
+        want = {n: want[n] + alpha * float(delta[b]) * of_sample[n] / B for n in want}
+    assert_close({name: updates[name] for name in want}, want)
+    after = optax.apply_updates(params(), updates)
+    assert (after['places'] == params()['places']).all()
+
+
+def test_a_bounded_step_is_part_of_a_chain_of_optax():
+    z_of = eligibility(0.5)
+    z = z_of.update(z_of.init(params(), B), grads(), jnp.ones(B))
+    chain = optax.chain(obgd(), optax.scale(2.0))
+    updates, _ = chain.update(z.trace, chain.init(params()), params(), delta=jnp.ones(B))
+    alone, _ = obgd().update(z.trace, obgd().init(params()), delta=jnp.ones(B))
+    assert_close(updates['w'], 2 * alone['w'])
+
+
+def test_the_gradients_of_heads_fit():
+    cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w'], p['b']))
+    learner, p, x = functional.online(cell), params(), drawn(B, 2)
+    state, z_of = learner.init(p, jnp.zeros((B, 4)), x), eligibility(0.9)
+    heads = learner.heads(lambda h, y: jnp.sum(h), per_sample=True)
+    _, (found,), _, _ = heads(p, state, x, x)
+    z = z_of.update(z_of.init(p, B), found, jnp.ones(B))
+    assert jax.tree.structure(z_of.weigh(z, jnp.ones(B))) == jax.tree.structure(p)
+
+
+@pytest.mark.parametrize('mapped', [False, True])
+def test_a_td_error_that_is_not_finite_is_told_once_with_its_step(mapped):
+    z_of = eligibility(0.9)
+
+    def step(z, delta):
+        z = z_of.update(z, grads(), jnp.ones(B))
+        return z, z_of.weigh(z, delta)['w'].sum()
+
+    def run(scale):
+        deltas = jnp.ones((6, B)).at[jnp.array([3, 5]), 1].set(jnp.where(scale > 0, jnp.nan, 2))
+        return jax.lax.scan(step, z_of.init(params(), B), deltas)[1]
+
+    run = jax.jit(jax.vmap(run) if mapped else run)
+    with pytest.warns(
+        BraintraceWarning, match=r'TD error of step 4 is not finite: \[1.0, nan, 1.0\]'
+    ) as told:
+        jax.block_until_ready(run(jnp.array([0.0, 1.0]) if mapped else jnp.ones(())))
+        jax.effects_barrier()
+    assert len(told) == 1
+
+
+WRONG = {
+    'decay': (lambda: eligibility(1.5), OptionError, 'from 0 to 1'),
+    'rate': (lambda: obgd(0.0), OptionError, 'rate is 0.0'),
+    'kappa': (lambda: obgd(1.0, -1), OptionError, 'kappa is -1'),
+    'no delta': (lambda: obgd().update({'w': jnp.ones((2, 3))}, None), OptionError, 'delta=delta'),
+    'going_on': (
+        lambda: updated(going_on=jnp.ones(2)),
+        StructureError,
+        r'going_on has shape \[2\], and the trace \[\[3',
+    ),
+    'summed': (
+        lambda: updated({'w': drawn(2, 4), 'b': drawn(4), 'places': jnp.arange(2)}),
+        StructureError,
+        'gradient of b.*per_sample=True',
+    ),
+    'another tree': (lambda: updated({'w': drawn(B, 2, 4)}), StructureError, 'structure'),
+    'delta of steps': (
+        lambda: obgd().update({'w': jnp.ones((B, 2))}, 0, delta=jnp.ones((B, 1))),
+        StructureError,
+        r'delta has shape \[3, 1\]',
+    ),
+    'whole state': (
+        lambda: obgd().update(updated(), 0, delta=jnp.ones(B)),
+        StructureError,
+        'z.trace',
+    ),
+    'unbatched': (
+        lambda: obgd().update({'w': jnp.ones(4)}, 0, delta=jnp.ones(B)),
+        StructureError,
+        'axis 0 is these samples',
+    ),
+    'batch': (lambda: eligibility(0.9).init(params(), 0), OptionError, 'batch is 0'),
+    'text': (lambda: eligibility('a'), OptionError, "decay is 'a'"),
+    'delta': (
+        lambda: eligibility(0.9).weigh(updated(), jnp.ones(())),
+        StructureError,
+        r'delta has shape \[\]',
+    ),
+}
+
+
+def updated(given=None, going_on=None):
+    z_of, going_on = eligibility(0.9), jnp.ones(B) if going_on is None else going_on
+    return z_of.update(z_of.init(params(), B), given or grads(), going_on)
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_what_does_not_fit_is_refused(name):
+    call, error, text = WRONG[name]
+    with pytest.raises(error, match=text):
+        call()
