@@ -199,8 +199,9 @@ def load_state(file: File, like: Any, learner=None) -> Any:
                 _check_fingerprint(
                     header.get('fingerprint'),
                     learner.fingerprint(),
-                    'Make the learner as it was when the file was written, or take the parameters '
-                    'alone: leave `learner=` out.',
+                    'Make the learner as it was when the file was written. For its parameters '
+                    'alone, load the file without `learner=`, into a tree like the one that was '
+                    'saved, and take them out of it.',
                 )
             # a text may have another length, and an earlier format lacks some: who reads it judges
             texts = {name for name in leaves if name.split('/')[-1] == FINGERPRINT}

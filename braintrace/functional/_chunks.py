@@ -56,5 +56,7 @@ def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
         first = first or here
         if wrong := structure_diff(first, here):
             lines = '\n  '.join(line.replace(' when saved, ', ' at first, ') for line in wrong)
-            raise StructureError(f'chunk {k} has other steps than the first:\n  {lines}')
+            raise StructureError(
+                f'the steps of chunk {k} differ from those of the first:\n  {lines}'
+            )
         yield xs, ys, mask

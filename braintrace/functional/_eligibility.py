@@ -137,7 +137,9 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
 
     def update(z, steps, params=None, *, delta=None, **others):
         if delta is None:
-            raise OptionError('obgd needs the TD errors: `update(z, state, params, delta=delta)`.')
+            raise OptionError(
+                'obgd needs the TD errors: `update(z.trace, state, params, delta=delta)`.'
+            )
         if isinstance(z, EligibilityState):
             raise StructureError('obgd got the whole state of an eligibility trace; give z.trace.')
         delta = jnp.asarray(delta)

@@ -304,7 +304,7 @@ def _not_finite(losses: jax.Array, skipped: jax.Array) -> NotFiniteError:
     counts = f'{skipped} steps'
     if skipped.ndim:
         lanes = jnp.flatnonzero(skipped).tolist()
-        counts = 'steps of lanes: ' + ', '.join(f'lane {k} {skipped[k]}' for k in lanes)
+        counts = ', '.join(f'{skipped[k]} steps of lane {k}' for k in lanes)
     bad = jnp.flatnonzero(~jnp.isfinite(losses))
     first = f' The first loss that is not finite is that of step {int(bad[0])}.' if len(bad) else ''
     return NotFiniteError(

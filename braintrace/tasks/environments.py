@@ -42,7 +42,8 @@ __all__ = [
 class Environment(NamedTuple):
     """One sample: ``reset(key) -> state``, ``observe(state) -> float (inputs,)`` and ``step(key,
     state, action) -> state, reward, done``, with ``actions`` many actions. The state after the last
-    step of an episode is not observed.
+    step of an episode is not observed. A time limit is an end like any other: nothing tells them
+    apart.
 
     >>> import jax, jax.numpy as jnp
     >>> from braintrace.tasks import environments
@@ -170,7 +171,7 @@ def t_maze(length: int = 10) -> Environment:
 
     Inputs: the side at the first step, whether the end is reached, whether it is not. The right
     turn has the reward 4; the wrong one, standing still and a turn within the corridor -0.1. An
-    episode ends with a turn at the end, and after ``4 length + 20`` steps.
+    episode ends with a turn at the end of the corridor, or after ``4 length + 20`` steps.
     """
     check_whole('length', length)
 
