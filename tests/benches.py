@@ -12,8 +12,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @contextlib.contextmanager
 def modules(*names: str) -> Iterator[types.SimpleNamespace]:
-    """These modules, which import one another by their plain names; afterwards none is loaded."""
+    """These modules, which import one another by their plain names; afterwards none is loaded.
+
+    A folder of the repository may be loaded by the same name, as `receipts` is.
+    """
     folder = ROOT / 'benchmarks'
+    others = {path.stem: sys.modules.pop(path.stem, None) for path in folder.glob('*.py')}
     sys.path.insert(0, str(folder))
     try:
         yield types.SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -21,3 +25,4 @@ def modules(*names: str) -> Iterator[types.SimpleNamespace]:
         sys.path.remove(str(folder))
         for path in folder.glob('*.py'):
             sys.modules.pop(path.stem, None)
+        sys.modules.update({name: module for name, module in others.items() if module is not None})

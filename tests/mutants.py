@@ -153,8 +153,8 @@ MUTANTS = [
     Mutant(
         'leaves of a file that the state lacks are not seen',
         '_saving.py',
-        'for name in {**here, **saved}',
-        'for name in here',
+        'for key in {**b, **a}:',
+        'for key in b:',
         'tests/functional/test_state_io.py -k structure',
     ),
 ]
