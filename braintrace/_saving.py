@@ -60,7 +60,8 @@ def fingerprint(graph, rule, state) -> dict[str, Any]:
         'layout': FORMAT,
         'versions': {'braintrace': __version__, 'jax': jax.__version__},
         'rule': repr(rule),
-        'options': {k: getattr(v, '__qualname__', str(v)) for k, v in options.items()},
+        # what a function of the user chose stands in the ops and the step
+        'options': {k: 'a function' if callable(v) else str(v) for k, v in options.items()},
         'parameters': {
             name: f'{describe_aval(program.avals[v])} {graph.routes[name].kind}'
             for name, v in params

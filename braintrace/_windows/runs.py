@@ -617,6 +617,9 @@ def run_updates(
                 )
                 bad = bad.at[-1].set(bad[-1] | ~known)
                 again, skipped = bad[-1], [skipped[0] + bad.sum(0, dtype=jnp.int32)]
+            elif options.skip:  # an optimiser may hide a gradient that is not finite
+                counts, finite = skipped
+                skipped = [counts, finite & all_finite(grads)]
             learnt = optimised(options.optimizer, learnt, grads, observer.moves(before))
             if options.observe is not None:
                 seen = options.observe(grads, now)
@@ -641,18 +644,20 @@ def run_updates(
                 here = jax.tree.map(lambda a: cut(a, slice_size=steps), course.sequence)
                 return block(state, here, size, heal)
 
-            new, shown = jax.lax.scan(one, tuple(start), jnp.arange(number))
-            return (*new, at + number * steps), _flat(shown)
+            first = tuple(start) if heal else (*start, jnp.array(True))
+            new, shown = jax.lax.scan(one, first, jnp.arange(number))
+            return ((*new[:3], at + number * steps), _flat(shown)), new[-1]
 
-        (learnt, now, *_), shown = found = walked(False)
+        found, finite = walked(False)
+        (learnt, now, *_), shown = found
         losses = jnp.where(part.mask == 0, 0, shown[0])
         # an optimiser may start with infinities, such as a best loss
         pairs = zip(*map(jax.tree.leaves, (learnt, state[0])), strict=True)
         new = [jnp.where(jnp.isfinite(old), x, 0) for x, old in pairs if is_inexact(x)]
-        sound = all_finite((new, observer.hidden(now.world), now.trace, losses))
+        sound = finite & all_finite((new, observer.hidden(now.world), now.trace, losses))
         # at most one turn of a loop: beside a `cond` XLA's CPU code hands the kernels of each step
         # to its threads, which takes longer than a small step
-        mended = lambda _: (jnp.array(True), walked(True))
+        mended = lambda _: (jnp.array(True), walked(True)[0])
         return jax.lax.while_loop(lambda at: ~at[0], mended, (sound, found))[1]
 
     start: list = [learnt, run.opened(learnt[0], course.start)]
@@ -670,11 +675,11 @@ def all_finite(tree) -> jax.Array:
     """Whether every number of a tree is finite."""
     found = []
     for x in jax.tree.leaves(tree):
-        if is_inexact(x):
+        if is_inexact(x) and x.size:
             # a sum over all axes but the last is vectorised on CPU, `all` is not
             columns = (0 * x).reshape(-1, *x.shape[-1:]).sum(0)
             found.append(jnp.isfinite(columns).all())
-    return jnp.array(found).all()
+    return jnp.array(found, bool).all()
 
 
 def scaled(grads, mask: jax.Array, reduction: str):

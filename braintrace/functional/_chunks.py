@@ -51,6 +51,9 @@ def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
         if steps < length:
             at = np.minimum(np.arange(length), steps - 1)
             pair = jax.tree.map(lambda x, at=at: x[at], pair)
+        # On a CPU an array of NumPy is used where it lies: who fills one buffer again and again
+        # would change a chunk that is still being learnt.
+        pair = jax.tree.map(lambda x: np.array(x) if isinstance(x, np.ndarray) else x, pair)
         xs, ys, mask = jax.device_put((*pair, (np.arange(length) < steps).astype(float)))
         here = {'xs': rows(xs, '.'), 'ys': rows(ys, '.')}
         first = first or here

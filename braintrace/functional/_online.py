@@ -515,7 +515,8 @@ class OnlineLearner:
     def fingerprint(self) -> dict:
         """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of
         parameters, carry and trace, the ops, the rule with its numbers, options that are not the
-        default, the equations of the step, and versions. :func:`structure_diff` compares two.
+        default, the equations of the step, and versions. :func:`structure_diff` compares two. What
+        a callback computes, and a derivative rule of one's own, as a surrogate's, is not seen.
 
         >>> import braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))

@@ -137,3 +137,18 @@ def test_any_iterator_will_do():
     position, second = iterator.get_state(), next(source)
     iterator.set_state(position)
     assert_close(next(functional.chunks(iterator)).xs, second.xs, 0)
+
+
+def test_a_buffer_that_is_filled_again_and_again_gives_the_chunks_as_they_were():
+    """JAX takes an aligned array of NumPy as it lies."""
+
+    def source(buffer):
+        for k in range(3):
+            buffer[:] = k
+            yield buffer, buffer[:, :1]
+
+    raw = np.empty(64 * 64 + 16, np.float32)
+    at = (-raw.ctypes.data % 64) // 4
+    aligned = raw[at : at + 64 * 64].reshape(64, 64)
+    kept = [xs for xs, _, _ in functional.chunks(source(aligned))]
+    assert [float(xs.mean()) for xs in kept] == [0, 1, 2]

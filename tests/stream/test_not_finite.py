@@ -206,6 +206,29 @@ def test_weights_that_are_not_finite_skip_all_and_say_so():
 
 
 @pytest.mark.slow
+def test_a_gradient_that_the_optimizer_hides_is_not_finite_all_the_same():
+    """The loss is finite where lane 1 has a derivative that is not."""
+
+    def hidden(out, target):
+        y, sound = target
+        bad = ~sound[:, None]
+        root = jnp.sqrt(jnp.where(bad, out - jax.lax.stop_gradient(out), 1.0)) - 1
+        return jnp.sum(jnp.where(bad, 0, (out - y) ** 2) + jnp.where(bad, root + 1, root))
+
+    xs, (ys, sound) = data()
+    sound = sound.at[4, 1].set(False)
+    found = []
+    for optimizer in (optax.sgd(RATE), optax.chain(optax.zero_nans(), optax.sgd(RATE))):
+        learner = functional.online(cell, D_RTRL)
+        state = learner.init(params(), drawn(B, N), xs[0])
+        learn = jax.jit(learner.sequence_update(hidden, optimizer, not_finite='skip'))
+        given = params(), optimizer.init(params()), state, xs, (ys, sound)
+        new, _, _, losses, skipped = learn(*given, reset=(None, carry0()))
+        assert jnp.isfinite(losses).all() and skipped.tolist() == [0, 1, 0]
+        found.append(new)
+    assert_close(*found)
+
+
 def test_a_model_without_lanes_starts_anew_as_a_whole():
     learner = functional.online(lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p)), D_RTRL)
     xs, h = drawn(T, I).at[3].set(NAN), jnp.zeros(N)
@@ -228,7 +251,10 @@ def test_raise_keeps_what_was_learnt_and_names_the_lanes():
     with pytest.raises(braintrace.NotFiniteError) as caught:
         learnt(xs, (ys, sound), 'raise', jit=False)
     text = str(caught.value)
-    assert 'lane 1 2, lane 2 1' in text and 'that is not finite is that of step 3' in text
+    assert (
+        '2 steps of lane 1, 1 steps of lane 2' in text
+        and 'that is not finite is that of step 3' in text
+    )
     want = learnt(xs, (ys, sound), 'skip', jit=False)
     assert_close(caught.value.so_far[:3], want[:3], 0)
 
