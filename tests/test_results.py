@@ -130,12 +130,15 @@ def test_agents_have_their_rows_and_a_picture(board, tmp_path):
     assert (tmp_path / 'acting.png').stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_is_measured_in_the_quick_form(board, monkeypatch, tmp_path, capsys):
     at = str(tmp_path / 'r.json')
     monkeypatch.setattr(sys, 'argv', ['acting.py', '--quick', '--output', at])
     board.acting.main()
-    assert 'chain 20 with 3 distractors, batch of 8 | RTU 32 | D_RTRL: ' in capsys.readouterr().out
+    assert (
+        'chain 20 with 3 distractors, batch of 8, 4,000 steps | RTU 32 | D_RTRL: '
+        in capsys.readouterr().out
+    )
 
 
 def test_every_question_has_its_table(board):
