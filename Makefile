@@ -8,7 +8,7 @@
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
-#   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour)
+#   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour and a half)
 #   make nir            outputs of snnTorch and Norse beside those of their own NIR graphs, in an environment of its own (PyTorch, 5 GB);
 #                       NIR_GRAPHS=... is a folder with the published graphs
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;

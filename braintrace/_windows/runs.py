@@ -679,9 +679,14 @@ def hides(optimizer, weights) -> bool:
     with jax.ensure_compile_time_eval(), jax.transfer_guard('allow'):
         ones = jax.tree.map(lambda w: jnp.ones(jnp.shape(w), jnp.result_type(w)), weights)
         leaves, treedef = jax.tree.flatten(ones)
-        for i, leaf in enumerate(leaves):
-            for bad in (jnp.nan, jnp.inf) if is_inexact(leaf) else ():
-                grads = jax.tree.unflatten(treedef, [*leaves[:i], bad * leaf, *leaves[i + 1 :]])
+        # an integer, which stays, has zeros for its gradient
+        leaves = [x if is_inexact(x) else jnp.zeros(x.shape) for x in leaves]
+        moved = [i for i, x in enumerate(jax.tree.leaves(ones)) if is_inexact(x) and x.size]
+        for i in moved:
+            for bad in (jnp.nan, jnp.inf):
+                grads = jax.tree.unflatten(
+                    treedef, [*leaves[:i], bad * leaves[i], *leaves[i + 1 :]]
+                )
                 updates, _ = optimizer.update(grads, optimizer.init(ones), ones)
                 if all_finite(updates):
                     return True
