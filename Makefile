@@ -1,29 +1,35 @@
-# Everything a contributor runs. The first call of a target makes its virtual environment; later calls reuse it.
+# Everything a contributor runs; `make` alone prints this list. The first call of a target makes its virtual environment, later calls reuse it.
 #   make demo           train online on real data, print the table, draw examples/output/digits.png
 #   make test           lint and every test of the gate, slow ones included; fails where no test has shown a rule or law of an op
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the same on Python >= 3.12, which brings newer releases of the dependencies
-#   make test-nightly   everything: the gate, the tests marked nightly, both on the newer releases too, and numbers drawn afresh;
-#                       it prints the SEED of these, and SEED=... repeats them
+#   make test-lowest    the same on the oldest releases that pyproject.toml admits
+#   make test-nightly   everything: the gate, the tests marked nightly, both on the newer releases too, the oldest releases, and numbers
+#                       drawn afresh; it prints the SEED of these, and SEED=... repeats them
+#   make mutants        faults that tests have to see, put into a copy one by one, and as many drawn by SEED; survivors are listed
+#   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
+#   make lint           ruff and mypy, and actionlint on the workflows
+#   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
+#                       docs-links: asks the addresses outside that pages name)
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
 #                       and README's "What it costs" (about half an hour)
 #   make rules          what each learning rule learns and costs; goes on where it was cut off, and writes docs/rules.md (about 45 minutes)
 #   make results        what networks learn by each rule; goes on where it was cut off, and writes docs/results.md (about an hour and a half)
 #   make nir            outputs of snnTorch and Norse beside those of their own NIR graphs, in an environment of its own (PyTorch, 5 GB);
 #                       NIR_GRAPHS=... is a folder with the published graphs
-#   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
-#                       docs-links: asks the addresses outside that pages name)
-#   make lint           ruff and mypy
+#   make clean          remove what the targets made, but for the environments
 # PYTHON=... chooses the interpreter of .venv, PYTHON_LATEST=... that of .venv-latest, JOBS=... the number of test processes.
 # Each run of the tests names the ten files that cost most, in CPU seconds.
 
 VENV ?= .venv
 VENV_LATEST ?= .venv-latest
+VENV_LOWEST ?= .venv-lowest
 VENV_NIR ?= .venv-nir
 VENV_PUBLIC ?= .venv-public
 VENV_PUBLIC_LATEST ?= .venv-public-latest
 JOBS ?= 2
 JAX_PLATFORMS ?= cpu
+TORCH ?= torch==2.13.0
 ifndef SEED
 SEED := $(shell date +%Y%m%d%H%M)
 endif
@@ -40,8 +46,11 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: demo test test-quick test-latest test-nightly bench rules results nir docs lint ruff mypy clean
+.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants package bench rules results nir docs lint ruff mypy actionlint clean
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
 
 demo: $(VENV)/.with-examples
 	$(VENV)/bin/python examples/digits.py
@@ -69,7 +78,7 @@ run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
 test-nightly: lint
-	$(MAKE) --no-print-directory --keep-going nightly-all nightly-fresh nightly-latest SEED=$(SEED)
+	$(MAKE) --no-print-directory --keep-going nightly-all nightly-fresh nightly-latest test-lowest SEED=$(SEED)
 
 nightly-all: $(VENV)/.with-all
 	@mkdir -p build
@@ -85,6 +94,15 @@ nightly-latest:
 
 run-latest-all: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST))
+
+test-lowest: $(VENV_LOWEST)/.with-tests
+	$(call PYTEST,$(VENV_LOWEST)) -m "not slow"
+
+mutants: $(VENV)/.with-all
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.mutants --seed $(SEED)
+
+package: $(VENV)/.with-all
+	$(VENV)/bin/python -m tests.package
 
 BENCH = $(VENV)/bin/python benchmarks/performance.py --public $(VENV_PUBLIC)/bin/python
 
@@ -126,7 +144,7 @@ docs-latest:
 run-docs-latest: $(VENV_LATEST)/.with-tests
 	$(call SPHINX,$(VENV_LATEST))
 
-lint: ruff mypy
+lint: ruff mypy actionlint
 
 ruff: $(VENV)/.with-all
 	$(VENV)/bin/ruff check .
@@ -135,24 +153,38 @@ ruff: $(VENV)/.with-all
 mypy: $(VENV)/.with-all
 	$(VENV)/bin/mypy
 
+actionlint: $(VENV)/.with-all
+	$(VENV)/bin/actionlint .github/workflows/*.yml
+
 clean:
 	rm -rf build dist examples/output .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: an environment is set up again only when a pyproject.toml changed. The verifier of receipts is a distribution of its own, and comes first:
-# what is named by a path is not looked for on an index.
-BOTH = -e ./receipts -e
+# what is named by a path is not looked for on an index. Groups of dependencies ask for pip 25.1.
+# $(call install,ENVIRONMENT,GROUPS)
+install = $(1)/bin/python -m pip install -q --upgrade 'pip>=25.1' && \
+	$(1)/bin/python -m pip install -q -e ./receipts -e '.[adapters,examples,receipts]' $(2:%=--group %)
+
 $(VENV)/.with-examples: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -e '.[examples]'
 	@touch $@
 
 $(VENV)/.with-all: pyproject.toml receipts/pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q $(BOTH) '.[examples,test,docs,dev]'
+	$(call install,$(VENV),dev package)
 	@touch $@ $(VENV)/.with-examples
 
-# PyTorch, for receipts of its steps: without it their tests are skipped. The second index has builds without CUDA, which are smaller.
+# PyTorch, for receipts of its steps: without it their tests are skipped.
 $(VENV)/.with-torch: $(VENV)/.with-all
-	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 --extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0' \
+	@$(VENV)/bin/python -m pip install -q --retries 1 --timeout 20 $(TORCH) \
 		|| echo "make $@: no torch here, its tests are skipped"
+	@touch $@
+
+# The oldest releases that pyproject.toml admits for what it names itself.
+$(VENV_LOWEST)/.with-tests: pyproject.toml receipts/pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV_LOWEST)
+	$(VENV_LOWEST)/bin/python -m pip install -q uv
+	$(VENV_LOWEST)/bin/uv pip install -q --python $(VENV_LOWEST)/bin/python --resolution lowest-direct \
+		-e ./receipts -e '.[adapters,examples,receipts,rl]' --group test
 	@touch $@
 
 # Other simulators, which need PyTorch: what is not there is left out, and the table says so.
@@ -164,7 +196,7 @@ $(VENV_NIR)/.with-simulators: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV_LATEST)/.with-tests: pyproject.toml receipts/pyproject.toml | $(VENV_LATEST)/bin/python
-	$(VENV_LATEST)/bin/python -m pip install -q $(BOTH) '.[examples,test,docs]'
+	$(call install,$(VENV_LATEST),test docs)
 	@touch $@
 
 $(VENV_PUBLIC)/.with-public: | $(VENV)/bin/python

@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'braintrace.receipts writes what braintrace-receipts reads, and that is not installed: '
-        "pip install 'braintrace[receipts]', or ./receipts of the repository."
+        "pip install 'braintrace-online[receipts]', or ./receipts of the repository."
     ) from error
 
 from ._audit import Audit, audit

@@ -79,7 +79,7 @@ def images() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     except ImportError as e:
         raise ImportError(
             'the digits are those of scikit-learn, which is not installed; run '
-            '`pip install "braintrace[examples]"`.'
+            '`pip install "braintrace-online[examples]"`.'
         ) from e
     pictures, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))

@@ -131,7 +131,7 @@ def test_an_environment_of_gymnax_is_one_of_ours():
 
 def test_without_gymnax_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'gymnax', None)
-    with pytest.raises(OptionError, match=r"pip install 'braintrace\[rl\]'"):
+    with pytest.raises(OptionError, match=r"pip install 'braintrace-online\[rl\]'"):
         environments.from_gymnax('CartPole-v1')
 
 
