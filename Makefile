@@ -8,7 +8,7 @@
 #                       drawn afresh; it prints the SEED of these, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one, and as many drawn by SEED; survivors are listed
 #   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
-#   make lint           ruff and mypy, and actionlint on the workflows
+#   make lint           ruff, mypy, and the schemas of the workflows
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
 #                       docs-links: asks the addresses outside that pages name)
 #   make bench          time and memory beside BPTT and the public package, 0.2.6 and 0.2.8 (Python >= 3.12); writes docs/performance.md
@@ -46,7 +46,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants package bench rules results nir docs lint ruff mypy actionlint clean
+.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants package bench rules results nir docs lint ruff mypy workflows clean
 .DELETE_ON_ERROR:
 
 help:
@@ -144,7 +144,7 @@ docs-latest:
 run-docs-latest: $(VENV_LATEST)/.with-tests
 	$(call SPHINX,$(VENV_LATEST))
 
-lint: ruff mypy actionlint
+lint: ruff mypy workflows
 
 ruff: $(VENV)/.with-all
 	$(VENV)/bin/ruff check .
@@ -153,8 +153,9 @@ ruff: $(VENV)/.with-all
 mypy: $(VENV)/.with-all
 	$(VENV)/bin/mypy
 
-actionlint: $(VENV)/.with-all
-	$(VENV)/bin/actionlint .github/workflows/*.yml
+workflows: $(VENV)/.with-all
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 
 clean:
 	rm -rf build dist examples/output .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,7 @@
 """Online learning of recurrent and spiking networks by eligibility traces, in JAX."""
 
 from importlib import import_module as _import_module
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 from . import functional, rules
@@ -30,6 +31,7 @@ from ._rules import Feedback
 from ._synthetic import SyntheticGradient
 from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
+from ._warnings import tell as _tell
 from ._windows import Penalised, modulated
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
@@ -180,6 +182,16 @@ _LAZY = {
     'pp_prop': '._learner',
     'train_synthetic_gradient': '._learner',
 }
+
+
+# `braintrace` on the package index is another one, whose files have the same names: where both are
+# installed, each may be half of the other after an upgrade.
+for _other in _Path(__file__).parents[1].glob('braintrace-[0-9]*.dist-info'):
+    _tell(
+        f'{_other.name.removesuffix(".dist-info")} is installed in the same folder as '
+        'braintrace-online, and each overwrites files of the other: uninstall both, then install '
+        'the one that you want.'
+    )
 
 
 def __getattr__(name: str):

@@ -3,8 +3,15 @@ gate of which one has to fail then.
 
     python -m tests.mutants                 try all, in a copy of the working tree
     python -m tests.mutants reset peak      those whose name has one of these words
+    python -m tests.mutants --seed 7        and 20 changes of an operator, drawn by this seed
+
+Of what is drawn, a survivor may be as right as the line that it changes, so it is listed, to be
+read, and no failure.
 """
 
+import argparse
+import ast
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+DRAWN, PATIENCE = 20, 900.0  # mutants of a seed; seconds, after which a change made a loop endless
 
 
 class Mutant(NamedTuple):
@@ -27,6 +35,33 @@ class Mutant(NamedTuple):
     tests: str
 
 
+# The folder whose quick tests look at a part of the package.
+FOLDERS = {
+    '_compiler': 'compiler',
+    '_etrace_op': 'etrace_op',
+    '_executor': 'gradients',
+    '_learner': 'learner',
+    '_rules': 'gradients',
+    '_windows': 'functional',
+    'functional': 'functional',
+    'nn': 'nn',
+    'tasks': 'tasks',
+    'verify': 'verify',
+}
+SWAPS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 LINEAR, FEEDBACK = 'tests/gradients/test_linear_loops.py', 'tests/gradients/test_feedback.py'
 MUTANTS = [
     Mutant(
@@ -157,35 +192,144 @@ MUTANTS = [
         'for key in b:',
         'tests/functional/test_state_io.py -k structure',
     ),
+    Mutant(
+        'the slope of a logistic surrogate lacks its factor',
+        'nn/surrogate.py',
+        'return slope * jax.nn.sigmoid(slope * x) * jax.nn.sigmoid(-slope * x)',
+        'return jax.nn.sigmoid(slope * x) * jax.nn.sigmoid(-slope * x)',
+        'tests/nn/test_surrogate.py',
+    ),
+    Mutant(
+        'the filter of a bias adds what it keeps',
+        'nn/_readout.py',
+        'zip(states, (x, 1))',
+        'zip(states, (x, left))',
+        'tests/nn/test_readout.py',
+    ),
+    Mutant(
+        'a refractory time is over twice as fast',
+        'nn/_neuron.py',
+        'jnp.maximum(others[-1] - 1, 0)',
+        'jnp.maximum(others[-1] - 2, 0)',
+        'tests/nn/test_neurons.py',
+    ),
+    Mutant(
+        'the copy task asks a step too late',
+        'tasks/_memory.py',
+        'jnp.arange(steps) >= delay + length',
+        'jnp.arange(steps) > delay + length',
+        'tests/tasks/test_tasks.py -k copy',
+    ),
+    Mutant(
+        'a full write leaves a dead lane dead',
+        '_rules/pending.py',
+        'jnp.where(full, t > 0, pending.alive)',
+        'pending.alive',
+        'tests/learner/test_pending.py tests/gradients/test_updates.py',
+    ),
+    Mutant(
+        'one sign for both factors of KF-RTRL',
+        '_rules/signs.py',
+        'return (a * e + b * q).astype(e.dtype)',
+        'return (abs(a) * e + abs(b) * q).astype(e.dtype)',
+        'tests/gradients/test_random_rules.py',
+    ),
+    Mutant(
+        'the first slot of a wide trace is lost',
+        '_rules/kept.py',
+        'there = (slots >= 0) &',
+        'there = (slots > 0) &',
+        'tests/gradients/test_wide_scopes.py',
+    ),
+    Mutant(
+        'a score starts from the states that were left',
+        '_learner/evaluation.py',
+        '            brainstate.nn.init_all_states(model, **self.options)\n            return',
+        '            return',
+        'tests/learner/test_evaluate.py',
+    ),
+    Mutant(
+        'a loss that a mask leaves out still counts where it is no number',
+        '_windows/runs.py',
+        'jnp.where(part.mask == 0, 0, shown[0])',
+        'shown[0] * part.mask',
+        'tests/functional/test_masks.py tests/stream',
+    ),
 ]
 
 
-def survives(mutant: Mutant, copy: Path) -> bool:
-    """Whether the tests of the gate pass with it."""
+def drawn(seed: int) -> list[Mutant]:
+    """Changes of an operator, each somewhere in the folders that tests are known for."""
+    rng, found = random.Random(seed), []
+    files = [f for part in FOLDERS for f in sorted((ROOT / 'braintrace' / part).rglob('*.py'))]
+    while len(found) < DRAWN:
+        file = rng.choice(files)
+        text = file.read_text(encoding='utf-8')
+        changes = list(operators(text))
+        if changes:
+            line, old, new = rng.choice(changes)
+            name = str(file.relative_to(ROOT / 'braintrace'))
+            folder = FOLDERS[name.split('/')[0]]
+            called = f'{name}:{text[: text.index(old)].count(chr(10)) + 1}: {line}'
+            found.append(Mutant(called, name, old, new, f'tests/{folder}'))
+    return found
+
+
+def operators(text: str):
+    """``(what changes, old, new)`` of each operator that can change; ``old`` stands once in the
+    text.
+    """
+    for node in ast.walk(ast.parse(text)):
+        old = ast.get_source_segment(text, node) if isinstance(node, ast.expr) else None
+        if old is None or '\n' in old or text.count(old) != 1:
+            continue
+        match node:
+            case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in SWAPS:
+                node.op = SWAPS[type(op)]()
+            case ast.Compare(ops=[op]) if type(op) in SWAPS:
+                node.ops = [SWAPS[type(op)]()]
+            case _:
+                continue
+        new = f'({ast.unparse(node)})'
+        yield f'{old} -> {new}', old, new
+
+
+def survives(mutant: Mutant, copy: Path, tier: str) -> bool:
+    """Whether the tests of a tier pass with it."""
     file = copy / 'braintrace' / mutant.file
     text = file.read_text(encoding='utf-8')
     file.write_text(text.replace(mutant.old, mutant.new), encoding='utf-8')
-    run = [sys.executable, '-m', 'pytest', '-q', '-x', '-m', 'not nightly', *mutant.tests.split()]
-    done = subprocess.run(run, cwd=copy, capture_output=True, text=True)
-    file.write_text(text, encoding='utf-8')
-    if done.returncode not in (0, 1):
+    run = [sys.executable, '-m', 'pytest', '-q', '-x', '-m', tier, *mutant.tests.split()]
+    try:
+        done = subprocess.run(run, cwd=copy, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        file.write_text(text, encoding='utf-8')
+    if done.returncode not in (0, 1, 2):  # 2: a file of tests can not be imported
         raise SystemExit(f'{mutant.name}: {mutant.tests}\n{done.stdout}{done.stderr}')
     return not done.returncode
 
 
 def main() -> int:
-    words, lived = sys.argv[1:], []
+    parser = argparse.ArgumentParser(description='Faults that the tests have to see.')
+    parser.add_argument('words', nargs='*', help='parts of the names of those to try')
+    parser.add_argument('--seed', type=int, help='try as well what this seed draws')
+    options = parser.parse_args()
+    more = [] if options.seed is None else drawn(options.seed)
+    lived = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for part in ('braintrace', 'tests', 'benchmarks', 'pyproject.toml'):
+        for part in ('benchmarks', 'braintrace', 'examples', 'receipts', 'tests', 'pyproject.toml'):
             copied = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copied(ROOT / part, copy / part)
-        for mutant in MUTANTS:
-            if not words or any(word in mutant.name for word in words):
-                lives = survives(mutant, copy)
-                print('SURVIVES' if lives else 'seen    ', mutant.name, flush=True)
-                lived += [mutant] if lives else []
-    return len(lived)
+        for mutant in [*MUTANTS, *more]:
+            if options.words and not any(word in mutant.name for word in options.words):
+                continue
+            lives = survives(mutant, copy, 'not slow' if mutant in more else 'not nightly')
+            print('SURVIVES' if lives else 'seen    ', mutant.name, flush=True)
+            lived += lives and mutant in MUTANTS
+    return lived
 
 
 if __name__ == '__main__':

@@ -150,3 +150,19 @@ def test_the_version_is_that_of_the_build():
     assert braintrace.__version__ == _version.__version__
     assert '.'.join(map(str, braintrace.__version_info__)) == braintrace.__version__
     assert all(type(part) is int for part in braintrace.__version_info__)
+
+
+def test_another_package_of_this_name_in_the_same_folder_is_told(tmp_path):
+    (tmp_path / 'braintrace').symlink_to(ROOT / 'braintrace')
+    (tmp_path / 'braintrace-0.2.8.dist-info').mkdir()
+    (tmp_path / 'braintrace_online-0.1.0.dist-info').mkdir()
+    done = subprocess.run(
+        [sys.executable, '-c', 'import braintrace; print(braintrace.__file__)'],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    )
+    assert done.stdout == f'{tmp_path}/braintrace/__init__.py\n', done.stderr
+    assert done.stderr.count('BraintraceWarning') == 1
+    assert 'braintrace-0.2.8 is installed in the same folder as braintrace-online' in done.stderr

@@ -97,8 +97,3 @@ def test_the_files_that_documents_name_are_there():
         if not any((place / name).exists() for place in places)
     }
     assert not lost
-
-
-def test_the_citation_has_the_version():
-    version = re.search(r"__version__ = '(.*)'", (ROOT / 'braintrace/_version.py').read_text())
-    assert f'\nversion: {version[1]}\n' in (ROOT / 'CITATION.cff').read_text(encoding='utf-8')

@@ -13,7 +13,8 @@ from .._errors import BraintraceError, CompileError, OptionError, StructureError
 def missing_framework(package: str, error: ImportError, extra: str = 'adapters') -> ImportError:
     """The error for a framework that is not installed."""
     return ImportError(
-        f'{package} is not installed ({error}). Install it: pip install "braintrace-online[{extra}]".'
+        f'{package} is not installed ({error}). Install it: '
+        f'pip install "braintrace-online[{extra}]".'
     )
 
 

@@ -1,5 +1,5 @@
 """``python -m braintrace.kit check | describe``: exit code 0 if all is well, 1 if a law fails, 2 if
-something is missing, 3 for wrong usage.
+something is missing, 3 for wrong usage, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .. import OptionError
+from .. import OptionError, __version__
 from ._cases import registered
 from ._check import check, describe
 from ._registry import registry_report
@@ -34,7 +34,8 @@ def parser() -> Parser:
         prog='python -m braintrace.kit',
         description='Check ETP primitives against the laws of their rules, or list them.',
     )
-    commands = root.add_subparsers(dest='command', required=True, parser_class=Parser)
+    root.add_argument('--version', action='version', version=f'braintrace {__version__}')
+    commands = root.add_subparsers(dest='command', parser_class=Parser)
     checking = commands.add_parser('check', help='try every law')
     checking.add_argument('names', nargs='*', metavar='NAME', help='registered primitives')
     checking.add_argument('--all', action='store_true', help='every registered primitive')
@@ -67,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         options = parser().parse_args(argv)
+        if options.command is None:  # no pass, for a script whose word is empty
+            parser().print_help(sys.stderr)
+            return USAGE
         if options.command == 'check' and bool(options.names) == options.all:
             parser().error('check takes NAMES or --all')
         files = [module for module in options.modules if module.endswith('.py')]
@@ -80,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _check(options) if options.command == 'check' else _describe(options)
     except SystemExit as finished:
         return int(finished.code or PASS)
+    except KeyboardInterrupt:
+        return 130
     except OptionError as error:
         print(f'python -m braintrace.kit: {error}', file=sys.stderr)
         return USAGE

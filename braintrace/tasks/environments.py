@@ -232,14 +232,15 @@ def from_gymnax(name: str, **options) -> Environment:
     ``options`` replace fields of its parameters. An episode that is cut off counts as one that
     ended.
 
-    Needs gymnax and six: ``pip install 'braintrace-online[rl]'``. Raises :class:`braintrace.OptionError`
-    for other actions.
+    Needs gymnax and six: ``pip install 'braintrace-online[rl]'``. Raises
+    :class:`braintrace.OptionError` for other actions.
     """
     try:
         import gymnax
     except ImportError as error:
         raise OptionError(
-            f"from_gymnax({name!r}) needs gymnax and six: pip install 'braintrace-online[rl]' ({error})."
+            f'from_gymnax({name!r}) needs gymnax and six: '
+            f"pip install 'braintrace-online[rl]' ({error})."
         ) from error
     try:
         env, params = gymnax.make(name)

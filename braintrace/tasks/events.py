@@ -158,7 +158,8 @@ def _wrong(times: np.ndarray, units: np.ndarray) -> str:
 
 
 def read_shd(path: str | Path) -> Events:
-    """The events of an unpacked HDF5 file of SHD or SSC; needs h5py (``braintrace-online[events]``).
+    """The events of an unpacked HDF5 file of SHD or SSC; needs h5py
+    (``braintrace-online[events]``).
 
     Raises ``FileNotFoundError``, an ``ImportError`` without h5py, and
     :class:`braintrace.StructureError` for a file that is packed, cut off, or of another format.

@@ -106,9 +106,8 @@ def parser() -> Parser:
     about = 'Check recorded training steps: every number of a receipt is derived again.'
     root = Parser(prog=PROGRAM, description=about)
     root.add_argument('--version', action='version', version=f'{PROGRAM} {__version__}')
-    commands = root.add_subparsers(
-        dest='command', required=True, metavar='COMMAND', parser_class=Parser
-    )
+    root.set_defaults(run=_help)
+    commands = root.add_subparsers(dest='command', metavar='COMMAND', parser_class=Parser)
 
     def command(name: str, run: Any, text: str) -> Any:
         made = commands.add_parser(name, help=text, description=text)
@@ -135,6 +134,12 @@ def parser() -> Parser:
     add('rule', type=_rule, nargs='?', metavar='N', help=f'the rule to explain, 0 to {max(RULES)}')
     add('--json', action='store_true', help='JSON instead of a table')
     return root
+
+
+def _help(options: Namespace) -> int:
+    """What a bare call gets; no pass, for a script whose word is empty."""
+    _write(parser().format_help(), sys.stderr)
+    return USAGE
 
 
 def _allowed(text: str) -> tuple[str, ...]:

@@ -192,7 +192,9 @@ def test_it_is_refused_with_a_remedy(case):
 )
 def test_a_framework_that_is_not_installed_is_named(monkeypatch, adapter, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf'{package} is not installed.*braintrace\[adapters\]'):
+    with pytest.raises(
+        ImportError, match=rf'{package} is not installed.*braintrace-online\[adapters\]'
+    ):
         adapter(None, X)
 
 

@@ -505,7 +505,7 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path):
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'nir', None)
-    with pytest.raises(ImportError, match=r'nir is not installed .*braintrace\[nir\]'):
+    with pytest.raises(ImportError, match=r'nir is not installed .*braintrace-online\[nir\]'):
         adapters.from_nir('a.nir', dt=DT)
 
 

@@ -403,6 +403,20 @@ def test_a_missing_rule_or_case_has_its_own_exit_code(capsys):
     assert run(capsys, 'check', 'etp_bare')[0] == 2
 
 
+def test_a_bare_call_prints_the_help_and_is_no_pass(capsys):
+    code, out, err = run(capsys)
+    assert (code, out) == (3, '') and 'check' in err and '--version' in err
+    assert run(capsys, '--version')[:2] == (0, f'braintrace {braintrace.__version__}\n')
+
+
+def test_an_interrupt_ends_a_check_without_a_traceback(capsys, monkeypatch):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('braintrace.kit.__main__.check', interrupted)
+    assert run(capsys, 'check', 'etp_mv') == (130, '', '')
+
+
 def test_what_was_not_tested_alone_is_no_fault(capsys):
     code, out, _ = run(capsys, 'check', 'etp_mv', '--platform', 'tpu', '--json')
     assert code == 0 and len(json.loads(out)['not_tested']) == len(kit.LAWS)
@@ -411,7 +425,6 @@ def test_what_was_not_tested_alone_is_no_fault(capsys):
 @pytest.mark.parametrize(
     ('argv', 'found'),
     [
-        ((), 'required: command'),
         (('check',), 'NAMES or --all'),
         (('check', 'etp_mm', '--all'), 'NAMES or --all'),
         (('check', 'etp_mm', '--import', 'my_ops.py'), 'takes the name of a module: my_ops'),
