@@ -25,9 +25,9 @@ STEP = 10  # milliseconds
 
 
 def run_page() -> dict:
-    """The names that the page's code blocks define, up to the network of E and I neurons."""
+    """The names that the page's code blocks define."""
     names: dict = {}
-    text = PAGE.read_text(encoding='utf-8').split('## Excitation')[0]
+    text = PAGE.read_text(encoding='utf-8')
     with contextlib.redirect_stdout(io.StringIO()):
         for block in re.findall(r'```python\n(.*?)```', text, re.S):
             exec(compile(block, PAGE.name, 'exec'), names)
