@@ -69,7 +69,7 @@ ARROWS: dict[str, set[str]] = {
         'functional',
     },
     'verify': PUBLIC | {'_tables'},
-    'kit': PUBLIC | {'verify', '_etrace_op'},
+    'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'_errors', '_tables', 'verify'},
     '': CORE | {'_version', '_synthetic', 'functional', 'rules', 'verify'},
 }

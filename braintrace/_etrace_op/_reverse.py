@@ -57,7 +57,7 @@ def rule_reverse(backward: Callable | None = None, *, forward: Callable | None =
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kept:
+class Residuals:
     """The part of the residuals that is no array: which cotangents are wanted, and for the form
     ``forward`` its traced ``backward`` with the structure of the result.
     """
@@ -93,7 +93,7 @@ class _CustomRule:
         values, required = [p.value for p in primals], tuple(bool(p.perturbed) for p in primals)
         if self.reverse.forward is None:
             outputs = self.impl(*values, **self.params)
-            return outputs, (Kept(required), values, outputs)
+            return outputs, (Residuals(required), values, outputs)
         outputs, backward = self.reverse.forward(values, self.params)
         expected = jax.eval_shape(functools.partial(self.impl, **self.params), *values)
         _check_like(self.name, outputs, expected)
@@ -109,7 +109,7 @@ class _CustomRule:
             return leaves
 
         jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(flat)(outputs))
-        return outputs, (Kept(required, jaxpr, treedefs[0]), consts, None)
+        return outputs, (Residuals(required, jaxpr, treedefs[0]), consts, None)
 
     def backward(self, residuals, grads):
         kept, values, outputs = residuals

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import properties_of
-from .partition import Loop, Partition
+from .partition import LoopPart, Partition
 from .recurrence import affine, linear_scan
 from .sums import Term
 
@@ -102,7 +102,7 @@ class Blocks:
             return {}
         return {new: jnp.concatenate([env[old][1:], last[None]])}
 
-    def _step_of(self, loop: Loop, state: Sequence, at: Sequence) -> tuple[list, list]:
+    def _step_of(self, loop: LoopPart, state: Sequence, at: Sequence) -> tuple[list, list]:
         """The new carries of a loop, and what it stores of the step."""
         olds = [self.parts.old[k] for k in loop.carries]
         env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
@@ -110,7 +110,7 @@ class Blocks:
         news = [self._read(self.parts.new[k], env) for k in loop.carries]
         return news, [env[v] for v in loop.stacked]
 
-    def _loop(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+    def _loop(self, loop: LoopPart, state: list, rows: Values, length: int) -> tuple[list, list]:
         step = functools.partial(self._step_of, loop)
         at = [rows[v] for v in loop.outer]
         if length == 1:
@@ -118,7 +118,9 @@ class Blocks:
             return state, [x[None] for x in stacked]
         return jax.lax.scan(step, state, at, length)
 
-    def _recurrence(self, loop: Loop, state: list, rows: Values, length: int) -> tuple[list, list]:
+    def _recurrence(
+        self, loop: LoopPart, state: list, rows: Values, length: int
+    ) -> tuple[list, list]:
         """A linear loop: ``A`` and ``b`` of all steps, from which the states follow at once."""
 
         def step(h, at):

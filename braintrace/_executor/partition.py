@@ -39,7 +39,7 @@ def is_cheap(eqn) -> bool:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopPart:
     """``carries`` (numbers) that move together by ``equations``; ``outer`` values are read from
     each step, ``stacked`` ones are stored for others. ``linear``: as a linear recurrence, of which
     old values of the carries alone are stored.
@@ -147,7 +147,7 @@ class Partition(Dataflow):
         if jaxpr.effects:  # they happen step by step
             self.rows = self._in_order(wanted | opened)
             self.mapped = self._in_order({*self.rows, *loose})
-            self.loops: tuple[Loop, ...] = (self._whole(),)
+            self.loops: tuple[LoopPart, ...] = (self._whole(),)
         else:
             self._sets = self._carry_sets()
             self._level_of_sets()
@@ -169,19 +169,19 @@ class Partition(Dataflow):
             total, there = total + sum(map(nbytes, made - there)), there | made
         return total
 
-    def _recurrence_bytes(self, loop: Loop) -> int:
+    def _recurrence_bytes(self, loop: LoopPart) -> int:
         """Bytes of a step's ``A`` and ``b``, twice: an associative scan makes a tree of them."""
         states = sum(nbytes(self.old[k]) for k in loop.carries) if loop.linear else 0
         return 2 * states * (len(loop.carries) + 1)
 
-    def _whole(self) -> Loop:
+    def _whole(self) -> LoopPart:
         """One loop of all that varies."""
         carries = tuple(k for k, same in enumerate(self.kept) if not same)
         equations = tuple(
             e for e in self.jaxpr.eqns if e.effects or any(map(self.varies, e.outvars))
         )
         stacked = tuple(v for v in self.mapped if v not in self.inputs)
-        return Loop(carries, equations, tuple(self.inputs), stacked)
+        return LoopPart(carries, equations, tuple(self.inputs), stacked)
 
     # carries that need each other, and their order ------------------------------------------------
 
@@ -256,12 +256,12 @@ class Partition(Dataflow):
 
     # the loops ------------------------------------------------------------------------------------
 
-    def _loops(self) -> tuple[Loop, ...]:
+    def _loops(self) -> tuple[LoopPart, ...]:
         parts = [part for level in sorted(set(self._levels)) for part in self._parts(level)]
         wanted, given, loops = set(self.mapped), set(), []
         for carries, equations, outer, own, linear in reversed(parts):
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
-            loops.append(Loop(carries, equations, outer, self._in_order(stacked), linear))
+            loops.append(LoopPart(carries, equations, outer, self._in_order(stacked), linear))
             wanted, given = wanted | set(outer), given | stacked
         return tuple(reversed(loops))
 

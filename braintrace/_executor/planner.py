@@ -40,7 +40,7 @@ def make_d_plan(graph: ETraceGraph, cut: bool = True) -> Plan:
     program = graph.program
     states = tuple(Read(program.new_carry[c]) for c in graph.states)
     cuts = {*program.ops, *graph.mixing} if cut else set()
-    return Planner(program, DPass(graph, cuts), set()).plan((), states)
+    return Planner(program, DReads(graph, cuts), set()).plan((), states)
 
 
 class Reads(ABC):
@@ -59,7 +59,7 @@ class Reads(ABC):
         """Whether an equation is evaluated even if nothing wants it."""
 
 
-class DPass(Reads):
+class DReads(Reads):
     """Every cut equation reads constants; only equations behind new hidden states are evaluated."""
 
     def __init__(self, graph: ETraceGraph, cuts: Set[int]):

@@ -27,7 +27,7 @@ INDEXED = 'taken', 'put', 'indexed'  # what they read is known where their indic
 EVALUATED = {'product', 'moved', 'chosen', *INDEXED}
 
 
-class _Value(NamedTuple):
+class _Pattern(NamedTuple):
     kind: int
     array: Any = None  # numbers of a constant, else 0 and 1; None: nothing known
 
@@ -71,13 +71,13 @@ class Linear:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
     def _one(self, consts, seen, rows):
-        values = [_Value(ANY)] * self.unknown + [
-            _Value(LINEAR, r.astype(v.aval.dtype))
+        values = [_Pattern(ANY)] * self.unknown + [
+            _Pattern(LINEAR, r.astype(v.aval.dtype))
             for v, r in zip(self.jaxpr.invars[self.unknown :], rows, strict=True)
         ]
         findings: list = []
         look = None if seen is None else lambda *at: findings.append(seen(*at))
-        outs = _evaluate(self.jaxpr, [_Value(KNOWN, c) for c in consts], values, look)
+        outs = _evaluate(self.jaxpr, [_Pattern(KNOWN, c) for c in consts], values, look)
         if seen is not None:
             return findings
         return [
@@ -86,18 +86,18 @@ class Linear:
         ]
 
 
-def _evaluate(jaxpr, consts: list[_Value], args: list[_Value], look) -> list[_Value]:
-    def known(atom) -> _Value:
-        return _Value(KNOWN, _jax.literal(atom))
+def _evaluate(jaxpr, consts: list[_Pattern], args: list[_Pattern], look) -> list[_Pattern]:
+    def known(atom) -> _Pattern:
+        return _Pattern(KNOWN, _jax.literal(atom))
 
     return _jax.walk(jaxpr, consts, args, lambda eqn, ins: _equation(eqn, ins, look), known)
 
 
-def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
+def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
     kind = max((v.kind for v in ins), default=KNOWN)
     if kind == KNOWN:
         found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
-        return [_Value(KNOWN, x) for x in found]
+        return [_Pattern(KNOWN, x) for x in found]
     if properties_of(eqn).passes:
         return ins
     inner = _inside(eqn, ins, look)
@@ -109,13 +109,13 @@ def _equation(eqn, ins: list[_Value], look) -> list[_Value]:
         arrays = _everything(eqn, ins) if arrays is None else arrays
         if look is not None:
             look(eqn, [v.array if v.kind == LINEAR else None for v in ins], arrays)
-        return [_Value(LINEAR, x) for x in arrays]
+        return [_Pattern(LINEAR, x) for x in arrays]
     if arrays is None:
-        return [_Value(ANY)] * len(eqn.outvars)
-    return [_Value(ZEROS, x) for x in arrays]
+        return [_Pattern(ANY)] * len(eqn.outvars)
+    return [_Pattern(ZEROS, x) for x in arrays]
 
 
-def _inside(eqn, ins: list[_Value], look) -> list[_Value] | None:
+def _inside(eqn, ins: list[_Pattern], look) -> list[_Pattern] | None:
     """The results of an equation that has a body."""
     call, remat = _jax.inlinable(eqn), _jax.remat_parts(eqn)
     if call is not None:
@@ -131,27 +131,27 @@ def _inside(eqn, ins: list[_Value], look) -> list[_Value] | None:
     return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
 
 
-def _called(body: tuple, ins: list[_Value], look) -> list[_Value]:
+def _called(body: tuple, ins: list[_Pattern], look) -> list[_Pattern]:
     jaxpr, consts = body
-    return _evaluate(jaxpr, [_Value(KNOWN, c) for c in consts], ins, look)
+    return _evaluate(jaxpr, [_Pattern(KNOWN, c) for c in consts], ins, look)
 
 
-def _joined(aval, values) -> _Value:
+def _joined(aval, values) -> _Pattern:
     """What may be any of some values."""
     kind = max(ZEROS, *(v.kind for v in values))
     if not is_inexact(aval) or (kind != LINEAR and any(v.array is None for v in values)):
-        return _Value(ANY)
-    return _Value(kind, _ones(sum(_part(v, aval, kind) for v in values), aval))
+        return _Pattern(ANY)
+    return _Pattern(kind, _ones(sum(_part(v, aval, kind) for v in values), aval))
 
 
-def _part(v: _Value, aval, kind: int):
+def _part(v: _Pattern, aval, kind: int):
     """A value among others; a constant of a linear sum is a zero."""
     if kind == LINEAR and v.kind != LINEAR:
         return jnp.zeros(aval.shape, aval.dtype)
     return v.pattern(aval)
 
 
-def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Value], look) -> list[_Value]:
+def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Pattern], look) -> list[_Pattern]:
     """A loop, turn after turn."""
     consts, carry, xs = scan.split(ins)
     turns, rows = range(scan.length), []
@@ -165,22 +165,22 @@ def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Value], look) -> list
     return [*carry, *(_stacked(aval, each) for aval, each in sequences)]
 
 
-def _stacked(aval, values) -> _Value:
+def _stacked(aval, values) -> _Pattern:
     """Values of one turn after the other as a sequence."""
     row = jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
     kind = max(ZEROS, *(v.kind for v in values))
     if not is_inexact(row) or (kind != LINEAR and any(v.array is None for v in values)):
-        return _Value(ANY)
-    return _Value(kind, jnp.stack([_part(v, row, kind) for v in values]))
+        return _Pattern(ANY)
+    return _Pattern(kind, jnp.stack([_part(v, row, kind) for v in values]))
 
 
-def _everything(eqn, ins: list[_Value]) -> list:
+def _everything(eqn, ins: list[_Pattern]) -> list:
     """Of a primitive that is not known, every result reads every linear operand."""
     some = jnp.stack([(v.array != 0).any() for v in ins if v.kind == LINEAR]).any()
     return [jnp.broadcast_to(some, v.aval.shape).astype(v.aval.dtype) for v in eqn.outvars]
 
 
-def _positive(eqn, ins: list[_Value]) -> list | None:
+def _positive(eqn, ins: list[_Pattern]) -> list | None:
     """The results on numbers that are not negative; None for a primitive that is not known."""
     kind, outs = properties_of(eqn).zeros, [v.aval for v in eqn.outvars]
     known = all(v.kind == KNOWN for v in ins[_indices(kind)])

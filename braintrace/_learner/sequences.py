@@ -60,7 +60,7 @@ class CallOptions(NamedTuple):
     synthesizer: Callable | None = None
 
 
-class Data(NamedTuple):
+class Arrays(NamedTuple):
     """The arrays of a call over a sequence."""
 
     sequences: Any
@@ -109,7 +109,7 @@ class ForwardProgram:
         return outputs
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """A place in a call: the trace, the values of the world, what was learnt, what steps showed."""
 
     etrace: dict[str, Any]
@@ -117,13 +117,13 @@ class Place(NamedTuple):
     learnt: Any
     shown: Any
 
-    def after(self, result: Result) -> Place:
+    def after(self, result: Result) -> Standing:
         """The place at the end of a result."""
         (leaves, threaded), trace, t = result.end
         carry = jax.tree.unflatten(jax.tree.structure(self.values.carry), leaves)
         values = self.values._replace(carry=carry, threaded=threaded)
         shown = result.losses, result.aux
-        return Place({'trace': trace, 't': t}, values, result.learnt, shown)
+        return Standing({'trace': trace, 't': t}, values, result.learnt, shown)
 
 
 class SequenceProgram:
@@ -140,17 +140,17 @@ class SequenceProgram:
         self.run_turn = jax.jit(self._run_turn, donate_argnums=(0, 1))
         self.run_inside = jax.jit(partial(self._run, alone=False))
 
-    def _run(self, etrace, values: Values, learnt, data: Data, alone: bool = True) -> Result:
+    def _run(self, etrace, values: Values, learnt, data: Arrays, alone: bool = True) -> Result:
         """``learnt`` are the weights, for updates with the state of the optimiser."""
         show = show_progress(self.length) if self.options.progress and alone else None
         course = self._course(etrace, values, learnt, data)._replace(show=show)
         return (run_updates if self.train else run_windows)(course, learnt, self.options.along)
 
-    def _run_turn(self, etrace, shown, values, learnt, data: Data, bounds) -> Result:
+    def _run_turn(self, etrace, shown, values, learnt, data: Arrays, bounds) -> Result:
         course, turn = self._course(etrace, values, learnt, data), Turn(bounds[0], bounds[1], shown)
         return run_updates(course, learnt, self.options.along, turn)
 
-    def _course(self, etrace, values: Values, learnt, data: Data) -> Course:
+    def _course(self, etrace, values: Values, learnt, data: Arrays) -> Course:
         synthesizer = self.options.synthesizer
         weights, _ = split_weights(learnt[0] if self.train else learnt, synthesizer)
         observed = self.step.observed(weights, values)
@@ -160,7 +160,7 @@ class SequenceProgram:
         start = Moment((jax.tree.leaves(values.carry), values.threaded), **etrace)
         return Course(observed, start, sequence, None)
 
-    def __call__(self, learnt, data: Data, write: Callable) -> Result:
+    def __call__(self, learnt, data: Arrays, write: Callable) -> Result:
         """Run from the present states on; all states that the step writes advance, and
         ``write(learnt)`` keeps what was learnt.
         """
@@ -173,14 +173,14 @@ class SequenceProgram:
             self.step.bound.held(),
         )
 
-        def kept(place: Place) -> Place:
+        def kept(place: Standing) -> Standing:
             world.write(place.values.carry)
             world.write(place.values.threaded)
             owner.etrace.value = place.etrace
             write(place.learnt)
             return place
 
-        place = Place(owner.etrace.value, values, learnt, None)
+        place = Standing(owner.etrace.value, values, learnt, None)
         if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves((place, data))):
             given = first_order((values, learnt))
             end = kept(place.after(self.run_inside(place.etrace, *given, data)))
@@ -195,16 +195,18 @@ class SequenceProgram:
             return self.length
         return int(steps_of(self.length, self.options.along, blocks))
 
-    def _in_turns(self, etrace: brainstate.State, place: Place, data: Data, kept: Callable) -> Stop:
+    def _in_turns(
+        self, etrace: brainstate.State, place: Standing, data: Arrays, kept: Callable
+    ) -> Stop:
         """Run on the trace's own buffer.
 
         A failure while running loses that buffer: the trace is then empty, and says so.
         """
 
-        def block(place: Place, start, stop) -> Place:
+        def block(place: Standing, start, stop) -> Standing:
             return place.after(self.run(*place[:3], data))
 
-        def blocks(place: Place, start, stop) -> Place:
+        def blocks(place: Standing, start, stop) -> Standing:
             given = place.etrace, place.shown, place.values, place.learnt
             return place.after(self.run_turn(*given, data, bounds(start, stop)))
 
@@ -288,7 +290,7 @@ def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace:
     return bound.program(key, make)(sequences)
 
 
-def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Data, dict]:
+def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arrays, dict]:
     """The arrays and the weights of a call; an error for what can not be run."""
     check_choice('reduction', options.along.reduction, REDUCTIONS)
     check_choice('has_aux', options.has_aux, (True, False))
@@ -307,7 +309,7 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Data
         raise OptionError(
             f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'
         )
-    return Data(sequences, mask, flags), dict(weights)
+    return Arrays(sequences, mask, flags), dict(weights)
 
 
 def _check_step_fn(step_fn, learner) -> None:
@@ -324,7 +326,7 @@ def _check_step_fn(step_fn, learner) -> None:
 
 
 def _program(
-    bound: Bound, step_fn: Callable, options: CallOptions, data: Data, weights: dict, learnt=None
+    bound: Bound, step_fn: Callable, options: CallOptions, data: Arrays, weights: dict, learnt=None
 ) -> SequenceProgram:
     """The compiled program for a call, made once for each step function, shapes and options."""
 

@@ -5,13 +5,13 @@ from .coordinates import by_pair
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
 from .feedback import Feedback, counting, uncounted
-from .influence import RTRL, Reach
+from .influence import EveryPath, Reach
 from .lanes import anywhere, where_lanes
-from .no_history import SameStep
+from .no_history import NoHistory
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
 from .signs import Signs
 from .storage import held_dtype, read
-from .uoro import UORO
+from .uoro import OneProduct
 from .view import View
 
 __all__ = [
@@ -20,14 +20,14 @@ __all__ = [
     'Feedback',
     'MOST_PENDING',
     'Network',
-    'RTRL',
+    'EveryPath',
     'Reach',
     'Rule',
-    'SameStep',
+    'NoHistory',
     'Signs',
     'Start',
     'Trace',
-    'UORO',
+    'OneProduct',
     'View',
     'Window',
     'by_pair',

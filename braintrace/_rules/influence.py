@@ -165,7 +165,7 @@ class Wide(WritesAtOnce):
 
 
 @dataclass(frozen=True, repr=False)
-class RTRL(Wide):
+class EveryPath(Wide):
     """Real-time recurrent learning (see :func:`braintrace.rules.rtrl`)."""
 
     layers: str = 'joint'

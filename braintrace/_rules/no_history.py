@@ -10,7 +10,7 @@ from .rule import PositionWise, WritesAtOnce
 
 
 @dataclass(frozen=True, repr=False)
-class SameStep(WritesAtOnce, PositionWise):
+class NoHistory(WritesAtOnce, PositionWise):
     """The same-step gradient alone, without a trace; ``rule=None`` means the same."""
 
     name: ClassVar[str] = 'same_step'

@@ -22,7 +22,7 @@ STATES = '(states)'  # beside a trace's relations: the vector s, by path of the 
 
 
 @dataclass(frozen=True, repr=False)
-class UORO(Inside):
+class OneProduct(Inside):
     """UORO (see :func:`braintrace.rules.uoro`).
 
     s^t = r0 J^t s^{t-1} + r1 v^t        m^t = m^{t-1} / r0 + (v^t D_f^t (x) x^t) / r1

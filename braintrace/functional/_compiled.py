@@ -23,7 +23,7 @@ from .._executor import (
     varying,
     without_types,
 )
-from .._rules import Network, Rule, SameStep, Window, counting, uncounted
+from .._rules import Network, NoHistory, Rule, Window, counting, uncounted
 from .._windows import (
     Gradients,
     Observation,
@@ -133,7 +133,7 @@ class Compiled:
     def __init__(self, graph: ETraceGraph, rule: Rule | None, probes: bool = False):
         self.graph, self.program = graph, graph.program
         self.sample_of: Compiled | None = None  # the batch of which this is known to be one sample
-        self.rule = SameStep() if rule is None else rule
+        self.rule = NoHistory() if rule is None else rule
         self.executor = Executor(graph, probes=probes or self.rule.probes)
         # JAX keeps what a jitted function was traced to while the function lives, and that holds
         # the rules of the step: they must not hold the function, or nothing is ever freed.

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .. import OptionError, __version__
+from .. import OptionError
+from .._version import __version__
 from ._cases import registered
 from ._check import check, describe
 from ._registry import registry_report

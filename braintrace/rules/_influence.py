@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 
 from .._errors import OptionError
-from .._rules import RTRL, Reach, Rule
+from .._rules import EveryPath, Reach, Rule
 from ._traces import d_rtrl
 
 LAYERS = ('joint', 'each')
@@ -54,7 +54,7 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
         )
     if not (_is_int(seed) and seed >= 0):
         raise OptionError(f'seed is {seed!r}; give an int >= 0.')
-    return RTRL(layers, None if keep is None else int(keep), int(seed))
+    return EveryPath(layers, None if keep is None else int(keep), int(seed))
 
 
 def snap(n: int, credit: str = 'whole') -> Rule:

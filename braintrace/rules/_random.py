@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 
 from .._errors import OptionError
-from .._rules import UORO, Rule, Signs
+from .._rules import OneProduct, Rule, Signs
 
 
 def signs(scope: str = 'position', seed: int = 0) -> Rule:
@@ -71,7 +71,7 @@ def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
     """
     if pair not in ('sample', 'batch'):
         raise OptionError(f"pair is {pair!r}; choose 'sample' or 'batch'.")
-    return UORO(pair, _checked(seed))
+    return OneProduct(pair, _checked(seed))
 
 
 def _checked(seed: int) -> int:

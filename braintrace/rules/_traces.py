@@ -7,7 +7,7 @@ from numbers import Integral, Real
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Rule, SameStep, View
+from .._rules import DRTRL, ESDRTRL, MOST_PENDING, NoHistory, Rule, View
 from .._signatures import refuses
 
 CREDITS = ('cut', 'whole')
@@ -154,4 +154,4 @@ def same_step() -> Rule:
     >>> braintrace.rules.same_step().name
     'same_step'
     """
-    return SameStep()
+    return NoHistory()

@@ -17,7 +17,7 @@ from .d_pass import DPass
 from .groups_and_cuts import Positions
 
 
-class _Made(NamedTuple):
+class _Makers(NamedTuple):
     """The equations that make a value, and the values of the new carry that they read."""
 
     equations: set[int]
@@ -51,9 +51,9 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
 
 def _made_of(
     program: Program, value: int, holders: Mapping[int, int], mixing: Mapping[int, str]
-) -> _Made | None:
+) -> _Makers | None:
     """How a value is made of the new carry; None where that is not all that it is made of."""
-    made, todo = _Made(set(), set()), [value]
+    made, todo = _Makers(set(), set()), [value]
     while todo:
         v = todo.pop()
         i = program.producer.get(v)
@@ -84,7 +84,7 @@ def _is_finite(program: Program, eqn: Equation) -> bool:
 
 
 def _follows(
-    positions: Positions, d_pass: DPass, s: int, made: _Made, holders: Mapping[int, int]
+    positions: Positions, d_pass: DPass, s: int, made: _Makers, holders: Mapping[int, int]
 ) -> bool:
     """Whether all that is traced in a new state comes from others of its group, each position from
     its own.

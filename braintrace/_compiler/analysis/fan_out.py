@@ -59,11 +59,11 @@ class FanOut:
             self.known.clear()
             self.cuts = len(self.d_pass.mixing)
         if state not in self.known:
-            self.known[state] = _Walk(self.d_pass, state).run()
+            self.known[state] = _WayBack(self.d_pass, state).run()
         return self.known[state]
 
 
-class _Walk:
+class _WayBack:
     """From one new state back to every y; ``size`` is the number of its positions."""
 
     def __init__(self, d_pass: DPass, state: int):

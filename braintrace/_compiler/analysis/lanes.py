@@ -40,7 +40,7 @@ class _Sets:
             self.leader[self.find(a)] = self.find(b)
 
 
-class _Value(NamedTuple):
+class _Axes(NamedTuple):
     """A value of the program or of a body inside an equation.
 
     ``key`` names its axes. A constant has None: one mask may be used along the batch and elsewhere.
@@ -53,8 +53,8 @@ class _Value(NamedTuple):
         return [(self.key, k) for k in range(len(self.shape))]
 
 
-Values = list[_Value]
-Valued = Callable[[int], _Value]  # the value with a number in the program
+Values = list[_Axes]
+Valued = Callable[[int], _Axes]  # the value with a number in the program
 
 
 def carried_lanes(
@@ -81,8 +81,8 @@ def _all_sets(
     sets = _Sets()
     moving = flow.forward(program, dict.fromkeys((*program.carry, *program.inputs), 1))
 
-    def value(v: int) -> _Value:
-        return _Value(v if moving[v] else None, program.avals[v].shape)
+    def value(v: int) -> _Axes:
+        return _Axes(v if moving[v] else None, program.avals[v].shape)
 
     # begin at axis 0 of x and y of every batched op
     for op in ops:
@@ -114,12 +114,12 @@ def _join_all(program: Program, groups: Sequence, sets: _Sets, value: Valued) ->
             sets.join(_joined(eqn, [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]))
 
 
-def _all(a: _Value, b: _Value) -> Iterator[Pair]:
+def _all(a: _Axes, b: _Axes) -> Iterator[Pair]:
     """Every axis with the axis in the same place."""
     return _along(a, b, zip(range(len(a.shape)), range(len(b.shape)), strict=False))
 
 
-def _along(a: _Value, b: _Value, places: Iterable[tuple[int, int]]) -> Iterator[Pair]:
+def _along(a: _Axes, b: _Axes, places: Iterable[tuple[int, int]]) -> Iterator[Pair]:
     """Pairs of equally long axes, unless a value is a constant."""
     if a.key is not None and b.key is not None:
         yield from (((a.key, j), (b.key, k)) for j, k in places if a.shape[j] == b.shape[k])
@@ -278,22 +278,22 @@ def _inside(eqn, ins: Values, outs: Values) -> Iterator[Pair]:
         yield from _paired({}, init, carry)
         # a turn reads and makes rows of the sequences, without their first axis
         sequences = [*xs, *outs[scan.num_carry :]]
-        turn = [_Value(None if v.key is None else object(), v.shape[1:]) for v in sequences]
+        turn = [_Axes(None if v.key is None else object(), v.shape[1:]) for v in sequences]
         for outer, inner in zip(sequences, turn, strict=True):
             yield from _along(outer, inner, ((k + 1, k) for k in range(len(inner.shape))))
         n = len(xs)
         yield from _through(scan.body, [*consts, *carry, *turn[:n]], [*carry, *turn[n:]])
 
 
-def _through(jaxpr, ins: Sequence[_Value], outs: Sequence[_Value]) -> Iterator[Pair]:
+def _through(jaxpr, ins: Sequence[_Axes], outs: Sequence[_Axes]) -> Iterator[Pair]:
     """Values of a body that depend on no operand are constants."""
     known = {
-        v: _Value(None if a.key is None else object(), v.aval.shape)
+        v: _Axes(None if a.key is None else object(), v.aval.shape)
         for v, a in zip(jaxpr.invars, ins, strict=True)
     }
 
-    def read(atom) -> _Value:
-        constant = _Value(None, atom.aval.shape)
+    def read(atom) -> _Axes:
+        constant = _Axes(None, atom.aval.shape)
         return constant if isinstance(atom, _jax.Literal) else known.get(atom, constant)
 
     for v, a in zip(jaxpr.invars, ins, strict=True):
@@ -301,7 +301,7 @@ def _through(jaxpr, ins: Sequence[_Value], outs: Sequence[_Value]) -> Iterator[P
     for eqn in jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
         moving = any(a.key is not None for a in operands)
-        results = [_Value(object() if moving else None, v.aval.shape) for v in eqn.outvars]
+        results = [_Axes(object() if moving else None, v.aval.shape) for v in eqn.outvars]
         known.update(zip(eqn.outvars, results, strict=True))
         yield from _joined(eqn, operands, results)
     for v, b in zip(jaxpr.outvars, outs, strict=True):
