@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -134,6 +135,14 @@ def name_rows(app, doctree):
             row['ids'].append(next(row.findall(pending_xref))['reftarget'])
 
 
+def mark_numbers(app, doctree):
+    """Mark short cells that begin with a number, so that none of it breaks from its unit."""
+    for cell in doctree.findall(nodes.entry):
+        if re.match(r'[-+]?[\d.]', text := cell.astext()) and len(text) < 30:
+            cell['classes'].append('number')
+
+
 def setup(app):
     app.connect('env-check-consistency', check_reference)
     app.connect('doctree-read', name_rows)
+    app.connect('doctree-read', mark_numbers)
