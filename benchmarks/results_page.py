@@ -235,13 +235,14 @@ def panel(ax, found: Found, setting: Setting, names: tuple) -> None:
         if name in names:
             curve(ax, row)
     ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
-    ax.set_title(f'{told(setting).split(", ")[0]}\n{setting.net.split(",")[0]}')
+    task, _, detail = told(setting).partition(', ')
+    ax.set_title(f'{task}\n{detail or setting.net.split(",")[0]}')
     ax.set(xlabel='steps' if setting.task.stream else 'updates', ylabel=setting.task.metric)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(EngFormatter(sep=''))
     if setting.task.metric == 'accuracy':
         ax.yaxis.set_major_formatter('{x:.0%}')
-    else:
+    elif ax.dataLim.ymin < found.floor(setting) / 5:
         ax.set_yscale('log')
 
 
@@ -265,7 +266,7 @@ def draw_first(found: Found, path: Path) -> None:
     with figure(path, 1, 1, 3.8, width=4.5) as (drawn, ax):
         panel(ax, found, found.settings[0], SHORT)
         ax.set(ylabel='right answers', ylim=(0.4, 1.02))
-        ax.set_title('evidence over two seconds, 100 spiking neurons')
+        ax.set_title('evidence over two seconds')
         drawn.legend(loc='outside lower center', ncols=2)
 
 
