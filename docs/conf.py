@@ -49,7 +49,7 @@ intersphinx_mapping = {
     'jax': ('https://docs.jax.dev/en/latest', None),
     'numpy': ('https://numpy.org/doc/stable', None),
     'optax': ('https://optax.readthedocs.io/en/latest', None),
-    'brainstate': ('https://brainstate.readthedocs.io/latest', None),
+    'brainstate': ('https://brainstate.readthedocs.io', None),
     'flax': ('https://flax.readthedocs.io/en/latest', None),
 }
 
@@ -122,6 +122,19 @@ autosummary_filename_map = {
 }
 
 
+def forget_pages(app):
+    """Remove generated pages of names that no table lists any longer."""
+    lines = [
+        line.strip()
+        for page in (HERE / 'reference').glob('*.md')
+        for line in page.read_text(encoding='utf-8').splitlines()
+    ]
+    listed = {line.rpartition('.')[2] for line in lines}
+    for page in (HERE / 'reference/generated').glob('*.rst'):
+        if page.stem.removesuffix('-function').rpartition('.')[2] not in listed:
+            page.unlink()
+
+
 def check_reference(app, env):
     """Warn, and so fail a strict build, of public names that no page documents."""
     for name in sorted(NAMES - env.domaindata['py']['objects'].keys()):
@@ -142,7 +155,17 @@ def mark_numbers(app, doctree):
             cell['classes'].append('number')
 
 
+def shape_page(app, page, template, context, doctree):
+    """List only the branch of a page in its navigation, and offer no edit of a generated page."""
+    if toctree := context.get('toctree'):
+        context['toctree'] = lambda **how: toctree(**how | {'collapse': True})
+    if page.startswith('reference/generated/'):
+        context['page_source_suffix'] = ''
+
+
 def setup(app):
+    app.connect('builder-inited', forget_pages, priority=400)  # before pages are looked for
     app.connect('env-check-consistency', check_reference)
     app.connect('doctree-read', name_rows)
     app.connect('doctree-read', mark_numbers)
+    app.connect('html-page-context', shape_page, priority=400)  # before the theme's
