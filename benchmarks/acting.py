@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
+from pages import figure, folded, look
 from records import measure, options
 from tables import table
 
@@ -35,8 +35,7 @@ SAME_BOUNDED = SAME._replace(
     name='same step, bounded', kappa=BOUNDED.kappa, entropy=BOUNDED.entropy
 )
 WHOLE = a2c_of(0).name
-COLOURS = {RTRL.name: '#0072B2', SAME_5.name: '#999999', A2C_5.name: '#E69F00', WHOLE: '#000000'}
-MARKERS = dict(zip(COLOURS, 'osD^'))
+SHOWN = (RTRL.name, SAME_5.name, A2C_5.name, WHOLE)
 
 
 class Setting(NamedTuple):
@@ -135,41 +134,47 @@ def tables(records: list[dict]) -> str:
         budget = f'Learning rates {" and ".join(f"{r:g}" for r in s.rates)}.{aim}'
         head = ['agent', 'return at the end', 'seeds', 'after 30 % of the steps', 'rate']
         head += ['with the other rate', 'seconds']
-        parts += [f'### {s.name}', budget, table(head, rows)]
+        parts.append(folded(s.name, budget, table(head, rows)))
     return '\n\n'.join(parts)
+
+
+def summary(records: list[dict]) -> str:
+    """The return at the end, the mean of the seeds, of all agents in all settings."""
+    ends = {(r['task'], r['row']): f'{np.mean(r["ends"]):.2f}' for r in records}
+    ways = list(dict.fromkeys(way.name for s in settings() for way in s.ways))
+    rows = [[s.name, *(ends.get((s.name, name), '-') for name in ways)] for s in settings()]
+    return table(['task', *ways], rows)
 
 
 def draw(records: list[dict], path: Path) -> None:
     """Left: the curves of the chain of 60 steps. Right: the end of training over its length."""
     found = {(r['task'], r['row']): r for r in records}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout='constrained', sharey=True)
     chains = [
         s for s in settings() if 'distractors' in s.env.name and s.batch == 8 and s.steps == 400_000
     ]
     chains.sort(key=lambda s: int(s.env.name.split()[1]))
-    for name, colour in COLOURS.items():
-        curve = np.array(found[settings()[0].name, name]['curve'])
-        at = np.linspace(0, settings()[0].steps, curve.shape[1])
-        left.plot(at, np.nanmean(curve, 0), color=colour, label=name)
-        left.fill_between(at, *np.nanquantile(curve, [0, 1], 0), color=colour, alpha=0.15)
-        ends = np.array([found[s.name, name]['ends'] for s in chains])
-        lengths = [int(s.env.name.split()[1]) for s in chains]
-        right.plot(lengths, ends.mean(1), color=colour, marker=MARKERS[name])
-        right.fill_between(lengths, ends.min(1), ends.max(1), color=colour, alpha=0.15)
-    left.set(
-        xlabel='steps',
-        ylabel='return (1: all right, 0: chance)',
-        title='chain of 60 steps',
-        ylim=(-0.2, 1.05),
-    )
-    right.set(xlabel='steps to remember', xscale='log', title='after 400,000 steps')
-    right.set_xticks(lengths, lengths)
-    right.minorticks_off()
-    figure.legend(loc='outside lower center', ncols=4, frameon=False, fontsize=9)
-    for ax in (left, right):
-        ax.spines[['top', 'right']].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure(path, 1, 2, 3.9, sharey=True) as (drawn, (left, right)):
+        for name in SHOWN:
+            how = look(name)
+            curve = np.array(found[settings()[0].name, name]['curve'])
+            at = np.linspace(0, settings()[0].steps / 1000, curve.shape[1])
+            left.plot(at, np.nanmean(curve, 0), label=name, markevery=0.2, **how)
+            low, high = np.nanquantile(curve, [0, 1], 0)
+            left.fill_between(at, low, high, color=how['color'], alpha=0.15)
+            ends = np.array([found[s.name, name]['ends'] for s in chains])
+            lengths = [int(s.env.name.split()[1]) for s in chains]
+            right.plot(lengths, ends.mean(1), **how)
+            right.fill_between(lengths, ends.min(1), ends.max(1), color=how['color'], alpha=0.15)
+        left.set(
+            xlabel='steps, in thousands',
+            ylabel='return (1: all right, 0: a guess)',
+            title='60 steps to remember',
+            ylim=(-0.2, 1.05),
+        )
+        right.set(xlabel='steps to remember', xscale='log', title='after 400,000 steps')
+        right.set_xticks(lengths, lengths)
+        right.minorticks_off()
+        drawn.legend(loc='outside lower center', ncols=2)
 
 
 def main():

@@ -32,7 +32,6 @@ def described(found: dict) -> str:
         'CPU ms a step': lambda r: r['cpu ms'],
         'times the model alone': lambda r: r['share'],
         'wall ms a step': lambda r: r['ms'],
-        'steps a second': lambda r: 1000 / r['ms'],
         'first call s': lambda r: r['memory']['first call s'],
         'peak GiB': lambda r: r['memory']['memory']['peak'] / GIB,
         'of it with the network built': lambda r: r['memory']['built']['peak'] / GIB,

@@ -14,10 +14,21 @@ from aims import aims
 from brain_scale_table import brain_scale
 from columns import OF_CELLS, SEQUENCES, UPDATES
 from figures import DROPPED, FACTORISED, OWN_LOOPS, WINDOWS, figures, ms, ratio, version
+from pages import (
+    BLACK,
+    BLUE,
+    DOCS,
+    GREY,
+    HERE,
+    PICTURES,
+    PINK,
+    README,
+    VERMILLION,
+    Look,
+    figure,
+    filled,
+)
 from tables import (
-    FACTORS,
-    RATIOS,
-    TIMES,
     cell,
     cells,
     corners,
@@ -25,14 +36,12 @@ from tables import (
     headed,
     listed,
     name_of,
+    sequences,
     share,
     table,
     windows,
 )
 
-HERE = Path(__file__).parent
-DOCS = HERE.parent / 'docs'
-README = HERE.parent / 'README.md'
 SECTION = re.compile(r'(?<=## What it costs\n\n).*?(?=\n+## )', re.DOTALL)
 
 
@@ -53,47 +62,19 @@ def calls(columns, found) -> str:
     )
 
 
-def sequences(found) -> str:
-    times = (
-        headed('ms a step', found)
-        | TIMES
-        | FACTORS
-        | {
-            'model alone': cell('bare model'),
-            '`etrace_evolve`': cell('evaluation'),
-        }
-    )
-    ratios = (
-        headed('ratio', found)
-        | RATIOS
-        | {
-            'evolve / model': share('evaluation', 'bare model'),
-            'least operations / drop': share('least operations', 'd_rtrl drop'),
-            'least operations / trace': share('least operations', 'd_rtrl trace'),
-        }
-    )
-    return (
-        listed(found['sequences'], times)
-        + '\n\n'
-        + listed(found['sequences'], ratios)
-        + '\n\nAims: drop / scan and trace / scan 1.0, evolve / model 1.05.'
-    )
-
-
 def peers(found) -> str:
-    names = (*DROPPED, *FACTORISED)
     return listed(
-        [row for row in (*found['sequences'], *found['cells']) if ms(row, *names)],
+        [row for row in (*found['sequences'], *found['cells']) if ms(row, *DROPPED, *FACTORISED)],
         {
-            **headed('ms a step', found),
+            **headed('network', found),
             'version': lambda row: version(found, row['pair']),
-            **{f'its {name.removeprefix("public ")}': cell(name) for name in names},
-            'our D_RTRL trace': cell('d_rtrl trace'),
-            'our D_RTRL drop': cell('d_rtrl drop'),
-            'our ES trace': cell('es_d_rtrl trace'),
-            'trace / its best that keeps the trace': share('d_rtrl trace', WINDOWS),
-            'drop / its best': share('d_rtrl drop', DROPPED),
-            'ES / its best pp_prop': share('es_d_rtrl trace', FACTORISED),
+            'its d_rtrl by steps, ms': cell('public d_rtrl'),
+            'its best that keeps the trace, ms': cell(*WINDOWS),
+            'ours / it': share('d_rtrl trace', WINDOWS),
+            'its best, ms': cell(*DROPPED),
+            'ours, dropped / it': share('d_rtrl drop', DROPPED),
+            'its best pp_prop, ms': cell(*FACTORISED),
+            'our ES / it': share('es_d_rtrl trace', FACTORISED),
         },
     )
 
@@ -105,37 +86,33 @@ def least_bytes(row) -> float | None:
 
 
 def updates(found) -> str:
-    ours = {
-        'ms a step': lambda row: name_of(row['spec']),
-        'read + write of the trace': cell('read and write of the trace'),
-        '`etrace_train`': cell('etrace_train'),
-        'written every step': cell('written every 1'),
-        **{f'every {k}': cell(f'written every {k}') for k in (2, 4, 8)},
-        'bfloat16 trace': cell('bfloat16'),
-        'train / read + write': share('etrace_train', 'read and write of the trace'),
-        'own loop / read + write': share('own loop', 'read and write of the trace'),
-        'least bytes / train': least_bytes,
-    }
-    both = {
-        **headed('ms a step', found),
-        '`etrace_train`': cell('etrace_train'),
-        'own loop': cell('own loop'),
-        'version': lambda row: version(found, row['pair']),
-        'its own loop': cell(OWN_LOOPS[0]),
-        'its own loop, `fast_solve=False`': cell(OWN_LOOPS[1]),
-        'train / its faster': share('etrace_train', OWN_LOOPS),
-        'own loop / its faster': share('own loop', OWN_LOOPS),
-    }
-    measured = [row for row in found['updates'] if ms(row, 'read and write of the trace')]
-    return (
-        listed(measured, ours)
-        + '\n\n'
-        + listed(found['updates'], both)
-        + (
-            '\n\nAims: 2.5 (then 2.0; 3.0 with two states) times one donated read and write of an '
-            "array of the trace's size (`e * a + b`), whole step included; 0.12 of the public "
-            "package's own loop."
-        )
+    return listed(
+        [row for row in found['updates'] if ms(row, 'read and write of the trace')],
+        {
+            'network': lambda row: name_of(row['spec']),
+            'read + write, ms': cell('read and write of the trace'),
+            '`etrace_train`, ms': cell('etrace_train'),
+            **{f'written every {k}': cell(f'written every {k}') for k in (1, 2, 4, 8)},
+            'bfloat16': cell('bfloat16'),
+            'train / read + write': share('etrace_train', 'read and write of the trace'),
+            'own loop / read + write': share('own loop', 'read and write of the trace'),
+            'least bytes / train': least_bytes,
+        },
+    )
+
+
+def updates_beside(found) -> str:
+    return listed(
+        [row for row in found['updates'] if ms(row, *OWN_LOOPS)],
+        {
+            **headed('network', found),
+            'version': lambda row: version(found, row['pair']),
+            '`etrace_train`, ms': cell('etrace_train'),
+            'own loop, ms': cell('own loop'),
+            'its own loop, ms': cell(*OWN_LOOPS),
+            'train / it': share('etrace_train', OWN_LOOPS),
+            'own loop / it': share('own loop', OWN_LOOPS),
+        },
     )
 
 
@@ -150,8 +127,8 @@ def precision(found) -> str:
     return listed(
         found['precision'],
         {
-            'error of the gradient': lambda row: name_of(row['spec']),
-            'worst parameter': lambda row: f'{max(row["errors"].values()):.2%}',
+            'network': lambda row: name_of(row['spec']),
+            'error of the worst parameter': lambda row: f'{max(row["errors"].values()):.2%}',
         },
     )
 
@@ -172,11 +149,11 @@ def once(found) -> str:
     return listed(
         found['once']['first'],
         {
-            **headed('first call, seconds', found),
+            **headed('network', found),
             'rule': lambda row: row['rule'],
-            'ours': lambda row: seconds(row, False),
+            'first call, s': lambda row: seconds(row, False),
             'version': lambda row: version(found, row['pair']),
-            'its faster': lambda row: seconds(row, True),
+            'its, s': lambda row: seconds(row, True),
             'ratio': over,
         },
     ) + (
@@ -219,46 +196,53 @@ def memory(found) -> str:
 
 
 LINES = {
-    'bptt': ('jax.grad of a scan', 'k'),
-    'by hand': ('BPTT by hand', '0.6'),
-    'd_rtrl drop': ('D_RTRL, trace dropped', 'C0'),
-    'd_rtrl trace': ('D_RTRL, trace kept', 'C1'),
-    'es_d_rtrl trace': ('ES_D_RTRL', 'C2'),
-    'etrace_train': ('D_RTRL, update every step', 'C3'),
+    'bptt': ('jax.grad of a scan', Look(BLACK, 's')),
+    'by hand': ('BPTT by hand', Look(GREY, 'D', '--')),
+    'd_rtrl drop': ('D_RTRL, trace dropped', Look(BLUE, 'o')),
+    'd_rtrl trace': ('D_RTRL, trace kept', Look(BLUE, 'o', '--')),
+    'es_d_rtrl trace': ('ES_D_RTRL', Look(PINK, 'X')),
+    'etrace_train': ('D_RTRL, update every step', Look(VERMILLION, '*', ':')),
 }
-AXES = (
-    ('units', 1, 'units N (inputs N, B = 16)'),
-    ('batch', 4, 'batch B (N = 128)'),
-    ('layers', 5, 'layers (N = 128, B = 16)'),
-    ('steps', 3, 'steps T (N = 128, B = 16)'),
+AXES = (  # the axis of a panel, its place in a row's spec, its label and the numbers along it
+    ('units', 1, 'units (batch of 16)', (64, 256, 1024)),
+    ('batch', 4, 'batch (128 units)', (1, 4, 16, 64, 256)),
+    ('layers', 5, 'layers of 128 units', (1, 2, 4, 8)),
+    ('steps', 3, 'steps (128 units)', (10, 100, 1000, 10_000)),
 )
+LONG = {'bptt': 'bptt', 'd_rtrl': 'd_rtrl drop', 'es_d_rtrl': 'es_d_rtrl trace'}
+STEPS = (10, 1000, 100_000)
+
+
+def lines(ax, name: str, points: list, **labels) -> None:
+    text, how = LINES[name]
+    ax.loglog(*zip(*points), label=text, **how._asdict())
+    ax.set(**labels)
 
 
 def plots(found) -> None:
-    import matplotlib.pyplot as plt
+    """Time a step along four sizes; time and memory of long sequences."""
+    from matplotlib.ticker import LogLocator
 
-    fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout='constrained')
-    for ax, (axis, column, label) in zip(axes.flat, AXES):
-        for name, (text, colour) in LINES.items():
-            points = [(r['spec'][column], t) for r in found['scaling'][axis] if (t := ms(r, name))]
-            ax.loglog(*zip(*points), 'o-', color=colour, label=text, base=2)
-        ax.set(xlabel=label, ylabel='ms a step')
-    axes[0, 0].legend(fontsize=8)
-    for rule, line in {
-        'bptt': 'bptt',
-        'd_rtrl': 'd_rtrl drop',
-        'es_d_rtrl': 'es_d_rtrl trace',
-    }.items():
-        for ax, what, unit in ((axes[1, 1], 'seconds', 1), (axes[1, 2], 'peak', 2**20)):
-            points = [
-                (r['steps'], r[what] / unit)
-                for r in found['memory']
-                if r['rule'] == rule and 'peak' in r
-            ]
-            ax.loglog(*zip(*points), 'o-', color=LINES[line][1])
-    axes[1, 1].set(xlabel='steps T (gru 64, B = 16)', ylabel='seconds, compilation included')
-    axes[1, 2].set(xlabel='steps T (gru 64, B = 16)', ylabel='peak memory of the process, MiB')
-    fig.savefig(DOCS / 'pictures' / 'performance.png', dpi=110)
+    with figure(PICTURES / 'performance.png', 3, 2, 8.6) as (drawn, axes):
+        for ax, (axis, column, label, ticks) in zip(axes.flat, AXES):
+            for name in LINES:
+                points = [
+                    (r['spec'][column], t) for r in found['scaling'][axis] if (t := ms(r, name))
+                ]
+                lines(ax, name, points, xlabel=label, ylabel='ms a step')
+            ax.set_xticks(ticks, [f'{x:,}' for x in ticks])
+        drawn.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
+        both = ('seconds', 1, 'seconds, all steps'), ('peak', 2**20, 'peak memory, MiB')
+        for ax, (what, unit, label) in zip(axes[2], both):
+            for rule, name in LONG.items():
+                rows = [r for r in found['memory'] if r['rule'] == rule and 'peak' in r]
+                points = [(r['steps'], r[what] / unit) for r in rows]
+                lines(ax, name, points, xlabel='steps (GRU of 64 units)', ylabel=label)
+            ax.set_xticks(STEPS, [f'{x:,}' for x in STEPS])
+        for ax in axes.flat:
+            ax.minorticks_off()
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            ax.yaxis.set_major_formatter('{x:,g}')
 
 
 PARTS = {
@@ -267,7 +251,7 @@ PARTS = {
         *(sequences, cells, windows, peers, updates, progress, precision, once, memory),
         *(corners, device, aims),
     )
-} | {'brain scale': brain_scale}
+} | {'brain scale': brain_scale, 'updates beside': updates_beside}
 MEASURED = {'environments', 'sequences', 'cells', 'windows', 'updates', 'progress', 'precision'}
 MEASURED |= {'once', 'memory', 'scaling', 'corners', 'device'}
 
@@ -275,26 +259,31 @@ MEASURED |= {'once', 'memory', 'scaling', 'corners', 'device'}
 NAMED = {c.name for c in SEQUENCES}
 
 
-def filled(text: str, found: dict, machine: str) -> str:
-    """Fill the placeholders of a text with the results."""
-    values = figures(found) | {name: make(found) for name, make in PARTS.items()}
-    values |= {
-        'calls of sequences': calls(SEQUENCES, found),
-        'calls of updates': calls(UPDATES, found),
-        'calls of cells': calls([c for c in OF_CELLS if c.name not in NAMED], found),
-        'machine': machine,
-        'device name': found['environments']['oldest']['ours']['device'],
-    }
-    return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+def values_of(found: dict, machine: str) -> dict[str, str]:
+    """What the placeholders of the templates stand for."""
+    return (
+        figures(found)
+        | {name: make(found) for name, make in PARTS.items()}
+        | {
+            'calls of sequences': calls(SEQUENCES, found),
+            'calls of updates': calls(UPDATES, found),
+            'calls of cells': calls([c for c in OF_CELLS if c.name not in NAMED], found),
+            'machine': machine,
+            'device name': found['environments']['oldest']['ours']['device'],
+        }
+    )
 
 
 def page(found: dict, machine: str) -> str:
-    return filled((HERE / 'performance.in.md').read_text(encoding='utf-8'), found, machine)
+    """The page, whose summary is the table of README."""
+    values = values_of(found, machine)
+    costs = filled('costs.in.md', values).split('\n\n')[1]
+    return filled('performance.in.md', values | {'costs': costs})
 
 
 def readme(text: str, found: dict, machine: str) -> str:
     """Replace README's section on costs."""
-    costs = filled((HERE / 'costs.in.md').read_text(encoding='utf-8'), found, machine)
+    costs = filled('costs.in.md', values_of(found, machine))
     return SECTION.sub(lambda m: costs, text)
 
 

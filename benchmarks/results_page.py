@@ -6,38 +6,27 @@ python benchmarks/results_page.py [records.json]
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
 from statistics import mean
 
 import acting
-import matplotlib
-import matplotlib.pyplot as plt
 from causes import PATH as CAUSES
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from pages import DOCS, PICTURES, README, figure, filled, folded, look
 from results import CLIP, PATH, WAYS, Effort, Setting, settings
 from rules_page import size
 from tables import table
 
-matplotlib.use('Agg')
-
-HERE = Path(__file__).parent
-DOCS = HERE.parent / 'docs'
-PICTURES = DOCS / 'pictures'
-README = HERE.parent / 'README.md'
 SECTION = re.compile(r'(## What it learns\n\n[^|]*)\|.*?(?=\n\n)', re.DOTALL)
-SHORT = {
-    'BPTT': '#000000',
-    'D_RTRL': '#0072B2',
-    'truncated BPTT, 16': '#E69F00',
-    'same step, RMSprop': '#999999',
-}
 SAME_STEP = tuple(way.name for way in WAYS if way.name.startswith('same step'))
+COMPARED = ('D_RTRL', 'BPTT')
+FIRST = ('evidence 7', 'adding 200', 'drifting filter', 'Mackey-Glass 17, 6 ahead')
+FEW = ('BPTT', 'truncated BPTT, 16', *SAME_STEP, 'D_RTRL', 'ES_D_RTRL 0.9')  # of the first picture
+SHORT = ('BPTT', 'truncated BPTT, 16', 'same step, RMSprop', 'D_RTRL')  # of README's
 
-
-TOLD = {  # tasks in README
+TOLD = {  # tasks in words
     'evidence 7': 'evidence accumulation, 225 steps of 10 ms',
     'evidence 7, 1 ms': 'evidence accumulation, 2,250 steps of 1 ms',
     'match 2 among 2': 'delayed match to sample, 500 ms',
@@ -45,8 +34,10 @@ TOLD = {  # tasks in README
     'copy 50': 'copy memory, delay of 50',
     'copy 200': 'copy memory, delay of 200',
     'digits by pixels': 'digits, pixel by pixel',
+    'characters 100': 'the next character, 100 steps',
     'pattern': 'pattern generation',
     'drifting filter': 'a drifting stream, a million steps',
+    'Mackey-Glass 17, 6 ahead': 'the Mackey-Glass series, a stream of 10,000 steps',
 }
 
 
@@ -76,8 +67,8 @@ def good(setting: Setting, row: dict) -> bool:
     return setting.task.reached(mean(row['scores']), setting.aim)
 
 
-def heading(setting: Setting) -> str:
-    return f'### {setting.task.name}: {setting.net}'
+def told(setting: Setting) -> str:
+    return TOLD.get(setting.task.name, setting.task.name)
 
 
 def budget(found: Found, setting: Setting) -> str:
@@ -87,11 +78,10 @@ def budget(found: Found, setting: Setting) -> str:
     if task.stream:
         text = f'A stream of {task.steps:,} steps, an update at each of them (or each window)'
     else:
-        text = f'{task.steps} steps, {setting.updates} updates of {setting.batch} sequences'
+        text = f'{task.steps:,} steps, {setting.updates:,} updates of {setting.batch} sequences'
         text += f', {setting.test} test sequences'
     decay = '' if task.stream else ', falling along a cosine'
-    text += f'; learning rate {setting.rate:g}{decay}. Who knows nothing has {floor}; aim: {aim}.'
-    return text
+    return f'{text}; learning rate {setting.rate:g}{decay}. Floor {floor}, aim {aim}.'
 
 
 def of_setting(found: Found, setting: Setting) -> str:
@@ -107,7 +97,7 @@ def of_setting(found: Found, setting: Setting) -> str:
         reached = 'yes' if good(setting, row) else 'no'
         shown = task.shown(mean(scores))
         rows.append([name, shown, span, reached, *costs, size(row['memory'])])
-    head = ['row', 'mean of the seeds', 'seeds', 'aim reached', 'seconds', 'seconds / BPTT']
+    head = ['row', 'mean', 'seeds', 'aim reached', 'seconds', 'seconds / BPTT']
     text = table([*head, 'to compile', 'memory'], rows)
     refused = [(n, r['refused']) for n, r in found.of(setting).items() if 'refused' in r]
     return '\n\n'.join([text, *(f'{name} is refused: {why}' for name, why in refused)])
@@ -115,7 +105,7 @@ def of_setting(found: Found, setting: Setting) -> str:
 
 def tables(found: Found) -> str:
     return '\n\n'.join(
-        '\n\n'.join([heading(s), budget(found, s), of_setting(found, s)])
+        folded(f'{told(s)}: {s.net}', budget(found, s), of_setting(found, s))
         for s in found.settings
         if found.of(s)
     )
@@ -128,22 +118,57 @@ def best_of_same_step(setting: Setting, learnt: dict) -> str:
     return max(cheap, key=lambda n: sign * mean(learnt[n]['scores']), default='')
 
 
+def compared(found: Found) -> list[tuple[Setting, dict]]:
+    """The settings that are there, with the rows of the summary: the best same step first."""
+    rows = []
+    for s in found.settings:
+        if learnt := found.learnt(s):
+            both = {n: learnt[n] for n in COMPARED if n in learnt}
+            best = best_of_same_step(s, learnt)
+            rows.append((s, ({'same step': learnt[best]} if best else {}) | both))
+    return rows
+
+
 def summary(found: Found) -> str:
     """A row for each setting: what the same step reaches, what D_RTRL and BPTT reach."""
     rows = []
-    for s in found.settings:
-        learnt = found.learnt(s)
-        if not learnt:
-            continue
-        shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
-        best = best_of_same_step(s, learnt)
-        told = ['D_RTRL', 'D_RTRL, whole credit', 'ES_D_RTRL 0.9', 'BPTT']
-        fails = 'no' if best and good(s, learnt[best]) else 'yes'
+    for s, learnt in compared(found):
         floor, aim = s.task.shown(found.floor(s)), s.task.shown(s.aim)
-        cells = [shown.get(n, '-') for n in told]
-        rows.append([s.task.name, s.net, floor, aim, shown.get(best, '-'), fails, *cells])
-    head = ['task', 'net', 'floor', 'aim', 'best same step', 'it fails']
-    return table([*head, 'D_RTRL', 'whole credit', 'ES_D_RTRL 0.9', 'BPTT'], rows)
+        names = 'same step', *COMPARED
+        cells = [s.task.shown(mean(learnt[n]['scores'])) if n in learnt else '-' for n in names]
+        reach = ', '.join(n for n, row in learnt.items() if good(s, row)) or 'none'
+        rows.append([told(s), s.net.split(',')[0], floor, aim, *cells, reach])
+    head = ['task', 'network', 'floor', 'aim', 'same step', *COMPARED]
+    return table([*head, 'aim reached by'], rows)
+
+
+def ways(found: Found) -> str:
+    """The means of all rows of all settings."""
+    rows = []
+    for s in found.settings:
+        if learnt := found.learnt(s):
+            shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
+            rows.append([told(s), *(shown.get(way.name, '-') for way in WAYS)])
+    return folded('Every rule on every task', table(['task', *(way.name for way in WAYS)], rows))
+
+
+def first(found: Found) -> str:
+    """The result in one sentence."""
+    there = [(s, {n for n, row in rows.items() if good(s, row)}) for s, rows in compared(found)]
+    hard = [reached for _, reached in there if 'same step' not in reached]
+    return (
+        f'On {len(hard)} of {len(there)} tasks the gradient of the current step alone misses the '
+        f'aim; D_RTRL, which learns online, reaches it on {sum("D_RTRL" in r for r in hard)} of '
+        f'these {len(hard)}.'
+    )
+
+
+def baseline(found: Found) -> str:
+    """How far the same step is ahead of D_RTRL on the series of Mackey and Glass."""
+    rows = next((rows for s, rows in compared(found) if s.task.name == FIRST[-1]), {})
+    if not {'same step', 'D_RTRL'} <= rows.keys():
+        return '(not measured)'
+    return f'{mean(rows["D_RTRL"]["scores"]) / mean(rows["same step"]["scores"]):.1f}'
 
 
 def state(found: Found) -> str:
@@ -175,11 +200,10 @@ def agents() -> list[dict]:
 def page(records: dict) -> str:
     """The page, from its template."""
     found, effort = Found(records), Effort()
-    values = {f.__name__: f(found) for f in (tables, summary, state, load)}
-    values['acting'] = acting.tables(agents())
-    values |= causes() | {'seeds': str(len(effort.seeds)), 'clip': f'{CLIP:g}'}
-    text = (HERE / 'results.in.md').read_text(encoding='utf-8')
-    return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+    parts = first, baseline, summary, ways, tables, state, load
+    values = {f.__name__: f(found) for f in parts} | causes()
+    values |= {'acting': acting.tables(agents()), 'acting summary': acting.summary(agents())}
+    return filled('results.in.md', values | {'seeds': f'{len(effort.seeds)}', 'clip': f'{CLIP:g}'})
 
 
 def readme(text: str, records: dict) -> str:
@@ -190,72 +214,72 @@ def readme(text: str, records: dict) -> str:
         if 'D_RTRL' in learnt and not good(s, learnt[best_of_same_step(s, learnt)]):
             shown = {n: s.task.shown(mean(r['scores'])) for n, r in learnt.items()}
             cells = [shown[best_of_same_step(s, learnt)], shown['D_RTRL'], shown.get('BPTT', '-')]
-            name = TOLD.get(s.task.name, s.task.name)
-            rows.append([name, s.net.split(',')[0], s.task.shown(found.floor(s)), *cells])
+            rows.append([told(s), s.net.split(',')[0], s.task.shown(found.floor(s)), *cells])
     made = table(['task', 'network', 'floor', 'same step', 'D_RTRL', 'BPTT'], rows)
     return SECTION.sub(lambda m: m[1] + made.strip(), text)
 
 
-def curve(ax, setting: Setting, row: dict, colour) -> None:
+def curve(ax, row: dict) -> None:
     """The mean of the seeds and their span, along the updates."""
     done = [at for at, _ in row['looks']]
     scores = [scores for _, scores in row['looks']]
-    ax.plot(done, [mean(s) for s in scores], color=colour, label=row['row'])
+    how = look(row['row'])
+    ax.plot(done, [mean(s) for s in scores], label=row['row'], markevery=0.2, **how)
     lows, highs = ([f(s) for s in scores] for f in (min, max))
-    ax.fill_between(done, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    ax.fill_between(done, lows, highs, color=how['color'], alpha=0.12, linewidth=0)
 
 
-def draw(found: Found, path: Path) -> None:
-    """A panel for each setting: the score on validation data along the updates."""
-    there = [s for s in found.settings if found.learnt(s)]
-    count = max(len(there), 1)
-    columns = min(3, count)
-    lines = math.ceil(count / columns)
-    inches = (4.4 * columns, 3.1 * lines + 0.5)
-    figure, axes = plt.subplots(lines, columns, figsize=inches, layout='constrained', squeeze=False)
-    colours = dict(zip((way.name for way in WAYS), plt.get_cmap('tab10').colors))
-    handles = {}
-    for ax, setting in zip(axes.flat, there):
-        for name, row in found.learnt(setting).items():
-            curve(ax, setting, row, colours[name])
-        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1]))
-        ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
-        ax.set_title(f'{setting.task.name}, {setting.net}', fontsize=9)
-        ax.set_xlabel('steps' if setting.task.stream else 'updates', fontsize=8)
-        ax.set_ylabel(setting.task.metric, fontsize=8)
-        ax.set_yscale('linear' if setting.task.metric == 'accuracy' else 'log')
-        ax.tick_params(labelsize=7)
-    for ax in axes.flat[len(there) :]:
-        ax.set_axis_off()
-    ordered = [way.name for way in WAYS if way.name in handles]
-    where = {'loc': 'outside lower center', 'ncols': 4, 'fontsize': 8}
-    figure.legend([handles[name] for name in ordered], ordered, **where)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def panel(ax, found: Found, setting: Setting, names: tuple) -> None:
+    """The score on validation data along the updates, by these rows."""
+    for name, row in found.learnt(setting).items():
+        if name in names:
+            curve(ax, row)
+    ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
+    task, _, detail = told(setting).partition(', ')
+    ax.set_title(f'{task}\n{detail or setting.net.split(",")[0]}')
+    ax.set(xlabel='steps' if setting.task.stream else 'updates', ylabel=setting.task.metric)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_formatter(EngFormatter(sep=''))
+    if setting.task.metric == 'accuracy':
+        ax.yaxis.set_major_formatter('{x:.0%}')
+    elif ax.dataLim.ymin < found.floor(setting) / 5:
+        ax.set_yscale('log')
+
+
+def draw(found: Found, path: Path, chosen: list[Setting], names: tuple) -> None:
+    """A panel for each of these settings, in two columns, and a legend of their rows."""
+    there = [s for s in chosen if found.learnt(s)]
+    lines = -(-len(there) // 2)
+    with figure(path, lines, 2, 2.75 * lines + 0.8, squeeze=False) as (drawn, axes):
+        handles: dict = {}
+        for ax, setting in zip(axes.flat, there):
+            panel(ax, found, setting, names)
+            handles |= dict(zip(*ax.get_legend_handles_labels()[::-1]))
+        for ax in axes.flat[len(there) :]:
+            ax.set_axis_off()
+        ordered = [way.name for way in WAYS if way.name in handles]
+        drawn.legend([handles[n] for n in ordered], ordered, loc='outside lower center', ncols=2)
 
 
 def draw_first(found: Found, path: Path) -> None:
-    """The first setting alone, by a few rows, for README."""
-    setting = found.settings[0]
-    figure, ax = plt.subplots(figsize=(6.4, 4), layout='constrained')
-    for name, colour in SHORT.items():
-        if name in found.learnt(setting):
-            curve(ax, setting, found.learnt(setting)[name], colour)
-    ax.axhline(found.floor(setting), color='grey', linewidth=1, linestyle=':')
-    ax.set(xlabel='updates', ylabel='right answers', ylim=(0.4, 1.02))
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    ax.set_title('evidence over two seconds, 100 spiking neurons', fontsize=11)
-    figure.legend(loc='outside lower center', ncols=4, frameon=False, fontsize=9)
-    ax.spines[['top', 'right']].set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """The first setting by a few rows, for README and the front page: half as wide."""
+    with figure(path, 1, 1, 3.8, width=4.5) as (drawn, ax):
+        panel(ax, found, found.settings[0], SHORT)
+        ax.set(ylabel='right answers', ylim=(0.4, 1.02))
+        ax.set_title('evidence over two seconds')
+        drawn.legend(loc='outside lower center', ncols=2)
 
 
 def main():
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else PATH
     records = json.loads(path.read_text(encoding='utf-8'))
-    draw(Found(records), PICTURES / 'results.png')
-    draw_first(Found(records), PICTURES / 'evidence.png')
+    found = Found(records)
+    top, rest = (
+        [s for s in found.settings if (s.task.name in FIRST) == on] for on in (True, False)
+    )
+    draw(found, PICTURES / 'results.png', top, FEW)
+    draw(found, PICTURES / 'results_more.png', rest, tuple(way.name for way in WAYS))
+    draw_first(found, PICTURES / 'evidence.png')
     acting.draw(agents(), PICTURES / 'acting.png')
     (DOCS / 'results.md').write_text(page(records), encoding='utf-8')
     README.write_text(readme(README.read_text(encoding='utf-8'), records), encoding='utf-8')

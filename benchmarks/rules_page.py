@@ -6,19 +6,32 @@ python benchmarks/rules_page.py [records.json]
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from statistics import mean, median
 
 from learning import CLIP, TESTED, Effort
 from methods import BPTT, METHODS, SGD_FACTOR
+from pages import DOCS, PICTURES, figure, filled, folded, look
 from rules import PATH, named, settings, todo
 from tables import table
 
-HERE = Path(__file__).parent
-DOCS = HERE.parent / 'docs'
-PICTURE = DOCS / 'pictures' / 'rules.png'
+PICTURE = PICTURES / 'rules.png'
+COSTS = {  # what the picture calls them, and the numbers along their axes
+    'bytes': ("bytes kept, as a share of BPTT's", (1e-3, 1e-2, 0.1, 1)),
+    'time': ("time of a gradient, as a share of BPTT's", (0.7, 1, 2, 5, 10)),
+}
+LEAST = 1e-3  # where the picture puts a row that keeps nothing
+CLOSE = 0.01  # gains that differ by less are drawn as equal
+FAMILIES = {  # a row of each family, and what the picture calls the family
+    'BPTT': 'BPTT',
+    'truncated BPTT, 8': 'truncated BPTT',
+    'same step, Adam': 'same step',
+    'D_RTRL': 'a trace for each weight',
+    'exact windows of 8': 'exact windows',
+    'ES_D_RTRL 0.5': 'small traces',
+    'signs': 'random traces',
+}
 MARGIN = 0.1  # a row beats the floor, or another row, by at least this share of the floor
 NEAR = 0.9  # a row is as good as another one from this share of its gain on
 SAME_STEP = tuple(m.name for m in METHODS if m.name.startswith('same step'))
@@ -99,7 +112,7 @@ def of_setting(board: Board, task, net: str) -> str:
 
 def tables(board: Board) -> str:
     parts = [
-        f'### {task.name}, {net}\n\n{of_setting(board, task, net)}'
+        folded(f'{task.name}, {net}', of_setting(board, task, net))
         for task, net, _ in board.places
         if board.of(task, net)
     ]
@@ -172,8 +185,8 @@ def choices(board: Board) -> str:
 def refused(board: Board) -> str:
     rows = [r for r in board.rows.values() if 'refused' in r]
     if not rows:
-        return 'No row was refused.'
-    return table(
+        return ''
+    return 'Rows that were refused:\n\n' + table(
         ['task', 'net', 'row', 'refused because'],
         [[r['task'], r['net'], r['row'], r['refused'].replace('|', '/')] for r in rows],
     )
@@ -196,11 +209,26 @@ def load(board: Board) -> str:
     return text + (f' ({unknown} rows do not tell)' if loads and unknown else '')
 
 
+def first(board: Board) -> str:
+    """The result in one sentence."""
+    rows = {name: board.all_of(name) for name in ('D_RTRL', *SAME_STEP)}
+    gain = {name: median(map(board.gain, found)) for name, found in rows.items() if found}
+    same = max((name for name in gain if name in SAME_STEP), key=gain.get)
+    share = median(board.share(row, 'bytes') for row in rows['D_RTRL'])
+    optimizer = same.removeprefix('same step, ')
+    return (
+        f'Over {len(rows["D_RTRL"])} settings D_RTRL reaches a median of '
+        f'{100 * gain["D_RTRL"]:.0f} % of the gain of BPTT, with {share:.2g} of its bytes; the '
+        f'gradient of the current step alone ({optimizer}), which keeps nothing, reaches '
+        f'{100 * gain[same]:.0f} %.'
+    )
+
+
 def page(found: dict) -> str:
     """The page, from its template."""
     board, effort = Board(found), Effort()
-    values = {f.__name__: f(board) for f in (tables, summary, choices, refused, state, load)}
-    values |= {
+    parts = first, tables, summary, choices, refused, state, load
+    values = {f.__name__: f(board) for f in parts} | {
         'settings': of_settings(board),
         'rates': ', '.join(f'{rate:g}' for rate in effort.rates),
         'seeds': str(len(effort.seeds)),
@@ -211,55 +239,60 @@ def page(found: dict) -> str:
         'margin': f'{MARGIN:.0%}',
         'near': f'{NEAR:.0%}',
     }
-    text = (HERE / 'rules.in.md').read_text(encoding='utf-8')
-    return re.sub(r'{{(.*?)}}', lambda m: values[m[1]], text)
+    return filled('rules.in.md', values)
 
 
-def name_points(ax, told: list) -> None:
-    """The names of points at the right edge, from high to low, each with a line to its point."""
-    told = sorted(told, key=lambda point: -point[1])
-    for number, (x, y, name) in enumerate(told):
-        height = 0.98 - 0.96 * number / max(len(told) - 1, 1)
-        ax.annotate(
-            name,
-            (x, y),
-            (1.03, height),
-            textcoords='axes fraction',
-            fontsize=8,
-            va='center',
-            arrowprops={'arrowstyle': '-', 'color': 'grey', 'linewidth': 0.6, 'relpos': (0, 0.5)},
+def medians(board: Board, what: str) -> dict[str, tuple[float, float]]:
+    """A cost and the gain of each row that ran in at least half of the settings."""
+    found = {method.name: board.all_of(method.name) for method in METHODS}
+    enough = max(map(len, found.values())) / 2
+    return {
+        name: (
+            max(median(board.share(r, what) for r in rows), LEAST),
+            median(map(board.gain, rows)),
         )
+        for name, rows in found.items()
+        if rows and len(rows) >= enough
+    }
+
+
+def frontier(points: dict[str, tuple[float, float]]) -> dict[tuple[float, float], list[str]]:
+    """The rows that no other one clearly beats in both cost and gain; neighbours share a place."""
+    found: dict = {}
+    for name, (cost, gain) in points.items():
+        beaten = any(
+            (c < 1.1 * cost and g > gain + CLOSE) or (c < 0.9 * cost and g > gain - CLOSE)
+            for c, g in points.values()
+        )
+        near = [at for at in found if abs(at[1] - gain) < CLOSE and 0.9 < at[0] / cost < 1.1]
+        if not beaten:
+            found.setdefault(near[0] if near else (cost, gain), []).append(name)
+    return found
 
 
 def draw(board: Board, path: Path = PICTURE):
-    """Quality against bytes and against time, each beside BPTT: a point for each setting, and the
-    median of the row with its name.
-    """
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, figsize=(9, 11), layout='constrained', sharey=True)
-    colours = plt.get_cmap('tab20').colors
-    for ax, what in zip(axes, ('bytes', 'time')):
-        told = []
-        for colour, method in zip(colours, METHODS):
-            found = board.all_of(method.name)
-            at = [(max(board.share(r, what), 1e-3), min(board.gain(r), 1.5)) for r in found]
-            if not at:
-                continue
-            ax.scatter(*zip(*at), s=9, color=colour, alpha=0.5)
-            middle = [median(values) for values in zip(*at)]
-            ax.scatter(*middle, s=70, color=colour, edgecolor='black')
-            told.append((*middle, method.name))
-        name_points(ax, told)
-        ax.axhline(0, color='grey', linewidth=1)
-        ax.axhline(1, color='grey', linewidth=1, linestyle='--')
-        ax.set(xscale='log', xlabel=f'{what} beside BPTT', ylabel='gain: 0 is the floor, 1 is BPTT')
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    """Gain against bytes and against time, both beside BPTT: the median of each row."""
+    with figure(path, 2, 1, 7.6, sharey=True) as (drawn, axes):
+        handles: dict = {}
+        for ax, (what, (label, ticks)) in zip(axes, COSTS.items()):
+            points = medians(board, what)
+            for name, at in points.items():
+                how = look(name)
+                (handles[name],) = ax.plot(*at, how['marker'], color=how['color'], markersize=10)
+            best = sorted(frontier(points).items())
+            for number, (at, _) in enumerate(best, 1):
+                ax.annotate(
+                    str(number), at, (0, 8), textcoords='offset points', weight='bold', ha='center'
+                )
+            told = (f'{number}  {"; ".join(names)}' for number, (_, names) in enumerate(best, 1))
+            ax.text(0.2, 0.14, 'best for its cost:\n' + '\n'.join(told), transform=ax.transAxes)
+            ax.axhline(1, color='grey', linewidth=1, linestyle='--', zorder=0)
+            ax.set(xscale='log', xlabel=label, ylabel='gain (0: floor, 1: BPTT)', ylim=(0, 1.12))
+            ax.minorticks_off()
+            ax.set_xticks(ticks, [f'{x:g}' if x > LEAST else 'none' for x in ticks])
+        axes[0].set_xlim(LEAST / 2, 4)
+        told = {text: handles[name] for name, text in FAMILIES.items() if name in handles}
+        drawn.legend(told.values(), told.keys(), loc='outside lower center', ncols=2)
 
 
 def main():

@@ -43,33 +43,32 @@ def headed(first: str, found: dict) -> dict:
     }
 
 
-TIMES = {
-    '`jax.grad` of a scan': cell('bptt'),
-    'BPTT by hand': cell(*HAND),
-    'D_RTRL drop': cell('d_rtrl drop'),
-    'D_RTRL trace': cell('d_rtrl trace'),
-}
-RATIOS = {
-    'by hand / scan': lambda row: ratio(row, HAND, ('bptt',)),
+BESIDE = {
+    'scan, ms': cell('bptt'),
+    'by hand, ms': cell(*HAND),
     'drop / scan': share('d_rtrl drop', 'bptt'),
     'trace / scan': share('d_rtrl trace', 'bptt'),
     'drop / by hand': share('d_rtrl drop', HAND),
     'trace / by hand': share('d_rtrl trace', HAND),
 }
-FACTORS = {'ES drop': cell('es_d_rtrl drop'), 'ES trace': cell('es_d_rtrl trace')}
+FACTORS = {
+    'ES drop / scan': share('es_d_rtrl drop', 'bptt'),
+    'ES trace / scan': share('es_d_rtrl trace', 'bptt'),
+}
+
+
+def sequences(found) -> str:
+    more = {
+        'evolve / model': share('evaluation', 'bare model'),
+        'least operations / drop': share('least operations', 'd_rtrl drop'),
+        'least operations / trace': share('least operations', 'd_rtrl trace'),
+    }
+    return listed(found['sequences'], headed('network', found) | BESIDE | FACTORS | more)
 
 
 def cells(found) -> str:
-    times = {'associative': cell('by hand, associative'), **FACTORS}
-    ratios = {
-        'ES drop / scan': share('es_d_rtrl drop', 'bptt'),
-        'ES trace / scan': share('es_d_rtrl trace', 'bptt'),
-    }
-    return (
-        listed(found['cells'], headed('ms a step', found) | TIMES | times)
-        + '\n\n'
-        + listed(found['cells'], headed('ratio', found) | RATIOS | ratios)
-    )
+    more = {'associative, ms': cell('by hand, associative')}
+    return listed(found['cells'], headed('network', found) | BESIDE | FACTORS | more)
 
 
 def fixed(row: dict, carry: str) -> tuple:
@@ -78,11 +77,10 @@ def fixed(row: dict, carry: str) -> tuple:
 
 
 def windows(found) -> str:
-    columns = {'ms a step': lambda row: name_of(row['spec'])}
+    columns = {'network': lambda row: name_of(row['spec'])}
     for carry in ('drop', 'trace'):
         columns |= {
-            f'{carry}, auto': cell(f'{carry} auto'),
-            f'{carry}, best fixed': lambda row, carry=carry: ms(row, *fixed(row, carry)),
+            f'{carry}, best fixed, ms': lambda row, carry=carry: ms(row, *fixed(row, carry)),
             f'its window ({carry})': lambda row, carry=carry: fastest(
                 row, fixed(row, carry)
             ).removeprefix(f'{carry} '),
@@ -100,9 +98,8 @@ def corners(found) -> str:
     each += [(row, ', one core') for row in found['corners']['one core']]
     each += [(row, '') for axis in found['scaling'].values() for row in axis]
     rows = {name_of(row['spec']) + where: row for row, where in each}
-    columns = {'ms a step': lambda pair: pair[0]} | {
-        name: lambda pair, column=column: column(pair[1])
-        for name, column in (TIMES | RATIOS).items()
+    columns = {'network': lambda pair: pair[0]} | {
+        name: lambda pair, column=column: column(pair[1]) for name, column in BESIDE.items()
     }
     return listed(rows.items(), columns)
 

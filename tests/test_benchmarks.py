@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ('rnn', 3, 2, 4, 2)
 MODULES = (
     *('rows', 'columns', 'cells', 'models', 'linear_loops', 'by_hand', 'counts', 'worker'),
-    *('figures', 'tables', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
+    *('figures', 'tables', 'pages', 'aims', 'brain_scale_table', 'brain_scale', 'report'),
 )
 
 
@@ -242,8 +242,8 @@ def test_the_page_names_how_each_column_is_called_and_both_references(bench, fou
     page = bench.report.page(found, 'a machine')
     assert '{{' not in page and '| `brainstate.transform.jit` |' in page
     assert (
-        '| ratio | JAX | by hand / scan | drop / scan | trace / scan | drop / by hand | trace / by '
-        'hand |' in page
+        '| network | JAX | scan, ms | by hand, ms | drop / scan | trace / scan | drop / by hand | '
+        'trace / by hand |' in page
     )
     rows = [
         line

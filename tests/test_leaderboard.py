@@ -12,7 +12,7 @@ from braintrace import rules, tasks
 from tests.benches import modules
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ('nets', 'methods', 'learning', 'tables', 'rules', 'rules_page')
+MODULES = ('nets', 'methods', 'learning', 'tables', 'pages', 'rules', 'rules_page')
 
 
 @pytest.fixture(scope='module')
@@ -86,11 +86,11 @@ def test_the_page_says_which_rows_do_not_beat_the_floor(board):
     said = {line.split(' | ')[0][2:]: line for line in page.splitlines() if ' beaten' in line}
     for name in ('BPTT', 'D_RTRL', 'ES_D_RTRL 0.5'):
         assert '| beaten |' in said[name]
-    table = page[page.index('### adding 48, GRU 64') :]
+    table = page[page.index('dropdown} adding 48, GRU 64') :]
     for name in ('same step, Adam', 'UORO'):
         assert any(f'| {name} |' in line and 'not beaten' in line for line in table.splitlines())
     assert '| adding 48 | GRU 64 | signs | a / b |' in page
-    assert 'This page: 6 rows' in page and 'rows are not measured yet' in page
+    assert 'This page holds 6 rows' in page and 'rows are not measured yet' in page
 
 
 def test_the_page_names_the_best_row_and_the_smallest_that_is_near(board):

@@ -87,7 +87,7 @@ def _scalar(value, found: str):
 
 def modulated(m, h) -> jax.Array:
     """The three-factor rule as a loss: ``sum(m * h)`` with a constant ``m``, whose online gradient
-    by D_RTRL is the modulator times the trace, ``dw = sum(m . e)``.
+    by D_RTRL is the modulator times the trace, ``dw = <m, e>``.
 
     Return it from a step function, or add it to a loss. The modulator ``m`` (a reward, a prediction
     error, a learning signal of one's own) takes the place of the derivative of a loss by ``h``; no
