@@ -34,9 +34,8 @@ class Balanced(brainstate.nn.Module):
         super().__init__()
         size = {'w_init': brainstate.nn.init.Normal(scale=0.7)}
         start = {'g_init': brainstate.nn.init.Uniform(0.1, 0.6)}
-        self.neurons = nn.LIF(
-            5, tau=6.0, spk_fun=SPIKE, V_init=brainstate.nn.init.Uniform(0.8, 1.6)  # both kinds fire
-        )
+        high = brainstate.nn.init.Uniform(0.8, 1.6)  # so that both kinds fire
+        self.neurons = nn.LIF(5, tau=6.0, spk_fun=SPIKE, V_init=high)
         self.exc, self.inh = (
             nn.Projection(nn.SignedWLinear(n, 5, **size), nn.Expon(5, tau=tau, **start), nn.COBA(E))
             for n, tau, E in ((6, 2.0, 3.0), (2, 4.0, -1.0))
