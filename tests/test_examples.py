@@ -115,7 +115,7 @@ def test_a_task_is_learnt_and_drawn(name, tmp_path, capsys):
     assert 'floor' in out and 'loss' in err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_remembers_and_its_curves_are_drawn(tmp_path, capsys, monkeypatch):
     agents = load('memory_rl', 'matplotlib')
     monkeypatch.setattr(agents, 'WAYS', [agents.RTRL])

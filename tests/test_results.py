@@ -96,7 +96,7 @@ def test_held_out_parts_have_what_is_scored(board):
                 jax.eval_shape(lambda s=setting, p=part, n=size: s.task.sample(key, n, p))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_quick_form_trains_and_keeps_nothing(board, monkeypatch, tmp_path, capsys):
     jax_cache = tmp_path / 'cache'
     monkeypatch.setattr(board.results, 'CACHE', jax_cache)

@@ -16,7 +16,7 @@ def compiled_once(tmp_path_factory, monkeypatch):
     monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_five_kills_leave_no_trace(capsys):
     assert load('stream_for_months').kill(5, 40)
     assert capsys.readouterr().out.count('killed after chunk') == 5
