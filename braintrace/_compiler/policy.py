@@ -18,7 +18,8 @@ CHOICES = {
     'shard_map': ('vmap', 'refuse'),
     'linear_loops': ('auto', 'sequential', 'associative'),
 }
-PARALLEL = ('gpu', 'cuda', 'rocm', 'tpu')  # backends where a log of passes beats a step after the other
+# platforms where a log of passes beats a step after the other
+PARALLEL = ('gpu', 'cuda', 'rocm', 'tpu')
 
 
 @dataclass(frozen=True)

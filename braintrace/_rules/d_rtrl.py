@@ -17,8 +17,8 @@ from .._executor import Vector, add
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
 from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
-from .pending import SHORT, Pending, Segment, Steps
 from .lanes import gathered_once
+from .pending import SHORT, Pending, Segment, Steps
 from .reading import has_reader, if_any, solve, solve_onto
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, PositionWise, Trace, Window

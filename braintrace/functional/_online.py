@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from .._compiler import (
     DEFAULT,
@@ -48,6 +49,7 @@ from ..extra.sharding import state_specs
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._heads import Heads, of_batch, of_samples
+from ._places import in_automatic_axes, placed, types_of, untyped, without_explicit_axes
 from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -140,15 +142,17 @@ class OnlineLearner:
         return self._kept[key]
 
     def _compile(self, params, carry, inputs: tuple) -> Compiled:
-        graph = analyse(
-            self.cell,
-            params,
-            carry,
-            inputs,
-            trainable=self.trainable,
-            hidden=self.hidden,
-            policy=self.policy,
-        )
+        params, carry, inputs = untyped((params, carry, inputs))
+        with without_explicit_axes():
+            graph = analyse(
+                self.cell,
+                params,
+                carry,
+                inputs,
+                trainable=self.trainable,
+                hidden=self.hidden,
+                policy=self.policy,
+            )
         if self.rule is not None:
             check_learnable(graph)
             graph = self.rule.scoped(graph)
@@ -174,10 +178,14 @@ class OnlineLearner:
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: a copy of this
         carry, a zero trace, t = 0.
+
+        Where params or the carry are sharded, the state lies as :meth:`partition_specs` says. Under
+        ``jit`` types tell it where the axes of the mesh are explicit; elsewhere give
+        ``out_shardings``.
         """
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
-        state = compiled.state(carry, *compiled.init())
+        state = placed(compiled, compiled.state(carry, *compiled.init()), params)
         return spread(state, varying((params, carry, inputs)))
 
     def matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
@@ -204,7 +212,20 @@ class OnlineLearner:
         """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
         function may take as arguments; None: as constants.
         """
-        return self.matching(params, state, inputs).advance(params, state, inputs, held)
+        compiled = self.matching(params, state, inputs)
+
+        def run(params, state, inputs):
+            return compiled.advance(params, state, inputs, held)
+
+        def types(params, state, inputs):
+            return self._types_of_outputs(params, state, inputs), types_of(state)
+
+        return in_automatic_axes(run, types)(params, state, inputs)
+
+    def _types_of_outputs(self, params, state: OnlineState, inputs: tuple):
+        """The specs of a step's outputs, which the cell gives where axes are explicit."""
+        outputs, _ = jax.eval_shape(self.cell, params, state.carry, *inputs)
+        return jax.tree.map(lambda a: a.sharding.spec, outputs)
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for
@@ -238,7 +259,10 @@ class OnlineLearner:
         >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
         ((2, 4), (2, 4))
         """
-        return self.matching(params, state, inputs).vjp(params, state, inputs)
+        params = spread(params, varying((params, state, inputs)))
+        step = lambda params: self.step(params, state, *inputs)  # noqa: E731
+        outputs, pull, new = jax.vjp(step, params, has_aux=True)
+        return outputs, lambda cotangent: pull(cotangent)[0], new
 
     def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
         """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
@@ -279,7 +303,12 @@ class OnlineLearner:
             one = partial(self.compiled, params, new=True)
             return of_samples(compiled, one, checked, params, state, inputs, targets)
 
-        return run
+        def types(params, state, inputs, targets) -> Heads:
+            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            grads: Any = P() if per_sample else (types_of(params),) * len(losses)
+            return Heads(P(), grads, outputs, types_of(state))
+
+        return in_automatic_axes(run, types)
 
     def observed(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``:
@@ -300,7 +329,12 @@ class OnlineLearner:
         >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
         ((3, 2, 4), [0, 0, 0])
         """
-        return observed_step(self, checked_loss(self, loss_fn))
+
+        def types(params, state, inputs, targets):
+            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            return (P(), outputs), types_of(params), types_of(state), P()
+
+        return in_automatic_axes(observed_step(self, checked_loss(self, loss_fn)), types)
 
     def traces(self, params, state: OnlineState) -> dict:
         """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all

@@ -144,9 +144,7 @@ CELLS: dict[str, Cell] = {
         ('c', 'h'),
     ),
     'alif': Cell(alif, {'w': (I + N, N), **OUT}, {'w': WHOLE, **UNITS}, ('v', 'a', 's')),
-    'lru': Cell(
-        lru, {'w': (I, N), 'leak': (N,), **OUT}, {'w': WHOLE, 'leak': P('m'), **UNITS}
-    ),
+    'lru': Cell(lru, {'w': (I, N), 'leak': (N,), **OUT}, {'w': WHOLE, 'leak': P('m'), **UNITS}),
     'sparse_lif': Cell(
         sparse_lif,
         {'w': (I, N), 'r': (N * 4,), **OUT},
@@ -160,9 +158,7 @@ CELLS: dict[str, Cell] = {
         state=(B, 8, 8),
         x=(B, 8, 2),
     ),
-    'lora': Cell(
-        lora, {'B': (I, 4), 'A': (4, N), **OUT}, {'B': P(), 'A': WHOLE, **UNITS}
-    ),
+    'lora': Cell(lora, {'B': (I, 4), 'A': (4, N), **OUT}, {'B': P(), 'A': WHOLE, **UNITS}),
     'embedding': Cell(embedding, {'w': (I, N), **OUT}, {'w': WHOLE, **UNITS}, x=(B,), indices=True),
     'loop': Cell(loop, {'w': (I, N), **OUT}, {'w': WHOLE, **UNITS}),
 }

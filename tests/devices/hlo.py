@@ -81,10 +81,7 @@ def moved(text: str) -> int:
 def opcodes(text: str) -> Counter:
     """How often each opcode stands in a program, outside of fusions."""
     lines = (
-        line
-        for name, each in computations(text).items()
-        if 'fused' not in name
-        for line in each
+        line for name, each in computations(text).items() if 'fused' not in name for line in each
     )
     return Counter(instruction(line)[0] for line in lines)
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from braintrace import _jax, functional, rules
 from tests.compare import errors
 from tests.devices import hlo
-from tests.devices.cells import CELLS, B, T, loss
+from tests.devices.cells import CELLS, T, loss
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = 8
@@ -116,6 +116,7 @@ def found(row: Row) -> dict:
     text, state = program.as_text(), args[1]
     shards = [a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(state.trace)]
     shard, held = max(shards), sum(shards)
+    whole = max(a.nbytes for a in jax.tree.leaves(state.trace))
     moved = hlo.collectives(text)
     cell, dtype = CELLS[row.cell], jnp.result_type(float)
     weights = sum(a.nbytes for a in jax.tree.leaves(args[0]))
@@ -128,7 +129,9 @@ def found(row: Row) -> dict:
         'moved': hlo.moved(text),
         'weights': weights * CALLS[row.call],
         'collectives': [[c.opcode, c.size, c.turns] for c in moved],
+        'bytes': dtype.itemsize,
         'trace': shard,
+        'whole trace': whole,
         'state': held,
         'temporary': program.memory_analysis().temp_size_in_bytes,
         'error': max(errors(got, wanted).values()),
