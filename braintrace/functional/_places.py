@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 
 from .._compiler import abstract, path_key, path_name
+from .._errors import StructureError
 from ..extra.sharding import state_specs
 
 
@@ -61,6 +62,18 @@ def _sharding_of(leaf):
     own = jax.typeof(leaf).sharding if traced else leaf.sharding
     known = isinstance(own, jax.NamedSharding) and own.mesh.size > 1
     return own if known and (own.mesh.explicit_axes or not traced) else None
+
+
+def check_devices(params, state) -> None:
+    """Refuse a state that lies on other devices than params, of which JAX names no state."""
+    first = next(iter(jax.tree.leaves(params)), None)
+    places = [_sharding_of(x) for x in (first, state.t)]
+    if None not in places and places[0].device_set != places[1].device_set:
+        meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in places]
+        raise StructureError(
+            f'params lie on a mesh {meshes[0]} devices, and the state on another one, {meshes[1]}. '
+            'Put both on one mesh with `jax.device_put`, by the specs of `partition_specs`.'
+        )
 
 
 def placed(compiled, state, params):

@@ -45,18 +45,18 @@ class Row(NamedTuple):
     axes: str = 'auto'
 
 
-def run_tests_of(rows: list, *, x64: bool = False, timeout: int = 600) -> list[dict]:
+def run_tests_of(rows: list, *, x64: bool = False) -> list[dict]:
     """What :func:`found` says of each row, by a process with eight devices."""
+    return output_of('tests.devices.programs', json.dumps(rows), JAX_ENABLE_X64=str(int(x64)))
+
+
+def output_of(module: str, *args: str, **env: str) -> list:
+    """The lines of JSON that a module prints in a process with eight devices."""
     flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={DEVICES}'
-    env = dict(
-        os.environ,
-        XLA_FLAGS=flags,
-        JAX_PLATFORMS='cpu',
-        JAX_ENABLE_X64=str(int(x64)),
-        PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "receipts"}',
-    )
-    command = [sys.executable, '-W', 'ignore', '-m', 'tests.devices.programs', json.dumps(rows)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    path = f'{ROOT}{os.pathsep}{ROOT / "receipts"}'
+    env = dict(os.environ, XLA_FLAGS=flags, JAX_PLATFORMS='cpu', PYTHONPATH=path, **env)
+    command = [sys.executable, '-W', 'ignore', '-m', module, *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
