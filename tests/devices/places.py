@@ -42,7 +42,7 @@ def of_init(kind, jitted: bool) -> list[int]:
 def of_a_module() -> dict:
     """A learner of a module before and after it is placed, and what the report said."""
     rng = np.random.default_rng(0)
-    xs = jnp.asarray(rng.normal(size=(3, B, 4)))
+    xs = jnp.asarray(rng.normal(size=(3, B, 4)), jnp.float32)
 
     def make():
         brainstate.random.seed(1)
@@ -142,11 +142,11 @@ if __name__ == '__main__':
         json.dumps(
             {
                 'alone': alone(),
+                'explicit': explicit(),
                 'init': [of_init(*row) for row in inits if row != (AUTO, True)],
                 'module': of_a_module(),
                 'report': reported(),
                 'refused': refused(),
-                'explicit': explicit(),
             }
         )
     )

@@ -27,7 +27,7 @@ def test_eight_devices_have_their_parts_and_say_so():
     assert found['alone'] == [True, True, False, True, False]
     assert all(8 * part == whole for part, whole in found['init']), found['init']
     module, report = found['module'], found['report']
-    assert module['error'] < 1e-12 and 8 * module['shard'] == module['whole']
+    assert module['error'] < 1e-5 and 8 * module['shard'] == module['whole']
     assert report['held'] == pytest.approx(report['arguments'], rel=0.1)
     assert report['gradient'] == pytest.approx(report['moved'], rel=0.1)
     assert "{'b': 4} of 4 devices, and the state on another one" in found['refused']
