@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit as u
+from jax.experimental import multihost_utils
 
 from ._compiler import (
     DEFAULT,
@@ -140,9 +141,11 @@ def save_state(file: File, state: Any, learner=None) -> None:
     With ``learner``, compiled, the file says which learner it is of (its ``fingerprint()``). A file
     at a path is replaced in one go, when the new one is whole: whoever is interrupted finds the old
     one. Whoever is killed leaves a part behind, ``NAME.<host>-<pid>-<hex>.part``, which the next
-    save of the same file removes. Every dtype, typed PRNG keys and physical units are kept. Arrays
-    have to be on this process's devices. Raises :class:`braintrace.OptionError` for a path that is
-    no regular file, and ``OSError`` where it can not be written. See :func:`load_state`.
+    save of the same file removes. Every dtype, typed PRNG keys and physical units are kept. Where
+    several processes hold parts of an array, all of them call it with the same path: the first one
+    writes the whole, and all wait for it. Raises :class:`braintrace.OptionError` for a path that is
+    no regular file, and ``OSError`` where it can not be written, in every process. See
+    :func:`load_state`.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state
@@ -160,24 +163,59 @@ def save_state(file: File, state: Any, learner=None) -> None:
         header['fingerprint'] = learner.fingerprint()
     entries = {HEADER: np.array(json.dumps(header))}
     for name, leaf in leaves.items():
-        array = np.asarray(_numbers(leaf))
+        array = _whole(_numbers(leaf))
         # a dtype that NumPy has not itself is written as bytes
         known = array.dtype.isbuiltin == 1
         entries[name] = array if known else np.frombuffer(array.tobytes(), np.uint8)
-    with _written(file) as stream, zipfile.ZipFile(stream, 'w') as archive:
-        for name, array in entries.items():
-            with archive.open(f'{name}.npy', 'w', force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+    def write():
+        with _written(file) as stream, zipfile.ZipFile(stream, 'w') as archive:
+            for name, array in entries.items():
+                with archive.open(f'{name}.npy', 'w', force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+
+    if all(map(_is_here, leaves.values())):
+        write()
+    else:
+        _by_the_first(write)
+
+
+def _is_here(leaf) -> bool:
+    """Whether the devices of this process hold an array."""
+    return getattr(u.get_magnitude(leaf), 'is_fully_addressable', True)
+
+
+def _whole(array) -> np.ndarray:
+    """The numbers of an array, of which every process may hold a part."""
+    if _is_here(array):
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
+def _by_the_first(write: Callable) -> None:
+    """Call ``write`` in process 0, for which the others wait."""
+    error = None
+    if jax.process_index() == 0:
+        try:
+            write()
+        except (OSError, OptionError) as found:
+            error = found
+    done = multihost_utils.broadcast_one_to_all(np.int32(error is None))
+    if error is not None:
+        raise error
+    if not done:
+        raise OSError('process 0 could not write the file; its error says why.')
 
 
 def load_state(file: File, like: Any, learner=None) -> Any:
     """The tree that :func:`save_state` wrote, in the structure of ``like``.
 
     ``like`` is a tree of the same structure, or its ``jax.eval_shape``; where its leaves have a
-    ``NamedSharding``, the arrays get it. Raises :class:`braintrace.StructureError`, with every
-    path that is missing, added or of another shape or dtype, and for a file that is none or torn.
-    With ``learner``, compiled, also for a file of another cell, rule or option, with every
-    difference (:func:`structure_diff`); other versions are warned of.
+    ``NamedSharding``, the arrays get it; every process of a mesh reads its parts. Raises
+    :class:`braintrace.StructureError`, with every path that is missing, added or of another shape
+    or dtype, and for a file that is none or torn. With ``learner``, compiled, also for a file of
+    another cell, rule or option, with every difference (:func:`structure_diff`); other versions are
+    warned of.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state
@@ -251,8 +289,11 @@ def _placed(numbers: np.ndarray, like):
     if not is_key(like) and np.dtype(aval.dtype).isbuiltin != 1:
         numbers = np.frombuffer(numbers.tobytes(), aval.dtype).reshape(aval.shape)
     sharding = getattr(u.get_magnitude(like), 'sharding', None)
-    leaf = _like(jnp.asarray(numbers), like)
     named = isinstance(sharding, jax.sharding.NamedSharding)
+    if named and not sharding.is_fully_addressable:
+        of_shard = lambda at: np.asarray(numbers[at])  # noqa: E731
+        return _like(jax.make_array_from_callback(numbers.shape, sharding, of_shard), like)
+    leaf = _like(jnp.asarray(numbers), like)
     return jax.tree.map(lambda x: jax.device_put(x, sharding), leaf) if named else leaf
 
 

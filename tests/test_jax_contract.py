@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import sharding_impls as _shardings
 from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
 from braintrace._jax.evaluation import is_custom_call
 from braintrace._jax.places import hidden_files
+from braintrace._jax.platforms import is_alone
 
 X = jnp.arange(12.0).reshape(3, 4)
 
@@ -544,6 +546,33 @@ def test_varying_names_the_shards_along_which_a_value_differs():
         jnp.ones(2), jnp.ones(2)
     )
     assert seen == [{'i'}, set(), {'i'}, set()] and _jax.varying(jnp.ones(2)) == set()
+
+
+@pytest.mark.parametrize('manual', [False, True])
+def test_a_lowering_rule_knows_whether_devices_share_the_program(manual):
+    seen = []
+    primitive = _jax.Primitive('contract_alone')
+    primitive.def_abstract_eval(lambda x: x)
+
+    def lower(ctx, x):
+        seen.append(is_alone(ctx.module_context.axis_context))
+        return [x]
+
+    _jax.mlir.register_lowering(primitive, lower)
+    fn = primitive.bind
+    auto = (jax.sharding.AxisType.Auto,)
+    if manual:
+        mesh = jax.sharding.AbstractMesh((4,), ('i',), axis_types=auto)
+        fn = jax.shard_map(fn, mesh=mesh, in_specs=P('i'), out_specs=P('i'), check_vma=False)
+        x = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.NamedSharding(mesh, P('i')))
+    else:
+        x = jnp.ones(8)
+    jax.jit(fn).trace(x).lower(lowering_platforms=('cpu',))
+    assert seen == [True]
+    shared = _shardings.ShardingContext(num_devices=2)
+    half = jax.sharding.AbstractMesh((2, 2), ('i', 'j'), axis_types=auto * 2)
+    partly = _shardings.SPMDAxisContext(half, frozenset({'i'}))
+    assert not is_alone(shared) and not is_alone(partly)
 
 
 def test_opened_has_no_calls_and_with_results_other_outputs():

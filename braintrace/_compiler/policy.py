@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
-import jax
-
 from .._errors import OptionError
+from .._jax import platform_here
 
 CHOICES = {
     'cond': ('select', 'refuse'),
@@ -19,7 +18,8 @@ CHOICES = {
     'shard_map': ('vmap', 'refuse'),
     'linear_loops': ('auto', 'sequential', 'associative'),
 }
-PARALLEL = ('gpu', 'tpu')  # backends where a log of passes beats a step after the other
+# platforms where a log of passes beats a step after the other
+PARALLEL = ('gpu', 'cuda', 'rocm', 'tpu')
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Policy:
     def associative(self) -> bool:
         """Whether linear loops run as associative scans on the backend at hand."""
         if self.linear_loops == 'auto':
-            return jax.default_backend() in PARALLEL
+            return platform_here() in PARALLEL
         return self.linear_loops == 'associative'
 
     def marking(self, mark: str | Callable | None) -> Policy:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import RuleContractError
-from .._jax import ad, apply_primitive, batching, mlir
+from .._jax import ad, apply_primitive, batching, lower_alone, mlir
 
 
 def derive_jax_rules(primitive) -> None:
@@ -42,9 +42,7 @@ def lower_on(primitive, platform: str, fn) -> None:
             )
         return out
 
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(call, multiple_results=True), platform=platform
-    )
+    lower_alone(primitive, platform, call, partial(_call_flat, primitive))
 
 
 def _is_several(out) -> bool:

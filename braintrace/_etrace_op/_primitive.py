@@ -98,8 +98,10 @@ class ETPPrimitive(Primitive):
     the primitive that does the same for a leading batch axis, and ``fold_axes(params)``, the batch
     axes ``(in x, in y)`` of independent samples or None. Any other mapping binds ``mapped(axes)``,
     a primitive that holds its ``original`` and the mapped ``axes``; it is ``batched`` where x alone
-    is mapped. ``represent(x, weights)`` may give the numbers for which an input of integers stands
-    in a factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
+    is mapped. ``gradient_by_group(number, x, d, weights, **params)`` may give ``xy_to_dw`` of
+    groups of lanes apart, where devices that share the lanes had better not map it over groups.
+    ``represent(x, weights)`` may give the numbers for which an input of integers stands in a
+    factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
 
     ``structure`` are the names of the last operands that are arrays without a gradient, such as the
     places of sparse entries. Each rule gets them by keyword, beside the static parameters.
@@ -142,6 +144,7 @@ class ETPPrimitive(Primitive):
         self.structure = tuple(structure)
         self.batched_form: ETPPrimitive | None = None
         self.fold_axes: Callable[[dict], tuple[int, int] | None] | None = None
+        self.gradient_by_group: Callable | None = None
         self.represent: Callable | None = None
         self.op: Any = None
         self.original: ETPPrimitive | None = None

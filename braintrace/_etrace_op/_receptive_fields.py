@@ -5,6 +5,8 @@ Every option of a convolution is a choice of these indices, so the result is exa
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,15 +42,20 @@ def _explicit(padding, sizes, windows, strides, window_dilations) -> list[tuple[
     return jax.lax.padtype_to_pads(sizes, reaches, strides, padding)
 
 
-def patches(x, windows, *, strides, padding, lhs_dilation, rhs_dilation):
-    """Gather ``(batch, channel, *outputs, *window)`` from x of axes ``(batch, channel,
-    *spatial)``.
-    """
+def _all_sources(x, windows, *, strides, padding, lhs_dilation, rhs_dilation) -> list:
+    """:func:`_sources` of each spatial axis of x, which has axes ``(batch, channel, *spatial)``."""
     sizes, ones = x.shape[2:], (1,) * len(windows)
     dilations, window_dilations = lhs_dilation or ones, rhs_dilation or ones
     pads = _explicit(padding, sizes, windows, strides, window_dilations)
-    for axis, options in enumerate(zip(sizes, windows, strides, pads, dilations, window_dilations)):
-        x = jnp.take(x, _sources(*options), axis=2 + 2 * axis, mode='fill', fill_value=0)
+    return list(map(_sources, sizes, windows, strides, pads, dilations, window_dilations))
+
+
+def patches(x, windows, **options):
+    """Gather ``(batch, channel, *outputs, *window)`` from x of axes ``(batch, channel,
+    *spatial)``.
+    """
+    for axis, sources in enumerate(_all_sources(x, windows, **options)):
+        x = jnp.take(x, sources, axis=2 + 2 * axis, mode='fill', fill_value=0)
     taps = range(2, x.ndim, 2)
     return jnp.transpose(x, (0, 1, *taps, *(tap + 1 for tap in taps)))
 
@@ -73,6 +80,29 @@ def spread(x, kernel_shape, hidden_dim, layout, *, feature_group_count: int, **w
     entry = (grouped * taps).sum(0).reshape(kernel[0], *spatial, *kernel[1:])
     sample_axes, patch_axes = _without_first(layout.out_spec), _without_first(layout.rhs_spec)
     return jnp.transpose(entry, (*np.argsort(sample_axes), *(np.argsort(patch_axes) + 1 + rank)))
+
+
+def by_group(number: int, x, kernel_shape, d, layout, *, feature_group_count: int, **window):
+    """``sum d y`` differentiated by the kernel, of so many groups of samples apart: ``(number,
+    *kernel)``, a product of matrices for each tap.
+    """
+    kernel = [kernel_shape[axis] for axis in layout.rhs_spec]
+    x, d = jnp.transpose(x, layout.lhs_spec), jnp.transpose(d, layout.out_spec)
+    sources = _all_sources(x, kernel[2:], **window)
+
+    def split(a, channels: int):
+        return a.reshape(number, -1, feature_group_count, channels, math.prod(a.shape[2:]))
+
+    def of_tap(*tap):
+        part = x
+        for axis, k in enumerate(tap):
+            part = jnp.take(part, sources[axis][:, k], 2 + axis, mode='fill', fill_value=0)
+        sent = split(d, kernel[0] // feature_group_count)
+        return jnp.einsum('gnfcs,gnfos->gfoc', split(part, kernel[1]), sent)
+
+    taps = [of_tap(*tap) for tap in np.ndindex(*kernel[2:])]
+    found = jnp.stack(taps, -1).reshape(number, *kernel)
+    return jnp.transpose(found, (0, *(np.argsort(layout.rhs_spec) + 1)))
 
 
 def _without_first(spec) -> list[int]:

@@ -27,7 +27,7 @@ from ._operands import (
     with_unit,
 )
 from ._primitive import ETPPrimitive
-from ._receptive_fields import conv_layout, spread
+from ._receptive_fields import by_group, conv_layout, spread
 from ._rule_parts import bias_at, output_trace, vjp_of, zeros_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec
 
@@ -116,6 +116,35 @@ def _solve(signal, trace, weights, *, dimension_numbers=None, **params):
     return {**summed, 'weight': jnp.moveaxis(summed['weight'], 0, layout.rhs_spec[0])}
 
 
+def _gradient_by_group(
+    number,
+    x,
+    d,
+    weights,
+    *,
+    has_bias: bool = False,
+    strides,
+    padding,
+    lhs_dilation=None,
+    rhs_dilation=None,
+    feature_group_count: int = 1,
+    dimension_numbers=None,
+    **_,
+):
+    """XLA gathers the operands of a convolution that is mapped over groups of samples."""
+    layout = conv_layout(dimension_numbers, x.ndim)
+    window = dict(strides=strides, padding=padding)
+    window |= dict(lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
+    shape, features = weights['weight'].shape, feature_group_count
+    weight = by_group(number, x, shape, d, layout, feature_group_count=features, **window)
+    found = {'weight': weight}
+    if has_bias:
+        d = jnp.transpose(d, layout.out_spec)
+        d = d.reshape(number, -1, *d.shape[1:])
+        found['bias'] = d.sum((1, *range(3, d.ndim)))
+    return {name: value.astype(weights[name].dtype) for name, value in found.items()}
+
+
 def _init_drtrl(
     x_var,
     y_var,
@@ -175,6 +204,7 @@ def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
         )
     )
     primitive.fold_axes = _fold_axes
+    primitive.gradient_by_group = _gradient_by_group
     return primitive
 
 

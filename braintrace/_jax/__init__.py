@@ -10,6 +10,8 @@ from .evaluation import *
 from .evaluation import __all__ as _evaluation
 from .places import *
 from .places import __all__ as _places
+from .platforms import *
+from .platforms import __all__ as _platforms
 from .shards import *
 from .shards import __all__ as _shards
 
@@ -23,5 +25,6 @@ __all__ = [
     *_control_flow,
     *_evaluation,
     *_places,
+    *_platforms,
     *_shards,
 ]

@@ -161,6 +161,68 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         """
         return self._compiled().core.report
 
+    def partition_specs(
+        self, param_specs: Mapping | None = None, batch_axis: str | None = None, mesh=None
+    ) -> OnlineState:
+        """Where the states and the trace lie on a mesh, as ``PartitionSpec`` by path: see
+        :meth:`braintrace.functional.OnlineLearner.partition_specs`.
+
+        ``param_specs``: path of a ``ParamState``, as a tuple or joined by ``/``, -> a spec or a
+        tree of specs like its value; parameters that are left out are replicated.
+
+        >>> import braintrace, jax.numpy as jnp
+        >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> learner.partition_specs(batch_axis='data').carry
+        {('h',): P('data', None)}
+        """
+        specs = self._param_specs(param_specs)
+        return self._compiled().core.partition_specs(specs, batch_axis, mesh)
+
+    def place(
+        self, mesh, param_specs: Mapping | None = None, batch_axis: str | None = None
+    ) -> None:
+        """Put the parameters, all states and the trace on a mesh, as :meth:`partition_specs` says.
+        Calls run there from now on; give inputs whose batch lies along ``batch_axis``.
+
+        >>> import braintrace, jax, jax.numpy as jnp
+        >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
+        >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
+        >>> learner.place(jax.make_mesh((1,), ('data',)), batch_axis='data')
+        >>> learner.etrace.value['t'].sharding.spec
+        P('data',)
+        """
+        of_params = self._param_specs(param_specs)
+        specs = self._compiled().core.partition_specs(of_params, batch_axis, mesh)
+        world = self._compiled().states.now()
+
+        def put(tree, specs):
+            def leaf(x, spec):
+                return jax.device_put(x, jax.NamedSharding(mesh, spec or jax.P()))
+
+            return jax.tree.map(leaf, tree, specs)
+
+        world.write(put(world.read(Role.WEIGHT), of_params))
+        world.write(put(world.read(*CARRY), specs.carry))
+        initial = {path_name(path): spec for path, spec in specs.carry.items()}
+        self.initial.value = {k: put(x, initial[k]) for k, x in self.initial.value.items()}
+        self.etrace.value = put(self.etrace.value, {'trace': specs.trace, 't': specs.t})
+
+    def _param_specs(self, given: Mapping | None) -> dict[Path, Any]:
+        """A spec for each leaf of each parameter of the core."""
+        values = self._compiled().states.now().read(Role.WEIGHT)
+        found = {path: jax.tree.map(lambda _: jax.P(), value) for path, value in values.items()}
+        for path, spec in (given or {}).items():
+            key = tuple(path.split('/')) if isinstance(path, str) else tuple(path)
+            if key not in found:
+                raise OptionError(
+                    f'param_specs has {path!r}, and the model has no such parameter. Its '
+                    f'parameters are {[path_name(p) for p in found]}.'
+                )
+            whole = isinstance(spec, jax.P)
+            found[key] = jax.tree.map(lambda _, s=spec: s, values[key]) if whole else spec
+        return found
+
     @property
     def param_states(self):
         """The model's parameters, a dict from path to ``ParamState``."""

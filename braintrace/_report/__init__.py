@@ -2,6 +2,7 @@
 
 from .messages import message, placed
 from .report import Report, make_report, report
+from .rows import Share
 from .tables import summary
 
-__all__ = ['Report', 'make_report', 'message', 'placed', 'report', 'summary']
+__all__ = ['Report', 'Share', 'make_report', 'message', 'placed', 'report', 'summary']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .._compiler import ETraceGraph
@@ -96,8 +97,10 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
     return make_report(graph, rule)(batch_size)
 
 
-def make_report(graph: ETraceGraph, rule: Any) -> Report:
-    """``rule`` may be None; the batch size is the compiled one."""
+def make_report(graph: ETraceGraph, rule: Any, share_of: Callable | None = None) -> Report:
+    """``rule`` may be None; the batch size is the compiled one. ``share_of(batch_size, param_specs,
+    batch_axis, mesh)``: see :class:`Share`.
+    """
     known, cuts = contents.known_rule(graph, rule), contents.cut_rows(graph)
     relations = contents.relation_rows(graph, known)
     return Report(
@@ -111,4 +114,5 @@ def make_report(graph: ETraceGraph, rule: Any) -> Report:
         cuts=cuts,
         diagnostics=contents.diagnostic_rows(graph),
         graph=graph,
+        share_of=share_of,
     )

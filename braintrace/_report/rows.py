@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -137,6 +138,21 @@ class DiagnosticRow:
 
 
 @dataclass(frozen=True, repr=False)
+class Share:
+    """What each of some devices holds and sends, in bytes, where the arrays of a learner lie apart
+    on a mesh (``report.at(batch_size, param_specs=..., batch_axis=..., mesh=...)``).
+
+    - ``held``: its parts of params, carry, trace and t, beside what a call computes with
+    - ``gradient``: what it exchanges with the others for each gradient: its part of the weights,
+      where lanes lie apart. Where units do, inputs and states are exchanged too, at each step.
+    """
+
+    devices: int
+    held: int
+    gradient: int
+
+
+@dataclass(frozen=True)
 class ReportData:
     """The contents of a report."""
 
@@ -150,6 +166,8 @@ class ReportData:
     cuts: tuple[CutRow, ...]
     diagnostics: tuple[DiagnosticRow, ...]
     graph: ETraceGraph = field(compare=False)
+    share: Share | None = None
+    share_of: Callable | None = field(default=None, compare=False, repr=False)
 
     @property
     def memory(self) -> int:
@@ -184,8 +202,11 @@ class ReportData:
         constant = any(found.kind == 'constant-weight' for found in self.diagnostics)
         return not constant or any(row.history == 'whole' for row in self.parameters)
 
-    def at(self, batch_size: int) -> Self:
-        """This report at another batch size; shapes of states stay as they were compiled."""
+    def at(self, batch_size: int, *, param_specs=None, batch_axis=None, mesh=None) -> Self:
+        """This report at another batch size; shapes of states stay as they were compiled. With a
+        ``mesh`` it has ``share``: what a device holds and sends where ``partition_specs`` of the
+        learner, given the other two, puts the arrays.
+        """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
             raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')
         if self.batch_size is None:
@@ -198,7 +219,15 @@ class ReportData:
             dataclasses.replace(r, trace=tuple(t.at(batch_size) for t in r.trace))
             for r in self.relations
         )
-        return dataclasses.replace(self, batch_size=batch_size, relations=relations)
+        share = None
+        if mesh is not None:
+            if self.share_of is None:
+                raise OptionError(
+                    'a report of a graph knows no mesh; ask that of a learner: `learner.report.at('
+                    'batch_size, param_specs=..., batch_axis=..., mesh=...)`.'
+                )
+            share = self.share_of(batch_size, param_specs, batch_axis, mesh)
+        return dataclasses.replace(self, batch_size=batch_size, relations=relations, share=share)
 
     def as_dict(self) -> dict:
         """Everything as dicts, lists, strings, numbers and None, as for JSON."""
@@ -207,7 +236,7 @@ class ReportData:
 
 def _plain(value):
     if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value) if f.name != 'graph']
+        names = [f.name for f in dataclasses.fields(value) if f.name not in ('graph', 'share_of')]
         value = {name: getattr(value, name) for name in names}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}

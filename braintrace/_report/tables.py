@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._tables import Table
 from .messages import constant_text
-from .rows import GroupRow, ReportData, TraceRow
+from .rows import GroupRow, ReportData, Share, TraceRow
 
 Rows = list[tuple[str, ...]]
 
@@ -28,6 +28,7 @@ def summary(report: ReportData) -> list[str]:
         f'{report.rule}: {len(report.groups)} hidden group(s), {len(report.relations)} '
         f'relation(s), {len(report.parameters)} parameter(s)',
         memory_text(report),
+        *([] if report.share is None else [share_text(report.share)]),
         *report.axes,
     ]
     if graph.scope is not None:
@@ -50,6 +51,11 @@ def summary(report: ReportData) -> list[str]:
     if without:
         lines.append('  the whole past of ' + ', '.join(without))
     return lines
+
+
+def share_text(share: Share) -> str:
+    held, sent = size_text(share.held), size_text(share.gradient)
+    return f'each of {share.devices} devices holds {held}, and exchanges {sent} for each gradient'
 
 
 def memory_text(report: ReportData) -> str:

@@ -3,25 +3,90 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Set
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import ETraceGraph, OpUse, depends, is_complex
-from .coordinates import Pair, folded, to_y
+from .coordinates import Pair, folded, pairs, to_y
 from .rule import OpGradients, Weights
 from .storage import Entry
 
 
+class Groups(NamedTuple):
+    """So many groups of lanes; the gradients of these ops have a first axis of them."""
+
+    number: int
+    ops: Set[str]
+
+    def of(self, key: str) -> int:
+        """The groups of an op, 0 where its gradient is that of all lanes."""
+        return self.number if key in self.ops else 0
+
+
+WHOLE = Groups(0, frozenset())
+
+
+def over_lanes(graph: ETraceGraph, gradients: Callable[[Groups], OpGradients]) -> OpGradients:
+    """``gradients(WHOLE)``. Devices that share the lanes add up all parts of a gradient, lanes of
+    one device by themselves, before they exchange the sum.
+    """
+    if jax.device_count() == 1:
+        return gradients(WHOLE)
+    groups = _groups(graph)
+
+    def shared():
+        found = gradients(groups)
+        return {
+            key: jax.tree.map(lambda g: g.sum(0), g) if groups.of(key) else g
+            for key, g in found.items()
+        }
+
+    return _jax.alone_or(partial(gradients, WHOLE), shared)()
+
+
+def _groups(graph: ETraceGraph) -> Groups:
+    """As many groups as devices can have apart, of the ops whose lanes stand in front."""
+    others = {pair.relation.key for pair in pairs(graph) if not pair.laned}
+    ops = {
+        op.key
+        for op in graph.ops
+        if op.key not in others
+        and op.primitive.batched
+        and op.x is not None
+        and op.x_aval.shape[:1] == op.y_aval.shape[:1] == (graph.lanes,)
+    }
+    return Groups(math.gcd(graph.lanes or 1, jax.device_count()), ops)
+
+
+def by_group(number: int, fn: Callable, axis: int, *args):
+    """``fn`` of each group of lanes, which are axis ``axis`` of every array."""
+
+    def split(a):
+        lanes = a.shape[axis]
+        return a.reshape(*a.shape[:axis], number, lanes // number, *a.shape[axis + 1 :])
+
+    return jax.vmap(fn, in_axes=axis)(*jax.tree.map(split, args))
+
+
 def same_step(
-    graph: ETraceGraph, xs: dict, ds: dict, weights: Weights, skip: Set[str] = frozenset()
+    graph: ETraceGraph,
+    xs: dict,
+    ds: dict,
+    weights: Weights,
+    skip: Set[str] = frozenset(),
+    groups: Groups = WHOLE,
 ) -> OpGradients:
     """Weight gradients of every owned op but those in ``skip``, from inputs and cotangents of y
     stacked over time.
     """
     return {
-        op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key])
+        op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key], groups.of(op.key))
         for op in graph.ops
         if op.owned and op.key not in skip
     }
@@ -35,12 +100,21 @@ def add_gradients(a: OpGradients, b: OpGradients) -> OpGradients:
     }
 
 
-def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
-    """``sum_t xy_to_dw(x_t, d_t)`` over a leading time axis, as one contraction.
+def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry, groups: int = 0) -> Entry:
+    """``sum_t xy_to_dw(x_t, d_t)`` over a leading time axis, as one contraction; of so many groups
+    of lanes apart.
 
     Time is folded into the batch where the op has one, and is the batch where the op has a form for
     one. Elsewhere it is the reverse rule of the op mapped over time.
     """
+    if groups:
+        lanes = 1 + len(op.repeats)
+        if (own := op.primitive.gradient_by_group) is not None:
+            # lanes in front of time, so that a device has its own next to each other
+            x, d = (jnp.moveaxis(a, lanes, 0) for a in (xs, ds))
+            x, d = folded(x, x.shape[1 + lanes :]), folded(d, d.shape[1 + lanes :])
+            return own(groups, x, d, finite(op, weights), **op.params)
+        return by_group(groups, partial(op_gradient, op, weights=weights), lanes, xs, ds)
     weights = finite(op, weights)
     if op.repeats:
         xs = folded(xs, () if op.x is None else op.x_aval.shape)
@@ -61,11 +135,11 @@ def op_gradient(op: OpUse, xs, ds: jax.Array, weights: Entry) -> Entry:
     return jax.vjp(over_time, weights)[1](ds)[0]
 
 
-def factored_gradient(pair: Pair, xs, ds: jax.Array, weights: Entry) -> Entry:
+def factored_gradient(pair: Pair, xs, ds: jax.Array, weights: Entry, groups: int = 0) -> Entry:
     """``sum_t xy_to_dw(ex_t, d_t)`` with d at a relation's coordinates."""
     op = as_represented(pair.op)
     if not pair.has_lanes_added:
-        return op_gradient(op, xs, jax.vmap(lambda d: to_y(pair, d))(ds), weights)
+        return op_gradient(op, xs, jax.vmap(lambda d: to_y(pair, d))(ds), weights, groups)
     # an ex for each lane; the other added axes are summed
     ds = ds.sum(tuple(range(2, 1 + pair.coords.added)))
     got = jax.vmap(lambda x, d: op_gradient(op, x, d, weights), 1)(xs, ds)

@@ -62,25 +62,6 @@ def by_pair(graph: ETraceGraph, fn: Callable) -> dict[str, dict]:
     return found
 
 
-def gathered_once(graph: ETraceGraph, flag: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
-    """Values by pair, where a flag is set that XLA does not know, and zeros elsewhere: as a branch
-    the gathered ones are computed once, where XLA would gather them for each number of a trace.
-    """
-    moved = {
-        (pair.relation.key, pair.group.name)
-        for pair in pairs(graph)
-        if pair.coords.positions is not None
-    }
-    chosen = {at: values[at[0]][at[1]] for at in moved}
-    if not chosen:
-        return values
-    made = jax.lax.cond(flag, lambda: chosen, lambda: jax.tree.map(jnp.zeros_like, chosen))
-    return by_pair(
-        graph,
-        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
-    )
-
-
 def is_plain(op: OpUse, coords: Coordinates) -> bool:
     """Whether one entry stands at each of y's positions."""
     return not op.repeats and not coords.added and coords.positions is None

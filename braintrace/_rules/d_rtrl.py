@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import Vector, add
-from .contraction import add_gradients, same_step
-from .coordinates import Pair, by_pair, gathered_once, pairs
+from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
+from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
-from .lanes import anywhere
+from .lanes import gathered_once
 from .pending import SHORT, Pending, Segment, Steps
-from .reading import has_reader, solve, solve_onto
+from .reading import has_reader, if_any, solve, solve_onto
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, PositionWise, Trace, Window
 from .storage import States, Stored, after, entry_dtype, stored_dtype
@@ -91,8 +91,14 @@ class DRTRL(PositionWise):
             alive = pending.alive
             if len(window.t) <= SHORT:
                 older, xs, delta = [], *_joined([*older, (xs, delta)])
-        grads = _with_rows(same_step(network.graph, xs, delta, network.weights), network, older)
-        return self._with_history(grads, network, trace, lam, alive, window.t[0])
+        graph, weights = network.graph, network.weights
+
+        def gradients(groups: Groups):
+            grads = same_step(graph, xs, delta, weights, groups=groups)
+            grads = _with_rows(grads, network, older, groups)
+            return self._with_history(grads, network, trace, lam, alive, window.t[0], groups)
+
+        return over_lanes(graph, gradients)
 
     def with_history(self, network, grads, trace, pending, lam, start):
         alive = start.t > 0
@@ -146,22 +152,23 @@ class DRTRL(PositionWise):
         lam: dict[str, Vector],
         alive: jax.Array,
         t: jax.Array,
+        groups: Groups = WHOLE,
     ) -> OpGradients:
         """``grads + < lam , e >``; steps that are pending beside the trace are read with it."""
         graph, (trace, steps) = network.graph, _apart(carried)
         if steps is not None:
             pending = steps.pending(graph, t)
             older, lam = pending.credit(graph, lam)
-            alive, grads = pending.alive, _with_rows(grads, network, older)
+            alive, grads = pending.alive, _with_rows(grads, network, older, groups)
 
         def arguments(pair: Pair, signal: Vector):
-            old = self._stored(trace, pair, alive)
-            return pair.op, pair.coords, signal, old, network.weights[pair.relation.key]
+            key, old = pair.relation.key, self._stored(trace, pair, alive)
+            return pair.op, pair.coords, signal, old, network.weights[key], groups.of(key)
 
         def read():
             total: dict = {}
             signals = by_pair(graph, lambda pair: pair.gathered(lam))
-            signals = gathered_once(graph, anywhere(alive), signals)
+            signals = gathered_once(graph, alive, signals)
             for pair in together:
                 key = pair.relation.key
                 total[key] = add(total.get(key), solve(*arguments(pair, pair.of(signals))))
@@ -170,11 +177,7 @@ class DRTRL(PositionWise):
 
         apart, together = _parted(graph, has_reader)
         if together:
-            zeros = {pair.relation.key: network.weights[pair.relation.key] for pair in together}
-            grads = add_gradients(
-                grads,
-                jax.lax.cond(anywhere(alive), read, lambda: jax.tree.map(jnp.zeros_like, zeros)),
-            )
+            grads = add_gradients(grads, read() if groups.number else if_any(alive, read))
         for pair in apart:
             key = pair.relation.key
             grads = {**grads, key: solve_onto(grads[key], *arguments(pair, pair.gathered(lam)))}
@@ -291,11 +294,13 @@ def _apart(carried: dict) -> tuple[Trace, Steps | None]:
     return trace, carried.get(PENDING)
 
 
-def _with_rows(grads: OpGradients, network: Network, older: list) -> OpGradients:
+def _with_rows(
+    grads: OpGradients, network: Network, older: list, groups: Groups = WHOLE
+) -> OpGradients:
     """Gradients, and those of earlier steps: pairs of x and the signal at each y, by op."""
     for x, of_rows in older:
         others = network.weights.keys() - of_rows
-        few = same_step(network.graph, x, of_rows, network.weights, others)
+        few = same_step(network.graph, x, of_rows, network.weights, others, groups)
         grads = add_gradients(grads, few)
     return grads
 
@@ -315,7 +320,7 @@ def _changes(graph: ETraceGraph, pending: Pending, t: jax.Array) -> dict[str, di
     """The changes of every entry by these steps; what is gathered for them is made once."""
     changes = by_pair(graph, pending.change)
     factors = by_pair(graph, lambda pair: tuple(map(_factors, pair.of(changes))))
-    factors = gathered_once(graph, anywhere(t >= 0), factors)
+    factors = gathered_once(graph, t >= 0, factors)
 
     def one(pair: Pair) -> tuple[Change, ...]:
         each = zip(pair.of(changes), pair.of(factors), strict=True)

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._executor import Factors, Signals, add, apply, dot, linear_scan
-from .contraction import add_gradients, factored_gradient, represented, same_step
+from .contraction import (
+    Groups,
+    add_gradients,
+    factored_gradient,
+    over_lanes,
+    represented,
+    same_step,
+)
 from .coordinates import Pair, by_pair, pairs, to_y
 from .factored import alive, apart, at_entries, empty_factors, joined, states_of
 from .lanes import where_lanes
@@ -197,16 +204,20 @@ class ESDRTRL(WritesAtOnce, PositionWise):
 
     def _gradient(self, network: Network, x: dict, xs: dict, sent: dict, rest: dict) -> OpGradients:
         """The gradient: one contraction for the factored part, one for the rest."""
-        graph, weights, factored = network.graph, network.weights, {}
-        for pair in pairs(graph):
-            key, name = pair.relation.key, pair.group.name
-            ex = xs.get(key, {}).get(name)
-            got = factored_gradient(pair, ex, sent[key][name], weights[key])
-            factored[key] = add(factored.get(key), got)
-        through = _through(network)
-        skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}
-        owned = same_step(graph, x, rest, weights, skip=through)
-        return add_gradients({**owned, **skipped}, factored)
+        graph, weights, through = network.graph, network.weights, _through(network)
+
+        def gradients(groups: Groups):
+            factored: dict = {}
+            for pair in pairs(graph):
+                key, name = pair.relation.key, pair.group.name
+                ex = xs.get(key, {}).get(name)
+                got = factored_gradient(pair, ex, sent[key][name], weights[key], groups.of(key))
+                factored[key] = add(factored.get(key), got)
+            skipped = {key: jax.tree.map(jnp.zeros_like, factored[key]) for key in through}
+            owned = same_step(graph, x, rest, weights, through, groups)
+            return add_gradients({**owned, **skipped}, factored)
+
+        return over_lanes(graph, gradients)
 
     def _corrected(self, pair: Pair, t: jax.Array, d: jax.Array) -> jax.Array:
         """``d / (1 - a_f^(t+1))`` of each lane."""

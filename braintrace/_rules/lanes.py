@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import ETraceGraph, OpUse
-from .coordinates import Pair, by_pair
+from .coordinates import Pair, by_pair, pairs
 
 
 @jax.custom_batching.custom_vmap
@@ -20,6 +21,34 @@ def anywhere(flags: jax.Array) -> jax.Array:
 @anywhere.def_vmap
 def _anywhere_mapped(axis_size, in_batched, flags):
     return anywhere(flags), False
+
+
+def gathered_once(graph: ETraceGraph, flags: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
+    """Values by pair, which may be zeros where no flag is set: the gathered ones are computed once,
+    where XLA would gather them for each number of a trace. On a CPU, where XLA drops a barrier
+    before it fuses, a branch does it whose flag XLA does not know.
+    """
+    moved = {
+        (pair.relation.key, pair.group.name)
+        for pair in pairs(graph)
+        if pair.coords.positions is not None
+    }
+    chosen = {at: values[at[0]][at[1]] for at in moved}
+    if not chosen:
+        return values
+
+    def branch(flags, chosen):
+        none = lambda: jax.tree.map(jnp.zeros_like, chosen)  # noqa: E731
+        return jax.lax.cond(anywhere(flags), lambda: chosen, none)
+
+    def barrier(flags, chosen):
+        return jax.lax.optimization_barrier(chosen)
+
+    made = _jax.platform_dependent(flags, chosen, cpu=branch, default=barrier)
+    return by_pair(
+        graph,
+        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
+    )
 
 
 def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:

@@ -9,31 +9,42 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import Coordinates, OpUse, is_complex
 from .._executor import Vector, dot
-from .contraction import finite
+from .contraction import by_group, finite
 from .coordinates import is_plain, mapped_over_added, without_added
 from .entries import is_by_sample, transport
 from .lanes import anywhere
-from .storage import Entry, Stored, by_state, one_lane
+from .storage import Entry, States, Stored, by_state, one_lane
 
 FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
 
 
-def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry) -> Entry:
-    """``< signal , e >`` of one entry, summed over states and lanes."""
+def solve(
+    op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry, groups: int = 0
+) -> Entry:
+    """``< signal , e >`` of one entry, summed over states and lanes; of so many groups of lanes
+    apart.
+    """
     some = next((x for x in signal if x is not None), None)
     if some is None:
-        return {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+        zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+        return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
     moved = transport(op, coords)
     own = op.primitive.optional_rule('solve_drtrl')
 
     def rule(signal, entry):
         return _real(op, moved(signal, entry))
 
-    def all_at_once():
-        total = dot(signal, by_state(old.numbers), rule)
+    def of_lanes(signal, numbers):
+        if own is not None:
+            return _by_own_rule(op, coords, signal, numbers, weights)
+        total = dot(signal, by_state(numbers), rule)
         return {n: _summed(op, coords, g) for n, g in total.items()}
+
+    def all_at_once():
+        return of_lanes(signal, old.numbers)
 
     def lane_by_lane():
         def of_lane(b):
@@ -43,9 +54,11 @@ def solve(op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: 
         states = sum(x is not None for x in signal)
         return _sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
 
+    if groups:
+        return by_group(groups, of_lanes, 0, signal, old.numbers)
     if is_by_sample(op, coords) and some.ndim and some.shape[0]:
-        return jax.lax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
-    return all_at_once() if own is None else _by_own_rule(op, coords, signal, old, weights)
+        return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+    return all_at_once()
 
 
 def has_reader(op: OpUse, coords: Coordinates) -> bool:
@@ -54,21 +67,24 @@ def has_reader(op: OpUse, coords: Coordinates) -> bool:
 
 
 def solve_onto(
-    onto: Entry, op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry
+    onto: Entry,
+    op: OpUse,
+    coords: Coordinates,
+    signal: Vector,
+    old: Stored,
+    weights: Entry,
+    groups: int = 0,
 ) -> Entry:
-    """``onto + < signal , e >`` by the op's own code on platforms that have it, the second
-    part skipped elsewhere while no lane has a past.
-    """
+    """``onto + < signal , e >`` by the op's own code on platforms that have it."""
     if all(x is None for x in signal):
         return onto
 
     def default(onto, signal, entry, alive):
         def read():
-            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights)
+            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights, groups)
             return {n: g.astype(onto[n].dtype) for n, g in found.items()}
 
-        none = jax.tree.map(jnp.zeros_like, onto)
-        return jax.tree.map(operator.add, onto, jax.lax.cond(anywhere(alive), read, lambda: none))
+        return jax.tree.map(operator.add, onto, read() if groups else if_any(alive, read))
 
     def by(reader):
         def run(*operands):
@@ -76,19 +92,32 @@ def solve_onto(
 
         return run
 
-    readers = {platform: by(reader) for platform, reader in op.primitive.trace_reader.items()}
     operands = onto, signal, old.entry, old.alive
-    return jax.lax.platform_dependent(*operands, default=default, **readers)
+    if groups:
+        return default(*operands)
+    readers = {platform: by(reader) for platform, reader in op.primitive.trace_reader.items()}
+    return _jax.platform_dependent(*operands, default=default, **readers)
+
+
+def if_any(alive: jax.Array, read: Callable):
+    """``read()``, which gives zeros while no lane has a past; on a CPU it is skipped then."""
+
+    def skipped():
+        shapes = jax.eval_shape(read)
+        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)  # noqa: E731
+        return jax.lax.cond(anywhere(alive), read, none)
+
+    return _jax.platform_dependent(cpu=skipped, default=read)
 
 
 def _by_own_rule(
-    op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry
+    op: OpUse, coords: Coordinates, signal: Vector, numbers: States, weights: Entry
 ) -> Entry:
     """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
     own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
     axis = coords.axis
     rule = mapped_over_added(lambda d, e: _real(op, own(d, e, weights)), (coords.added, 0), axis)
-    total = dot(signal, by_state(old.numbers), rule)
+    total = dot(signal, by_state(numbers), rule)
     return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
 
 

@@ -100,14 +100,26 @@ def after(read, t: jax.Array, values):
     Where XLA does not know that a trace is read before it is written, it writes into a copy. The
     step count is never negative, which XLA does not know either.
     """
-    first = [jnp.real(leaf).ravel()[0] for leaf in jax.tree.leaves(read) if leaf.size]
+    # a slice, since devices would send each other all that a reshape reads
+    first = [
+        jnp.real(jax.lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim)).sum()
+        for leaf in jax.tree.leaves(read)
+        if leaf.size
+    ]
     if not first:
         return values
 
-    def guarded():
+    def guarded(values):
         return jax.tree.map(
             lambda v: v + sum(x.astype(v.dtype) for x in first) if v.size else v, values
         )
 
-    # a branch, since an expression would be made again for each number of the trace
-    return jax.lax.cond(jnp.any(t < 0), guarded, lambda: values)
+    # a branch, since an expression would be made again for each number of the trace; a GPU makes it
+    # while it waits for the trace, and would wait longer for the flag of a branch
+    def branch(never, values):
+        return jax.lax.cond(never, guarded, lambda v: v, values)
+
+    def selected(never, values):
+        return jax.tree.map(lambda a, b: jnp.where(never, a, b), guarded(values), values)
+
+    return _jax.platform_dependent(jnp.any(t < 0), values, cpu=branch, default=selected)

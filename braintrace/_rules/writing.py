@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import Coordinates, OpUse, is_complex
 from .._errors import RuleContractError
 from .._executor import Transition, Vector, compose, dense, is_read
@@ -88,7 +89,7 @@ def renewed(
     if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
         lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
         if not few or lane > SMALL_LANE:
-            return jax.lax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
+            return _jax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
     return all_at_once(old.entry)
 
 
@@ -105,11 +106,15 @@ def renewed_if(
     the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
     """
 
+    always = flag is None
+
     def new(changes, entry, alive):
         return renewed(op, coords, Stored(entry, alive, old.dtype), changes, weights, t)
 
     def default(flag, changes, entry, alive):
         """In a loop of one turn or none: XLA copies what passes the branches of ``lax.cond``."""
+        if always:
+            return new(changes, entry, alive)
 
         def turn(_, entry):
             # the barrier keeps what is made of the changes inside the loop
@@ -130,9 +135,9 @@ def renewed_if(
         return run
 
     writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
-    flag = jnp.ones((), bool) if flag is None else flag
+    flag = jnp.ones((), bool) if always else flag
     operands = flag, changes, old.entry, old.alive
-    return jax.lax.platform_dependent(*operands, default=default, **writers)
+    return _jax.platform_dependent(*operands, default=default, **writers)
 
 
 def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
@@ -273,7 +278,7 @@ def _by_kernel(
 
     kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
     operands = (change.p, q, x, weights, old.entry)
-    return jax.lax.platform_dependent(*operands, default=default, **kernels)
+    return _jax.platform_dependent(*operands, default=default, **kernels)
 
 
 def _check_kernel(op: OpUse, trace: Entry, new) -> None:

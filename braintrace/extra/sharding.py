@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +15,14 @@ from .._errors import OptionError, StructureError
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
 
 
-def state_specs(compiled: Any, state, param_specs, batch_axis):
+def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None):
     """The ``OnlineState`` of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``)."""
     if batch_axis is not None and not isinstance(batch_axis, str):
         raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
-    specs = _Specs(compiled, _of_params(compiled, param_specs), batch_axis)
+    of_params = _of_params(compiled, param_specs)
+    if mesh is not None:
+        _check_mesh(compiled, of_params, batch_axis, mesh)
+    specs = _Specs(compiled, of_params, batch_axis)
     lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
 
     def each(what: str, spec: Callable, tree):
@@ -58,6 +62,40 @@ def _of_params(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
             raise OptionError(f'{spec} has more entries than its parameter has axes ({ndim}).')
         found[v] = entries + (None,) * (ndim - len(entries))
     return found
+
+
+def _check_mesh(compiled: Any, of_params: dict, batch_axis: str | None, mesh) -> None:
+    """Refuse an axis that the mesh has not, and an axis of an array that it does not divide."""
+    program, lanes = compiled.program, compiled.graph.lanes
+    rows = [('batch_axis', 'the lanes', lanes, batch_axis)]
+    for name, v in zip(program.param_names, program.params, strict=True):
+        sizes = zip(program.avals[v].shape, of_params[v], strict=True)
+        rows += [('param_specs', f'axis {k} of {name}', *at) for k, at in enumerate(sizes)]
+    for where, what, size, axis in rows:
+        wrong = [name for name in _names(axis) if name not in mesh.shape]
+        if wrong:
+            raise OptionError(
+                f'{where} has {wrong[0]!r} for {what}, an axis that the mesh has not: its axes are '
+                f'{dict(mesh.shape)}.'
+            )
+        parts = math.prod(mesh.shape[name] for name in _names(axis))
+        if size is not None and size % parts:
+            raise OptionError(
+                f'{where} cuts {what} ({size}) along {axis!r} into {parts} parts, which do not '
+                'have one size. Give a multiple, or another mesh.'
+            )
+
+
+def shard_bytes(specs, shapes, mesh) -> int:
+    """The bytes of a tree's arrays that one device holds."""
+
+    def one(spec, x) -> int:
+        parts = math.prod(mesh.shape[name] for axis in spec or () for name in _names(axis))
+        return math.prod(x.shape) * x.dtype.itemsize // parts
+
+    leaves = jax.tree.leaves(shapes)
+    of_leaves = jax.tree.flatten(specs, is_leaf=lambda s: s is None)[0]
+    return sum(map(one, of_leaves, leaves))
 
 
 def _names(axis: Axis) -> tuple[str, ...]:

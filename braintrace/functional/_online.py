@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from .._compiler import (
     DEFAULT,
@@ -20,14 +21,16 @@ from .._compiler import (
     analyse,
     check_arrays,
     check_learnable,
+    path_key,
     path_name,
 )
 from .._errors import NotCompiledError, OptionError, StructureError
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
-from .._report import Report, make_report
+from .._report import Report, Share, make_report
 from .._rules import DRTRL, Rule
 from .._saving import fingerprint
+from .._warnings import tell
 from .._windows import (
     CARRIES,
     NOT_FINITE,
@@ -44,10 +47,18 @@ from .._windows import (
     tree_bytes,
 )
 from ..extra.observed import decoded, observed_step
-from ..extra.sharding import state_specs
+from ..extra.sharding import shard_bytes, state_specs
 from ._compiled import Compiled
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._heads import Heads, of_batch, of_samples
+from ._places import (
+    check_devices,
+    in_automatic_axes,
+    placed,
+    types_of,
+    untyped,
+    without_explicit_axes,
+)
 from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
 from ._state import OnlineState, flatten_paths, no_key
 
@@ -140,15 +151,17 @@ class OnlineLearner:
         return self._kept[key]
 
     def _compile(self, params, carry, inputs: tuple) -> Compiled:
-        graph = analyse(
-            self.cell,
-            params,
-            carry,
-            inputs,
-            trainable=self.trainable,
-            hidden=self.hidden,
-            policy=self.policy,
-        )
+        params, carry, inputs = untyped((params, carry, inputs))
+        with without_explicit_axes():
+            graph = analyse(
+                self.cell,
+                params,
+                carry,
+                inputs,
+                trainable=self.trainable,
+                hidden=self.hidden,
+                policy=self.policy,
+            )
         if self.rule is not None:
             check_learnable(graph)
             graph = self.rule.scoped(graph)
@@ -174,10 +187,14 @@ class OnlineLearner:
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: a copy of this
         carry, a zero trace, t = 0.
+
+        Where params or the carry are sharded, the state lies as :meth:`partition_specs` says. Under
+        ``jit`` types tell it where the axes of the mesh are explicit; elsewhere give
+        ``out_shardings``.
         """
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
-        state = compiled.state(carry, *compiled.init())
+        state = placed(compiled, compiled.state(carry, *compiled.init()), params)
         return spread(state, varying((params, carry, inputs)))
 
     def matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
@@ -187,6 +204,7 @@ class OnlineLearner:
                 f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` '
                 'returned.'
             )
+        check_devices(params, state)
         compiled = self.compiled(params, state.carry, inputs)
         if compiled.state_signature != signature((state.trace, state.t)):
             raise StructureError(OTHER_TRACE)
@@ -204,7 +222,20 @@ class OnlineLearner:
         """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
         function may take as arguments; None: as constants.
         """
-        return self.matching(params, state, inputs).advance(params, state, inputs, held)
+        compiled = self.matching(params, state, inputs)
+
+        def run(params, state, inputs):
+            return compiled.advance(params, state, inputs, held)
+
+        def types(params, state, inputs):
+            return self._types_of_outputs(params, state, inputs), types_of(state)
+
+        return in_automatic_axes(run, types)(params, state, inputs)
+
+    def _types_of_outputs(self, params, state: OnlineState, inputs: tuple):
+        """The specs of a step's outputs, which the cell gives where axes are explicit."""
+        outputs, _ = jax.eval_shape(self.cell, params, state.carry, *inputs)
+        return jax.tree.map(lambda a: a.sharding.spec, outputs)
 
     def grad(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for
@@ -238,7 +269,10 @@ class OnlineLearner:
         >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
         ((2, 4), (2, 4))
         """
-        return self.matching(params, state, inputs).vjp(params, state, inputs)
+        params = spread(params, varying((params, state, inputs)))
+        step = lambda params: self.step(params, state, *inputs)  # noqa: E731
+        outputs, pull, new = jax.vjp(step, params, has_aux=True)
+        return outputs, lambda cotangent: pull(cotangent)[0], new
 
     def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
         """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
@@ -279,7 +313,12 @@ class OnlineLearner:
             one = partial(self.compiled, params, new=True)
             return of_samples(compiled, one, checked, params, state, inputs, targets)
 
-        return run
+        def types(params, state, inputs, targets) -> Heads:
+            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            grads: Any = P() if per_sample else (types_of(params),) * len(losses)
+            return Heads(P(), grads, outputs, types_of(state))
+
+        return in_automatic_axes(run, types)
 
     def observed(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``:
@@ -300,7 +339,12 @@ class OnlineLearner:
         >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
         ((3, 2, 4), [0, 0, 0])
         """
-        return observed_step(self, checked_loss(self, loss_fn))
+
+        def types(params, state, inputs, targets):
+            outputs = self._types_of_outputs(params, state, as_inputs(inputs))
+            return (P(), outputs), types_of(params), types_of(state), P()
+
+        return in_automatic_axes(observed_step(self, checked_loss(self, loss_fn)), types)
 
     def traces(self, params, state: OnlineState) -> dict:
         """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all
@@ -510,7 +554,28 @@ class OnlineLearner:
         """The compiled graph, the cost of its trace, and the history that gradients leave out;
         ``report(batch_size)``: at another batch size.
         """
-        return make_report(self.graph, self.rule)
+        return make_report(self.graph, self.rule, self._share)
+
+    def _share(self, batch_size: int, param_specs, batch_axis, mesh) -> Share:
+        """What a device holds and sends where arrays lie so (see :class:`Share`)."""
+        program, lanes = self.first.program, self.graph.lanes
+        state = self._abstract_state()
+        specs = state_specs(self.first, state, param_specs, batch_axis, mesh)
+        laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
+
+        def sized(path, x):
+            axis = laned.get(path_name(path_key(path)))
+            if axis is None or lanes is None:
+                return x
+            shape = *x.shape[:axis], batch_size, *x.shape[axis + 1 :]
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        shapes = jax.tree_util.tree_map_with_path(sized, state)
+        params = [abstract(program.avals[v]) for v in program.params]
+        weights = shard_bytes(program.trees['params'].flatten_up_to(param_specs), params, mesh)
+        shared = batch_axis is not None and mesh.shape[batch_axis] > 1
+        held = weights + shard_bytes(specs, shapes, mesh)
+        return Share(mesh.size, held, weights if shared else 0)
 
     def fingerprint(self) -> dict:
         """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of
@@ -538,13 +603,14 @@ class OnlineLearner:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates
         nothing.
         """
+        self._tell_others('memory')
         state, rows = self._abstract_state(), []
         for name, tree in (('carry', state.carry), ('trace', state.trace), ('t', state.t)):
             for key, leaf in flatten_paths(tree).items():
                 rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
         return Memory(rows, sum(row[-1] for row in rows))
 
-    def partition_specs(self, param_specs, batch_axis: str | None = None) -> OnlineState:
+    def partition_specs(self, param_specs, batch_axis: str | None = None, mesh=None) -> OnlineState:
         """The :class:`OnlineState` of ``PartitionSpec``: each array lies where what it belongs to
         lies.
 
@@ -553,7 +619,9 @@ class OnlineLearner:
         front, then the axes of its weight; a hidden state has the op's output axis last, unless two
         ops disagree. A weight lies as the parameter that it is a function of, element by element; a
         transpose counts as replicated. Specs say where arrays lie, never what is computed. Raises
-        :class:`braintrace.StructureError` for another tree.
+        :class:`braintrace.StructureError` for another tree, and where a ``mesh`` is given,
+        :class:`braintrace.OptionError` for an axis that it has not and for one that cuts an array
+        into parts of different sizes.
 
         >>> import jax, jax.numpy as jnp, braintrace
         >>> from jax.sharding import PartitionSpec as P
@@ -570,7 +638,17 @@ class OnlineLearner:
         >>> shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
         >>> state = jax.jit(learner.init, out_shardings=shardings)(params, h, x)
         """
-        return state_specs(self.first, self._abstract_state(), param_specs, batch_axis)
+        self._tell_others('partition_specs')
+        return state_specs(self.first, self._abstract_state(), param_specs, batch_axis, mesh)
+
+    def _tell_others(self, what: str) -> None:
+        """Tell that a signature inside of a ``shard_map`` has other, local shapes."""
+        shapes = {of_shapes for of_shapes, _ in self._kept}
+        if len(shapes) > 1 and len({mesh is None for _, mesh in self._kept}) > 1:
+            tell(
+                f'`{what}` is that of the shapes that were compiled first, and this learner runs '
+                'inside of a shard_map with others, those of a shard. Make a learner for each.'
+            )
 
     def _abstract_state(self) -> OnlineState:
         """The state of the first signature, of shapes and dtypes."""

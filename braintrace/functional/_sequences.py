@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from .. import _jax
 from .._compiler import abstract, is_inexact
@@ -57,6 +58,7 @@ from .._windows import (
     with_so_far,
 )
 from ._compiled import Compiled
+from ._places import in_automatic_axes, types_of
 from ._state import OnlineState, check_carry0
 
 RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
@@ -130,8 +132,12 @@ class SequenceCalls:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
 
         def run(params, state, xs, ys, mask=None, reset=None):
-            params, state, xs = first_order((params, state, xs))
-            return in_shards(body, params, state, Data(xs, ys, mask, reset))
+            return on_data(params, state, Data(xs, ys, mask, reset))
+
+        @partial(in_automatic_axes, types=lambda *args: (*types_of(args[:-1]), P()))
+        def on_data(params, state, data: Data):
+            params, state, xs = first_order((params, state, data.xs))
+            return in_shards(body, params, state, data._replace(xs=xs))
 
         def body(axes: Axes, params, state, data: Data):
             course, of_loss = self.course(axes, params, state, data)
@@ -159,13 +165,21 @@ class SequenceCalls:
         in_turns = _UpdatesInTurns(self, options_of)
 
         def run(params, opt_state, state, xs, ys, mask=None, reset=None):
+            return on_data(params, opt_state, state, Data(xs, ys, mask, reset))
+
+        def types(*args):
+            more = (self.not_finite != 'keep') + (self.observe is not None)
+            return *types_of(args[:-1]), P(), *[P()] * more
+
+        @partial(in_automatic_axes, types=types)
+        def on_data(params, opt_state, state, data: Data):
             if _jax.is_outermost():
-                return in_turns((params, opt_state), state, Data(xs, ys, mask, reset))
-            of_args = varying((params, opt_state, state, xs, ys, mask, reset))
+                return in_turns((params, opt_state), state, data)
+            of_args = varying((params, opt_state, state, data))
             self.check_surroundings(of_args)
             learnt = _axes_of_updates(optimizer, of_args, params, opt_state)
-            params, state, xs = first_order((params, state, xs))
-            data = Data(xs, ys, mask, reset)
+            params, state, xs = first_order((params, state, data.xs))
+            data = data._replace(xs=xs)
             return in_shards(partial(body, learnt), params, opt_state, state, data)
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):

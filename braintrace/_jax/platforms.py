@@ -1,0 +1,127 @@
+"""Code of its own for a platform, where one device runs the program alone.
+
+A kernel and a loop over lanes know nothing of devices that share an array: XLA would move the array
+to where the loop is. How many devices a program has is known when it is lowered, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+
+import jax
+from jax._src import sharding_impls as _shardings
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from .evaluation import apply_primitive, closed_jaxpr, evaluate
+
+__all__ = ['alone_or', 'as_if_on', 'lower_alone', 'platform_dependent', 'platform_here']
+
+_as_if: ContextVar[str | None] = ContextVar('platform', default=None)
+
+
+@contextlib.contextmanager
+def as_if_on(platform: str):
+    """What is traced here for the first time is the program of a platform that need not be there,
+    as of ``'cuda'``; it runs here too.
+    """
+    token = _as_if.set(platform)
+    try:
+        yield
+    finally:
+        _as_if.reset(token)
+
+
+def platform_here() -> str:
+    """The platform that a choice at tracing is made for."""
+    return _as_if.get() or jax.default_backend()
+
+
+def platform_dependent(*args, default: Callable, **own: Callable):
+    """``jax.lax.platform_dependent``, and ``default`` in a program that several devices share."""
+    if _as_if.get() is not None or not own:
+        return own.get(platform_here(), default)(*args)
+    own = {name: alone_or(fn, default) for name, fn in own.items()}
+    return jax.lax.platform_dependent(*args, default=default, **own)
+
+
+def alone_or(alone: Callable, shared: Callable) -> Callable:
+    """``alone`` where one device runs the program, or each device a part of its own, as inside of
+    ``jax.shard_map``; ``shared`` where the compiler shares it among several.
+
+    Both must return arrays of the same shapes and dtypes. A process that sees one device traces
+    ``alone`` only.
+    """
+    if jax.device_count() == 1:
+        return alone
+
+    def run(*args):
+        leaves, treedef = jax.tree.flatten(args)
+
+        def traced(fn):
+            call = lambda *leaves: fn(*jax.tree.unflatten(treedef, leaves))  # noqa: E731
+            closed, shape = jax.make_jaxpr(call, return_shape=True)(*leaves)
+            return *closed_jaxpr(closed), shape
+
+        first, consts, shape = traced(alone)
+        second, more, _ = traced(shared)
+        out = alone_p.bind(*consts, *more, *leaves, jaxprs=(first, second))
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+    return run
+
+
+alone_p = Primitive('braintrace_alone')
+alone_p.multiple_results = True
+
+
+@alone_p.def_effectful_abstract_eval
+def _abstract(*avals, jaxprs):
+    return [v.aval for v in jaxprs[0].outvars], jaxprs[0].effects | jaxprs[1].effects
+
+
+def _evaluate(which: int, *args, jaxprs):
+    numbers = [len(jaxpr.constvars) for jaxpr in jaxprs]
+    consts = args[: sum(numbers)]
+    consts = consts[: numbers[0]] if which == 0 else consts[numbers[0] :]
+    return evaluate(jaxprs[which], list(consts), args[sum(numbers) :])
+
+
+def is_alone(context) -> bool:
+    """Whether the compiler shares nothing among devices in a program with this axis context."""
+    if isinstance(context, _shardings.ShardingContext):
+        return context.num_devices == 1
+    if isinstance(context, _shardings.SPMDAxisContext):
+        shared = set(context.mesh.axis_names) - set(context.manual_axes)
+        return all(context.mesh.shape[axis] == 1 for axis in shared)
+    return True
+
+
+def _lower(ctx, *args, **params):
+    which = 0 if is_alone(ctx.module_context.axis_context) else 1
+    return mlir.lower_fun(partial(_evaluate, which, **params))(ctx, *args)
+
+
+def _batch(args, dims, **params):
+    both = (jax.vmap(partial(_evaluate, k, **params), in_axes=tuple(dims)) for k in (0, 1))
+    out = alone_or(*both)(*args)
+    return out, [0] * len(out)
+
+
+alone_p.def_impl(partial(apply_primitive, alone_p))
+mlir.register_lowering(alone_p, _lower)
+batching.primitive_batchers[alone_p] = _batch
+
+
+def lower_alone(primitive: Primitive, platform: str, alone: Callable, shared: Callable) -> None:
+    """Lower ``primitive`` on a platform as :func:`alone_or` chooses."""
+
+    def lower(ctx, *args, **params):
+        own = _as_if.get() is None and is_alone(ctx.module_context.axis_context)
+        fn = alone if own else shared
+        return mlir.lower_fun(fn, multiple_results=True)(ctx, *args, **params)
+
+    mlir.register_lowering(primitive, lower, platform=platform)

@@ -1,0 +1,102 @@
+"""Where arrays lie on a mesh: states that a learner makes, and meshes whose axes are explicit.
+
+With ``AxisType.Explicit`` a type says where an array lies. A learner's equations were traced
+without such types, and its zeros have none: they run under automatic axes, and results are typed as
+the arguments that they take the place of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import jax
+
+from .._compiler import abstract, path_key, path_name
+from .._errors import StructureError
+from ..extra.sharding import state_specs
+
+
+@contextlib.contextmanager
+def without_explicit_axes():
+    """No mesh, where the axes of the surrounding one are part of types: a step is traced so."""
+    if not is_explicit():
+        yield
+        return
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        yield
+
+
+def is_explicit() -> bool:
+    return bool(jax.sharding.get_abstract_mesh().explicit_axes)
+
+
+def untyped(tree):
+    """The shapes of a tree, where types say where its arrays lie; else the tree."""
+    if not is_explicit():
+        return tree
+    return jax.tree.map(lambda a: abstract(a) if isinstance(a, jax.Array) else a, tree)
+
+
+def types_of(tree):
+    """The ``PartitionSpec`` of each array."""
+    return jax.tree.map(lambda a: jax.typeof(a).sharding.spec, tree)
+
+
+def in_automatic_axes(run: Callable, types: Callable) -> Callable:
+    """``run(*args)``, whose results ``types(*args)`` says the specs of, under explicit axes."""
+
+    def call(*args):
+        if not is_explicit():
+            return run(*args)
+        return jax.sharding.auto_axes(run, out_sharding=types(*args))(*args)
+
+    return call
+
+
+def _sharding_of(leaf):
+    """The sharding of an array over several devices, of a traced one where its type tells it."""
+    if not isinstance(leaf, jax.Array):
+        return None
+    traced = isinstance(leaf, jax.core.Tracer)
+    own = jax.typeof(leaf).sharding if traced else leaf.sharding
+    known = isinstance(own, jax.NamedSharding) and own.mesh.size > 1
+    return own if known and (own.mesh.explicit_axes or not traced) else None
+
+
+def check_devices(params, state) -> None:
+    """Refuse a state that lies on other devices than params, of which JAX names no state."""
+    first = next(iter(jax.tree.leaves(params)), None)
+    places = [_sharding_of(x) for x in (first, state.t)]
+    if None not in places and places[0].device_set != places[1].device_set:
+        meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in places]
+        raise StructureError(
+            f'params lie on a mesh {meshes[0]} devices, and the state on another one, {meshes[1]}. '
+            'Put both on one mesh with `jax.device_put`, by the specs of `partition_specs`.'
+        )
+
+
+def placed(compiled, state, params):
+    """The state of ``init``, its trace and t on the devices where params and the carry lie."""
+    found = jax.tree.map(_sharding_of, (params, state.carry), is_leaf=lambda x: x is None)
+    meshes = {s.mesh for s in jax.tree.leaves(found)}
+    if len(meshes) != 1:
+        return state
+    (mesh,), (of_params, of_carry) = meshes, found
+    lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
+    axes = set()
+    for path, sharding in jax.tree_util.tree_leaves_with_path(of_carry):
+        at = lanes.get(path_name(('carry', *path_key(path))))
+        axes |= set() if at is None else {(*sharding.spec, *[None] * (at + 1))[at]}
+    batch = axes.pop() if len(axes) == 1 else None
+    specs = jax.tree.map(lambda _, s: s and s.spec, params, of_params, is_leaf=lambda x: x is None)
+    batch = batch if isinstance(batch, str) else None
+    specs = state_specs(compiled, state, specs, batch)
+
+    def put(x, spec):
+        place = jax.NamedSharding(mesh, spec)
+        traced = isinstance(x, jax.core.Tracer)
+        return jax.sharding.reshard(x, place) if traced else jax.device_put(x, place)
+
+    trace = jax.tree.map(put, state.trace, specs.trace)
+    return state.replace(trace=trace, t=put(state.t, specs.t))

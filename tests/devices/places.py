@@ -1,0 +1,152 @@
+"""Where arrays lie on eight devices: a process that prints what it finds as JSON."""
+
+import json
+from functools import partial
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import braintrace
+from braintrace import _jax, functional, rules
+from tests.compare import errors
+from tests.devices import hlo
+from tests.devices.cells import CELLS, B, loss
+from tests.devices.programs import AUTO, EXPLICIT, call_of
+
+CELL = CELLS['rnn']
+
+
+def setting():
+    dtype = jnp.result_type(float)
+    return CELL.params(dtype), CELL.carry(dtype), CELL.data(dtype)
+
+
+def shard(tree) -> int:
+    return sum(a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(tree))
+
+
+def of_init(kind, jitted: bool) -> list[int]:
+    """The bytes of the trace that one device holds after `init`, and those of the whole."""
+    p, c, (xs, _) = setting()
+    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), axis_types=(kind,))
+    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    init = jax.jit(learner.init) if jitted else learner.init
+    state = init(put(p), put(c, 'b'), put(xs[0], 'b'))
+    return [shard(state.trace), sum(a.nbytes for a in jax.tree.leaves(state.trace))]
+
+
+def of_a_module() -> dict:
+    """A learner of a module before and after it is placed, and what the report said."""
+    rng = np.random.default_rng(0)
+    xs = jnp.asarray(rng.normal(size=(3, B, 4)), jnp.float32)
+
+    def make():
+        brainstate.random.seed(1)
+        model = braintrace.nn.GRUCell(4, 8)
+        return braintrace.compile(model, rules.d_rtrl(), xs[0], batch_size=B)
+
+    def grads(learner, xs):
+        step = lambda x: (learner(x) ** 2).mean()  # noqa: E731
+        return learner.etrace_grad(xs, step_fn=step)
+
+    mesh = jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
+    placed = make()
+    placed.place(mesh, batch_axis='b')
+    got = grads(placed, jax.device_put(xs, NamedSharding(mesh, P(None, 'b'))))
+    return {
+        'error': max(errors(got, grads(make(), xs)).values()),
+        'shard': shard(placed.etrace.value['trace']),
+        'whole': sum(a.nbytes for a in jax.tree.leaves(placed.etrace.value['trace'])),
+    }
+
+
+def reported() -> dict:
+    """What the report says of a step, beside what XLA says of it."""
+    p, c, (xs, ys) = setting()
+    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
+    jax.eval_shape(learner.init, p, c, xs[0])
+    whole = jax.tree.map(lambda _: P(), p)
+    share = learner.report.at(B, param_specs=whole, batch_axis='b', mesh=mesh).share
+    specs = learner.partition_specs(whole, 'b', mesh)
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    p = jax.device_put(p, NamedSharding(mesh, P()))
+    state = jax.jit(learner.init, out_shardings=places)(p, c, xs[0])
+    xs, ys = jax.device_put((xs, ys), NamedSharding(mesh, P(None, 'b')))
+    step = partial(call_of(learner, 'step'), xs=xs, ys=ys)
+    program = jax.jit(step, out_shardings=(None, places)).lower(p, state).compile()
+    return {
+        'held': share.held,
+        'arguments': program.memory_analysis().argument_size_in_bytes,
+        'gradient': share.gradient,
+        'moved': hlo.moved(program.as_text()),
+    }
+
+
+def refused() -> str:
+    """A state of another mesh."""
+    p, c, (xs, _) = setting()
+    learner, devices = functional.online(CELL.run), jax.devices()
+    first, second = (
+        NamedSharding(jax.make_mesh((4,), ('b',), (AUTO,), devices=half), P())
+        for half in (devices[:4], devices[4:])
+    )
+    state = learner.init(jax.device_put(p, first), jax.device_put(c, first), xs[0])
+    try:
+        learner.step(jax.device_put(p, second), state, xs[0])
+    except braintrace.StructureError as error:
+        return str(error)
+    return ''
+
+
+def explicit() -> list[float]:
+    """Errors of calls under explicit axes that the table of programs has not."""
+    p, c, (xs, ys) = setting()
+    wanted = functional.online(CELL.run)
+    start = wanted.init(p, c, xs[0])
+    losses = loss, lambda out, y: 2 * loss(out, y)
+    calls = [
+        lambda learner, state, p: learner.observed(loss)(p, state, xs[0], ys[0])[1],
+        lambda learner, state, p: learner.heads(*losses)(p, state, xs[0], ys[0])[1],
+    ]
+    found = [call(wanted, start, p) for call in calls]
+    mesh = jax.make_mesh((8,), ('b',), axis_types=(EXPLICIT,))
+    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    with jax.set_mesh(mesh):
+        p, c, xs, ys = put(p), put(c, 'b'), put(xs, None, 'b'), put(ys, None, 'b')
+        learner = functional.online(CELL.run)
+        state = learner.init(p, c, xs[0])
+        got = [call(learner, state, p) for call in calls]
+    return [max(errors(a, b).values()) for a, b in zip(got, found, strict=True)]
+
+
+def alone() -> list[bool]:
+    """Whether code of one device's own runs: on one device, on all, and in each shard of all."""
+    mesh = jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
+    choose = lambda x: _jax.alone_or(lambda x: x + 1, lambda x: x - 1)(x)  # noqa: E731
+    x = jnp.zeros(8)
+    spread = jax.device_put(x, NamedSharding(mesh, P('b')))
+    shards = jax.shard_map(choose, mesh=mesh, in_specs=P('b'), out_specs=P('b'))
+    rows = choose(x), jax.jit(choose)(x), jax.jit(choose)(spread), jax.jit(shards)(spread)
+    mapped = jax.jit(jax.vmap(choose))(spread)
+    return [bool((row == 1).all()) for row in (*rows, mapped)]
+
+
+if __name__ == '__main__':
+    jax.config.update('jax_enable_x64', True)
+    inits = [(kind, jitted) for kind in (AUTO, EXPLICIT) for jitted in (False, True)]
+    print(
+        json.dumps(
+            {
+                'alone': alone(),
+                'explicit': explicit(),
+                'init': [of_init(*row) for row in inits if row != (AUTO, True)],
+                'module': of_a_module(),
+                'report': reported(),
+                'refused': refused(),
+            }
+        )
+    )

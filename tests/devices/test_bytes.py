@@ -1,0 +1,70 @@
+"""Eight devices: what moves between them, where arrays lie, and the numbers of one device."""
+
+import functools
+
+import pytest
+
+from tests.devices.cells import CELLS, B, I, N, T
+from tests.devices.programs import Row, run_tests_of
+
+ROOM = 1.1
+# the leak of an LRU is no product: its signal is summed over lanes at each step of a window
+GATE = [
+    Row('rnn'),
+    Row('lstm', call='updates'),
+    Row('sparse_lif', call='step'),
+    Row('alif', platform='cuda'),
+    Row('conv', call='updates'),
+    Row('rnn', 'delayed', call='delayed'),
+    Row('rnn', 'es_d_rtrl', axes='explicit'),
+    Row('lstm_apart', layout='both'),
+]
+NIGHT = [
+    *(Row(cell, rule, call=call) for cell in CELLS for rule in ('d_rtrl', 'es_d_rtrl')
+      for call in ('step', 'window', 'updates') if (cell, call) != ('conv', 'window')),
+    *(Row(cell, layout=layout) for cell in ('rnn', 'gru', 'lstm', 'lstm_apart', 'lru')
+      for layout in ('units', 'both')),
+    *(Row(cell, call=call, platform='cuda') for cell in CELLS for call in ('step', 'updates')),
+    *(Row('rnn', rule, call=call, axes='explicit') for rule in ('d_rtrl', 'es_d_rtrl')
+      for call in ('step', 'window', 'updates')),
+    *(Row(cell, call=call, layout='one') for cell in CELLS for call in ('step', 'window')),
+]  # fmt: skip
+
+
+def bound(row: Row, found: dict) -> float:
+    """The bytes that a call may move."""
+    ops = {k: s for k, s in CELLS[row.cell].shapes.items() if len(s) == 2 and k != 'out'}
+    factors = found['bytes'] * T * B * sum(i + o for i, o in (*ops.values(), (I, N)))
+    if row.layout == 'units':
+        return 3 * factors
+    room = ROOM * (found['weights'] + (factors if row.layout == 'both' else 0))
+    if row.cell == 'lru' and row.call != 'updates' and row.rule == 'd_rtrl':
+        room += found['bytes'] * T * N + found['bytes'] * N
+    return room
+
+
+def check(rows: list[Row]):
+    for row, found in zip(rows, run_tests_of(rows, x64=True), strict=True):
+        assert found['error'] < 1e-11, (row, found['error'])
+        assert found['moved'] <= bound(row, found), (row, found['moved'], found['collectives'])
+        largest = max((size for _, size, _ in found['collectives']), default=0)
+        if row.layout == 'lanes':
+            assert found['trace'] * 8 == found['whole trace'], (row, found)
+        if row.layout != 'lanes' and row.call == 'window':
+            assert largest < found['whole trace'] / 2, (row, found['collectives'])
+
+
+@pytest.mark.slow
+def test_only_the_gradient_moves_between_devices_that_share_the_lanes():
+    check(GATE)
+
+
+@functools.cache
+def parts(size: int = 12):
+    return [NIGHT[i : i + size] for i in range(0, len(NIGHT), size)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('part', range(len(parts())))
+def test_every_cell_and_call_moves_no_more(part):
+    check(parts()[part])

@@ -1,0 +1,50 @@
+"""Two processes, as on two hosts: they learn, save, and go on after one of them was killed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / 'examples' / 'several_hosts.py'
+CHUNKS = 4
+
+
+def run(file: Path, *args: str) -> subprocess.CompletedProcess:
+    path = f'{ROOT}{os.pathsep}{ROOT / "receipts"}'
+    env = dict(os.environ, JAX_PLATFORMS='cpu', PYTHONPATH=path)
+    command = [sys.executable, '-W', 'ignore', str(EXAMPLE), '--file', str(file), *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
+
+
+def arrays(file: Path) -> dict:
+    with np.load(file) as found:
+        return {name: found[name] for name in found.files if not name.startswith('~')}
+
+
+@pytest.mark.slow
+def test_two_processes_learn_and_the_first_one_saves(tmp_path):
+    done = run(tmp_path / 'state.npz')
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = done.stdout.splitlines()
+    assert [line.split(':')[0] for line in lines] == [f'chunk {k}' for k in range(CHUNKS)]
+    found = arrays(tmp_path / 'state.npz')
+    assert found['3'] == CHUNKS and found['2/carry'].shape == (8, 16)
+    assert list(tmp_path.iterdir()) == [tmp_path / 'state.npz']
+
+
+@pytest.mark.nightly
+def test_a_run_of_which_one_process_was_killed_goes_on_to_the_same_bits(tmp_path):
+    calm, disturbed = tmp_path / 'calm.npz', tmp_path / 'disturbed.npz'
+    assert run(calm).returncode == 0
+    killed = run(disturbed, '--kill', '2')
+    assert killed.returncode != 0 and 'chunk 1' in killed.stdout
+    again = run(disturbed)
+    assert again.returncode == 0 and again.stdout.startswith('chunk 2')
+    wanted = arrays(calm)
+    got = arrays(disturbed)
+    assert wanted.keys() == got.keys()
+    assert all(wanted[name].tobytes() == got[name].tobytes() for name in wanted)

@@ -1,0 +1,82 @@
+"""Where the arrays of a learner lie on a mesh, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import braintrace
+from braintrace import _jax, functional
+from tests.devices.cells import CELLS
+from tests.devices.programs import output_of
+
+CELL = CELLS['rnn']
+
+
+def compiled():
+    learner, dtype = functional.online(CELL.run), jnp.float32
+    p, c, (xs, _) = CELL.params(dtype), CELL.carry(dtype), CELL.data(dtype)
+    jax.eval_shape(learner.init, p, c, xs[0])
+    return learner
+
+
+@pytest.mark.slow
+def test_eight_devices_have_their_parts_and_say_so():
+    (found,) = output_of('tests.devices.places')
+    assert found['alone'] == [True, True, False, True, False]
+    assert all(8 * part == whole for part, whole in found['init']), found['init']
+    module, report = found['module'], found['report']
+    assert module['error'] < 1e-5 and 8 * module['shard'] == module['whole']
+    assert report['held'] == pytest.approx(report['arguments'], rel=0.1)
+    assert report['gradient'] == pytest.approx(report['moved'], rel=0.1)
+    assert "{'b': 4} of 4 devices, and the state on another one" in found['refused']
+    assert max(found['explicit']) < 1e-12
+
+
+@pytest.mark.parametrize(
+    'specs, axis, mesh, words',
+    [
+        ({}, 'x', {'b': 8}, r"batch_axis has 'x' for the lanes, an axis that the mesh has not"),
+        ({}, 'b', {'b': 3}, r'cuts the lanes \(16\) along .b. into 3 parts'),
+        ({'w': P(None, 'm')}, 'b', {'b': 8}, r"param_specs has 'm' for axis 1 of w"),
+        ({'w': P(None, 'm')}, 'b', {'b': 8, 'm': 5}, r'cuts axis 1 of w \(32\)'),
+    ],
+)
+def test_specs_that_do_not_fit_a_mesh_are_refused(specs, axis, mesh, words):
+    whole = dict.fromkeys(CELL.shapes)
+    with pytest.raises(braintrace.OptionError, match=words):
+        compiled().partition_specs(
+            whole | specs, axis, AbstractMesh(tuple(mesh.values()), tuple(mesh))
+        )
+
+
+def test_a_module_refuses_specs_of_another_model():
+    x = jnp.zeros((3, 2))
+    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=3)
+    with pytest.raises(braintrace.OptionError, match='the model has no such parameter'):
+        learner.partition_specs({'w': P()})
+    specs = learner.partition_specs({'W/weight': P(None, 'm')}, 'b')
+    traces = [s for s in jax.tree.leaves(specs.trace) if len(s) == 3]
+    assert traces and all(spec == P('b', None, 'm') for spec in traces)
+
+
+def test_code_as_if_on_a_gpu_has_no_branch_and_the_numbers_of_the_cpu():
+    p, c = CELL.params(jnp.float32), CELL.carry(jnp.float32)
+    xs, ys = CELL.data(jnp.float32)
+
+    def step(learner):
+        def run(p):
+            state = learner.init(p, c, xs[0])
+            _, state = learner.step(p, state, xs[0])
+            grad = learner.grad(lambda out, y: ((out - y) ** 2).sum())
+            return grad(p, state, xs[1], ys[1])[1]
+
+        return run
+
+    wanted = jax.jit(step(functional.online(CELL.run)))(p)
+    with _jax.as_if_on('cuda'):
+        lowered = jax.jit(step(functional.online(CELL.run))).lower(p)
+    assert 'stablehlo.case' not in lowered.as_text()
+    got = lowered.compile()(p)
+    assert all(jnp.allclose(got[k], wanted[k], rtol=1e-5, atol=1e-6) for k in wanted)
