@@ -219,8 +219,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
                     f'param_specs has {path!r}, and the model has no such parameter. Its '
                     f'parameters are {[path_name(p) for p in found]}.'
                 )
-            whole = isinstance(spec, jax.P)
-            found[key] = jax.tree.map(lambda _, s=spec: s, values[key]) if whole else spec
+            found[key] = spec
         return found
 
     @property

@@ -137,7 +137,7 @@ class DiagnosticRow:
     location: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Share:
     """What each of some devices holds and sends, in bytes, where the arrays of a learner lie apart
     on a mesh (``report.at(batch_size, param_specs=..., batch_axis=..., mesh=...)``).
@@ -152,7 +152,7 @@ class Share:
     gradient: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReportData:
     """The contents of a report."""
 

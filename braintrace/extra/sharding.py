@@ -15,13 +15,16 @@ from .._errors import OptionError, StructureError
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
 
 
-def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None):
-    """The ``OnlineState`` of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``)."""
+def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_size=None):
+    """The ``OnlineState`` of ``PartitionSpec`` (see ``OnlineLearner.partition_specs``);
+    ``batch_size``: of the lanes that a mesh has to divide, by default as compiled.
+    """
     if batch_axis is not None and not isinstance(batch_axis, str):
         raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
     of_params = _of_params(compiled, param_specs)
     if mesh is not None:
-        _check_mesh(compiled, of_params, batch_axis, mesh)
+        lanes = compiled.graph.lanes if batch_size is None else batch_size
+        _check_mesh(compiled.program, of_params, (lanes, batch_axis), mesh)
     specs = _Specs(compiled, of_params, batch_axis)
     lanes = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes)}
 
@@ -64,10 +67,11 @@ def _of_params(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
     return found
 
 
-def _check_mesh(compiled: Any, of_params: dict, batch_axis: str | None, mesh) -> None:
-    """Refuse an axis that the mesh has not, and an axis of an array that it does not divide."""
-    program, lanes = compiled.program, compiled.graph.lanes
-    rows = [('batch_axis', 'the lanes', lanes, batch_axis)]
+def _check_mesh(program: Any, of_params: dict, lanes: tuple, mesh) -> None:
+    """Refuse an axis that the mesh has not, and an axis of an array that it does not divide;
+    ``lanes``: their number and axis.
+    """
+    rows = [('batch_axis', 'the lanes', *lanes)]
     for name, v in zip(program.param_names, program.params, strict=True):
         sizes = zip(program.avals[v].shape, of_params[v], strict=True)
         rows += [('param_specs', f'axis {k} of {name}', *at) for k, at in enumerate(sizes)]

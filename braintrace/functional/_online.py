@@ -560,7 +560,7 @@ class OnlineLearner:
         """What a device holds and sends where arrays lie so (see :class:`Share`)."""
         program, lanes = self.first.program, self.graph.lanes
         state = self._abstract_state()
-        specs = state_specs(self.first, state, param_specs, batch_axis, mesh)
+        specs = state_specs(self.first, state, param_specs, batch_axis, mesh, batch_size)
         laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
 
         def sized(path, x):

@@ -56,7 +56,8 @@ def test_a_module_refuses_specs_of_another_model():
     learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=3)
     with pytest.raises(braintrace.OptionError, match='the model has no such parameter'):
         learner.partition_specs({'w': P()})
-    specs = learner.partition_specs({'W/weight': P(None, 'm')}, 'b')
+    of_layer = {'weight': P(None, 'm'), 'bias': P('m')}
+    specs = learner.partition_specs({'W/weight': of_layer}, 'b')
     traces = [s for s in jax.tree.leaves(specs.trace) if len(s) == 3]
     assert traces and all(spec == P('b', None, 'm') for spec in traces)
 
