@@ -316,7 +316,7 @@ class OnlineLearner:
         def types(params, state, inputs, targets) -> Heads:
             outputs = self._types_of_outputs(params, state, as_inputs(inputs))
             grads: Any = P() if per_sample else (types_of(params),) * len(losses)
-            return Heads(P(), grads, outputs, types_of(state))
+            return Heads((P(),) * len(losses), grads, outputs, types_of(state))
 
         return in_automatic_axes(run, types)
 
