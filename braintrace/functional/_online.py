@@ -315,8 +315,9 @@ class OnlineLearner:
 
         def types(params, state, inputs, targets) -> Heads:
             outputs = self._types_of_outputs(params, state, as_inputs(inputs))
-            grads: Any = P() if per_sample else (types_of(params),) * len(losses)
-            return Heads((P(),) * len(losses), grads, outputs, types_of(state))
+            of_params = P() if per_sample else types_of(params)
+            number = len(losses)
+            return Heads((P(),) * number, (of_params,) * number, outputs, types_of(state))
 
         return in_automatic_axes(run, types)
 

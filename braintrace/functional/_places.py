@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 
+from .. import _jax
 from .._compiler import abstract, path_key, path_name
 from .._errors import StructureError
 from ..extra.sharding import state_specs
@@ -58,7 +59,7 @@ def _sharding_of(leaf):
     """The sharding of an array over several devices, of a traced one where its type tells it."""
     if not isinstance(leaf, jax.Array):
         return None
-    traced = isinstance(leaf, jax.core.Tracer)
+    traced = isinstance(leaf, _jax.Tracer)
     own = jax.typeof(leaf).sharding if traced else leaf.sharding
     known = isinstance(own, jax.NamedSharding) and own.mesh.size > 1
     return own if known and (own.mesh.explicit_axes or not traced) else None
@@ -95,7 +96,7 @@ def placed(compiled, state, params):
 
     def put(x, spec):
         place = jax.NamedSharding(mesh, spec)
-        traced = isinstance(x, jax.core.Tracer)
+        traced = isinstance(x, _jax.Tracer)
         return jax.sharding.reshard(x, place) if traced else jax.device_put(x, place)
 
     trace = jax.tree.map(put, state.trace, specs.trace)
