@@ -380,6 +380,11 @@ def restore(
         raise StructureError(
             f'the tree is {type(tree).__name__}; give the dict that `learner.save()` returned.'
         )
+    if HEADER in tree:
+        raise StructureError(
+            'the tree is a file of `functional.save_state`: read it by '
+            '`functional.load_state(file, like)`. `restore` takes what `learner.save()` returned.'
+        )
 
     def describe(x) -> str:
         if not hasattr(x, 'dtype') and isinstance(x, bool | int | float | complex):

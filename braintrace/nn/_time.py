@@ -96,7 +96,8 @@ def steps_of(owner: str, name: str, tau: Any) -> Any:
     dt = brainstate.environ.get('dt', default=None)
     if u.get_unit(dt if dt is not None else 1.0).dim != u.second.dim:
         raise EtpUnitError(
-            f"{owner}: {name} is {tau}, but the environment's dt is {dt}. Set it with "
+            f'{owner}: {name} is {u.get_magnitude(tau)} {u.get_unit(tau)}, but the '
+            f"environment's dt is {dt}. Set it with "
             '`brainstate.environ.set(dt=1 * saiunit.ms)`, or give the time as a number of steps.'
         )
     dt = numbers(owner, 'dt', dt)

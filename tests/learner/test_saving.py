@@ -114,8 +114,9 @@ HALF = np.zeros((UNITS, 2), np.float32)
         ),
         (lambda t: without(t, 'rule'), ['rule: absent when saved, d_rtrl']),
         (list, ['the tree is list; give the dict that `learner.save()` returned']),
+        (lambda t: {**t, '~format': HALF}, ['read it by `functional.load_state(file, like)`']),
     ],
-    ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict'],
+    ids=['missing', 'unknown', 'shape', 'dtype', 'no array', 'rule', 'no rule', 'no dict', 'file'],
 )
 def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     learner = compiled()
