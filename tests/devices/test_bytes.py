@@ -8,7 +8,8 @@ from tests.devices.cells import CELLS, B, I, N, T
 from tests.devices.programs import Row, run_tests_of
 
 ROOM = 1.1
-# the leak of an LRU is no product: its signal is summed over lanes at each step of a window
+# The leak of an LRU is no product: its signal is summed over lanes at each step of a window. Of a
+# convolution XLA gathers the input of a window, which no row here allows.
 GATE = [
     Row('rnn'),
     Row('lstm', call='updates'),
