@@ -39,8 +39,8 @@ def bound(row: Row, found: dict) -> float:
     if row.layout == 'units':
         return 3 * factors
     room = ROOM * (found['weights'] + (factors if row.layout == 'both' else 0))
-    if row.cell == 'lru' and row.call != 'updates' and row.rule == 'd_rtrl':
-        room += found['bytes'] * T * N + found['bytes'] * N
+    if row.cell == 'lru' and row.rule == 'd_rtrl':
+        room += 2 * found['bytes'] * T * N
     return room
 
 
