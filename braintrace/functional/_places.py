@@ -68,7 +68,8 @@ def _sharding_of(leaf):
 def check_devices(params, state) -> None:
     """Refuse a state that lies on other devices than params, of which JAX names no state."""
     first = next(iter(jax.tree.leaves(params)), None)
-    places = [_sharding_of(x) for x in (first, state.t)]
+    traced = any(isinstance(x, _jax.Tracer) for x in (first, state.t))
+    places = [None if traced else _sharding_of(x) for x in (first, state.t)]
     if None not in places and places[0].device_set != places[1].device_set:
         meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in places]
         raise StructureError(

@@ -122,7 +122,7 @@ def loop(p, c, x):
     """The op in a loop inside of the step."""
 
     def turn(h, _):
-        return 0.7 * h + jnp.tanh(mm(x, p['w']) + h), None
+        return 0.8 * h + 0.2 * jnp.tanh(mm(x, p['w']) + h), None
 
     h, _ = jax.lax.scan(turn, c['h'], None, length=12)
     return h @ p['out'], {'h': h}

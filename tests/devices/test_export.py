@@ -57,7 +57,9 @@ def test_no_call_has_a_branch_as_if_on_a_gpu_and_its_numbers_are_those_of_the_cp
         state = one.init(p, c, xs[0])
         wanted = jax.jit(call_of(one, call))(p, state, xs, ys)[0]
         with _jax.as_if_on('cuda'):
-            lowered = jax.jit(call_of(functional.online(of.run), call)).lower(p, state, xs, ys)
+            other = functional.online(of.run)
+            jax.eval_shape(other.init, p, c, xs[0])
+            lowered = jax.jit(call_of(other, call)).lower(p, state, xs, ys)
         assert 'stablehlo.case' not in lowered.as_text(), call
         got = lowered.compile()(p, state, xs, ys)[0]
         for k in wanted:
