@@ -77,7 +77,7 @@ class Dependence(NamedTuple):
     laned: frozenset[str]
 
 
-class _PullBack:
+class _LinearPullBack:
     """The pull-back of a compiled step, as a linear program."""
 
     def __init__(self, graph: ETraceGraph):
@@ -198,9 +198,9 @@ def dependence(graph: ETraceGraph) -> Dependence:
     """What each new hidden number reads. Raises :class:`braintrace.NotSupportedError` where lanes
     read one another.
     """
-    return _PullBack(graph).found()
+    return _LinearPullBack(graph).found()
 
 
 def lanes_meet(graph: ETraceGraph) -> str:
     """Where the lanes of a step, whose states all have lanes, read one another; empty: nowhere."""
-    return _PullBack(graph).meet()
+    return _LinearPullBack(graph).meet()

@@ -53,7 +53,7 @@ def rewritten(
     return jaxpr.replace(eqns=live_equations(jaxpr)), consts
 
 
-class _Equation(NamedTuple):
+class _Maker(NamedTuple):
     """The equation that made a value."""
 
     primitive: Any
@@ -70,10 +70,10 @@ class _Value:
 
     x: Any
     kind: int = CONSTANT
-    made: _Equation | None = None
+    made: _Maker | None = None
     number: float | None = None
 
-    def made_by(self, name: str) -> _Equation | None:
+    def made_by(self, name: str) -> _Maker | None:
         return self.made if self.made is not None and self.made.primitive.name == name else None
 
 
@@ -109,7 +109,7 @@ class _Rewriter:
     def _equation(self, eqn, ins: list[_Value]) -> list:
         name = eqn.primitive.name
         if eqn.effects:  # it happens as often as it is written
-            return self._new(_Equation(eqn.primitive, eqn.params, eqn.ctx, ins))
+            return self._new(_Maker(eqn.primitive, eqn.params, eqn.ctx, ins))
         if name == 'stop_gradient' and not self.differentiable:
             return ins
         if name == 'dot_general':
@@ -132,7 +132,7 @@ class _Rewriter:
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
-        made = _Equation(primitive, params, ctx, list(ins))
+        made = _Maker(primitive, params, ctx, list(ins))
         does = properties_of(made)
         kept = self._neutral(does.neutral, ins)
         if kept is not None:
@@ -144,7 +144,7 @@ class _Rewriter:
             self.seen[key] = outs
         return outs
 
-    def _new(self, made: _Equation) -> list[_Value]:
+    def _new(self, made: _Maker) -> list[_Value]:
         """The results of an equation that is not there yet."""
         kind = functools.reduce(operator.or_, (v.kind for v in made.ins), CONSTANT)
         outs = _jax.bind(made.primitive, made.params, made.ctx, *(v.x for v in made.ins))

@@ -18,7 +18,7 @@ from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
 from .coordinates import Pair, by_pair, pairs
 from .entries import apart, reads_weights, zeros
 from .lanes import gathered_once
-from .pending import SHORT, Pending, Segment, Steps
+from .pending import SHORT, Pending, PendingSteps, Segment
 from .reading import has_reader, if_any, solve, solve_onto
 from .reverse_scan import Credit, backwards
 from .rule import Network, OpGradients, PositionWise, Trace, Window
@@ -187,7 +187,7 @@ class DRTRL(PositionWise):
 
     def carried(self, graph, trace, t):
         rows = self._rows(graph, trace)
-        return trace if rows == 1 else {**trace, PENDING: Steps.empty(graph, rows, t)}
+        return trace if rows == 1 else {**trace, PENDING: PendingSteps.empty(graph, rows, t)}
 
     def _rows(self, graph: ETraceGraph, trace: Trace) -> int:
         """Steps to keep pending before the trace is written; 1 (write each step) for a trace below
@@ -207,7 +207,7 @@ class DRTRL(PositionWise):
         return self._written_if(steps.number > 0, network, trace, steps, t)
 
     def _written_if(
-        self, flag: jax.Array, network: Network, trace: Trace, steps: Steps, t: jax.Array
+        self, flag: jax.Array, network: Network, trace: Trace, steps: PendingSteps, t: jax.Array
     ) -> Trace:
         """The trace, with the pending steps written into it where the flag is set."""
 
@@ -288,7 +288,7 @@ def _behind(pending: Pending | None, graph: ETraceGraph, window: Window, steps: 
     return past.joined_to(graph, steps)
 
 
-def _apart(carried: dict) -> tuple[Trace, Steps | None]:
+def _apart(carried: dict) -> tuple[Trace, PendingSteps | None]:
     """The trace, and the steps that are pending beside it."""
     trace = {key: of_group for key, of_group in carried.items() if key != PENDING}
     return trace, carried.get(PENDING)

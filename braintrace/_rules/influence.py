@@ -39,7 +39,7 @@ class Moved(NamedTuple):
     alive: jax.Array
 
 
-class Credit(NamedTuple):
+class WideCredit(NamedTuple):
     """Signals at the states before a window, and at each step's y."""
 
     lam: Flows
@@ -92,7 +92,7 @@ class Wide(WritesAtOnce):
 
     def _backwards(
         self, graph: ETraceGraph, window: Window, keep: bool
-    ) -> tuple[Credit, Moved | None]:
+    ) -> tuple[WideCredit, Moved | None]:
         """The reverse scan of a window over signals and transitions (see ``reverse_scan``)."""
         resets = window.resets
         later = None if resets is None else reset_later(resets)
@@ -106,7 +106,7 @@ class Wide(WritesAtOnce):
         steps, end = (window.steps.rows, resets, later), _end(graph, window, keep)
         (lam, p), made = jax.lax.scan(back, end, steps, len(window.t), reverse=True)
         delta, push = made
-        return Credit(lam, delta), _moved(graph, window, p, push, later) if keep else None
+        return WideCredit(lam, delta), _moved(graph, window, p, push, later) if keep else None
 
     def _before(
         self, graph: ETraceGraph, after: tuple[Flows, Flows], opened: tuple, resets: tuple

@@ -173,7 +173,7 @@ def _joined(a: jax.Array | None, b: jax.Array | None, first: int, second: int):
     return jnp.concatenate([a, b])
 
 
-class Steps(NamedTuple):
+class PendingSteps(NamedTuple):
     """Room for single steps beside a trace, the first ``number`` rows filled and the rest zero.
     Each row is an array of its own, and so is each state's part of q.
     """
@@ -185,7 +185,7 @@ class Steps(NamedTuple):
     number: jax.Array
 
     @classmethod
-    def empty(cls, graph: ETraceGraph, rows: int, t: jax.Array) -> Steps:
+    def empty(cls, graph: ETraceGraph, rows: int, t: jax.Array) -> PendingSteps:
         none = (0 * t).sum()  # mapped, if t is: every array of a state must be
 
         def zeros(shape, dtype):
@@ -246,7 +246,7 @@ class Steps(NamedTuple):
         alive = jnp.where(full, t > 0, pending.alive)
         return Pending(alive, (Segment(p, x, q),)), jnp.where(full, 0, self.number)
 
-    def added(self, graph: ETraceGraph, factors: Factors, t: jax.Array) -> Steps:
+    def added(self, graph: ETraceGraph, factors: Factors, t: jax.Array) -> PendingSteps:
         """One step more: ``p <- D p``, ``q_k <- D q_k``, and a row of x and D_f."""
         pending, number = self.with_room(graph, t)
         (segment,) = pending.segments
@@ -264,7 +264,7 @@ class Steps(NamedTuple):
 
         p = {g: filled(compose(d, segment.p[g]), segment.p[g]) for g, d in factors.d.items()}
         x = {key: placed(rows, factors.x[key]) for key, rows in segment.x.items()}
-        return Steps(pending.alive, p, x, by_pair(graph, one), number + 1)
+        return PendingSteps(pending.alive, p, x, by_pair(graph, one), number + 1)
 
 
 def _no_step(graph: ETraceGraph, group: HiddenGroup) -> Transition:
