@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, OpUse, depends
+from .._compiler import Coordinates, OpUse, abstract, depends
 from .._errors import RuleContractError
 from .._executor import Transition, Vector, add, apply
 from .contraction import finite, in_parts, op_gradient, outside_loops
@@ -73,7 +73,9 @@ def _check_layout(op: OpUse, coords: Coordinates, entry: Entry, num_state: int) 
     def one(x, d, weights):
         return instant(op.empty(), coords, x, d, weights)
 
-    (fresh,) = jax.eval_shape(one, op.x_aval, d, op.weight_avals)
+    # without the axes of a mesh that the step was traced under
+    x, weights = jax.tree.map(abstract, (op.x_aval, op.weight_avals))
+    (fresh,) = jax.eval_shape(one, x, d, weights)
     wanted = {n: (*fresh[n].shape, num_state) for n in entry}
     wrong = {n: (e.shape, wanted[n]) for n, e in entry.items() if e.shape != wanted[n]}
     if wrong:

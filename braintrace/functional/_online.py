@@ -146,22 +146,21 @@ class OnlineLearner:
         if key not in self._kept:
             if not new and all(shapes != of_shapes for shapes, _ in self._kept):
                 refuse_shapes(self.first.program, params, carry, inputs, self.recompile)
-            with jax.transfer_guard('allow'):  # compiling computes with constants of the host
-                self._kept[key] = self._compile(params, carry, inputs)
+            # compiling computes with constants of the host
+            with jax.transfer_guard('allow'), without_explicit_axes():
+                self._kept[key] = self._compile(*untyped((params, carry, inputs)))
         return self._kept[key]
 
     def _compile(self, params, carry, inputs: tuple) -> Compiled:
-        params, carry, inputs = untyped((params, carry, inputs))
-        with without_explicit_axes():
-            graph = analyse(
-                self.cell,
-                params,
-                carry,
-                inputs,
-                trainable=self.trainable,
-                hidden=self.hidden,
-                policy=self.policy,
-            )
+        graph = analyse(
+            self.cell,
+            params,
+            carry,
+            inputs,
+            trainable=self.trainable,
+            hidden=self.hidden,
+            policy=self.policy,
+        )
         if self.rule is not None:
             check_learnable(graph)
             graph = self.rule.scoped(graph)

@@ -20,11 +20,15 @@ from ..extra.sharding import state_specs
 
 @contextlib.contextmanager
 def without_explicit_axes():
-    """No mesh, where the axes of the surrounding one are part of types: a step is traced so."""
+    """The surrounding mesh with automatic axes, where its axes are part of types: a step is traced
+    so.
+    """
     if not is_explicit():
         yield
         return
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    mesh = jax.sharding.get_abstract_mesh()
+    automatic = dict.fromkeys(mesh.axis_names, jax.sharding.AxisType.Auto)
+    with jax.sharding.use_abstract_mesh(mesh.update_axis_types(automatic)):
         yield
 
 
