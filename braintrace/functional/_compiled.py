@@ -127,6 +127,13 @@ class Seen(NamedTuple):
     pull: Callable
 
 
+def pull_back(step: Callable, params, state, *rest):
+    """``outputs, pull, state`` of ``step(params, state, *rest)``; see :meth:`OnlineLearner.vjp`."""
+    params = spread(params, varying((params, state, rest)))
+    outputs, pull, new = jax.vjp(lambda params: step(params, state, *rest), params, has_aux=True)
+    return outputs, lambda cotangent: pull(cotangent)[0], new
+
+
 class Compiled:
     """One shape signature: graph, executor and the differentiable step on flat leaves."""
 
@@ -241,13 +248,6 @@ class Compiled:
         trees = self.program.trees
         new = state.replace(carry=jax.tree.unflatten(trees['carry'], carry), trace=trace, t=t)
         return jax.tree.unflatten(trees['outputs'], outputs), new
-
-    def vjp(self, params, state: OnlineState, inputs: tuple):
-        """``outputs, pull, state``; see :meth:`OnlineLearner.vjp`."""
-        params = spread(params, varying((params, state, inputs)))
-        step = partial(self.advance, state=state, inputs=inputs)
-        outputs, pull, new = jax.vjp(step, params, has_aux=True)
-        return outputs, lambda cotangent: pull(cotangent)[0], new
 
     def run(self, params: list, carry: list, inputs: list) -> tuple[list, list]:
         """One step without rule and observation: ``(outputs, carry)``."""

@@ -15,7 +15,7 @@ from .._jax import is_key
 from .._rules import counting, uncounted
 from .._saving import kind_of_key
 from .._windows import task_loss, total_loss, zero_gradient
-from ._compiled import Compiled
+from ._compiled import Compiled, pull_back
 from ._state import OnlineState
 
 
@@ -44,7 +44,7 @@ def of_batch(
     compiled: Compiled, losses: tuple, params, state: OnlineState, inputs: tuple, targets
 ) -> Heads:
     """One pass forward, and one pull-back for each loss."""
-    outputs, pull, new = compiled.vjp(params, state, inputs)
+    outputs, pull, new = pull_back(compiled.advance, params, state, inputs)
     values, grads = [], []
     for loss in losses:
 

@@ -48,7 +48,7 @@ from .._windows import (
 )
 from ..extra.observed import decoded, observed_step
 from ..extra.sharding import shard_bytes, state_specs
-from ._compiled import Compiled
+from ._compiled import Compiled, pull_back
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._heads import Heads, of_batch, of_samples
 from ._places import (
@@ -268,10 +268,7 @@ class OnlineLearner:
         >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
         ((2, 4), (2, 4))
         """
-        params = spread(params, varying((params, state, inputs)))
-        step = lambda params: self.step(params, state, *inputs)  # noqa: E731
-        outputs, pull, new = jax.vjp(step, params, has_aux=True)
-        return outputs, lambda cotangent: pull(cotangent)[0], new
+        return pull_back(self.step, params, state, *inputs)
 
     def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
         """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
