@@ -78,7 +78,7 @@ run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
 test-nightly: lint
-	$(MAKE) --no-print-directory --keep-going nightly-all nightly-fresh nightly-latest test-lowest SEED=$(SEED)
+	$(MAKE) --no-print-directory --keep-going test-lowest nightly-latest nightly-fresh nightly-all SEED=$(SEED)
 
 nightly-all: $(VENV)/.with-all
 	@mkdir -p build
