@@ -6,17 +6,12 @@ python benchmarks/tried.py
 
 from __future__ import annotations
 
-import functools
-import itertools
 import re
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from cells import CELLS
-
-import braintrace
 
 B, I, O, T = 16, 1024, 512, 48
 TRACE = f'f32[{B},{I},{O}]'
@@ -211,34 +206,6 @@ def steps():
     timed('lane by lane in a scan', lane_by_lane, e, w, f, donate=(0, 1), per=T)
 
 
-def linear_loops():
-    print(
-        'D_RTRL, trace dropped, states that move linearly in associative scans; 16 lanes, 256 units'
-    )
-    for kind, steps in itertools.product(('lru', 'lru_complex', 'mingru'), (100, 1000)):
-        runs = [_gradient_of(kind, steps, how) for how in ('associative', 'sequential')]
-        ratios = []
-        for _ in range(10):
-            start = time.process_time()
-            jax.block_until_ready(runs[0]())
-            between = time.process_time()
-            jax.block_until_ready(runs[1]())
-            ratios.append((between - start) / (time.process_time() - between))
-        ratio = np.median(ratios[1:])
-        print(f'  {f"{kind}, {steps} steps":40s} {ratio:.2f} times the CPU seconds step by step')
-
-
-def _gradient_of(kind, steps, how):
-    cell, policy = CELLS[kind], braintrace.Policy(linear_loops=how)
-    params = jax.tree.map(jnp.asarray, cell.weights(np.random.default_rng(0), 64, 256))
-    hidden = {name: jnp.zeros((B, 256), dtype) for name, dtype in cell.states.items()}
-    xs, ys = draw(0, steps, B, 64), draw(1, steps, B, 256 * cell.wide)
-    learner = braintrace.functional.online(cell.step, braintrace.rules.d_rtrl(), policy=policy)
-    state = learner.init(params, hidden, xs[0])
-    run = learner.sequence_grad(lambda y, target: jnp.mean((y - target) ** 2), carry='drop')
-    return functools.partial(jax.jit(run), params, state, xs, ys)
-
-
 def writing():
     print('p e + sum over K rows of x (x) q')
     e, p = jnp.zeros((B, I, O)), jnp.ones((B, O))
@@ -280,4 +247,3 @@ if __name__ == '__main__':
     temporary()
     steps()
     writing()
-    linear_loops()

@@ -62,7 +62,7 @@ SWAPS: dict[type, type] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
-LINEAR, FEEDBACK = 'tests/gradients/test_linear_loops.py', 'tests/gradients/test_feedback.py'
+FEEDBACK = 'tests/gradients/test_feedback.py'
 MUTANTS = [
     Mutant(
         'a hard reset adds the reset potential',
@@ -84,27 +84,6 @@ MUTANTS = [
         'peak = q ** (q / (1 - q)) - q ** (1 / (1 - q))',
         'peak = q ** (q / (1 + q)) - q ** (1 / (1 - q))',
         'tests/nn/test_synapses.py -k highest',
-    ),
-    Mutant(
-        'columns of a coupled linear step are sums',
-        '_executor/recurrence.py',
-        'if r == s else h',
-        'if r <= s else h',
-        'tests/executor/test_linear_loops.py',
-    ),
-    Mutant(
-        'a reset multiplies what is no number in an associative scan',
-        '_executor/recurrence.py',
-        'jnp.where((a != 0) | jnp.isfinite(x), x, 0)',
-        'x',
-        f'{LINEAR} -k number',
-    ),
-    Mutant(
-        'transitions across a reset stay in an associative scan',
-        '_rules/reverse_scan.py',
-        '        p = masked(~(resets | later), p)\n',
-        '        pass\n',
-        f'{LINEAR} -k number',
     ),
     Mutant(
         'a reset at the first step leaves pending steps',

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
 from .._errors import OptionError
-from .._jax import platform_here
 
 CHOICES = {
     'cond': ('select', 'refuse'),
@@ -16,10 +15,7 @@ CHOICES = {
     'checkpoint': ('keep', 'inline'),
     'custom_rule': ('opaque', 'refuse'),
     'shard_map': ('vmap', 'refuse'),
-    'linear_loops': ('auto', 'sequential', 'associative'),
 }
-# platforms where a log of passes beats a step after the other
-PARALLEL = ('gpu', 'cuda', 'rocm', 'tpu')
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,6 @@ class Policy:
     - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
       gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
-    - ``linear_loops``: how states with ``h' = A h + b`` at each position, ``A`` and ``b`` made of
-      no state of theirs, run over time, and signals in the same way back. ``'sequential'``: step by
-      step. ``'associative'``: in a ``jax.lax.associative_scan``, at most three states that read
-      each other; other loops run step by step. It multiplies the ``A`` of many steps: where that
-      product overflows, or an infinite number meets the zero of a reset, the result is not a
-      number. ``'auto'``: associative where ``jax.default_backend()`` is a GPU or a TPU.
     - ``mark``: a model that applies no braintrace op learns as it is. ``'auto'`` marks every
       parameter, a predicate ``(path, leaf) -> bool`` those that it chooses, ``path`` a tuple of
       strings; None marks nothing. Where a function of these parameters meets a value that changes,
@@ -73,7 +63,6 @@ class Policy:
     checkpoint: str = 'keep'
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
-    linear_loops: str = 'auto'
     mark: str | Callable | None = None
     lanes: tuple[str, ...] = ()
 
@@ -111,13 +100,6 @@ class Policy:
         given = ((field, getattr(self, field.name)) for field in fields(self))
         shown = (f'{field.name}={value!r}' for field, value in given if value != field.default)
         return f'Policy({", ".join(shown)})'
-
-    @property
-    def associative(self) -> bool:
-        """Whether linear loops run as associative scans on the backend at hand."""
-        if self.linear_loops == 'auto':
-            return platform_here() in PARALLEL
-        return self.linear_loops == 'associative'
 
     def marking(self, mark: str | Callable | None) -> Policy:
         """This policy with ``mark``; None leaves it as it is."""

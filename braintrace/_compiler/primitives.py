@@ -66,7 +66,6 @@ class Properties:
     - ``sums``: it adds two values.
     - ``finite``: its derivative is finite at every finite number, also where it is not linear.
     - ``neutral``: the number that changes nothing as one of its two operands.
-    - ``rounds``: a value may lose digits, though its type stays.
     - ``quick``: an element is computed in less time than it is stored and read.
     - ``alone``: it can not be run for many steps at once: it would run branches that are not taken,
       or draw other numbers.
@@ -99,7 +98,6 @@ class Properties:
     sums: bool = False
     finite: bool = False
     neutral: float | None = None
-    rounds: bool = False
     quick: bool = False
     alone: bool = False
     apart: Callable[[Mapping[str, Any], Sequence], Callable | None] | None = None
@@ -262,8 +260,7 @@ TABLE: dict[str, Properties] = {
     ),
     **_rows('ceil floor round square', replace(ELEMENTWISE, finite=True, quick=True)),
     **_rows('abs clamp max min sign', replace(NOT_HOLOMORPHIC, finite=True, quick=True)),
-    **_rows('complex convert_element_type name neg stage sub', CAST),
-    'reduce_precision': replace(CAST, rounds=True),
+    **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
     **_rows('add add_any', replace(CAST, sums=True, neutral=0.0)),
     **_rows('conj imag real', replace(CAST, holomorphic=False)),
     'mul': replace(ELEMENTWISE, linear=_in_one, finite=True, quick=True, neutral=1.0),

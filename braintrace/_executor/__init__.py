@@ -5,14 +5,12 @@ from .dependence import Dependence, Numbers, dependence, lanes_meet
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .feedback import feedback_weights
 from .positions import gathered
-from .recurrence import MOST_COUPLED, linear_scan
 from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
 from .traced_step import Steps, TracedStep
 from .transition import *
 from .transition import __all__ as _transition
 
 __all__ = [
-    'MOST_COUPLED',
     'Axes',
     'Dependence',
     'Executor',
@@ -30,7 +28,6 @@ __all__ = [
     'gathered',
     'in_shards',
     'lanes_meet',
-    'linear_scan',
     'share',
     'spread',
     'stopped',

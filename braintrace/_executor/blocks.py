@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from .. import _jax
 from .._compiler import properties_of
 from .partition import LoopPart, Partition
-from .recurrence import affine, linear_scan
 from .sums import Term
 
 BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
@@ -86,8 +85,7 @@ class Blocks:
         new = list(state)
         for loop in self.parts.loops:
             self._map(loop.outer, env)
-            run = self._recurrence if loop.linear and length > 1 else self._loop
-            moved, stacked = run(loop, [state[k] for k in loop.carries], env, length)
+            moved, stacked = self._loop(loop, [state[k] for k in loop.carries], env, length)
             env.update(zip(loop.stacked, stacked, strict=True))
             for k, x in zip(loop.carries, moved, strict=True):
                 new[k] = x
@@ -117,34 +115,6 @@ class Blocks:
             state, stacked = step(state, [x[0] for x in at])
             return state, [x[None] for x in stacked]
         return jax.lax.scan(step, state, at, length)
-
-    def _recurrence(
-        self, loop: LoopPart, state: list, rows: Values, length: int
-    ) -> tuple[list, list]:
-        """A linear loop: ``A`` and ``b`` of all steps, from which the states follow at once."""
-
-        def step(h, at):
-            return self._step_of(loop, h, at)[0]
-
-        at = [rows[v] for v in loop.outer]
-        reads = [
-            [self.parts.bits(self.parts.new[k]) >> r & 1 for r in loop.carries]
-            for k in loop.carries
-        ]
-        if any(map(any, reads)):
-            a, b = jax.vmap(lambda at: affine(lambda h: step(h, at), state), axis_size=length)(at)
-            a = tuple(
-                tuple(x if there else None for x, there in zip(*rs, strict=True))
-                for rs in zip(a, reads, strict=True)
-            )
-            _, after = linear_scan(a, b, tuple(state))
-        else:  # no state reads itself
-            after = jax.vmap(lambda at: step(state, at), axis_size=length)(at)
-        before = {
-            self.parts.old[k]: jnp.concatenate([first[None], new[:-1]])
-            for k, first, new in zip(loop.carries, state, after, strict=True)
-        }
-        return [new[-1] for new in after], [before[v] for v in loop.stacked]
 
     def _map(self, targets: Iterable, env: Values) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from .. import _jax
 from .._compiler import properties_of
-from .linear import Phase, is_linear, phases
 
 
 def nbytes(v) -> int:
@@ -41,15 +40,13 @@ def is_cheap(eqn) -> bool:
 @dataclass(frozen=True)
 class LoopPart:
     """``carries`` (numbers) that move together by ``equations``; ``outer`` values are read from
-    each step, ``stacked`` ones are stored for others. ``linear``: as a linear recurrence, of which
-    old values of the carries alone are stored.
+    each step, ``stacked`` ones are stored for others.
     """
 
     carries: tuple[int, ...]
     equations: tuple
     outer: tuple
     stacked: tuple
-    linear: bool = False
 
 
 class Part(NamedTuple):
@@ -59,7 +56,6 @@ class Part(NamedTuple):
     equations: tuple
     outer: tuple
     own: set
-    linear: bool = False
 
 
 class Dataflow:
@@ -127,7 +123,6 @@ class Partition(Dataflow):
 
     ``rows`` are values that are wanted for each step, ``loose`` ones are wanted summed over the
     steps of a block, and ``opened`` ones follow from :attr:`rows`, which then has more.
-    ``associative``: carries that move linearly have loops of their own.
     """
 
     def __init__(
@@ -137,10 +132,8 @@ class Partition(Dataflow):
         rows: Iterable,
         loose: Iterable,
         opened: Iterable,
-        associative: bool = False,
     ):
         super().__init__(jaxpr, numbers)
-        self.associative = associative
         wanted, loose, opened = (
             {v for v in _values(vs) if self.varies(v)} for vs in (rows, loose, opened)
         )
@@ -165,14 +158,8 @@ class Partition(Dataflow):
             made = {v for eqn in self.needed(targets, there) for v in eqn.outvars}
             if loop is not None:
                 made |= set(loop.stacked)
-                total += self._recurrence_bytes(loop)
             total, there = total + sum(map(nbytes, made - there)), there | made
         return total
-
-    def _recurrence_bytes(self, loop: LoopPart) -> int:
-        """Bytes of a step's ``A`` and ``b``, twice: an associative scan makes a tree of them."""
-        states = sum(nbytes(self.old[k]) for k in loop.carries) if loop.linear else 0
-        return 2 * states * (len(loop.carries) + 1)
 
     def _whole(self) -> LoopPart:
         """One loop of all that varies."""
@@ -257,55 +244,22 @@ class Partition(Dataflow):
     # the loops ------------------------------------------------------------------------------------
 
     def _loops(self) -> tuple[LoopPart, ...]:
-        parts = [part for level in sorted(set(self._levels)) for part in self._parts(level)]
+        parts = [self._part(level) for level in sorted(set(self._levels))]
         wanted, given, loops = set(self.mapped), set(), []
-        for carries, equations, outer, own, linear in reversed(parts):
+        for carries, equations, outer, own in reversed(parts):
             stacked = self.cut(wanted, given=given, among=own.__contains__) & own
-            loops.append(LoopPart(carries, equations, outer, self._in_order(stacked), linear))
+            loops.append(LoopPart(carries, equations, outer, self._in_order(stacked)))
             wanted, given = wanted | set(outer), given | stacked
         return tuple(reversed(loops))
 
-    def _parts(self, level: int) -> list[Part]:
-        """The loops of one level."""
+    def _part(self, level: int) -> Part:
+        """The loop of one level."""
         sets = [s for s, n in zip(self._sets, self._levels, strict=True) if n == level]
-        linear = [self.associative and self._is_linear(members) for members in sets]
-        if any(linear):
-            return [self._of_phase(phase) for phase in phases(sets, self._reads, linear)]
         carries = tuple(sorted(k for members in sets for k in members))
         equations, outer = self._inside(level, [self.new[k] for k in carries])
         own = {self.old[k] for k in carries} | {v for e in equations for v in e.outvars}
         own = {v for v in own if self._level.get(v) == level}
-        return [Part(carries, equations, outer, own)]
-
-    # carries that move linearly -------------------------------------------------------------------
-
-    def _path(self, members: Collection[int]) -> list:
-        """The equations from these carries to their next values."""
-        cycle = self._cycle(members)
-        return [eqn for eqn in self.jaxpr.eqns if eqn.outvars[0] in cycle]
-
-    def _is_linear(self, members: tuple[int, ...]) -> bool:
-        olds, news = ([values[k] for k in members] for values in (self.old, self.new))
-        return is_linear(olds, news, self._path(members))
-
-    def _reads(self, members: tuple[int, ...], others: tuple[int, ...]) -> bool:
-        """Whether new values of ``members`` depend on old values of ``others``."""
-        found = functools.reduce(operator.or_, (self.bits(self.new[k]) for k in members))
-        return any(found >> k & 1 for k in others)
-
-    def _of_phase(self, phase: Phase) -> Part:
-        carries, linear = phase
-        path, mask = self._path(carries), sum(1 << k for k in carries)
-        read = _values([self.new[k] for k in carries])
-        read += [v for eqn in path for v in _values(eqn.invars)]
-        edge = {v for v in read if self.varies(v) and not self.bits(v) & mask}
-        own = {self.old[k] for k in carries}
-        if linear:
-            return Part(carries, tuple(path), self._in_order(edge), own, linear)
-        outer = self.cut(edge)
-        equations = sorted([*path, *self.needed(edge, outer)], key=self._place)
-        own |= {v for eqn in path for v in eqn.outvars}
-        return Part(carries, tuple(equations), self._in_order(outer), own)
+        return Part(carries, equations, outer, own)
 
     # the equations of a loop ----------------------------------------------------------------------
 

@@ -47,7 +47,6 @@ class TracedStep:
 
     ``terms`` are summed over the steps of a loop, ``shown`` is stored for each step, and ``opened``
     follows from what is. Only a ``differentiable`` loop keeps derivative rules of functions.
-    ``associative``: states that move linearly run as associative scans.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class TracedStep:
         at,
         *,
         differentiable: bool = False,
-        associative: bool = False,
     ):
         avals, treedef = jax.tree.flatten((constant, state, at))
         trees = []
@@ -78,7 +76,7 @@ class TracedStep:
         flow = Dataflow(jaxpr, numbers)
         self._sums = [terms_of(v, flow) for v in terms]
         summed = [v for term in self._sums for part in term for v in part.wanted]
-        self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened, associative)
+        self.parts = Partition(jaxpr, numbers, self._shown, summed, self._opened)
 
     @property
     def row_bytes(self) -> int:

@@ -90,14 +90,7 @@ class ForwardProgram:
                 return world.read(Role.THREADED), (), out if self.keep else None, ()
 
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
-        traced = TracedStep(
-            step,
-            constants,
-            threaded,
-            at,
-            differentiable=True,
-            associative=self.learner.policy.associative,
-        )
+        traced = TracedStep(step, constants, threaded, at, differentiable=True)
         length = length_of(*sequences)
         values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
         return values, outputs

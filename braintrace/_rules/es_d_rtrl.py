@@ -4,7 +4,6 @@ parameter.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._executor import Factors, Signals, add, apply, dot, linear_scan
+from .._executor import Factors, Signals, add, apply, dot
 from .contraction import (
     Groups,
     add_gradients,
@@ -23,9 +22,7 @@ from .contraction import (
 )
 from .coordinates import Pair, by_pair, pairs, to_y
 from .factored import alive, apart, at_entries, empty_factors, joined, states_of
-from .lanes import where_lanes
-from .reverse_scan import is_associative
-from .rule import Network, OpGradients, PositionWise, Trace, Window, WritesAtOnce
+from .rule import Network, OpGradients, PositionWise, Trace, WritesAtOnce
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,8 +85,6 @@ class ESDRTRL(WritesAtOnce, PositionWise):
             return slots, self._sent(network, slots, df, signals, t)
 
         start = self._started(network, trace, pending, window.t[0])
-        if is_associative(network.graph, len(window.t)):
-            return self._at_once(network, start, window)
         last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
         return self._gradient(network, window.x, *sent), joined(last)
 
@@ -119,46 +114,6 @@ class ESDRTRL(WritesAtOnce, PositionWise):
     def _started(self, network: Network, trace: Trace, pending, t: jax.Array) -> Trace:
         """The slots before a window."""
         return alive(network, apart(trace if pending is None else pending), t > 0)
-
-    def _at_once(self, network: Network, start: Trace, window: Window) -> tuple[OpGradients, Trace]:
-        """A window whose slots are linear recurrences."""
-        graph, (_, df, signals) = network.graph, window.steps.all
-
-        def of_step(row, x, t):
-            d, df, _ = window.steps.open(row)
-            past = jnp.array(True) if window.resets is None else t > 0
-            return by_pair(graph, lambda pair: self._terms(pair, pair.of(start), (x, d, df), past))
-
-        terms = jax.vmap(of_step)(window.steps.rows, window.x, window.t)
-
-        def slots_of(pair: Pair):
-            old, new = pair.of(start), {}
-            for name, (a, b) in pair.of(terms).items():
-                first = old[name] if name == 'f' else (old[name],)
-                new[name] = linear_scan(a, b, first)[1]
-            return {name: h if name == 'f' else h[0] for name, h in new.items()}
-
-        slots = by_pair(graph, slots_of)
-        sent = jax.vmap(functools.partial(self._sent, network))(slots, df, signals, window.t)
-        last = jax.tree.map(lambda a: a[-1], slots)
-        return self._gradient(network, window.x, *sent), joined(last)
-
-    def _terms(self, pair: Pair, old: dict, factors: tuple, past: jax.Array) -> dict:
-        """``A`` and ``b`` of a step for each slot."""
-        (x, d, df), (a_x, a_f), front = factors, self.decays, len(pair.op.repeats)
-
-        def moves(a, e):
-            return where_lanes(past, pair.laned, a * e, front)
-
-        shape = old['f'][0].shape
-        moved = jax.tree.map(lambda e: moves(a_f, jnp.broadcast_to(e, shape)), pair.gathered(d))
-        sums = zip(pair.of(df), old['f'], strict=True)
-        new: dict = {'f': (moved, tuple(_sum(None, _scaled(1 - a_f, q), f) for q, f in sums))}
-        if 'x' in old:
-            x = represented(pair.op, x[pair.relation.key])
-            x = jnp.broadcast_to(x, old['x'].shape).astype(old['x'].dtype)
-            new['x'] = ((moves(a_x, jnp.ones((1,) * x.ndim, x.dtype)),),), (x,)
-        return new
 
     def _advanced(self, network: Network, slots: Trace, factors: Factors) -> Trace:
         """The slots after a step."""

@@ -2,14 +2,10 @@
 
 delta_t = dy_t + lam_t . D_f,t      lam_{t-1} = c_t + lam_t D_t
 push_t  = p_t . D_f,t               p_{t-1}   = p_t D_t
-
-It is a linear recurrence, so it may be an associative scan: p is the product of its transitions.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,7 +13,6 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
 from .._executor import (
-    MOST_COUPLED,
     Transition,
     Vector,
     add,
@@ -28,7 +23,6 @@ from .._executor import (
     filled,
     identity,
     is_read,
-    linear_scan,
     pull,
 )
 from .coordinates import by_pair, pairs, to_y
@@ -67,112 +61,38 @@ class _Sent(NamedTuple):
 
 def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, Pending | None]:
     """The credit of a window's losses, and with ``keep`` its steps as pending rows."""
-    t, resets = window.t, window.resets
+    length, resets = len(window.t), window.resets
     # the newest step stays apart from the rows where a state is read by no new state
     split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
+    is_last = jnp.arange(length) == length - 1 if split else None
     later = None if resets is None else reset_later(resets)
     end, rows = _end(graph, window, keep, split), (window.steps.rows, later)
 
     def sent(after: _State, row, later) -> _Sent:
         return _sent(graph, after, window.steps.open(row), later, keep)
 
-    if is_associative(graph, len(t)):
-        (before, found), sums = _all_states(graph, window, end, later, split), None
-    else:
-        before, found, sums = _step_by_step(graph, window, end, later, (split, keep), sent)
-    if sums is None:  # rows are made after the loop, of those for the states
-        *found, each = jax.vmap(sent, axis_size=len(t))(found, *rows)
-        sums = jax.tree.map(lambda a: a.sum(0), each)
-    delta, q = _with_sums(graph, found[0], found[1], sums)
-    credit = Credit(before.lam, delta)
-    return credit, _as_pending(graph, window, (before.p, q), later, split) if keep else None
-
-
-def _step_by_step(
-    graph: ETraceGraph,
-    window: Window,
-    end: _State,
-    later,
-    options: tuple[bool, bool],
-    sent: Callable,
-) -> tuple:
-    """``(state before the first step, what each step sends, sums)``, or without sums the states
-    after every step, where these are smaller.
-    """
-    split, keep = options
-    rows = window.steps.rows, later
-    is_last = jnp.arange(len(window.t)) == len(window.t) - 1 if split else None
+    # What a step sends is made in the loop, or of the states after every step where these are
+    # smaller: a second pass reads them then, all steps at once.
     like = jax.eval_shape(sent, end, *jax.tree.map(lambda a: a[0], rows))
     late = keep and 2 * _size(end) <= _size((like.delta, like.q))
 
     def back(carry, at):
         (after, sums), (row, later, reset, is_last) = carry, at
         d, _, (_, c, _) = window.steps.open(row)
-        before = _before(graph, after, (d, c), (reset, later), is_last if split else None)
+        before = _before(graph, after, (d, c), (reset, later), is_last)
         if late:
             return (before, sums), after
         made = sent(after, row, later)
         return (before, jax.tree.map(jnp.add, sums, made.sums)), made[:2]
 
     none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if late else like.sums)
-    steps = *rows, window.resets, is_last
-    (before, sums), found = jax.lax.scan(back, (end, none), steps, reverse=True)
-    return before, found, sums
-
-
-def is_associative(graph: ETraceGraph, steps: int) -> bool:
-    """Whether what moves by D over some steps does so in an associative scan."""
-    few = all(group.num_state <= MOST_COUPLED for group in graph.hidden_groups)
-    return graph.policy.associative and few and steps > 1
-
-
-def _all_states(graph: ETraceGraph, window: Window, end: _State, later, split: bool) -> tuple:
-    """The state before the first step, and those after every step, by an associative scan."""
-    (d, _, signals), resets = window.steps.all, window.resets
-    # a signal moves by columns
-    a = {g: tuple(zip(*rows, strict=True)) for g, rows in d.items()}
-    b = {g: filled(signals.c[g], _along(lam, window)) for g, lam in end.lam.items()}
-    if split:  # p starts before the last step, behind which lam is zero
-        for group in graph.hidden_groups:
-            zero = jnp.zeros((len(window.t), *group.shape), group_dtype(graph, group))
-            a[group.name] = _ending_as_identity(a[group.name], zero)
-    if resets is not None:
-        masked = jax.vmap(functools.partial(of_groups, graph))
-        a, b = masked(~resets, a), masked(~resets, b)
-    found = {g: linear_scan(a[g], b[g], (None,) * len(b[g]), reverse=True) for g in b}
-    p = {
-        g: filled(_kept(tuple(zip(*found[g][0], strict=True)), rows), _along(rows, window))
-        for g, rows in end.p.items()
-    }
-    if resets is not None:  # a product with zero need not be zero
-        p = masked(~(resets | later), p)
-    before = _State({g: lam for g, (_, lam) in found.items()}, p)
-    after = jax.tree.map(lambda x, e: jnp.concatenate([x[1:], e[None]]), before, end)
-    return jax.tree.map(lambda x: x[0], before), after
-
-
-def _kept(p: Transition, like: Transition) -> Transition:
-    """``p`` without the entries that ``like`` does not have."""
-    return tuple(
-        tuple(None if y is None else x for x, y in zip(*rows, strict=True))
-        for rows in zip(p, like, strict=True)
-    )
-
-
-def _along(tree, window: Window):
-    """Arrays of one step as those of a window, for their shapes alone."""
-    return jax.tree.map(lambda e: jnp.broadcast_to(e, (len(window.t), *e.shape)), tree)
-
-
-def _ending_as_identity(a: Transition, zero: jax.Array) -> Transition:
-    """The transitions of all steps, the last one the identity."""
-
-    def entry(s: int, r: int):
-        x = zero if a[s][r] is None and s == r else a[s][r]
-        return None if x is None else x.at[-1].set(s == r)
-
-    states = range(len(a))
-    return tuple(tuple(entry(s, r) for r in states) for s in states)
+    (before, sums), found = jax.lax.scan(back, (end, none), (*rows, resets, is_last), reverse=True)
+    if late:
+        *found, each = jax.vmap(sent, axis_size=length)(found, *rows)
+        sums = jax.tree.map(lambda a: a.sum(0), each)
+    delta, q = _with_sums(graph, found[0], found[1], sums)
+    credit = Credit(before.lam, delta)
+    return credit, _as_pending(graph, window, (before.p, q), later, split) if keep else None
 
 
 def _sent(graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool) -> _Sent:

@@ -277,7 +277,7 @@ def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_s
 
 def step_bytes(graph: ETraceGraph, keep: bool) -> int:
     """Bytes that the reverse scan over a window makes of each step: what it sends to each y, and
-    with ``keep`` what h owes to each y. An associative scan makes a tree of D and signals too.
+    with ``keep`` what h owes to each y.
     """
 
     def size(shape, aval) -> int:
@@ -288,9 +288,6 @@ def step_bytes(graph: ETraceGraph, keep: bool) -> int:
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
             if keep and rel.op.x is not None:
                 total += size(coords.shape, rel.op.y_aval) * group.num_state
-    if graph.policy.associative:
-        for group in graph.hidden_groups:
-            total += 2 * size(group.shape, group) * group.num_state * (group.num_state + 1)
     return total
 
 
@@ -388,8 +385,7 @@ class Run:
         step, state = self._step, start.world
         if self.rule.inside:
             step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
-        associative = self.graph.policy.associative
-        return TracedStep(step, self.weights, state, at, associative=associative)
+        return TracedStep(step, self.weights, state, at)
 
     def _seen(self, weights, world, at: Sequence, carried=None) -> Observation:
         """One step under observation; where its loss does not count, its signals are zero."""

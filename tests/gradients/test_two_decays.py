@@ -7,7 +7,7 @@ import braintrace
 from braintrace.rules import es_d_rtrl, ottt
 from tests import models, oracles
 from tests.compare import assert_drawn_close, at, errors
-from tests.gradients.harness import by_steps, other_carry, over_sequence, quick, start
+from tests.gradients.harness import by_steps, other_carry, over_sequence
 from tests.models.model import B, I, Model, N
 from tests.oracles import es_recursion as es
 
@@ -40,19 +40,6 @@ def test_each_step_and_a_reset_give_the_gradient_of_the_formula(name):
     want = oracles.restarted(lambda part: es(part, PAIR), case, flags, carry0)
     got = over_sequence(case, es_d_rtrl(PAIR), 4, reset=(flags, carry0))[0]
     assert_drawn_close(got, oracles.total(want))
-
-
-@pytest.mark.slow
-def test_an_associative_scan_has_the_same_numbers():
-    case = models.case('leaky')
-    policy = braintrace.Policy(linear_loops='associative')
-    learner = braintrace.functional.online(
-        start(case, es_d_rtrl(PAIR))[0].cell, es_d_rtrl(PAIR), policy=policy
-    )
-    state = learner.init(case.params, case.carry, case.xs[0])
-    run = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))
-    got = run(case.params, state, case.xs, case.ys)[0]
-    assert_drawn_close(got, oracles.total(es(case, PAIR)))
 
 
 def test_equal_decays_are_one_and_each_of_two_matters():
