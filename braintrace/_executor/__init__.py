@@ -5,7 +5,17 @@ from .dependence import Dependence, Numbers, dependence, lanes_meet
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .feedback import feedback_weights
 from .positions import gathered
-from .shards import Axes, axes_of, each, in_shards, share, spread, varying, without_types
+from .shards import (
+    Axes,
+    axes_of,
+    each,
+    in_shards,
+    share,
+    spread,
+    summed_twice,
+    varying,
+    without_types,
+)
 from .traced_step import Steps, TracedStep
 from .transition import *
 from .transition import __all__ as _transition
@@ -30,6 +40,7 @@ __all__ = [
     'lanes_meet',
     'share',
     'spread',
+    'summed_twice',
     'stopped',
     'varying',
     'without_types',

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -70,7 +70,7 @@ class Blocks:
             number = len(at[0])
             state, env = self._block(state, at, number)
             totals = [[each.total(self, env, counted, number) for each in term] for term in terms]
-            sums = [functools.reduce(operator.add, new, old) for new, old in zip(totals, sums)]
+            sums = [reduce(operator.add, new, old) for new, old in zip(totals, sums)]
             return (state, sums), [env[v] for v in stored]
 
         # the first block has nothing to be added to
@@ -109,7 +109,7 @@ class Blocks:
         return news, [env[v] for v in loop.stacked]
 
     def _loop(self, loop: LoopPart, state: list, rows: Values, length: int) -> tuple[list, list]:
-        step = functools.partial(self._step_of, loop)
+        step = partial(self._step_of, loop)
         at = [rows[v] for v in loop.outer]
         if length == 1:
             state, stacked = step(state, [x[0] for x in at])
@@ -119,10 +119,43 @@ class Blocks:
     def _map(self, targets: Iterable, env: Values) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""
         equations = self.parts.needed([v for v in targets if self.parts.varies(v)], env)
-        for one_by_one, run in itertools.groupby(equations, keeps_its_order):
-            self._map_run(list(run), env, one_by_one)
+        for map_run, run in itertools.groupby(equations, self._way):
+            map_run(list(run), env)
 
-    def _map_run(self, equations: list, env: Values, one_by_one: bool) -> None:
+    def _way(self, eqn) -> Callable:
+        """How an equation is evaluated for all steps."""
+        if keeps_its_order(eqn):
+            return self._one_by_one
+        shared = jax.device_count() > 1 and eqn.primitive.name == 'conv_general_dilated'
+        if shared and eqn.params['batch_group_count'] == 1:
+            x, kernel = map(self.parts.varies, eqn.invars)
+            return self._convolve if x and not kernel else self._at_once
+        return self._at_once
+
+    def _at_once(self, equations: list, env: Values) -> None:
+        self._map_run(equations, env, jax.vmap)
+
+    def _one_by_one(self, equations: list, env: Values) -> None:
+        self._map_run(equations, env, lambda step: partial(jax.lax.map, step))
+
+    def _convolve(self, equations: list, env: Values) -> None:
+        """Convolutions whose batch is time, mapped over the lanes. Mapped over time, JAX folds it
+        in front of the lanes, and devices that share these would gather the whole input.
+        """
+        for eqn in equations:
+            layout = eqn.params['dimension_numbers']
+            lanes, of_result = layout.lhs_spec[0], layout.out_spec[0]
+            kernel = self._read(eqn.invars[1], env)
+
+            def convolved(x, eqn=eqn, lanes=lanes, of_result=of_result, kernel=kernel):
+                x = jnp.moveaxis(x, 0, lanes)
+                (y,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, x, kernel)
+                return jnp.moveaxis(y, of_result, 0)
+
+            over_lanes = jax.vmap(convolved, 1 + lanes, 1 + of_result)
+            env[eqn.outvars[0]] = over_lanes(env[eqn.invars[0]])
+
+    def _map_run(self, equations: list, env: Values, mapped: Callable) -> None:
         made = [v for eqn in equations for v in eqn.outvars]
         reads = [v for eqn in equations for v in self.parts.sources(eqn.outvars[0])]
         reads = list(dict.fromkeys(v for v in reads if v not in made))
@@ -132,8 +165,7 @@ class Blocks:
             self.evaluate(equations, inside)
             return [inside[v] for v in made]
 
-        values = [env[v] for v in reads]
-        outs = jax.lax.map(step, values) if one_by_one else jax.vmap(step)(values)
+        outs = mapped(step)([env[v] for v in reads])
         env.update(zip(made, outs, strict=True))
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from .. import _jax
 
 Axes = frozenset
+_typed: ContextVar[bool] = ContextVar('values have types outside of the call', default=False)
 
 
 def varying(tree) -> Axes:
@@ -59,6 +62,26 @@ def axes_of(fn: Callable, axes: Axes, *args) -> Axes:
 def share(axes: Axes, of_loss: Axes) -> float:
     """The part of a loss that belongs to each of the shards that have it in common."""
     return 1 / math.prod(jax.lax.axis_size(a) for a in axes - of_loss)
+
+
+def summed_twice(loss: Callable, *args) -> list[str]:
+    """The axes of a surrounding ``shard_map`` over which the derivative of ``loss(*args)`` is
+    summed though no type says so: under ``check_vma=False``.
+
+    There a sum over shards is a sum on the way back too: each shard then has the gradient of all
+    their equal losses.
+    """
+    mesh = _jax.surrounding_mesh()
+    if mesh is None or _typed.get() or _jax.is_checked():
+        return []
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), args)
+
+    def back(first, *rest):
+        value, pull = jax.vjp(lambda first: loss(first, *rest), first)
+        return value, pull(jnp.ones_like(value))
+
+    there, both = (_jax.collective_axes(jax.make_jaxpr(fn)(*like)) for fn in (loss, back))
+    return sorted(axis for axis in mesh.manual_axes if both[axis] > there[axis])
 
 
 # one equation without types --------------------------------------------------------------
@@ -106,8 +129,12 @@ def _call(body: Callable, axes: Axes, *args) -> tuple:
         found[:] = jax.tree.structure(results), tuple(jax.tree.leaves(own))
         return jax.tree.leaves(results)
 
-    with _jax.checked(False):
-        closed = jax.make_jaxpr(flat)(*(_untyped(leaves[k]) for k in where))
+    token = _typed.set(True)
+    try:
+        with _jax.checked(False):
+            closed = jax.make_jaxpr(flat)(*(_untyped(leaves[k]) for k in where))
+    finally:
+        _typed.reset(token)
     jaxpr, consts = _jax.closed_jaxpr(closed)
     operands = spread([*consts, *(leaves[k] for k in where)], axes)
     return jax.tree.unflatten(found[0], shards_p.bind(*operands, jaxpr=jaxpr, axes=found[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,12 +13,14 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _functions
 
-from .evaluation import ShapedArray, closed_jaxpr, is_custom_call
+from .evaluation import ShapedArray, closed_jaxpr, is_custom_call, sub_jaxprs
 
 __all__ = [
     'ShardMapParts',
     'WithoutMesh',
     'checked',
+    'collective_axes',
+    'is_checked',
     'named_axes_here',
     'shard_map_parts',
     'surrounding_mesh',
@@ -150,6 +153,22 @@ def varying(value) -> frozenset:
 def checked(on: bool):
     """The context in which types name the axes that values vary along."""
     return _config._check_vma(on)
+
+
+def is_checked() -> bool:
+    """Whether types name the axes that values vary along."""
+    return bool(_config._check_vma.value)
+
+
+def collective_axes(closed) -> Counter:
+    """How many equations of a jaxpr, also of those inside, act across each named axis."""
+    found: Counter = Counter()
+    for eqn in closed_jaxpr(closed)[0].eqns:
+        named = eqn.params.get('axes', eqn.params.get('axis_name', ()))
+        found.update(a for a in (named if isinstance(named, tuple) else (named,)) if type(a) is str)
+        for inner in sub_jaxprs(eqn.params):
+            found += collective_axes(inner)
+    return found
 
 
 def varying_along(aval, axes: frozenset):

@@ -80,11 +80,13 @@ def same_step(
     ds: dict,
     weights: Weights,
     skip: Set[str] = frozenset(),
-    groups: Groups = WHOLE,
+    groups: Groups | None = None,
 ) -> OpGradients:
     """Weight gradients of every owned op but those in ``skip``, from inputs and cotangents of y
-    stacked over time.
+    stacked over time; without ``groups`` as :func:`over_lanes` says.
     """
+    if groups is None:
+        return over_lanes(graph, partial(same_step, graph, xs, ds, weights, skip))
     return {
         op.key: op_gradient(op, xs.get(op.key), ds[op.key], weights[op.key], groups.of(op.key))
         for op in graph.ops

@@ -22,7 +22,7 @@ from .arguments import (
     weighed,
     zero_gradient,
 )
-from .losses import Penalised, check_loss, modulated, task_loss, total_loss
+from .losses import Penalised, check_loss, modulated, penalty_of, task_loss, total_loss
 from .runs import (
     Course,
     GradientOptions,
@@ -106,6 +106,7 @@ __all__ = [
     'steps_of',
     'strong',
     'task_loss',
+    'penalty_of',
     'total_loss',
     'tree_bytes',
     'with_so_far',

@@ -54,6 +54,11 @@ def task_loss(value):
     return value.loss if isinstance(value, Penalised) else value
 
 
+def penalty_of(value):
+    """The penalty beside a loss, or None."""
+    return value.penalty if isinstance(value, Penalised) else None
+
+
 def total_loss(value):
     """The loss, with a penalty beside it."""
     return value.loss + value.penalty if isinstance(value, Penalised) else value

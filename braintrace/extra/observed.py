@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._compiler import abstract
 from .._errors import OptionError
-from .._executor import feedback_weights
+from .._executor import axes_of, feedback_weights, in_shards, share
 from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
-from .._windows import Gradients, counted, task_loss, total_loss, zero_gradient
+from .._windows import (
+    Gradients,
+    Penalised,
+    counted,
+    penalty_of,
+    task_loss,
+    zero_gradient,
+)
 
 
 class Observed(NamedTuple):
@@ -72,8 +80,19 @@ def observed_step(learner, loss_of: Callable) -> Callable:
 
     def run(params, state, inputs, targets):
         inputs = inputs if type(inputs) is tuple else (inputs,)
+        found = in_shards(in_one_shard, params, state, inputs, targets)
+        loss, outputs, grads, new, observed = found
+        return (loss, outputs), grads, new, observed
+
+    def in_one_shard(axes, params, state, inputs, targets):
+        """Each result and the axes of a surrounding ``shard_map`` along which it may differ."""
         compiled = learner.compiled(params, state.carry, inputs)
         graph, (leaves, treedef) = compiled.graph, jax.tree.flatten(params)
+        program = compiled.program
+        outputs = [abstract(program.avals[v]) for v in program.outputs]
+        example = jax.tree.unflatten(program.trees['outputs'], outputs), targets
+        of_loss = axes_of(lambda *args: task_loss(loss_of(*args)), axes, *example)
+        of_penalty = axes_of(lambda *args: penalty_of(loss_of(*args)), axes, *example)
         carry, xs = jax.tree.leaves(state.carry), jax.tree.leaves(inputs)
         trace, count = uncounted(state.trace)
 
@@ -81,9 +100,12 @@ def observed_step(learner, loss_of: Callable) -> Callable:
             replaced = dict(zip(graph.direct, given, strict=True))
             now = [replaced.get(i, p) for i, p in enumerate(leaves)]
             outputs, new = cell(now, carry, xs)
-            outputs = jax.tree.unflatten(compiled.program.trees['outputs'], outputs)
+            outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
             value = loss_of(outputs, targets)
-            return total_loss(value), (task_loss(value), outputs, new)
+            own = share(axes, of_loss) * task_loss(value)
+            if isinstance(value, Penalised):
+                own += share(axes, of_penalty) * value.penalty
+            return own, (task_loss(value), outputs, new)
 
         def observe(compiled):
             """The step, by the signals of a compiled form of it."""
@@ -119,9 +141,10 @@ def observed_step(learner, loss_of: Callable) -> Callable:
             signals.dy,
             signals.c,
             {g: tuple(l[g][..., s] for s in range(l[g].shape[-1])) for g in l},
-            feedback_weights(graph, compiled.program.constants, seen.weights, count),
+            feedback_weights(graph, program.constants, seen.weights, count),
         )
-        return (loss, outputs), jax.tree.unflatten(treedef, grads), new, observed
+        rest = outputs, jax.tree.unflatten(treedef, grads), new, observed
+        return (loss, of_loss), *((x, axes) for x in rest)
 
     return run
 

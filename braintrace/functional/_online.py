@@ -129,7 +129,7 @@ class OnlineLearner:
         text = ', '.join([shown(self.cell), shown(self.rule), *options])
         if not self._kept:
             return f'OnlineLearner({text}): not compiled; `learner.init` compiles it'
-        kinds = [route.kind for route in self.routes.values()]
+        kinds = [route.kind for route in self.first.graph.routes.values()]
         counts = ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))
         more = f', for {len(self._kept)} signatures' if len(self._kept) > 1 else ''
         return f'OnlineLearner({text}): compiled{more}; parameters: {counts}'
@@ -539,23 +539,26 @@ class OnlineLearner:
     @property
     def graph(self) -> ETraceGraph:
         """The compiled graph of the first signature."""
+        self._tell_others('graph')
         return self.first.graph
 
     @property
     def routes(self) -> dict[str, Route]:
         """Path -> :class:`Route` of the first signature."""
-        return self.graph.routes
+        self._tell_others('routes')
+        return self.first.graph.routes
 
     @property
     def report(self) -> Report:
         """The compiled graph, the cost of its trace, and the history that gradients leave out;
         ``report(batch_size)``: at another batch size.
         """
-        return make_report(self.graph, self.rule, self._share)
+        self._tell_others('report')
+        return make_report(self.first.graph, self.rule, self._share)
 
     def _share(self, batch_size: int, param_specs, batch_axis, mesh) -> Share:
         """What a device holds and sends where arrays lie so (see :class:`Share`)."""
-        program, lanes = self.first.program, self.graph.lanes
+        program, lanes = self.first.program, self.first.graph.lanes
         state = self._abstract_state()
         specs = state_specs(self.first, state, param_specs, batch_axis, mesh, batch_size)
         laned = {**dict.fromkeys(state.laned, 0), **dict(state.lane_axes), 't': 0}
@@ -594,7 +597,7 @@ class OnlineLearner:
 
     @cached_property
     def _fingerprint(self) -> dict:
-        return fingerprint(self.graph, self.rule, self._abstract_state())
+        return fingerprint(self.first.graph, self.rule, self._abstract_state())
 
     def memory(self) -> Memory:
         """Every array of the :class:`OnlineState` with its bytes, and the total; allocates

@@ -21,7 +21,7 @@ from .._errors import (
     StepFunctionError,
     StructureError,
 )
-from .._executor import Axes, axes_of, each, in_shards, share, spread, varying
+from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._windows import (
     Course,
     GradientOptions,
@@ -47,6 +47,7 @@ from .._windows import (
     length_of,
     number_of_blocks,
     optimised,
+    penalty_of,
     run_updates,
     run_windows,
     show_progress,
@@ -55,6 +56,7 @@ from .._windows import (
     steps_of,
     strong,
     task_loss,
+    total_loss,
     with_so_far,
 )
 from ._compiled import Compiled
@@ -77,11 +79,26 @@ def checked_loss(learner, loss_fn: Callable) -> Callable:
     def loss(outputs, target):
         token = RUNNING.set(learner)
         try:
+            _check_summed_once(loss_fn, outputs, target)
             return check_loss(loss_fn(outputs, target), 'loss_fn')
         finally:
             RUNNING.reset(token)
 
     return loss
+
+
+def _check_summed_once(loss_fn: Callable, outputs, target) -> None:
+    """Refuse a loss that is summed over shards where no type tells it, since its gradients, summed
+    once more, would be as many times too large as there are shards.
+    """
+    axes = summed_twice(lambda *args: total_loss(loss_fn(*args)), outputs, target)
+    if axes:
+        raise StructureError(
+            f'the loss is a sum over the shards of {axes}, in a `jax.shard_map` with '
+            'check_vma=False, where the gradient of each shard is that of as many equal losses: '
+            'summed over shards it would be too large. Return the loss of one shard and sum the '
+            'gradients, or leave check_vma=True, where types tell it.'
+        )
 
 
 def check_outside_of_loss(learner) -> None:
@@ -233,7 +250,7 @@ class SequenceCalls:
             )
         example = _example(compiled, data.ys)
         of_loss = axes_of(lambda *args: task_loss(self.loss(*args)), axes, *example)
-        of_penalty = axes_of(lambda *args: _penalty(self.loss(*args)), axes, *example)
+        of_penalty = axes_of(lambda *args: penalty_of(self.loss(*args)), axes, *example)
         leaves = jax.tree.leaves(params)
         observed: Observer = compiled.around(
             _step_of(compiled, self.loss),
@@ -374,10 +391,6 @@ def _example(compiled: Compiled, ys) -> tuple:
     outputs = [abstract(program.avals[v]) for v in program.outputs]
     outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
     return outputs, jax.tree.map(lambda a: abstract(a[0]), ys)
-
-
-def _penalty(value):
-    return value.penalty if isinstance(value, Penalised) else None
 
 
 def _is_penalised(loss: Callable, example: tuple) -> bool:

@@ -1,5 +1,6 @@
 """What a compiled program moves between devices, read from its text."""
 
+import math
 import re
 from collections import Counter
 from typing import NamedTuple
@@ -10,22 +11,21 @@ CALLED = re.compile(r'(?:to_apply|calls|body|true_computation|false_computation)
 
 
 class Moved(NamedTuple):
-    """One collective: its opcode, the bytes of its results, how often a call runs it, its line."""
+    """One collective: its opcode, bytes and shapes of its results, how often a call runs it."""
 
     opcode: str
     size: int
     turns: int
-    line: str
+    shapes: list
 
 
-def sizes(result: str) -> list[int]:
-    """The bytes of each array of a result, such as ``(f32[2,3]{1,0}, pred[])``."""
+def arrays(result: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Bytes and shape of each array of a result, such as ``(f32[2,3]{1,0}, pred[])``."""
     found = []
-    for kind, shape in re.findall(r'\b([a-z]+\d*(?:e\w+)?)\[([\d,]*)\]', result):
+    for kind, text in re.findall(r'\b([a-z]+\d*(?:e\w+)?)\[([\d,]*)\]', result):
         width = WIDTHS.get(kind) or int(re.sub(r'\D', '', kind)) // 8
-        for n in filter(None, shape.split(',')):
-            width *= int(n)
-        found.append(width)
+        shape = tuple(map(int, filter(None, text.split(','))))
+        found.append((width * math.prod(shape), shape))
     return found
 
 
@@ -61,7 +61,8 @@ def collectives(text: str) -> list[Moved]:
         for line in parts[name]:
             opcode, result = instruction(line)
             if opcode.removesuffix('-start') in COLLECTIVES:
-                found.append(Moved(opcode, sum(sizes(result)), times, line.strip()))
+                sizes, shapes = zip(*arrays(result), strict=True)
+                found.append(Moved(opcode, sum(sizes), times, list(shapes)))
             elif opcode in ('while', 'call', 'conditional', 'fusion'):
                 called = re.findall(r'branch_computations=\{(.*?)\}', line)
                 names = [n.strip('% ') for list_ in called for n in list_.split(',')]

@@ -33,7 +33,7 @@ RULES = {
     'es_d_rtrl': partial(rules.es_d_rtrl, 0.7),
     'delayed': partial(rules.d_rtrl, write_every=3),
 }
-CALLS = {'step': 1, 'window': 1, 'updates': T, 'delayed': T // 2}  # gradients in a call
+CALLS = {'step': 1, 'window': 1, 'exact': 2, 'updates': T, 'delayed': T // 2}  # gradients in a call
 
 
 class Row(NamedTuple):
@@ -74,6 +74,8 @@ def call_of(learner, what: str):
         return lambda p, state, xs, ys: learner.grad(loss)(p, state, xs[0], ys[0])[1:]
     if what == 'window':
         return learner.sequence_grad(loss, window=None)
+    if what == 'exact':
+        return learner.sequence_grad(loss, window=T // 2, inside='exact')
     every = {'updates': 1, 'delayed': 2}[what]
 
     def updates(p, state, xs, ys):
@@ -129,6 +131,7 @@ def found(row: Row) -> dict:
         'moved': hlo.moved(text),
         'weights': weights * CALLS[row.call],
         'collectives': [[c.opcode, c.size, c.turns] for c in moved],
+        'shapes': sorted({shape for c in moved for shape in c.shapes}),
         'bytes': dtype.itemsize,
         'trace': shard,
         'whole trace': whole,

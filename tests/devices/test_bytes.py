@@ -4,30 +4,30 @@ import functools
 
 import pytest
 
-from tests.devices.cells import CELLS, B, I, N, T
-from tests.devices.programs import Row, run_tests_of
+from tests.devices.cells import CELLS, B, I, N, O, T
+from tests.devices.programs import LAYOUTS, Row, run_tests_of
 
 ROOM = 1.1
-# The leak of an LRU is no product: its signal is summed over lanes at each step of a window. Of a
-# convolution XLA gathers the input of a window, which no row here allows.
+# The leak of an LRU is no product: its signal is summed over lanes at each step of a window.
 GATE = [
     Row('rnn'),
     Row('lstm', call='updates'),
     Row('sparse_lif', call='step'),
     Row('alif', platform='cuda'),
-    Row('conv', call='updates'),
+    Row('conv'),
     Row('rnn', 'delayed', call='delayed'),
     Row('rnn', 'es_d_rtrl', axes='explicit'),
     Row('lstm_apart', layout='both'),
 ]
 NIGHT = [
     *(Row(cell, rule, call=call) for cell in CELLS for rule in ('d_rtrl', 'es_d_rtrl')
-      for call in ('step', 'window', 'updates') if (cell, call) != ('conv', 'window')),
+      for call in ('step', 'window', 'updates')),
     *(Row(cell, layout=layout) for cell in ('rnn', 'gru', 'lstm', 'lstm_apart', 'lru')
       for layout in ('units', 'both')),
     *(Row(cell, call=call, platform='cuda') for cell in CELLS for call in ('step', 'updates')),
     *(Row('rnn', rule, call=call, axes='explicit') for rule in ('d_rtrl', 'es_d_rtrl')
       for call in ('step', 'window', 'updates')),
+    Row('rnn', call='exact'),
     *(Row(cell, call=call, layout='one') for cell in CELLS for call in ('step', 'window')),
 ]  # fmt: skip
 
@@ -39,6 +39,8 @@ def bound(row: Row, found: dict) -> float:
     if row.layout == 'units':
         return 3 * factors
     room = ROOM * (found['weights'] + (factors if row.layout == 'both' else 0))
+    if row.call == 'exact':  # the window and what stands before it, and plain weights at each step
+        return 2 * room + found['bytes'] * T * N * O
     if row.cell == 'lru' and row.rule == 'd_rtrl':
         room += 2 * found['bytes'] * T * N
     return room
@@ -53,6 +55,12 @@ def check(rows: list[Row]):
             assert found['trace'] * 8 == found['whole trace'], (row, found)
         if row.layout != 'lanes' and row.call == 'window':
             assert largest < found['whole trace'] / 2, (row, found['collectives'])
+            # inputs and states move, and nothing of a weight's shape, which a trace has too
+            parts = LAYOUTS[row.layout][1]
+            of_weights = [s for s in CELLS[row.cell].shapes.values() if s[0] == I + N]
+            weights = [[i, o // n] for i, o in of_weights for n in (1, parts)]
+            for shape in found['shapes']:
+                assert sorted(shape[-2:]) not in map(sorted, weights), (row, shape)
 
 
 @pytest.mark.slow

@@ -88,6 +88,13 @@ def step_by_step(learner, p, xs, ys):
     return jax.tree.map(lambda g: g.sum(0), grads), losses.sum()
 
 
+def observed(learner, p, xs, ys, loss=loss):
+    """A second step, whose values are shown."""
+    _, state = learner.step(p, learner.init(p, carry(xs.shape[1]), xs[0]), xs[0])
+    (value, _), grads, _, _ = learner.observed(loss)(p, state, xs[1], ys[1])
+    return grads, value
+
+
 def through_steps(learner, p, xs, ys):
     """The derivative that JAX takes of steps, which it sums over the shards itself."""
 
@@ -131,6 +138,10 @@ def differences(name: str, *ways: str) -> dict[str, float]:
     def mean(_, p, xs, ys):
         return jax.tree.map(lambda a: a / len(jax.devices()), over_the_sequence(learner, p, xs, ys))
 
+    def seen(p, xs, ys):
+        grads, value = observed(learner, p, xs, ys, partial(penalised, across=summed))
+        return summed(grads), summed(value)
+
     def beside(p, xs, ys):
         common = partial(penalised, across=summed)
         return summed(over_the_sequence(learner, p, xs, ys, common))
@@ -152,6 +163,7 @@ def differences(name: str, *ways: str) -> dict[str, float]:
             partial(over_the_sequence, loss=penalised), beside
         ),
         'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
+        'an observed step': lambda: both(partial(observed, loss=penalised), seen),
         'the derivative of steps': lambda: both(through_steps, taken),
         'training': lambda: both(trained, training),
     }
@@ -163,6 +175,59 @@ def test_a_learner_in_a_shard_map_of_one_device_is_that_of_no_shard_map():
     with jax.enable_x64(True):
         found = differences('d_rtrl', 'the derivative of steps')
         assert max(found.values()) < 1e-12
+
+
+@pytest.mark.parametrize('checked', [True, False])
+@pytest.mark.parametrize('call', ['sequence_grad', 'sequence_update', 'grad', 'heads', 'observed'])
+def test_a_loss_that_is_summed_once_more_behind_the_call_is_refused(call, checked):
+    learner, optimizer = functional.online(cell, rules.d_rtrl()), optax.sgd(1e-2)
+
+    def run(loss, p, xs, ys):
+        state = learner.init(p, carry(xs.shape[1]), xs[0])
+        if call == 'sequence_update':
+            return learner.sequence_update(loss, optimizer)(p, optimizer.init(p), state, xs, ys)[0]
+        fn = getattr(learner, call)(loss)
+        return fn(p, state, xs, ys)[0] if call == 'sequence_grad' else fn(p, state, xs[0], ys[0])[1]
+
+    def counted(out, y):
+        """Every shard knows how many samples all have: that is no sum of losses."""
+        return loss(out, y) / jax.lax.psum(jnp.float32(len(y)), 'a')
+
+    def traced(loss):
+        specs = {'in_specs': (P(), P(None, 'a'), P(None, 'a')), 'out_specs': P('a')}
+        each = jax.shard_map(
+            lambda *args: jax.tree.map(lambda g: g[None], run(loss, *args)),
+            mesh=MESH,
+            check_vma=checked,
+            **specs,
+        )
+        return jax.eval_shape(each, params(), XS, YS)
+
+    traced(counted)
+    if checked:
+        traced(shared_loss)
+    else:
+        with pytest.raises(braintrace.StructureError, match=r"over the shards of \['a'\]"):
+            traced(shared_loss)
+
+
+@pytest.mark.parametrize('what', ['graph', 'routes', 'report', 'memory', 'partition_specs'])
+def test_what_is_shown_of_the_shapes_outside_is_told_where_it_runs_inside_too(what, recwarn):
+    learner, p = functional.online(cell, rules.d_rtrl()), params()
+    show = lambda: getattr(learner, what)  # noqa: E731
+    call = {'memory': lambda: show()(), 'partition_specs': lambda: show()(dict.fromkeys(p))}
+
+    def init(p, x):
+        return learner.init(p, carry(len(x)), x).t
+
+    jax.eval_shape(init, p, XS[0])
+    call.get(what, show)()
+    assert not recwarn.list
+    jax.eval_shape(
+        jax.shard_map(init, mesh=MESH, in_specs=(P(), P('a')), out_specs=P('a')), p, XS[0, :2]
+    )
+    with pytest.warns(braintrace.BraintraceWarning, match=f'`{what}` is that of the shapes that'):
+        call.get(what, show)()
 
 
 def test_the_gradient_of_one_shard_is_not_taken_for_that_of_all():
@@ -214,7 +279,7 @@ def test_two_devices_learn_what_one_does():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 7 and max(found.values()) < 1e-10, found
+    assert len(found) == 8 and max(found.values()) < 1e-10, found
 
 
 if __name__ == '__main__':
