@@ -4,8 +4,8 @@
 #   make test-quick     the tests that are not marked slow
 #   make test-latest    the same on Python >= 3.12, which brings newer releases of the dependencies
 #   make test-lowest    the same on the oldest releases that pyproject.toml admits
-#   make test-nightly   everything: the gate, the tests marked nightly, both on the newer releases too, the oldest releases, and numbers
-#                       drawn afresh; it prints the SEED of these, and SEED=... repeats them
+#   make test-nightly   everything: the gate and the tests marked nightly, the gate on the newer releases too, the oldest releases, and
+#                       numbers drawn afresh; it prints the SEED of these, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one, and as many drawn by SEED; survivors are listed
 #   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
 #   make lint           ruff, mypy, and the schemas of the workflows
@@ -73,7 +73,7 @@ with_latest = if [ -x $(VENV_LATEST)/bin/python ] || [ -n "$$($(call find_python
 test-latest:
 	@$(call with_latest,run-latest)
 
-.PHONY: run-latest nightly-all nightly-fresh nightly-latest run-latest-all
+.PHONY: run-latest nightly-all nightly-fresh nightly-latest run-latest-gate
 run-latest: $(VENV_LATEST)/.with-tests
 	$(call PYTEST,$(VENV_LATEST)) -m "not slow"
 
@@ -90,10 +90,10 @@ nightly-fresh: $(VENV)/.with-all
 	TEST_SEED=$(SEED) $(call PYTEST,$(VENV)) -m drawn --hypothesis-profile=fresh --hypothesis-seed=$(SEED)
 
 nightly-latest:
-	@$(call with_latest,run-latest-all)
+	@$(call with_latest,run-latest-gate)
 
-run-latest-all: $(VENV_LATEST)/.with-tests
-	$(call PYTEST,$(VENV_LATEST))
+run-latest-gate: $(VENV_LATEST)/.with-tests
+	$(call PYTEST,$(VENV_LATEST)) -m "not nightly"
 
 test-lowest: $(VENV_LOWEST)/.with-tests
 	$(call PYTEST,$(VENV_LOWEST)) -m "not slow"

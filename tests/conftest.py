@@ -9,7 +9,6 @@ import pytest
 from tests import costs, tiers, xla
 
 xla.compile_quickly()
-MOST_MEMORY = 3 * 2**30  # of a test process; `make test-nightly` took three times as much
 
 # The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
 hypothesis.settings.register_profile(
@@ -34,10 +33,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
-    """Between two files: a long run compiles tens of thousands of programs, and JAX keeps each."""
-    between = nextitem is None or nextitem.path != item.path
-    if between and xla.resident_bytes() > MOST_MEMORY:
+def pytest_runtest_teardown():
+    """A long run compiles tens of thousands of programs, and JAX keeps each."""
+    if xla.is_nearly_full():
         jax.clear_caches()
         gc.collect()
 

@@ -130,8 +130,7 @@ def found(row: Row) -> dict:
     return {
         'moved': hlo.moved(text),
         'weights': weights * CALLS[row.call],
-        'collectives': [[c.opcode, c.size, c.turns] for c in moved],
-        'shapes': sorted({shape for c in moved for shape in c.shapes}),
+        'collectives': [[c.opcode, c.size, c.turns, c.shapes] for c in moved],
         'bytes': dtype.itemsize,
         'trace': shard,
         'whole trace': whole,
