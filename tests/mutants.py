@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         'a gate of a branch lets every cotangent back',
-        '_compiler/program/branches.py',
+        '_compiler/program/control_flow.py',
         'return jax.lax.select_n(taken, jax.lax.stop_gradient(x), x)',
         'return x + 0',
         'tests/gradients/test_control_flow.py -k cond_log_of_negative',
@@ -208,14 +208,14 @@ MUTANTS = [
     ),
     Mutant(
         'one sign for both factors of KF-RTRL',
-        '_rules/signs.py',
-        'return (a * e + b * q).astype(e.dtype)',
-        'return (abs(a) * e + abs(b) * q).astype(e.dtype)',
+        '_rules/uoro.py',
+        '_beside(pair, c, e) for c in (a, b))\n',
+        '_beside(pair, abs(c), e) for c in (a, b))\n',
         'tests/gradients/test_random_rules.py',
     ),
     Mutant(
         'the first slot of a wide trace is lost',
-        '_rules/kept.py',
+        '_rules/scopes.py',
         'there = (slots >= 0) &',
         'there = (slots > 0) &',
         'tests/gradients/test_wide_scopes.py',

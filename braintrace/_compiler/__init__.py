@@ -2,8 +2,7 @@
 
 from .analyse import analyse, check_learnable
 from .analysis.findings import readers
-from .equations.equation import Loop, Remat, is_complex, is_inexact
-from .filters import readouts, with_filter
+from .equations import Loop, Remat, is_complex, is_inexact
 from .graph import (
     Coordinates,
     Derived,
@@ -19,21 +18,21 @@ from .graph import (
 )
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
-from .own_diagonal import with_own_diagonal
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
 from .program.dataflow import forward, members, old_ancestors, reach
-from .program.leaves import (
-    abstract,
-    check_arrays,
-    describe_aval,
-    param_name,
-    path_key,
-    path_name,
-)
+from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
 from .program.program import Program
 from .program.tracing import depends
-from .rescoped import jointly, own_groups, paths_of, rescoped
+from .rewrites import (
+    jointly,
+    own_groups,
+    paths_of,
+    readouts,
+    rescoped,
+    with_filter,
+    with_own_diagonal,
+)
 
 __all__ = [
     'Coordinates',

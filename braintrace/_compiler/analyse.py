@@ -6,15 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from .._errors import CompileError, OptionError
-from .analysis.complex_states import split_among_real_states
-from .analysis.derived import find_derived
-from .analysis.findings import direct_parameters, find_findings
-from .analysis.groups_and_cuts import Positions, find_positions
+from .analysis.findings import direct_parameters, find_findings, split_alike
 from .analysis.lanes import carried_lanes
 from .analysis.ops import find_ops
-from .analysis.relations import find_relations
-from .analysis.stacked import split_alike
-from .equations.labels import has
+from .analysis.relations import (
+    Positions,
+    find_derived,
+    find_positions,
+    find_relations,
+    split_among_real_states,
+)
+from .equations import has
 from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
 from .policy import DEFAULT, Policy
 from .program.control_flow import (
@@ -25,13 +27,12 @@ from .program.control_flow import (
     refuse_ops_in_while,
     unroll,
 )
-from .program.copy_propagation import forward_copies
 from .program.dataflow import reached_groups
 from .program.flatten import Decisions, flatten
 from .program.leaves import describe_aval, path_name
-from .program.program import Program
+from .program.program import Program, forward_copies
 from .program.tracing import trace_step
-from .stacked_states.unstacking import MustSplit, taken_apart
+from .stacked_states import MustSplit, taken_apart
 
 
 def analyse(

@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     reason: str = ''
 
 
-# A kind, or ``kind:reason`` where one kind has several sentences. `_report/messages.py` fills the
+# A kind, or ``kind:reason`` where one kind has several sentences. `_report/rows.py` fills the
 # braces: {path} {group} {slot} {states} of the finding, {name} of its first equation, and so on.
 KINDS = {
     # ---- where a parameter's gradient comes from: each parameter has one of these ----

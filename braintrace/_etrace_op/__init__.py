@@ -4,7 +4,6 @@ from ._op import EtpOp
 from ._primitive import *
 from ._primitive import __all__ as _primitive
 from ._reverse import rule_reverse
-from ._sparsity import SparseStructure
 from ._spec import *
 from ._spec import __all__ as _spec
 from .automatic import AUTOMATIC, at_positions
@@ -14,10 +13,15 @@ from .einsums import FORMS as EINSUM_FORMS
 from .einsums import einsum, grouped_matmul
 from .elemwise import element_wise, etp_elemwise_p
 from .embedding import embedding, etp_embed_mm_p, etp_embed_mv_p
-from .factories import make_conv_op, make_einsum_op, make_elementwise_op, new_etp_primitive
-from .linear_factory import make_linear_op
+from .factories import (
+    make_conv_op,
+    make_einsum_op,
+    make_elementwise_op,
+    make_linear_op,
+    new_etp_primitive,
+)
 from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
-from .sparse import etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
+from .sparse import SparseStructure, etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
 
 __all__ = [
     *_primitive,

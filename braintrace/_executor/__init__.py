@@ -1,10 +1,9 @@
 """The executor: one compiled step as pure functions."""
 
-from .blocks import even
-from .dependence import Dependence, Numbers, dependence, lanes_meet
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .feedback import feedback_weights
 from .positions import gathered
+from .positive import Dependence, Numbers, dependence, lanes_meet
 from .shards import (
     Axes,
     axes_of,
@@ -16,7 +15,7 @@ from .shards import (
     varying,
     without_types,
 )
-from .traced_step import Steps, TracedStep
+from .traced_step import Steps, TracedStep, even
 from .transition import *
 from .transition import __all__ as _transition
 

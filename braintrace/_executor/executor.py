@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
 from .feedback import feedback_weights, moving_with, with_weights
-from .plan import EMPTY, probe_key
-from .planner import make_d_plan, make_plan
+from .plan import EMPTY, make_d_plan, make_plan, probe_key
 from .positions import compressed, gathered
 from .pull_backs import PullBack, Uncut, as_complex, completed
 

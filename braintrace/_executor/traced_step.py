@@ -1,21 +1,328 @@
 """A step that is traced once and run in a loop over time, each equation where it costs least (see
-:mod:`.partition`).
-"""
+:mod:`.partition`)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .blocks import Blocks
-from .partition import Dataflow, Partition, nbytes
+from .._compiler import properties_of
+from .partition import Dataflow, LoopPart, Partition, nbytes
 from .rewriting import rewritten
-from .sums import terms_of
+
+# sums over the steps of a block -------------------------------------------------------------------
+#
+# Sums of a step's values over the steps of a block.
+
+
+class Product(NamedTuple):
+    """A matrix product of two values of the step, and the linear equations that lead from it to a
+    term, innermost first: one product contracts the steps too.
+    """
+
+    eqn: Any
+    then: tuple = ()
+
+    @property
+    def wanted(self) -> list:
+        """The values that are wanted of each step."""
+        return self.eqn.invars
+
+    def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
+        """The sum over the steps that count."""
+        params = dict(self.eqn.params)
+        contracted, batch = params['dimension_numbers']
+        params['dimension_numbers'] = tuple(
+            tuple((*(d + 1 for d in dims), *also) for dims in pair)
+            for pair, also in ((contracted, (0,)), (batch, ()))
+        )
+        operands = [where_counted(counts, blocks.each(v, env, length)) for v in self.eqn.invars]
+        (total,) = _jax.bind(self.eqn.primitive, params, self.eqn.ctx, *operands)
+        for eqn in self.then:
+            (total,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, total)
+        return total
+
+
+class Single(NamedTuple):
+    """A value; where it is larger than the ``operands`` of which the equation ``eqn`` makes it, it
+    is made step by step.
+    """
+
+    value: Any
+    eqn: Any = None
+    operands: tuple = ()
+
+    @property
+    def wanted(self) -> list:
+        """The values that are wanted of each step."""
+        return [self.value] if self.eqn is None else list(self.operands)
+
+    def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
+        """The sum over the steps that count."""
+        if self.eqn is None:
+            return where_counted(counts, blocks.each(self.value, env, length)).sum(0)
+
+        def step(total, at):
+            values, here = at
+            inside = dict(zip(self.operands, values, strict=True))
+            blocks.evaluate([self.eqn], inside)
+            return total + where_counted(here, inside[self.value]), None
+
+        empty = jnp.zeros(self.value.aval.shape, self.value.aval.dtype)
+        return jax.lax.scan(step, empty, ([env[v] for v in self.operands], counts), length)[0]
+
+
+Term = list  # of products and singles
+
+
+def where_counted(counts: jax.Array | None, x: jax.Array) -> jax.Array:
+    """``x`` where a step counts (its axes come first), else zero."""
+    if counts is None:
+        return x
+    flags = counts.reshape(counts.shape + (1,) * (x.ndim - counts.ndim))
+    return jnp.where(flags, x, jnp.zeros((), x.dtype))
+
+
+def terms_of(v, flow: Dataflow) -> Term:
+    """A term as a sum of products and single values."""
+    eqn = None if isinstance(v, _jax.Literal) else flow.made.get(v)
+    if eqn is None or not flow.varies(v):
+        return [Single(v)]
+    if eqn.primitive.name == 'dot_general' and all(map(flow.varies, eqn.invars)):
+        return [Product(eqn)]
+    does = properties_of(eqn)
+    if does.sums:
+        parts = [part for x in eqn.invars for part in terms_of(x, flow)]
+        if any(isinstance(part, Product) for part in parts):
+            return parts
+    # an equation that is linear in its one operand and keeps its size can wait for the sum
+    one = len(eqn.invars) == 1 and math.prod(eqn.invars[0].aval.shape) == math.prod(v.aval.shape)
+    if one and does.linear is not None:
+        parts = terms_of(eqn.invars[0], flow)
+        if all(isinstance(part, Product) for part in parts):
+            return [part._replace(then=(*part.then, eqn)) for part in parts]
+    operands = tuple(flow.sources(v))
+    if operands and nbytes(v) > sum(map(nbytes, operands)):
+        return [Single(v, eqn, operands)]
+    return [Single(v)]
+
+
+# blocks of steps ----------------------------------------------------------------------------------
+#
+# The parts of a step run over time, block after block.
+
+
+BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
+Values = dict[Any, jax.Array]
+
+
+class Blocks:
+    """A partition with the values of its constants, and of the carries that never change."""
+
+    def __init__(self, parts: Partition, consts: Sequence, constant: Sequence, state: Sequence):
+        self.parts = parts
+        jaxpr = parts.jaxpr
+        given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
+        kept = zip(parts.old, state, parts.kept, strict=True)
+        self._constant: Values = dict(given) | {v: x for v, x, same in kept if same}
+        self.evaluate(parts.constant, self._constant)
+
+    def _read(self, v, env: Values):
+        if isinstance(v, _jax.Literal):
+            return _jax.literal(v)
+        return env[v] if v in env else self._constant[v]
+
+    def evaluate(self, equations: Iterable, env: Values) -> None:
+        for eqn in equations:
+            ins = [self._read(v, env) for v in eqn.invars]
+            outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            env.update(zip(eqn.outvars, outs, strict=True))
+
+    def each(self, v, rows: Values, length: int) -> jax.Array:
+        """The value of each step, time in front."""
+        if v in rows:
+            return rows[v]
+        x = jnp.asarray(self._read(v, {}))
+        return jnp.broadcast_to(x, (length, *x.shape))
+
+    def opened(self, row: Sequence, targets: Sequence) -> list:
+        """The targets of one step, made of its row."""
+        env = dict(zip(self.parts.rows, row, strict=True))
+        self.evaluate(self.parts.needed(filter(self.parts.varies, targets), env), env)
+        return [self._read(v, env) for v in targets]
+
+    # the steps ------------------------------------------------------------------------------------
+
+    def run(
+        self, state: list, at: list, length: int, counts, terms: list[Term], zeros: list
+    ) -> tuple:
+        """``(state, sums of the terms, rows)`` after some steps."""
+        size = even(length, min(length, most_steps(self.parts.block_bytes)))
+        # rows that are inputs are there already
+        stored = [v for v in self.parts.rows if v not in self.parts.inputs]
+
+        def block(carry, part):
+            (state, sums), (at, counted) = carry, part
+            number = len(at[0])
+            state, env = self._block(state, at, number)
+            totals = [[each.total(self, env, counted, number) for each in term] for term in terms]
+            sums = [reduce(operator.add, new, old) for new, old in zip(totals, sums)]
+            return (state, sums), [env[v] for v in stored]
+
+        # the first block has nothing to be added to
+        (state, sums), pieces = _scanned(block, (state, zeros), (at, counts), length, size)
+        rows = dict(zip(self.parts.inputs, at, strict=True))
+        rows |= dict(zip(stored, pieces, strict=True))
+        return state, sums, {v: rows[v] for v in self.parts.rows}
+
+    def _block(self, state: list, at: list, length: int) -> tuple[list, Values]:
+        """Some steps: the mapped equations all at once, the loops step by step."""
+        env: Values = dict(zip(self.parts.inputs, at, strict=True))
+        new = list(state)
+        for loop in self.parts.loops:
+            self._map(loop.outer, env)
+            moved, stacked = self._loop(loop, [state[k] for k in loop.carries], env, length)
+            env.update(zip(loop.stacked, stacked, strict=True))
+            for k, x in zip(loop.carries, moved, strict=True):
+                new[k] = x
+                env.update(self._shifted(k, x, env))
+        self._map(self.parts.mapped, env)
+        return new, env
+
+    def _shifted(self, k: int, last: jax.Array, env: Values) -> Values:
+        """The new values of a carry, where its old ones are stored: those of the next step."""
+        old, new = self.parts.old[k], self.parts.new[k]
+        if old not in env or isinstance(new, _jax.Literal) or new in env:
+            return {}
+        return {new: jnp.concatenate([env[old][1:], last[None]])}
+
+    def _step_of(self, loop: LoopPart, state: Sequence, at: Sequence) -> tuple[list, list]:
+        """The new carries of a loop, and what it stores of the step."""
+        olds = [self.parts.old[k] for k in loop.carries]
+        env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
+        self.evaluate(loop.equations, env)
+        news = [self._read(self.parts.new[k], env) for k in loop.carries]
+        return news, [env[v] for v in loop.stacked]
+
+    def _loop(self, loop: LoopPart, state: list, rows: Values, length: int) -> tuple[list, list]:
+        step = partial(self._step_of, loop)
+        at = [rows[v] for v in loop.outer]
+        if length == 1:
+            state, stacked = step(state, [x[0] for x in at])
+            return state, [x[None] for x in stacked]
+        return jax.lax.scan(step, state, at, length)
+
+    def _map(self, targets: Iterable, env: Values) -> None:
+        """The targets for all steps of a block, which ``env`` then holds."""
+        equations = self.parts.needed([v for v in targets if self.parts.varies(v)], env)
+        for map_run, run in itertools.groupby(equations, self._way):
+            map_run(list(run), env)
+
+    def _way(self, eqn) -> Callable:
+        """How an equation is evaluated for all steps."""
+        if keeps_its_order(eqn):
+            return self._one_by_one
+        shared = jax.device_count() > 1 and eqn.primitive.name == 'conv_general_dilated'
+        if shared and eqn.params['batch_group_count'] == 1:
+            x, kernel = map(self.parts.varies, eqn.invars)
+            return self._convolve if x and not kernel else self._at_once
+        return self._at_once
+
+    def _at_once(self, equations: list, env: Values) -> None:
+        self._map_run(equations, env, jax.vmap)
+
+    def _one_by_one(self, equations: list, env: Values) -> None:
+        self._map_run(equations, env, lambda step: partial(jax.lax.map, step))
+
+    def _convolve(self, equations: list, env: Values) -> None:
+        """Convolutions whose batch is time, mapped over the lanes. Mapped over time, JAX folds it
+        in front of the lanes, and devices that share these would gather the whole input.
+        """
+        for eqn in equations:
+            layout = eqn.params['dimension_numbers']
+            lanes, of_result = layout.lhs_spec[0], layout.out_spec[0]
+            kernel = self._read(eqn.invars[1], env)
+
+            def convolved(x, eqn=eqn, lanes=lanes, of_result=of_result, kernel=kernel):
+                x = jnp.moveaxis(x, 0, lanes)
+                (y,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, x, kernel)
+                return jnp.moveaxis(y, of_result, 0)
+
+            over_lanes = jax.vmap(convolved, 1 + lanes, 1 + of_result)
+            env[eqn.outvars[0]] = over_lanes(env[eqn.invars[0]])
+
+    def _map_run(self, equations: list, env: Values, mapped: Callable) -> None:
+        made = [v for eqn in equations for v in eqn.outvars]
+        reads = [v for eqn in equations for v in self.parts.sources(eqn.outvars[0])]
+        reads = list(dict.fromkeys(v for v in reads if v not in made))
+
+        def step(values):
+            inside = dict(zip(reads, values, strict=True))
+            self.evaluate(equations, inside)
+            return [inside[v] for v in made]
+
+        outs = mapped(step)([env[v] for v in reads])
+        env.update(zip(made, outs, strict=True))
+
+
+def _scanned(block: Callable, carry, xs, length: int, size: int):
+    """``block`` over parts of ``size`` steps, and over those that are left."""
+    whole, rest = divmod(length, size)
+    pieces = []
+    if whole == 1:
+        carry, got = block(carry, jax.tree.map(lambda a: a[:size], xs))
+        pieces.append(got)
+    else:
+        parts = jax.tree.map(lambda a: a[: whole * size].reshape(whole, size, *a.shape[1:]), xs)
+        carry, got = jax.lax.scan(block, carry, parts)
+        pieces.append(jax.tree.map(lambda a: a.reshape(whole * size, *a.shape[2:]), got))
+    if rest:
+        carry, got = block(carry, jax.tree.map(lambda a: a[whole * size :], xs))
+        pieces.append(got)
+    return carry, pieces[0] if len(pieces) == 1 else jax.tree.map(
+        lambda *each: jnp.concatenate(each), *pieces
+    )
+
+
+def keeps_its_order(eqn) -> bool:
+    """Whether an equation is run step by step, so that it does what it does in a loop: a branch
+    that is not taken does not run, and a generator whose numbers depend on a mapped axis draws the
+    same.
+    """
+    name = eqn.primitive.name
+    kinds = {str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, 'dtype')}
+    if name.startswith('random_') and any(k.startswith('key<') for k in kinds - {'key<fry>'}):
+        return True
+    return properties_of(eqn).alone or name.endswith('callback')
+
+
+def most_steps(bytes_of_one: int) -> int:
+    """The number of steps in a block: what they compute at once does not outgrow the memory that
+    an allocator keeps.
+    """
+    return max(1, BLOCK_BYTES // max(bytes_of_one, 1))
+
+
+def even(length: int, most: int) -> int:
+    """The largest part <= ``most`` that divides ``length``, so that one program serves all parts;
+    if that would more than double their number, the fewest parts instead.
+    """
+    fewest = -(-length // most)
+    return next(
+        (length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0),
+        -(-length // fewest),
+    )
+
+
+# the traced step ----------------------------------------------------------------------------------
 
 
 class Steps(NamedTuple):

@@ -8,6 +8,8 @@ from .configurations import (
     ETraceConfig,
     FixedRandomFeedback,
     KappaFilter,
+    MultiStepData,
+    SingleStepData,
 )
 from .evaluation import evaluate
 from .learners import (
@@ -34,7 +36,6 @@ from .learners import (
     compile_etrace_graph,
     pp_prop,
 )
-from .public_names import MultiStepData, SingleStepData
 from .states import ModelStates, check_model
 from .synthetic import (
     DNI,

@@ -37,11 +37,22 @@ from .._windows import (
 )
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .calls import Bound, Notices, substitute
-from .own_states import ETraceState, StructureState, SyntheticState, synthesizer_of
-from .public_names import PublicNames
+from .configurations import PublicNames
 from .sequences import Arguments, CallOptions, evolve, gradient, train
-from .states import CARRY, ModelStates, Path, Role, World, as_path, check_model
+from .states import (
+    CARRY,
+    ETraceState,
+    ModelStates,
+    Path,
+    Role,
+    StructureState,
+    SyntheticState,
+    World,
+    as_path,
+    check_model,
+    synthesizer_of,
+)
+from .step_functions import Bound, Notices, substitute
 
 # What to call where a model meets other shapes than it was compiled for.
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'

@@ -16,10 +16,9 @@ from .. import _jax
 from .._errors import OptionError, StructureError
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from .base import ETraceLearner
-from .calls import Bound
 from .learners import Lanes
 from .states import ModelStates, as_path
-from .step_functions import Touched
+from .step_functions import Bound, Touched
 
 
 def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:

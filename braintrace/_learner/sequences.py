@@ -44,9 +44,8 @@ from .._windows import (
     steps_of,
     strong,
 )
-from .calls import Bound, substituted
 from .states import CARRY, Role, discover
-from .step_functions import StepFunction, Touched, Values
+from .step_functions import Bound, StepFunction, Touched, Values, substituted
 
 
 class CallOptions(NamedTuple):

@@ -21,8 +21,8 @@ from .._windows import (
 )
 from ..rules import same_step
 from .base import ETraceLearner
-from .own_states import signal_shapes, synthesizer_of
 from .sequences import Arguments, CallOptions, gradient
+from .states import signal_shapes, synthesizer_of
 
 
 class DNI(ETraceLearner):

@@ -1,8 +1,7 @@
 """A compiled graph for people: the report, the explanation of one parameter, diagrams."""
 
-from .messages import message, placed
 from .report import Report, make_report, report
-from .rows import Share
-from .tables import summary
+from .rows import Share, message, placed
+from .texts import summary
 
 __all__ = ['Report', 'Share', 'make_report', 'message', 'placed', 'report', 'summary']

@@ -24,8 +24,9 @@ from .._compiler import (
 )
 from .._errors import OptionError
 from .._rules import held_dtype
-from .messages import FORGETS, GATE, chain_text, message, op_text, placed
 from .rows import (
+    FORGETS,
+    GATE,
     CutRow,
     DiagnosticRow,
     GroupRow,
@@ -33,6 +34,10 @@ from .rows import (
     ParameterRow,
     RelationRow,
     TraceRow,
+    chain_text,
+    message,
+    op_text,
+    placed,
 )
 
 CREDIT = 'credit whole: the signal follows every path of the step'

@@ -9,10 +9,9 @@ from .._compiler import ETraceGraph
 from .._rules import DRTRL, Rule
 from .._tables import as_html, as_text
 from . import contents
-from .explain import explain
 from .mermaid import to_mermaid
 from .rows import ReportData
-from .tables import summary, tables
+from .texts import explain, summary, tables
 
 
 class Report(ReportData):

@@ -1,18 +1,14 @@
 """Online learning rules as pure functions over factors."""
 
 from .contraction import same_step
-from .coordinates import by_pair
 from .d_rtrl import DRTRL
 from .es_d_rtrl import ESDRTRL
-from .feedback import Feedback, counting, uncounted
+from .feedback import Feedback, View, counting, uncounted
 from .influence import EveryPath, Reach
-from .lanes import anywhere, where_lanes
-from .no_history import NoHistory
+from .inside import NoHistory
+from .layout import anywhere, by_pair, held_dtype, read, where_lanes
 from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
-from .signs import Signs
-from .storage import held_dtype, read
-from .uoro import OneProduct
-from .view import View
+from .uoro import OneProduct, Signs
 
 __all__ = [
     'DRTRL',

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import ETraceGraph, OpUse, depends, is_complex
-from .coordinates import Pair, folded, pairs, to_y
+from .layout import Entry, Pair, folded, pairs, to_y
 from .rule import OpGradients, Weights
-from .storage import Entry
 
 
 class Groups(NamedTuple):

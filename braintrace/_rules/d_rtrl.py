@@ -15,15 +15,33 @@ from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import Vector, add
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
-from .coordinates import Pair, by_pair, pairs
-from .entries import apart, reads_weights, zeros
-from .lanes import gathered_once
-from .pending import SHORT, Pending, PendingSteps, Segment
-from .reading import has_reader, if_any, solve, solve_onto
-from .reverse_scan import Credit, backwards
+from .entries import (
+    Change,
+    apart,
+    has_kernel,
+    has_reader,
+    has_writer,
+    if_any,
+    reads_weights,
+    renewed,
+    renewed_if,
+    solve,
+    solve_onto,
+    zeros,
+)
+from .layout import (
+    Pair,
+    States,
+    Stored,
+    after,
+    by_pair,
+    entry_dtype,
+    gathered_once,
+    pairs,
+    stored_dtype,
+)
+from .pending import SHORT, Credit, Pending, PendingSteps, Segment, backwards
 from .rule import Network, OpGradients, PositionWise, Trace, Window
-from .storage import States, Stored, after, entry_dtype, stored_dtype
-from .writing import Change, has_kernel, has_writer, renewed, renewed_if
 
 CACHED = 2**24  # bytes that a processor's last cache may hold
 SMALL = 2**22  # bytes of a trace that a single step may as well write

@@ -1,27 +1,48 @@
-"""A trace entry, and how steps make it with the rules of the op's own primitive.
-
-A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array for
-each state, which XLA can write in place. In between an entry is a vector of the algebra of D: for
-each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at a relation's
-coordinates.
-"""
+"""Entries of a trace: their shapes, how they are read and written."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Coordinates, OpUse, abstract, depends
+from .. import _jax
+from .._compiler import Coordinates, OpUse, abstract, depends, is_complex
 from .._errors import RuleContractError
-from .._executor import Transition, Vector, add, apply
-from .contraction import finite, in_parts, op_gradient, outside_loops
-from .coordinates import Pair, folded, mapped_over_added
-from .storage import Entry, States
+from .._executor import Transition, Vector, add, apply, compose, dense, dot, is_read
+from .contraction import by_group, finite, in_parts, op_gradient, outside_loops
+from .layout import (
+    Entry,
+    Pair,
+    States,
+    Stored,
+    after,
+    anywhere,
+    by_name,
+    by_state,
+    folded,
+    is_plain,
+    mapped_over_added,
+    one_lane,
+    stored,
+    without_added,
+)
+
+# entries ------------------------------------------------------------------------------------------
+#
+# A trace entry, and how steps make it with the rules of the op's own primitive.
+#
+# A fresh entry comes from ``init_drtrl`` with the states in a last axis; a trace stores one array
+# for each state, which XLA can write in place. In between an entry is a vector of the algebra of D:
+# for each state its arrays by trainable name, multiplied by ``yw_to_w``. Factors stand at a
+# relation's coordinates.
+
 
 # the empty trace -----------------------------------------------------------------------------
 
@@ -203,3 +224,425 @@ def reads_weights(pair: Pair) -> bool:
 
     d = jax.ShapeDtypeStruct(coords.shape, op.y_aval.dtype)
     return any(depends(one, list(op.weight_avals.values()), op.x_aval, d))
+
+
+# reading ------------------------------------------------------------------------------------------
+#
+# ``< signal , e >``: the gradient of the weights, read from a stored entry.
+
+
+FUSED_STREAMS = 4  # lanes times states that are summed in one expression, which XLA fuses
+
+
+def solve(
+    op: OpUse, coords: Coordinates, signal: Vector, old: Stored, weights: Entry, groups: int = 0
+) -> Entry:
+    """``< signal , e >`` of one entry, summed over states and lanes; of so many groups of lanes
+    apart.
+    """
+    some = next((x for x in signal if x is not None), None)
+    if some is None:
+        zeros = {n: jnp.zeros(a.shape, a.dtype) for n, a in op.weight_avals.items()}
+        return jax.tree.map(lambda z: jnp.stack([z] * groups) if groups else z, zeros)
+    moved = transport(op, coords)
+    own = op.primitive.optional_rule('solve_drtrl')
+
+    def rule(signal, entry):
+        return _real(op, moved(signal, entry))
+
+    def of_lanes(signal, numbers):
+        if own is not None:
+            return _by_own_rule(op, coords, signal, numbers, weights)
+        total = dot(signal, by_state(numbers), rule)
+        return {n: _summed(op, coords, g) for n, g in total.items()}
+
+    def all_at_once():
+        return of_lanes(signal, old.numbers)
+
+    def lane_by_lane():
+        def of_lane(b):
+            total = dot(one_lane(signal, b), by_state(old.lane(b).numbers), rule)
+            return {n: g[0] for n, g in total.items()}
+
+        states = sum(x is not None for x in signal)
+        return _sum_over_lanes(of_lane, some.shape[0], max(1, FUSED_STREAMS // states))
+
+    if groups:
+        return by_group(groups, of_lanes, 0, signal, old.numbers)
+    if is_by_sample(op, coords) and some.ndim and some.shape[0]:
+        return _jax.platform_dependent(cpu=lane_by_lane, default=all_at_once)
+    return all_at_once()
+
+
+def has_reader(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have code of its own that reads this entry."""
+    return bool(op.primitive.trace_reader) and is_plain(op, coords)
+
+
+def solve_onto(
+    onto: Entry,
+    op: OpUse,
+    coords: Coordinates,
+    signal: Vector,
+    old: Stored,
+    weights: Entry,
+    groups: int = 0,
+) -> Entry:
+    """``onto + < signal , e >`` by the op's own code on platforms that have it."""
+    if all(x is None for x in signal):
+        return onto
+
+    def default(onto, signal, entry, alive):
+        def read():
+            found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights, groups)
+            return {n: g.astype(onto[n].dtype) for n, g in found.items()}
+
+        return jax.tree.map(operator.add, onto, read() if groups else if_any(alive, read))
+
+    def by(reader):
+        def run(*operands):
+            return {**default(*operands), **reader(*operands, **op.params)}
+
+        return run
+
+    operands = onto, signal, old.entry, old.alive
+    if groups:
+        return default(*operands)
+    readers = {platform: by(reader) for platform, reader in op.primitive.trace_reader.items()}
+    return _jax.platform_dependent(*operands, default=default, **readers)
+
+
+def if_any(alive: jax.Array, read: Callable):
+    """``read()``, which gives zeros while no lane has a past; on a CPU it is skipped then."""
+
+    def skipped():
+        shapes = jax.eval_shape(read)
+        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)  # noqa: E731
+        return jax.lax.cond(anywhere(alive), read, none)
+
+    return _jax.platform_dependent(cpu=skipped, default=read)
+
+
+def _by_own_rule(
+    op: OpUse, coords: Coordinates, signal: Vector, numbers: States, weights: Entry
+) -> Entry:
+    """The gradient by the primitive's ``solve_drtrl``, whose layout is not the parameter's."""
+    own, weights = op.primitive.bound_rule('solve_drtrl', op.params, 'D_RTRL'), finite(op, weights)
+    axis = coords.axis
+    rule = mapped_over_added(lambda d, e: _real(op, own(d, e, weights)), (coords.added, 0), axis)
+    total = dot(signal, by_state(numbers), rule)
+    return {n: g.sum(tuple(range(coords.added))) for n, g in total.items()}
+
+
+def _real(op: OpUse, entry: Entry) -> Entry:
+    """A product of a signal and an entry: the real part of it for a real weight."""
+    avals = op.weight_avals
+    return {n: e if is_complex(avals[n]) else jnp.real(e) for n, e in entry.items()}
+
+
+def _summed(op: OpUse, coords: Coordinates, x: jax.Array) -> jax.Array:
+    """An entry, summed over its lanes and over added axes to the parameter's shape."""
+    x = without_added(coords, x)
+    return x.sum(0) if op.primitive.batched else x
+
+
+def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
+    """``sum_b of_lane(b)``, so many lanes in one expression: lanes often begin at the same place of
+    a processor's cache, so that few of them can be read at once.
+    """
+    plus = functools.partial(jax.tree.map, operator.add)
+
+    of_lane = jax.jit(of_lane, inline=True)  # traced once
+
+    def block(start, number):
+        return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
+
+    # the lanes that fill no block, then a loop over blocks
+    whole, rest = divmod(lanes, fused)
+    first = block(whole * fused, rest) if rest else block(0, fused)
+    blocks = jnp.arange(0 if rest else 1, whole, dtype=jnp.int32)
+    if not blocks.size:
+        return first
+    return jax.lax.scan(
+        lambda total, i: (plus(total, block(i * fused, fused)), None), first, blocks
+    )[0]
+
+
+# writing ------------------------------------------------------------------------------------------
+#
+# Steps that are written into a stored entry: in one pass over it, lane by lane, or by a kernel.
+
+
+FEW_ROWS = 8  # rows that are multiplied out in the one pass that writes the entry
+SMALL_LANE = 2**15  # bytes of a lane that may as well be copied
+
+
+class Change(NamedTuple):
+    """The change of one entry; factors are at its relation's coordinates.
+
+    e <- p e + sum over rows k of x_k (x) q_k
+    """
+
+    p: Transition
+    x: jax.Array | None
+    q: Vector
+
+    @property
+    def rows(self) -> int:
+        """The number of steps in ``x`` and ``q``."""
+        return next((len(a) for a in self.q if a is not None), 0)
+
+    def row(self, k: int) -> tuple:
+        """x and q of one step."""
+        return jax.tree.map(lambda a: a[k], (self.x, self.q))
+
+    def lane(self, b) -> Change:
+        """The change of one lane, with an axis of size 1."""
+        return Change(one_lane(self.p, b), *one_lane((self.x, self.q), b, 1))
+
+
+Changes = tuple[Change, ...]  # one after the other
+
+
+def renewed(
+    op: OpUse, coords: Coordinates, old: Stored, changes: Changes, weights: Entry, t: jax.Array
+) -> States:
+    """The stored entry after some changes, at step count ``t``."""
+    rows = max(change.rows for change in changes)
+    if rows == 1 and len(changes) == 1 and _fits_kernel(op, coords, changes[0]):
+        return _by_kernel(op, coords, old, changes[0], weights)
+
+    def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
+        """The new entry; ``summed(change)`` is its sum over rows."""
+        for change in changes:
+            entry = added(carry(op, coords, change.p, entry), summed(change))
+        return entry
+
+    def multiplied_out(change):
+        made = [instant(op, coords, *change.row(k), weights) for k in range(change.rows)]
+        return functools.reduce(added, made) if made else (None,) * len(change.q)
+
+    def contracted(change):
+        return accumulate(op, coords, change.x, change.q, weights)
+
+    def of_one_lane(change):
+        return _of_one_lane(op, change, weights)
+
+    def all_at_once(entry, order=None):
+        here = old._replace(entry=entry)
+        summed = multiplied_out if few and not sparse else contracted
+        return _state_by_state(here, changes, lambda *at: new(*at, summed), order, t)
+
+    def lane_by_lane(entry):
+        return _over_lanes(old._replace(entry=entry), changes, lambda *at: new(*at, of_one_lane))
+
+    few, order, sparse = rows <= FEW_ROWS, _order(changes), bool(op.primitive.structure)
+    terms = max(sum(x is not None for x in row) for row in changes[0].p)
+    # one row for states that are made of several: XLA's code for it is slower than lane by lane
+    if few and (sparse or (order is not None and (terms < 2 or rows > 1))):
+        return all_at_once(old.entry, order)
+    if is_by_sample(op, coords) and coords.shape and coords.shape[0]:
+        lane = sum(e.nbytes for e in jax.tree.leaves(old.entry)) // coords.shape[0]
+        if not few or lane > SMALL_LANE:
+            return _jax.platform_dependent(old.entry, cpu=lane_by_lane, default=all_at_once)
+    return all_at_once(old.entry)
+
+
+def renewed_if(
+    flag: jax.Array | None,
+    op: OpUse,
+    coords: Coordinates,
+    old: Stored,
+    changes: Changes,
+    weights: Entry,
+    t: jax.Array,
+) -> States:
+    """The stored entry after some changes where the flag is set (None: always), else as it was, by
+    the op's own code on platforms that have it. Then nothing passes a branch, where XLA copies it.
+    """
+
+    always = flag is None
+
+    def new(changes, entry, alive):
+        return renewed(op, coords, Stored(entry, alive, old.dtype), changes, weights, t)
+
+    def default(flag, changes, entry, alive):
+        """In a loop of one turn or none: XLA copies what passes the branches of ``lax.cond``."""
+        if always:
+            return new(changes, entry, alive)
+
+        def turn(_, entry):
+            # the barrier keeps what is made of the changes inside the loop
+            entry, *others = jax.lax.optimization_barrier((entry, changes, alive))
+            return new(others[0], entry, others[1])
+
+        return jax.lax.fori_loop(0, flag.astype(jnp.int32), turn, entry)
+
+    def by(writer):
+        def run(flag, changes, entry, alive):
+            found = writer(flag, changes, entry, alive, **op.params)
+            if not found:
+                return default(flag, changes, entry, alive)
+            # XLA leaves out what a branch makes in vain
+            others = jax.lax.cond(flag, lambda e: new(changes, e, alive), lambda e: e, entry)
+            return {**others, **found}
+
+        return run
+
+    writers = {platform: by(writer) for platform, writer in op.primitive.trace_writer.items()}
+    flag = jnp.ones((), bool) if always else flag
+    operands = flag, changes, old.entry, old.alive
+    return _jax.platform_dependent(*operands, default=default, **writers)
+
+
+def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
+    """Whether a kernel can write a change: it knows values of y's dtype, not the derivative of a
+    complex state by a real y.
+    """
+    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
+    return alike and has_kernel(op, coords)
+
+
+def _of_one_lane(op: OpUse, change: Change, weights: Entry) -> Vector:
+    """The sum over rows of a change of one lane, in one contraction."""
+
+    def made(d):
+        return op_gradient(op, change.x, d, weights)
+
+    of_states = (None if d is None else in_parts(op, made, d) for d in change.q)
+    return tuple(jax.tree.map(lambda e: e[None], e) for e in of_states)
+
+
+def _order(changes: Changes) -> list[int] | None:
+    """An order of the states in which each is read for the last time when it is written, if there
+    is one.
+    """
+    reads = functools.reduce(lambda p, change: compose(change.p, p), changes[1:], changes[0].p)
+    left, order = list(range(len(reads))), []
+    while left:
+        free = [s for s in left if all(reads[r][s] is None for r in left if r != s)]
+        if not free:
+            return None
+        order.append(free[0])
+        left.remove(free[0])
+    return order
+
+
+def _state_by_state(
+    old: Stored, changes: Changes, new: Callable, order: list[int] | None, t: jax.Array
+) -> States:
+    """All lanes at once, one state after the other in an order in which XLA can write in place."""
+    numbers, first = by_state(old.numbers), changes[0]
+    if order is None or len(order) == 1:
+        return _stored(new(numbers, changes), old.entry)
+    made: list = [None] * len(order)
+    for state in order:
+        wanted = [s == state for s in range(len(order))]
+        made[state] = new(numbers, _wanted((first, *changes[1:]), wanted))[state]
+        if state != order[-1]:
+            first = first._replace(p=after(made[state], t, first.p))
+    return _stored(tuple(made), old.entry)
+
+
+def _wanted(changes: Changes, wanted: list[bool]) -> Changes:
+    """What makes the wanted states: the rest of the changes is left out."""
+    found: list[Change] = []
+    for change in reversed(changes):
+        p = tuple(
+            row if there else (None,) * len(row)
+            for row, there in zip(change.p, wanted, strict=True)
+        )
+        q = tuple(a if there else None for a, there in zip(change.q, wanted, strict=True))
+        found.insert(0, Change(p, change.x, q))
+        wanted = is_read(p)
+    return tuple(found)
+
+
+def _over_lanes(old: Stored, changes: Changes, new: Callable) -> States:
+    """Each lane in turn: one product of matrices, written in place.
+
+    A lane's old numbers are read one turn ahead. Each new state is made of several old ones, so
+    XLA would copy all of them to write one of them.
+    """
+    lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
+
+    def lane(entry, b):
+        read = {
+            n: tuple(e if there else None for e, there in zip(es, needed, strict=True))
+            for n, es in entry.items()
+        }
+        return one_lane(read, b)
+
+    def write(b, carried):
+        entry, numbers = carried
+        here = Stored(numbers, old.alive_in(b), old.dtype)
+        made = new(by_state(here.numbers), tuple(change.lane(b) for change in changes))
+        entry = _stored(made, entry, lambda e, x: jax.lax.dynamic_update_slice_in_dim(e, x, b, 0))
+        return entry, lane(entry, jnp.minimum(b + 1, lanes - 1))
+
+    return jax.lax.fori_loop(0, lanes, write, (old.entry, lane(old.entry, 0)))[0]
+
+
+def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:
+    """The new numbers as the entry stores them; a state that is zero by structure stays."""
+    return {
+        n: tuple(
+            e if x is None else put(e, stored(x, e.dtype))
+            for x, e in zip(of_name, entry[n], strict=True)
+        )
+        for n, of_name in by_name(new, entry).items()
+    }
+
+
+def has_kernel(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have a kernel that writes one step into this entry."""
+    return bool(op.primitive.trace_kernel) and is_plain(op, coords)
+
+
+def has_writer(op: OpUse, coords: Coordinates) -> bool:
+    """Whether a platform may have code of its own that writes pending steps into this entry."""
+    return bool(op.primitive.trace_writer) and is_plain(op, coords)
+
+
+def _by_kernel(
+    op: OpUse, coords: Coordinates, old: Stored, change: Change, weights: Entry
+) -> States:
+    """One step, written by a kernel, to which the states are a last axis, on platforms that have
+    one.
+    """
+    x, q = change.row(0)
+
+    def default(p, q, x, weights, entry):
+        entry = Stored(entry, old.alive, old.dtype)
+        moved = carry(op, coords, p, by_state(entry.numbers))
+        return _stored(added(moved, instant(op, coords, x, q, weights)), entry.entry)
+
+    def by(kernel):
+        def run(p, q, x, weights, entry):
+            numbers = old._replace(entry=entry).numbers
+            trace = {n: jnp.stack(e, -1) for n, e in numbers.items()}
+            d, f = (dense(tree, coords.shape, op.y_aval.dtype) for tree in (p, q))
+            new = kernel(d, trace, f, x, weights, **op.params)
+            _check_kernel(op, trace, new)
+            return {
+                n: tuple(stored(new[n][..., s], e.dtype) for s, e in enumerate(es))
+                for n, es in entry.items()
+            }
+
+        return run
+
+    kernels = {platform: by(kernel) for platform, kernel in op.primitive.trace_kernel.items()}
+    operands = (change.p, q, x, weights, old.entry)
+    return _jax.platform_dependent(*operands, default=default, **kernels)
+
+
+def _check_kernel(op: OpUse, trace: Entry, new) -> None:
+    """Refuse a kernel's result that is no trace like the kernel's argument."""
+    wanted, is_dict = {n: e.shape for n, e in trace.items()}, isinstance(new, Mapping)
+    of_dict = {n: jnp.shape(e) for n, e in new.items()} if is_dict else {}
+    found = of_dict if is_dict else {'no dict': type(new).__name__}
+    if wanted != found:
+        raise RuleContractError(
+            f'{op.where}: a trace kernel of {op.primitive.name} must return a trace like '
+            f'the one given: {wanted} expected, {found} found.'
+        )

@@ -18,14 +18,10 @@ from .._compiler import ETraceGraph, HiddenGroup
 from .._errors import OptionError
 from .._executor import Signals
 from .contraction import add_gradients, same_step
-from .coordinates import Pair, by_pair, pairs
-from .kept import Flows, derivatives, flow, kept
-from .lanes import of_rows, where_lanes
-from .reverse_scan import reset_later
+from .layout import Pair, after, by_pair, of_rows, pairs, where_lanes
+from .pending import reset_later
 from .rule import Network, OpGradients, Trace, Window, WritesAtOnce
-from .scopes import all_numbers, reached_numbers
-from .slots import Slots
-from .storage import after
+from .scopes import Flows, Slots, all_numbers, derivatives, flow, kept, reached_numbers
 
 
 class Moved(NamedTuple):

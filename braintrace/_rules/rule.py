@@ -13,8 +13,7 @@ import numpy as np
 from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import Executor, Factors, Signals, Steps, Vector
-from .feedback import Feedback
-from .view import View
+from .feedback import Feedback, View
 
 MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
 Weights = dict[str, dict[str, jax.Array]]

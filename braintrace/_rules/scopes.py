@@ -1,9 +1,13 @@
-"""Which hidden numbers the entries of a trace keep, beyond their own position."""
+"""What a wide rule keeps beside the own position: selections, slots, scopes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import (
@@ -20,7 +24,245 @@ from .._compiler import (
     rescoped,
 )
 from .._errors import NotSupportedError
-from .._executor import Dependence, Numbers, dependence
+from .._executor import Dependence, Executor, Numbers, dependence
+from .entries import accumulate, solve, transport, zeros
+from .layout import Entry, Pair, Stored, by_pair, entry_dtype, pairs, to_y, where_lanes
+
+# selections ---------------------------------------------------------------------------------------
+#
+# Between the hidden numbers of a step and those that an entry of a trace keeps.
+
+
+Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
+
+
+def flow(pair: Pair) -> str:
+    """The name of what moves by one transition."""
+    name = pair.group.name
+    return name if pair.group.kept.rows is None else f'{pair.relation.key} -> {name}'
+
+
+def derivatives(executor: Executor, at: tuple) -> tuple[Flows, dict[str, dict]]:
+    """D of each flow, and D_f of each pair, of the step ``at``."""
+    graph = executor.graph
+    scope, numbers = graph.scope, Numbers.of(graph)
+    uncut = executor.uncut(*at)
+    m = int(scope.colours.max(initial=-1)) + 1
+    ones = numbers.split(np.eye(m)[:, scope.colours])
+    basis = [jnp.asarray(b, h.dtype) for b, h in zip(ones, uncut.new, strict=True)]
+    old, to_y = jax.vmap(uncut.pull)(basis)
+    old = numbers.joined(old)
+    d: Flows = {}
+    for pair in pairs(graph):
+        if flow(pair) not in d:
+            d[flow(pair)] = _transition(graph, pair, old)
+    return d, by_pair(graph, lambda pair: _fed(graph, numbers, pair, to_y, uncut.along))
+
+
+def _transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
+    """D of a carrier from the VJPs ``old`` of each colour."""
+    scope, own = graph.scope, pair.group.kept
+    if own.rows is None:
+        at = own.numbers
+        found = jnp.moveaxis(old[scope.colours[at]], 0, -2)[..., at]
+        return jnp.where(scope.reads[np.ix_(at, at)], found, 0)
+    rows = np.moveaxis(own.rows, -1, 0)
+    new, past = np.broadcast_arrays(rows[:, None], rows[None])
+    there = (new >= 0) & (past >= 0) & scope.reads[new, past]
+    lanes = _lanes(pair)
+    found = old[
+        (scope.colours[new][:, :, None], lanes, past[:, :, None])
+        if lanes is not None
+        else (scope.colours[new], past)
+    ]
+    return jnp.where(there[:, :, None] if lanes is not None else there, found, 0)
+
+
+def _lanes(pair: Pair) -> np.ndarray | None:
+    """The number of each lane, before the axes of y in a lane."""
+    if not pair.laned:
+        return None
+    lanes, *others = pair.coords.shape
+    return np.arange(lanes).reshape(lanes, *(1 for _ in others))
+
+
+def _fed(
+    graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
+) -> jax.Array:
+    """D_f of a pair: ``(K, *coords)``."""
+    scope, own, key = graph.scope, pair.group.kept, pair.relation.key
+    if pair.laned and key not in scope.laned:
+        rows = _fed_in_each_lane(graph, numbers, pair, along(key))
+    else:
+        rows = to_y[key][scope.colours]
+    if own.rows is None:
+        rows, there = rows[own.numbers], scope.feeds[key][own.numbers]
+    else:
+        slots = np.moveaxis(own.rows, -1, 0)
+        at = np.indices(slots.shape)[1:]
+        there = (slots >= 0) & scope.feeds[key][(slots, *at)]
+        lanes = _lanes(pair)
+        if lanes is not None:
+            rows = rows[(slots[:, None], lanes, *(a[:, None] for a in at))]
+        else:
+            rows = rows[(slots, *at)]
+    return jnp.where(there[:, None] if pair.laned else there, rows, 0)
+
+
+def _fed_in_each_lane(
+    graph: ETraceGraph, numbers: Numbers, pair: Pair, along: Callable
+) -> jax.Array:
+    """``(N, lanes, *y)`` of a y without lanes, of one element after the other."""
+    shape = pair.op.y_aval.shape
+    each = np.eye(int(np.prod(shape))).reshape(-1, *shape)
+    real = jnp.finfo(pair.op.y_aval.dtype).dtype
+    found = jax.vmap(along)(jnp.asarray(each, real))
+    rows = numbers.joined([found[c] for c in graph.states])
+    return jnp.moveaxis(rows, 0, -1).swapaxes(0, 1).reshape(-1, *numbers.front, *shape)
+
+
+def kept(graph: ETraceGraph, of_groups: dict) -> Flows:
+    """Signals by group and state at the numbers of each own."""
+    numbers = Numbers.of(graph)
+    of_state = {
+        c: s for g in graph.hidden_groups for c, s in zip(g.states, of_groups[g.name], strict=True)
+    }
+    avals = [graph.program.avals[graph.program.carry[c]] for c in graph.states]
+    every = numbers.joined(
+        [
+            jnp.zeros(a.shape, a.dtype) if of_state[c] is None else of_state[c]
+            for c, a in zip(graph.states, avals, strict=True)
+        ]
+    )
+    return {flow(pair): _kept(pair, every) for pair in pairs(graph)}
+
+
+def _kept(pair: Pair, every: jax.Array) -> jax.Array:
+    """A signal at all hidden numbers, at those that a pair keeps."""
+    own = pair.group.kept
+    if own.rows is None:
+        return every[..., own.numbers]
+    slots, lanes = np.moveaxis(own.rows, -1, 0), _lanes(pair)
+    found = every[slots] if lanes is None else every[lanes, slots[:, None]]
+    return jnp.where(slots >= 0 if lanes is None else slots[:, None] >= 0, found, 0)
+
+
+# slots --------------------------------------------------------------------------------------------
+#
+# Entries of a trace that keep many hidden numbers, as one array with an axis of slots.
+#
+# A stored array has its slots behind the lanes, or first where it has no lanes. Vectors and
+# transitions of a relation have slots in front of its coordinates: ``(K, *y)`` and ``(K, K, *y)``;
+# where every element of y keeps the same numbers they are ``(lanes, K)`` and ``(lanes, K, K)``.
+
+
+EINSUM = functools.partial(jnp.einsum, precision='highest')
+
+TOGETHER = 8  # slots that are summed in one expression, which XLA fuses
+
+
+class Slots:
+    """The algebra of the entries of a relation with one carrier."""
+
+    def __init__(self, pair: Pair):
+        self.pair, self.op, self.coords = pair, pair.op, pair.coords
+        self.number, self.shared = pair.group.num_state, pair.group.kept.rows is None
+        self.axis = int(pair.laned)  # of the slots of a stored array
+
+    def zeros(self) -> Entry:
+        """The empty entry: ``init_drtrl``, the states as slots."""
+        entry = zeros(self.op, self.coords, self.number)
+        dtype = self.pair.group.dtype
+        return {
+            n: jnp.moveaxis(e, -1, self.axis).astype(entry_dtype(e.dtype, dtype))
+            for n, e in entry.items()
+        }
+
+    def alive(self, entry: Entry, flags: jax.Array) -> Entry:
+        """The entry, zero in lanes without a past."""
+        return {n: where_lanes(flags, self.pair.laned, e) for n, e in entry.items()}
+
+    def in_lanes(self, flags: jax.Array, values: jax.Array) -> jax.Array:
+        """A vector or transition of the carrier, zero but in the flagged lanes."""
+        axis = 0 if self.shared else values.ndim - len(self.coords.shape)
+        return where_lanes(flags, self.pair.laned, values, axis)
+
+    def identity(self, dtype) -> jax.Array:
+        one = jnp.eye(self.number, dtype=dtype)
+        if self.shared:
+            lanes = self.coords.shape[: self.axis]
+            return jnp.broadcast_to(one, (*lanes, *one.shape))
+        one = one.reshape(*one.shape, *(1 for _ in self.coords.shape))
+        return jnp.broadcast_to(one, (*one.shape[:2], *self.coords.shape))
+
+    def pulled(self, signal: jax.Array, p: jax.Array) -> jax.Array:
+        """``lam D``: a signal through a transition."""
+        return EINSUM('...k,...kj->...j' if self.shared else 'k...,kj...->j...', signal, p)
+
+    def joined(self, later: jax.Array, p: jax.Array) -> jax.Array:
+        """The product of two transitions."""
+        return EINSUM('...ik,...kj->...ij' if self.shared else 'ik...,kj...->ij...', later, p)
+
+    def pushed(self, p: jax.Array, df: jax.Array) -> jax.Array:
+        """``p D_f``: what h owes to y after a transition."""
+        if not self.shared:
+            return EINSUM('ik...,k...->i...', p, df)
+        return EINSUM('bik,kb...->ib...' if self.axis else 'ik,k...->i...', p, df)
+
+    def sent(self, signal: jax.Array, df: jax.Array) -> jax.Array:
+        """``lam D_f`` at y."""
+        if not self.shared:
+            found = (signal * df).sum(0)
+        else:
+            found = EINSUM('bk,kb...->b...' if self.axis else 'k,k...->...', signal, df)
+        return to_y(self.pair, found)
+
+    def moved(self, p: jax.Array, entry: Entry) -> Entry:
+        """``p e``: slot k is the sum over slots j of ``yw_to_w(p[k, j], e_j)``."""
+        if self.shared:
+            sums = 'bkj,bj...->bk...' if self.axis else 'kj,j...->k...'
+            return {n: EINSUM(sums, p, e).astype(e.dtype) for n, e in entry.items()}
+        first = {n: jnp.moveaxis(e, self.axis, 0) for n, e in entry.items()}
+        moved = jax.lax.map(functools.partial(self._sum, entry=first), p)
+        return {n: jnp.moveaxis(e, 0, self.axis).astype(entry[n].dtype) for n, e in moved.items()}
+
+    def _sum(self, row: jax.Array, entry: Entry) -> Entry:
+        """The sum over slots of ``yw_to_w(row_j, e_j)``, slots first."""
+        rule = transport(self.op, self.coords)
+
+        def plus(total, at):
+            return jax.tree.map(jnp.add, total, rule(*at)), None
+
+        like = jax.eval_shape(rule, *jax.tree.map(lambda a: a[0], (row, entry)))
+        none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+        return jax.lax.scan(plus, none, (row, entry), unroll=min(self.number, TOGETHER))[0]
+
+    def fresh(self, xs, pushes: jax.Array, weights: Entry) -> Entry:
+        """``sum_t x_t (x) push_t``: time in front, then slots."""
+
+        def one(push):
+            (entry,) = accumulate(self.op, self.coords, xs, (push,), weights)
+            return entry
+
+        found = jax.vmap(one, 1)(pushes)
+        return {n: jnp.moveaxis(e, 0, self.axis) for n, e in found.items()}
+
+    def read(self, signal: jax.Array, entry: Entry, weights: Entry) -> Entry:
+        """``< signal , e >``, summed over slots, lanes and y."""
+        if self.shared:
+            sums = 'bk,bk...->b...' if self.axis else 'k,k...->...'
+            total = {n: EINSUM(sums, signal, e).astype(e.dtype) for n, e in entry.items()}
+        else:
+            total = self._sum(signal, {n: jnp.moveaxis(e, self.axis, 0) for n, e in entry.items()})
+        dtype = self.op.y_aval.dtype
+        old = Stored({n: (e,) for n, e in total.items()}, jnp.array(True), dtype)
+        return solve(self.op, self.coords, (jnp.ones(self.coords.shape, dtype),), old, weights)
+
+
+# scopes -------------------------------------------------------------------------------------------
+#
+# Which hidden numbers the entries of a trace keep, beyond their own position.
+
 
 BETWEEN = 'influence between groups of hidden states, beyond the current step'
 
@@ -213,7 +455,7 @@ def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarra
         for carrier in relation.groups:
             for rows in _distinct(carrier.kept):
                 reads[np.ix_(rows, rows)] = True
-            here |= _kept(carrier.kept, here.shape)
+            here |= _where_kept(carrier.kept, here.shape)
         feeds[relation.key] = here & found.feeds[relation.key]
     return reads & found.reads, feeds
 
@@ -226,7 +468,7 @@ def _distinct(kept: Kept) -> list[np.ndarray]:
     return [row[row >= 0] for row in rows]
 
 
-def _kept(kept: Kept, shape: tuple[int, ...]) -> np.ndarray:
+def _where_kept(kept: Kept, shape: tuple[int, ...]) -> np.ndarray:
     """``(N, *y)``: whether an element of y keeps a number."""
     found = np.zeros((shape[0], int(np.prod(shape[1:]))), bool)
     if kept.rows is None:

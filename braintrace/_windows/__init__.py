@@ -1,13 +1,15 @@
 """The loop over time: a step under observation, walked along a sequence in windows."""
 
-from .arguments import (
+from .options import (
     CARRIES,
     LOSS_OUTPUTS,
     NOT_FINITE,
     REDUCTIONS,
+    Penalised,
     check_choice,
     check_flags,
     check_inside,
+    check_loss,
     check_mask,
     check_opt_state,
     check_optimizer,
@@ -17,12 +19,15 @@ from .arguments import (
     did_you_mean,
     first_order,
     length_of,
+    modulated,
+    penalty_of,
     signature,
+    task_loss,
+    total_loss,
     tree_bytes,
     weighed,
     zero_gradient,
 )
-from .losses import Penalised, check_loss, modulated, penalty_of, task_loss, total_loss
 from .runs import (
     Course,
     GradientOptions,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
-from .arguments import check_mask, divisor, tree_bytes
+from .options import check_mask, divisor, tree_bytes
 from .turns import LINES, Turn, shown_loss
 
 Count = TypeVar('Count', jax.Array, jax.Array | None)

@@ -10,11 +10,20 @@ True
 """
 
 from .._rules import Rule
-from ._feedback import e_prop, otpe, rflo
-from ._influence import rtrl, snap
-from ._presets import ostl, ottt
-from ._random import signs, uoro
-from ._traces import d_rtrl, es_d_rtrl, same_step
+from ._factories import (
+    d_rtrl,
+    e_prop,
+    es_d_rtrl,
+    ostl,
+    otpe,
+    ottt,
+    rflo,
+    rtrl,
+    same_step,
+    signs,
+    snap,
+    uoro,
+)
 
 __all__ = [
     'Rule',

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._compiler.equations import labels as lb
-from braintrace._compiler.equations.labels import backward
+from braintrace._compiler import equations as lb
+from braintrace._compiler.equations import backward
 from braintrace._compiler.policy import Policy
 from braintrace._compiler.program.flatten import Decisions, flatten
 from braintrace._compiler.program.tracing import trace_step

@@ -15,8 +15,7 @@ import braintrace
 from braintrace import _jax, functional, rules
 from braintrace._compiler import primitives
 from braintrace._compiler.analysis.lanes import RULES
-from braintrace._compiler.equations.equation import Equation
-from braintrace._compiler.equations.labels import moved
+from braintrace._compiler.equations import Equation, moved
 from braintrace._compiler.primitives import NONE, TABLE
 
 PACKAGE = Path(braintrace.__file__).parent

@@ -6,7 +6,7 @@ import pytest
 from jax import lax, random
 
 from braintrace import _jax
-from braintrace._compiler.program.raw_keys import raw_keys
+from braintrace._compiler.program.tracing import raw_keys
 
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 KEYS = jax.ShapeDtypeStruct((3, 2), jnp.uint32)

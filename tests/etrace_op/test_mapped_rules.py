@@ -14,7 +14,7 @@ import pytest
 from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
 from braintrace._errors import MissingRuleError, RuleContractError
-from braintrace._rules import contraction, entries, reading, storage
+from braintrace._rules import contraction, entries, layout
 from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
 
@@ -494,13 +494,13 @@ def at(tree, t: int):
 
 def stored(entry):
     """An entry of which all lanes count."""
-    arrays = storage.by_name(entry, entry[0])
-    return storage.Stored(arrays, jnp.array(True), jnp.result_type(float))
+    arrays = layout.by_name(entry, entry[0])
+    return layout.Stored(arrays, jnp.array(True), jnp.result_type(float))
 
 
 def zeros(op, coords):
     """The empty entry of two states."""
-    return storage.by_state(entries.apart(entries.zeros(op, coords, 2)))
+    return layout.by_state(entries.apart(entries.zeros(op, coords, 2)))
 
 
 @pytest.mark.tier(quick=1, one_in=4)
@@ -522,7 +522,7 @@ def test_the_kernels_of_a_rule_run_on_a_mapped_primitive(case):
         exact = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), each)
         return {
             'accumulate': (entries.accumulate(op, coords, xs, ds, weights), entry),
-            'solve': (reading.solve(op, coords, signal, stored(entry), weights), exact),
+            'solve': (entries.solve(op, coords, signal, stored(entry), weights), exact),
             'op_gradient': (contraction.op_gradient(op, xs, delta, weights), exact),
         }
 
@@ -557,12 +557,12 @@ def test_a_mapped_op_whose_result_lacks_axes_of_the_state_has_an_entry_at_each_p
     assert all(e.shape[0] == 4 for e in jax.tree.leaves(entry))
     delta = (signal[0] * d[0] + signal[1] * d[1]).sum(0)
     expected = cases.gradient(case, x, delta, weights)
-    assert_close(reading.solve(op, coords, signal, stored(entry), weights), expected)
+    assert_close(entries.solve(op, coords, signal, stored(entry), weights), expected)
     a, b = at(ds, 2)
     carried = entries.carry(op, coords, ((a, -b), (None, a)), entry)
     delta = (signal[0] * (a * d[0] - b * d[1]) + signal[1] * a * d[1]).sum(0)
     assert_close(
-        reading.solve(op, coords, signal, stored(carried), weights),
+        entries.solve(op, coords, signal, stored(carried), weights),
         cases.gradient(case, x, delta, weights),
     )
     assert entries.zeros_pp(op, coords, 2).shape == (*coords.shape, 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace._executor import TracedStep, blocks, even
+from braintrace._executor import TracedStep, even, traced_step
 from tests.compare import assert_close
 from tests.precision import float64  # noqa: F401
 
@@ -147,7 +147,7 @@ def test_the_parts_give_what_the_whole_step_gives(name, size, length, monkeypatc
     w, xs = weights(), draw(length, B, I)
     counts = jnp.arange(length) % 3 != 1
     if size == 'blocks':  # of three steps, and one is left
-        monkeypatch.setattr(blocks, 'most_steps', lambda bytes_of_one: 3)
+        monkeypatch.setattr(traced_step, 'most_steps', lambda bytes_of_one: 3)
     traced = TracedStep(parts_of(step), w, state, xs[0])
     state_, terms, shown, steps = jax.jit(
         lambda *args: (*(got := traced.loop(*args, length, counts))[:3], got[3].all)

@@ -205,7 +205,7 @@ def test_a_trace_is_shown_in_the_dtype_that_was_asked_for(dtype):
 
 
 def test_numbers_are_stored_as_bfloat16_rounds_them():
-    from braintrace._rules import storage as k
+    from braintrace._rules import layout as k
 
     x = jnp.asarray(
         [

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..equations import labels as lb
-from ..equations.equation import BEGIN, END, Equation
-from ..equations.labels import backward, moved, moved_operands
+from .. import equations as lb
+from ..equations import BEGIN, END, Equation, backward, moved, moved_operands
 from ..graph import Coordinates
-from .d_pass import DPass, Y
-from .sweeps import Queue
+from .sweeps import DPass, Queue, Y
 
 MOST_COLOURS = 8  # elements of y that one position reads, each with a derivative of its own
 MOST_TURNS = 64  # of the search for elements of one colour

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ... import _jax
 from .. import primitives
-from ..equations.equation import BEGIN, Equation
+from ..equations import BEGIN, Equation
 from ..program import dataflow as flow
 from ..program.program import Program
 

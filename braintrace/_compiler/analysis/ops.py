@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..._errors import RuleContractError
-from ..equations.equation import Equation, Loop
+from ..equations import Equation, Loop
 from ..graph import OpUse
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll

@@ -1,17 +1,268 @@
-"""Which op feeds which hidden groups, and where the entries of its trace sit."""
+"""Groups of hidden states, cuts, and relations of ops to groups."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
-from ..equations import labels as lb
-from ..equations.equation import Loop, is_inexact
-from ..graph import Coordinates, Diagnostic, HiddenGroup, OpUse, Relation
+from .. import equations as lb
+from ..equations import Equation, Loop, is_complex, is_inexact
+from ..graph import Coordinates, Derived, Diagnostic, HiddenGroup, OpUse, Relation
+from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
-from .complex_states import split_where_entries_are_real
+from ..program.tracing import is_holomorphic
+from ..stacked_states import split_in_parts
 from .fan_out import FanOut, fanned_out, placed_at
-from .groups_and_cuts import Positions
+from .sweeps import MERGES_RESULT, DPass, Following, Sweep, Sweeper, coupled, cut_what_moves
+
+# groups and cuts ----------------------------------------------------------------------------------
+#
+# Which states form a group, which op reaches which group, and which equations mix positions.
+
+
+@dataclass
+class Positions:
+    """States are numbered as in ``program.hidden``, ops and cuts as in ``program.equations``."""
+
+    program: Program
+    groups: list[tuple[int, ...]]
+    sweeps: list[Sweep]
+    mixing: dict[int, str]
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        return {s: g for g, states in enumerate(self.groups) for s in states}
+
+
+def find_positions(program: Program) -> tuple[Positions, FanOut]:
+    """Sweep from every state until no further equation has to be cut: every round cuts at least
+    one.
+
+    Also returns which positions each element of a y feeds.
+    """
+    d_pass = DPass(program)
+    fan_out = FanOut(d_pass)
+    sweeper = Sweeper(d_pass, Following(d_pass))
+    sweeps: list[Sweep | None] = [None] * len(d_pass.new)
+    while True:
+        for s in range(len(sweeps)):
+            while sweeps[s] is None:
+                before = len(d_pass.mixing)
+                sweeps[s] = sweeper.sweep(s)
+                _forget(sweeps, list(d_pass.mixing)[before:])
+        if any(s is None for s in sweeps):
+            continue
+        # all sweeps agree with the cuts: now look at states and ops together
+        before, done = len(d_pass.mixing), [s for s in sweeps if s is not None]
+        groups = _groups(d_pass, done)
+        _cut_misplaced(d_pass, done, groups)
+        if len(d_pass.mixing) == before:
+            _cut_merging(d_pass, fan_out, done)
+        if len(d_pass.mixing) == before:
+            return Positions(program, groups, done, d_pass.mixing), fan_out
+        _forget(sweeps, list(d_pass.mixing)[before:])
+
+
+def _forget(sweeps: list[Sweep | None], cuts: list[int]) -> None:
+    """A cut sends back only the sweeps that passed it."""
+    for s, sweep in enumerate(sweeps if cuts else ()):
+        if sweep is not None and not sweep.visited.isdisjoint(cuts):
+            sweeps[s] = None
+
+
+def _groups(d_pass: DPass, sweeps: list[Sweep]) -> list[tuple[int, ...]]:
+    """States that read each other position by position, directly or by others."""
+    leader = list(range(len(sweeps)))
+
+    def find(s: int) -> int:
+        while leader[s] != s:
+            s = leader[s]
+        return s
+
+    for s, sweep in enumerate(sweeps):
+        for r, labels in sweep.old.items():
+            if coupled(d_pass, s, r, labels):
+                leader[max(find(s), find(r))] = min(find(s), find(r))
+    heads = sorted({find(s) for s in leader})
+    return [tuple(s for s in range(len(leader)) if find(s) == h) for h in heads]
+
+
+def _cut_misplaced(d_pass: DPass, sweeps: list[Sweep], groups) -> None:
+    """Cut the equations by which a new state reads another position of its group's old states."""
+    for states in groups:
+        for s in states:
+            for r in states:
+                labels = sweeps[s].old.get(r)
+                if lb.has(labels) and not coupled(d_pass, s, r, labels):
+                    own = lb.identity(d_pass.shapes[r])
+                    cut_what_moves(d_pass, d_pass.old[r], own, sweeps[s])
+
+
+def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
+    """Cut the equations that combine elements of a y, where each of them feeds several positions.
+
+    Where such elements are only moved and read position by position, a trace has an entry for each
+    pair of an element and a position.
+    """
+    program = d_pass.program
+    for s, sweep in enumerate(sweeps):
+        for op, labels in sweep.y.items():
+            if not lb.meet(labels):
+                continue
+            behind = flow.reach(program, program.y_of(op), program.op_set)
+            found = {
+                i for i in fan_out.mixing(s) if not behind.isdisjoint(program.equations[i].ins)
+            }
+            for i in found:
+                d_pass.cut(i, MERGES_RESULT)
+
+
+# complex states -----------------------------------------------------------------------------------
+#
+# Complex hidden states that have no complex derivative, and so become two real states.
+#
+# In a group of complex states D is one complex number for each position, and an entry of a trace is
+# a complex derivative. So every equation from a complex number to such a state must be holomorphic,
+# and complex results must be holomorphic functions of complex weights. A real y may reach complex
+# states: its derivative is a complex number as well.
+
+
+def split_among_real_states(program: Program, positions: Positions) -> None:
+    """Raise :class:`MustSplit` for complex states of a group that has real ones too."""
+    for states in positions.groups:
+        found = [program.hidden[s] for s in states if is_complex(_new(program, s))]
+        if found and len(found) < len(states):
+            i = program.producer.get(program.new_carry[found[0]])
+            split_in_parts(program, found, '' if i is None else program.equations[i].where)
+
+
+def _new(program: Program, s: int):
+    return program.avals[program.new_states[s]]
+
+
+def split_where_entries_are_real(
+    program: Program, op: OpUse, groups: Iterable[HiddenGroup]
+) -> None:
+    """Raise :class:`MustSplit` where a complex y reaches complex states, and is no holomorphic
+    function of complex weights.
+    """
+    states = [c for g in groups for c in g.states if is_complex(program.avals[program.carry[c]])]
+    if states and is_complex(op.y_aval) and not _is_holomorphic(op):
+        split_in_parts(program, states, op.where)
+
+
+def _is_holomorphic(op: OpUse) -> bool:
+    """Whether y is a holomorphic function of complex weights, by the equations of the op."""
+    avals = op.weight_avals
+
+    def y(values, x):
+        return op.impl(x, dict(zip(avals, values, strict=True)))
+
+    return all(map(is_complex, avals.values())) and is_holomorphic(y, [*avals.values()], op.x_aval)
+
+
+# derived ------------------------------------------------------------------------------------------
+#
+# Hidden states that are functions of the other new states of their group, as a stored spike is.
+#
+# Such a state is no state of its own in a trace: with ``z = g(h)`` its part is ``g'(h) e_h``. The
+# next step finds ``h`` among its old states, so it has ``g'`` without a number carried for it.
+
+
+class _Makers(NamedTuple):
+    """The equations that make a value, and the values of the new carry that they read."""
+
+    equations: set[int]
+    reads: set[int]
+
+
+def find_derived(positions: Positions, d_pass: DPass) -> Derived:
+    """The derived states. What makes them reads the new carry and constants alone: a parameter or
+    an input of the step before is not at hand one step later.
+    """
+    program, found = positions.program, {}
+    # a value of the new carry -> the first position that holds it; derived states are taken out
+    holders: dict[int, int] = {}
+    for c in (*program.hidden, *range(len(program.carry))):
+        holders.setdefault(program.new_carry[c], c)
+    # a state comes after those that it may be made of
+    order = sorted((program.producer.get(v, -1), s) for s, v in enumerate(program.new_states))
+    for _, s in order:
+        c, value = program.hidden[s], program.new_states[s]
+        first = holders.get(value) == c
+        others = {v: h for v, h in holders.items() if v != value} if first else holders
+        made = _made_of(program, value, others, positions.mixing)
+        if made is not None and _follows(positions, d_pass, s, made, others):
+            found[c], holders = made, others
+    reads = set().union(*(made.reads for made in found.values()))
+    equations = set().union(*(made.equations for made in found.values()))
+    return Derived(
+        tuple(sorted(found)), tuple(sorted(equations)), {v: holders[v] for v in sorted(reads)}
+    )
+
+
+def _made_of(
+    program: Program, value: int, holders: Mapping[int, int], mixing: Mapping[int, str]
+) -> _Makers | None:
+    """How a value is made of the new carry; None where that is not all that it is made of."""
+    made, todo = _Makers(set(), set()), [value]
+    while todo:
+        v = todo.pop()
+        i = program.producer.get(v)
+        if v in holders:
+            made.reads.add(v)
+        elif i is not None and i not in mixing and _can_be_repeated(program, i):
+            if i not in made.equations:
+                made.equations.add(i)
+                todo.extend(program.equations[i].ins)
+        elif v not in program.constants:
+            return None
+    return made
+
+
+def _can_be_repeated(program: Program, i: int) -> bool:
+    """Whether an equation may be evaluated at other numbers, those of a first carry: it is no op,
+    has no effect, stands in no loop, and its derivative is finite.
+    """
+    eqn = program.equations[i]
+    barred = i in program.op_set or eqn.effects or eqn.loop is not None or eqn.repeats
+    return not barred and not eqn.holds_op() and _is_finite(program, eqn)
+
+
+def _is_finite(program: Program, eqn: Equation) -> bool:
+    does, varying = eqn.does, [v not in program.constants for v in eqn.ins]
+    linear = does.linear is not None and does.linear(varying)
+    return linear or does.finite or not does.gradient
+
+
+def _follows(
+    positions: Positions, d_pass: DPass, s: int, made: _Makers, holders: Mapping[int, int]
+) -> bool:
+    """Whether all that is traced in a new state comes from others of its group, each position from
+    its own.
+    """
+    program, sweep = positions.program, positions.sweeps[s]
+    group = {program.hidden[r] for r in positions.groups[positions.group_of[s]]}
+    own = {v for v in made.reads if holders[v] in group}
+    if not own or any(_moved(sweep.total(v)) for v in own):
+        return False
+    traced = {v for v in made.reads - own if d_pass.depends[v]}
+    for i in sorted(made.equations - program.blocks):
+        if not traced.isdisjoint(program.equations[i].ins):
+            traced.update(program.equations[i].outs)
+    return program.new_carry[program.hidden[s]] not in traced
+
+
+def _moved(labels: lb.Labels) -> bool:
+    return labels is not None and not lb.in_place(labels)
+
+
+# relations ----------------------------------------------------------------------------------------
+#
+# Which op feeds which hidden groups, and where the entries of its trace sit.
 
 
 def find_relations(

@@ -1,26 +1,191 @@
-"""Cotangents in the D pass, as labels: what one new state sends back to old states and to ops.
-
-A sweep begins at a new state, where each element is labelled with its own position, and goes
-through the equations backwards. It cuts an equation that merges positions of old states, or moves
-them.
-"""
+"""Sweeps over a program that follow elements to states and ops."""
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..equations import labels as lb
-from ..equations.equation import BEGIN, END, Equation, is_complex, is_inexact
-from ..equations.labels import backward
+from .. import equations as lb
+from ..equations import BEGIN, END, Equation, backward, forward, is_complex, is_inexact
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
-from ..stacked_states.unstacking import split_in_parts
-from .d_pass import OLD, OTHERS, DPass, Y
-from .following import Following, every_row
+from ..program.program import Program
+from ..stacked_states import split_in_parts
+
+# the D pass ---------------------------------------------------------------------------------------
+#
+# What the analyses of the D pass share.
+#
+# The D pass is the step in which every cut equation reads constants and the y of every op is a free
+# variable.
+
+
+# What a value depends on: old states, the y of ops, old states that no parameter reaches; from
+# OTHERS on there is a bit for each old state.
+OLD, Y, CLOCK, OTHERS = 1, 2, 4, 3
+
+
+class DPass:
+    """States are numbered as in ``program.hidden``.
+
+    ``old``, ``new``, ``shapes``: each state's value before and after the step, and its shape.
+    ``untaught``: states that no parameter ever reaches. ``depends``: the bits of each value, see
+    above. ``mixing``: the reason for each cut so far.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.old = [program.carry[c] for c in program.hidden]
+        self.new = program.new_states
+        self.shapes = [program.avals[v].shape for v in self.old]
+        untaught = _untaught(program)
+        self.untaught = {s for s, c in enumerate(program.hidden) if c in untaught}
+        self.depends = self._depends()
+        self.mixing: dict[int, str] = {}
+
+    def _depends(self) -> list[int]:
+        program = self.program
+        start = dict.fromkeys((o for i in program.ops for o in program.equations[i].outs), Y)
+        for s, v in enumerate(self.old):
+            kind = CLOCK if s in self.untaught else OLD
+            start[v] = start.get(v, 0) | kind | 1 << OTHERS + s
+        stops = program.op_set | program.blocks
+        return flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+
+    def cut(self, i: int, why: str) -> None:
+        self.mixing[i] = why
+
+    def known(self, i: int) -> list:
+        return [self.program.constants.get(v) for v in self.program.equations[i].ins]
+
+
+def _untaught(program: Program) -> set[int]:
+    """Hidden states (positions in the carry) that no parameter ever reaches, as a clock."""
+    found = set(program.hidden)
+    while True:
+        # the reader of a taught state is taught at the next step
+        start = {program.params[i]: 1 for i in program.trainable}
+        start |= {program.carry[c]: 1 for c in program.hidden if c not in found}
+        taught = flow.forward(program, start, flow.gradients(program))
+        rest = {c for c in found if not taught[program.new_carry[c]]}
+        if rest == found:
+            return found
+        found = rest
+
+
+# following ----------------------------------------------------------------------------------------
+#
+# Labels that travel forward along the D pass, from old states.
+#
+# They tell which of two disagreeing paths moved positions. For anything else they are unsound: a
+# value may be zero where its derivative is not.
+
+
+class Following:
+    """Forward labels."""
+
+    def __init__(self, d_pass: DPass):
+        self.d_pass, self.program = d_pass, d_pass.program
+
+    def own_positions(self, value: int, state: int) -> np.ndarray | None:
+        """For each element of a value, its own position: labels that agree with it were not moved.
+
+        It is the position that the value reads of old states shaped like ``state``. A value of the
+        state's shape that reads several or none has its own places.
+        """
+        d_pass = self.d_pass
+        if value in d_pass.old:
+            return lb.identity(self.program.avals[value].shape)
+        shape = d_pass.shapes[state]
+        alike = (v for v, s in zip(d_pass.old, d_pass.shapes, strict=True) if s == shape)
+        found = self.follow({v: lb.identity(shape) for v in alike}, value)
+        if lb.has(found) and not lb.meet(found):
+            return found
+        own = self.program.avals[value].shape
+        return lb.identity(own) if own == shape else None
+
+    def follow(self, sources: dict[int, np.ndarray], target: int) -> np.ndarray | None:
+        env = dict(sources)
+        stops = self.program.op_set | self.d_pass.mixing.keys()
+        order = flow.slice_behind(self.program, target, stops)
+        at = 0
+        while at < len(order):
+            i = order[at]
+            eqn = self.program.equations[i]
+            at += 1
+            if eqn.loop is None:
+                self._pass(i, eqn, env)
+            elif self._cross(i, eqn, env):
+                # labels came round: go through the loop once more
+                at = bisect.bisect_right(order, self.program.begin_of[i])
+        return env.get(target)
+
+    def _pass(self, i: int, eqn: Equation, env: dict[int, np.ndarray]) -> None:
+        if any(v in env for v in eqn.ins):
+            outs = forward(
+                eqn,
+                self.program.avals,
+                [env.get(v) for v in eqn.ins],
+                self.d_pass.known(i),
+                linear=False,
+                smooth=lambda eqn: self._keeps_positions(i, eqn),
+            )
+            env.update({o: lab for o, lab in zip(eqn.outs, outs, strict=True) if lb.has(lab)})
+
+    def _cross(self, i: int, eqn: Equation, env: dict[int, np.ndarray]) -> bool:
+        """Cross the border of a loop; whether the loop must be followed once more."""
+        ending = eqn.primitive is END
+        for k, (v, o) in enumerate(zip(eqn.ins, eqn.outs, strict=True)):
+            lab = env.get(v)
+            if lab is None:
+                continue
+            # a sequence has the iterations as a first axis, a slice lacks it
+            if k >= eqn.loop.num_carry and ending:
+                lab = np.broadcast_to(lab, self.program.avals[o].shape)
+            elif k >= eqn.loop.num_carry:
+                lab = every_row(eqn.loop, lab)
+            env[o] = lab if ending else lb.merge(env.get(o), lab)
+        again = False
+        # the next iteration reads the carry that this one made
+        for first, last in self.program.feedback(i) if ending else ():
+            merged = lb.merge(env.get(first), env.get(last))
+            if merged is not None and not (first in env and np.array_equal(env[first], merged)):
+                env[first], again = merged, True
+        return again
+
+    def _keeps_positions(self, i: int, eqn: Equation) -> bool:
+        """Whether a function with a derivative rule of its own acts element by element."""
+        avals = self.program.avals
+        control = eqn.does.control
+        if control is None or control.option != 'custom_rule':
+            return False
+        shape = avals[eqn.outs[0]].shape
+        if any(avals[v].shape != shape for v in (*eqn.ins, *eqn.outs) if is_inexact(avals[v])):
+            return False
+        out = [lb.identity(avals[o].shape) if is_inexact(avals[o]) else None for o in eqn.outs]
+        ins = backward(eqn, avals, out, self.d_pass.known(i), [True] * len(eqn.ins))
+        return all(lab is None or lb.in_place(lab) for lab in ins)
+
+
+def every_row(loop, labels: np.ndarray) -> np.ndarray:
+    """Labels of one iteration's slice; iterations with different labels have to be unrolled."""
+    if len(labels) and (labels != labels[0]).any():
+        raise MustUnroll(loop)
+    return labels[0] if len(labels) else lb.nothing(labels.shape[1:])
+
+
+# sweeps -------------------------------------------------------------------------------------------
+#
+# Cotangents in the D pass, as labels: what one new state sends back to old states and to ops.
+#
+# A sweep begins at a new state, where each element is labelled with its own position, and goes
+# through the equations backwards. It cuts an equation that merges positions of old states, or moves
+# them.
+
 
 UNROLLED_TO_COMPARE = 32  # movement in a loop may cancel over its iterations
 # why an equation is cut

@@ -1,15 +1,347 @@
-"""Which control flow of a program must be lowered further, and how."""
+"""Branches and loops of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ... import _jax
 from ..._errors import NotSupportedError
-from ..equations.equation import Equation, Loop, holds_op, is_inexact
+from .. import equations as lb
+from ..equations import BEGIN, END, Equation, Loop, along, holds_op, is_complex, is_inexact
 from ..policy import Policy
 from . import dataflow as flow
+from .builder import Branch, Builder, Place, marked_at_border
 from .program import Program
+
+# branches -----------------------------------------------------------------------------------------
+#
+# Branches of a ``cond`` behind gates, so that no gradient meets the values of a branch not taken.
+#
+# A gate passes a value on. Where the branch was not taken, it drops the cotangent that comes back,
+# so that a zero is not multiplied by an infinity that the branch may have made.
+
+
+def _gate(taken, x):
+    """x, with a zero cotangent where the branch is not taken."""
+    return jax.lax.select_n(taken, jax.lax.stop_gradient(x), x)
+
+
+def _zero_unless(taken, x):
+    return jax.lax.select_n(taken, jnp.zeros_like(x), x)
+
+
+def selected(build: Builder, branches: list, ins: list[int], place: Place) -> list[int]:
+    """Every branch, each behind gates, then a select."""
+    index, operands = ins[0], ins[1:]
+    results = []
+    for k, (body, consts) in enumerate(branches):
+        around = [b.taken for b in build.branches[-1:]]
+
+        def is_taken(i, *outer, k=k):
+            return jnp.logical_and(i == k, *outer) if outer else i == k
+
+        build.branches.append(Branch(build.plain(is_taken, [index, *around], place.where)))
+        outs = build.call(body, consts, operands, place)
+        outs = [marked_at_border(build, v, place.where, 'cond') for v in outs]
+        results.append([gated(build, v) for v in outs])
+        build.branches.pop()
+    # equal rows are one value: a state that is an output as well stays that state
+    rows = list(zip(*results, strict=True))
+    made = {
+        cases: build.traced(jax.lax.select_n, [index, *cases], place.where)[0]
+        if len(set(cases)) > 1
+        else cases[0]
+        for cases in dict.fromkeys(rows)
+    }
+    return [made[cases] for cases in rows]
+
+
+def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:
+    """An equation that reads its operands behind the gates of the innermost branch.
+
+    An op keeps its pure weights, so that they stay functions of parameters alone. If its branch is
+    not taken, its x is zero.
+    """
+    if not op:
+        ins = [gated(build, v) for v in eqn.ins]
+        return replace(eqn, ins=tuple(ins), conditional=True)
+    weights = set(eqn.primitive.trainable_invars_fn(eqn.params).values())
+    ins = [
+        v if k in weights and v in build.pure else gated(build, v) for k, v in enumerate(eqn.ins)
+    ]
+    x = eqn.primitive.x_invar_index
+    if x is not None:
+        ins[x] = build.plain(_zero_unless, [build.branches[-1].taken, ins[x]], eqn.where)
+    return replace(eqn, ins=tuple(ins), conditional=True)
+
+
+def result_of_op(build: Builder, y: int, where: str) -> int:
+    """An op's y for the branch: nothing comes back if the branch is not taken."""
+    out = build.plain(_gate, [build.branches[-1].taken, y], where)
+    build.inside([out])
+    return out
+
+
+def gated(build: Builder, value: int) -> int:
+    """A value as the innermost branch reads it."""
+    branch = build.branches[-1]
+    inside = value in branch.inside or value in build.constants
+    if inside or not is_inexact(build.avals[value]):
+        return value
+    if value not in branch.gated:
+        made = next((b.made[value] for b in build.branches if value in b.made), None)
+        if made is None:
+            keys: tuple[int, ...] = (value,)
+            outs = [build.plain(_gate, [branch.taken, value], '')]
+        else:
+            # a function of parameters made in this branch: it is made once more, of gated ones
+            keys = made.outs
+            again = replace(made, ins=tuple(gated(build, v) for v in made.ins), conditional=True)
+            outs = build.append(again, [build.avals[o] for o in keys])
+        build.inside(outs)
+        branch.gated.update(zip(keys, outs, strict=True))
+    return branch.gated[value]
+
+
+def while_taken(parts: _jax.WhileParts) -> Callable:
+    """A ``while`` as a function ``(taken, *operands)``: if not taken, it might never end."""
+
+    def run(taken, *args):
+        cond_args, body_args, init = parts.split(list(args))
+
+        def lanes(carry):  # one flag for each lane of a loop under vmap
+            return _jax.evaluate(parts.cond, parts.cond_consts, [*cond_args, *carry])[0]
+
+        def go_on(carry):
+            return jnp.logical_and(taken, jnp.any(lanes(carry)))
+
+        def body(carry):
+            flags = lanes(carry)
+            new = _jax.evaluate(parts.body, parts.body_consts, [*body_args, *carry])
+            return tuple(_where(flags, n, o) for n, o in zip(new, carry, strict=True))
+
+        return list(jax.lax.while_loop(go_on, body, tuple(init)))
+
+    return run
+
+
+def _where(flags, new, old):
+    """The new carry in the lanes that go on."""
+    if not flags.ndim:
+        return new
+    return jnp.where(flags.reshape(flags.shape + (1,) * (new.ndim - flags.ndim)), new, old)
+
+
+# loops --------------------------------------------------------------------------------------------
+#
+# A ``scan`` in a flat program: unrolled, or as a region between two markers.
+
+
+def _row(build: Builder, value: int, at: int, where: str) -> int:
+    (row,) = build.traced(lambda a: jax.lax.index_in_dim(a, at, keepdims=False), [value], where)
+    return row
+
+
+def unrolled(build: Builder, parts: _jax.ScanParts, ins: list[int], place: Place) -> list[int]:
+    """Every iteration by itself."""
+    consts, carry, xs = parts.split(ins)
+    rows: dict[int, list[int]] = {}
+    for t in reversed(range(parts.length)) if parts.reverse else range(parts.length):
+        slices = [_row(build, x, t, place.where) for x in xs]
+        outs = build.call(parts.body, parts.consts, [*consts, *carry, *slices], place)
+        carry, rows[t] = outs[: parts.num_carry], outs[parts.num_carry :]
+    if not rows:
+        empty = [v.aval for v in parts.body.outvars[parts.num_carry :]]
+        return [*carry, *(build.constant(jnp.zeros((0, *a.shape), a.dtype)) for a in empty)]
+    columns = zip(*(rows[t] for t in range(parts.length)), strict=True)
+
+    def stack(*rows):
+        return jnp.stack(rows)
+
+    return [*carry, *(build.traced(stack, column, place.where)[0] for column in columns)]
+
+
+def peeled(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
+    """A loop and then its last iteration, so that readers of the last carry read the new state."""
+    consts, init, xs = parts.split(ins)
+    n, first = parts.length - 1, int(parts.reverse)
+
+    def most(rows):
+        return jax.lax.slice_in_dim(rows, first, first + n)
+
+    rest = [build.traced(most, [x], place.where)[0] for x in xs]
+    last = [_row(build, x, 0 if first else n, place.where) for x in xs]
+    outs = descended(build, eqn, parts._replace(length=n), [*consts, *init, *rest], place)
+    carry = outs[: parts.num_carry]
+    ends = build.call(parts.body, parts.consts, [*consts, *carry, *last], place)
+
+    def join(rows, row):
+        return jnp.concatenate([row[None], rows] if first else [rows, row[None]])
+
+    rows = zip(outs[parts.num_carry :], ends[parts.num_carry :], strict=True)
+    return [*ends[: parts.num_carry], *(build.traced(join, pair, place.where)[0] for pair in rows)]
+
+
+def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
+    """The loop as a region between two markers."""
+    consts, init, xs = parts.split(ins)
+    init = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in init]
+    if build.branches:
+        init, xs = ([gated(build, v) for v in values] for values in (init, xs))
+    # the body, one loop deeper, on a carry and slices of its own
+    inner = [build.new(v.aval, len(build.bodies)) for v in parts.body.invars[len(consts) :]]
+    build.inside(inner)
+    # rows of a function of parameters are functions of parameters
+    for sequence, row in zip(xs, inner[len(init) :], strict=True):
+        build.pure.update([row] if sequence in build.pure else [])
+        build.owned.update({row: build.owned[sequence]} if sequence in build.owned else {})
+    region = Loop(parts.length, parts.reverse, parts.unroll, len(init), place.where, eqn)
+    build.bodies.append([])
+    with build.within(region):
+        outs = build.call(parts.body, parts.consts, [*consts, *inner], place)
+        outs = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in outs]
+        if build.branches:
+            outs = [gated(build, v) for v in outs]
+    body = build.bodies.pop()
+    # its results: the last carry, and sequences of the iterations' results
+    results = [
+        build.new(v.aval if k < len(init) else v.aval.update(shape=(parts.length, *v.aval.shape)))
+        for k, v in enumerate(parts.body.outvars)
+    ]
+    build.inside(results)
+    marker = Equation(BEGIN, {}, None, (), (), place.where, scope=build.scope, loop=region)
+    build.bodies[-1] += [
+        replace(marker, ins=(*init, *xs), outs=tuple(inner)),
+        *body,
+        replace(marker, primitive=END, ins=tuple(outs), outs=tuple(results)),
+    ]
+    return _with_last_rows(build, region, outs, results)
+
+
+def _with_last_rows(build: Builder, region: Loop, outs: list[int], results: list[int]) -> list[int]:
+    """Readers of the last row of a carry's sequence read the new state, as if unrolled."""
+    carry = dict(zip(outs[: region.num_carry], results, strict=False))
+
+    def put(rows, last):
+        parts = [last[None], rows[1:]] if region.reverse else [rows[:-1], last[None]]
+        return jnp.concatenate(parts)
+
+    return [
+        build.traced(put, [r, carry[o]], region.where)[0]
+        if k >= region.num_carry and o in carry
+        else r
+        for k, (o, r) in enumerate(zip(outs, results, strict=True))
+    ]
+
+
+# forward mode -------------------------------------------------------------------------------------
+#
+# Reverse mode for a ``while`` loop, taken by forward mode where the loop works position by
+# position.
+
+
+def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
+    """A ``while`` as a function whose reverse mode is the loop's forward derivative.
+
+    Each element of a result may read one element of an operand. Several are an error if the operand
+    is in ``learned``: it depends on a state or a parameter. Other operands depend on inputs alone;
+    they get a NaN cotangent.
+    """
+    loop = Equation(eqn.primitive, eqn.params, eqn.ctx, (), (), where)
+    avals = [v.aval for v in eqn.invars]
+    sources = {
+        k: _sources(loop, avals, k)
+        for k in range(_jax.while_parts(eqn).cond_nconsts, len(avals))
+        if is_inexact(avals[k])
+    }
+    mixed = {k for k, found in sources.items() if any(map(lb.meet, found.values()))}
+    if mixed & learned:
+        raise NotSupportedError(
+            f'{where}: a while loop lies between a state or parameter and the result of '
+            'the step, and positions meet in it, so it has no derivative in reverse mode. '
+            'Use lax.fori_loop with a static number of steps, or lax.scan.'
+        )
+
+    def run(*args):
+        still = [jax.lax.stop_gradient(a) for a in args]
+        outs = loop.evaluate(still)
+        for k, found in sources.items():
+            if k in mixed:
+                for j in found:
+                    outs[j] = outs[j] + _poison(args[k]).astype(outs[j].dtype)
+                continue
+            for unit, moves in _directions(args[k] - still[k]) if found else ():
+                slopes = _along(loop, still, k, unit)
+                for j, source in found.items():
+                    # a zero whose derivative is the slope at the element that is read
+                    moved = _read_at(moves, source).astype(outs[j].dtype)
+                    outs[j] = outs[j] + jax.lax.stop_gradient(slopes[j]) * moved
+        return outs
+
+    return run
+
+
+def _read_at(x, source: np.ndarray):
+    """The elements of an array at ``source``, zero at ``NONE``."""
+    if x.shape == source.shape and (source == lb.identity(source.shape)).all():
+        return x
+    return jnp.where(source == lb.NONE, 0, x.reshape(-1)[np.maximum(source, 0)])
+
+
+def _pushed(loop: Equation, k: int) -> Callable:
+    """``(args, tangent of operand k) -> tangents of the inexact results``."""
+
+    def push(args, tangent):
+        def of_one(x):
+            return [o for o in loop.evaluate([*args[:k], x, *args[k + 1 :]]) if is_inexact(o)]
+
+        return jax.jvp(of_one, [args[k]], [tangent])[1]
+
+    return push
+
+
+def _directions(x) -> list[tuple[complex, jax.Array]]:
+    """Tangents, and how far ``x`` is along each: a loop need not have a complex derivative."""
+    return [(1, jnp.real(x)), (1j, jnp.imag(x))] if is_complex(x) else [(1, x)]
+
+
+def _along(loop: Equation, args: list, k: int, unit: complex) -> dict[int, jax.Array]:
+    slopes = _pushed(loop, k)(args, jnp.full_like(args[k], unit))
+    return dict(zip(_inexact_results(loop, args), slopes, strict=True))
+
+
+def _inexact_results(loop: Equation, args) -> list[int]:
+    shapes = jax.eval_shape(lambda *a: loop.evaluate(a), *args)
+    return [j for j, s in enumerate(shapes) if is_inexact(s)]
+
+
+def _sources(loop: Equation, avals, k: int) -> dict[int, np.ndarray]:
+    """For each inexact result, which element of operand ``k`` each of its elements reads."""
+    primals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    found = along(lambda *a: _pushed(loop, k)(list(a[:-1]), a[-1]), primals, primals[k])
+    results = _inexact_results(loop, primals)
+    return {j: lab for j, lab in zip(results, found, strict=True) if lb.has(lab)}
+
+
+@jax.custom_vjp
+def _poison(x):
+    """A zero that sends NaN back."""
+    return jnp.zeros((), x.dtype)
+
+
+_poison.defvjp(lambda x: (jnp.zeros((), x.dtype), x), lambda x, g: (jnp.full_like(x, jnp.nan),))
+
+
+# control flow -------------------------------------------------------------------------------------
+#
+# Which control flow of a program must be lowered further, and how.
+
 
 # facts about a value, behind or ahead of it: hidden states and ops, hidden states and parameters,
 # inputs; any result

@@ -12,14 +12,11 @@ from typing import Any
 from ... import _jax
 from ..._errors import NotSupportedError
 from ..._etrace_op import is_etp_primitive
-from ..equations.equation import Equation, Remat
+from ..equations import Equation, Remat
 from ..policy import DEFAULT, Policy
-from .branches import guarded, result_of_op, selected, while_taken
-from .builder import Builder, Place
-from .forward_mode import forward_derivative
-from .leaves import select
-from .loops import descended, peeled, unrolled
-from .marking import (
+from .builder import (
+    Builder,
+    Place,
     chosen,
     marked_at_border,
     marked_op,
@@ -28,6 +25,17 @@ from .marking import (
     owned_by,
     weights_of,
 )
+from .control_flow import (
+    descended,
+    forward_derivative,
+    guarded,
+    peeled,
+    result_of_op,
+    selected,
+    unrolled,
+    while_taken,
+)
+from .leaves import select
 from .program import Program, alive
 from .tracing import Step
 from .unshard import unsharded

@@ -1,29 +1,260 @@
-"""Which positions the elements of a value have to do with, as labels that travel through equations.
-
-A label array has an integer for each element of a value: the position of some source (a hidden
-state, or the result of an op) that the element depends on, or that depends on it.
-
-- ``NONE``: no position;
-- a number from 0: this one position, counted flat;
-- ``MANY``: several positions, or an unknown number of them.
-
-``None`` in place of an array says ``NONE`` for all elements. :func:`backward` takes labels from the
-cotangents of an equation's results to those of its operands, :func:`forward` from operands to
-results. Both are one pattern of sparsity: that of the equation's Jacobian, with one entry in a row.
-"""
+"""One equation of a step: what it is, how it moves elements, which positions meet in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ... import _jax
-from ..primitives import NONE
-from .equation import Equation, is_inexact
-from .linearity import is_linear
+from .. import _jax
+from .._etrace_op import is_etp_primitive
+from . import primitives
+from .primitives import NONE
+
+# an equation --------------------------------------------------------------------------------------
+#
+# An equation of the flat program, and the regions (loops, checkpoints) that equations stand in.
+
+
+@dataclass(frozen=True, eq=False)
+class Remat:
+    """A region that is recomputed in the backward pass, as ``jax.checkpoint`` asks."""
+
+    policy: Any
+    prevent_cse: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A region that runs ``length`` times.
+
+    Two marker equations enclose it, slot by slot: ``BEGIN`` maps (initial carry, sequences) to
+    (carry, slices), ``END`` maps (new carry, slices) to (last carry, sequences).
+    """
+
+    length: int
+    reverse: bool
+    unroll: Any
+    num_carry: int
+    where: str
+    origin: Any
+
+
+Region = Remat | Loop
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The primitive of a marker equation."""
+
+    name: str
+
+
+BEGIN, END = Marker('loop_begin'), Marker('loop_end')
+
+
+@dataclass(frozen=True)
+class Equation:
+    """One primitive application; ``ins`` and ``outs`` are value numbers.
+
+    ``scope``: the regions around it, outermost first. ``loop``: set on the two markers of a loop.
+    ``conditional``: it stands in a branch. ``origin``: the jaxpr's equation. ``marked``: the name
+    of the primitive in whose place this op was put automatically; ``unmarked``: why no op was put
+    here, where a function of parameters to mark meets a value that changes. ``extra``: it makes a
+    path of the trace beside those of the step; its value changes nothing, and in a pass in which
+    nothing is cut, where it would count a path twice, it reads constants.
+    """
+
+    primitive: Any
+    params: dict
+    ctx: Any
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    where: str
+    effects: bool = False
+    scope: tuple[Region, ...] = ()
+    loop: Loop | None = None
+    conditional: bool = False
+    origin: Any = None
+    marked: str = ''
+    unmarked: str = ''
+    extra: bool = False
+
+    @property
+    def does(self) -> primitives.Properties:
+        return primitives.of(self)
+
+    def evaluate(self, args: Sequence) -> list:
+        return _jax.bind(self.primitive, self.params, self.ctx, *args)
+
+    def holds_op(self) -> bool:
+        return any(map(holds_op, _jax.sub_jaxprs(self.params)))
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        return tuple(r.length for r in self.scope if isinstance(r, Loop))
+
+
+def holds_op(jaxpr) -> bool:
+    """Whether an ETP op stands in a jaxpr, at any depth."""
+    jaxpr = getattr(jaxpr, 'jaxpr', jaxpr)
+    return any(
+        is_etp_primitive(e.primitive) or any(map(holds_op, _jax.sub_jaxprs(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
+def is_inexact(aval) -> bool:
+    """Whether gradients exist for a value's dtype."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def is_complex(aval) -> bool:
+    """Whether an array or its description has complex numbers."""
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+# what is linear -----------------------------------------------------------------------------------
+#
+# Whether a jaxpr is linear in some of its inputs, by what the table knows of each equation.
+
+
+class Bent(Exception):
+    """An equation is not linear, or not known to be."""
+
+
+# what a value is, if the flagged inputs are changed: a number of its own, zero, linear in them
+CONSTANT, ZERO, LINEAR = range(3)
+
+
+def is_linear(jaxpr, flags: Sequence[bool]) -> bool:
+    """Whether the results are linear in the flagged inputs together: zero where these are."""
+    try:
+        kinds = _through(jaxpr, [LINEAR if flag else CONSTANT for flag in flags])
+    except Bent:
+        return False
+    return not any(
+        kind == CONSTANT and is_inexact(v.aval)
+        for kind, v in zip(kinds, jaxpr.outvars, strict=True)
+    )
+
+
+def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
+    """The kinds of the results."""
+    found = dict(zip(jaxpr.invars, kinds, strict=True))
+
+    def read(atom) -> int:
+        if isinstance(atom, _jax.Literal):
+            zero = is_inexact(atom.aval) and not np.any(_jax.literal(atom))
+            return ZERO if zero else CONSTANT
+        return found.get(atom, CONSTANT)
+
+    for eqn in jaxpr.eqns:
+        found.update(zip(eqn.outvars, _equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def _equation(eqn, ins: list[int]) -> list[int]:
+    body, remat, scan = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.scan_parts(eqn)
+    branches = _jax.cond_branches(eqn)
+    if _jax.is_custom_call(eqn):
+        body = eqn.params['call_jaxpr']
+    if body is not None:
+        return _through(_jax.closed_jaxpr(body)[0], ins)
+    if remat is not None:
+        return _through(remat.body, ins)
+    if scan is not None:
+        return _turned(scan, ins)
+    if branches is not None and ins[0] != LINEAR:
+        each = [_through(branch, ins[1:]) for branch, _ in branches]
+        avals = [v.aval for v in eqn.outvars]
+        return [_either(*kinds) for kinds in zip(avals, *each, strict=True)]
+    if primitives.of(eqn).passes:
+        return ins
+    return [_kind(eqn, ins)] * len(eqn.outvars)
+
+
+def _kind(eqn, ins: list[int]) -> int:
+    """What the results of an equation without a body are."""
+    smooth = any(is_inexact(v.aval) for v in eqn.outvars)
+    varying, zero = [k == LINEAR for k in ins], [k == ZERO for k in ins]
+    if not any(varying):
+        return ZERO if smooth and any(zero) and _straight(eqn, zero, zero) else CONSTANT
+    # that a number is finite decides nothing between finite numbers
+    if eqn.primitive.name == 'is_finite':
+        return CONSTANT
+    # a choice between numbers, made of what was flagged
+    if smooth and (not _straight(eqn, varying, zero) or _chooses(eqn, varying)):
+        raise Bent
+    return LINEAR
+
+
+def _turned(scan: _jax.ScanParts, ins: list[int]) -> list[int]:
+    """A loop, until what its carry is stays."""
+    consts, carry, xs = scan.split(ins)
+    avals = [v.aval for v in scan.body.outvars]
+    while True:
+        outs = _through(scan.body, [*consts, *carry, *xs])
+        new = [_either(*kinds) for kinds in zip(avals, carry, outs)]
+        if new == carry:
+            return [*carry, *outs[scan.num_carry :]]
+        carry = new
+
+
+def _either(aval, *kinds: int) -> int:
+    """What a value is that is one of several."""
+    if LINEAR in kinds and CONSTANT in kinds and is_inexact(aval):
+        raise Bent
+    return LINEAR if LINEAR in kinds else min(kinds)
+
+
+def _straight(eqn, varying: list[bool], zero: list[bool]) -> bool:
+    """Whether the results are linear in the varying operands, and nothing is added to these but
+    zeros.
+    """
+
+    def together(varying: list[bool]) -> bool:
+        does = primitives.of(eqn)
+        if does.linear is not None:
+            return does.linear(varying)
+        operands = None if does.moves is None else does.moves.operands
+        moved = range(len(ins)) if operands is None else operands
+        only_moved = all(k in moved for k, flag in enumerate(varying) if flag)
+        return does.retypes or does.moves is not None and only_moved
+
+    ins = eqn.invars
+    others = [k for k, v in enumerate(ins) if is_inexact(v.aval) and not varying[k]]
+    # a function that is linear in one more operand as well is a sum of both
+    added = (k for k in others if not zero[k])
+    return together(varying) and not any(
+        together([*varying[:k], True, *varying[k + 1 :]]) for k in added
+    )
+
+
+def _chooses(eqn, varying: list[bool]) -> bool:
+    return any(flag and not is_inexact(v.aval) for v, flag in zip(eqn.invars, varying, strict=True))
+
+
+# labels of elements -------------------------------------------------------------------------------
+#
+# Which positions the elements of a value have to do with, as labels that travel through equations.
+#
+# A label array has an integer for each element of a value: the position of some source (a hidden
+# state, or the result of an op) that the element depends on, or that depends on it.
+#
+# - ``NONE``: no position;
+# - a number from 0: this one position, counted flat;
+# - ``MANY``: several positions, or an unknown number of them.
+#
+# ``None`` in place of an array says ``NONE`` for all elements. :func:`backward` takes labels from
+# the cotangents of an equation's results to those of its operands, :func:`forward` from operands to
+# results. Both are one pattern of sparsity: that of the equation's Jacobian, with one entry in a
+# row.
+
 
 MANY = -2
 Labels = np.ndarray | None

@@ -1,1 +1,0 @@
-"""One equation of a step: what it is, how it moves elements, which positions meet in it."""

@@ -1,0 +1,533 @@
+"""Hidden states that a step keeps in one array, and the program that has them apart."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .. import _jax
+from .._errors import NotSupportedError
+from .equations import Equation, identity, moved_operands
+from .primitives import NONE
+from .program import dataflow as flow
+from .program.flatten import extending
+from .program.leaves import Parts, Split, grid
+from .program.program import Elements, Program, alive, forward_copies, moved_elements, renamed
+
+# assembly -----------------------------------------------------------------------------------------
+#
+# How a value is put together by equations that move elements, and who reads its parts.
+
+
+def assembles(eqn: Equation) -> bool:
+    """Whether an equation only puts its operands together."""
+    return not eqn.effects and eqn.does.assembles
+
+
+def acts_on_elements(eqn: Equation) -> bool:
+    """Whether each element is computed from the same element of the operands."""
+    does = eqn.does
+    return does.elementwise and does.gradient and not does.whole
+
+
+def chain(program: Program, value: int, wide: bool = False) -> tuple[set[int], set[int]]:
+    """The equations that put a value together by moving elements, and the values that they move.
+
+    ``wide``: also a slice, a pad or rows added to zeros, for which no state is taken apart.
+    """
+    equations: set[int] = set()
+    values: set[int] = set()
+    todo = [value]
+    while todo:
+        i = program.producer.get(todo.pop())
+        if i is None or i in equations:
+            continue
+        eqn = program.equations[i]
+        if _moves(program, i) if wide else assembles(eqn):
+            equations.add(i)
+            # rows that are added to zeros are moved by all operands, indices and all
+            read = [eqn.ins[k] for k in moved_operands(eqn)] or list(eqn.ins)
+            values.update(read)
+            todo.extend(read)
+    return equations, values & program.producer.keys()
+
+
+def read_apart(program: Program, value: int, wide: bool = False) -> list[int]:
+    """The values that a value is put together from, as far as others read them too."""
+    equations, values = chain(program, value, wide)
+    results = {*program.outputs, *program.new_carry}
+    return [
+        v
+        for v in sorted(values)
+        if v in results or not equations.issuperset(program.consumers.get(v, ()))
+    ]
+
+
+def _moves(program: Program, i: int) -> bool:
+    """Whether an equation only moves elements; rows added to zeros, sums of padded rows count."""
+    eqn = program.equations[i]
+    if eqn.effects:
+        return False
+    if eqn.does.sums:
+        return all(_is_padded(program, v) for v in eqn.ins)
+    if eqn.does.updates and eqn.does.beside:
+        # added to a constant, or to rows that were put together in this way
+        before = program.producer.get(eqn.ins[0])
+        return eqn.ins[0] in program.constants or before is not None and _moves(program, before)
+    return eqn.does.moves is not None
+
+
+def _is_padded(program: Program, value: int) -> bool:
+    i = program.producer.get(value)
+    if i is None:
+        return False
+    eqn = program.equations[i]
+    return eqn.primitive.name == 'pad' or eqn.does.sums and _moves(program, i)
+
+
+# delay line ---------------------------------------------------------------------------------------
+#
+# Rows that move through an array of the carry from step to step: a delay line.
+
+
+LONGEST = 64  # steps after which an element must have left its line
+
+
+def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
+    """A leaf in which whole rows become other rows at the next step, split into these rows.
+
+    Each row has the shape of the value that enters the line, so that all rows are states of one
+    group. None for any other leaf.
+    """
+    old, new = program.carry[leaf], program.new_carry[leaf]
+    aval, ids = program.avals[new], elements.moved.get(new)
+    if ids is None or not ids.size or (ids == NONE).any() or old not in elements.base_of:
+        return None
+    # for each element of the new leaf, the element of the old leaf that it was, or itself
+    flat, own = ids.reshape(-1), elements.of(old).reshape(-1)
+    itself = np.arange(flat.size)
+    source = np.where((flat >= own[0]) & (flat <= own[-1]), flat - own[0], itself)
+    if (source == itself).all():
+        return None
+    # go back to the entrance of each element; an element without an entrance goes round
+    root = itself
+    for _ in range(LONGEST):
+        root = source[root]
+    if (source[root] != root).any():
+        return None
+    # follow each row that enters to the end of the line; it must stay whole
+    places = []
+    for entering in _entering(elements, ids, root):
+        row = entering
+        while row is not None:
+            places.append(row)
+            row, torn = _next(source, row)
+            if torn:
+                return None
+    # the rows of all lines must fill the leaf, each element once
+    whole = np.sort(np.concatenate([p.reshape(-1) for p in places]))
+    if not np.array_equal(whole, itself):
+        return None
+    return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+
+
+def _entering(elements: Elements, ids: np.ndarray, root: np.ndarray) -> Iterator[np.ndarray]:
+    """The flat positions of each value that enters a leaf, in the value's shape."""
+    at, flat = np.unique(root), ids.reshape(-1)
+    owners = np.array([bisect_right(elements.bases, int(e)) - 1 for e in flat[at]])
+    for k in np.unique(owners):
+        mine = at[owners == k]
+        offsets, shape = flat[mine] - elements.bases[k], elements.avals[elements.owners[k]].shape
+        once = len(np.unique(offsets)) == mine.size == np.prod(shape)
+        yield mine[np.argsort(offsets)].reshape(shape) if once else grid(mine, ids.shape)
+
+
+def _next(source: np.ndarray, row: np.ndarray) -> tuple[np.ndarray | None, bool]:
+    """Where a row stands at the next step, None if nowhere; and whether it was torn."""
+    at = row.reshape(-1)
+    moved = np.flatnonzero(np.isin(source, at) & (source != np.arange(source.size)))
+    if not moved.size:
+        return None, False
+    if moved.size != at.size or len(np.unique(source[moved])) != at.size:
+        return None, True
+    order = np.empty(source.size, np.int64)
+    order[source[moved]] = moved
+    return order[at].reshape(row.shape), False
+
+
+# origins ------------------------------------------------------------------------------------------
+#
+# The values that a leaf of the carry is made of, element by element, and so how to split it.
+
+
+class Origins:
+    """The values that the new states are made of.
+
+    ``labels`` holds a number for each element of a value that is made of several others: elements
+    with one number belong together. ``given``: the labels of values that are split already.
+    """
+
+    def __init__(self, program: Program, given: Mapping[int, np.ndarray]):
+        self.program, self.elements = program, Elements(program)
+        self.labels: dict[int, np.ndarray] = dict(given)
+        for i in self._behind():
+            eqn = program.equations[i]
+            found = self._assembled(eqn) if assembles(eqn) else {eqn.outs[0]: self._combined(eqn)}
+            # labels that are all one say nothing
+            self.labels |= {
+                o: lab for o, lab in found.items() if lab is not None and lab.size and lab.max()
+            }
+
+    def _behind(self) -> list[int]:
+        """The equations behind the new states that move or act on single elements."""
+        found: set[int] = set()
+        todo = [*self.program.new_states]
+        while todo:
+            i = self.program.producer.get(todo.pop())
+            if i is None or i in found:
+                continue
+            eqn = self.program.equations[i]
+            if assembles(eqn) or acts_on_elements(eqn):
+                found.add(i)
+                todo.extend(eqn.ins)
+        return sorted(found)
+
+    def _assembled(self, eqn: Equation) -> dict[int, np.ndarray]:
+        moved = dict(self.elements.moved_by(eqn))
+        self.elements.moved.update(moved)
+        return {o: self._by_owner(ids)[0] for o, ids in moved.items()}
+
+    def _combined(self, eqn: Equation) -> np.ndarray | None:
+        """Elements computed from elements that belong together in every operand belong together."""
+        shape = self.program.avals[eqn.outs[0]].shape
+        read = [
+            self.labels[v].reshape(-1)
+            for v in eqn.ins
+            if v in self.labels and self.program.avals[v].shape == shape
+        ]
+        if not read:
+            return None
+        return np.unique(np.stack(read), axis=1, return_inverse=True)[1].reshape(shape)
+
+    def _by_owner(self, ids: np.ndarray) -> tuple[np.ndarray, list]:
+        """A label for each element by the value that it is of, and these values; copies differ."""
+        flat, bases = ids.reshape(-1), self.elements.bases
+        if flat.size < 64:  # NumPy would have to make an array of all bases
+            owners = np.array([bisect_right(bases, int(e)) - 1 for e in flat])
+        else:
+            owners = np.searchsorted(bases, flat, 'right') - 1
+        owners[flat == NONE] = -1
+        # an owner that is itself made of several values counts as these
+        inner = np.zeros_like(flat)
+        for k in np.unique(owners[owners >= 0]):
+            lab = self.labels.get(self.elements.owners[k])
+            if lab is not None:
+                inner[owners == k] = lab.reshape(-1)[flat[owners == k] - bases[k]]
+        kinds, found = np.unique(
+            np.stack([owners, _occurrence(flat), inner]), axis=1, return_inverse=True
+        )
+        values = [None if k < 0 else self.elements.owners[k] for k in kinds[0]]
+        return found.reshape(ids.shape), values
+
+    def split(self, leaf: int, moved: Elements) -> Split | None:
+        """How the new value of a leaf is put together, if it holds states of other shapes.
+
+        ``moved``: the elements of all values that are made by moving.
+        """
+        found = self._put_together(leaf)
+        return None if found is None or self._tears(found, moved) else found
+
+    def _put_together(self, leaf: int) -> Split | None:
+        value = self.program.new_carry[leaf]
+        aval, ids = self.program.avals[value], self.elements.moved.get(value)
+        if not np.prod(aval.shape):
+            return None
+        labels, owners = (self.labels.get(value), None) if ids is None else self._by_owner(ids)
+        if labels is None or None in (owners or ()):
+            return None  # some elements come from nowhere
+        places = [
+            self._places(labels == k, ids, owners[k] if owners else None)
+            for k in range(labels.max() + 1)
+        ]
+        if len(places) == 1 and np.array_equal(places[0], identity(aval.shape)):
+            return None  # the leaf is one value as it is
+        return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+
+    def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
+        """The flat positions of one piece, in the shape of its value if it is a whole one."""
+        at, shape = np.flatnonzero(chosen), chosen.shape
+        if owner is None:
+            return grid(at, shape)
+        own = self.program.avals[owner].shape
+        maker = self.program.producer.get(owner)
+        # a value that was itself taken out of a larger one has no shape of its own
+        taken = maker is not None and self.program.equations[maker].does.takes_part
+        if at.size != np.prod(own) or taken:
+            return grid(at, shape)
+        offsets = ids.reshape(-1)[at] - self.elements.base_of[owner]
+        return at[np.argsort(offsets)].reshape(own)
+
+    def _tears(self, split: Split, full: Elements) -> bool:
+        """Whether an equation behind a new state moves parts of a piece, which is then no state."""
+        shape = split.aval.shape
+        for value in self.labels:
+            if self.program.avals[value].shape != shape or value not in full.moved:
+                continue
+            ids = full.moved[value].reshape(-1)
+            for k in np.unique(np.searchsorted(full.bases, ids[ids != NONE], 'right') - 1):
+                alike = self.program.avals[full.owners[k]].shape == shape
+                if alike and _is_torn(ids - full.bases[k], split.places):
+                    return True
+        return False
+
+
+def _is_torn(offsets: np.ndarray, places) -> bool:
+    """Whether a piece holds elements of another value (at ``offsets``) that are no piece of it."""
+    for piece in places:
+        read = offsets[piece.reshape(-1)]
+        whole = any(np.array_equal(read, p.reshape(-1)) for p in places)
+        if ((read >= 0) & (read < offsets.size)).any() and not whole:
+            return True
+    return False
+
+
+def _occurrence(flat: np.ndarray) -> np.ndarray:
+    """How many equal entries stand before each entry."""
+    order = np.argsort(flat, kind='stable')
+    ranked = flat[order]
+    first = np.concatenate([[True], ranked[1:] != ranked[:-1]])
+    starts = np.maximum.accumulate(np.where(first, np.arange(len(flat)), 0))
+    found = np.empty(len(flat), np.int64)
+    found[order] = np.arange(len(flat)) - starts
+    return found
+
+
+# rewriting ----------------------------------------------------------------------------------------
+#
+# The program in which some leaves of the carry are several hidden states.
+
+
+def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
+    """The program with these leaves split, by position in its carry."""
+    return _Rewriting(program, splits).run()
+
+
+class _Rewriting:
+    """``names``: the new name of an old value; ``new``: the new states of each split leaf;
+    ``kept``: leaves that are put together again; ``made``: the pieces of values.
+    """
+
+    def __init__(self, program: Program, splits: Mapping[int, Split | Parts]):
+        self.program, self.splits = program, splits
+        given = {program.carry[c]: _numbered(s) for c, s in splits.items() if isinstance(s, Split)}
+        self.origins = Origins(program, given)
+        self.build = extending(program)
+        self.names: dict[int, int] = {}
+        self.new: dict[int, list[int]] = {}
+        self.kept: set[int] = set()
+        self.made: dict[tuple, int] = {}
+
+    def run(self) -> Program:
+        program, build = self.program, self.build
+        # old states are inputs; readers of a whole leaf read it put together
+        carry = [[v] for v in program.carry]
+        for c, s in self.splits.items():
+            carry[c] = [build.new(_shaped(s.aval, shape, s.dtype)) for shape in s.shapes]
+            first = program.consumers.get(program.carry[c], [0])[0]
+            where = program.equations[first].where
+            self.names[program.carry[c]] = self._together(s, carry[c], where)
+        # where a new leaf is made, its new states are made as well
+        leaves: dict[int, list[int]] = {}
+        for c in self.splits:
+            leaves.setdefault(program.new_carry[c], []).append(c)
+        for eqn in program.equations:
+            build.bodies[0].append(renamed(eqn, self.names))
+            for v in eqn.outs:
+                self._renew(v, leaves.pop(v, ()), eqn)
+        # a new leaf that no equation makes is an input or an old state
+        for v, of in leaves.items():
+            self._renew(v, of, None)
+        return self._program(carry)
+
+    def _together(self, s: Split | Parts, pieces: Sequence[int], where: str) -> int:
+        (whole,) = self.build.traced(lambda *p: s.together(p), pieces, where)
+        return whole
+
+    def _renew(self, value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
+        """Make the new states in a value that is a new leaf; its readers then read them."""
+        if not leaves:
+            return
+        self.build.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
+        for c in leaves:
+            s = self.splits[c]
+            self.new[c] = [self._piece(value, s, k, where) for k in range(len(s.names))]
+        if eqn is not None and not assembles(eqn):
+            c = leaves[0]
+            self.names[value] = self._together(self.splits[c], self.new[c], where)
+            self.kept.add(self.names[value])
+        self.build.scope = ()
+
+    def _piece(self, value: int, s: Split | Parts, k: int, where: str) -> int:
+        """An equation that acts on single elements is applied to the piece alone."""
+        key = value, s, k
+        if key in self.made:
+            return self.made[key]
+        program, i = self.program, self.program.producer.get(value)
+        eqn = None if i is None else program.equations[i]
+        of_elements = isinstance(s, Split) and value in self.origins.labels
+        if of_elements and eqn is not None and acts_on_elements(eqn):
+            ins = [
+                self._piece(v, s, k, where)
+                if program.avals[v].shape == s.aval.shape
+                else self.names.get(v, v)
+                for v in eqn.ins
+            ]
+            aval = _shaped(program.avals[value], s.shapes[k])
+            (made,) = self.build.append(replace(eqn, ins=tuple(ins)), [aval])
+        else:
+            whole = self.names.get(value, value)
+            (made,) = self.build.traced(lambda a: s.piece(a, k), [whole], where)
+        self.made[key] = made
+        return made
+
+    def _program(self, carry: list[list[int]]) -> Program:
+        program, names = self.program, self.names
+        new = [self.new.get(c, [names.get(v, v)]) for c, v in enumerate(program.new_carry)]
+        keys = [
+            [key] if len(carry[c]) == 1 else [(*key, name) for name in self.splits[c].names]
+            for c, key in enumerate(program.carry_keys)
+        ]
+        outputs = tuple(names.get(v, v) for v in program.outputs)
+        new_carry = tuple(v for part in new for v in part)
+        starts = np.cumsum([0, *map(len, carry)])
+        apart = replace(
+            program,
+            avals=tuple(self.build.avals),
+            constants=self.build.constants,
+            equations=alive(self.build.bodies[0], (*outputs, *new_carry)),
+            outputs=outputs,
+            new_carry=new_carry,
+            carry=tuple(v for part in carry for v in part),
+            carry_keys=tuple(k for part in keys for k in part),
+            hidden=tuple(int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))),
+            splits=tuple(self.splits.get(c) for c in range(len(carry))),
+        )
+        # now a new state is the value that became a part of the leaf
+        return forward_copies(apart, self.kept)
+
+
+def _shaped(aval, shape, dtype=None):
+    weak = getattr(aval, 'weak_type', False)
+    return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
+
+
+def _numbered(s: Split) -> np.ndarray:
+    """For each element of a leaf, the number of its piece."""
+    numbers = np.empty(int(np.prod(s.aval.shape)), np.int64)
+    for k, places in enumerate(s.places):
+        numbers[places.reshape(-1)] = k
+    return numbers.reshape(s.aval.shape)
+
+
+# unstacking ---------------------------------------------------------------------------------------
+#
+# Hidden states that a step keeps side by side in one array: each is a hidden state of its own.
+#
+# A step may stack, or write row by row, the new states of several layers, or keep them in another
+# layout than it computes with. Its hidden states are then values of the step, not leaves of its
+# carry. Such a leaf is split: old states become inputs, readers of the whole leaf read it put
+# together, and each new state is the value that became a part of the leaf. An element-wise equation
+# of several states is applied to each alone, so that no path joins states that no element joins.
+
+
+class MustSplit(Exception):
+    """Leaves of the carry that must be split like their partners; None: that must stay whole."""
+
+    def __init__(self, splits: dict[int, Split | Parts | None]):
+        super().__init__(*splits)
+        self.splits = splits
+
+
+def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
+    """Raise :class:`MustSplit` for complex states (positions in the carry) whose step has no
+    complex derivative: their real and imaginary parts become states of their own.
+    """
+    leaves = {program.leaf_of(c) for c in states}
+    if any(program.splits and program.splits[leaf] is not None for leaf in leaves):
+        names = ', '.join(program.carry_names[c] for c in states)
+        raise NotSupportedError(
+            f'{where}: the step is not holomorphic in {names}, complex hidden states that stand in '
+            'one array with others. Keep each of them in an array of its own.'
+        )
+    raise MustSplit({leaf: Parts(program.leaf_avals[leaf]) for leaf in leaves})
+
+
+def taken_apart(program: Program, forced: Mapping[int, Split | Parts | None]) -> Program:
+    """The program with every leaf split that holds several states, and all in ``forced``.
+
+    A leaf that has None there stays whole.
+    """
+    asked = [c for c in program.hidden if c not in forced]
+    forced = {c: s for c, s in forced.items() if s is not None}
+    if not any(map(assembles, program.equations)) and not forced:
+        return program
+    # delay lines first, then leaves that are put together from several values
+    origins, elements = Origins(program, {}), moved_elements(program)
+    lines = {c: s for c in asked if (s := delay_line(program, elements, c)) is not None}
+    rest = (c for c in asked if c not in lines)
+    found = lines | {c: s for c in rest if (s := origins.split(c, elements)) is not None}
+    if not found and not forced:
+        return program
+    # A split costs a trace for each piece that an op reaches. So keep it only where the pieces are
+    # read apart, or read each other.
+    apart = rewritten(program, {**found, **forced})
+    needed = {
+        c: s
+        for c, s in found.items()
+        if c in lines or read_apart(program, program.new_carry[c]) or _cross_talk(apart, c)
+    }
+    if needed == found:
+        return apart
+    return rewritten(program, {**needed, **forced}) if needed or forced else program
+
+
+def _cross_talk(apart: Program, leaf: int) -> bool:
+    """Whether one piece reads another by anything but an op that both read and are made by.
+
+    This counts only where the result of an op is as large as the pieces that it reaches. Otherwise
+    pieces are positions of one layer, which a plain op like a roll lets read each other.
+    """
+    at = apart.pieces(leaf)
+    piece = {c: k for k, c in enumerate(at)}
+    if not _whole_results(apart, piece):
+        return False
+    recurrent = flow.reached_groups(apart, piece, apart.ops)
+    old = flow.forward(
+        apart,
+        {apart.carry[c]: 1 << k for c, k in piece.items()},
+        lambda i, found: 0 if i in apart.blocks else found & ~recurrent.get(i, 0),
+    )
+    new: dict[int, int] = {}
+    for c, k in piece.items():
+        for i in apart.consumers.get(apart.new_carry[c], ()):
+            for o in apart.results(i, apart.new_carry[c]):
+                new[o] = new.get(o, 0) | 1 << k
+    read = flow.forward(apart, new, flow.gradients(apart))
+    return any(
+        (old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items()
+    )
+
+
+def _whole_results(apart: Program, piece: Mapping[int, int]) -> bool:
+    """Whether each op's result is as large as every piece that it reaches before another op."""
+    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
+    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
+    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
+    for i in apart.ops:
+        y = apart.y_of(i)
+        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
+            return False
+    return True

@@ -1,0 +1,303 @@
+"""How traces are laid out: lanes, coordinates of relations, and the numbers that are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .. import _jax
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
+from .._executor import gathered
+
+# lanes --------------------------------------------------------------------------------------------
+#
+# Arrays with zeros in the lanes (samples of a batch) that a flag leaves out.
+
+
+@jax.custom_batching.custom_vmap
+def anywhere(flags: jax.Array) -> jax.Array:
+    """Whether any flag is set, also in another lane of a surrounding ``vmap``: a ``lax.cond`` that
+    asks this stays one there, where a flag of each lane makes it run both branches.
+    """
+    return flags.any()
+
+
+@anywhere.def_vmap
+def _anywhere_mapped(axis_size, in_batched, flags):
+    return anywhere(flags), False
+
+
+def gathered_once(graph: ETraceGraph, flags: jax.Array, values: dict[str, dict]) -> dict[str, dict]:
+    """Values by pair, which may be zeros where no flag is set: the gathered ones are computed once,
+    where XLA would gather them for each number of a trace. On a CPU, where XLA drops a barrier
+    before it fuses, a branch does it whose flag XLA does not know.
+    """
+    moved = {
+        (pair.relation.key, pair.group.name)
+        for pair in pairs(graph)
+        if pair.coords.positions is not None
+    }
+    chosen = {at: values[at[0]][at[1]] for at in moved}
+    if not chosen:
+        return values
+
+    def branch(flags, chosen):
+        none = lambda: jax.tree.map(jnp.zeros_like, chosen)  # noqa: E731
+        return jax.lax.cond(anywhere(flags), lambda: chosen, none)
+
+    def barrier(flags, chosen):
+        return jax.lax.optimization_barrier(chosen)
+
+    made = _jax.platform_dependent(flags, chosen, cpu=branch, default=barrier)
+    return by_pair(
+        graph,
+        lambda pair: made.get((pair.relation.key, pair.group.name), pair.of(values)),
+    )
+
+
+def where_lanes(flags: jax.Array, laned: bool, x: jax.Array, axis: int = 0) -> jax.Array:
+    """``x`` where a lane's flag is set and zero elsewhere, lanes in ``axis``; without lanes, where
+    any flag is set.
+    """
+    flags = flags if laned or flags.ndim == 0 else flags.any()
+    if flags.ndim:
+        flags = flags.reshape((1,) * axis + flags.shape + (1,) * (x.ndim - axis - flags.ndim))
+    return jnp.where(flags, x, jnp.zeros((), x.dtype))
+
+
+def of_groups(graph: ETraceGraph, flags: jax.Array, by_group: dict) -> dict:
+    """Vectors or transitions by group, in the flagged lanes."""
+    laned = {g.name: graph.lanes_of(g) is not None for g in graph.hidden_groups}
+    return {
+        name: jax.tree.map(lambda a, name=name: where_lanes(flags, laned[name], a), tree)
+        for name, tree in by_group.items()
+    }
+
+
+def of_pairs(graph: ETraceGraph, flags: jax.Array, by_relation: dict, rows: bool = False) -> dict:
+    """Vectors of every pair, in the flagged lanes; ``rows``: rows stand in their first axis."""
+
+    def one(pair: Pair):
+        axis = rows + len(pair.op.repeats)
+        return jax.tree.map(lambda a: where_lanes(flags, pair.laned, a, axis), pair.of(by_relation))
+
+    return by_pair(graph, one)
+
+
+def of_rows(graph: ETraceGraph, op: OpUse, flags: jax.Array, rows: jax.Array) -> jax.Array:
+    """Rows of an op's x, in the flagged lanes; ``flags`` has rows, or one row for all.
+
+    It selects, and does not multiply: in the other lanes x need not be a number.
+    """
+    laned = op.primitive.batched and op.x_aval.shape[:1] == (graph.lanes,)
+    flags = jnp.broadcast_to(flags, (len(rows), *flags.shape[1:]))
+    return jax.vmap(lambda f, x: where_lanes(f, laned, x, len(op.repeats)))(flags, rows)
+
+
+# coordinates --------------------------------------------------------------------------------------
+#
+# Between the positions of a group and the coordinates of a relation's entries.
+#
+# Where an element of y feeds several positions of the state, it has an entry for each of them,
+# along axes that are added to those of y; the op's rules are mapped over these.
+
+
+class Pair(NamedTuple):
+    """A relation and one of its groups: where one entry of the trace belongs."""
+
+    relation: Relation
+    group: HiddenGroup
+    coords: Coordinates
+    laned: bool  # axis 0 of the coordinates is the lanes
+
+    @property
+    def op(self) -> OpUse:
+        return self.relation.op
+
+    @property
+    def has_lanes_added(self) -> bool:
+        """Whether the lanes are an added axis: an op without a batch beside a state with one."""
+        return self.laned and self.coords.added > 0 and self.coords.axis == 0
+
+    def of(self, by_relation: dict):
+        """This pair's value in a dict relation -> group -> value."""
+        return by_relation[self.relation.key][self.group.name]
+
+    def gathered(self, by_group: dict, rows: bool = False):
+        """The group's vector or transition at the relation's coordinates; ``rows``: with axes in
+        front for rows and for the loops around the op.
+        """
+        values = gathered(self.coords, by_group[self.group.name])
+        front = (1,) * (1 + len(self.op.repeats)) if rows else ()
+        return jax.tree.map(lambda v: v.reshape(front + v.shape), values)
+
+
+def pairs(graph: ETraceGraph) -> Iterator[Pair]:
+    """Every relation with each of its groups."""
+    for relation in graph.hidden_param_op_relations:
+        for group, coords in zip(relation.groups, relation.coordinates, strict=True):
+            yield Pair(relation, group, coords, coords.has_lanes(graph.lanes_of(group)))
+
+
+def by_pair(graph: ETraceGraph, fn: Callable) -> dict[str, dict]:
+    """``fn(pair)`` of every pair, as a dict relation -> group -> value."""
+    found: dict[str, dict] = {r.key: {} for r in graph.hidden_param_op_relations}
+    for pair in pairs(graph):
+        found[pair.relation.key][pair.group.name] = fn(pair)
+    return found
+
+
+def is_plain(op: OpUse, coords: Coordinates) -> bool:
+    """Whether one entry stands at each of y's positions."""
+    return not op.repeats and not coords.added and coords.positions is None
+
+
+def mapped_over_added(fn: Callable, layout: tuple[int, int], in_axes) -> Callable:
+    """``fn`` mapped over added axes; ``layout``: their number, and where the result has them."""
+    added, axis = layout
+    for _ in range(added):
+        fn = jax.vmap(fn, in_axes=in_axes, out_axes=axis)
+    return fn
+
+
+def without_added(coords: Coordinates, x: jax.Array, behind: int = 0) -> jax.Array:
+    """The sum over the axes that coordinates have beside those of y, ``behind`` others in front."""
+    start = behind + coords.axis
+    return x.sum(tuple(range(start, start + coords.added))) if coords.added else x
+
+
+def to_y(pair: Pair, d: jax.Array) -> jax.Array:
+    """A cotangent at a relation's coordinates, summed to y's shape; that of a real y is real."""
+    d = d if is_complex(pair.op.y_aval) else jnp.real(d)
+    return without_added(pair.coords, d, len(pair.op.repeats))
+
+
+def folded(array: jax.Array | None, shape) -> jax.Array | None:
+    """An array with all axes in front of ``shape`` (time, loops around the op) folded into one."""
+    if array is None:
+        return None
+    return array.reshape(math.prod(array.shape[: array.ndim - len(shape)]), *shape)
+
+
+# storage ------------------------------------------------------------------------------------------
+#
+# How the numbers of a trace are stored, and how they are read again.
+
+
+Entry = dict[str, jax.Array]  # by trainable name
+States = dict[str, tuple[jax.Array | None, ...]]  # one array for each state; None: zero
+
+
+def by_state(entry: States) -> tuple[Entry, ...]:
+    """An entry as a vector: for each state its arrays by trainable name."""
+    return tuple(
+        dict(zip(entry, arrays, strict=True)) for arrays in zip(*entry.values(), strict=True)
+    )
+
+
+def by_name(vector: tuple[Entry | None, ...], names) -> States:
+    """The inverse of :func:`by_state`."""
+    return {n: tuple(None if e is None else e[n] for e in vector) for n in names}
+
+
+def entry_dtype(dtype, group) -> jnp.dtype:
+    """The dtype of an entry for weights of some dtype: complex where the group's states are."""
+    complex_group = jnp.issubdtype(group, jnp.complexfloating)
+    return _jax.promoted(dtype, jnp.complex64) if complex_group else jnp.dtype(dtype)
+
+
+def stored_dtype(dtype) -> jnp.dtype:
+    """The dtype in which a trace of some dtype is stored: bfloat16 as its bits, since XLA reads
+    bfloat16 arrays on a CPU ten times slower.
+    """
+    return jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
+
+
+def held_dtype(dtype) -> jnp.dtype:
+    """The dtype of the numbers in an array that is stored in some dtype."""
+    return jnp.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
+
+
+def stored(x: jax.Array, dtype) -> jax.Array:
+    """``x`` as a trace of that stored dtype holds it."""
+    if dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype)
+    return x.astype(dtype)
+
+
+def read(e: jax.Array, dtype=None) -> jax.Array:
+    """A stored array as numbers, in its own dtype or in ``dtype`` if that is wider; real numbers
+    stay real.
+    """
+    own = held_dtype(e.dtype)
+    if e.dtype == jnp.uint16:
+        e = jax.lax.bitcast_convert_type(e.astype(jnp.uint32) << 16, jnp.float32)
+    if dtype is None:
+        return e.astype(own)
+    if not jnp.issubdtype(own, jnp.complexfloating):
+        dtype = jnp.finfo(dtype).dtype  # of the real parts, where it is complex
+    return e.astype(_jax.promoted(own, dtype))
+
+
+class Stored(NamedTuple):
+    """A stored entry, the flags of its lanes that have a past (or one flag for all), and the dtype
+    in which sums of it are made.
+    """
+
+    entry: States
+    alive: jax.Array
+    dtype: Any
+
+    @property
+    def numbers(self) -> States:
+        """The entry, zero in lanes without a past."""
+        return jax.tree.map(
+            lambda e: where_lanes(self.alive, True, read(e, self.dtype)), self.entry
+        )
+
+    def alive_in(self, b) -> jax.Array:
+        """The flag of one lane, with an axis of size 1."""
+        return one_lane(self.alive, b) if self.alive.ndim else self.alive
+
+    def lane(self, b) -> Stored:
+        return Stored(one_lane(self.entry, b), self.alive_in(b), self.dtype)
+
+
+def one_lane(tree, b, axis: int = 0):
+    """Lane ``b`` of every array; its axis stays, with size 1."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, b, 1, axis), tree)
+
+
+def after(read, t: jax.Array, values):
+    """``values`` unchanged, but computed after ``read``.
+
+    Where XLA does not know that a trace is read before it is written, it writes into a copy. The
+    step count is never negative, which XLA does not know either.
+    """
+    # a slice, since devices would send each other all that a reshape reads
+    first = [
+        jnp.real(jax.lax.slice(leaf, (0,) * leaf.ndim, (1,) * leaf.ndim)).sum()
+        for leaf in jax.tree.leaves(read)
+        if leaf.size
+    ]
+    if not first:
+        return values
+
+    def guarded(values):
+        return jax.tree.map(
+            lambda v: v + sum(x.astype(v.dtype) for x in first) if v.size else v, values
+        )
+
+    # a branch, since an expression would be made again for each number of the trace; a GPU makes it
+    # while it waits for the trace, and would wait longer for the flag of a branch
+    def branch(never, values):
+        return jax.lax.cond(never, guarded, lambda v: v, values)
+
+    def selected(never, values):
+        return jax.tree.map(lambda a, b: jnp.where(never, a, b), guarded(values), values)
+
+    return _jax.platform_dependent(jnp.any(t < 0), values, cpu=branch, default=selected)
