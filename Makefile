@@ -8,6 +8,7 @@
 #                       numbers drawn afresh; it prints the SEED of these, and SEED=... repeats them
 #   make mutants        faults that tests have to see, put into a copy one by one, and as many drawn by SEED; survivors are listed
 #   make package        build both distributions, check them, and run README's blocks from the wheels on each Python from 3.11 on
+#   make reading        how much a reader of the core has to hold: lines, files, records, helpers with one caller, comments
 #   make lint           ruff, mypy, and the schemas of the workflows
 #   make docs           the site, in build/site; warnings and public names without a page are errors (docs-latest: on Python >= 3.12;
 #                       docs-links: asks the addresses outside that pages name)
@@ -46,7 +47,7 @@ PYTHON_LATEST_CANDIDATES = $(or $(PYTHON_LATEST),python3.13 python3.12 python3.1
 find_python = for p in $(2); do \
 	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, $(1)))' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants package bench rules results nir docs lint ruff mypy workflows clean
+.PHONY: help demo test test-quick test-latest test-lowest test-nightly mutants reading package bench rules results nir docs lint ruff mypy workflows clean
 .DELETE_ON_ERROR:
 
 help:
@@ -100,6 +101,9 @@ test-lowest: $(VENV_LOWEST)/.with-tests
 
 mutants: $(VENV)/.with-all
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.mutants --seed $(SEED)
+
+reading: $(VENV)/.with-all
+	@JAX_PLATFORMS=cpu $(VENV)/bin/python -m tests.reading
 
 package: $(VENV)/.with-all
 	$(VENV)/bin/python -m tests.package

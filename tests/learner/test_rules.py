@@ -214,7 +214,8 @@ def test_spikes_and_a_reward_move_weights_as_their_trace_says():
     class Net(brainstate.nn.Module):
         def __init__(self):
             super().__init__()
-            self.drive = braintrace.nn.Linear(3, 4)
+            # of drives so far apart one potential at least is near its threshold
+            self.drive = braintrace.nn.Linear(3, 4, w_init=np.linspace(-0.5, 1, 12).reshape(3, 4))
             self.neurons = braintrace.nn.LIF(4, tau=10.0, R=10.0, spk_fun='triangle')
 
         def update(self, x):
