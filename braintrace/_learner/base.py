@@ -28,7 +28,6 @@ from .._windows import (
     check_inside,
     check_optimizer,
     check_window,
-    choose_delay,
     length_of,
     signature,
     split_weights,
@@ -581,7 +580,7 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         """
         check_optimizer(optimizer)
         bound = self._compiled().in_time()
-        delay = choose_delay(write_every, update_every, bound.core.graph, bound.core.first.rule)
+        delay = bound.delay(write_every, update_every)
         exact = check_inside(inside, update_every)
         along = UpdateOptions(optimizer, update_every, delay, reduction, exact)
         given = Arguments(sequences, step_fn, mask, reset, weights)

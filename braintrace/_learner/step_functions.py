@@ -23,7 +23,7 @@ from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
 from .._errors import BraintraceError, OptionError, StepFunctionError, StructureError
 from .._jax import Tracer
 from .._warnings import tell
-from .._windows import Observer, Penalised, check_loss, task_loss, total_loss
+from .._windows import Observer, Penalised, check_loss, choose_delay, task_loss, total_loss
 from ..functional import OnlineLearner
 from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 
@@ -32,7 +32,7 @@ from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 # What a call of a learner computes: its own step, or an observed one; what it warns of.
 
 
-KEPT = 8  # programs of a learner
+KEPT = 64  # programs of a learner, such as one for each length of its sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,7 @@ class Bound:
     core: OnlineLearner
     states: ModelStates
     programs: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+    delays: dict[str, int] = field(default_factory=dict)
 
     def program(self, key: Hashable, make: Callable):
         """The compiled program for a key, made where there is none or its states are gone."""
@@ -52,7 +53,16 @@ class Bound:
             self.programs[key] = make()
             while len(self.programs) > KEPT:
                 self.programs.popitem(last=False)
+        self.programs.move_to_end(key)
         return self.programs[key]
+
+    def delay(self, write_every, update_every) -> int:
+        """``choose_delay``, asked once: the rule traces each op to answer."""
+        asked = repr((write_every, update_every))  # equal numbers need not be: True is no count
+        if asked not in self.delays:
+            graph, rule = self.core.graph, self.core.first.rule
+            self.delays[asked] = choose_delay(write_every, update_every, graph, rule)
+        return self.delays[asked]
 
     def in_time(self) -> Bound:
         """Itself, if the environment's ``dt`` is that of the compiled step."""

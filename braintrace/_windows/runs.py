@@ -270,7 +270,9 @@ def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_s
     if options.window == 'auto':
         budget = options.memory_budget
         if budget is None:
-            budget = WHOLE if per_step * length <= WHOLE else max(trace_bytes, EACH)
+            # a trace that is dropped at the end is written only if there are several windows
+            whole = WHOLE if options.keep else WHOLE + trace_bytes
+            budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
 
@@ -533,8 +535,8 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     first = start if dropped else run.opened(weights, start)
     walk = Walk(course.sequence, (first, course.observer.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
-    # The last window stands apart: where its trace is dropped, it is not written.
-    walk.blocks(window, whole if rest else whole - 1, size)
+    # The last window stands apart where its trace is dropped: then it is not written.
+    walk.blocks(window, whole if rest or options.keep else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
     end = course.ended(now if dropped else run.closed(now), length)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import functional
+from braintrace import _jax, functional
 from tests import xla
 from tests.compare import assert_close
 
@@ -100,3 +100,23 @@ def test_what_is_written_by_hand_is_the_same():
         (value, _), grads, state = step(p, state, x * k, y)
         (wanted, _), by_formula, other = by_hand(p, other, x * k, y)
         assert_close((value, grads), (wanted, by_formula), 1e-5)
+
+
+def equations(jaxpr) -> int:
+    """The equations of a jaxpr and of all inside of it."""
+    inner = (i for eqn in jaxpr.eqns for i in _jax.sub_jaxprs(eqn.params))
+    return len(jaxpr.eqns) + sum(map(equations, inner))
+
+
+def test_windows_of_a_trace_that_is_kept_are_one_program():
+    p, h, x, y = setting()
+    learner = functional.online(cell)
+    state = learner.init(p, h, x)
+
+    def traced(steps, window):
+        run = learner.sequence_grad(loss, window=window)
+        xs, ys = (jnp.stack([a] * steps) for a in (x, y))
+        return equations(jax.make_jaxpr(run)(p, state, xs, ys).jaxpr)
+
+    one, several = traced(3, 3), traced(12, 3)
+    assert several < 1.1 * one, (one, several)

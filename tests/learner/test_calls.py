@@ -6,9 +6,11 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import braintrace
+from braintrace._learner import step_functions
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, by_steps, compiled, data, loss_of, squared
@@ -200,6 +202,34 @@ def test_an_eager_call_is_one_program_and_compiles_nothing_anew(compiled_program
     for x, y in zip(xs, ys):
         learner(x), gradient(x, y)
     assert len(compiled_programs) == before
+
+
+def test_sequences_of_nine_lengths_compile_nothing_in_a_second_epoch(compiled_programs):
+    xs, ys = data()
+    xs, ys = (np.concatenate([a, a]) for a in (xs, ys))
+    learner = compiled()
+    step_fn = loss_of(learner)
+    lengths = range(2, 11)
+    for _ in range(2):
+        before = len(compiled_programs)
+        for length in lengths:
+            learner.etrace_grad(xs[:length], ys[:length], step_fn=step_fn)
+    assert len(compiled_programs) == before
+
+
+def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
+    xs, ys = data()
+    learner, asked = compiled(), []
+    choose = step_functions.choose_delay
+    monkeypatch.setattr(step_functions, 'choose_delay', lambda *a: asked.append(a) or choose(*a))
+    optimizer, opt_state, step_fn = optax.sgd(1e-3), None, loss_of(learner)
+    for _ in range(3):
+        _, opt_state = learner.etrace_train(
+            xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=opt_state
+        )
+    assert len(asked) == 1
+    with pytest.raises(braintrace.OptionError, match='update_every is True'):
+        learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer, update_every=True)
 
 
 def test_etrace_grad_traces_a_step_function_once_for_many_calls():
