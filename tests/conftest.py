@@ -3,7 +3,6 @@
 import gc
 
 import hypothesis
-import jax
 import pytest
 
 from tests import costs, tiers, xla
@@ -35,9 +34,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
     """A long run compiles tens of thousands of programs, and JAX keeps each."""
-    if xla.is_nearly_full():
-        jax.clear_caches()
-        gc.collect()
+    xla.make_room()
 
 
 def pytest_collection_finish():

@@ -1,5 +1,6 @@
 """How XLA compiles the tests: quickly instead of well, since compiling is most of their cost."""
 
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -32,16 +33,20 @@ def resident_bytes() -> int:
     return int(table.read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') if table.exists() else 0
 
 
-_asked = itertools.count()
+_asked, _most = itertools.count(), [3 * 2**30]
 
 
-def is_nearly_full() -> bool:
-    """Whether this process holds 3 GB, or half of the 65,530 mappings of memory that Linux gives
-    it: each program takes some, and XLA ends in a segmentation fault where there are no more.
+def make_room() -> None:
+    """Drop compiled programs where this process holds much memory, or half of the 65,530 mappings
+    of it that Linux gives: each program takes some, and XLA ends in a segmentation fault where
+    there are no more.
 
-    It looks at every 16th call; False where the system does not tell it by a file.
+    It looks at every 16th call; what an allocator keeps for itself is not dropped again.
     """
     maps = Path('/proc/self/maps')
     if next(_asked) % 16 or not maps.exists():
-        return False
-    return resident_bytes() > 3 * 2**30 or maps.read_bytes().count(b'\n') > 32_000
+        return
+    if resident_bytes() > _most[0] or maps.read_bytes().count(b'\n') > 32_000:
+        jax.clear_caches()
+        gc.collect()
+        _most[0] = max(_most[0], resident_bytes() + 2**29)
