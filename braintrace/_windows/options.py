@@ -16,6 +16,7 @@ import saiunit as u
 
 from .._compiler import ETraceGraph, abstract, describe_aval, param_name
 from .._errors import NotSupportedError, OptionError, StepFunctionError, StructureError
+from .._executor import share, varying
 from .._rules import MOST_PENDING, Rule
 
 # losses -------------------------------------------------------------------------------------------
@@ -71,8 +72,15 @@ def penalty_of(value):
 
 
 def total_loss(value):
-    """The loss, with a penalty beside it."""
-    return value.loss + value.penalty if isinstance(value, Penalised) else value
+    """The loss, with a penalty beside it. Of the two the shards of a ``shard_map`` may have one in
+    common: then each of them has its part of that.
+    """
+    if not isinstance(value, Penalised):
+        return value
+    axes = varying(value)
+    parts = value.loss, value.penalty
+    loss, penalty = (x * share(axes, varying(x)) if axes else x for x in parts)
+    return loss + penalty
 
 
 def check_loss(value, what: str):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from .._compiler import ETraceGraph, abstract, is_inexact, param_name, path_name
 from .._executor import (
@@ -36,6 +37,7 @@ from .._windows import (
     task_loss,
     zero_gradient,
 )
+from ._places import in_automatic_axes
 from ._state import OnlineState, flatten_paths, goes_on, put_back
 
 
@@ -168,7 +170,7 @@ class Compiled:
 
     def init(self) -> tuple[dict, jax.Array]:
         """The empty trace and t, made by one program."""
-        return jax.jit(self._init)()
+        return in_automatic_axes(jax.jit(self._init), lambda: P())()
 
     def _init(self):
         t, rule = jnp.zeros(self.t_shape, jnp.int32), self.rule

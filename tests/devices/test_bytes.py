@@ -16,7 +16,7 @@ GATE = [
     Row('alif', platform='cuda'),
     Row('conv'),
     Row('rnn', 'delayed', call='delayed'),
-    Row('rnn', 'es_d_rtrl', axes='explicit'),
+    Row('rnn', 'delayed', call='delayed', axes='explicit'),
     Row('lstm_apart', layout='both'),
 ]
 NIGHT = [

@@ -77,7 +77,7 @@ def over_the_sequence(learner, p, xs, ys, loss=loss):
     return grads, losses.sum()
 
 
-def step_by_step(learner, p, xs, ys):
+def step_by_step(learner, p, xs, ys, loss=loss):
     """In a scan, whose carry has one type."""
 
     def step(state, at):
@@ -161,6 +161,10 @@ def differences(name: str, *ways: str) -> dict[str, float]:
         'a loss shared by the shards': lambda: both(mean, shared),
         'a penalty shared by the shards': lambda: both(
             partial(over_the_sequence, loss=penalised), beside
+        ),
+        'a penalty shared by the shards, step by step': lambda: both(
+            partial(step_by_step, loss=penalised),
+            lambda *a: summed(step_by_step(learner, *a, partial(penalised, across=summed))),
         ),
         'steps': lambda: both(step_by_step, lambda *a: summed(step_by_step(learner, *a))),
         'an observed step': lambda: both(partial(observed, loss=penalised), seen),
@@ -279,7 +283,7 @@ def test_two_devices_learn_what_one_does():
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 8 and max(found.values()) < 1e-10, found
+    assert len(found) == 9 and max(found.values()) < 1e-10, found
 
 
 if __name__ == '__main__':
