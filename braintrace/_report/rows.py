@@ -297,6 +297,11 @@ class ReportData:
             for r in self.relations
         )
         share = None
+        if mesh is None and (param_specs is not None or batch_axis is not None):
+            raise OptionError(
+                'param_specs and batch_axis say where arrays lie on a mesh, and mesh is left out. '
+                'Give one; a `jax.sharding.AbstractMesh` needs no devices.'
+            )
         if mesh is not None:
             if self.share_of is None:
                 raise OptionError(

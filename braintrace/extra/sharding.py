@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .._compiler import HiddenGroup, Relation, path_key, path_name
 from .._errors import OptionError, StructureError
@@ -49,8 +49,8 @@ def _of_params(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
         specs = names.flatten_up_to(param_specs)
     except ValueError as error:
         raise StructureError(
-            f'param_specs has another structure than params: {error}. Give a tree like params, of '
-            'PartitionSpec, or None where a leaf is replicated.'
+            f'param_specs has another structure than params: {str(error).rstrip(".")}. Give a tree '
+            'like params, of PartitionSpec, or None where a leaf is replicated.'
         ) from error
     found = {}
     for place, (v, spec) in enumerate(zip(program.params, specs, strict=True)):
@@ -71,6 +71,11 @@ def _check_mesh(program: Any, of_params: dict, lanes: tuple, mesh) -> None:
     """Refuse an axis that the mesh has not, and an axis of an array that it does not divide;
     ``lanes``: their number and axis.
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise OptionError(
+            f'mesh is {mesh!r}; give a `jax.sharding.Mesh`, such as '
+            '`jax.make_mesh((8,), ("data",))`, or an `AbstractMesh`.'
+        )
     rows = [('batch_axis', 'the lanes', *lanes)]
     for name, v in zip(program.param_names, program.params, strict=True):
         sizes = zip(program.avals[v].shape, of_params[v], strict=True)

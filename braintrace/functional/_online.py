@@ -243,6 +243,7 @@ class OnlineLearner:
         loss_of = checked_loss(self, loss_fn)
 
         def run(params, state, inputs, targets):
+            check_devices(params, state)
             params = spread(params, varying((params, state, inputs, targets)))
 
             def loss(params):
@@ -268,6 +269,7 @@ class OnlineLearner:
         >>> pull(jnp.ones_like(h))['W'].shape, pull(2 * h)['W'].shape
         ((2, 4), (2, 4))
         """
+        check_devices(params, state)
         return pull_back(self.step, params, state, *inputs)
 
     def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:

@@ -86,20 +86,32 @@ def reported() -> dict:
     }
 
 
-def refused() -> str:
-    """A state of another mesh."""
-    p, c, (xs, _) = setting()
+def refused() -> list[str]:
+    """What each call says to a state of another mesh."""
+    p, c, (xs, ys) = setting()
     learner, devices = functional.online(CELL.run), jax.devices()
     first, second = (
         NamedSharding(jax.make_mesh((4,), ('b',), (AUTO,), devices=half), P())
         for half in (devices[:4], devices[4:])
     )
     state = learner.init(jax.device_put(p, first), jax.device_put(c, first), xs[0])
-    try:
-        learner.step(jax.device_put(p, second), state, xs[0])
-    except braintrace.StructureError as error:
-        return str(error)
-    return ''
+    p, xs, ys = jax.device_put((p, xs, ys), second)
+    calls = [
+        lambda: learner.step(p, state, xs[0]),
+        lambda: learner.vjp(p, state, xs[0]),
+        *(
+            lambda call=call: call(loss)(p, state, xs[0], ys[0])
+            for call in (learner.grad, learner.heads, learner.observed)
+        ),
+        lambda: learner.sequence_grad(loss)(p, state, xs, ys),
+    ]
+    found = []
+    for call in calls:
+        try:
+            call()
+        except braintrace.StructureError as error:
+            found.append(str(error))
+    return found if len(found) == len(calls) else []
 
 
 def explicit() -> list[float]:

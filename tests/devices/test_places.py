@@ -30,7 +30,9 @@ def test_eight_devices_have_their_parts_and_say_so():
     assert module['error'] < 1e-5 and 8 * module['shard'] == module['whole']
     assert report['held'] == pytest.approx(report['arguments'], rel=0.1)
     assert report['gradient'] == pytest.approx(report['moved'], rel=0.1)
-    assert "{'b': 4} of 4 devices, and the state on another one" in found['refused']
+    refused = found['refused']
+    assert refused
+    assert all("{'b': 4} of 4 devices, and the state on another one" in text for text in refused)
     assert max(found['explicit']) < 1e-12
 
 
@@ -49,6 +51,14 @@ def test_specs_that_do_not_fit_a_mesh_are_refused(specs, axis, mesh, words):
         compiled().partition_specs(
             whole | specs, axis, AbstractMesh(tuple(mesh.values()), tuple(mesh))
         )
+
+
+def test_a_mesh_is_a_mesh_and_the_report_needs_one():
+    learner, whole = compiled(), dict.fromkeys(CELL.shapes)
+    with pytest.raises(braintrace.OptionError, match="mesh is 'b'; give a `jax.sharding.Mesh`"):
+        learner.partition_specs(whole, 'b', 'b')
+    with pytest.raises(braintrace.OptionError, match='and mesh is left out'):
+        learner.report.at(8, param_specs=whole)
 
 
 def test_a_module_refuses_specs_of_another_model():
