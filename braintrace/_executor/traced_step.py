@@ -53,12 +53,13 @@ class Product(NamedTuple):
 
 class Single(NamedTuple):
     """A value; where it is larger than the ``operands`` of which the equation ``eqn`` makes it, it
-    is made step by step.
+    is made step by step. The linear equations ``then`` lead from its sum to a term.
     """
 
     value: Any
     eqn: Any = None
     operands: tuple = ()
+    then: tuple = ()
 
     @property
     def wanted(self) -> list:
@@ -68,7 +69,10 @@ class Single(NamedTuple):
     def total(self, blocks, env: dict, counts: jax.Array | None, length: int) -> jax.Array:
         """The sum over the steps that count."""
         if self.eqn is None:
-            return where_counted(counts, blocks.each(self.value, env, length)).sum(0)
+            total = where_counted(counts, blocks.each(self.value, env, length)).sum(0)
+            for eqn in self.then:
+                (total,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, total)
+            return total
 
         def step(total, at):
             values, here = at
@@ -101,13 +105,18 @@ def terms_of(v, flow: Dataflow) -> Term:
     does = properties_of(eqn)
     if does.sums:
         parts = [part for x in eqn.invars for part in terms_of(x, flow)]
-        if any(isinstance(part, Product) for part in parts):
+        if any(isinstance(part, Product) or part.then for part in parts):
             return parts
+    # devices that share the lanes exchange what is summed over the steps, not a sum of each step
+    if eqn.primitive.name == 'reduce_sum' and jax.device_count() > 1:
+        parts = terms_of(eqn.invars[0], flow)
+        if all(isinstance(part, Product) or part.eqn is None for part in parts):
+            return [part._replace(then=(*part.then, eqn)) for part in parts]
     # an equation that is linear in its one operand and keeps its size can wait for the sum
     one = len(eqn.invars) == 1 and math.prod(eqn.invars[0].aval.shape) == math.prod(v.aval.shape)
     if one and does.linear is not None:
         parts = terms_of(eqn.invars[0], flow)
-        if all(isinstance(part, Product) for part in parts):
+        if all(isinstance(part, Product) or part.then for part in parts):
             return [part._replace(then=(*part.then, eqn)) for part in parts]
     operands = tuple(flow.sources(v))
     if operands and nbytes(v) > sum(map(nbytes, operands)):

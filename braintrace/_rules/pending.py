@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 import jax
@@ -329,7 +330,7 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     end, rows = _end(graph, window, keep, split), (window.steps.rows, later)
 
     def sent(after: _State, row, later) -> _Sent:
-        return _sent(graph, after, window.steps.open(row), later, keep)
+        return _sent(graph, after, window.steps.open(row), later, keep, window.sums or {})
 
     # What a step sends is made in the loop, or of the states after every step where these are
     # smaller: a second pass reads them then, all steps at once.
@@ -350,15 +351,21 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     if late:
         *found, each = jax.vmap(sent, axis_size=length)(found, *rows)
         sums = jax.tree.map(lambda a: a.sum(0), each)
-    delta, q = _with_sums(graph, found[0], found[1], sums)
+    # of ops without x the loop over time has summed what the losses send
+    delta = found[0] | {key: dy[None] for key, dy in (window.sums or {}).items()}
+    delta, q = _with_sums(graph, delta, found[1], sums)
     credit = Credit(before.lam, delta)
     return credit, _as_pending(graph, window, (before.p, q), later, split) if keep else None
 
 
-def _sent(graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool) -> _Sent:
-    """What a step sends; ``later``: the lanes that a later step resets."""
+def _sent(
+    graph: ETraceGraph, after: _State, opened: tuple, later, keep: bool, done: Container[str]
+) -> _Sent:
+    """What a step sends; ``later``: the lanes that a later step resets; ``done``: ops whose signals
+    are summed already.
+    """
     _, df, (dy, _, _) = opened
-    delta, credits = dict(dy), {}
+    delta, credits = {key: d for key, d in dy.items() if key not in done}, {}
     for pair in pairs(graph):
         key, credit = pair.relation.key, dot(pair.gathered(after.lam), pair.of(df))
         if credit is not None and pair.op.x is None:

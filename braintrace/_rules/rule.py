@@ -32,13 +32,15 @@ class Window(NamedTuple):
     """Several steps with constant weights, time as the first axis.
 
     ``x``: the inputs of the ops. ``steps``: each opens to ``(d, df, signals)``. ``t`` (step counts)
-    and ``resets`` (flags, or None) stand before each step.
+    and ``resets`` (flags, or None) stand before each step. ``sums``: the signals of ops without x,
+    summed over the steps.
     """
 
     x: dict[str, Any]
     steps: Steps
     t: jax.Array
     resets: jax.Array | None = None
+    sums: dict[str, jax.Array] | None = None
 
     @classmethod
     def of_step(cls, factors: Factors, signals: Signals, t: jax.Array) -> Window:

@@ -404,7 +404,9 @@ class Run:
     def _step(self, weights, world, at: Sequence):
         seen = self._seen(weights, world, at)
         x, d, df = seen.factors
-        return seen.world, seen.direct, (x, seen.loss, seen.aux), (d, df, seen.signals)
+        dy = seen.signals.dy
+        sums = {op.key: dy[op.key] for op in self.graph.ops if op.x is None and op.key in dy}
+        return seen.world, (seen.direct, sums), (x, seen.loss, seen.aux), (d, df, seen.signals)
 
     def _moving_step(self, weights, state, at):
         """A step inside which the trace moves; its gradients are summed over the steps."""
@@ -444,10 +446,10 @@ class Run:
                 weights, state, at, length, part.counts
             )
             return Moment(world, trace, t), None, gradients, shown
-        world, direct, (x, losses, aux), steps = self.traced.loop(
+        world, (direct, sums), (x, losses, aux), steps = self.traced.loop(
             weights, now.world, part, length, part.counts
         )
-        window = Window(x, steps, ts, part.flags)
+        window = Window(x, steps, ts, part.flags, sums)
         ops, pending = self.rule.window(
             self.observer.network(weights), now.trace, pending, window, keep
         )
