@@ -193,17 +193,28 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         self, mesh, param_specs: Mapping | None = None, batch_axis: str | None = None
     ) -> None:
         """Put the parameters, all states and the trace on a mesh, as :meth:`partition_specs` says.
-        Calls run there from now on; give inputs whose batch lies along ``batch_axis``.
+        Calls run there from now on; give inputs whose batch lies along ``batch_axis``. Raises
+        :class:`braintrace.OptionError` for a mesh with explicit axes, and for one of no devices.
 
         >>> import braintrace, jax, jax.numpy as jnp
         >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
         >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
-        >>> learner.place(jax.make_mesh((1,), ('data',)), batch_axis='data')
+        >>> mesh = jax.make_mesh((1,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> learner.place(mesh, batch_axis='data')
         >>> learner.etrace.value['t'].sharding.spec
         P('data',)
         """
         of_params = self._param_specs(param_specs)
         specs = self._compiled().core.partition_specs(of_params, batch_axis, mesh)
+        if not isinstance(mesh, jax.sharding.Mesh) or jax.sharding.AxisType.Explicit in (
+            mesh.axis_types
+        ):
+            raise OptionError(
+                f'mesh is {mesh!r}; a learner of a module takes a `jax.sharding.Mesh` of devices '
+                'with automatic axes: `jax.make_mesh(shape, names, axis_types='
+                '(jax.sharding.AxisType.Auto,) * len(names))`. `functional.online` takes explicit '
+                'axes too.'
+            )
         world = self._compiled().states.now()
 
         def put(tree, specs):

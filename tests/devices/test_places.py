@@ -61,6 +61,24 @@ def test_a_mesh_is_a_mesh_and_the_report_needs_one():
         learner.report.at(8, param_specs=whole)
 
 
+@pytest.mark.parametrize(
+    'mesh',
+    [
+        AbstractMesh((1,), ('b',)),
+        lambda: jax.make_mesh((1,), ('b',), axis_types=(jax.sharding.AxisType.Explicit,)),
+    ],
+    ids=['abstract', 'explicit'],
+)
+def test_a_module_is_placed_on_devices_with_automatic_axes(mesh):
+    learner = braintrace.compile(
+        braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', jnp.zeros((3, 2)), batch_size=3
+    )
+    before = learner.etrace.value['t'].sharding
+    with pytest.raises(braintrace.OptionError, match='with automatic axes: `jax.make_mesh'):
+        learner.place(mesh() if callable(mesh) else mesh, batch_axis='b')
+    assert learner.etrace.value['t'].sharding == before
+
+
 def test_a_module_refuses_specs_of_another_model():
     x = jnp.zeros((3, 2))
     learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=3)
