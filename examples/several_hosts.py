@@ -123,6 +123,8 @@ def main(argv=None) -> int:
     parser.add_argument('--file', type=Path, help='where to save; all hosts must see it')
     parser.add_argument('--kill', type=int, metavar='CHUNK', help='die there, to see what happens')
     args = parser.parse_args(argv)
+    if args.file is None and (args.cluster or args.process is not None):
+        parser.error('give --file, which all processes see: each of them saves and goes on from it')
     if args.process is None and not args.cluster:
         with tempfile.TemporaryDirectory() as folder:
             args.file = args.file or Path(folder) / 'state.npz'
