@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -167,9 +168,16 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         :func:`braintrace.report`).
 
         ``print(learner.report)``; ``learner.report.at(batch_size)`` for the memory at another batch
-        size.
+        size. ``param_specs`` of its ``at`` is as :meth:`partition_specs` takes it.
         """
-        return self._compiled().core.report
+        found = self._compiled().core.report
+
+        def share(batch_size, param_specs, batch_axis, mesh):
+            specs = self._param_specs(param_specs)
+            where = {'param_specs': specs, 'batch_axis': batch_axis, 'mesh': mesh}
+            return found.at(batch_size, **where).share
+
+        return dataclasses.replace(found, share_of=share)
 
     def partition_specs(
         self, param_specs: Mapping | None = None, batch_axis: str | None = None, mesh=None

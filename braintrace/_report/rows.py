@@ -216,17 +216,12 @@ class DiagnosticRow:
 
 @dataclass(frozen=True)
 class Share:
-    """What each of some devices holds and sends, in bytes, where the arrays of a learner lie apart
-    on a mesh (``report.at(batch_size, param_specs=..., batch_axis=..., mesh=...)``).
-
-    - ``held``: its parts of params, carry, trace and t, beside what a call computes with
-    - ``gradient``: what it exchanges with the others for each gradient: its part of the weights,
-      where lanes lie apart. Where units do, inputs and states are exchanged too, at each step.
-    """
+    """What each of some devices holds and sends, in bytes: see :meth:`ReportData.at`."""
 
     devices: int
     held: int
     gradient: int
+    units_apart: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -280,9 +275,21 @@ class ReportData:
         return not constant or any(row.history == 'whole' for row in self.parameters)
 
     def at(self, batch_size: int, *, param_specs=None, batch_axis=None, mesh=None) -> Self:
-        """This report at another batch size; shapes of states stay as they were compiled. With a
-        ``mesh`` it has ``share``: what a device holds and sends where ``partition_specs`` of the
-        learner, given the other two, puts the arrays.
+        """This report at another batch size; shapes of states stay as they were compiled.
+
+        With a ``mesh``, also of no devices (``jax.sharding.AbstractMesh``), it has ``share``: what
+        a device holds and sends where ``partition_specs`` of the learner puts the arrays, given
+        ``param_specs`` (None: each device has all parameters) and ``batch_axis``. In bytes:
+        ``share.held``, its parts of params, carry, trace and t, and ``share.gradient``, what it
+        exchanges for each gradient; with ``share.units_apart`` inputs and states at each step,
+        which ``gradient`` leaves out.
+
+        >>> import braintrace, jax, jax.numpy as jnp
+        >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
+        >>> report = braintrace.compile(model, 'D_RTRL', x, batch_size=3).report
+        >>> mesh = jax.sharding.AbstractMesh((8,), ('data',))
+        >>> report.at(64, batch_axis='data', mesh=mesh).share
+        Share(devices=8, held=1024, gradient=96, units_apart=False)
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 0:
             raise OptionError(f'batch_size is {batch_size!r}; give an int >= 0.')

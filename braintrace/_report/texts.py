@@ -74,7 +74,8 @@ def summary(report: ReportData) -> list[str]:
 
 def share_text(share: Share) -> str:
     held, sent = size_text(share.held), size_text(share.gradient)
-    return f'each of {share.devices} devices holds {held}, and exchanges {sent} for each gradient'
+    text = f'each of {share.devices} devices holds {held}, and exchanges {sent} for each gradient'
+    return f'{text}, and inputs and states at each step' if share.units_apart else text
 
 
 def memory_text(report: ReportData) -> str:

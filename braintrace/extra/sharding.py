@@ -21,7 +21,7 @@ def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_
     """
     if batch_axis is not None and not isinstance(batch_axis, str):
         raise OptionError(f'batch_axis is {batch_axis!r}; give the name of an axis of the mesh.')
-    of_params = _of_params(compiled, param_specs)
+    of_params = param_axes(compiled, param_specs)
     if mesh is not None:
         lanes = compiled.graph.lanes if batch_size is None else batch_size
         _check_mesh(compiled.program, of_params, (lanes, batch_axis), mesh)
@@ -42,9 +42,11 @@ def state_specs(compiled: Any, state, param_specs, batch_axis, mesh=None, batch_
     )
 
 
-def _of_params(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
+def param_axes(compiled: Any, param_specs) -> dict[int, tuple[Axis, ...]]:
     """Value number of each parameter -> the entries of its spec, one for each of its axes."""
     program, names = compiled.program, compiled.program.trees['params']
+    if param_specs is None:
+        param_specs = jax.tree.unflatten(names, [PartitionSpec()] * len(program.params))
     try:
         specs = names.flatten_up_to(param_specs)
     except ValueError as error:

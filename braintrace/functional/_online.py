@@ -47,7 +47,7 @@ from .._windows import (
     tree_bytes,
 )
 from ..extra.observed import decoded, observed_step
-from ..extra.sharding import shard_bytes, state_specs
+from ..extra.sharding import param_axes, shard_bytes, state_specs
 from ._compiled import Compiled, pull_back
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
 from ._heads import Heads, of_batch, of_samples
@@ -574,10 +574,12 @@ class OnlineLearner:
 
         shapes = jax.tree_util.tree_map_with_path(sized, state)
         params = [abstract(program.avals[v]) for v in program.params]
-        weights = shard_bytes(program.trees['params'].flatten_up_to(param_specs), params, mesh)
+        of_params = [P(*axes) for axes in param_axes(self.first, param_specs).values()]
+        weights = shard_bytes(of_params, params, mesh)
         shared = batch_axis is not None and mesh.shape[batch_axis] > 1
         held = weights + shard_bytes(specs, shapes, mesh)
-        return Share(mesh.size, held, weights if shared else 0)
+        apart = weights < shard_bytes([P()] * len(params), params, mesh)
+        return Share(mesh.size, held, weights if shared else 0, apart)
 
     def fingerprint(self) -> dict:
         """What the first signature is, as plain text that JSON takes: paths, shapes and dtypes of
@@ -612,18 +614,20 @@ class OnlineLearner:
                 rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
         return Memory(rows, sum(row[-1] for row in rows))
 
-    def partition_specs(self, param_specs, batch_axis: str | None = None, mesh=None) -> OnlineState:
+    def partition_specs(
+        self, param_specs=None, batch_axis: str | None = None, mesh=None
+    ) -> OnlineState:
         """The :class:`OnlineState` of ``PartitionSpec``: each array lies where what it belongs to
         lies.
 
-        ``param_specs``: a tree like params, of ``PartitionSpec`` or None (replicated);
-        ``batch_axis``: the axis of the mesh along the lanes. A trace of D_RTRL has the batch in
-        front, then the axes of its weight; a hidden state has the op's output axis last, unless two
-        ops disagree. A weight lies as the parameter that it is a function of, element by element; a
-        transpose counts as replicated. Specs say where arrays lie, never what is computed. Raises
-        :class:`braintrace.StructureError` for another tree, and where a ``mesh`` is given,
-        :class:`braintrace.OptionError` for an axis that it has not and for one that cuts an array
-        into parts of different sizes.
+        ``param_specs``: a tree like params, of ``PartitionSpec`` or None (replicated), by default
+        all are replicated; ``batch_axis``: the axis of the mesh along the lanes. A trace of D_RTRL
+        has the batch in front, then the axes of its weight; a hidden state has the op's output axis
+        last, unless two ops disagree. A weight lies as the parameter that it is a function of,
+        element by element; a transpose counts as replicated. Specs say where arrays lie, never what
+        is computed. Raises :class:`braintrace.StructureError` for another tree, and where a
+        ``mesh`` is given, :class:`braintrace.OptionError` for an axis that it has not and for one
+        that cuts an array into parts of different sizes.
 
         >>> import jax, jax.numpy as jnp, braintrace
         >>> from jax.sharding import PartitionSpec as P

@@ -53,10 +53,24 @@ def in_automatic_axes(run: Callable, types: Callable) -> Callable:
 
     def call(*args):
         if not is_explicit():
+            _refuse_explicit(args)
             return run(*args)
         return jax.sharding.auto_axes(run, out_sharding=types(*args))(*args)
 
     return call
+
+
+def _refuse_explicit(args: tuple) -> None:
+    """Refuse arrays whose types name a mesh, outside of it: there JAX types no result for them."""
+    arrays = (a for a in jax.tree.leaves(args) if isinstance(a, jax.Array))
+    meshes = (jax.typeof(a).sharding.mesh for a in arrays)
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    if mesh is not None:
+        raise StructureError(
+            f'an argument lies on a mesh {dict(mesh.shape)} with explicit axes, and the call runs '
+            'outside of it. Run it inside of `with jax.set_mesh(mesh):`, or make the mesh with '
+            '`axis_types=(jax.sharding.AxisType.Auto,) * len(names)`.'
+        )
 
 
 def _sharding_of(leaf):

@@ -60,7 +60,7 @@ from .._windows import (
     with_so_far,
 )
 from ._compiled import Compiled
-from ._places import in_automatic_axes, types_of
+from ._places import in_automatic_axes, is_explicit, types_of
 from ._state import OnlineState, check_carry0
 
 RUNNING: ContextVar[Any] = ContextVar('learner whose loss runs', default=None)
@@ -149,7 +149,9 @@ class SequenceCalls:
         """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
 
         def run(params, state, xs, ys, mask=None, reset=None):
-            return on_data(params, state, Data(xs, ys, mask, reset))
+            # what is computed op by op under explicit axes is typed by them, automatic or not
+            call = program if is_explicit() else on_data
+            return call(params, state, Data(xs, ys, mask, reset))
 
         @partial(in_automatic_axes, types=lambda *args: (*types_of(args[:-1]), P()))
         def on_data(params, state, data: Data):
@@ -162,6 +164,7 @@ class SequenceCalls:
             new = _after(state, result.end)
             return (result.learnt, axes), (new, axes), (result.losses, of_loss)
 
+        program = jax.jit(on_data)
         return run
 
     def update(

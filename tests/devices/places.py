@@ -86,16 +86,8 @@ def reported() -> dict:
     }
 
 
-def refused() -> list[str]:
-    """What each call says to a state of another mesh."""
-    p, c, (xs, ys) = setting()
-    learner, devices = functional.online(CELL.run), jax.devices()
-    first, second = (
-        NamedSharding(jax.make_mesh((4,), ('b',), (AUTO,), devices=half), P())
-        for half in (devices[:4], devices[4:])
-    )
-    state = learner.init(jax.device_put(p, first), jax.device_put(c, first), xs[0])
-    p, xs, ys = jax.device_put((p, xs, ys), second)
+def said_to(learner, p, state, xs, ys) -> list[str]:
+    """What each call that is refused says."""
     calls = [
         lambda: learner.step(p, state, xs[0]),
         lambda: learner.vjp(p, state, xs[0]),
@@ -111,7 +103,29 @@ def refused() -> list[str]:
             call()
         except braintrace.StructureError as error:
             found.append(str(error))
-    return found if len(found) == len(calls) else []
+    return found
+
+
+def refused() -> list[str]:
+    """What each call says to a state of another mesh."""
+    p, c, (xs, ys) = setting()
+    learner, devices = functional.online(CELL.run), jax.devices()
+    first, second = (
+        NamedSharding(jax.make_mesh((4,), ('b',), (AUTO,), devices=half), P())
+        for half in (devices[:4], devices[4:])
+    )
+    state = learner.init(jax.device_put(p, first), jax.device_put(c, first), xs[0])
+    p, xs, ys = jax.device_put((p, xs, ys), second)
+    return said_to(learner, p, state, xs, ys)
+
+
+def outside() -> list[str]:
+    """What each call says to arrays on explicit axes, outside of their mesh, where `init` runs."""
+    p, c, (xs, ys) = setting()
+    learner, mesh = functional.online(CELL.run), jax.make_mesh((8,), ('b',), (EXPLICIT,))
+    put = lambda tree, *spec: jax.device_put(tree, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    p, c, xs, ys = put(p), put(c, 'b'), put(xs, None, 'b'), put(ys, None, 'b')
+    return said_to(learner, p, learner.init(p, c, xs[0]), xs, ys)
 
 
 def explicit() -> list[float]:
@@ -123,6 +137,7 @@ def explicit() -> list[float]:
     calls = [
         lambda learner, state, p: learner.observed(loss)(p, state, xs[0], ys[0])[1],
         lambda learner, state, p: learner.heads(*losses)(p, state, xs[0], ys[0])[1],
+        lambda learner, state, p: learner.sequence_grad(loss)(p, state, xs, ys)[0],
     ]
     found = [call(wanted, start, p) for call in calls]
     mesh = jax.make_mesh((8,), ('b',), axis_types=(EXPLICIT,))
@@ -159,6 +174,7 @@ if __name__ == '__main__':
                 'module': of_a_module(),
                 'report': reported(),
                 'refused': refused(),
+                'outside': outside(),
             }
         )
     )

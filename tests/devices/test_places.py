@@ -31,9 +31,11 @@ def test_eight_devices_have_their_parts_and_say_so():
     assert report['held'] == pytest.approx(report['arguments'], rel=0.1)
     assert report['gradient'] == pytest.approx(report['moved'], rel=0.1)
     refused = found['refused']
-    assert refused
+    assert len(refused) == 6
     assert all("{'b': 4} of 4 devices, and the state on another one" in text for text in refused)
     assert max(found['explicit']) < 1e-12
+    outside = found['outside']
+    assert len(outside) == 6 and all('Run it inside of `with jax.set_mesh' in t for t in outside)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,31 @@ def test_a_mesh_is_a_mesh_and_the_report_needs_one():
         learner.partition_specs(whole, 'b', 'b')
     with pytest.raises(braintrace.OptionError, match='and mesh is left out'):
         learner.report.at(8, param_specs=whole)
+
+
+def test_a_report_says_who_exchanges_what():
+    learner, whole = compiled(), dict.fromkeys(CELL.shapes)
+    mesh = AbstractMesh((4, 2), ('b', 'm'))
+    lanes = learner.report.at(16, batch_axis='b', mesh=mesh)
+    assert lanes.share == learner.report.at(16, param_specs=whole, batch_axis='b', mesh=mesh).share
+    assert not lanes.share.units_apart and 'at each step' not in str(lanes)
+    cut = whole | {'w': P(None, 'm')}
+    both = learner.report.at(16, param_specs=cut, batch_axis='b', mesh=mesh)
+    assert both.share.units_apart and both.share.gradient < lanes.share.gradient
+    assert 'for each gradient, and inputs and states at each step' in str(both)
+
+
+def test_a_report_of_a_module_takes_names_of_its_parameters():
+    x = jnp.zeros((4, 2))
+    learner = braintrace.compile(braintrace.nn.MinGRUCell(2, 4), 'D_RTRL', x, batch_size=4)
+    mesh = AbstractMesh((2, 2), ('b', 'm'))
+    specs = {'W/weight': {'weight': P(None, 'm'), 'bias': P('m')}}
+    shares = [
+        learner.report.at(4, param_specs=given, batch_axis='b', mesh=mesh).share
+        for given in (None, specs)
+    ]
+    assert [share.units_apart for share in shares] == [False, True]
+    assert shares[1].held < shares[0].held
 
 
 @pytest.mark.parametrize(
