@@ -172,11 +172,18 @@ def draws(name, rule, number, steps=8):
     return found, oracles.flat(want)
 
 
-def z_of(found, want):
-    """Root mean square of the distance of a mean from ``want``, in its standard errors."""
+def distance(found, want):
+    """Root mean square of the distance of a mean from ``want`` along each direction in which the
+    draws vary, in its standard errors, and the number of directions: entries of a gradient lie
+    close together, so the errors of their own would say one thing many times.
+    """
     moving = found.std(0) > 1e-9 * np.abs(want).max()
-    z = (found.mean(0) - want)[moving] / found.std(0)[moving] * len(found) ** 0.5
-    return np.sqrt((z**2).mean())
+    scale = found.std(0)[moving]
+    sizes, along = np.linalg.eigh(np.atleast_2d(np.corrcoef(found[:, moving], rowvar=False)))
+    away = (found.mean(0) - want)[moving] / scale @ along
+    free = sizes > 1e-6 * sizes.max()
+    z = away[free] / (sizes[free] / len(found)) ** 0.5
+    return np.sqrt((z**2).mean()), free.sum()
 
 
 def error_of(found, want):
@@ -206,10 +213,15 @@ MARKS = {
 )
 def test_the_mean_of_4096_seeds_has_no_bias_and_its_error_falls(name, rule):
     found, want = draws(name, rule, 4096)
-    assert 0.6 < z_of(found, want) < 1.5
-    assert z_of(found, 1.2 * want) > 1.5
-    few = np.sqrt(np.mean([error_of(part, want) ** 2 for part in np.split(found, 16)]))
-    assert 2 < few / error_of(found, want) < 8  # 4, within a factor of 2
+    z, number = distance(found, want)
+    margin = 4 / np.sqrt(2 * number)  # 4 deviations of such a root mean square
+    assert 1 - margin < z < 1 + margin
+    assert distance(found, 1.2 * want)[0] > 1 + margin
+    few, more = (
+        np.sqrt(np.mean([error_of(part, want) ** 2 for part in np.split(found, parts)]))
+        for parts in (256, 16)
+    )
+    assert 2 < few / more < 8  # 4, within a factor of 2
 
 
 # -- what it is a value of -------------------------------------------------------------------------
