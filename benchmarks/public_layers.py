@@ -3,8 +3,8 @@
     python benchmarks/public_layers.py save FILE      # where the public package is installed
     python benchmarks/public_layers.py compare FILE   # here: the largest difference of each class
 
-Both run in float64. ``compare`` loads the parameters by `braintrace.nn.load_public`, runs the same
-five steps and prints how far the outputs are apart.
+Both run in float64. ``compare`` loads the parameters by `braintrace.compat.load_public`, runs the
+same five steps and prints how far the outputs are apart.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def compare(path: str) -> None:
         found = pickle.load(file)
     for name, (values, want) in found.items():
         module = build(name)
-        braintrace.nn.load_public(module, values)
+        braintrace.compat.load_public(module, values)
         print(f'{name:17} {np.abs(outputs(name, module) - want).max():.1e}')
 
 

@@ -23,7 +23,8 @@ import optax
 from nets import NETS
 from records import measure, options
 
-from braintrace import BraintraceError, rules, tasks
+from braintrace import rules, tasks
+from braintrace.errors import BraintraceError
 from braintrace.tasks import Task
 
 HERE = Path(__file__).parent

@@ -18,7 +18,8 @@ from learning import QUICK, Effort, Setting, record
 from methods import GRU, METHODS, SMALL, SPARSE, SPIKING, Method, applies
 from records import measure, options
 
-from braintrace import BraintraceError, tasks
+from braintrace import tasks
+from braintrace.errors import BraintraceError
 
 PATH = Path(__file__).parent / 'results' / 'rules.json'
 LRU = 'LRU 64'

@@ -30,7 +30,7 @@ STEP_SIZE = 1e-3
 
 
 def learner_of(spec: Spec, rule: str, **options):
-    learner = (braintrace.D_RTRL if rule == 'd_rtrl' else braintrace.pp_prop)(
+    learner = (braintrace.D_RTRL if rule == 'd_rtrl' else braintrace.ES_D_RTRL)(
         Network(spec), **options
     )
     xs, ys = data(spec)

@@ -4,10 +4,8 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
-from . import functional, rules
+from . import errors, functional, rules
 from ._compiler import Diagnostic, ETraceGraph, HiddenGroup, Policy, Relation, Route
-from ._errors import *  # noqa: F403
-from ._errors import __all__ as _errors
 from ._etrace_op import (
     ETPPrimitive,
     ETPPrimitiveSpec,
@@ -20,12 +18,11 @@ from ._etrace_op import (
     grouped_matmul,
     lora_matmul,
     matmul,
+    register_primitive,
     register_primitive_spec,
     sparse_matmul,
 )
-from ._etrace_op import register_primitive as _register_primitive
 from ._public_names import instead_of as _instead_of
-from ._public_names import takes_public_arguments as _takes_public_arguments
 from ._report import Report, report
 from ._rules import Feedback
 from ._synthetic import SyntheticGradient
@@ -41,77 +38,31 @@ if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __g
         D_RTRL,
         DNI,
         ES_D_RTRL,
-        OSTL,
-        OTPE,
-        OTTT,
-        RFLO,
-        RTRL,
-        UORO,
-        EProp,
-        ETraceAlgorithm,
-        ETraceConfig,
         ETraceLearner,
-        ETraceVjpAlgorithm,
-        FixedRandomFeedback,
-        IODimVjpAlgorithm,
-        KappaFilter,
-        MultiStepData,
-        OSTLFeedforward,
-        OSTLRecurrent,
-        ParamDimVjpAlgorithm,
-        RandomProjectionVjpAlgorithm,
-        SameStep,
-        SingleStepData,
-        SnAp,
-        ThreeFactor,
         compile,
         compile_etrace_graph,
         evaluate,
-        pp_prop,
         train_synthetic_gradient,
     )
 
 __all__ = [
-    *_errors,
     'DNI',
     'D_RTRL',
     'Diagnostic',
-    'EProp',
     'ES_D_RTRL',
     'ETPPrimitive',
     'ETPPrimitiveSpec',
-    'ETraceAlgorithm',
-    'ETraceConfig',
     'ETraceGraph',
     'ETraceLearner',
-    'ETraceVjpAlgorithm',
     'Feedback',
-    'FixedRandomFeedback',
     'HiddenGroup',
-    'IODimVjpAlgorithm',
-    'KappaFilter',
-    'MultiStepData',
-    'OSTL',
-    'OSTLFeedforward',
-    'OSTLRecurrent',
-    'OTPE',
-    'OTTT',
-    'ParamDimVjpAlgorithm',
     'Penalised',
     'Policy',
-    'RFLO',
-    'RTRL',
-    'RandomProjectionVjpAlgorithm',
     'Relation',
     'Report',
     'Route',
-    'SameStep',
-    'SingleStepData',
-    'SnAp',
     'SparseStructure',
     'SyntheticGradient',
-    'ThreeFactor',
-    'UORO',
     'adapters',
     'compile',
     'compile_etrace_graph',
@@ -119,6 +70,7 @@ __all__ = [
     'einsum',
     'element_wise',
     'embedding',
+    'errors',
     'evaluate',
     'functional',
     'get_primitive_spec',
@@ -127,7 +79,6 @@ __all__ = [
     'matmul',
     'modulated',
     'nn',
-    'pp_prop',
     'receipts',
     'register_primitive',
     'register_primitive_spec',
@@ -138,8 +89,6 @@ __all__ = [
     'tasks',
     'verify',
 ]
-
-register_primitive = _takes_public_arguments(_register_primitive)
 
 # Imported on first use: nn and the learners need brainstate, which nothing else here does; the
 # adapters, verify, the kit and the tasks are no part of a training step.
@@ -153,33 +102,10 @@ _LAZY = {
     'D_RTRL': '._learner',
     'DNI': '._learner',
     'ES_D_RTRL': '._learner',
-    'OSTL': '._learner',
-    'OTPE': '._learner',
-    'OTTT': '._learner',
-    'RFLO': '._learner',
-    'RTRL': '._learner',
-    'UORO': '._learner',
-    'EProp': '._learner',
-    'ETraceAlgorithm': '._learner',
-    'ETraceConfig': '._learner',
     'ETraceLearner': '._learner',
-    'ETraceVjpAlgorithm': '._learner',
-    'FixedRandomFeedback': '._learner',
-    'IODimVjpAlgorithm': '._learner',
-    'KappaFilter': '._learner',
-    'MultiStepData': '._learner',
-    'OSTLFeedforward': '._learner',
-    'OSTLRecurrent': '._learner',
-    'ParamDimVjpAlgorithm': '._learner',
-    'RandomProjectionVjpAlgorithm': '._learner',
-    'SameStep': '._learner',
-    'SingleStepData': '._learner',
-    'SnAp': '._learner',
-    'ThreeFactor': '._learner',
     'compile': '._learner',
     'compile_etrace_graph': '._learner',
     'evaluate': '._learner',
-    'pp_prop': '._learner',
     'train_synthetic_gradient': '._learner',
 }
 
@@ -196,7 +122,10 @@ for _other in _Path(__file__).parents[1].glob('braintrace-[0-9]*.dist-info'):
 
 def __getattr__(name: str):
     if name not in _LAZY:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}.{_instead_of(name)}')
+        there = f' It is `braintrace.errors.{name}`.' if name in errors.__all__ else ''
+        raise AttributeError(
+            f'module {__name__!r} has no attribute {name!r}.{there or _instead_of(name)}'
+        )
     module = _import_module(_LAZY[name], __name__)
     found = module if _LAZY[name] == f'.{name}' else getattr(module, name)
     globals()[name] = found

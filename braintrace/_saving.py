@@ -31,10 +31,10 @@ from ._compiler import (
     path_key,
     path_name,
 )
-from ._errors import OptionError, StructureError
 from ._jax import is_key
 from ._version import __version__
 from ._warnings import tell
+from .errors import OptionError, StructureError
 
 File: TypeAlias = str | os.PathLike | BinaryIO
 
@@ -143,8 +143,8 @@ def save_state(file: File, state: Any, learner=None) -> None:
     one. Whoever is killed leaves a part behind, ``NAME.<host>-<pid>-<hex>.part``, which the next
     save of the same file removes. Every dtype, typed PRNG keys and physical units are kept. Where
     several processes hold parts of an array, all of them call it with the same path: the first one
-    writes the whole, and all wait for it. Raises :class:`braintrace.OptionError` for a path that is
-    no regular file, and ``OSError`` where it can not be written, in every process. See
+    writes the whole, and all wait for it. Raises :class:`braintrace.errors.OptionError` for a path
+    that is no regular file, and ``OSError`` where it can not be written, in every process. See
     :func:`load_state`.
 
     >>> import io, jax, jax.numpy as jnp
@@ -212,10 +212,10 @@ def load_state(file: File, like: Any, learner=None) -> Any:
 
     ``like`` is a tree of the same structure, or its ``jax.eval_shape``; where its leaves have a
     ``NamedSharding``, the arrays get it; every process of a mesh reads its parts. Raises
-    :class:`braintrace.StructureError`, with every path that is missing, added or of another shape
-    or dtype, and for a file that is none or torn. With ``learner``, compiled, also for a file of
-    another cell, rule or option, with every difference (:func:`structure_diff`); other versions are
-    warned of.
+    :class:`braintrace.errors.StructureError`, with every path that is missing, added or of another
+    shape or dtype, and for a file that is none or torn. With ``learner``, compiled, also for a file
+    of another cell, rule or option, with every difference (:func:`structure_diff`); other versions
+    are warned of.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state

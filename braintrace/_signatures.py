@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ._errors import OptionError
+from .errors import OptionError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 

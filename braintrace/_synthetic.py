@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._errors import OptionError
+from .errors import OptionError
 
 
 class SyntheticGradient:
@@ -21,7 +21,7 @@ class SyntheticGradient:
     zero, no credit; ``seed`` draws it. ``lanes``: whether axis 0 is the batch, whose samples the
     map does not mix; by default so where there are three axes or more. Its ``apply`` is a
     ``synthesizer`` of ``sequence_grad`` and ``sequence_update``. Raises
-    :class:`braintrace.OptionError` for shapes that are none.
+    :class:`braintrace.errors.OptionError` for shapes that are none.
 
     Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients" (ICML,
     arXiv 1608.05343).

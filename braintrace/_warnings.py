@@ -9,14 +9,14 @@ import warnings
 
 import jax
 
-from ._errors import BraintraceWarning
+from .errors import BraintraceWarning
 
 OTHERS = ('brainstate',)  # packages whose frames are skipped too, if they have been imported
 
 
 def tell(text: str) -> None:
-    """Give a :class:`braintrace.BraintraceWarning` at the first frame outside of this package, JAX
-    and brainstate.
+    """Give a :class:`braintrace.errors.BraintraceWarning` at the first frame outside of this
+    package, JAX and brainstate.
     """
     files = [
         __file__,

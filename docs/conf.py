@@ -91,6 +91,7 @@ copybutton_prompt_is_regexp = True
 
 MODULES = (
     'braintrace',
+    'braintrace.errors',
     'braintrace.nn',
     'braintrace.functional',
     'braintrace.rules',
@@ -99,6 +100,7 @@ MODULES = (
     'braintrace.adapters',
     'braintrace.kit',
     'braintrace.verify',
+    'braintrace.compat',
     'braintrace.receipts',
     'braintrace_receipts',
 )
@@ -114,6 +116,7 @@ def public_names() -> set[str]:
 
 
 NAMES = public_names()
+braintrace.compat._remove()  # pages show what is there without it
 CLASSES = tomllib.loads((HERE / 'reference/members.toml').read_text(encoding='utf-8'))
 autosummary_context = {'made': CLASSES['made'], 'shown': CLASSES['members']}
 # `braintrace.report` and `braintrace.Report` are one name to some file systems.

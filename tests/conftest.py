@@ -1,6 +1,7 @@
 """Set before any test module is imported."""
 
 import gc
+import sys
 
 import hypothesis
 import pytest
@@ -38,6 +39,10 @@ def pytest_runtest_teardown():
 
 
 def pytest_collection_finish():
-    """What is there now stays: garbage is looked for among what the tests make, and less often."""
+    """What is there now stays, but for the names that `braintrace.compat` put into the package:
+    garbage is looked for among what the tests make, and less often.
+    """
+    if compat := sys.modules.get('braintrace.compat'):
+        compat._remove()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

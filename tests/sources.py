@@ -11,7 +11,7 @@ PACKAGE = ROOT / 'braintrace'
 VERIFIER = ROOT / 'receipts' / 'braintrace_receipts'  # a distribution of its own
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]  # a line and what is wrong there
-BESIDE = ('compat', 'extra')  # folders beside the core: each of their modules is a floor
+BESIDE = ('extra',)  # folders beside the core: each of their modules is a floor
 
 
 def floor_of(parts: Iterable[str]) -> str:

@@ -56,7 +56,7 @@ class Window:
 def peer(bench, monkeypatch):
     """The worker with a package in whose calls nothing is compiled."""
     package = types.SimpleNamespace(
-        D_RTRL=TracesAtEachCall, pp_prop=TracesAtEachCall, MultiStepData=Window
+        D_RTRL=TracesAtEachCall, ES_D_RTRL=TracesAtEachCall, MultiStepData=Window
     )
     monkeypatch.setattr(bench.worker, 'braintrace', package)
     return bench.worker
@@ -112,7 +112,7 @@ def test_a_gradient_of_zeros_is_refused_and_not_timed(bench, monkeypatch):
     monkeypatch.setattr(
         bench.worker,
         'braintrace',
-        types.SimpleNamespace(D_RTRL=TeachesNothing, pp_prop=TeachesNothing),
+        types.SimpleNamespace(D_RTRL=TeachesNothing, ES_D_RTRL=TeachesNothing),
     )
     column, runs = bench.columns.named('public d_rtrl'), {}
     ask = {'make': 'it', 'task': column.task, 'call': column.call, 'spec': TINY}

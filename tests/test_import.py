@@ -69,7 +69,7 @@ def test_flags_of_the_user_stay_and_functional_users_import_no_brainstate():
         kit.describe('etp_mm')
         try:
             verify.diagnose(3, jnp.ones((4, 2)), jnp.zeros((4, 3)), lambda output, target: 0.)
-        except braintrace.OptionError as e:
+        except braintrace.errors.OptionError as e:
             found['diagnose'] = str(e)
         dir(braintrace), hasattr(braintrace, 'no_such_name')
         found['brainstate'] = [name for name in sys.modules if name.split('.')[0] == 'brainstate']

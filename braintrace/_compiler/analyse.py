@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from .._errors import CompileError, OptionError
+from ..errors import CompileError, OptionError
 from .analysis.findings import direct_parameters, find_findings, split_alike
 from .analysis.lanes import carried_lanes
 from .analysis.ops import find_ops

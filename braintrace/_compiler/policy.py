@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
-from .._errors import OptionError
+from ..errors import OptionError
 
 CHOICES = {
     'cond': ('select', 'refuse'),
@@ -45,14 +45,15 @@ class Policy:
     - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
-    ``'refuse'`` makes a construct a :class:`braintrace.NotSupportedError` that names its place.
+    ``'refuse'`` makes a construct a :class:`braintrace.errors.NotSupportedError` that names its
+    place.
 
     >>> import braintrace
     >>> braintrace.Policy(unroll=0)
     Policy(unroll=0)
     >>> braintrace.Policy(cond='ignore')
     Traceback (most recent call last):
-    braintrace._errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
+    braintrace.errors.OptionError: cond is 'ignore'; choose one of ('select', 'refuse').
     """
 
     strict: bool = False

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import NotSupportedError, OptionError
+from ..errors import NotSupportedError, OptionError
 from . import equations as lb
 from .analyse import analyse_again
 from .analysis.findings import bent_on_the_way, find_findings

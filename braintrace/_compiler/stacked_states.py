@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import _jax
-from .._errors import NotSupportedError
+from ..errors import NotSupportedError
 from .equations import Equation, identity, moved_operands
 from .primitives import NONE
 from .program import dataflow as flow

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 
-from .._errors import RuleContractError
+from ..errors import RuleContractError
 
 ARGUMENTS = {
     'yw_to_w': '(hidden_dim, trace, **params)',

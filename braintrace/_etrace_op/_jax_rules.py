@@ -7,8 +7,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .._errors import RuleContractError
 from .._jax import ad, apply_primitive, batching, lower_alone, mlir
+from ..errors import RuleContractError
 
 
 def derive_jax_rules(primitive) -> None:

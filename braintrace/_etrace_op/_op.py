@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .._errors import EtpDtypeError, OptionError
+from ..errors import EtpDtypeError, OptionError
 from ._primitive import RULE_SLOTS, ETPPrimitive
 from ._spec import ETPPrimitiveSpec, get_primitive_spec
 

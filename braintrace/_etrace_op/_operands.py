@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 from .._jax import hide_from_locations
+from ..errors import BraintraceError, EtpDtypeError, EtpShapeError, EtpUnitError
 
 hide_from_locations(os.path.dirname(os.path.abspath(u.__file__)) + os.sep)
 

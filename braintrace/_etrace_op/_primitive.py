@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from .._errors import MissingRuleError, RuleContractError
 from .._jax import Primitive
+from ..errors import MissingRuleError, RuleContractError
 from ._contract import bind_rule, checked_invars
 from ._jax_rules import derive_jax_rules, lower_on
 from ._vmap_rules import by_lane, derived_rule
@@ -407,7 +407,7 @@ def register_primitive(
     >>> import braintrace
     >>> braintrace.register_primitive('etp_mm', lambda x, w: x @ w)
     Traceback (most recent call last):
-    braintrace._errors.RuleContractError: a primitive called 'etp_mm' is registered already. ...
+    braintrace.errors.RuleContractError: a primitive called 'etp_mm' is registered already. ...
     """
     _check_description(name, impl, trainable_invars_fn, x_invar_index, y_outvar_index)
     primitive = ETPPrimitive(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from .._errors import RuleContractError
+from ..errors import RuleContractError
 from ._contract import checked_invars
 from ._primitive import (
     BATCHED_PRIMITIVES,
@@ -114,7 +114,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     >>> spec = braintrace.ETPPrimitiveSpec('doc_without_rules', lambda x, w: x * w)
     >>> braintrace.register_primitive_spec(spec)
     Traceback (most recent call last):
-    braintrace._errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
+    braintrace.errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
     """
     _check_spec(spec)
     primitive = register_primitive(

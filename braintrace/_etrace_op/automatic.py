@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import RuleContractError
+from ..errors import RuleContractError
 from ._operands import drawn, shape_of
 from .conv import bind_conv, etp_conv_p
 from .einsums import FORMS, bound

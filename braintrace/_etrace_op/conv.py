@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import EtpShapeError, NotSupportedError, OptionError
 from .._signatures import refuses
+from ..errors import EtpShapeError, NotSupportedError, OptionError
 from ._operands import (
     bias_operands,
     check_shape,

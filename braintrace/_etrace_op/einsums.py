@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from .._errors import EtpShapeError, OptionError
 from .._signatures import refuses
+from ..errors import EtpShapeError, OptionError
 from ._operands import (
     bias_operands,
     check_rank,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._operands import trainable_operand, with_unit
 from ._rule_parts import output_trace, parameter_trace
 from ._spec import ETPPrimitiveSpec, register_primitive_spec

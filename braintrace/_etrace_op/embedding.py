@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import EtpDtypeError, EtpShapeError
 from .._jax import Tracer
 from .._signatures import refuses
+from ..errors import EtpDtypeError, EtpShapeError
 from ._operands import check_rank, split, trainable_operand, with_unit
 from ._primitive import ETPPrimitive
 from ._rule_parts import output_trace, over_columns, parameter_trace

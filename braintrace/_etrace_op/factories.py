@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import saiunit as u
 
-from .._errors import OptionError, RuleContractError
+from ..errors import OptionError, RuleContractError
 from . import einsums
 from ._layouts import effective_rules, parameter_rules, position_rules, samples
 from ._op import EtpOp, arrays, check_static

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import EtpDtypeError
 from .._signatures import refuses
+from ..errors import EtpDtypeError
 from ._operands import (
     bias_operands,
     check_rank,

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import EtpDtypeError, EtpShapeError
 from .._signatures import refuses
+from ..errors import EtpDtypeError, EtpShapeError
 from ._operands import (
     bias_operands,
     check_shape,

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _jax
 from .._compiler import ETraceGraph, is_inexact, properties_of
-from .._errors import NotSupportedError
+from ..errors import NotSupportedError
 from .executor import Executor
 
 # positive evaluation ------------------------------------------------------------------------------
@@ -411,8 +411,8 @@ def _crosses(x: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def dependence(graph: ETraceGraph) -> Dependence:
-    """What each new hidden number reads. Raises :class:`braintrace.NotSupportedError` where lanes
-    read one another.
+    """What each new hidden number reads. Raises :class:`braintrace.errors.NotSupportedError` where
+    lanes read one another.
     """
     return _LinearPullBack(graph).found()
 

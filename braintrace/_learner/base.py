@@ -12,16 +12,13 @@ import jax.numpy as jnp
 
 from .. import _jax, _saving
 from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
-from .._errors import NotCompiledError, OptionError, StructureError
 from .._jax import is_key
-from .._public_names import takes_public_arguments
 from .._report import Report, summary
 from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
     CARRIES,
-    LOSS_OUTPUTS,
     GradientOptions,
     Result,
     UpdateOptions,
@@ -32,12 +29,11 @@ from .._windows import (
     length_of,
     signature,
     split_weights,
-    weighed,
     with_so_far,
 )
+from ..errors import NotCompiledError, OptionError, StructureError
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
-from .configurations import PublicNames
 from .sequences import Arguments, CallOptions, evolve, gradient, train
 from .states import (
     CARRY,
@@ -58,7 +54,7 @@ from .step_functions import Bound, Notices, substitute
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
+class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     """Online learning of ``model`` by ``rule``: compile once, then call it in the model's place.
 
     ``learner.compile_graph(*inputs)`` compiles, which :func:`braintrace.compile` does for you;
@@ -79,10 +75,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     """
 
     bootstraps = False  # whether exact windows end with the synthetic gradient of `synthesizer`
-    modulates = False  # whether losses stand for a modulator, which has no exact windows
     synthesizer: SyntheticGradient | None = None
 
-    @takes_public_arguments
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -202,7 +196,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
     ) -> None:
         """Put the parameters, all states and the trace on a mesh, as :meth:`partition_specs` says.
         Calls run there from now on; give inputs whose batch lies along ``batch_axis``. Raises
-        :class:`braintrace.OptionError` for a mesh with explicit axes, and for one of no devices.
+        :class:`braintrace.errors.OptionError` for a mesh with explicit axes, and for one of no
+        devices.
 
         >>> import braintrace, jax, jax.numpy as jnp
         >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
@@ -306,8 +301,8 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
         The arrays are copied, so one tree serves many times. Raises
-        :class:`braintrace.StructureError`, and changes nothing, where a name, a shape, a dtype, the
-        rule or the model's step differs.
+        :class:`braintrace.errors.StructureError`, and changes nothing, where a name, a shape, a
+        dtype, the rule or the model's step differs.
 
         >>> import braintrace, jax.numpy as jnp
         >>> model = braintrace.nn.GRUCell(2, 4)
@@ -372,10 +367,10 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
 
         Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. A lane
         of the states, inside ``vmap(in_states=...)``, goes back as ``reset_state`` of its own
-        modules says.
-        ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged. Raises
-        :class:`braintrace.StructureError` for flags of another shape, and where it is not known
-        that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``lanes``).
+        modules says. ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged.
+        Raises :class:`braintrace.errors.StructureError` for flags of another shape, and where it is
+        not known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`,
+        ``lanes``).
         """
         bound, etrace = self._compiled(), self.etrace.value
         world, initial = bound.states.now(), bound.initial()
@@ -432,7 +427,6 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
 
     # along a sequence -----------------------------------------------------------------------------
 
-    @takes_public_arguments
     def etrace_grad(
         self,
         *sequences,
@@ -447,7 +441,6 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         reduction: str = 'mean',
         has_aux: bool = False,
         return_value: bool = False,
-        loss_output: str = 'per_step',
         progress: bool = False,
     ):
         """Online gradient of a sequence of losses, from the present state on; weights are constant
@@ -487,8 +480,6 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
             Whether ``step_fn`` returns a pair.
         return_value : bool
             Whether the losses come back too.
-        loss_output : 'per_step', 'masked' or 'scalar'
-            The losses as they are, each times its mask, or reduced as the gradient is.
         progress : bool
             Shows a line on stderr (not inside transformations).
 
@@ -521,16 +512,14 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         """
         check_choice('carry', carry, CARRIES)
         check_choice('return_value', return_value, (True, False))
-        check_choice('loss_output', loss_output, LOSS_OUTPUTS)
         check_window(window, memory_budget)
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
         given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
         apply = synthesizer_of(self, exact)
         result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
-        losses = weighed(result.losses, mask, loss_output, reduction)
         grads, _ = split_weights(result.learnt, apply)
-        extra = ([losses] if return_value else []) + ([result.aux] if has_aux else [])
+        extra = ([result.losses] if return_value else []) + ([result.aux] if has_aux else [])
         return _returned((grads, *extra) if extra else grads, result, given)
 
     def etrace_train(
@@ -608,7 +597,6 @@ class ETraceLearner(PublicNames, ShowsArguments, brainstate.nn.Module):
         extra = [result.aux] if has_aux else []
         return _returned((result.losses, *extra, result.learnt[1]), result, given)
 
-    @takes_public_arguments
     def etrace_evolve(
         self,
         *sequences,

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._errors import OptionError, StructureError
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
+from ..errors import OptionError, StructureError
 from .base import ETraceLearner
 from .learners import Lanes
 from .states import ModelStates, as_path
@@ -31,9 +31,9 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     they are now, and ``fit`` is False in ``brainstate.environ``. The loop is compiled once for each
     shape of ``xs``; the metric is not.
 
-    Raises :class:`braintrace.NotCompiledError` for a learner that is not compiled,
-    :class:`braintrace.StructureError` for sequences of unequal lengths and for inputs unlike those
-    that were compiled.
+    Raises :class:`braintrace.errors.NotCompiledError` for a learner that is not compiled,
+    :class:`braintrace.errors.StructureError` for sequences of unequal lengths and for inputs unlike
+    those that were compiled.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)

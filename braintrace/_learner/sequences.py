@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._errors import OptionError, StepFunctionError
 from .._executor import TracedStep
 from .._windows import (
     REDUCTIONS,
@@ -44,6 +43,7 @@ from .._windows import (
     steps_of,
     strong,
 )
+from ..errors import OptionError, StepFunctionError
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, Values, substituted
 

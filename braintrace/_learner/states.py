@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, path_name
-from .._errors import CompileError, OptionError, StructureError
 from .._jax import hide_from_locations
 from .._synthetic import SyntheticGradient
 from .._windows import check_synthesizer
+from ..errors import CompileError, OptionError, StructureError
 
 # own states ---------------------------------------------------------------------------------------
 #
@@ -58,12 +58,6 @@ def signal_shapes(graph: ETraceGraph) -> dict[str, tuple[int, ...]]:
 
 def synthesizer_of(learner: Any, exact: bool) -> Callable | None:
     """The function that makes a learner's synthetic gradients, for a call with these options."""
-    if exact and learner.modulates:
-        raise OptionError(
-            f"inside is 'exact' for {type(learner).__name__}, whose modulator meets the trace "
-            "of its own step; an exact window has none inside. Give inside='trace', or another "
-            'learner.'
-        )
     apply = learner.synthetic.apply if learner.bootstraps else None
     check_synthesizer(apply, exact, learner.rule)
     return apply

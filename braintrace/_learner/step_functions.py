@@ -20,10 +20,10 @@ import saiunit as u
 
 from .. import _jax
 from .._compiler import abstract, depends, describe_aval, is_inexact, path_name
-from .._errors import BraintraceError, OptionError, StepFunctionError, StructureError
 from .._jax import Tracer
 from .._warnings import tell
 from .._windows import Observer, Penalised, check_loss, choose_delay, task_loss, total_loss
+from ..errors import BraintraceError, OptionError, StepFunctionError, StructureError
 from ..functional import OnlineLearner
 from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import DEFAULT, Policy
-from .._errors import OptionError
-from .._public_names import takes_public_arguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
     GradientOptions,
@@ -19,6 +17,7 @@ from .._windows import (
     check_window,
     length_of,
 )
+from ..errors import OptionError
 from ..rules import same_step
 from .base import ETraceLearner
 from .sequences import Arguments, CallOptions, gradient
@@ -54,7 +53,6 @@ class DNI(ETraceLearner):
     3
     """
 
-    @takes_public_arguments
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -73,7 +71,7 @@ class DNI(ETraceLearner):
     def attach_synthesizer(self, synthesizer: SyntheticGradient) -> None:
         """Take another synthesizer, with its first parameters."""
         self.synthesizer = _checked(synthesizer)
-        if self.is_compiled:
+        if self._own() is not None:
             self._begin_synthetic()
 
 
@@ -86,7 +84,6 @@ def _checked(synthesizer):
     return synthesizer
 
 
-@takes_public_arguments
 def train_synthetic_gradient(
     learner: DNI,
     *sequences,
@@ -103,7 +100,7 @@ def train_synthetic_gradient(
     ``sequences`` and ``step_fn`` as for ``learner.etrace_grad``. Each of the ``epochs`` is one
     update by the ``optimizer`` (an ``optax.GradientTransformation``, by default plain descent with
     the rate ``lr``) over the whole sequence in exact windows, after a reset, where ``reset``.
-    Raises :class:`braintrace.OptionError` for a ``window`` that no other one follows.
+    Raises :class:`braintrace.errors.OptionError` for a ``window`` that no other one follows.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.ones((3, 2)), braintrace.nn.GRUCell(2, 4)

@@ -22,8 +22,8 @@ from .._compiler import (
     members,
     readers,
 )
-from .._errors import OptionError
 from .._rules import held_dtype
+from ..errors import OptionError
 from .rows import (
     FORGETS,
     GATE,

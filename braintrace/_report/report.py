@@ -52,7 +52,7 @@ class Report(ReportData):
 
         ``path``: as printed in the report, its end where only one parameter or module has that, or
         a tuple of keys; a path to several parameters explains each. Raises
-        :class:`braintrace.OptionError` with the nearest paths for an unknown one.
+        :class:`braintrace.errors.OptionError` with the nearest paths for an unknown one.
 
         >>> import brainstate, braintrace, jax.numpy as jnp
         >>> model = braintrace.nn.GRUCell(2, 4)
@@ -82,7 +82,8 @@ def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) 
     """Groups, relations, routes, cuts, diagnostics, exactness, and memory of the trace.
 
     ``rule``: a value of :mod:`braintrace.rules`, by default D_RTRL. ``batch_size``: by default as
-    compiled. Raises :class:`braintrace.OptionError` for one where the step has no batch axis.
+    compiled. Raises :class:`braintrace.errors.OptionError` for one where the step has no batch
+    axis.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.MinGRUCell(2, 4)

@@ -11,7 +11,7 @@ from typing import Literal, Self
 import jax.numpy as jnp
 
 from .._compiler import WINDOWS, Diagnostic, ETraceGraph, OpUse
-from .._errors import OptionError
+from ..errors import OptionError
 
 # warnings and errors ------------------------------------------------------------------------------
 #

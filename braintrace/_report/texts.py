@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 
 from .._compiler import ETraceGraph, OpUse, path_name, reach
-from .._errors import OptionError
 from .._tables import Table
+from ..errors import OptionError
 from .rows import (
     GroupRow,
     ParameterRow,

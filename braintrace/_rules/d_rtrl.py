@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._errors import OptionError
 from .._executor import Vector, add
+from ..errors import OptionError
 from .contraction import WHOLE, Groups, add_gradients, over_lanes, same_step
 from .entries import (
     Change,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import Coordinates, OpUse, abstract, depends, is_complex
-from .._errors import RuleContractError
 from .._executor import Transition, Vector, add, apply, compose, dense, dot, is_read
+from ..errors import RuleContractError
 from .contraction import by_group, finite, in_parts, op_gradient, outside_loops
 from .layout import (
     Entry,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, OpUse, is_inexact, readouts, with_filter, with_own_diagonal
-from .._errors import OptionError
+from ..errors import OptionError
 
 # views --------------------------------------------------------------------------------------------
 #
@@ -82,8 +82,8 @@ class Feedback:
     how many products with x an element of y sums: the features of ``matmul``, the taps of a
     convolution, the entries of a sparse column on average; for an op of two factors (lora) that of
     their product. They are drawn from ``seed`` and the op's key alone. Raises
-    :class:`braintrace.OptionError` for other values, and when the step is compiled for ops that it
-    does not have.
+    :class:`braintrace.errors.OptionError` for other values, and when the step is compiled for ops
+    that it does not have.
 
     A B of your own needs no rule: ``y = matmul(stop(x), W) + (x @ B - stop(x @ B))`` in the model,
     where ``stop`` is ``jax.lax.stop_gradient``.

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
-from .._errors import OptionError
 from .._executor import Signals
+from ..errors import OptionError
 from .contraction import add_gradients, same_step
 from .layout import Pair, after, by_pair, of_rows, pairs, where_lanes
 from .pending import reset_later

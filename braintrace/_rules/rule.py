@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from .._compiler import ETraceGraph
-from .._errors import OptionError
 from .._executor import Executor, Factors, Signals, Steps, Vector
+from ..errors import OptionError
 from .feedback import Feedback, View
 
 MOST_PENDING = 64  # updates between two writes of the trace: each is compiled by itself
@@ -143,13 +143,13 @@ class Rule(ABC):
 
         The filtered eligibility trace of Bellec et al. 2020, Nat. Commun. 11:3625: ``ebar^t = kappa
         ebar^{t-1} + dx^t/dw`` for what a readout reads (never for the membrane), one more number
-        for each entry of the trace.
-        A readout is an op that reads what other ops made and whose result no op reads, in the step
-        or through a state. The factor ``1 - kappa`` of some papers belongs to the model's own
-        readout. Exact for one hidden layer in front of a readout ``y^t = kappa y^{t-1} + op(x^t)``;
-        with ``kappa = 0`` there is no filter. Raises :class:`braintrace.OptionError` for a kappa
-        outside [0, 1), for a rule that has no entry to filter, and when the step is compiled if no
-        readout reads position by position what an op with a trace made.
+        for each entry of the trace. A readout is an op that reads what other ops made and whose
+        result no op reads, in the step or through a state. The factor ``1 - kappa`` of some papers
+        belongs to the model's own readout. Exact for one hidden layer in front of a readout ``y^t =
+        kappa y^{t-1} + op(x^t)``; with ``kappa = 0`` there is no filter. Raises
+        :class:`braintrace.errors.OptionError` for a kappa outside [0, 1), for a rule that has no
+        entry to filter, and when the step is compiled if no readout reads position by position what
+        an op with a trace made.
 
         >>> import braintrace
         >>> braintrace.rules.d_rtrl().filtered(0.9).view.kappa
@@ -172,8 +172,8 @@ class Rule(ABC):
 
     @final
     def check(self, graph: ETraceGraph) -> None:
-        """Raise :class:`braintrace.MissingRuleError` where a traced primitive lacks a rule that
-        this algorithm needs.
+        """Raise :class:`braintrace.errors.MissingRuleError` where a traced primitive lacks a rule
+        that this algorithm needs.
         """
         for relation in graph.hidden_param_op_relations:
             for slot in self.required:

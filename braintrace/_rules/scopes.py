@@ -23,8 +23,8 @@ from .._compiler import (
     paths_of,
     rescoped,
 )
-from .._errors import NotSupportedError
 from .._executor import Dependence, Executor, Numbers, dependence
+from ..errors import NotSupportedError
 from .entries import accumulate, solve, transport, zeros
 from .layout import Entry, Pair, Stored, by_pair, entry_dtype, pairs, to_y, where_lanes
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
-from .._errors import NotSupportedError
 from .._executor import Factors, apply, dot, filled, lanes_meet
+from ..errors import NotSupportedError
 from .contraction import (
     add_gradients,
     factored_gradient,

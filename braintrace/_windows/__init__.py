@@ -2,7 +2,6 @@
 
 from .options import (
     CARRIES,
-    LOSS_OUTPUTS,
     NOT_FINITE,
     REDUCTIONS,
     Penalised,
@@ -25,7 +24,6 @@ from .options import (
     task_loss,
     total_loss,
     tree_bytes,
-    weighed,
     zero_gradient,
 )
 from .runs import (
@@ -69,7 +67,6 @@ __all__ = [
     'NOT_FINITE',
     'Observation',
     'Observer',
-    'LOSS_OUTPUTS',
     'Lines',
     'Penalised',
     'REDUCTIONS',
@@ -101,7 +98,6 @@ __all__ = [
     'length_of',
     'modulated',
     'number_of_blocks',
-    'weighed',
     'optimised',
     'run_updates',
     'run_windows',

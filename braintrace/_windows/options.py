@@ -15,9 +15,9 @@ import numpy as np
 import saiunit as u
 
 from .._compiler import ETraceGraph, abstract, describe_aval, param_name
-from .._errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 from .._executor import share, varying
 from .._rules import MOST_PENDING, Rule
+from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 
 # losses -------------------------------------------------------------------------------------------
 #
@@ -41,8 +41,9 @@ class Penalised:
     number, unless one ``scan``, ``cond`` or function with a derivative rule of its own makes it
     together with the penalty. The losses that come back are the losses alone.
 
-    ``loss`` and ``penalty`` are real scalars; raises :class:`braintrace.StepFunctionError` at the
-    call for others, and :class:`braintrace.OptionError` for a mask beside a synthetic gradient.
+    ``loss`` and ``penalty`` are real scalars; raises :class:`braintrace.errors.StepFunctionError`
+    at the call for others, and :class:`braintrace.errors.OptionError` for a mask beside a synthetic
+    gradient.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -121,8 +122,8 @@ def modulated(m, h) -> jax.Array:
     ``h``: a hidden state or an output of the step, a real float array or a Quantity. ``m``: a
     number, an array with the leading axes of ``h`` (one for each lane is ``(B,)``), or one of the
     rank of ``h`` that broadcasts to it, or a Quantity. Of units the numbers count: the loss is a
-    number, ``m`` and ``h`` each in its own unit. Raises :class:`braintrace.StructureError` for
-    other shapes and types.
+    number, ``m`` and ``h`` each in its own unit. Raises :class:`braintrace.errors.StructureError`
+    for other shapes and types.
 
     Source: Fremaux and Gerstner 2016, "Neuromodulated spike-timing-dependent plasticity, and theory
     of three-factor learning rules", Front. Neural Circuits 9:85.
@@ -176,7 +177,6 @@ def _floats(name: str, value) -> jax.Array:
 
 
 REDUCTIONS = ('mean', 'sum')
-LOSS_OUTPUTS = ('per_step', 'masked', 'scalar')
 INSIDES = ('trace', 'exact')  # of the gradient inside a window
 CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 NOT_FINITE = ('keep', 'skip', 'raise')  # what to do with a lane that is not finite
@@ -239,17 +239,6 @@ def divisor(mask: jax.Array) -> jax.Array:
     """What a mean over weighed steps is divided by: the sum of the weights, 1 where it is 0."""
     total = mask.sum()
     return jnp.where(total == 0, 1, total)
-
-
-def weighed(losses: jax.Array, mask, output: str, reduction: str) -> jax.Array:
-    """The losses of a sequence as ``loss_output`` asks for them."""
-    if output == 'per_step':
-        return losses
-    weights = check_mask(mask, len(losses))
-    masked = jnp.where(weights == 0, 0, losses * weights)
-    if output == 'masked':
-        return masked
-    return masked.sum() / (weights.sum() if reduction == 'mean' else 1)
 
 
 def _array(x):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._errors import OptionError, StructureError
 from .._rules import Rule
+from ..errors import OptionError, StructureError
 from .runs import Gradients, Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from .._errors import CompileError, OptionError, StructureError
+from ..errors import CompileError, OptionError, StructureError
 from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 CALL = '`(outputs, carry), params = model(params, *inputs, carry)`'
@@ -22,9 +22,9 @@ def from_blox(model, params, *inputs, carry=None):
 
     The container of blox has no names for leaves, so the params that come back, and gradients, are
     a dict of its own paths and values; :func:`to_blox` makes a container of it. Raises
-    :class:`braintrace.OptionError` for other objects, :class:`braintrace.CompileError` where the
-    call fails or writes trainable parameters, :class:`braintrace.StructureError` where it returns
-    something else.
+    :class:`braintrace.errors.OptionError` for other objects,
+    :class:`braintrace.errors.CompileError` where the call fails or writes trainable parameters,
+    :class:`braintrace.errors.StructureError` where it returns something else.
 
     >>> import blox as bx, braintrace, jax.numpy as jnp
     >>> graph, x = bx.Graph('net'), jnp.ones((3, 2))
@@ -78,8 +78,8 @@ def to_blox(values, params):
     """The container ``params`` with other values: a ``bx.Params``, locked or not as it was.
 
     ``values``: a dict path -> value, as :func:`from_blox` returns and training changes it; paths
-    that it does not hold keep their values. Raises :class:`braintrace.StructureError` for a path
-    that the container does not have.
+    that it does not hold keep their values. Raises :class:`braintrace.errors.StructureError` for a
+    path that the container does not have.
 
     >>> import blox as bx, braintrace, jax.numpy as jnp
     >>> graph = bx.Graph('net')

@@ -10,11 +10,11 @@ def from_brainstate(model, *inputs):
 
     The states must be initialised (``brainstate.nn.init_all_states(model, batch_size=16)``);
     ``inputs`` are those of one step. ``params`` and ``carry`` are dicts path -> value with the
-    values that the states have now, of every ``ParamState`` and of every other state. Gradients
-    are such dicts, so for ``path, state in model.states(brainstate.ParamState).items()`` the
-    assignment ``state.value = params[path]`` puts values back. ``cell`` leaves the model's states
-    as they were. Raises :class:`braintrace.CompileError` for states that are not initialised, a
-    call that fails, and a step that writes parameters.
+    values that the states have now, of every ``ParamState`` and of every other state. Gradients are
+    such dicts, so for ``path, state in model.states(brainstate.ParamState).items()`` the assignment
+    ``state.value = params[path]`` puts values back. ``cell`` leaves the model's states as they
+    were. Raises :class:`braintrace.errors.CompileError` for states that are not initialised, a call
+    that fails, and a step that writes parameters.
 
     The learners (``braintrace.D_RTRL(model, mark='auto')``) take a module without this. They count
     only a ``HiddenState`` as hidden; here every leaf of the carry that is no PRNG key is, unless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .._errors import OptionError, StructureError
+from ..errors import OptionError, StructureError
 from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 CALL = (
@@ -25,9 +25,9 @@ def from_equinox(model, *inputs, carry=None, batched: bool = False):
 
     ``params`` is ``eqx.filter(model, eqx.is_inexact_array)``, and so are gradients:
     ``eqx.apply_updates(model, updates)`` and ``eqx.combine(params, model)`` lead back to a model.
-    Raises :class:`braintrace.OptionError` for another object or an unknown carry,
-    :class:`braintrace.CompileError` where the call fails, :class:`braintrace.StructureError` where
-    it returns no such carry.
+    Raises :class:`braintrace.errors.OptionError` for another object or an unknown carry,
+    :class:`braintrace.errors.CompileError` where the call fails,
+    :class:`braintrace.errors.StructureError` where it returns no such carry.
 
     >>> import braintrace, equinox as eqx, jax, jax.numpy as jnp
     >>> model = eqx.nn.LSTMCell(2, 4, key=jax.random.key(0))

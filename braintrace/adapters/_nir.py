@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import BraintraceError, OptionError, StructureError
 from .._etrace_op import element_wise
 from .._warnings import tell
+from ..errors import BraintraceError, OptionError, StructureError
 from ._nir_graph import (
     ARRAYS,
     KNOWN,
@@ -62,8 +62,9 @@ def from_nir(
     arrives (``cell.late`` has these edges). A Delay of a step or more opens its cycle by itself.
     Delays are rounded to steps. AvgPool2d counts the zeros of its padding.
 
-    Raises :class:`braintrace.OptionError` for an argument and :class:`braintrace.StructureError`
-    for a graph that has no such step; they name the nodes.
+    Raises :class:`braintrace.errors.OptionError` for an argument and
+    :class:`braintrace.errors.StructureError` for a graph that has no such step; they name the
+    nodes.
 
     >>> import braintrace, jax.numpy as jnp, nir, numpy as np
     >>> ones = np.ones(3)
@@ -99,7 +100,7 @@ def to_nir(graph, params):
     changes it. Names, edges, metadata, and the dtype of each array stay as they are, and so do
     arrays that params does not have and entries that it has unchanged.
 
-    Raises :class:`braintrace.StructureError` for params that do not fit the graph.
+    Raises :class:`braintrace.errors.StructureError` for params that do not fit the graph.
 
     >>> import braintrace, nir, numpy as np
     >>> graph = nir.NIRGraph.from_list(nir.Linear(np.ones((3, 2))))

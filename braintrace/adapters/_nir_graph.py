@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import StructureError
 from .._etrace_op import conv, element_wise, matmul
+from ..errors import StructureError
 
 # A node and its arrays. Weights have shapes of their own, all others that of the signal.
 WEIGHTS = {'Linear': ('weight',)} | dict.fromkeys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from .._errors import CompileError, OptionError, StructureError
+from ..errors import CompileError, OptionError, StructureError
 from ._step import check_carry, check_inputs, check_step, missing_carry, missing_framework
 
 CALL = '`carry, outputs = model(carry, *inputs)`'
@@ -20,10 +20,10 @@ def from_nnx(model, *inputs, carry=None):
     model (counters of dropout, running means), they are carried too: the carry is then
     ``(carry, variables)``.
 
-    ``params`` is the ``nnx.State`` of the ``nnx.Param``, and so are gradients:
-    ``nnx.update(model, params)`` puts them back. Raises :class:`braintrace.OptionError` for another
-    object or an unknown carry, :class:`braintrace.CompileError` where the call fails or writes
-    parameters, :class:`braintrace.StructureError` where it returns no pair.
+    ``params`` is the ``nnx.State`` of the ``nnx.Param``, and so are gradients: ``nnx.update(model,
+    params)`` puts them back. Raises :class:`braintrace.errors.OptionError` for another object or an
+    unknown carry, :class:`braintrace.errors.CompileError` where the call fails or writes
+    parameters, :class:`braintrace.errors.StructureError` where it returns no pair.
 
     >>> import braintrace, jax.numpy as jnp
     >>> from flax import nnx

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from .._errors import BraintraceError, CompileError, OptionError, StructureError
+from ..errors import BraintraceError, CompileError, OptionError, StructureError
 
 
 def missing_framework(package: str, error: ImportError, extra: str = 'adapters') -> ImportError:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import abstract
-from .._errors import OptionError
 from .._executor import axes_of, feedback_weights, in_shards, share
 from .._rules import DRTRL, ESDRTRL, Window, by_pair, counting, read, uncounted, where_lanes
 from .._windows import (
@@ -22,6 +21,7 @@ from .._windows import (
     task_loss,
     zero_gradient,
 )
+from ..errors import OptionError
 
 
 class Observed(NamedTuple):

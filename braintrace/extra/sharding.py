@@ -10,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .._compiler import HiddenGroup, Relation, path_key, path_name
-from .._errors import OptionError, StructureError
+from ..errors import OptionError, StructureError
 
 Axis = Any  # an entry of a PartitionSpec: None, the name of an axis of the mesh, or several
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from .._errors import OptionError, StructureError
 from .._saving import rows, structure_diff
 from .._windows import length_of
+from ..errors import OptionError, StructureError
 
 
 def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
@@ -20,8 +20,8 @@ def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
     but state and optimiser go on. An error of the iterator comes after the chunks before it; the
     iterator is never ahead of them, so its position may be saved with what was learnt.
 
-    Raises :class:`braintrace.StructureError` for what is no pair, for a longer chunk, and for steps
-    of another structure, shape or dtype than the first.
+    Raises :class:`braintrace.errors.StructureError` for what is no pair, for a longer chunk, and
+    for steps of another structure, shape or dtype than the first.
 
     >>> import numpy as np
     >>> from braintrace.functional import chunks

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import describe_aval, is_inexact, param_name
-from .._errors import OptionError, StructureError
 from .._jax import Tracer
 from .._rules import anywhere
 from .._warnings import tell
+from ..errors import OptionError, StructureError
 
 
 class Eligibility(NamedTuple):

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, Policy, Program, abstract, describe_aval, path_name
-from .._errors import StructureError, UntracedParameterError
 from .._report import make_report, message, placed
 from .._rules import Rule
 from .._warnings import tell
 from .._windows import tree_bytes
+from ..errors import StructureError, UntracedParameterError
 from ._state import flatten_paths
 
 LARGE = 2**30  # bytes of a trace of which a user is told

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import describe_aval, is_inexact, path_key, path_name
-from .._errors import OptionError, StructureError
 from .._jax import is_key
 from .._rules import counting, uncounted
 from .._saving import kind_of_key
 from .._windows import task_loss, total_loss, zero_gradient
+from ..errors import OptionError, StructureError
 from ._compiled import Compiled, pull_back
 from ._state import OnlineState
 

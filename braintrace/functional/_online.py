@@ -24,7 +24,6 @@ from .._compiler import (
     path_key,
     path_name,
 )
-from .._errors import NotCompiledError, OptionError, StructureError
 from .._executor import spread, varying
 from .._jax import surrounding_mesh
 from .._report import Report, Share, make_report
@@ -46,6 +45,7 @@ from .._windows import (
     total_loss,
     tree_bytes,
 )
+from ..errors import NotCompiledError, OptionError, StructureError
 from ..extra.observed import decoded, observed_step
 from ..extra.sharding import param_axes, shard_bytes, state_specs
 from ._compiled import Compiled, pull_back
@@ -281,10 +281,10 @@ class OnlineLearner:
         batch of 1, and axis 0 of targets is the batch. The state is that of the batch. Gradients
         take (batch x parameters) numbers for each loss.
 
-        Raises :class:`braintrace.OptionError` where a state or the rule's trace is shared by the
-        samples, and :class:`braintrace.StructureError` where targets or outputs have no axis of the
-        batch, or where the step of a sample depends on the others: both steps are compared once, on
-        drawn numbers.
+        Raises :class:`braintrace.errors.OptionError` where a state or the rule's trace is shared by
+        the samples, and :class:`braintrace.errors.StructureError` where targets or outputs have no
+        axis of the batch, or where the step of a sample depends on the others: both steps are
+        compared once, on drawn numbers.
 
         >>> import braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -324,7 +324,7 @@ class OnlineLearner:
         :meth:`grad`, and the :class:`Observed` values that its gradient is made of.
 
         For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
-        :class:`braintrace.OptionError` for another rule.
+        :class:`braintrace.errors.OptionError` for another rule.
 
         >>> import braintrace, jax, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -490,7 +490,7 @@ class OnlineLearner:
             others learn as if its part of the loss were constant. Where no lane is to blame, all
             are. ``skipped``, int32 like ``t``, counts such steps and comes back behind ``losses``,
             which are those of the data as they came. ``'raise'``, without ``jit``, does the same
-            and raises :class:`braintrace.NotFiniteError`.
+            and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
             come back last, stacked. The state's trace is that of its last write.
@@ -625,9 +625,9 @@ class OnlineLearner:
         has the batch in front, then the axes of its weight; a hidden state has the op's output axis
         last, unless two ops disagree. A weight lies as the parameter that it is a function of,
         element by element; a transpose counts as replicated. Specs say where arrays lie, never what
-        is computed. Raises :class:`braintrace.StructureError` for another tree, and where a
-        ``mesh`` is given, :class:`braintrace.OptionError` for an axis that it has not and for one
-        that cuts an array into parts of different sizes.
+        is computed. Raises :class:`braintrace.errors.StructureError` for another tree, and where a
+        ``mesh`` is given, :class:`braintrace.errors.OptionError` for an axis that it has not and
+        for one that cuts an array into parts of different sizes.
 
         >>> import jax, jax.numpy as jnp, braintrace
         >>> from jax.sharding import PartitionSpec as P

@@ -14,7 +14,7 @@ import jax
 
 from .. import _jax
 from .._compiler import abstract, path_key, path_name
-from .._errors import StructureError
+from ..errors import StructureError
 from ..extra.sharding import state_specs
 
 

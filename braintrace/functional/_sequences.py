@@ -14,13 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 from .. import _jax
 from .._compiler import abstract, is_inexact
-from .._errors import (
-    NotFiniteError,
-    NotSupportedError,
-    OptionError,
-    StepFunctionError,
-    StructureError,
-)
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._windows import (
     Course,
@@ -58,6 +51,13 @@ from .._windows import (
     task_loss,
     total_loss,
     with_so_far,
+)
+from ..errors import (
+    NotFiniteError,
+    NotSupportedError,
+    OptionError,
+    StepFunctionError,
+    StructureError,
 )
 from ._compiled import Compiled
 from ._places import in_automatic_axes, is_explicit, types_of

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import describe_aval, param_name, path_key, path_name
-from .._errors import StructureError
 from .._jax import is_key
 from .._rules import counting, uncounted
+from ..errors import StructureError
 
 
 @jax.tree_util.register_dataclass
@@ -136,8 +136,8 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
 
     ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all
     leaves but PRNG keys, which go on, also those that :func:`jax.random.PRNGKey` makes. Raises
-    :class:`braintrace.StructureError` where flags of single lanes meet a hidden leaf whose axis 0
-    is not known to be the lanes.
+    :class:`braintrace.errors.StructureError` where flags of single lanes meet a hidden leaf whose
+    axis 0 is not known to be the lanes.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, reset

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .. import OptionError
 from .._version import __version__
+from ..errors import OptionError
 from ._cases import registered
 from ._check import check, describe
 from ._registry import registry_report

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import RuleContractError
 from .._etrace_op import ETP_PRIMITIVE_SPECS, ETP_PRIMITIVES, ETPPrimitive, is_etp_primitive
+from ..errors import RuleContractError
 
 STEPS = 5
 CHEAP = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}

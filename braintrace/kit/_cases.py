@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import OptionError
 from .._etrace_op import (
     ETP_PRIMITIVE_SPECS,
     ETP_PRIMITIVES,
@@ -27,6 +26,7 @@ from .._etrace_op import (
     matmul,
     sparse_matmul,
 )
+from ..errors import OptionError
 from ._application import Application, equations, is_inexact, values
 
 

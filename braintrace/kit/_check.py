@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import OptionError, RuleContractError
 from .._etrace_op import ETP_PRIMITIVES, REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
+from ..errors import OptionError, RuleContractError
 from ._application import Application
 from ._cases import Case, cases_of, subject
 from ._contract import contract_findings

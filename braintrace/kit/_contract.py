@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .. import BraintraceError, EtpUnitError, MissingRuleError
 from .._etrace_op import REQUIRED_SLOTS
+from ..errors import BraintraceError, EtpUnitError, MissingRuleError
 from ._application import Application, Draw, cast, compiled, equations, is_inexact
 from ._cases import Case
 from ._evaluate import Finding, deviation

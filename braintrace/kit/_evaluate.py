@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import MissingRuleError
+from ..errors import MissingRuleError
 from ._application import Application, Draw, compiled
 
 Sides = tuple[Any, Any]

@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .. import OptionError
 from .._etrace_op import ETP_PRIMITIVES, REQUIRED_SLOTS, RULE_SLOTS, ETPPrimitive
+from ..errors import OptionError
 from ._cases import registered, subject
 from ._report import LAWS, STATUSES, ConformanceReport, Row
 

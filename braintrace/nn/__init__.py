@@ -16,12 +16,12 @@ first step, which :func:`braintrace.compile` calls for a whole model.
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
-from ._cells import CFNCell, GRUCell, MGUCell, MiniGRU, MinimalRNNCell, VanillaRNNCell
+from .._public_names import instead_of as _instead_of
+from ._cells import CFNCell, GRUCell, MGUCell, MinimalRNNCell, VanillaRNNCell
 from ._conv import Conv1d, Conv2d, Conv3d
-from ._conversion import load_public
 from ._diagonal import MinGRUCell, MinLSTMCell
 from ._linear import Linear, ScaledWSLinear, SignedWLinear
-from ._lstm import LSTMCell, MiniLSTM, URLSTMCell
+from ._lstm import LSTMCell, URLSTMCell
 from ._matrix_memory import GLACell, MambaCell
 from ._neurons import ALIF, GIF, IF, LIF
 from ._projection import Projection
@@ -30,8 +30,6 @@ from ._rotations import LRUCell, RTUCell, S5Cell
 from ._structured import Embedding, GroupedLinear, LoRA, SparseLinear
 from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 from .surrogate import spike_function
-
-ValinaRNNCell = VanillaRNNCell  # as the public package spells it
 
 __all__ = [
     'ALIF',
@@ -61,8 +59,6 @@ __all__ = [
     'MambaCell',
     'MinGRUCell',
     'MinLSTMCell',
-    'MiniGRU',
-    'MiniLSTM',
     'MinimalRNNCell',
     'Projection',
     'RTUCell',
@@ -72,8 +68,10 @@ __all__ = [
     'SignedWLinear',
     'SparseLinear',
     'URLSTMCell',
-    'ValinaRNNCell',
     'VanillaRNNCell',
-    'load_public',
     'spike_function',
 ]
+
+
+def __getattr__(name: str):
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}.{_instead_of(name)}')

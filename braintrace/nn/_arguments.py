@@ -13,7 +13,7 @@ import numpy as np
 import saiunit as u
 from brainstate.nn import init
 
-from .._errors import EtpDtypeError, EtpShapeError, OptionError
+from ..errors import EtpDtypeError, EtpShapeError, OptionError
 
 Size = int | Sequence[int]
 Init: TypeAlias = Callable[..., Any] | jax.Array | np.ndarray | u.Quantity | float

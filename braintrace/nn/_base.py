@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpUnitError, OptionError, StructureError
 from .._signatures import ShowsArguments
+from ..errors import EtpUnitError, OptionError, StructureError
 from ._arguments import (
     ORTHOGONAL,
     ZERO,

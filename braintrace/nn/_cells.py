@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.nn import sigmoid
 
-from .._errors import EtpShapeError, OptionError
+from ..errors import EtpShapeError, OptionError
 from ._arguments import ORTHOGONAL, XAVIER, ZERO, Init, Size
 from ._base import GatedCell, Gates
 from ._linear import Linear
@@ -31,9 +31,7 @@ class VanillaRNNCell(GatedCell):
 
     .. math:: h_t = \phi([x_t, h_{t-1}]\,W + b)
 
-    ``ValinaRNNCell``, as the public package spells it, is the same class. What follows the sizes is
-    given by name: that package has ``state_init`` in front of ``w_init``, and a call by position
-    would mean something else.
+    What follows the sizes is given by name.
 
     Parameters
     ----------
@@ -288,65 +286,4 @@ class MinimalRNNCell(GatedCell):
             )
         u = sigmoid(self.W_u(join(z, h)))
         h = u * h + (1 - u) * z
-        return h, (h,)
-
-
-class MiniGRU(GatedCell):
-    r"""A gated recurrent unit without reset gate, whose candidate is linear and reads x alone; the
-    public package has it by this name.
-
-    .. math::
-        z_t = \sigma([x_t, h_{t-1}]\,W_z + b_z) \qquad
-        h_t = (1 - z_t) \odot h_{t-1} + z_t \odot (x_t\,W_x + b_x)
-
-    The gate reads the state, so D_RTRL is not exact. minGRU of Feng et al. (2024), whose gate reads
-    x alone, is :class:`MinGRUCell`.
-
-    Parameters
-    ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
-    w_init, b_init : initializer or array; ``b_init`` may be None
-        Weights of shape (I + O, O) of ``W_z`` and (I, O) of ``W_x``; biases of shape (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MiniGRU
-    >>> cell = MiniGRU(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
-    """
-
-    state_names = ('h',)
-    maps = {'W_z': Gates((-1,)), 'W_x': Gates(reads='x')}
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
-        )
-
-    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
-        (h,) = states
-        z = sigmoid(self.W_z(join(x, h)))
-        h = (1 - z) * h + z * self.W_x(x)
         return h, (h,)

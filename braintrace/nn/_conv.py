@@ -9,9 +9,9 @@ import brainstate
 import jax
 import numpy as np
 
-from .._errors import EtpShapeError, OptionError
 from .._etrace_op import conv
 from .._signatures import ShowsArguments
+from ..errors import EtpShapeError, OptionError
 from ._arguments import XAVIER, Init, axes, check_array, counted, first_value, is_count, parameter
 
 Sizes = int | Sequence[int]

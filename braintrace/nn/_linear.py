@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import OptionError
 from .._etrace_op import einsum, matmul
 from .._signatures import ShowsArguments
+from ..errors import OptionError
 from ._arguments import (
     KAIMING,
     ZERO,

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.nn import sigmoid
 
 from .._etrace_op import element_wise
-from ._arguments import ORTHOGONAL, XAVIER, ZERO, Init, Size
+from ._arguments import XAVIER, ZERO, Init, Size
 from ._base import GatedCell, Gates
-from ._cells import identity, join
+from ._cells import join
 
 
 class LSTMCell(GatedCell):
@@ -149,65 +149,3 @@ class URLSTMCell(GatedCell):
         c = g * c + (1 - g) * self.activation(self.Wu(read))
         h = sigmoid(self.Wo(read)) * self.activation(c)
         return h, (h, c)
-
-
-class MiniLSTM(GatedCell):
-    r"""A recurrent unit with a forget and an input gate, whose candidate is linear and reads x
-    alone; the public package has it by this name.
-
-    .. math::
-        f_t &= \sigma([x_t, h_{t-1}]\,W_f + b_f) \qquad i_t = \sigma([x_t, h_{t-1}]\,W_i + b_i) \\
-        h_t &= f_t \odot h_{t-1} + i_t \odot (x_t\,W_x + b_x)
-
-    The gates read the state, so D_RTRL is not exact. minLSTM of Feng et al. (2024), whose gates
-    read x alone and sum to 1, is :class:`MinLSTMCell`.
-
-    Parameters
-    ----------
-    in_size, out_size : int
-        Number of input features I and of units O.
-    w_init, b_init : initializer or array; ``b_init`` may be None
-        Weights of shape (I + O, O) of ``W_f`` and ``W_i`` and (I, O) of ``W_x``; biases of shape
-        (O,).
-    state_init : initializer, array or float
-        First value of the state ``h``.
-    name : str, optional
-        Name of the module.
-    timescale : (float, float), optional
-        Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
-        spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from braintrace.nn import MiniLSTM
-    >>> cell = MiniLSTM(3, 8)
-    >>> cell.init_state(batch_size=2)
-    >>> cell(jnp.ones((2, 3))).shape
-    (2, 8)
-    """
-
-    state_names = ('h',)
-    maps = {'W_f': Gates((1,)), 'W_i': Gates((-1,)), 'W_x': Gates(reads='x')}
-
-    def __init__(
-        self,
-        in_size: Size,
-        out_size: Size,
-        w_init: Init = ORTHOGONAL,
-        b_init: Init | None = ZERO,
-        state_init: Init = ZERO,
-        name: str | None = None,
-        *,
-        timescale: tuple[float, float] | None = None,
-    ):
-        super().__init__(
-            in_size, out_size, w_init, b_init, state_init, identity, name, timescale=timescale
-        )
-
-    def transition(self, x: Any, states: tuple) -> tuple[Any, tuple]:
-        """The formula above."""
-        (h,) = states
-        f, i = sigmoid(self.W_f(join(x, h))), sigmoid(self.W_i(join(x, h)))
-        h = f * h + i * self.W_x(x)
-        return h, (h,)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import sigmoid, softplus
 
-from .._errors import OptionError
 from .._etrace_op import element_wise
+from ..errors import OptionError
 from ._arguments import KAIMING, ZERO, Init, Size, features, initial_value, is_count
 from ._base import RecurrentLayer
 from ._linear import Linear

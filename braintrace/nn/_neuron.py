@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpUnitError, OptionError
+from ..errors import EtpUnitError, OptionError
 from ._arguments import Init, Size, axes
 from ._base import StatefulLayer
 from ._time import check_time, numbers, plain, steps_of

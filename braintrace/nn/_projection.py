@@ -8,8 +8,8 @@ from typing import Any
 import brainstate
 import numpy as np
 
-from .._errors import EtpShapeError, OptionError
 from .._signatures import ShowsArguments
+from ..errors import EtpShapeError, OptionError
 from ._synapses import COBA, CUBA, STP, DualExpon, Expon
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import brainstate
 import saiunit as u
 
-from .._errors import EtpUnitError
 from .._etrace_op import element_wise, matmul
 from .._signatures import ShowsArguments
+from ..errors import EtpUnitError
 from ._arguments import KAIMING, ZERO, Init, Size, check_input, features, first_value
 from ._base import RecurrentLayer
 from ._linear import Linear

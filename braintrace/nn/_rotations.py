@@ -12,8 +12,8 @@ import brainstate
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError
 from .._etrace_op import element_wise
+from ..errors import OptionError
 from ._arguments import XAVIER, ZERO, Init, Size, activation_of, features
 from ._base import RecurrentLayer, side_by_side
 from ._linear import Linear

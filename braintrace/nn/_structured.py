@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 from .._etrace_op import SparseStructure, embedding, lora_matmul, sparse_matmul
 from .._signatures import ShowsArguments, refuses
+from ..errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 from ._arguments import (
     KAIMING,
     LECUN,

@@ -8,8 +8,8 @@ import brainstate
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from .._signatures import ShowsArguments, refuses
+from ..errors import EtpShapeError, EtpUnitError, OptionError, StructureError
 from ._arguments import ZERO, Init, Size, axes
 from ._base import StatefulLayer
 from ._neuron import filled

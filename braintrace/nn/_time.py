@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import EtpUnitError, OptionError
+from ..errors import EtpUnitError, OptionError
 
 
 def is_real(value: Any) -> bool:

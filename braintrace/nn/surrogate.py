@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import EtpDtypeError, OptionError
+from ..errors import EtpDtypeError, OptionError
 
 __all__ = ['arctan', 'custom', 'multi_gaussian', 'sigmoid', 'triangle']
 

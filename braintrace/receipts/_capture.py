@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import EtpDtypeError, NotSupportedError, OptionError, StructureError, functional
+from .. import functional
+from ..errors import EtpDtypeError, NotSupportedError, OptionError, StructureError
 from ._cells import Cell
 from ._losses import Loss, loss_of
 from ._topology import Topology, check_rule, topology_of
@@ -134,8 +135,8 @@ class Recording:
         what they were made of.
 
         ``inputs`` (B, I), ``targets`` (B, O); ``mask`` (B,) weighs the losses of the lanes. Pure.
-        Raises :class:`braintrace.EtpDtypeError` for numbers that a receipt can not hold, and
-        :class:`braintrace.NotSupportedError` for products in TF32.
+        Raises :class:`braintrace.errors.EtpDtypeError` for numbers that a receipt can not hold, and
+        :class:`braintrace.errors.NotSupportedError` for products in TF32.
         """
         mask = self._mask(state, inputs, mask)
         return self._step(params, state, inputs, targets, mask, jnp.zeros(mask.shape, bool))

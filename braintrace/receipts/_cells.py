@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import OptionError, matmul
+from .. import matmul
+from ..errors import OptionError
 
 __all__ = ['Cell']
 

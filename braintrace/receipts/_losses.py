@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from .. import OptionError, StructureError
+from ..errors import OptionError, StructureError
 
 __all__ = ['Loss', 'loss_of']
 

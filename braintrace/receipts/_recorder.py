@@ -15,7 +15,7 @@ import numpy as np
 from braintrace_receipts.canonical import emit, spec_digest
 from braintrace_receipts.files import write_files
 
-from .. import OptionError, StructureError
+from ..errors import OptionError, StructureError
 from ._capture import Record, Recording, Run
 from ._entries import Fields, direct_signals, named, with_nodes
 

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import NotSupportedError, OptionError, StructureError, functional
+from .. import functional
+from ..errors import NotSupportedError, OptionError, StructureError
 from ._cells import Cell
 from ._options import options_of
 

@@ -6,7 +6,6 @@ from numbers import Integral, Real
 
 import jax.numpy as jnp
 
-from .._errors import OptionError
 from .._rules import (
     DRTRL,
     ESDRTRL,
@@ -21,6 +20,7 @@ from .._rules import (
     View,
 )
 from .._signatures import refuses
+from ..errors import OptionError
 
 # traces -------------------------------------------------------------------------------------------
 #
@@ -62,8 +62,8 @@ def d_rtrl(
 
     ``write_every`` is the number of single steps after which the trace is written; until then the
     state holds the steps' factors, and every gradient is the same. By default it is chosen from the
-    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.OptionError` for a dtype that is no
-    float and for a wrong number of steps.
+    shapes, 1 for a trace below 4 MiB. Raises :class:`braintrace.errors.OptionError` for a dtype
+    that is no float and for a wrong number of steps.
 
     Source: Wang et al. 2026, "Model-agnostic linear-memory online learning in spiking neural
     networks", Nat. Commun. 17:1745; the split into same-step and history part, and what ``credit``
@@ -118,7 +118,7 @@ def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> R
     ``decay_or_rank``: a float is the decay ``a_x = a_f`` in [0, 1); an int is a rank ``r >= 1`` and
     means the decay ``(r - 1) / (r + 1)``; a pair ``(a_x, a_f)`` has a decay for each. With decay 0,
     rank 1, each gradient is the same-step gradient alone, without any history. Raises
-    :class:`braintrace.OptionError` (a ``ValueError``) for other values.
+    :class:`braintrace.errors.OptionError` (a ``ValueError``) for other values.
 
     After Wang et al. 2026, the source of :func:`d_rtrl`; the same-step part is the split of
     ``docs/design.md``.
@@ -191,8 +191,8 @@ def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
     ``exp(-1 / tau)`` of a :class:`braintrace.nn.LeakyRateReadout`, and 0 without one or with a
     :class:`braintrace.nn.FilteredReadout`, which filters by itself. ``feedback``: ``'symmetric'``
     (B is the readout's W), ``'random'``, ``'adaptive'``, or a :class:`braintrace.Feedback`. Memory
-    ``B * I * O * (S + 1)`` numbers for a dense op. Raises :class:`braintrace.OptionError` as the
-    modifiers of a rule do.
+    ``B * I * O * (S + 1)`` numbers for a dense op. Raises :class:`braintrace.errors.OptionError` as
+    the modifiers of a rule do.
 
     Source: Bellec et al. 2020, "A solution to the learning dilemma for recurrent networks of
     spiking neurons", Nat. Commun. 11:3625.
@@ -269,9 +269,9 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
     layer's later steps. ``keep=k``: of each row of J only k entries, drawn once by ``seed``, carry
     the trace on; biased, and exact where k is N.
 
-    Raises :class:`braintrace.OptionError` for other values, and
-    :class:`braintrace.NotSupportedError` when a step is compiled with complex hidden states, ops in
-    a loop that is not unrolled, or lanes that read one another.
+    Raises :class:`braintrace.errors.OptionError` for other values, and
+    :class:`braintrace.errors.NotSupportedError` when a step is compiled with complex hidden states,
+    ops in a loop that is not unrolled, or lanes that read one another.
 
     Source: Williams and Zipser 1989, "A learning algorithm for continually running fully recurrent
     neural networks", Neural Computation 1:270. ``keep`` is after Shalev Merin 2026, "Massive
@@ -315,8 +315,8 @@ def snap(n: int, credit: str = 'whole') -> Rule:
     (ICLR, arXiv 2006.07232). Here N_q stays inside the group, and the signal ``dL/dh'`` flows along
     every path of the step, which makes gradients one exact step nearer to BPTT.
 
-    Raises :class:`braintrace.OptionError` for other values, and
-    :class:`braintrace.NotSupportedError` as :func:`rtrl` does.
+    Raises :class:`braintrace.errors.OptionError` for other values, and
+    :class:`braintrace.errors.NotSupportedError` as :func:`rtrl` does.
 
     >>> import braintrace
     >>> braintrace.rules.snap(2).name
@@ -359,7 +359,7 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
     ``rtrl()`` refuses is refused. ``seed``, an int, is that of the random key in the
     trace, which goes on at each step and over resets; equal seeds give equal numbers, by single
     steps and in every window. States that ``vmap`` makes share the key. Raises
-    :class:`braintrace.OptionError` for other values.
+    :class:`braintrace.errors.OptionError` for other values.
 
     Source: Mujika et al. 2018, "Approximating real-time recurrent learning with random Kronecker
     factors" (NeurIPS, arXiv 1805.10842), with D in place of the whole Jacobian where
@@ -391,8 +391,8 @@ def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
     weights, or ``'batch'``, one for all samples, with more noise. ``seed``, an int, is that of the
     random key in the trace, which goes on at each step and over resets; equal seeds give equal
     numbers, by single steps and in every window. States that ``vmap`` makes share the key. Raises
-    :class:`braintrace.OptionError` for other values, and :class:`braintrace.NotSupportedError` for
-    complex hidden states.
+    :class:`braintrace.errors.OptionError` for other values, and
+    :class:`braintrace.errors.NotSupportedError` for complex hidden states.
 
     Source: Tallec and Ollivier 2018, "Unbiased online recurrent optimization" (ICLR, arXiv
     1702.05043).
@@ -428,7 +428,7 @@ def ottt(leak: float) -> Rule:
     feed-forward layer of leaky integrate-and-fire neurons whose loss reads the spike of the new
     potential and whose reset is detached; a bias gets the current step. Memory ``B * I`` numbers
     beside today's D_f. ``leak``, in [0, 1), is the factor of the membrane in one step. Raises
-    :class:`braintrace.OptionError` for another value.
+    :class:`braintrace.errors.OptionError` for another value.
 
     Source: Xiao et al. 2022, "Online training through time for spiking neural networks" (NeurIPS,
     arXiv 2210.04195).
@@ -449,7 +449,7 @@ def ostl(recurrent: bool = True) -> Rule:
     layer does to another layer's later steps; with ``recurrent=False`` ``d_rtrl()``, for layers
     without recurrent weights.
 
-    Exact for one layer. Raises :class:`braintrace.OptionError` for another value.
+    Exact for one layer. Raises :class:`braintrace.errors.OptionError` for another value.
 
     Source: Bohnstingl et al. 2020, "Online spatio-temporal learning in deep neural networks"
     (arXiv 2007.12723).

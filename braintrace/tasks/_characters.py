@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._task import Batch, Task, check_whole, entropy, over_steps
 
 ALPHABET = string.ascii_letters + string.digits + string.punctuation + ' '
@@ -32,8 +32,8 @@ def characters(steps: int = 100) -> Task:
     has on the test part ``floor = - sum_c p_test(c) ln p_train(c)``, near 3.27: the text differs a
     little between versions of Python.
 
-    Raises :class:`braintrace.OptionError` unless ``steps`` is a positive int below the length of
-    the held-out parts, and an ``ImportError`` where Python comes without ``pydoc_data``.
+    Raises :class:`braintrace.errors.OptionError` unless ``steps`` is a positive int below the
+    length of the held-out parts, and an ``ImportError`` where Python comes without ``pydoc_data``.
 
     >>> from braintrace import tasks
     >>> task = tasks.characters(50)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._spikes import firing
 from ._task import Batch, Task, accuracy, entropy
 
@@ -33,8 +33,8 @@ def digits(by: str = 'rows') -> Task:
     batch has no image twice. The score is the accuracy; who always says the same class has ``floor
     = 1 / 10`` in both held-out parts.
 
-    Raises :class:`braintrace.OptionError` for another ``by``, for a batch that is larger than its
-    part, and an ``ImportError`` without scikit-learn.
+    Raises :class:`braintrace.errors.OptionError` for another ``by``, for a batch that is larger
+    than its part, and an ``ImportError`` without scikit-learn.
 
     >>> from braintrace import tasks
     >>> made = [tasks.digits(by) for by in ('rows', 'pixels', 'spikes')]

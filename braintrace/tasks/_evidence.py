@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._spikes import ACTIVE, CUE, GAP, GROUP, NOISE, RECALL, firing, steps_of
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
@@ -26,8 +26,8 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
     dt)``. The label is 1 if more cues were on the right. The score is the accuracy; both labels are
     equally frequent: ``floor = 1 / 2``.
 
-    Raises :class:`braintrace.OptionError` for an even number of cues and for a ``dt`` that does not
-    divide 50 ms and the delay.
+    Raises :class:`braintrace.errors.OptionError` for an even number of cues and for a ``dt`` that
+    does not divide 50 ms and the delay.
 
     >>> from braintrace import tasks
     >>> task = tasks.evidence(dt=10)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._task import Batch, Task, check_whole, over_steps, squared
 
 BETA, GAMMA, POWER = 0.2, 0.1, 10
@@ -36,8 +36,8 @@ def mackey_glass(steps: int = 10_000, ahead: int = 6, tau: int = 17) -> Task:
     grid of a tenth of a unit. A random reservoir predicts this series well (Jaeger & Haas, 2004,
     Science 304:78): compare with a learner that trains its readout alone.
 
-    Raises :class:`braintrace.OptionError` for sizes that are no positive ints, and for a ``tau``
-    below 17, where the series is not chaotic, or above 300.
+    Raises :class:`braintrace.errors.OptionError` for sizes that are no positive ints, and for a
+    ``tau`` below 17, where the series is not chaotic, or above 300.
 
     >>> from braintrace import tasks
     >>> task = tasks.mackey_glass(2000)

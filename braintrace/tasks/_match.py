@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._spikes import ACTIVE, CUE, GAP, GROUP, NOISE, RECALL, firing, steps_of
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
@@ -35,8 +35,8 @@ def match_to_sample(
     random rectified sums of such traces (50 ms, 1 s, 3 s) stays at 50 %; without distractors it has
     79 % of eight stimuli and 97 % of two. The score is the accuracy: ``floor = 1 / 2``.
 
-    Raises :class:`braintrace.OptionError` for fewer than two stimuli, for as many distractors as
-    stimuli or more, and for a ``dt`` that does not divide 50 ms and the delay.
+    Raises :class:`braintrace.errors.OptionError` for fewer than two stimuli, for as many
+    distractors as stimuli or more, and for a ``dt`` that does not divide 50 ms and the delay.
 
     >>> from braintrace import tasks
     >>> task = tasks.match_to_sample()

@@ -21,7 +21,8 @@ def copy_memory(delay: int = 20, length: int = 10, symbols: int = 8) -> Task:
     the cross-entropy in nats, a mean over all steps. Who knows the times alone guesses the symbols:
     ``floor = length ln(symbols) / T``.
 
-    Raises :class:`braintrace.OptionError` for sizes that are no positive ints, or one symbol.
+    Raises :class:`braintrace.errors.OptionError` for sizes that are no positive ints, or one
+    symbol.
 
     >>> from braintrace import tasks
     >>> task = tasks.copy_memory(20)
@@ -61,7 +62,7 @@ def adding(steps: int = 100) -> Task:
     the sum, asked for at the last step. The score is the mean squared error. Who always answers 1,
     the mean, has the variance of a sum of two uniform numbers: ``floor = 2 / 12``.
 
-    Raises :class:`braintrace.OptionError` unless ``steps`` is an int of at least 2.
+    Raises :class:`braintrace.errors.OptionError` unless ``steps`` is an int of at least 2.
 
     >>> from braintrace import tasks
     >>> round(tasks.adding(100).floor, 4)

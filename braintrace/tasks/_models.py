@@ -13,11 +13,11 @@ import numpy as np
 
 from .. import _jax
 from .._compiler import abstract, is_inexact
-from .._errors import OptionError, StructureError
 from .._learner import ModelStates
 from .._learner import compile as compile_model
 from .._rules import Rule
 from .._windows import signature
+from ..errors import OptionError, StructureError
 from ..functional import OnlineLearner, online
 
 

@@ -28,7 +28,7 @@ def pattern_generation(dt: float = 5, outputs: int = 1, seed: int = 0) -> Task:
     process has a spike within it. The score is the mean squared error, in units of the target's
     variance. Who always says the mean, 0, has ``floor = 1``.
 
-    Raises :class:`braintrace.OptionError` for a ``dt`` that does not divide 200 ms.
+    Raises :class:`braintrace.errors.OptionError` for a ``dt`` that does not divide 200 ms.
 
     >>> from braintrace import tasks
     >>> task = tasks.pattern_generation()

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError, StructureError
 from .._learner import ETraceLearner
 from .._rules import Rule
 from .._windows import check_choice, check_optimizer, signature
+from ..errors import OptionError, StructureError
 from ._loop import Loop
 from ._models import made
 from ._task import Task, check_draw, check_real, check_whole

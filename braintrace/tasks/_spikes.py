@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._task import check_real
 
 CUE, GAP, RECALL = 100, 50, 150  # milliseconds of a cue, of the gap before it, and of the answer

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._errors import OptionError
+from ..errors import OptionError
 from ._task import Batch, Task, check_real, check_whole, over_steps, squared
 
 
@@ -25,8 +25,8 @@ def shifting_sine(
     sin(phi))^2 = 1 - E cos(omega)``, so ``floor = 1 - (sin b - sin a) / (b - a)`` for omega between
     a and b.
 
-    Raises :class:`braintrace.OptionError` for numbers of steps that are no positive ints and for
-    periods that are not two rising numbers above 2.
+    Raises :class:`braintrace.errors.OptionError` for numbers of steps that are no positive ints and
+    for periods that are not two rising numbers above 2.
 
     >>> from braintrace import tasks
     >>> task = tasks.shifting_sine(2000)
@@ -77,8 +77,8 @@ def drifting_filter(steps: int = 1_000_000, taps: int = 6, period: int = 400_000
     learner has to forget what it has learnt first. The score is the mean squared error. The present
     input tells nothing about the target; who always says 0 has its variance: ``floor = 1``.
 
-    Raises :class:`braintrace.OptionError` for numbers of steps that are no positive ints, and for
-    fewer than two taps.
+    Raises :class:`braintrace.errors.OptionError` for numbers of steps that are no positive ints,
+    and for fewer than two taps.
 
     >>> from braintrace import tasks
     >>> task = tasks.drifting_filter()

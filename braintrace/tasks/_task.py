@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from .._compiler import depends
-from .._errors import OptionError, StructureError
 from .._warnings import tell
+from ..errors import OptionError, StructureError
 
 PARTS = ('train', 'validation', 'test')
 METRICS = ('accuracy', 'nats', 'mse')
@@ -50,7 +50,7 @@ class Task:
     ``draw(key, batch, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
     comes from the key by ``jax.random``.
 
-    Raises :class:`braintrace.OptionError` for another metric.
+    Raises :class:`braintrace.errors.OptionError` for another metric.
 
     >>> import jax
     >>> from braintrace import tasks
@@ -86,8 +86,8 @@ class Task:
     def sample(self, key: Array, batch: int, part: str = 'train') -> Batch:
         """``batch`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
 
-        One key draws other sequences for each part. Raises :class:`braintrace.OptionError` for
-        another part and for a number of sequences that is no positive int.
+        One key draws other sequences for each part. Raises :class:`braintrace.errors.OptionError`
+        for another part and for a number of sequences that is no positive int.
         """
         check_whole('batch', batch)
         if part not in PARTS:

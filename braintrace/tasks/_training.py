@@ -10,9 +10,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._errors import StructureError
 from .._jax import is_key
 from .._windows import Penalised, check_loss, optimised
+from ..errors import StructureError
 from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
 from ._task import Task
 

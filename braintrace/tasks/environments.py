@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .._errors import OptionError, StructureError
+from ..errors import OptionError, StructureError
 from ._task import check_whole
 
 __all__ = [
@@ -76,8 +76,8 @@ class VectorEnvironment(NamedTuple):
 def vector(env: Environment) -> VectorEnvironment:
     """A batch of an environment, whose finished episodes start anew within the step.
 
-    Raises :class:`braintrace.StructureError` for observations that are no floats of the shape
-    ``(inputs,)``, and for a ``step`` that does not return such a state, a reward and a flag.
+    Raises :class:`braintrace.errors.StructureError` for observations that are no floats of the
+    shape ``(inputs,)``, and for a ``step`` that does not return such a state, a reward and a flag.
     """
     _check(env)
 
@@ -233,7 +233,7 @@ def from_gymnax(name: str, **options) -> Environment:
     ended.
 
     Needs gymnax and six: ``pip install 'braintrace-online[rl]'``. Raises
-    :class:`braintrace.OptionError` for other actions.
+    :class:`braintrace.errors.OptionError` for other actions.
     """
     try:
         import gymnax

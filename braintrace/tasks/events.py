@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .._errors import OptionError, StructureError
+from ..errors import OptionError, StructureError
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
 __all__ = ['Events', 'augment', 'events_task', 'made_events', 'read_shd', 'write_shd']
@@ -29,7 +29,7 @@ class Events:
     that fired then, its label, and its speaker where there are any. A sample without events is
     kept. ``events[chosen]`` has some samples, by a slice, by numbers or by a mask.
 
-    Raises :class:`braintrace.StructureError` with the place of what is no such sample.
+    Raises :class:`braintrace.errors.StructureError` with the place of what is no such sample.
 
     >>> from braintrace.tasks import events
     >>> events.made_events(40, seed=1)[:20]
@@ -83,8 +83,8 @@ class Events:
         """Numbers of events ``(steps, samples, 700 // groups)``, of ``groups`` neighbouring
         channels together; what comes at ``seconds`` or later is left out.
 
-        Raises :class:`braintrace.OptionError` where ``groups`` does not divide 700, and where
-        ``dtype`` does not hold a number.
+        Raises :class:`braintrace.errors.OptionError` where ``groups`` does not divide 700, and
+        where ``dtype`` does not hold a number.
 
         >>> from braintrace.tasks import events
         >>> counts = events.made_events(3).bins(100, groups=5)
@@ -120,7 +120,7 @@ class Events:
         """``(rest, held)``: all samples of a share of the speakers, at least one, are held out, or
         a share of the samples (``by='sample'``), drawn by ``key``.
 
-        Raises :class:`braintrace.OptionError` where too few are there.
+        Raises :class:`braintrace.errors.OptionError` where too few are there.
 
         >>> import jax
         >>> from braintrace.tasks import events
@@ -162,7 +162,8 @@ def read_shd(path: str | Path) -> Events:
     (``braintrace-online[events]``).
 
     Raises ``FileNotFoundError``, an ``ImportError`` without h5py, and
-    :class:`braintrace.StructureError` for a file that is packed, cut off, or of another format.
+    :class:`braintrace.errors.StructureError` for a file that is packed, cut off, or of another
+    format.
 
     >>> from braintrace.tasks import events
     >>> events.read_shd('shd_train.h5.gz')
@@ -305,7 +306,7 @@ def events_task(
     changes batches of training. A batch has no sample twice. The score is the accuracy, ``floor``
     that of who always says the commonest class of ``train``.
 
-    Raises :class:`braintrace.OptionError` for parts that share a sample, for a label that
+    Raises :class:`braintrace.errors.OptionError` for parts that share a sample, for a label that
     ``train`` has not, and for a batch that is larger than its part.
 
     >>> from braintrace.tasks import events

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import OptionError, Penalised, StepFunctionError, StructureError
+from .. import Penalised
+from ..errors import OptionError, StepFunctionError, StructureError
 
 
 class Leaves(NamedTuple):

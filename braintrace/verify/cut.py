@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import jax
 
-from .. import ETraceGraph, NotSupportedError, OptionError, functional, report
+from .. import ETraceGraph, functional, report
+from ..errors import NotSupportedError, OptionError
 from ._sequence import as_inputs, checked, scalar
 
 __all__ = ['CutStep', 'cut_bptt_gradients']
@@ -149,9 +150,9 @@ def cut_bptt_gradients(
     where the cuts are; by default ``cell`` is compiled with all of its carry as hidden states. No
     code of the learning rules is used.
 
-    Other arguments and errors as for :func:`bptt_gradients`; :class:`braintrace.NotSupportedError`
-    for a step with a loop that is not unrolled, or in which states of different shapes read each
-    other by plain paths.
+    Other arguments and errors as for :func:`bptt_gradients`;
+    :class:`braintrace.errors.NotSupportedError` for a step with a loop that is not unrolled, or in
+    which states of different shapes read each other by plain paths.
 
     Source: ``docs/design.md``, "The identity".
 

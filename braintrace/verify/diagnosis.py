@@ -9,8 +9,8 @@ import io
 import math
 from dataclasses import dataclass
 
-from .. import OptionError
 from .._tables import Table, as_html, as_text
+from ..errors import OptionError
 
 __all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
 
@@ -202,7 +202,7 @@ class Diagnosis:
         """A matplotlib figure: cosine, norm ratio and dropped share of each parameter, and the
         trace's norm along the window; a notebook shows it.
 
-        Raises :class:`braintrace.OptionError` without matplotlib.
+        Raises :class:`braintrace.errors.OptionError` without matplotlib.
         """
         fig = _figure(figsize=(11, 1.8 + 0.28 * len(self.rows)), layout='constrained')
         names = [r.path for r in self.rows][::-1]

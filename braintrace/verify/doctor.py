@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import ETraceGraph, NotSupportedError, OptionError, Report, StepFunctionError, functional
+from .. import ETraceGraph, Report, functional
+from ..errors import NotSupportedError, OptionError, StepFunctionError
 from . import _measure as measure
 from ._activity import activity
 from ._sequence import as_inputs, checked, scalar

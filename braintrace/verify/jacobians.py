@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .. import ETraceGraph, OptionError, functional
+from .. import ETraceGraph, functional
+from ..errors import OptionError
 from ._sequence import as_inputs
 from .cut import CutStep
 
@@ -21,8 +22,8 @@ def hidden_jacobians(learner: functional.OnlineLearner, params, carry, inputs):
     ``whole`` is reverse mode through the learner's cell as it is written; in ``kept`` every op, and
     every equation in which one position reads another, reads constants, so that its blocks are the
     D of a trace on their diagonal and zero elsewhere. A filter's states have no part. Memory grows
-    with the square of all hidden numbers. Raises :class:`braintrace.OptionError` for another
-    learner, :class:`braintrace.NotSupportedError` as :func:`cut_bptt_gradients`.
+    with the square of all hidden numbers. Raises :class:`braintrace.errors.OptionError` for another
+    learner, :class:`braintrace.errors.NotSupportedError` as :func:`cut_bptt_gradients`.
 
     >>> import braintrace, jax.numpy as jnp
     >>> def cell(params, h, x):

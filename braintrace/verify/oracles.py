@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from .. import NotSupportedError, OptionError, StructureError
+from ..errors import NotSupportedError, OptionError, StructureError
 from ._sequence import checked, is_float, one_step, scalar, split_floats
 
 __all__ = [
@@ -42,9 +42,9 @@ def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
     ``cell(params, carry, *inputs) -> (outputs, carry)``; ``xs`` and ``ys`` are trees with time in
     axis 0, a plain tuple ``xs`` holds several inputs; ``loss(outputs, target)`` returns a real
     scalar. Returns a tree like ``params`` (float0 for integers). Memory grows with the length of
-    the sequence. Raises :class:`braintrace.StructureError` for sequences of different lengths and
-    for a carry that a step changes in structure, :class:`braintrace.StepFunctionError` for a loss
-    that is no scalar.
+    the sequence. Raises :class:`braintrace.errors.StructureError` for sequences of different
+    lengths and for a carry that a step changes in structure,
+    :class:`braintrace.errors.StepFunctionError` for a loss that is no scalar.
 
     Source: Werbos (1990), "Backpropagation through time: what it does and how to do it".
 
@@ -73,7 +73,7 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Calla
     M has the shape (numbers in the carry, numbers in the parameters): for small cells. The
     derivatives of one step are taken row by row in reverse mode, so surrogate gradients of either
     kind are followed. Arguments and errors as for :func:`bptt_gradients`, which it equals;
-    :class:`braintrace.NotSupportedError` for complex numbers.
+    :class:`braintrace.errors.NotSupportedError` for complex numbers.
 
     Source: Williams & Zipser (1989), "A learning algorithm for continually running fully recurrent
     neural networks".
@@ -133,9 +133,9 @@ def finite_difference_gradients(
     ``entries`` is the number of entries to measure, by default all; they are drawn at random,
     always the same ones, and the others are NaN. Each takes two runs of the sequence. The loss
     itself is measured, so a cell with surrogate gradients gets another result. Other arguments and
-    errors as for :func:`bptt_gradients`; :class:`braintrace.OptionError` unless
-    ``jax_enable_x64`` is on, :class:`braintrace.StructureError` for parameters or a carry that are
-    not float64.
+    errors as for :func:`bptt_gradients`; :class:`braintrace.errors.OptionError` unless
+    ``jax_enable_x64`` is on, :class:`braintrace.errors.StructureError` for parameters or a carry
+    that are not float64.
 
     >>> import braintrace, jax, jax.numpy as jnp
     >>> cell = lambda params, h, x: (h, params['a'] * h + x)

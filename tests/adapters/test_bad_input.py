@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from braintrace import CompileError, OptionError, StructureError, adapters, functional, rules
+from braintrace import adapters, functional, rules
+from braintrace.errors import CompileError, OptionError, StructureError
 
 X = jnp.ones((2, 3))
 

@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import (
-    BraintraceWarning,
-    OptionError,
-    StructureError,
-    UntracedParameterError,
-    adapters,
-    functional,
-    rules,
-    verify,
-)
+from braintrace import adapters, functional, rules, verify
+from braintrace.errors import BraintraceWarning, OptionError, StructureError, UntracedParameterError
 from tests.adapters.nir_reference import DT, Drawn, flattened, simulated
 from tests.compare import assert_close, errors
 from tests.models.model import SEED

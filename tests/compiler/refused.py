@@ -41,9 +41,9 @@ PARAMS = {
 X, H, R = RNG.normal(size=(T, B, I)), RNG.normal(size=(B, N)), 0.4 * RNG.normal(size=(N, N))
 MESH = Mesh(np.array(jax.devices()[:1]), ('a',))
 NOT_SUPPORTED, COMPILE, STRUCTURE = (
-    braintrace.NotSupportedError,
-    braintrace.CompileError,
-    braintrace.StructureError,
+    braintrace.errors.NotSupportedError,
+    braintrace.errors.CompileError,
+    braintrace.errors.StructureError,
 )
 mm = braintrace.matmul
 

@@ -176,17 +176,17 @@ def test_two_leaves_of_one_path_and_python_objects_are_refused():
     def cell(p, h, x):
         return h, jnp.tanh(drive(p['w'], x, h))
 
-    with pytest.raises(braintrace.StructureError, match='same path'):
+    with pytest.raises(braintrace.errors.StructureError, match='same path'):
         graph_of(
             lambda p, h, x: cell({'w': p['a', 'b', 'c']}, h, x),
             {('a', 'b'): {'c': W}, ('a', 'b', 'c'): W},
             H,
             X,
         )
-    with pytest.raises(braintrace.StructureError, match="leaf 'name' is str"):
+    with pytest.raises(braintrace.errors.StructureError, match="leaf 'name' is str"):
         functional.online(cell, rules.d_rtrl()).init({'w': W, 'name': 'cell'}, H, X)
 
 
 def test_a_cell_must_return_outputs_and_a_carry():
-    with pytest.raises(braintrace.CompileError, match='pair'):
+    with pytest.raises(braintrace.errors.CompileError, match='pair'):
         graph_of(lambda w, h, x: jnp.tanh(drive(w, x, h)), W, H, X)

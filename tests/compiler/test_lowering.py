@@ -178,7 +178,7 @@ def test_a_strict_policy_refuses_mixing_and_plain_weights_but_not_recurrence_thr
     assert learner.init(params, H, X[0]).t.shape == (B,)
     for cell, text in ((mixing, 'moves values'), (plain, 'a is not_etp_op')):
         with pytest.raises(
-            braintrace.UntracedParameterError, match=f'(?s){text}.*test_lowering.py'
+            braintrace.errors.UntracedParameterError, match=f'(?s){text}.*test_lowering.py'
         ):
             functional.online(cell, rules.d_rtrl(), strict=True).init(
                 W if cell is plain else params, H, X[0]
@@ -266,7 +266,9 @@ def test_two_uses_of_one_while_loop_are_judged_by_the_one_that_learns():
         h = normal(0.9 * h + mm(x, p['w'])) + normal(x)
         return h, h
 
-    with pytest.raises(braintrace.NotSupportedError, match='test_lowering.py.*positions meet'):
+    with pytest.raises(
+        braintrace.errors.NotSupportedError, match='test_lowering.py.*positions meet'
+    ):
         compiled(cell)
 
 

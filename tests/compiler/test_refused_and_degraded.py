@@ -39,7 +39,7 @@ PLACE = re.compile(r'\[([^][]*:\d+) \(|\[\]')
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True), brainstate.environ.context(precision=64), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
         yield
 
 
@@ -106,7 +106,7 @@ def test_what_one_policy_refuses_another_accepts(row):
 @pytest.mark.parametrize('policy', LOOSE, ids=['while', 'scan and cond', 'inline', 'strict'])
 @over([row for row in REFUSED if 'while loop holds an ETP op' in row.words], 'record')
 def test_an_op_in_a_while_loop_is_refused_in_every_policy(row, policy):
-    with pytest.raises(braintrace.NotSupportedError, match='while') as caught:
+    with pytest.raises(braintrace.errors.NotSupportedError, match='while') as caught:
         compiled(row, policy)
     all_in([row.place('here') + ' ('], str(caught.value))
 
@@ -139,7 +139,7 @@ def test_each_warning_is_given_once_with_its_place(row):
         warnings.simplefilter('always')
         for _ in range(2):
             jax.eval_shape(learner.init, row.params, row.carry, row.xs[0])
-    said = [str(w.message) for w in seen if w.category is braintrace.BraintraceWarning]
+    said = [str(w.message) for w in seen if w.category is braintrace.errors.BraintraceWarning]
     notes = [d for d in learner.report.diagnostics if d.level == 'warning']
     assert sorted(said) == sorted(
         f'{d.message} [{d.location}].' if d.location else f'{d.message}.' for d in notes
@@ -153,7 +153,7 @@ def test_a_strict_policy_refuses_it_at_the_same_lines(row):
     if row.strict is None:
         compiled(row, policy)
         return
-    with pytest.raises(braintrace.UntracedParameterError, match='strict=False') as caught:
+    with pytest.raises(braintrace.errors.UntracedParameterError, match='strict=False') as caught:
         compiled(row, policy)
     all_in(row.routes, str(caught.value))
     assert {place for place in PLACE.findall(str(caught.value)) if place} == {

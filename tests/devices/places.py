@@ -101,7 +101,7 @@ def said_to(learner, p, state, xs, ys) -> list[str]:
     for call in calls:
         try:
             call()
-        except braintrace.StructureError as error:
+        except braintrace.errors.StructureError as error:
             found.append(str(error))
     return found
 

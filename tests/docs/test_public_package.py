@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import braintrace
-from braintrace._public_names import ABSENT, ARGUMENTS
+from braintrace import compat
+from braintrace._public_names import ABSENT, COMPAT
+from braintrace.compat._arguments import ARGUMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs' / 'howto' / 'migrate.md').read_text(encoding='utf-8')
@@ -26,21 +28,25 @@ def test_every_name_is_there_or_says_what_to_use():
     assert (len(of_package), len(rows) - len(of_package)) == (62, 21)
     said = {name: cell for name, cell in of_package.items() if name in ABSENT}
     assert said == {name: f'absent: {text}' for name, text in ABSENT.items()}
-    there = [name for name, cell in of_package.items() if cell.startswith('the same')]
+    there = [name for name, cell in of_package.items() if cell.startswith(('the same', 'compat'))]
     assert {*there, *ABSENT} == {*of_package}
-    assert [name for name in there if not hasattr(braintrace, name)] == []
+    in_compat = {name.removeprefix('nn.') for name, cell in rows if cell.startswith('compat')}
+    assert in_compat == (COMPAT | {'NotSupportedError'}) - {'load_public'}
+    known = [*braintrace.__all__, *compat.__all__, '__version__', '__version_info__']
+    assert [name for name in there if name not in known] == []
 
 
 def test_every_layer_and_cell_is_there():
     cells = [cell for name, cell in table('theirs') if name.startswith('nn.')]
     named = [name[3:] for name, _ in table('theirs') if name.startswith('nn.')]
     named += re.findall(r'`(\w+(?:Cell|Readout))`', ' '.join(cells))
-    assert [name for name in named if not hasattr(braintrace.nn, name)] == []
+    known = [*braintrace.nn.__all__, *compat.__all__]
+    assert [name for name in named if name not in known] == []
 
 
 def test_every_argument_has_its_sentence():
     rows = dict(table('argument'))
-    assert rows.keys() == ARGUMENTS.keys()
+    assert rows.keys() == {*ARGUMENTS, 'vjp_method', 'chunk_size', 'projection_key'}
     for name, argument in ARGUMENTS.items():
         assert argument.remedy in rows[name], name
 

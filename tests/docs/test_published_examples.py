@@ -299,7 +299,9 @@ def test_the_short_example_works_with_rules_in_dicts():
 def test_the_bare_rules_of_the_short_example_are_told_of_the_dict_form():
     my_p = braintrace.register_primitive('etp_my_op', lambda x, w: x @ w, batched=True)
     my_p.register_yw_to_w(lambda hidden, trace, **params: trace * hidden[None, :])
-    with pytest.raises(braintrace.RuleContractError, match='dicts of arrays by trainable name'):
+    with pytest.raises(
+        braintrace.errors.RuleContractError, match='dicts of arrays by trainable name'
+    ):
         my_p.bound_rule('yw_to_w', {}, 'D_RTRL')(jnp.ones((4, 5)), {'weight': jnp.ones((4, 3, 5))})
 
 

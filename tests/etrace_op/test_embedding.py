@@ -9,7 +9,7 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import EtpDtypeError, EtpShapeError
+from braintrace.errors import EtpDtypeError, EtpShapeError
 from tests.tiers import first, in_turn, pairwise
 
 ROWS, FEATURES, BATCH, STEPS = 7, 4, 3, 5

@@ -13,8 +13,8 @@ import pytest
 
 from braintrace import _etrace_op as ops
 from braintrace._compiler import Coordinates, OpUse
-from braintrace._errors import MissingRuleError, RuleContractError
 from braintrace._rules import contraction, entries, layout
+from braintrace.errors import MissingRuleError, RuleContractError
 from tests.compare import assert_close
 from tests.tiers import in_turn, nightly, slow
 

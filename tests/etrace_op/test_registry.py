@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from braintrace import _etrace_op as ops
-from braintrace._errors import MissingRuleError, NotSupportedError, RuleContractError
+from braintrace.errors import MissingRuleError, NotSupportedError, RuleContractError
 from tests.compare import assert_close
 
 from . import cases

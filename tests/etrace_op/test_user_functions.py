@@ -9,7 +9,7 @@ import pytest
 import saiunit as u
 
 from braintrace import _etrace_op as ops
-from braintrace._errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
+from braintrace.errors import EtpDtypeError, EtpShapeError, EtpUnitError, OptionError
 from tests.compare import assert_close
 
 from . import cases

@@ -25,7 +25,7 @@ mm = braintrace.matmul
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
         yield
 
 
@@ -156,7 +156,7 @@ def test_a_policy_refuses_a_construct_around_an_op_by_name_and_place(wrap, optio
         return h, h
 
     with pytest.raises(
-        braintrace.NotSupportedError, match=f"test_corner_cases.py:.*{option}='refuse'"
+        braintrace.errors.NotSupportedError, match=f"test_corner_cases.py:.*{option}='refuse'"
     ):
         functional.online(
             cell, rules.d_rtrl(), policy=braintrace.Policy(**{option: 'refuse'})
@@ -222,7 +222,7 @@ def test_a_plain_path_between_states_of_different_shapes_is_named():
         g = 0.7 * c['g'] + 1.5 * h[:, :2]
         return g, {'h': h, 'g': g}
 
-    with pytest.warns(braintrace.BraintraceWarning, match='g reads the old h'):
+    with pytest.warns(braintrace.errors.BraintraceWarning, match='g reads the old h'):
         learner, _ = online(cell, {'w': W}, {'h': H, 'g': G}, rules.d_rtrl())
     assert learner.graph.found('cut')
 
@@ -242,7 +242,7 @@ def test_a_tail_that_mixes_is_a_reason_of_its_own():
         return h, h
 
     params = {'a': A, 'w': W, 'v': W2}
-    with pytest.warns(braintrace.BraintraceWarning, match='w belongs to an op.*mix'):
+    with pytest.warns(braintrace.errors.BraintraceWarning, match='w belongs to an op.*mix'):
         learner, _ = online(cell, params, H, rules.d_rtrl())
     assert learner.routes['w'].reason == 'mixing_tail'
 
@@ -278,7 +278,7 @@ def test_a_parameter_by_a_plain_operation_warns_once_and_names_the_remedy():
 
     learner = functional.online(cell, rules.d_rtrl())
     with pytest.warns(
-        braintrace.BraintraceWarning,
+        braintrace.errors.BraintraceWarning,
         match='parameter a .*plain operation.*element_wise.*test_corner_cases.py',
     ) as seen:
         learner.init({'a': A, 'w': W}, H, X[0])

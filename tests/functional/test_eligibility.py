@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import BraintraceWarning, OptionError, StructureError, functional
+from braintrace import functional
+from braintrace.errors import BraintraceWarning, OptionError, StructureError
 from braintrace.functional import eligibility, obgd
 from tests.compare import assert_close
 from tests.functional.plain import drawn

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace import OptionError, StepFunctionError, StructureError, functional, nn, rules
+from braintrace import functional, nn, rules
+from braintrace.errors import OptionError, StepFunctionError, StructureError
 from tests.compare import assert_close
 from tests.functional.plain import drawn
 from tests.precision import float64 as float64

@@ -150,7 +150,7 @@ H = np.zeros((B, N))
         ),
     ],
 )
-@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, name, words):
     learner = functional.online(cell, rules.d_rtrl())
     state = learner.init(PARAMS, carry, XS[0])
@@ -158,11 +158,11 @@ def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, nam
         lambda: functional.reset(state, FLAGS[2], carry),
         lambda: learner.sequence_grad(loss)(PARAMS, state, XS, XS, reset=(FLAGS, carry)),
     ):
-        with pytest.raises(braintrace.StructureError) as error:
+        with pytest.raises(braintrace.errors.StructureError) as error:
             reset()
         assert all(word in str(error.value) for word in (name, *words)), str(error.value)
     with pytest.raises(
-        braintrace.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'
+        braintrace.errors.StructureError, match=r'int64\[2\].*For indices: jnp.zeros\(3, bool\)'
     ):
         functional.reset(state, jnp.array([0, 1]), carry)
     _, moved = learner.step(PARAMS, state, XS[0])
@@ -179,11 +179,11 @@ def test_the_policy_says_where_lanes_are():
         (('h', 'clock'), 'its axis 0 is not the batch'),
     ):
         policy = braintrace.Policy(lanes=lanes)
-        with pytest.raises(braintrace.OptionError, match=words):
+        with pytest.raises(braintrace.errors.OptionError, match=words):
             functional.online(clocked, rules.d_rtrl(), policy=policy).init(
                 PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0]
             )
-    with pytest.raises(braintrace.OptionError, match='tuple of paths'):
+    with pytest.raises(braintrace.errors.OptionError, match='tuple of paths'):
         braintrace.Policy(lanes='count')
 
 

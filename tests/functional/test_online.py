@@ -143,7 +143,9 @@ def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
         learner.sequence_grad,
         lambda f, **kw: learner.sequence_update(f, optimizer, **kw),
     ):
-        with pytest.raises(braintrace.OptionError, match='progress is 2; choose True or False'):
+        with pytest.raises(
+            braintrace.errors.OptionError, match='progress is 2; choose True or False'
+        ):
             make(loss, progress=2)
 
 
@@ -261,18 +263,22 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
     [
         (
             lambda l, p, s, x, y: l.step({**p, 'w': p['w'][:, :2]}, s, x[0]),
-            braintrace.StructureError,
+            braintrace.errors.StructureError,
             r'params w: float64\[7, 4\] .*\[7, 2\] now',
         ),
         (
             lambda l, p, s, x, y: l.step({'w': p['w']}, s, x[0]),
-            braintrace.StructureError,
+            braintrace.errors.StructureError,
             'params b: .*absent now',
         ),
-        (lambda l, p, s, x, y: l.step(p, s.carry, x[0]), braintrace.StructureError, 'OnlineState'),
+        (
+            lambda l, p, s, x, y: l.step(p, s.carry, x[0]),
+            braintrace.errors.StructureError,
+            'OnlineState',
+        ),
         (
             lambda l, p, s, x, y: l.step(p, s.replace(trace={}), x[0]),
-            braintrace.StructureError,
+            braintrace.errors.StructureError,
             'trace of this state',
         ),
         (
@@ -318,7 +324,7 @@ def test_bad_calls_are_refused(call, error, words):
 def test_a_description_before_init_says_how_to_get_one():
     learner = functional.online(cell, RULES[0])
     for use in (lambda: learner.graph, lambda: learner.routes, learner.memory):
-        with pytest.raises(braintrace.NotCompiledError, match='eval_shape'):
+        with pytest.raises(braintrace.errors.NotCompiledError, match='eval_shape'):
             use()
 
 

@@ -194,14 +194,16 @@ def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
         lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])),
         lambda: pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS),
     ):
-        with pytest.raises(braintrace.StepFunctionError) as caught:
+        with pytest.raises(braintrace.errors.StepFunctionError) as caught:
             call()
         assert not [word for word in words if word not in str(caught.value)]
 
 
 def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
     learner = compiled()
-    with pytest.raises(braintrace.StepFunctionError, match=r'Penalised; return \(loss, aux\)'):
+    with pytest.raises(
+        braintrace.errors.StepFunctionError, match=r'Penalised; return \(loss, aux\)'
+    ):
         learner.etrace_grad(
             XS, YS, step_fn=lambda x, y: penalised(learner(x), y), mask=MASK, has_aux=True
         )
@@ -209,5 +211,5 @@ def test_a_missing_aux_and_a_mask_beside_a_synthesizer_are_refused():
     run = pure.sequence_grad(
         penalised, window=2, inside='exact', synthesizer=lambda p, states: states
     )
-    with pytest.raises(braintrace.OptionError, match='mask is given beside a synthesizer'):
+    with pytest.raises(braintrace.errors.OptionError, match='mask is given beside a synthesizer'):
         run((PARAMS, ()), state, XS, YS, MASK)

@@ -79,7 +79,7 @@ def test_a_call_that_raises_leaves_the_learner_as_it_was():
             lambda: jax.jit(learner.sequence_grad(fails))(p, state, xs, ys),
             lambda: learner.init({**p, 'w': p['w'][1:]}, state.carry, xs[0]),
         ):
-            with pytest.raises((RuntimeError, braintrace.EtpShapeError)):
+            with pytest.raises((RuntimeError, braintrace.errors.EtpShapeError)):
                 bad()
     assert_close(learner.grad(loss)(p, state, xs[0], ys[0]), wanted, 0)
 

@@ -53,14 +53,14 @@ def by_update(p):
 )
 def test_a_derivative_of_an_online_gradient_is_refused(second):
     with pytest.raises(
-        braintrace.NotSupportedError,
+        braintrace.errors.NotSupportedError,
         match='derivative of an online gradient .* first derivatives only',
     ):
         second()
 
 
 def test_forward_mode_over_an_online_gradient_is_refused_too():
-    with pytest.raises(braintrace.NotSupportedError, match='first derivatives only'):
+    with pytest.raises(braintrace.errors.NotSupportedError, match='first derivatives only'):
         jax.hessian(by_steps)(W)
 
 

@@ -184,7 +184,7 @@ def check(settings, name: str):
     assert_close(got, wanted(name), 2e-4)
 
 
-ignored = pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+ignored = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 
 
 @ignored

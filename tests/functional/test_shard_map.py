@@ -211,7 +211,7 @@ def test_a_loss_that_is_summed_once_more_behind_the_call_is_refused(call, checke
     if checked:
         traced(shared_loss)
     else:
-        with pytest.raises(braintrace.StructureError, match=r"over the shards of \['a'\]"):
+        with pytest.raises(braintrace.errors.StructureError, match=r"over the shards of \['a'\]"):
             traced(shared_loss)
 
 
@@ -230,7 +230,9 @@ def test_what_is_shown_of_the_shapes_outside_is_told_where_it_runs_inside_too(wh
     jax.eval_shape(
         jax.shard_map(init, mesh=MESH, in_specs=(P(), P('a')), out_specs=P('a')), p, XS[0, :2]
     )
-    with pytest.warns(braintrace.BraintraceWarning, match=f'`{what}` is that of the shapes that'):
+    with pytest.warns(
+        braintrace.errors.BraintraceWarning, match=f'`{what}` is that of the shapes that'
+    ):
         call.get(what, show)()
 
 

@@ -129,7 +129,7 @@ def test_bad_specs_are_refused(specs, axis, words):
 
 
 def test_specs_before_init_are_refused():
-    with pytest.raises(braintrace.NotCompiledError, match='eval_shape'):
+    with pytest.raises(braintrace.errors.NotCompiledError, match='eval_shape'):
         functional.online(cell, rules.d_rtrl()).partition_specs(SPECS)
 
 

@@ -143,7 +143,7 @@ def test_a_file_of_another_structure_is_refused_with_every_difference():
     file = io.BytesIO()
     functional.save_state(file, {'w': jnp.ones(2), 'v': jnp.ones(()) * u.mV, 'old': jnp.ones(1)})
     like = {'w': jnp.ones((2, 1)), 'v': jnp.ones(()) * u.volt, 'new': jax.random.key(0)}
-    with pytest.raises(braintrace.StructureError) as caught:
+    with pytest.raises(braintrace.errors.StructureError) as caught:
         functional.load_state(file, like)
     assert {line.strip() for line in str(caught.value).splitlines()[1:-1]} == {
         'w: float32[2] when saved, float32[2, 1] here',
@@ -166,9 +166,11 @@ def test_a_torn_file_is_refused_and_an_interrupted_write_leaves_the_old_one(tmp_
         functional.save_state(path, {'w': jnp.ones(2)})
     assert path.read_bytes() == whole and os.listdir(tmp_path) == ['state.npz']
     for torn in (b'', b'other', whole[:-30], whole[:200] + bytes(40) + whole[240:]):
-        with pytest.raises(braintrace.StructureError, match=r'no file of `save_state`, or .* torn'):
+        with pytest.raises(
+            braintrace.errors.StructureError, match=r'no file of `save_state`, or .* torn'
+        ):
             functional.load_state(io.BytesIO(torn), tree)
-    with pytest.raises(braintrace.StructureError, match="leaf 'w' is str, not an array"):
+    with pytest.raises(braintrace.errors.StructureError, match="leaf 'w' is str, not an array"):
         functional.save_state(io.BytesIO(), {'w': 'text'})
     with pytest.raises(FileNotFoundError):
         functional.load_state(tmp_path / 'none', tree)

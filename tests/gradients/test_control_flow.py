@@ -77,7 +77,7 @@ def test_what_is_not_followed_is_named_and_keeps_its_same_step_gradient(name, ru
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_a_while_loop_in_which_positions_meet_is_refused_at_its_line(name):
-    with pytest.raises(braintrace.NotSupportedError, match='flow.py.*positions meet'):
+    with pytest.raises(braintrace.errors.NotSupportedError, match='flow.py.*positions meet'):
         start(models.case(name), D_RTRL)
 
 
@@ -318,7 +318,7 @@ def test_an_op_in_a_while_loop_is_refused_at_its_line():
         return h, {'h': h}
 
     learner = braintrace.functional.online(cell, D_RTRL)
-    with pytest.raises(braintrace.NotSupportedError, match='flow.py.*while'):
+    with pytest.raises(braintrace.errors.NotSupportedError, match='flow.py.*while'):
         learner.init({'w': np.ones((4, 4))}, {'h': np.ones((2, 4))}, np.ones((2, 3)))
 
 

@@ -100,7 +100,7 @@ def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_ar
         return (new := jnp.tanh(op(h, params['w']) + x)), new
 
     learner = braintrace.functional.online(cell, OWN)
-    with pytest.raises(braintrace.NotSupportedError, match='is not linear in its input'):
+    with pytest.raises(braintrace.errors.NotSupportedError, match='is not linear in its input'):
         learner.init({'w': jnp.ones((3, 3))}, jnp.zeros((1, 3)), jnp.ones((1, 3)))
 
 
@@ -112,5 +112,5 @@ def test_an_op_that_is_not_linear_in_its_input_has_no_own_diagonal(registries_ar
     ],
 )
 def test_unknown_options_are_refused(options, said):
-    with pytest.raises(braintrace.OptionError, match=said):
+    with pytest.raises(braintrace.errors.OptionError, match=said):
         braintrace.rules.d_rtrl(**options)

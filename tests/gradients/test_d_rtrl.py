@@ -64,7 +64,7 @@ READS_WEIGHTS = {'lora', 'attention_of_other_ops'}
 def test_a_trace_that_is_written_once_in_three_steps_gives_the_same_gradients(name):
     case, rule = models.case(name), braintrace.rules.d_rtrl(write_every=3)
     if name in READS_WEIGHTS:
-        with pytest.raises(braintrace.OptionError, match='depends on the weights'):
+        with pytest.raises(braintrace.errors.OptionError, match='depends on the weights'):
             start(case, rule)
         return
     for t, (_, _, grads) in enumerate(by_steps(case, rule)):

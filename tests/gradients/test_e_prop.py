@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import OptionError
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import added, assert_close, assert_moves
 from tests.models.library import LibraryOps

@@ -163,11 +163,13 @@ def test_updates_take_exact_windows_too(write_every):
 
 def test_the_length_of_an_exact_window_is_asked_for():
     learner, _ = start(models.case('gru'), RULE)
-    with pytest.raises(braintrace.OptionError, match='its length changes the gradient'):
+    with pytest.raises(braintrace.errors.OptionError, match='its length changes the gradient'):
         learner.sequence_grad(models.squared, inside='exact')
-    with pytest.raises(braintrace.OptionError, match="inside is 'exactly'; choose 'trace' or"):
+    with pytest.raises(
+        braintrace.errors.OptionError, match="inside is 'exactly'; choose 'trace' or"
+    ):
         learner.sequence_grad(models.squared, window=3, inside='exactly')
-    with pytest.raises(braintrace.OptionError, match='inside is None'):
+    with pytest.raises(braintrace.errors.OptionError, match='inside is None'):
         learner.sequence_update(models.squared, optax.sgd(0.1), inside=None)
 
 

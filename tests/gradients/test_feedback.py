@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import Feedback, OptionError
+from braintrace import Feedback
+from braintrace.errors import OptionError
 from tests import models, oracles
 from tests.compare import assert_close, assert_moves
 from tests.models.library import LibraryOps

@@ -139,7 +139,7 @@ def backwards(cell, params, carry, xs, ys):
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 @pytest.mark.parametrize('rule', RULES, ids=['d_rtrl', 'es_d_rtrl', 'no_rule'])
 @pytest.mark.parametrize('name', TWINS)
 def test_a_marked_cell_learns_as_its_twin_by_hand(name, rule):
@@ -170,7 +170,7 @@ def test_the_trace_has_the_bytes_of_the_one_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 def test_without_marks_of_biases_their_gradients_differ():
     """What the comparison above would find."""
     cell, by_hand, params, carry = TWINS['optimized_lstm']

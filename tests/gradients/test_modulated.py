@@ -74,5 +74,5 @@ def test_no_gradient_passes_through_the_modulator():
     ],
 )
 def test_other_shapes_and_types_are_refused(m, h, found):
-    with pytest.raises(braintrace.StructureError, match=found):
+    with pytest.raises(braintrace.errors.StructureError, match=found):
         braintrace.modulated(m, h)

@@ -38,7 +38,7 @@ def gradients(case, program: Program):
     )
     learner = braintrace.functional.online(cell, RULES[program.rule], policy=policy)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
         state = learner.init(case.params, case.carry, case.xs[0])
     run = learner.sequence_grad(case.loss, window=program.window, reduction='sum')
     return quick(run)(case.params, state, case.xs, case.ys)[0]
@@ -137,7 +137,7 @@ def check_borders(cell, setting):
     x, want = xs[0], quick(jax.grad(total))(params)
     learner = braintrace.functional.online(run, RULES['d_rtrl'], mark='auto')
     with under(obeyed(setting, total, params)), warnings.catch_warnings():
-        warnings.simplefilter('ignore', braintrace.BraintraceWarning)
+        warnings.simplefilter('ignore', braintrace.errors.BraintraceWarning)
         state = learner.init(params, carry, x)
         gradient = quick(learner.sequence_grad(squares, window=2, reduction='sum'))
         got = gradient(params, state, xs, ys)[0]

@@ -255,7 +255,7 @@ def test_the_first_step_is_exact():
     ],
 )
 def test_other_values_are_refused(make, found):
-    with pytest.raises(braintrace.OptionError, match=found):
+    with pytest.raises(braintrace.errors.OptionError, match=found):
         make()
 
 
@@ -321,7 +321,9 @@ def one_way(params, h, x):
 @pytest.mark.parametrize('cell', [hidden_inside, one_way])
 def test_lanes_that_meet_anywhere_in_a_step_are_seen(cell):
     start = {'w': np.zeros((4, 3))}, np.zeros((5, 3)), np.zeros((5, 4))
-    with pytest.raises(braintrace.NotSupportedError, match=r"read one another: .*pair='batch'"):
+    with pytest.raises(
+        braintrace.errors.NotSupportedError, match=r"read one another: .*pair='batch'"
+    ):
         jax.eval_shape(braintrace.functional.online(cell, uoro()).init, *start)
 
 
@@ -336,7 +338,7 @@ def test_samples_that_read_one_another_need_one_pair(cell, carry):
     rng = np.random.default_rng(0)
     params, xs, ys = (rng.standard_normal(s) for s in ((4, 3), (4, 2, 4), (4, 2, 3)))
     params = {'w': params}
-    with pytest.raises(braintrace.NotSupportedError, match="pair='batch'"):
+    with pytest.raises(braintrace.errors.NotSupportedError, match="pair='batch'"):
         braintrace.functional.online(cell, uoro()).init(params, carry, xs[0])
     learner = braintrace.functional.online(cell, uoro('batch'))
     state = learner.init(params, carry, xs[0])

@@ -491,11 +491,11 @@ def test_states_that_are_not_taken_apart_are_named_with_their_place(cell, rows, 
         return y, {'h': new}
 
     learner = braintrace.functional.online(step, RULES['D_RTRL'])
-    with pytest.warns(braintrace.BraintraceWarning, match='h holds several states'):
+    with pytest.warns(braintrace.errors.BraintraceWarning, match='h holds several states'):
         learner.init(params, h, x)
     (note,) = (d for d in learner.report.diagnostics if d.kind == 'stacked-state')
     assert note.path == 'h' and place in note.location and 'of its own' in note.message
-    with pytest.raises(braintrace.UntracedParameterError, match='h holds several states'):
+    with pytest.raises(braintrace.errors.UntracedParameterError, match='h holds several states'):
         braintrace.functional.online(step, RULES['D_RTRL'], strict=True).init(params, h, x)
 
 

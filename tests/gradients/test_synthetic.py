@@ -200,7 +200,7 @@ REFUSED = [
 def test_a_synthetic_gradient_beside_a_trace_is_refused(options, found):
     learner, synthetic = linear_case()[0], braintrace.SyntheticGradient({'h': (3, 4, 1)})
     base = {'inside': 'exact', 'window': K, 'synthesizer': synthetic.apply}
-    with pytest.raises(braintrace.OptionError, match=found):
+    with pytest.raises(braintrace.errors.OptionError, match=found):
         learner.sequence_grad(lambda out, y: (y * out).sum(), **{**base, **options})
 
 
@@ -212,14 +212,22 @@ def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
         lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
         lambda **options: online.sequence_grad(loss, K, carry='drop', **options),
     ):
-        with pytest.raises(braintrace.OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'):
+        with pytest.raises(
+            braintrace.errors.OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'
+        ):
             call(inside='exact', synthesizer=len)
     options = {'window': K, 'inside': 'exact'}
     state = learner.init(params, h, xs[0])
     run = learner.sequence_grad(loss, synthesizer=lambda s, h: {'h': jnp.zeros(3)}, **options)
-    with pytest.raises(braintrace.StructureError, match='params is dict; with a synthesizer'):
+    with pytest.raises(
+        braintrace.errors.StructureError, match='params is dict; with a synthesizer'
+    ):
         run(params, state, xs, ys)
-    with pytest.raises(braintrace.StructureError, match=r"the synthesizer returned \{'h': \(3,\)"):
+    with pytest.raises(
+        braintrace.errors.StructureError, match=r"the synthesizer returned \{'h': \(3,\)"
+    ):
         run((params, 1.0), state, xs, ys)
-    with pytest.raises(braintrace.OptionError, match=r"the shape of group 'h' is 4; give a tuple"):
+    with pytest.raises(
+        braintrace.errors.OptionError, match=r"the shape of group 'h' is 4; give a tuple"
+    ):
         braintrace.SyntheticGradient({'h': 4})

@@ -93,5 +93,5 @@ def test_ottt_is_exact_for_a_feed_forward_layer_whose_reset_is_detached():
     ],
 )
 def test_other_decays_are_refused(make, found):
-    with pytest.raises(braintrace.OptionError, match=found):
+    with pytest.raises(braintrace.errors.OptionError, match=found):
         make()

@@ -198,7 +198,7 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
 def test_an_op_whose_gradient_reads_its_weights_is_written_at_every_update():
     case = models.case('lora')
     with pytest.raises(
-        braintrace.OptionError, match='write_every.*etp_lora.*depends on the weights'
+        braintrace.errors.OptionError, match='write_every.*etp_lora.*depends on the weights'
     ):
         gradients(case, RULES['d_rtrl'][0], 1, 4)
 

@@ -315,7 +315,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize('make, text', OPTIONS)
 def test_options_that_no_rule_has(make, text):
-    with pytest.raises(braintrace.OptionError, match=text):
+    with pytest.raises(braintrace.errors.OptionError, match=text):
         make()
 
 
@@ -416,7 +416,7 @@ REFUSALS = {
 @pytest.mark.parametrize('name', REFUSALS)
 def test_steps_that_have_no_wide_trace(name, rule):
     cell, carry, policy, text = REFUSALS[name]
-    with pytest.raises(braintrace.NotSupportedError, match=text):
+    with pytest.raises(braintrace.errors.NotSupportedError, match=text):
         compiled(cell, rule, carry, policy)
 
 
@@ -426,13 +426,17 @@ def plain(p, h, x):
 
 
 def test_more_paths_than_there_are():
-    with pytest.raises(braintrace.OptionError, match='keep is 5, and carry has 4 hidden numbers'):
+    with pytest.raises(
+        braintrace.errors.OptionError, match='keep is 5, and carry has 4 hidden numbers'
+    ):
         compiled(plain, rtrl(keep=5), shape(2, 4))
 
 
 def test_a_trace_is_written_at_each_update():
     learner = compiled(plain, rtrl(), shape(2, 4))
-    with pytest.raises(braintrace.OptionError, match='write_every is 3; RTRL writes its trace'):
+    with pytest.raises(
+        braintrace.errors.OptionError, match='write_every is 3; RTRL writes its trace'
+    ):
         learner.first.rule.delay(learner.first.graph, 1, 3)
 
 
@@ -440,9 +444,9 @@ def test_a_large_trace_is_told_of_before_it_is_made(monkeypatch):
     from braintrace.functional import _findings
 
     monkeypatch.setattr(_findings, 'LARGE', 200)
-    with pytest.warns(braintrace.BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
+    with pytest.warns(braintrace.errors.BraintraceWarning, match=r'GiB: w \[2, 4, 7, 4\].*d_rtrl'):
         compiled(plain, rtrl(), shape(2, 4))
-    with pytest.warns(braintrace.BraintraceWarning, match=r'GiB: w \[2, 7, 4\].*es_d_rtrl'):
+    with pytest.warns(braintrace.errors.BraintraceWarning, match=r'GiB: w \[2, 7, 4\].*es_d_rtrl'):
         compiled(plain, braintrace.rules.d_rtrl(), shape(2, 4))
 
 

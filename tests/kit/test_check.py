@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace import OptionError, RuleContractError, kit
 from braintrace import _etrace_op as ops
+from braintrace import kit
+from braintrace.errors import OptionError, RuleContractError
 from braintrace.kit.__main__ import main
 from braintrace.kit._cases import registered
 

@@ -11,15 +11,15 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import (
+from braintrace import kit
+from braintrace._etrace_op import ETP_PRIMITIVES, SparseStructure
+from braintrace.errors import (
     EtpDtypeError,
     EtpShapeError,
     EtpUnitError,
     OptionError,
     RuleContractError,
-    kit,
 )
-from braintrace._etrace_op import ETP_PRIMITIVES, SparseStructure
 from tests.compare import assert_close
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn, slow

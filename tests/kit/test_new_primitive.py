@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import EtpDtypeError, EtpShapeError, OptionError, RuleContractError, kit, rules
+from braintrace import kit, rules
 from braintrace._etrace_op import ETP_PRIMITIVES
+from braintrace.errors import EtpDtypeError, EtpShapeError, OptionError, RuleContractError
 from braintrace.kit import ETPPrimitiveSpec as Spec
 from tests.precision import float64 as float64
 from tests.tiers import first, in_turn
@@ -81,14 +82,14 @@ def test_a_result_beside_y_that_reaches_a_hidden_state_is_named():
         return h, h
 
     with pytest.warns(
-        braintrace.BraintraceWarning,
+        braintrace.errors.BraintraceWarning,
         match=r'has a trace, but not for its use in reduce_sum \[.*test_new_primitive.py:\d+',
     ):
         online(cell, jnp.asarray(W))
     strict = braintrace.functional.online(
         cell, rules.d_rtrl(), policy=braintrace.Policy(strict=True)
     )
-    with pytest.raises(braintrace.BraintraceError, match='not for its use in reduce_sum'):
+    with pytest.raises(braintrace.errors.BraintraceError, match='not for its use in reduce_sum'):
         strict.init(jnp.asarray(W), jnp.zeros((BATCH, N)), XS[0])
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 import braintrace
-from braintrace import RuleContractError
+from braintrace.errors import RuleContractError
 from braintrace.kit import make_linear_op
 from tests.compare import assert_close
 from tests.precision import float64 as float64

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from braintrace import OptionError, kit
 from braintrace import _etrace_op as ops
+from braintrace import kit
+from braintrace.errors import OptionError
 from braintrace.kit.__main__ import main
 
 from . import bad

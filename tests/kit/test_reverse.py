@@ -14,8 +14,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import braintrace
-from braintrace import ETPPrimitiveSpec, RuleContractError
+from braintrace import ETPPrimitiveSpec
 from braintrace._etrace_op import new_etp_primitive, rule_reverse, whole_impl
+from braintrace.errors import RuleContractError
 
 RNG = np.random.default_rng(4)
 B, I, R, N, T = 2, 3, 2, 4, 3

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import saiunit as u
 
-from braintrace import EtpUnitError, kit
+from braintrace import kit
+from braintrace.errors import EtpUnitError
 from braintrace.kit import ETPPrimitiveSpec as Spec
 
 from .bad import DENSE, shapes

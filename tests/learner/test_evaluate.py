@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace import NotCompiledError, OptionError, StructureError, nn
+from braintrace import nn
+from braintrace.errors import NotCompiledError, OptionError, StructureError
 
 XS = jax.random.normal(jax.random.key(0), (7, 6, 2))
 

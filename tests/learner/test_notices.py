@@ -102,10 +102,12 @@ def restarted(learner):
     ],
 )
 def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
-    with pytest.warns(braintrace.BraintraceWarning) as told:
+    with pytest.warns(braintrace.errors.BraintraceWarning) as told:
         use(learner)(XS[0])
         use(learner)(XS[0])
-    texts = [str(w.message) for w in told if issubclass(w.category, braintrace.BraintraceWarning)]
+    texts = [
+        str(w.message) for w in told if issubclass(w.category, braintrace.errors.BraintraceWarning)
+    ]
     assert len(texts) == 1 and all(word in texts[0] for word in words), texts
     assert told[0].filename == __file__
 

@@ -246,7 +246,7 @@ def test_of_a_tree_of_parameters_each_leaf_has_its_own_route():
         return p['gain'] * h @ p['out'], h
 
     with pytest.warns(
-        braintrace.BraintraceWarning, match='w/idle reaches neither an output nor a state'
+        braintrace.errors.BraintraceWarning, match='w/idle reaches neither an output nor a state'
     ):
         learner, grads = online(OneLeaf(params))
     assert_close(grads['w'], bptt(plain, params, H))
@@ -435,7 +435,7 @@ def test_a_dropped_input_keeps_the_trace():
 
 def test_a_dropped_weight_is_refused_a_trace_and_keeps_its_exact_same_step_gradient():
     with pytest.warns(
-        braintrace.BraintraceWarning,
+        braintrace.errors.BraintraceWarning,
         match='w: the op.s weight changes from step to step.*test_other_states.py',
     ):
         learner, grads, masks = dropout(DroppedWeight, (I, N))
@@ -482,7 +482,7 @@ def test_a_step_that_writes_a_parameter_is_refused():
     model = Writing()
     brainstate.nn.init_all_states(model)
     with pytest.raises(
-        braintrace.CompileError, match=r"writes the parameters \['w'\].*ShortTermState"
+        braintrace.errors.CompileError, match=r"writes the parameters \['w'\].*ShortTermState"
     ):
         braintrace.D_RTRL(model).compile_graph(XS[0])
     np.testing.assert_array_equal(model.w.value, W)

@@ -64,7 +64,7 @@ def test_a_snapshot_holds_the_key(rule):
     assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn), first, 0.0)
     second, third = (reset_and_grad(learner, xs, ys, step_fn) for _ in range(2))
     assert max(errors(second, third).values()) > 1e-3  # the key goes on
-    with pytest.raises(braintrace.StructureError):
+    with pytest.raises(braintrace.errors.StructureError):
         compiled(rules.signs(seed=3)).restore(tree)
 
 

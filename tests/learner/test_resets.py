@@ -133,7 +133,7 @@ def test_a_call_that_gives_buffers_away_leaves_the_start():
 
 @pytest.mark.parametrize('reset', ['learner', 'all'])
 def test_a_reset_inside_a_map_over_states_puts_back_each_lane(reset):
-    model, x = braintrace.nn.ValinaRNNCell(2, UNITS), jnp.asarray(XS[0])
+    model, x = braintrace.nn.VanillaRNNCell(2, UNITS), jnp.asarray(XS[0])
     brainstate.nn.vmap_init_all_states(model, axis_size=BATCH, state_tag='new')
     learner = braintrace.D_RTRL(model)
     learner.compile_graph(x)
@@ -163,6 +163,6 @@ def test_a_lane_of_a_state_that_its_module_does_not_reset_is_refused():
     learner.compile_graph(jnp.asarray(XS[0]))
     put_back = brainstate.transform.vmap(learner.reset_state, in_states={('h',): learner.model.h})
     with pytest.raises(
-        braintrace.StructureError, match="lane of the states .'h'. .* outside of it"
+        braintrace.errors.StructureError, match="lane of the states .'h'. .* outside of it"
     ):
         put_back()

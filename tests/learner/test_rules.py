@@ -1,4 +1,6 @@
-"""A learner class for each rule: shells over values, by class and by name."""
+"""A learner for each rule: shells over values, by class and by name, those of scripts of the public
+package too.
+"""
 
 import inspect
 import pydoc
@@ -11,7 +13,8 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import rules
+from braintrace import compat, rules
+from braintrace._learner.learners import LEARNERS, learner_named
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, data, loss_of
@@ -40,10 +43,10 @@ SHELLS = [
         lambda: rules.d_rtrl(credit='whole', scope='own'),
     ),
     ('ES_D_RTRL', {'decay_or_rank': (0.9, 0.5)}, lambda: rules.es_d_rtrl((0.9, 0.5))),
-    ('SameStep', {}, rules.same_step),
+    ('same_step', {}, rules.same_step),
     ('SnAp', {}, lambda: rules.snap(2)),
     ('SnAp', {'n': 1}, lambda: rules.snap(1)),
-    ('RTRL', {'keep': 2, 'seed': 1}, lambda: rules.rtrl(keep=2, seed=1)),
+    ('rtrl', {'keep': 2, 'seed': 1}, lambda: rules.rtrl(keep=2, seed=1)),
     ('UORO', {'seed': 4}, lambda: rules.uoro(seed=4)),
     ('EProp', {}, rules.e_prop),
     (
@@ -56,11 +59,11 @@ SHELLS = [
         {'feedback': 'random', 'random_feedback_key': 3},
         lambda: rules.e_prop(feedback=FEEDBACK),
     ),
-    ('RFLO', {}, rules.rflo),
-    ('OTTT', {'leak': 0.7}, lambda: rules.ottt(0.7)),
-    ('OTPE', {'leak': 0.7}, lambda: rules.otpe(0.7)),
-    ('OSTL', {}, rules.ostl),
-    ('OSTL', {'recurrent': False}, lambda: rules.ostl(recurrent=False)),
+    ('rflo', {}, rules.rflo),
+    ('ottt', {'leak': 0.7}, lambda: rules.ottt(0.7)),
+    ('otpe', {'leak': 0.7}, lambda: rules.otpe(0.7)),
+    ('ostl', {}, rules.ostl),
+    ('ostl', {'recurrent': False}, lambda: rules.ostl(recurrent=False)),
     ('OSTLRecurrent', {}, lambda: rules.d_rtrl(scope='own')),
     ('OSTLFeedforward', {}, lambda: rules.es_d_rtrl(1e-6)),
     ('ThreeFactor', {}, rules.d_rtrl),
@@ -71,13 +74,18 @@ IDS = ['-'.join([name, *options]) for name, options, _ in SHELLS]
 def compiled(rule, leaky=False, **options):
     brainstate.random.seed(0)
     x = jnp.zeros((BATCH, INPUTS))
-    return braintrace.compile(Gated(leaky), rule, x, batch_size=BATCH, **options)
+    module = compat if isinstance(rule, str) and rule not in LEARNERS else braintrace
+    return module.compile(Gated(leaky), rule, x, batch_size=BATCH, **options)
+
+
+def class_of(name):
+    return LEARNERS.get(name) or getattr(compat, name)
 
 
 @pytest.mark.tier(quick=15)
 @pytest.mark.parametrize('name, options, value', SHELLS, ids=IDS)
 def test_a_shell_holds_the_value(name, options, value):
-    learner = getattr(braintrace, name)(Gated(), **options)
+    learner = class_of(name)(Gated(), **options)
     assert learner.rule == value()
     assert type(learner).__name__ == name and isinstance(learner, braintrace.ETraceLearner)
 
@@ -111,7 +119,7 @@ def run_when(name, options):
     """One row quick, one for each new value in the gate, the rest at night."""
     if options == {'n': 1}:
         return []
-    new = name in ('EProp', 'UORO', 'RTRL', 'OTTT') and 'random_feedback_key' not in options
+    new = name in ('EProp', 'UORO', 'rtrl', 'ottt') and 'random_feedback_key' not in options
     return [pytest.mark.slow if new else pytest.mark.nightly]
 
 
@@ -123,7 +131,7 @@ def run_when(name, options):
 )
 def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(name, options, value):
     xs, ys = data()
-    leaky = name == 'OTPE' or 'kappa_filter_decay' in options
+    leaky = name == 'otpe' or 'kappa_filter_decay' in options
     learner, other = compiled(name, leaky, **options), compiled(value(), leaky)
     saved = learner.save()
     grads, losses = gradient(learner, xs, ys)
@@ -141,61 +149,69 @@ def test_a_shell_learns_as_its_value_does_and_is_reset_and_saved(name, options, 
 
 
 @pytest.mark.parametrize(
-    'name, cls',
+    'name, found',
     [
         ('d_rtrl', 'D_RTRL'),
-        ('pp_prop', 'ES_D_RTRL'),
         ('ES_D_RTRL', 'ES_D_RTRL'),
         ('esd_rtrl', 'ES_D_RTRL'),
-        ('eprop', 'EProp'),
-        ('e_prop', 'EProp'),
-        ('ostl', 'OSTL'),
-        ('ostl_recurrent', 'OSTLRecurrent'),
-        ('OSTL_Feedforward', 'OSTLFeedforward'),
-        ('uoro', 'UORO'),
-        ('RandomProjectionVjpAlgorithm', 'UORO'),
-        ('three_factor', 'ThreeFactor'),
+        ('eprop', 'e_prop'),
+        ('OSTL', 'ostl'),
+        ('UORO', 'uoro'),
         ('dni', 'DNI'),
-        ('snap', 'SnAp'),
-        ('SnAp', 'SnAp'),
-        ('rtrl', 'RTRL'),
-        ('rflo', 'RFLO'),
-        ('same_step', 'SameStep'),
-        ('ottt', 'OTTT'),
-        ('otpe', 'OTPE'),
+        ('SnAp', 'snap'),
+        ('SameStep', 'same_step'),
+        ('signs', 'signs'),
     ],
 )
-def test_compile_knows_every_name(name, cls):
-    from braintrace._learner.learners import _named
+def test_compile_knows_every_name(name, found):
+    assert learner_named(name) is LEARNERS[found]
 
-    assert _named(name) is getattr(braintrace, cls)
+
+@pytest.mark.parametrize(
+    'name, cls',
+    [
+        ('pp_prop', 'ES_D_RTRL'),
+        ('ostl_recurrent', 'OSTLRecurrent'),
+        ('OSTL_Feedforward', 'OSTLFeedforward'),
+        ('RandomProjectionVjpAlgorithm', 'UORO'),
+        ('ParamDimVjpAlgorithm', 'D_RTRL'),
+        ('eprop', 'EProp'),
+        ('snap', 'SnAp'),
+    ],
+)
+def test_names_of_the_public_package_are_those_of_its_classes(name, cls):
+    options = {'decay_or_rank': 0.9} if cls == 'ES_D_RTRL' else {}
+    learner = compat.compile(Gated(), name, jnp.zeros((BATCH, INPUTS)), batch_size=BATCH, **options)
+    assert type(learner) is getattr(compat, cls)
 
 
 def test_help_and_signatures_show_the_arguments():
-    assert str(inspect.signature(braintrace.SnAp)).startswith("(model: 'brainstate.nn.Module', n:")
-    arguments = list(inspect.signature(braintrace.EProp).parameters)
+    assert str(inspect.signature(compat.SnAp)).startswith("(model: 'brainstate.nn.Module', n:")
+    arguments = list(inspect.signature(compat.EProp).parameters)
     assert arguments[:4] == ['model', 'feedback', 'kappa_filter_decay', 'random_feedback_key']
-    for name, _, _ in SHELLS:
-        cls = getattr(braintrace, name)
+    for name in [name for name, _, _ in SHELLS if name not in rules.__all__]:
+        cls = class_of(name)
         text = pydoc.render_doc(cls)
         assert cls.__doc__.splitlines()[0] in text and 'policy' in text
 
 
 def test_random_feedback_is_drawn_from_a_key():
     key = jax.random.key(7)
-    first = braintrace.EProp(Gated(), 'random', random_feedback_key=key)
-    assert first.rule == braintrace.EProp(Gated(), 'random', random_feedback_key=key).rule
-    other = braintrace.EProp(Gated(), 'random', random_feedback_key=jax.random.key(8))
+    first = compat.EProp(Gated(), 'random', random_feedback_key=key)
+    assert first.rule == compat.EProp(Gated(), 'random', random_feedback_key=key).rule
+    other = compat.EProp(Gated(), 'random', random_feedback_key=jax.random.key(8))
     assert first.rule != other.rule
-    with pytest.raises(braintrace.OptionError, match='random_feedback_key is given and feedback'):
-        braintrace.EProp(Gated(), random_feedback_key=key)
+    with pytest.raises(
+        braintrace.errors.OptionError, match='random_feedback_key is given and feedback'
+    ):
+        compat.EProp(Gated(), random_feedback_key=key)
 
 
 def test_the_gradient_of_a_step_is_the_modulator_times_the_trace():
-    learner = braintrace.compile(
+    learner = compat.compile(
         braintrace.nn.VanillaRNNCell(2, 3), 'three_factor', jnp.zeros((2, 2)), batch_size=2, seed=0
     )
-    assert isinstance(learner, braintrace.ThreeFactor)
+    assert isinstance(learner, compat.ThreeFactor)
     reward = jnp.array([0.5, -2.0])  # one for each lane
     for x in jnp.array([[[1.0, -1], [2, 0.5]], [[0.1, 1], [-1, 2]]]):
         grads = brainstate.transform.grad(
@@ -221,9 +237,7 @@ def test_spikes_and_a_reward_move_weights_as_their_trace_says():
         def update(self, x):
             return self.neurons(self.drive(x))
 
-    learner = braintrace.compile(
-        Net(), braintrace.ThreeFactor, jnp.zeros((2, 3)), batch_size=2, seed=0
-    )
+    learner = braintrace.compile(Net(), compat.ThreeFactor, jnp.zeros((2, 3)), batch_size=2, seed=0)
     xs = jnp.ones((6, 2, 3))
 
     def run(rewards):
@@ -243,13 +257,13 @@ def test_spikes_and_a_reward_move_weights_as_their_trace_says():
 def test_a_modulator_has_no_exact_windows():
     learner = compiled('three_factor')
     xs, ys = data()
-    with pytest.raises(braintrace.OptionError, match="inside is 'exact' for ThreeFactor"):
+    with pytest.raises(braintrace.errors.OptionError, match="inside is 'exact' for ThreeFactor"):
         learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=2, inside='exact')
 
 
 # -- the axes of the public package ----------------------------------------------------------------
 
-Config = braintrace.ETraceConfig
+Config = compat.ETraceConfig
 CONFIGURED = [
     ({}, rules.d_rtrl),
     ({'recurrence_scope': 'coupled'}, lambda: rules.d_rtrl(scope='own')),
@@ -317,14 +331,14 @@ def test_six_axes_are_a_rule(axes, value):
     ],
 )
 def test_axes_without_a_counterpart_name_the_nearest_value(axes, found):
-    with pytest.raises(braintrace.OptionError, match=found):
+    with pytest.raises(braintrace.errors.OptionError, match=found):
         Config(**axes)
 
 
 def test_fixed_feedback_and_the_filter_are_there():
-    feedback = braintrace.FixedRandomFeedback(2, UNITS, jax.random.key(1), init_scale=0.5)
+    feedback = compat.FixedRandomFeedback(2, UNITS, jax.random.key(1), init_scale=0.5)
     error = jnp.ones((BATCH, 2))
     assert_close(feedback.project(error), error @ feedback.B, 1e-6)
-    trace = braintrace.KappaFilter(jnp.zeros(2), 0.9)
+    trace = compat.KappaFilter(jnp.zeros(2), 0.9)
     shown = [trace.update(x) for x in (jnp.ones(2), jnp.ones(2), jnp.zeros(2))]
     assert_close(jnp.stack(shown)[:, 0], np.array([0.1, 0.19, 0.171]), 1e-6)

@@ -122,7 +122,7 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
     learner = compiled()
     tree = change({k: x + 1 for k, x in learner.save().items()} | {'rule': learner.save()['rule']})
     before = learner.save()
-    with pytest.raises(braintrace.StructureError) as caught:
+    with pytest.raises(braintrace.errors.StructureError) as caught:
         learner.restore(tree)
     assert all(word in str(caught.value) for word in words), caught.value
     assert_close(learner.save(), before, 0.0)
@@ -131,14 +131,16 @@ def test_a_tree_that_does_not_fit_is_refused_and_nothing_changes(change, words):
 def test_a_unit_that_differs_is_refused():
     tree = compiled(model=Rich).save()
     tree['states/v [V]'] = tree.pop('states/v [mV]')
-    with pytest.raises(braintrace.StructureError, match=r'states/v \[mV\]: absent when saved'):
+    with pytest.raises(
+        braintrace.errors.StructureError, match=r'states/v \[mV\]: absent when saved'
+    ):
         compiled(model=Rich).restore(tree)
 
 
 def test_a_learner_that_is_not_compiled_can_not_be_saved():
     learner = braintrace.D_RTRL(Net())
     for use in (learner.save, lambda: learner.restore({})):
-        with pytest.raises(braintrace.NotCompiledError, match='compile_graph'):
+        with pytest.raises(braintrace.errors.NotCompiledError, match='compile_graph'):
             use()
 
 

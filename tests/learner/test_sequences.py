@@ -71,7 +71,7 @@ def test_without_a_rule_gradients_are_those_of_single_steps_and_nothing_is_trace
     options = {'step_fn': loss_of(learner), 'optimizer': optax.sgd(0.01)}
     (before, _), (after, _) = (learner.etrace_train(xs, ys, **options) for _ in range(2))
     assert after.mean() < before.mean() and 'no rule learner of Net' in repr(learner)
-    with pytest.raises(braintrace.OptionError, match='made with rule=None'):
+    with pytest.raises(braintrace.errors.OptionError, match='made with rule=None'):
         braintrace.verify.diagnose(learner, xs, ys, squared)
 
 

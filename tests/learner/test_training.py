@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import OptionError, StructureError
 from braintrace._windows import turns
+from braintrace.errors import OptionError, StructureError
 from tests.compare import assert_close, errors
 
 from .networks import BATCH, STEPS, Net, compiled, data, loss_of, squared

@@ -8,7 +8,7 @@ import pytest
 import saiunit as u
 
 import braintrace
-from braintrace import nn
+from braintrace import compat, nn
 
 RNG = np.random.default_rng(11)
 GATES = {k: {'weight': RNG.normal(size=(7, 4)), 'bias': RNG.normal(size=4)} for k in 'igfo'}
@@ -30,7 +30,7 @@ def model():
 
 def test_a_model_computes_what_the_saved_one_did():
     ours = model()
-    nn.load_public(ours, SAVED)
+    compat.load_public(ours, SAVED)
     brainstate.nn.init_all_states(ours)
     h, c, r = np.zeros(4), np.zeros(4), np.zeros(2)
     for x in RNG.normal(size=(3, 3)):
@@ -47,8 +47,8 @@ def test_a_model_computes_what_the_saved_one_did():
 
 def refused(ours, values, *messages):
     before = {path: state.value for path, state in ours.states().items()}
-    with pytest.raises(braintrace.StructureError) as error:
-        nn.load_public(ours, values)
+    with pytest.raises(braintrace.errors.StructureError) as error:
+        compat.load_public(ours, values)
     assert all(message in str(error.value) for message in messages), str(error.value)
     assert all(state.value is before[path] for path, state in ours.states().items())
 
@@ -86,11 +86,11 @@ def test_our_own_paths_are_not_those_of_the_public_package():
 
 
 def test_values_without_paths_are_refused():
-    with pytest.raises(braintrace.OptionError, match='values is a list'):
-        nn.load_public(model(), list(SAVED.values()))
+    with pytest.raises(braintrace.errors.OptionError, match='values is a list'):
+        compat.load_public(model(), list(SAVED.values()))
 
 
 def test_units_are_converted():
     ours = nn.Linear(2, 2, w_init=jnp.ones((2, 2)) * u.mV, b_init=None)
-    nn.load_public(ours, {('weight',): {'weight': np.full((2, 2), 0.003) * u.volt}})
+    compat.load_public(ours, {('weight',): {'weight': np.full((2, 2), 0.003) * u.volt}})
     assert u.math.allclose(ours.weight.value['weight'], 3 * u.mV)

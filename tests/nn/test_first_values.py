@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import saiunit as u
 
-from braintrace import nn
+from braintrace import compat, nn
 from tests.nn.rows import values
 
 IN, OUT, READ = 96, 128, 96 + 128  # features of x, of h, and of [x, h]
@@ -135,11 +135,11 @@ ROWS: dict[str, tuple[Callable, dict[str, Draw]]] = {
         linear(W_u=orthogonal(2 * OUT), phi=orthogonal(IN)),
     ),
     'MiniGRU': (
-        lambda: nn.MiniGRU(IN, OUT),
+        lambda: compat.MiniGRU(IN, OUT),
         linear(W_z=orthogonal(READ), W_x=orthogonal(IN)),
     ),
     'MiniLSTM': (
-        lambda: nn.MiniLSTM(IN, OUT),
+        lambda: compat.MiniLSTM(IN, OUT),
         linear(W_f=orthogonal(READ), W_i=orthogonal(READ), W_x=orthogonal(IN)),
     ),
     'LSTMCell': (lambda: nn.LSTMCell(IN, OUT), linear(W=xavier(READ))),

@@ -96,7 +96,9 @@ WITH_TYPE = {
 @pytest.mark.parametrize('name', WITH_TYPE)
 def test_the_class_of_the_parameter_is_the_users_choice(name):
     assert type(WITH_TYPE[name](Own).weight) is Own
-    with pytest.raises(braintrace.OptionError, match=f'{name}: param_type is <class .dict.>'):
+    with pytest.raises(
+        braintrace.errors.OptionError, match=f'{name}: param_type is <class .dict.>'
+    ):
         WITH_TYPE[name](dict)
 
 
@@ -180,7 +182,7 @@ def test_signed_weights_may_be_given():
     ],
 )
 def test_wrong_signs_are_refused_with_their_place(options, words):
-    with pytest.raises(braintrace.OptionError, match=f'SignedWLinear: .*{words}'):
+    with pytest.raises(braintrace.errors.OptionError, match=f'SignedWLinear: .*{words}'):
         nn.SignedWLinear(2, 3, **options)
 
 
@@ -281,7 +283,9 @@ def test_the_unit_of_the_result_is_the_product(name):
     x = jnp.ones(shape) * u.mV
     for bias in (None, 2.0 * u.ampere):
         assert u.get_unit(make(b_init=bias)(x)) == u.mA
-    with pytest.raises(braintrace.EtpUnitError, match='bias has unit mV, expected a unit like mA'):
+    with pytest.raises(
+        braintrace.errors.EtpUnitError, match='bias has unit mV, expected a unit like mA'
+    ):
         make(b_init=VOLTAGES)(x)
 
 
@@ -368,7 +372,7 @@ REFUSED = {
 @pytest.mark.parametrize('name', REFUSED)
 def test_it_is_refused_with_what_was_found(name):
     call, words = REFUSED[name]
-    with pytest.raises(braintrace.BraintraceError) as error:
+    with pytest.raises(braintrace.errors.BraintraceError) as error:
         call()
     text = f'{type(error.value).__name__}: {error.value}'
     assert re.search(words, text), text

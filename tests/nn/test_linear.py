@@ -76,13 +76,13 @@ def test_each_sample_keeps_a_trace_of_its_own_beside_other_leading_axes():
 
 @pytest.mark.parametrize('x', [jnp.ones(2), jnp.ones((2, 2, 4)), jnp.asarray(1.0)])
 def test_a_wrong_shape_is_refused(x):
-    with pytest.raises(braintrace.EtpShapeError, match=r'expected \(\.\.\., 3\)'):
+    with pytest.raises(braintrace.errors.EtpShapeError, match=r'expected \(\.\.\., 3\)'):
         nn.Linear(3, 4)(x)
 
 
 @pytest.mark.parametrize('size', [0, (2, 0), (), None])
 def test_a_wrong_size_is_refused(size):
-    with pytest.raises(braintrace.OptionError, match='number of features'):
+    with pytest.raises(braintrace.errors.OptionError, match='number of features'):
         nn.Linear(size, 4)
 
 
@@ -90,5 +90,5 @@ def test_the_leading_sizes_of_both_sides_are_the_same():
     layer = nn.Linear((64, 3), (64, 4))
     assert (layer.in_size, layer.out_size) == ((64, 3), (64, 4))
     assert nn.Linear((3,), 4).in_size == (3,)
-    with pytest.raises(braintrace.OptionError, match=r'\(64, 3\) and out_size \(32, 4\)'):
+    with pytest.raises(braintrace.errors.OptionError, match=r'\(64, 3\) and out_size \(32, 4\)'):
         nn.Linear((64, 3), (32, 4))

@@ -194,7 +194,7 @@ def test_first_values_may_have_units(V_init):
     ],
 )
 def test_a_wrong_argument_is_refused(name, argument, value, message):
-    with pytest.raises(braintrace.OptionError, match=f'{name}: .*{message}'):
+    with pytest.raises(braintrace.errors.OptionError, match=f'{name}: .*{message}'):
         NEURONS[name](**{'in_size': 2, argument: value})
 
 
@@ -209,7 +209,7 @@ def test_a_wrong_argument_is_refused(name, argument, value, message):
     ],
 )
 def test_units_that_do_not_fit_are_refused(name, arguments, message):
-    with pytest.raises(braintrace.EtpUnitError, match=f'{name}: .*{message}'):
+    with pytest.raises(braintrace.errors.EtpUnitError, match=f'{name}: .*{message}'):
         NEURONS[name](2, **arguments)
 
 
@@ -219,7 +219,9 @@ def test_a_step_is_larger_than_zero(dt):
     units.init_state()
     with (
         brainstate.environ.context(dt=dt),
-        pytest.raises(braintrace.OptionError, match="the environment's dt is .*larger than 0"),
+        pytest.raises(
+            braintrace.errors.OptionError, match="the environment's dt is .*larger than 0"
+        ),
     ):
         units(jnp.ones(2))
 
@@ -227,25 +229,27 @@ def test_a_step_is_larger_than_zero(dt):
 def test_a_current_of_another_unit_is_refused_with_both_units():
     units = nn.LIF(2, R=2 * u.ohm, **MV, V_rest=0 * u.mV)
     units.init_state()
-    with pytest.raises(braintrace.EtpUnitError, match='current has the unit 1 and R ohm.*V has mV'):
+    with pytest.raises(
+        braintrace.errors.EtpUnitError, match='current has the unit 1 and R ohm.*V has mV'
+    ):
         units(jnp.ones(2))
     plain = nn.LIF(2)
     plain.init_state()
-    with pytest.raises(braintrace.EtpUnitError, match='current has the unit mA and R 1'):
+    with pytest.raises(braintrace.errors.EtpUnitError, match='current has the unit mA and R 1'):
         plain(jnp.ones(2) * u.mA)
 
 
 @pytest.mark.parametrize(
     'arguments, error, message',
     [
-        ({'k1': 0.0}, braintrace.OptionError, 'k1 is 0.0; a rate is larger than 0'),
-        ({'a': 'x'}, braintrace.OptionError, "a is 'x'; give one number"),
-        ({'a': [0.1, 0.2]}, braintrace.OptionError, r'a is \[0.1, 0.2\]; give one number'),
-        ({'V_rest': np.nan}, braintrace.OptionError, 'V_rest is nan; give finite'),
-        ({'V_th_inf': np.inf}, braintrace.OptionError, 'V_th_inf is inf; give finite'),
-        ({'b': 5 * u.ms}, braintrace.EtpUnitError, 'b has the unit ms; give a rate'),
-        ({'a': 1 / u.ms}, braintrace.EtpUnitError, 'a / b is .*without a unit'),
-        ({'A2': 1 * u.mA}, braintrace.EtpUnitError, 'current has the unit mA and R 1'),
+        ({'k1': 0.0}, braintrace.errors.OptionError, 'k1 is 0.0; a rate is larger than 0'),
+        ({'a': 'x'}, braintrace.errors.OptionError, "a is 'x'; give one number"),
+        ({'a': [0.1, 0.2]}, braintrace.errors.OptionError, r'a is \[0.1, 0.2\]; give one number'),
+        ({'V_rest': np.nan}, braintrace.errors.OptionError, 'V_rest is nan; give finite'),
+        ({'V_th_inf': np.inf}, braintrace.errors.OptionError, 'V_th_inf is inf; give finite'),
+        ({'b': 5 * u.ms}, braintrace.errors.EtpUnitError, 'b has the unit ms; give a rate'),
+        ({'a': 1 / u.ms}, braintrace.errors.EtpUnitError, 'a / b is .*without a unit'),
+        ({'A2': 1 * u.mA}, braintrace.errors.EtpUnitError, 'current has the unit mA and R 1'),
     ],
 )
 def test_rates_and_jumps_that_do_not_fit_are_refused(arguments, error, message):
@@ -261,7 +265,9 @@ def test_a_time_needs_a_dt(name):
     }
     units = NEURONS[name](2, tau=5 * u.ms, **others.get(name, {}))
     units.init_state()
-    with pytest.raises(braintrace.EtpUnitError, match=rf'{name}: .* is .* ms.*dt=1 \* saiunit.ms'):
+    with pytest.raises(
+        braintrace.errors.EtpUnitError, match=rf'{name}: .* is .* ms.*dt=1 \* saiunit.ms'
+    ):
         units(jnp.ones(2))
 
 
@@ -269,13 +275,15 @@ def test_a_time_needs_a_dt(name):
 def test_an_input_of_another_shape_is_refused(name):
     units = NEURONS[name]((2, 3))
     units.init_state()
-    with pytest.raises(braintrace.EtpShapeError, match=r'expected \(2, 3\) or \(batch, 2, 3\)'):
+    with pytest.raises(
+        braintrace.errors.EtpShapeError, match=r'expected \(2, 3\) or \(batch, 2, 3\)'
+    ):
         units(jnp.ones((3, 2)))
-    with pytest.raises(braintrace.StructureError, match=r'init_state\(batch_size=4\)'):
+    with pytest.raises(braintrace.errors.StructureError, match=r'init_state\(batch_size=4\)'):
         units(jnp.ones((4, 2, 3)))
-    with pytest.raises(braintrace.EtpDtypeError, match='the input is a list'):
+    with pytest.raises(braintrace.errors.EtpDtypeError, match='the input is a list'):
         units([1.0, 2.0])
-    with pytest.raises(braintrace.StructureError, match='has no state V'):
+    with pytest.raises(braintrace.errors.StructureError, match='has no state V'):
         NEURONS[name](3).get_spike()
 
 
@@ -288,7 +296,7 @@ def test_an_input_of_another_shape_is_refused(name):
     ],
 )
 def test_times_beside_numbers_of_steps_are_refused(make, other):
-    with pytest.raises(braintrace.EtpUnitError, match=f'tau is 20.* ms and {other}'):
+    with pytest.raises(braintrace.errors.EtpUnitError, match=f'tau is 20.* ms and {other}'):
         make()
 
 
@@ -301,5 +309,5 @@ def test_times_beside_numbers_of_steps_are_refused(make, other):
     ],
 )
 def test_names_of_brainpy_are_told_what_they_are_called_here(make, instead):
-    with pytest.raises(braintrace.OptionError, match=instead):
+    with pytest.raises(braintrace.errors.OptionError, match=instead):
         make()

@@ -32,13 +32,13 @@ def test_a_function_or_a_module_without_sizes_may_be_its_weights(comm):
     ],
 )
 def test_a_part_in_the_place_of_another_is_refused(parts, found):
-    with pytest.raises(braintrace.OptionError, match=f'Projection: {found}'):
+    with pytest.raises(braintrace.errors.OptionError, match=f'Projection: {found}'):
         nn.Projection(*parts)
 
 
 def test_a_negative_conductance_is_refused():
     inhibitory = nn.SignedWLinear(3, 3, w_sign=-1)
-    with pytest.raises(braintrace.OptionError, match='give inhibition an E below'):
+    with pytest.raises(braintrace.errors.OptionError, match='give inhibition an E below'):
         nn.Projection(inhibitory, nn.Expon(3), nn.COBA(E=-80.0))
     nn.Projection(inhibitory, nn.Expon(3), nn.CUBA())
 

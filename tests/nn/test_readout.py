@@ -80,19 +80,19 @@ def test_what_the_loss_reads_through_the_filter_keeps_the_history_of_the_layer_i
 def test_a_time_without_a_dt_in_time_is_refused(context):
     with (
         brainstate.environ.context(**context),
-        pytest.raises(braintrace.EtpUnitError, match='brainstate.environ.set'),
+        pytest.raises(braintrace.errors.EtpUnitError, match='brainstate.environ.set'),
     ):
         decay_of(FilteredReadout(3, 2, tau=5 * u.ms))
 
 
 def test_a_tau_of_another_dimension_is_refused():
-    with pytest.raises(braintrace.EtpUnitError, match='give a time'):
+    with pytest.raises(braintrace.errors.EtpUnitError, match='give a time'):
         FilteredReadout(3, 2, tau=5 * u.mV)
 
 
 @pytest.mark.parametrize('tau', [0.0, -1.0, 0 * u.ms])
 def test_a_tau_that_is_not_positive_is_refused(tau):
-    with pytest.raises(braintrace.OptionError, match='larger than 0'):
+    with pytest.raises(braintrace.errors.OptionError, match='larger than 0'):
         FilteredReadout(3, 2, tau=tau)
 
 
@@ -108,7 +108,7 @@ def test_a_tau_that_is_not_positive_is_refused(tau):
     ],
 )
 def test_arguments_of_another_shape_are_refused(make, message):
-    with pytest.raises(braintrace.OptionError, match=message):
+    with pytest.raises(braintrace.errors.OptionError, match=message):
         make()
 
 
@@ -177,16 +177,18 @@ def readout_by_hand(current):
 def test_a_state_of_another_unit_than_its_input_is_refused(cls):
     readout = cls(3, 2, tau=5.0)
     readout.init_state()
-    with pytest.raises(braintrace.EtpUnitError, match=r'has the unit 1.*adds to it has mA.*_init'):
+    with pytest.raises(
+        braintrace.errors.EtpUnitError, match=r'has the unit 1.*adds to it has mA.*_init'
+    ):
         readout(jnp.ones(3) * u.mA)
 
 
 @pytest.mark.parametrize('cls', [FilteredReadout, LeakyRateReadout, LeakySpikeReadout])
 def test_a_size_that_is_not_one_positive_int_is_refused(cls):
     for size in (0, 2.5, (2, 3)):
-        with pytest.raises(braintrace.OptionError, match=f'{cls.__name__}: out_size is'):
+        with pytest.raises(braintrace.errors.OptionError, match=f'{cls.__name__}: out_size is'):
             cls(3, size)
     readout = cls(3, 2, tau=5.0)
     brainstate.nn.init_all_states(readout)
-    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(4,\); expected \(3,\)'):
+    with pytest.raises(braintrace.errors.EtpShapeError, match=r'shape \(4,\); expected \(3,\)'):
         readout(jnp.ones(4))

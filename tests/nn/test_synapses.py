@@ -19,11 +19,13 @@ def started(module, batch_size=None):
 def test_conductances_and_currents_are_not_added():
     synapses = started(nn.Expon(3, g_init=0 * u.mS))
     with pytest.raises(
-        braintrace.EtpUnitError, match='the input has the unit mA and the synapse mS'
+        braintrace.errors.EtpUnitError, match='the input has the unit mA and the synapse mS'
     ):
         synapses(jnp.ones(3) * u.mA)
     neurons = started(nn.LIF(3, R=1 * u.ohm, V_th=1 * u.mV, V_rest=0 * u.mV, V_reset=0 * u.mV))
-    with pytest.raises(braintrace.EtpUnitError, match='the current has the unit mS and R ohm'):
+    with pytest.raises(
+        braintrace.errors.EtpUnitError, match='the current has the unit mS and R ohm'
+    ):
         neurons(nn.CUBA()(synapses(jnp.ones(3) * u.mS)))
 
 
@@ -39,56 +41,82 @@ def test_a_conductance_needs_a_reversal_potential_and_a_potential():
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'E'"):
         nn.COBA()
     projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV)))
-    with pytest.raises(braintrace.StructureError, match='no potential is given'):
+    with pytest.raises(braintrace.errors.StructureError, match='no potential is given'):
         projection(jnp.ones(2))
     with pytest.raises(
-        braintrace.EtpUnitError, match='E is 0. mV and the potential has the unit 1'
+        braintrace.errors.EtpUnitError, match='E is 0. mV and the potential has the unit 1'
     ):
         projection(jnp.ones(2), jnp.zeros(3))
-    with pytest.raises(braintrace.EtpShapeError, match=r'shape \(3,\) and the potential \(4,\)'):
+    with pytest.raises(
+        braintrace.errors.EtpShapeError, match=r'shape \(3,\) and the potential \(4,\)'
+    ):
         projection(jnp.ones(2), jnp.zeros(4) * u.mV)
 
 
 @pytest.mark.parametrize(
     'make, error, message',
     [
-        (lambda: nn.Expon(3, tau=0.0), braintrace.OptionError, 'tau is 0.0; a time constant'),
-        (lambda: nn.STP(3, tau_d=-1 * u.ms), braintrace.OptionError, 'STP: tau_d is -1 ms'),
-        (lambda: nn.Expon(3, tau=5 * u.mV), braintrace.EtpUnitError, 'give a time'),
-        (lambda: nn.Expon(3, tau=np.ones(4)), braintrace.OptionError, r'shape \(4,\); give one'),
-        (lambda: nn.Expon((3, 0)), braintrace.OptionError, r'Expon: in_size is \(3, 0\)'),
-        (lambda: nn.DualExpon(3, 2.0, 2.0), braintrace.OptionError, 'the rise is faster'),
-        (lambda: nn.DualExpon(3, 5 * u.ms, 2.0), braintrace.EtpUnitError, 'both with a unit'),
-        (lambda: nn.STP(3, tau_d=5 * u.ms), braintrace.EtpUnitError, 'both with a unit'),
-        (lambda: nn.STP(3, U=1.5), braintrace.OptionError, 'U is 1.5'),
-        (lambda: nn.STP(3, U=True), braintrace.OptionError, 'U is True; give one number'),
-        (lambda: nn.STP(3, U=None), braintrace.OptionError, 'U is None; give one number'),
-        (lambda: nn.STP(2, U=np.ones(2)), braintrace.OptionError, r'U has shape \(2,\)'),
-        (lambda: nn.STP(3, U=0.5 * u.mV), braintrace.EtpUnitError, 'U is 0.5 mV; it has to be'),
-        (lambda: nn.STP(3, tau_d=None), braintrace.OptionError, 'tau_d is None; give one'),
-        (lambda: nn.Expon(2, [5.0, 8.0]), braintrace.OptionError, r'tau is \[5.0, 8.0\]; .*array'),
-        (lambda: nn.Expon(2, '5'), braintrace.OptionError, "tau is '5'; give one number"),
-        (lambda: nn.Expon(2, 1j), braintrace.OptionError, 'tau is 1j; give one number'),
-        (lambda: nn.Expon(2, np.array([1, 1j])), braintrace.OptionError, 'give one number'),
-        (lambda: nn.Expon(2, True), braintrace.OptionError, 'tau is True; give one number'),
-        (lambda: nn.Expon(2, np.nan), braintrace.OptionError, 'tau is nan; a time constant'),
-        (lambda: nn.CUBA('x'), braintrace.OptionError, "CUBA: scale is 'x'; give one number"),
-        (lambda: nn.COBA('x'), braintrace.OptionError, "COBA: E is 'x'; give one number"),
-        (lambda: nn.COBA([1.0, 2.0]), braintrace.OptionError, 'E is .*, or an array'),
-        (lambda: nn.COBA(np.inf), braintrace.OptionError, 'E is inf; give finite numbers'),
+        (
+            lambda: nn.Expon(3, tau=0.0),
+            braintrace.errors.OptionError,
+            'tau is 0.0; a time constant',
+        ),
+        (lambda: nn.STP(3, tau_d=-1 * u.ms), braintrace.errors.OptionError, 'STP: tau_d is -1 ms'),
+        (lambda: nn.Expon(3, tau=5 * u.mV), braintrace.errors.EtpUnitError, 'give a time'),
+        (
+            lambda: nn.Expon(3, tau=np.ones(4)),
+            braintrace.errors.OptionError,
+            r'shape \(4,\); give one',
+        ),
+        (lambda: nn.Expon((3, 0)), braintrace.errors.OptionError, r'Expon: in_size is \(3, 0\)'),
+        (lambda: nn.DualExpon(3, 2.0, 2.0), braintrace.errors.OptionError, 'the rise is faster'),
+        (
+            lambda: nn.DualExpon(3, 5 * u.ms, 2.0),
+            braintrace.errors.EtpUnitError,
+            'both with a unit',
+        ),
+        (lambda: nn.STP(3, tau_d=5 * u.ms), braintrace.errors.EtpUnitError, 'both with a unit'),
+        (lambda: nn.STP(3, U=1.5), braintrace.errors.OptionError, 'U is 1.5'),
+        (lambda: nn.STP(3, U=True), braintrace.errors.OptionError, 'U is True; give one number'),
+        (lambda: nn.STP(3, U=None), braintrace.errors.OptionError, 'U is None; give one number'),
+        (lambda: nn.STP(2, U=np.ones(2)), braintrace.errors.OptionError, r'U has shape \(2,\)'),
+        (
+            lambda: nn.STP(3, U=0.5 * u.mV),
+            braintrace.errors.EtpUnitError,
+            'U is 0.5 mV; it has to be',
+        ),
+        (lambda: nn.STP(3, tau_d=None), braintrace.errors.OptionError, 'tau_d is None; give one'),
+        (
+            lambda: nn.Expon(2, [5.0, 8.0]),
+            braintrace.errors.OptionError,
+            r'tau is \[5.0, 8.0\]; .*array',
+        ),
+        (lambda: nn.Expon(2, '5'), braintrace.errors.OptionError, "tau is '5'; give one number"),
+        (lambda: nn.Expon(2, 1j), braintrace.errors.OptionError, 'tau is 1j; give one number'),
+        (lambda: nn.Expon(2, np.array([1, 1j])), braintrace.errors.OptionError, 'give one number'),
+        (lambda: nn.Expon(2, True), braintrace.errors.OptionError, 'tau is True; give one number'),
+        (lambda: nn.Expon(2, np.nan), braintrace.errors.OptionError, 'tau is nan; a time constant'),
+        (
+            lambda: nn.CUBA('x'),
+            braintrace.errors.OptionError,
+            "CUBA: scale is 'x'; give one number",
+        ),
+        (lambda: nn.COBA('x'), braintrace.errors.OptionError, "COBA: E is 'x'; give one number"),
+        (lambda: nn.COBA([1.0, 2.0]), braintrace.errors.OptionError, 'E is .*, or an array'),
+        (lambda: nn.COBA(np.inf), braintrace.errors.OptionError, 'E is inf; give finite numbers'),
         (
             lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(4)),
-            braintrace.EtpShapeError,
+            braintrace.errors.EtpShapeError,
             r'comm \(Linear\) gives shape \(3,\), but syn \(Expon\) takes \(4,\)',
         ),
         (
             lambda: nn.Projection(nn.Linear(2, 3), nn.Expon(3), stp=nn.STP(3)),
-            braintrace.EtpShapeError,
+            braintrace.errors.EtpShapeError,
             r'stp \(STP\) gives shape \(3,\), but comm \(Linear\) takes \(2,\)',
         ),
         (
             lambda: nn.Projection(nn.Linear(2, 3), nn.Expon),
-            braintrace.OptionError,
+            braintrace.errors.OptionError,
             r'give a module or a function, such as Expon\(100, tau=5.0\)',
         ),
     ],
@@ -102,7 +130,9 @@ def test_arguments_that_cannot_be_are_refused(make, error, message):
 def test_a_number_of_a_current_is_one_for_each_target(shape):
     g = V = jnp.ones((2, 2))
     for out in (nn.COBA(np.ones(shape)), nn.CUBA(np.ones(shape))):
-        with pytest.raises(braintrace.EtpShapeError, match='or an array of one for each target'):
+        with pytest.raises(
+            braintrace.errors.EtpShapeError, match='or an array of one for each target'
+        ):
             out(g, V)
     np.testing.assert_array_equal(nn.COBA(np.array([1.0, 3.0]))(g, V), [[0, 2], [0, 2]])
     np.testing.assert_array_equal(nn.CUBA(np.array([1.0, 3.0]))(g), [[1, 3], [1, 3]])
@@ -134,11 +164,11 @@ def test_numbers_have_the_float_type_of_the_states(name):
 def test_what_meets_at_a_step_has_to_fit():
     projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0.0)))
     neurons = started(nn.LIF(4))
-    with pytest.raises(braintrace.EtpShapeError, match=r'LIF: the input has shape \(3,\)'):
+    with pytest.raises(braintrace.errors.EtpShapeError, match=r'LIF: the input has shape \(3,\)'):
         neurons(projection(jnp.ones(2), jnp.zeros(3)))
-    with pytest.raises(braintrace.EtpUnitError, match='the spikes have the unit mV'):
+    with pytest.raises(braintrace.errors.EtpUnitError, match='the spikes have the unit mV'):
         started(nn.STP(3))(jnp.ones(3) * u.mV)
-    with pytest.raises(braintrace.StructureError, match='has no state g yet'):
+    with pytest.raises(braintrace.errors.StructureError, match='has no state g yet'):
         nn.Expon(3)(jnp.ones(3))
 
 

@@ -68,7 +68,7 @@ def test_jacobians_are_those_of_the_formula():
         assert_close(
             kept['h']['h'][:, :, 0, :, :, 0], 0.5 * jnp.einsum('nm,bc->bncm', eye, jnp.eye(B))
         )
-    with pytest.raises(braintrace.OptionError, match='learner is list'):
+    with pytest.raises(braintrace.errors.OptionError, match='learner is list'):
         verify.hidden_jacobians([], params, carry, x)
 
 

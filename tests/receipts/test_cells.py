@@ -50,11 +50,11 @@ def test_a_slope_is_that_of_its_name(name):
     ],
 )
 def test_a_bad_constant_is_refused(make, said):
-    with pytest.raises(braintrace.OptionError, match=said):
+    with pytest.raises(braintrace.errors.OptionError, match=said):
         make()
 
 
 @pytest.mark.parametrize('make', [lambda: Cell.rnn(1.0), lambda: Cell.lif(1e20)])
 def test_a_decay_that_is_not_below_one_is_refused(make):
-    with pytest.raises(braintrace.OptionError, match='a decay is below 1'):
+    with pytest.raises(braintrace.errors.OptionError, match='a decay is below 1'):
         make()

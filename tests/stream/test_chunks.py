@@ -104,14 +104,14 @@ def test_it_is_never_ahead_of_what_it_gave():
     ids=['an array', 'a dict', 'lengths', 'empty', 'longer', 'shapes'],
 )
 def test_what_does_not_fit_is_refused_with_its_number(source, words):
-    with pytest.raises(braintrace.StructureError, match=words):
+    with pytest.raises(braintrace.errors.StructureError, match=words):
         list(functional.chunks(iter(source)))
 
 
 def test_arguments_are_checked():
-    with pytest.raises(braintrace.OptionError, match='source is a int; give an iterator'):
+    with pytest.raises(braintrace.errors.OptionError, match='source is a int; give an iterator'):
         next(functional.chunks(3))
-    with pytest.raises(braintrace.OptionError, match='length is 0; give a number of steps'):
+    with pytest.raises(braintrace.errors.OptionError, match='length is 0; give a number of steps'):
         next(functional.chunks(generated(), length=0))
 
 

@@ -248,7 +248,7 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
 @pytest.mark.slow
 def test_raise_keeps_what_was_learnt_and_names_the_lanes():
     xs, ys, sound = spoiled('x')
-    with pytest.raises(braintrace.NotFiniteError) as caught:
+    with pytest.raises(braintrace.errors.NotFiniteError) as caught:
         learnt(xs, (ys, sound), 'raise', jit=False)
     text = str(caught.value)
     assert (
@@ -264,14 +264,16 @@ def test_what_can_not_be_done_is_refused():
     learner, optimizer = functional.online(cell, D_RTRL), optax.sgd(RATE)
     state, p = learner.init(params(), drawn(B, N), xs[0]), params()
     given = p, optimizer.init(p), state, xs, ys
-    with pytest.raises(braintrace.OptionError, match="not_finite is 'drop'; choose 'keep' or"):
+    with pytest.raises(
+        braintrace.errors.OptionError, match="not_finite is 'drop'; choose 'keep' or"
+    ):
         learner.sequence_update(loss, optimizer, not_finite='drop')
-    with pytest.raises(braintrace.OptionError, match='Give reset=.None'):
+    with pytest.raises(braintrace.errors.OptionError, match='Give reset=.None'):
         learner.sequence_update(loss, optimizer, not_finite='skip')(*given)
     raises = learner.sequence_update(loss, optimizer, not_finite='raise')
-    with pytest.raises(braintrace.OptionError, match='inside of a transformation'):
+    with pytest.raises(braintrace.errors.OptionError, match='inside of a transformation'):
         jax.jit(raises)(*given)
-    with pytest.raises(braintrace.OptionError, match='beside a synthesizer'):
+    with pytest.raises(braintrace.errors.OptionError, match='beside a synthesizer'):
         functional.online(cell, None).sequence_update(
             loss, optimizer, 2, inside='exact', synthesizer=lambda p, h: h, not_finite='skip'
         )

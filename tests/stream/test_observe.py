@@ -57,5 +57,7 @@ def test_it_stands_behind_the_counts_of_what_was_skipped():
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(braintrace.OptionError, match=r'observe is True; give a function `\(grads'):
+    with pytest.raises(
+        braintrace.errors.OptionError, match=r'observe is True; give a function `\(grads'
+    ):
         functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=True)

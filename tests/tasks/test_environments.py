@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import OptionError, StructureError
+from braintrace.errors import OptionError, StructureError
 from braintrace.tasks import environments
 from braintrace.tasks.environments import Environment, vector
 

@@ -13,7 +13,8 @@ import optax
 import pytest
 
 import braintrace
-from braintrace import OptionError, StructureError, nn, rules, tasks
+from braintrace import nn, rules, tasks
+from braintrace.errors import OptionError, StructureError
 from braintrace.tasks import events
 
 h5py = pytest.importorskip('h5py')

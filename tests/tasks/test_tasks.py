@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace import OptionError, tasks
+from braintrace import tasks
+from braintrace.errors import OptionError
 from braintrace.tasks import _characters, _digits, _mackey_glass, _match
 
 KEY = jax.random.key(3)

@@ -163,7 +163,7 @@ def of_rates(rates):
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 @in_turn(first(hard_state), cell=CELLS, drive=DRIVES)
 def test_a_neuron_is_judged_by_its_spikes(cell, drive):
     got = diagnosed(layer(cell, by_jvp), {'W': DRIVES[drive][None]}, states(CELLS[cell]))
@@ -171,7 +171,7 @@ def test_a_neuron_is_judged_by_its_spikes(cell, drive):
 
 
 @pytest.mark.tier(quick=0, one_in=4)
-@pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+@pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 @in_turn(first('vjp'), spike=SPIKES, cell=[hard_state, soft_local, refractory])
 def test_a_spike_is_found_however_it_is_made(spike, cell):
     drive = np.concatenate([*DRIVES.values()])
@@ -207,7 +207,7 @@ def test_two_layers_are_judged_each_by_itself():
 
     params = {'low': np.ones((1, 3)), 'plain': np.eye(3), 'live': np.full((3, 3), 3.0)}
     carry = states({'low': 0.0, 'dead': 0.0}) | {'live': states({'v': 0.0, 'z': 0.0})}
-    with pytest.warns(braintrace.BraintraceWarning):
+    with pytest.warns(braintrace.errors.BraintraceWarning):
         got = shown(diagnosed(cell, params, carry))
     assert got['low'] == ('states', 0, 0) and got['dead'] == ('spikes', 1, 0)
     assert got['live/v'] == of_rates(by_hand(hard_state, np.full(3, 9.0)))

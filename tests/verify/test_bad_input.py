@@ -37,31 +37,35 @@ def args(**changes):
 def refused(error, message, fn, *given, **options):
     with pytest.raises(error, match=re.escape(message)) as caught:
         fn(*given, **options)
-    assert isinstance(caught.value, braintrace.BraintraceError)
+    assert isinstance(caught.value, braintrace.errors.BraintraceError)
 
 
 @pytest.mark.parametrize('oracle', ORACLES)
 @pytest.mark.parametrize(
     'change, error, message',
     [
-        ({'cell': 3}, braintrace.OptionError, 'cell is 3; give a function'),
-        ({'loss': None}, braintrace.OptionError, 'loss is None; give a function'),
+        ({'cell': 3}, braintrace.errors.OptionError, 'cell is 3; give a function'),
+        ({'loss': None}, braintrace.errors.OptionError, 'loss is None; give a function'),
         (
             {'ys': YS[:3]},
-            braintrace.StructureError,
+            braintrace.errors.StructureError,
             'stack the steps on axis 0, one at least, as many in each',
         ),
-        ({'xs': XS[:0], 'ys': YS[:0]}, braintrace.StructureError, 'stack the steps on axis 0'),
-        ({'xs': 1.0}, braintrace.StructureError, 'stack the steps on axis 0'),
-        ({'xs': 'text'}, braintrace.StructureError, 'xs is str; every leaf is an array'),
+        (
+            {'xs': XS[:0], 'ys': YS[:0]},
+            braintrace.errors.StructureError,
+            'stack the steps on axis 0',
+        ),
+        ({'xs': 1.0}, braintrace.errors.StructureError, 'stack the steps on axis 0'),
+        ({'xs': 'text'}, braintrace.errors.StructureError, 'xs is str; every leaf is an array'),
         (
             {'params': {'W': PARAMS['W'], 'name': 'x'}},
-            braintrace.StructureError,
+            braintrace.errors.StructureError,
             "params['name'] is str; every leaf is an array",
         ),
         (
             {'loss': lambda output, target: output},
-            braintrace.StepFunctionError,
+            braintrace.errors.StepFunctionError,
             'loss returned float64[3]; return one real scalar',
         ),
     ],
@@ -73,19 +77,19 @@ def test_wrong_arguments_of_an_oracle(oracle, change, error, message):
 @pytest.mark.parametrize('oracle', [o for o in ORACLES if o is not verify.cut_bptt_gradients])
 def test_a_cell_that_breaks_its_contract(oracle):
     refused(
-        braintrace.StructureError,
+        braintrace.errors.StructureError,
         'return a pair (outputs, new_carry)',
         oracle,
         **args(cell=lambda p, h, x: h),
     )
     refused(
-        braintrace.StructureError,
+        braintrace.errors.StructureError,
         "of another structure, shape or dtype: PyTreeDef(*) of ['float64[3]'] before",
         oracle,
         **args(cell=lambda p, h, x: (h, h[:2])),
     )
     refused(
-        braintrace.StructureError,
+        braintrace.errors.StructureError,
         'of another structure',
         oracle,
         **args(cell=lambda p, h, x: (h, {'h': h})),
@@ -94,14 +98,14 @@ def test_a_cell_that_breaks_its_contract(oracle):
 
 def test_differences_want_float64():
     refused(
-        braintrace.StructureError,
+        braintrace.errors.StructureError,
         "['carry'] is float32",
         verify.finite_difference_gradients,
         **args(carry=H.astype('float32')),
     )
     for eps in (0, -1e-3, 'small', True):
         refused(
-            braintrace.OptionError,
+            braintrace.errors.OptionError,
             f'eps is {eps!r}',
             verify.finite_difference_gradients,
             **args(),
@@ -109,7 +113,7 @@ def test_differences_want_float64():
         )
     for entries in (0, 1.5, True):
         refused(
-            braintrace.OptionError,
+            braintrace.errors.OptionError,
             f'entries is {entries!r}',
             verify.finite_difference_gradients,
             **args(),
@@ -117,7 +121,7 @@ def test_differences_want_float64():
         )
     with jax.enable_x64(False):
         refused(
-            braintrace.OptionError,
+            braintrace.errors.OptionError,
             "jax.config.update('jax_enable_x64', True)",
             verify.finite_difference_gradients,
             **args(),
@@ -126,7 +130,7 @@ def test_differences_want_float64():
 
 def test_the_dense_recursion_refuses_complex_numbers():
     refused(
-        braintrace.NotSupportedError,
+        braintrace.errors.NotSupportedError,
         "['carry'] is complex",
         verify.dense_recursion_gradients,
         **args(carry=H.astype(complex)),
@@ -134,7 +138,9 @@ def test_the_dense_recursion_refuses_complex_numbers():
 
 
 def test_the_cut_refuses_what_it_can_not_cut():
-    refused(braintrace.OptionError, 'graph is int', verify.cut_bptt_gradients, **args(), graph=3)
+    refused(
+        braintrace.errors.OptionError, 'graph is int', verify.cut_bptt_gradients, **args(), graph=3
+    )
 
     def looped(p, h, x):
         h = jax.lax.scan(
@@ -146,7 +152,7 @@ def test_the_cut_refuses_what_it_can_not_cut():
         return h, h
 
     refused(
-        braintrace.NotSupportedError,
+        braintrace.errors.NotSupportedError,
         'has a loop that is not unrolled [',
         verify.cut_bptt_gradients,
         **args(cell=looped),
@@ -156,9 +162,9 @@ def test_the_cut_refuses_what_it_can_not_cut():
         h = 0.5 * c['h'] + braintrace.matmul(x, p['W'])
         return h, {'h': h, 'g': 0.5 * c['g'] + c['h'][:2]}
 
-    with pytest.warns(braintrace.BraintraceWarning):
+    with pytest.warns(braintrace.errors.BraintraceWarning):
         refused(
-            braintrace.NotSupportedError,
+            braintrace.errors.NotSupportedError,
             'g reads the old h by a plain path between different shapes',
             verify.cut_bptt_gradients,
             **args(cell=crossed, carry={'h': jnp.zeros(3), 'g': jnp.zeros(2)}),
@@ -170,7 +176,7 @@ def test_wrong_arguments_of_the_doctor():
     pure = dict(params=PARAMS, carry=jnp.zeros(3))
     for steps in (0, 5, 2.5, True):
         refused(
-            braintrace.OptionError,
+            braintrace.errors.OptionError,
             f'steps is {steps!r}; give an int from 1 to 4',
             verify.diagnose,
             online,
@@ -180,9 +186,11 @@ def test_wrong_arguments_of_the_doctor():
             steps=steps,
             **pure,
         )
-    refused(braintrace.OptionError, 'learner is function', verify.diagnose, cell, XS, YS, squared)
     refused(
-        braintrace.OptionError,
+        braintrace.errors.OptionError, 'learner is function', verify.diagnose, cell, XS, YS, squared
+    )
+    refused(
+        braintrace.errors.OptionError,
         'pass params=... and carry=... too',
         verify.diagnose,
         online,
@@ -191,7 +199,7 @@ def test_wrong_arguments_of_the_doctor():
         squared,
     )
     refused(
-        braintrace.OptionError,
+        braintrace.errors.OptionError,
         'made with rule=None',
         verify.diagnose,
         braintrace.functional.online(cell, None),
@@ -200,10 +208,12 @@ def test_wrong_arguments_of_the_doctor():
         squared,
         **pure,
     )
-    refused(braintrace.OptionError, 'loss is None', verify.diagnose, online, XS, YS, None, **pure)
+    refused(
+        braintrace.errors.OptionError, 'loss is None', verify.diagnose, online, XS, YS, None, **pure
+    )
     missing = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
     refused(
-        braintrace.StepFunctionError,
+        braintrace.errors.StepFunctionError,
         'not a finite number at the steps [1, 3]',
         verify.diagnose,
         online,
@@ -213,7 +223,7 @@ def test_wrong_arguments_of_the_doctor():
         **pure,
     )
     refused(
-        braintrace.StepFunctionError,
+        braintrace.errors.StepFunctionError,
         'return one real scalar',
         verify.diagnose,
         online,
@@ -228,7 +238,7 @@ def test_wrong_arguments_of_the_doctor_with_a_learner():
     model = braintrace.nn.MinGRUCell(2, 3)
     brainstate.nn.init_all_states(model)
     refused(
-        braintrace.NotCompiledError,
+        braintrace.errors.NotCompiledError,
         'learner.compile_graph(x)',
         verify.diagnose,
         braintrace.D_RTRL(model),
@@ -238,7 +248,7 @@ def test_wrong_arguments_of_the_doctor_with_a_learner():
     )
     learner = braintrace.compile(model, 'D_RTRL', jnp.zeros(2))
     refused(
-        braintrace.OptionError,
+        braintrace.errors.OptionError,
         'has those of its model',
         verify.diagnose,
         learner,
@@ -248,7 +258,7 @@ def test_wrong_arguments_of_the_doctor_with_a_learner():
         params=PARAMS,
     )
     refused(
-        braintrace.StructureError,
+        braintrace.errors.StructureError,
         'inputs 0: float64[2] when compiled, float64[5] now',
         verify.diagnose,
         learner,

@@ -418,7 +418,7 @@ def test_silent_and_saturated_units_are_counted_by_their_states():
 
     online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
     carry = {'h': jnp.zeros((2, 3)), 'sum': jnp.ones((2, 2))}
-    with pytest.warns(braintrace.BraintraceWarning):
+    with pytest.warns(braintrace.errors.BraintraceWarning):
         got = verify.diagnose(
             online, jnp.ones((6, 2, 3)), jnp.ones((6, 2, 3)), squared, params=params, carry=carry
         )
@@ -546,7 +546,7 @@ def test_a_use_without_a_trace_and_a_plain_weight_are_told():
 
     online = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
     params = {'W': jnp.ones((2, 3)) / 3, 'leak': jnp.ones(3)}
-    with pytest.warns(braintrace.BraintraceWarning):
+    with pytest.warns(braintrace.errors.BraintraceWarning):
         got = verify.diagnose(
             online,
             *(jnp.ones((5, 1, n)) for n in (2, 3)),
@@ -674,5 +674,5 @@ def test_the_figure_has_a_panel_for_each_number(monkeypatch):
         row.cosine for row in got.rows
     )
     monkeypatch.setitem(__import__('sys').modules, 'matplotlib.figure', None)
-    with pytest.raises(braintrace.OptionError, match='pip install matplotlib'):
+    with pytest.raises(braintrace.errors.OptionError, match='pip install matplotlib'):
         got.figure()

@@ -16,7 +16,7 @@ from tests.gradients.harness import over_sequence
 from tests.gradients.rows import wide_first
 from tests.models.library import LibraryOps
 
-pytestmark = pytest.mark.filterwarnings('ignore::braintrace.BraintraceWarning')
+pytestmark = pytest.mark.filterwarnings('ignore::braintrace.errors.BraintraceWarning')
 
 
 def arguments(case):
@@ -95,7 +95,7 @@ def test_cut_bptt_is_what_d_rtrl_computes(name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_not_cut_at_an_equation_is_refused(name):
-    with pytest.raises(braintrace.NotSupportedError):
+    with pytest.raises(braintrace.errors.NotSupportedError):
         verify.cut_bptt_gradients(*arguments(models.case(name)))
 
 

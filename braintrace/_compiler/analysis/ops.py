@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..._errors import RuleContractError
+from ...errors import RuleContractError
 from ..equations import Equation, Loop
 from ..graph import OpUse
 from ..program import dataflow as flow

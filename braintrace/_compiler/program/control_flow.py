@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._errors import NotSupportedError
+from ...errors import NotSupportedError
 from .. import equations as lb
 from ..equations import BEGIN, END, Equation, Loop, along, holds_op, is_complex, is_inexact
 from ..policy import Policy

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ... import _jax
-from ..._errors import NotSupportedError
 from ..._etrace_op import is_etp_primitive
+from ...errors import NotSupportedError
 from ..equations import Equation, Remat
 from ..policy import DEFAULT, Policy
 from .builder import (

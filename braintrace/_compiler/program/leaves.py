@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._errors import StructureError
+from ...errors import StructureError
 from ..equations import is_inexact
 
 # leaves -------------------------------------------------------------------------------------------

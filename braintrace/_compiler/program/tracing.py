@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._errors import CompileError, StructureError
+from ...errors import CompileError, StructureError
 from .. import primitives
 from ..equations import is_complex, is_inexact
 from .leaves import Leaves, abstract, check_arrays, describe_aval, leaves_of, path_name

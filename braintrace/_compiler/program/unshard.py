@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import _jax
-from ..._errors import NotSupportedError
+from ...errors import NotSupportedError
 from .. import primitives
 
 

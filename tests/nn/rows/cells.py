@@ -2,7 +2,7 @@
 
 import brainstate
 
-from braintrace import nn
+from braintrace import compat, nn
 from tests.nn.rows.row import Row
 
 DRAWN = {
@@ -99,8 +99,8 @@ ROWS = [
         cut_bptt=False,
         quick=False,
     ),
-    Row('mini_gru', lambda: nn.MiniGRU(3, 5, **DRAWN), mini_gru, quick=False),
-    Row('mini_lstm', lambda: nn.MiniLSTM(3, 5, **DRAWN), mini_lstm, quick=False),
+    Row('mini_gru', lambda: compat.MiniGRU(3, 5, **DRAWN), mini_gru, quick=False),
+    Row('mini_lstm', lambda: compat.MiniLSTM(3, 5, **DRAWN), mini_lstm, quick=False),
     Row('lstm', lambda: nn.LSTMCell(3, 5, **DRAWN), lstm),
     Row('ur_lstm', lambda: nn.URLSTMCell(3, 5, **STATE), ur_lstm, quick=False),
 ]

@@ -1,4 +1,4 @@
-"""Names and configurations for scripts of the public package."""
+"""Rules, fixed feedback and a filter as the public package makes them."""
 
 from __future__ import annotations
 
@@ -9,105 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import rules
-from .._errors import OptionError
 from .._rules import Feedback, Rule
-from .._windows import check_choice, length_of
-
-# names --------------------------------------------------------------------------------------------
-#
-# What learners answer to because the public package ``braintrace`` calls it so.
-
-
-class StepData:
-    """Inputs of a learner that say how they lie in time; a pytree with the leaves of ``data``."""
-
-    def __init__(self, data: Any):
-        self.data = data
-
-    def __init_subclass__(cls) -> None:
-        jax.tree_util.register_pytree_node(
-            cls, lambda wrapped: ((wrapped.data,), None), lambda _, children: cls(*children)
-        )
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.data!r})'
-
-
-class SingleStepData(StepData):
-    """Inputs of one step, or the same in every step beside a :class:`MultiStepData`.
-
-    >>> import braintrace, jax.numpy as jnp
-    >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
-    >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
-    >>> learner(braintrace.SingleStepData(x)).shape
-    (3, 4)
-    """
-
-
-class MultiStepData(StepData):
-    """Inputs of several steps, with time in axis 0: ``learner(MultiStepData(xs))`` is a loop of
-    calls, and returns its outputs stacked over time.
-
-    A gradient around it is that of the loop, the online gradient in memory that grows with the
-    steps; :meth:`ETraceLearner.etrace_grad` takes the same in constant memory.
-
-    >>> import braintrace, jax.numpy as jnp
-    >>> x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
-    >>> learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3)
-    >>> learner(braintrace.MultiStepData(jnp.zeros((5, 3, 2)))).shape
-    (5, 3, 4)
-    """
-
-
-class PublicNames:
-    """Methods and attributes that scripts for the public package call."""
-
-    def __call__(self: Any, *inputs):
-        """One step of the model, or a loop of them for :class:`MultiStepData`."""
-        if not any(isinstance(x, StepData) for x in inputs):
-            return self.update(*inputs)
-        moving = [x.data for x in inputs if isinstance(x, MultiStepData)]
-        plain = [x.data if isinstance(x, StepData) else x for x in inputs]
-        if not moving:
-            return self.update(*plain)
-        length_of(*moving)
-
-        def step(slices):
-            rest = iter(slices)
-            each = zip(inputs, plain, strict=True)
-            return self.update(
-                *(next(rest) if isinstance(x, MultiStepData) else p for x, p in each)
-            )
-
-        return brainstate.transform.for_loop(step, moving)
-
-    @property
-    def module(self: Any):
-        """This learner: ``compile(vmap=True)`` of the public package wraps it."""
-        return self
-
-    @property
-    def is_compiled(self: Any) -> bool:
-        """Whether the graph is compiled."""
-        return self._own() is not None
-
-    @property
-    def hidden_states(self: Any):
-        """The model's hidden states: a dict path -> ``HiddenState``."""
-        return self.model.states(brainstate.HiddenState)
-
-    def show_graph(self: Any, verbose: bool = True, return_msg: bool = False) -> str | None:
-        """Print the report, where ``verbose``; return its text, where ``return_msg``."""
-        text = str(self.report)
-        if verbose:
-            print(text)
-        return text if return_msg else None
-
-
-# configurations -----------------------------------------------------------------------------------
-#
-# What the public package makes rules of: six axes, fixed feedback, a filter.
-
+from .._windows import check_choice
+from ..errors import OptionError
 
 AXES = {
     'trace_factorization': ('per_param', 'io_factorized', 'random_projection'),
@@ -139,10 +43,11 @@ def ETraceConfig(  # noqa: N802
     with the recursions ``('scalar_leak', 'none')`` ``ottt(decay)``; ``'random_projection'`` is
     ``uoro()``. ``'random_feedback'`` adds ``.with_feedback(...)``, a kappa filter
     ``.filtered(kappa)``; for ``'modulatory'`` the loss is :func:`braintrace.modulated`. Raises
-    :class:`braintrace.OptionError`, which names the nearest value, for what has no counterpart.
+    :class:`braintrace.errors.OptionError`, which names the nearest value, for what has no
+    counterpart.
 
-    >>> import braintrace
-    >>> braintrace.ETraceConfig('io_factorized', decay=0.9) == braintrace.rules.es_d_rtrl(0.9)
+    >>> from braintrace import compat, rules
+    >>> compat.ETraceConfig('io_factorized', decay=0.9) == rules.es_d_rtrl(0.9)
     True
     """
     given = locals()
@@ -243,8 +148,9 @@ class FixedRandomFeedback:
     ``project(error)`` is ``error @ B``, which :func:`braintrace.modulated` takes as the signal of a
     layer. ``rules.rflo()`` and :class:`braintrace.Feedback` do it for the gradient of any loss.
 
-    >>> import braintrace, jax, jax.numpy as jnp
-    >>> feedback = braintrace.FixedRandomFeedback(2, 5, jax.random.key(0))
+    >>> import jax, jax.numpy as jnp
+    >>> from braintrace import compat
+    >>> feedback = compat.FixedRandomFeedback(2, 5, jax.random.key(0))
     >>> feedback.project(jnp.ones((3, 2))).shape
     (3, 5)
     """
@@ -261,8 +167,9 @@ class FixedRandomFeedback:
 class KappaFilter(brainstate.ShortTermState):
     """A low-pass filter as a state: ``update(x)`` returns ``kappa * old + (1 - kappa) * x``.
 
-    >>> import braintrace, jax.numpy as jnp
-    >>> trace = braintrace.KappaFilter(jnp.zeros(2), 0.75)
+    >>> import jax.numpy as jnp
+    >>> from braintrace import compat
+    >>> trace = compat.KappaFilter(jnp.zeros(2), 0.75)
     >>> trace.update(jnp.ones(2)).tolist()
     [0.25, 0.25]
     """

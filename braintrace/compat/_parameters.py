@@ -1,4 +1,4 @@
-"""Parameters saved by the public package, loaded into the same models here."""
+"""Parameters that were saved by the public package, loaded into the same models here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 
-from .._errors import OptionError, StructureError
-from ._lstm import LSTMCell
-from ._readout import FilteredReadout
+from ..errors import OptionError, StructureError
+from ..nn import FilteredReadout, LSTMCell
 
 GATES = ('Wi', 'Wg', 'Wf', 'Wo')  # in the order of LSTMCell's W
 
@@ -46,7 +45,8 @@ def load_public(module: brainstate.nn.Module, values: Mapping[tuple, Any]) -> No
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from braintrace.nn import LSTMCell, load_public
+    >>> from braintrace.compat import load_public
+    >>> from braintrace.nn import LSTMCell
     >>> gate = {'weight': jnp.ones((7, 4)), 'bias': jnp.ones(4)}
     >>> cell = LSTMCell(3, 4)
     >>> load_public(cell, {(name, 'weight'): gate for name in ('Wi', 'Wg', 'Wf', 'Wo')})

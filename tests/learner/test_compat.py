@@ -11,10 +11,27 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace._public_names import ABSENT, ARGUMENTS
+from braintrace import compat
+from braintrace._public_names import ABSENT, COMPAT
+from braintrace._public_names import ARGUMENTS as NAMES_OF_ARGUMENTS
+from braintrace.compat._arguments import ARGUMENTS
 from tests.compare import assert_close
 
-from .networks import BATCH, INPUTS, STEPS, UNITS, Net, compiled, data, loss_of, squared
+from .networks import BATCH, INPUTS, STEPS, UNITS, Net, data, loss_of, squared
+
+
+def compiled(rule='D_RTRL', model=Net, **options):
+    brainstate.random.seed(0)
+    x = jnp.zeros((BATCH, INPUTS))
+    return compat.compile(model(), rule, x, batch_size=BATCH, **options)
+
+
+@pytest.fixture
+def installed():
+    """What a script finds after `import braintrace.compat`."""
+    compat._install()
+    yield
+    compat._remove()
 
 
 class OneSample(brainstate.nn.Module):
@@ -37,7 +54,7 @@ class OneSample(brainstate.nn.Module):
 def alone(rule, xs, ys, **options):
     """The gradient of one sample, by a learner of its own."""
     brainstate.random.seed(0)
-    learner = braintrace.compile(OneSample(), rule, xs[0], **options)
+    learner = compat.compile(OneSample(), rule, xs[0], **options)
     return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
 
 
@@ -49,7 +66,7 @@ RULES = [('D_RTRL', {}), pytest.param('pp_prop', {'decay_or_rank': 0.7}, marks=p
 def test_lanes_are_learners_of_one_sample_each(rule, options):
     xs, ys = data()
     brainstate.random.seed(0)
-    learner = braintrace.compile(
+    learner = compat.compile(
         OneSample(), rule, xs[0], batch_size=BATCH, vmap=True, vjp_method='single-step', **options
     )
     got = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
@@ -95,7 +112,7 @@ def test_a_model_is_compiled_in_lanes_inside_of_jit():
 
     @brainstate.transform.jit
     def grads(xs, ys):
-        learner = braintrace.compile(net, 'd_rtrl', xs[0], batch_size=BATCH, vmap=True)
+        learner = compat.compile(net, 'd_rtrl', xs[0], batch_size=BATCH, vmap=True)
         return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), weights=weights)
 
     other = compiled()
@@ -115,12 +132,84 @@ def test_verbose_and_show_graph_print_the_report(capsys):
 
 def test_a_learner_has_the_attributes_that_scripts_read():
     learner = compiled(name='mine')
-    assert learner.is_compiled and not braintrace.D_RTRL(Net()).is_compiled
+    assert learner.is_compiled and not compat.D_RTRL(Net()).is_compiled
     assert list(learner.hidden_states) == [('cell', 'h')]
-    assert learner.module is learner
-    assert isinstance(learner, braintrace.ETraceAlgorithm)
-    assert isinstance(learner, braintrace.ETraceVjpAlgorithm)
-    assert braintrace.CompilationError is braintrace.CompileError
+    assert learner.module is learner and learner.config == learner.rule
+    assert isinstance(learner, compat.ETraceAlgorithm)
+    learner(jnp.ones((BATCH, INPUTS)))
+    assert learner.etrace.value['t'].all()
+    learner.init_etrace_state()
+    assert not learner.etrace.value['t'].any()
+    assert learner.etrace_evolve(data()[0]) is None
+
+
+def test_after_the_import_names_are_where_a_script_looks(installed):
+    assert braintrace.D_RTRL is compat.D_RTRL and braintrace.compile is compat.compile
+    assert braintrace.CompilationError is braintrace.errors.CompileError
+    assert braintrace.nn.MiniGRU is compat.MiniGRU
+    assert all(hasattr(braintrace, name) or hasattr(braintrace.nn, name) for name in COMPAT)
+
+
+def test_without_it_a_name_says_where_it_is():
+    assert COMPAT < set(compat.__all__)
+    for name in COMPAT - {'MiniGRU', 'MiniLSTM', 'ValinaRNNCell', 'load_public'}:
+        with pytest.raises(AttributeError, match=f'`import braintrace.compat`, {name}'):
+            getattr(braintrace, name)
+    with pytest.raises(AttributeError, match='`import braintrace.compat`, MiniGRU'):
+        _ = braintrace.nn.MiniGRU
+    with pytest.raises(AttributeError, match='It is `braintrace.errors.OptionError`'):
+        _ = braintrace.OptionError
+    with pytest.raises(braintrace.errors.OptionError, match='compat` takes vjp_method'):
+        braintrace.compile(Net(), 'D_RTRL', jnp.zeros((1, INPUTS)), vjp_method='single-step')
+    assert {*ARGUMENTS, 'vjp_method', 'chunk_size'} > NAMES_OF_ARGUMENTS - {
+        'kappa_filter_decay',
+        'loss_output',
+        'projection_key',
+        'verbose',
+    }
+
+
+@pytest.mark.parametrize('size', [None, 3])
+def test_multi_step_learners_take_exact_windows(size):
+    xs, ys = data(6)
+    learner, other = compiled(vjp_method='multi-step'), compiled()
+    window = 1 if size is None else size
+
+    def step_fn(x, y):
+        if size is None:
+            return squared(learner(x), y)
+        return jax.vmap(squared)(learner(compat.MultiStepData(x)), y)
+
+    got = learner.etrace_grad(xs, ys, step_fn=step_fn, chunk_size=size, return_value=True)
+    want = other.etrace_grad(
+        xs, ys, step_fn=loss_of(other), window=window, inside='exact', return_value=True
+    )
+    assert_close(got, want)
+
+
+def test_windows_say_what_they_need():
+    xs, ys = data(6)
+    single, learner = compiled(), compiled(vjp_method='multi-step')
+    with pytest.raises(braintrace.errors.OptionError, match='chunk_size is 3 for a learner of si'):
+        single.etrace_grad(xs, ys, step_fn=loss_of(single), chunk_size=3)
+    whole = lambda x, y: squared(learner(compat.MultiStepData(x)), y)  # noqa: E731
+    error = braintrace.errors.StepFunctionError
+    with pytest.raises(error, match=r'it returned \(\) for a window'):
+        learner.etrace_grad(xs, ys, step_fn=whole, chunk_size=3)
+    with pytest.raises(braintrace.errors.OptionError, match="vjp_method is 'both'; choose"):
+        compiled(vjp_method='both')
+
+
+def test_arguments_are_taken_by_position_in_the_order_of_the_public_package():
+    assert compat.pp_prop(Net(), 0.9, None, 'multi-step').vjp_method == 'multi-step'
+    learner = compat.EProp(Net(), 'random', 0.0, 3, 'name', 'single-step', True)
+    feedback = braintrace.Feedback('random', seed=3)
+    assert learner.rule == braintrace.rules.e_prop(0.0, feedback)
+    learner = compat.D_RTRL(Net(), None, 'single-step', False, jnp.bfloat16, True)
+    assert learner.rule == braintrace.rules.d_rtrl(jnp.bfloat16)
+    assert compat.DNI(Net()).vjp_method == 'multi-step'
+    seeds = [compat.UORO(Net(), projection_key=jax.random.key(k)).rule for k in (1, 1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2]
 
 
 @pytest.mark.slow
@@ -152,7 +241,7 @@ def test_a_window_of_inputs_is_a_loop_of_calls():
     learner, other = compiled(), compiled()
 
     def loss():
-        return squared(learner(braintrace.MultiStepData(xs)), ys)
+        return squared(learner(compat.MultiStepData(xs)), ys)
 
     got, value = brainstate.transform.grad(loss, learner.param_states, return_value=True)()
     want, losses = other.etrace_grad(
@@ -162,7 +251,7 @@ def test_a_window_of_inputs_is_a_loop_of_calls():
     assert_close(learner.etrace.value['t'], other.etrace.value['t'])
 
 
-@pytest.mark.parametrize('wrapped', [braintrace.SingleStepData, lambda x: x])
+@pytest.mark.parametrize('wrapped', [compat.SingleStepData, lambda x: x])
 def test_inputs_of_one_step_are_the_same_beside_a_window(wrapped):
     class Two(Net):
         def update(self, x, gain):
@@ -171,33 +260,23 @@ def test_inputs_of_one_step_are_the_same_beside_a_window(wrapped):
     xs, _ = data()
     gain = jnp.array([2.0, -1.0])
     brainstate.random.seed(0)
-    learner = braintrace.compile(Two(), 'D_RTRL', xs[0], gain, batch_size=BATCH)
-    got = learner(braintrace.MultiStepData(xs), wrapped(gain))
+    learner = compat.compile(Two(), 'D_RTRL', xs[0], gain, batch_size=BATCH)
+    got = learner(compat.MultiStepData(xs), wrapped(gain))
     learner.reset_state()
-    one = [learner(braintrace.SingleStepData(x), wrapped(gain)) for x in xs]
+    one = [learner(compat.SingleStepData(x), wrapped(gain)) for x in xs]
     assert_close(got, jnp.stack(one))
 
 
 REFUSED = [
-    ('compile', {'vjp_method': 'multi-step'}, "etrace_grad.*inside='exact'"),
-    ('compile', {'fast_solve': True}, 'Drop it'),
-    ('compile', {'chunked_trace': True}, 'Drop it'),
-    ('compile', {'control_flow': None}, 'braintrace.Policy'),
-    ('compile', {'config': None}, 'braintrace.rules.*braintrace.ETraceConfig'),
+    ('compile', {'control_flow': 'cond'}, 'braintrace.Policy'),
+    ('compile', {'config': 3}, 'braintrace.rules.*compat.ETraceConfig'),
     ('compile', {'random_feedback_key': 3}, 'rule.with_feedback'),
     ('compile', {'modulator': 1.0}, 'braintrace.modulated'),
-    ('compile', {'projection_key': 42}, 'called `seed`'),
-    ('compile', {'projection_eps': 1e-12}, 'Drop it'),
-    ('compile', {'snap_max_jacobian_elements': 3}, 'Drop it'),
     ('compile', {'verbose': 3}, 'choose 0, or 1 or 2'),
     ('compile', {'vmap': 'yes'}, 'choose True or False'),
     ('compile', {'vmap': True, 'batch_size': None}, 'give batch_size too'),
     ('compile', {'vmap': True, 'batch_size': 5}, r'\[0\] has shape \[3, 2\]'),
-    ('etrace_grad', {'chunk_size': 2}, '`window` of etrace_grad'),
     ('etrace_grad', {'loss_output': 'mean'}, "'per_step' or 'masked' or 'scalar'"),
-    ('etrace_evolve', {'chunk_size': 2}, 'step_fn takes one step'),
-    ('graph', {'include_hidden_perturb': True}, 'Drop it'),
-    ('graph', {'include_recurrent_mixing': True}, 'as cuts'),
     ('register_primitive', {'impl_fn': len}, r'register_primitive\(name, impl\)'),
 ]
 
@@ -206,37 +285,41 @@ REFUSED = [
 def test_an_argument_that_means_something_else_is_refused_with_the_remedy(call, options, remedy):
     xs, ys = data()
     calls = {
-        'compile': lambda: braintrace.compile(
+        'compile': lambda: compat.compile(
             Net(), 'D_RTRL', xs[0], **{'batch_size': BATCH, **options}
         ),
         'etrace_grad': lambda: compiled().etrace_grad(xs, ys, step_fn=squared, **options),
         'etrace_evolve': lambda: compiled().etrace_evolve(xs, **options),
-        'graph': lambda: braintrace.compile_etrace_graph(Net(), xs[0], **options),
-        'register_primitive': lambda: braintrace.register_primitive('etp_none', **options),
+        'graph': lambda: compat.compile_etrace_graph(Net(), xs[0], **options),
+        'register_primitive': lambda: compat.register_primitive('etp_none', **options),
     }
     (name,) = list(options)[:1]
-    with pytest.raises(braintrace.OptionError, match=f'{name} is|{name}=') as raised:
+    with pytest.raises(braintrace.errors.OptionError, match=f'{name} is|{name}=') as raised:
         calls[call]()
     assert re.search(remedy, str(raised.value))
 
 
-def test_constructors_meet_the_same_arguments():
-    assert braintrace.D_RTRL(Net(), vjp_method='single-step', name='a').rule
-    with pytest.raises(braintrace.OptionError, match='multi-step'):
-        braintrace.ES_D_RTRL(Net(), 0.5, vjp_method='multi-step')
+def test_what_changes_no_number_is_accepted():
+    learner = compat.D_RTRL(Net(), fast_solve=False, chunked_trace=True, control_flow=None)
+    assert learner.rule == braintrace.rules.d_rtrl()
+    model, x = compiled().model, data()[0][0]
+    graph = compat.compile_etrace_graph(model, x, include_hidden_perturb=True)
+    assert graph.hidden_groups
     with pytest.raises(TypeError, match='vjp_methd'):
-        braintrace.D_RTRL(Net(), vjp_methd='single-step')
+        compat.D_RTRL(Net(), vjp_methd='single-step')
 
 
 def test_an_absent_name_says_what_to_use():
     with pytest.raises(AttributeError, match=r"'GradExpon'.*sum the gradients of etrace_grad"):
         braintrace.GradExpon  # noqa: B018
-    with pytest.raises(braintrace.OptionError, match="'gradexpon'.*has GradExpon; here: sum"):
-        braintrace.compile(Net(), 'gradexpon', jnp.zeros((BATCH, INPUTS)))
+    with pytest.raises(
+        braintrace.errors.OptionError, match="'gradexpon'.*has GradExpon; here: sum"
+    ):
+        compat.compile(Net(), 'gradexpon', jnp.zeros((BATCH, INPUTS)))
 
 
 def test_remedies_name_what_there_is():
     texts = [*ABSENT.values(), *(argument.remedy for argument in ARGUMENTS.values())]
-    for name in re.findall(r'braintrace\.(\w+)', ' '.join(texts)):
+    for name in {*re.findall(r'braintrace\.(\w+)', ' '.join(texts))} - {'compat'}:
         assert hasattr(braintrace, name), name
     assert not [name for name in ABSENT if hasattr(braintrace, name)]

@@ -1,6 +1,10 @@
-"""Every error that braintrace raises on purpose; all are exported from ``braintrace``.
+"""Every error that braintrace raises on purpose.
 
 A message says what was found, where (parameter path, file and line), and what to do.
+
+>>> import braintrace
+>>> issubclass(braintrace.errors.OptionError, ValueError)
+True
 """
 
 from __future__ import annotations
@@ -8,7 +12,6 @@ from __future__ import annotations
 __all__ = [
     'BraintraceError',
     'BraintraceWarning',
-    'CompilationError',
     'CompileError',
     'EtpDtypeError',
     'EtpShapeError',
@@ -31,7 +34,7 @@ class BraintraceError(Exception):
     >>> import braintrace
     >>> try:
     ...     braintrace.rules.d_rtrl(credit='all')
-    ... except braintrace.BraintraceError as error:
+    ... except braintrace.errors.BraintraceError as error:
     ...     print(type(error).__name__, '-', error)
     OptionError - credit is 'all'; choose 'cut' or 'whole'.
     """
@@ -44,7 +47,7 @@ class BraintraceWarning(UserWarning):
 
     >>> import warnings, braintrace
     >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter('error', braintrace.BraintraceWarning)
+    ...     warnings.simplefilter('error', braintrace.errors.BraintraceWarning)
     """
 
 
@@ -54,7 +57,7 @@ class EtpShapeError(BraintraceError, ValueError):
     >>> import braintrace, jax.numpy as jnp
     >>> braintrace.matmul(jnp.ones((2, 3)), jnp.ones((4, 2)))
     Traceback (most recent call last):
-    braintrace._errors.EtpShapeError: matmul: weight has shape (4, 2), expected (3, 2): x of ...
+    braintrace.errors.EtpShapeError: matmul: weight has shape (4, 2), expected (3, 2): x of ...
     """
 
 
@@ -64,7 +67,7 @@ class EtpDtypeError(BraintraceError, TypeError):
     >>> import braintrace, jax.numpy as jnp
     >>> braintrace.embedding(jnp.ones(2), jnp.ones((4, 2)))
     Traceback (most recent call last):
-    braintrace._errors.EtpDtypeError: embedding: indices have dtype float32 and unit 1, expected ...
+    braintrace.errors.EtpDtypeError: embedding: indices have dtype float32 and unit 1, expected ...
     """
 
 
@@ -74,7 +77,7 @@ class EtpUnitError(BraintraceError, ValueError):
     >>> import braintrace, jax.numpy as jnp, saiunit as u
     >>> braintrace.matmul(jnp.ones(3) * u.mV, jnp.ones((3, 2)), jnp.ones(2) * u.mA)
     Traceback (most recent call last):
-    braintrace._errors.EtpUnitError: matmul: bias has unit mA, expected a unit like mV, ...
+    braintrace.errors.EtpUnitError: matmul: bias has unit mA, expected a unit like mV, ...
     """
 
 
@@ -84,7 +87,7 @@ class RuleContractError(BraintraceError, ValueError):
     >>> import braintrace
     >>> braintrace.get_primitive_spec('gain')
     Traceback (most recent call last):
-    braintrace._errors.RuleContractError: 'gain' is not an ETP primitive; ...
+    braintrace.errors.RuleContractError: 'gain' is not an ETP primitive; ...
     """
 
 
@@ -98,7 +101,7 @@ class MissingRuleError(BraintraceError, NotImplementedError):
     >>> bare = braintrace.register_primitive('doc_bare', lambda x, w: x * w)
     >>> bare.rule('yw_to_w')
     Traceback (most recent call last):
-    braintrace._errors.MissingRuleError: primitive 'doc_bare' has no rule 'yw_to_w', which ...
+    braintrace.errors.MissingRuleError: primitive 'doc_bare' has no rule 'yw_to_w', which ...
     """
 
     def __init__(self, op: str, rule: str, algorithm: str):
@@ -117,11 +120,8 @@ class CompileError(BraintraceError, ValueError):
     >>> cell = lambda p, h, x: (h, jnp.tanh(x @ p['W'] + h))
     >>> braintrace.functional.online(cell).init(params, h, x)
     Traceback (most recent call last):
-    braintrace._errors.CompileError: the step applies no ETP op. Mark trainable operations: ...
+    braintrace.errors.CompileError: the step applies no ETP op. Mark trainable operations: ...
     """
-
-
-CompilationError = CompileError  # the public package's name
 
 
 class NotSupportedError(BraintraceError, NotImplementedError):
@@ -135,7 +135,7 @@ class NotSupportedError(BraintraceError, NotImplementedError):
     >>> policy = braintrace.Policy(cond='refuse')
     >>> braintrace.functional.online(cell, policy=policy).init(params, h, x)
     Traceback (most recent call last):
-    braintrace._errors.NotSupportedError: ...cond holds an ETP op or lies between hidden states, ...
+    braintrace.errors.NotSupportedError: ...cond holds an ETP op or lies between hidden states, ...
     """
 
 
@@ -148,7 +148,7 @@ class UntracedParameterError(BraintraceError, ValueError):
     >>> learner = braintrace.functional.online(cell, strict=True)
     >>> learner.init(params, jnp.zeros((1, 2)), jnp.ones((1, 2)))
     Traceback (most recent call last):
-    braintrace._errors.UntracedParameterError: the policy is strict, and the history of these ...
+    braintrace.errors.UntracedParameterError: the policy is strict, and the history of these ...
     """
 
 
@@ -159,7 +159,7 @@ class NotCompiledError(BraintraceError, RuntimeError):
     >>> learner = braintrace.D_RTRL(braintrace.nn.GRUCell(2, 4))
     >>> learner(jnp.ones((1, 2)))
     Traceback (most recent call last):
-    braintrace._errors.NotCompiledError: this D_RTRL is not compiled. Call ...
+    braintrace.errors.NotCompiledError: this D_RTRL is not compiled. Call ...
     """
 
 
@@ -171,7 +171,7 @@ class StructureError(BraintraceError, ValueError):
     >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((1, 2)), batch_size=1)
     >>> learner(jnp.zeros((1, 3)))
     Traceback (most recent call last):
-    braintrace._errors.StructureError: these arguments are not those that were compiled:
+    braintrace.errors.StructureError: these arguments are not those that were compiled:
       inputs 0: float32[1, 2] when compiled, float32[1, 3] now
     ...
     """
@@ -185,7 +185,7 @@ class StepFunctionError(BraintraceError, ValueError):
     >>> learner = braintrace.compile(model, 'D_RTRL', jnp.zeros((1, 2)), batch_size=1)
     >>> learner.etrace_grad(jnp.zeros((5, 1, 2)), step_fn=lambda x: learner(x))
     Traceback (most recent call last):
-    braintrace._errors.StepFunctionError: step_fn returned float32[1, 4]; return one real ...
+    braintrace.errors.StepFunctionError: step_fn returned float32[1, 4]; return one real ...
     """
 
 
@@ -203,7 +203,7 @@ class NotFiniteError(BraintraceError, FloatingPointError):
     >>> given = params, optimizer.init(params), learner.init(params, h, xs[0])
     >>> learn(*given, xs.at[2, 1].set(jnp.nan), jnp.ones((5, 3, 4)), reset=(None, h))
     Traceback (most recent call last):
-    braintrace._errors.NotFiniteError: an input, a target, a state or a gradient was not finite ...
+    braintrace.errors.NotFiniteError: an input, a target, a state or a gradient was not finite ...
     """
 
 
@@ -213,5 +213,5 @@ class OptionError(BraintraceError, ValueError):
     >>> import braintrace
     >>> braintrace.rules.d_rtrl(credit='all')
     Traceback (most recent call last):
-    braintrace._errors.OptionError: credit is 'all'; choose 'cut' or 'whole'.
+    braintrace.errors.OptionError: credit is 'all'; choose 'cut' or 'whole'.
     """
