@@ -89,7 +89,9 @@ def opcodes(text: str) -> Counter:
 
 def copies(text: str, shape: str) -> int:
     """The copies of an array, such as ``f32[8,80,64]``, outside of fusions."""
-    lines = (line for each in computations(text).values() for line in each)
+    lines = (
+        line for name, each in computations(text).items() if 'fused' not in name for line in each
+    )
     return sum(
         instruction(line)[0] == 'copy' and instruction(line)[1].startswith(shape) for line in lines
     )

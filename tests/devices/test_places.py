@@ -8,8 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax, functional
+from tests.devices import hlo
 from tests.devices.cells import CELLS
-from tests.devices.programs import output_of
+from tests.devices.programs import call_of, output_of
 
 CELL = CELLS['rnn']
 
@@ -138,3 +139,17 @@ def test_code_as_if_on_a_gpu_has_no_branch_and_the_numbers_of_the_cpu():
     assert 'stablehlo.case' not in lowered.as_text()
     got = lowered.compile()(p)
     assert all(jnp.allclose(got[k], wanted[k], rtol=1e-5, atol=1e-6) for k in wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('call', ['window', 'updates'])
+def test_code_as_if_on_a_gpu_copies_no_trace(call):
+    p, c, data = CELL.params(jnp.float32), CELL.carry(jnp.float32), CELL.data(jnp.float32)
+    with _jax.as_if_on('cuda'):
+        learner = functional.online(CELL.run)
+        state = learner.init(p, c, data[0][0])
+        program = jax.jit(call_of(learner, call), donate_argnums=(0, 1))
+        text = program.lower(p, state, *data).compile().as_text()
+    (trace,) = {leaf.shape for leaf in jax.tree.leaves(state.trace) if leaf.ndim == 3}
+    shape = f'f32[{",".join(map(str, trace))}]'
+    assert shape in text and hlo.copies(text, shape) == 0
