@@ -245,7 +245,7 @@ def learner_named(rule: str) -> type[ETraceLearner]:
     for name, learner in LEARNERS.items():
         if plain(name) == plain(rule):
             return learner
-    more = instead_of(rule) or did_you_mean(rule, LEARNERS)
+    more = instead_of(rule) or did_you_mean(rule, NAMES)
     raise OptionError(
         f'rule is {rule!r}; give a value of braintrace.rules, or one of {NAMES}.{more}'
     )

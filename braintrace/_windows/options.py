@@ -130,7 +130,7 @@ def modulated(m, h) -> jax.Array:
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
-    >>> learner = braintrace.compile(model, 'three_factor', jnp.zeros((3, 2)), batch_size=3)
+    >>> learner = braintrace.compile(model, 'd_rtrl', jnp.zeros((3, 2)), batch_size=3)
     >>> def step_fn(x, reward):  # reward: one for each of the 3 samples
     ...     return braintrace.modulated(-reward, learner(x))
     >>> xs, rewards = jnp.ones((5, 3, 2)), jnp.ones((5, 3))

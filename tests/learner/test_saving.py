@@ -109,7 +109,7 @@ HALF = np.zeros((UNITS, 2), np.float32)
         ),
         (lambda t: {**t, 'parameters/readout': 'none'}, ['parameters/readout: str when saved']),
         (
-            lambda t: {**t, 'rule': compiled('pp_prop', decay_or_rank=0.9).save()['rule']},
+            lambda t: {**t, 'rule': compiled('es_d_rtrl', decay_or_rank=0.9).save()['rule']},
             ['  rule: es_d_rtrl(0.9) when saved, d_rtrl()'],
         ),
         (lambda t: without(t, 'rule'), ['rule: absent when saved, d_rtrl']),
