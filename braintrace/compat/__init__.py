@@ -14,8 +14,8 @@ from .. import _brainstate  # noqa: F401  # before brainstate itself
 # isort: split
 import braintrace as _braintrace
 
+from .. import errors as _errors
 from .. import nn as _nn
-from ..errors import CompileError, NotSupportedError
 from ..nn._mini import MiniGRU, MiniLSTM
 from ._configurations import ETraceConfig, FixedRandomFeedback, KappaFilter
 from ._learners import (
@@ -43,7 +43,7 @@ from ._learners import (
 )
 from ._parameters import load_public
 
-CompilationError = CompileError
+CompilationError = _errors.CompileError
 ValinaRNNCell = _nn.VanillaRNNCell
 _LAYERS = ('MiniGRU', 'MiniLSTM', 'ValinaRNNCell', 'load_public')
 
@@ -62,7 +62,6 @@ __all__ = [
     'MiniGRU',
     'MiniLSTM',
     'MultiStepData',
-    'NotSupportedError',
     'OSTLFeedforward',
     'OSTLRecurrent',
     'ParamDimVjpAlgorithm',
@@ -86,10 +85,11 @@ _before: dict = {}
 
 def _install() -> None:
     """Put every name where a script of the public package looks for it."""
-    for name in __all__:
+    found = {name: globals()[name] for name in __all__}
+    for name, value in {**found, 'NotSupportedError': _errors.NotSupportedError}.items():
         home = _nn if name in _LAYERS else _braintrace
         _before[home, name] = vars(home).get(name)
-        setattr(home, name, globals()[name])
+        setattr(home, name, value)
 
 
 def _remove() -> None:

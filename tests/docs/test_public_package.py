@@ -32,7 +32,8 @@ def test_every_name_is_there_or_says_what_to_use():
     assert {*there, *ABSENT} == {*of_package}
     in_compat = {name.removeprefix('nn.') for name, cell in rows if cell.startswith('compat')}
     assert in_compat == (COMPAT | {'NotSupportedError'}) - {'load_public'}
-    known = [*braintrace.__all__, *compat.__all__, '__version__', '__version_info__']
+    known = [*braintrace.__all__, *compat.__all__, *braintrace.errors.__all__]
+    known += ['__version__', '__version_info__']
     assert [name for name in there if name not in known] == []
 
 
