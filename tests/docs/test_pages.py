@@ -5,6 +5,7 @@ A block whose first line is the name of a file, as `# run.py`, is written into t
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import brainstate
@@ -55,12 +56,18 @@ def pages() -> list:
 
 
 @pytest.fixture
-def time_step_is_restored():
+def as_in_a_process_of_its_own():
+    """No time step is left behind, and `braintrace.compat` is imported anew by a page that does."""
+    before = sys.modules.pop('braintrace.compat', None)
     yield
     brainstate.environ.pop('dt', None)
+    if after := sys.modules.pop('braintrace.compat', None):
+        after._remove()
+    if before is not None:
+        sys.modules['braintrace.compat'] = before
 
 
-@pytest.mark.usefixtures('time_step_is_restored')
+@pytest.mark.usefixtures('as_in_a_process_of_its_own')
 @pytest.mark.parametrize('name', pages())
 def test_every_block_prints_what_stands_behind_it(name, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
