@@ -140,12 +140,15 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     """
 
 
-RULES = (getattr(rules, name) for name in rules.__all__ if name != 'Rule')
 LEARNERS: dict[str, type[ETraceLearner]] = {
     'D_RTRL': D_RTRL,
     'ES_D_RTRL': ES_D_RTRL,
     'DNI': DNI,
-    **{make.__name__: shell_of(make)(type(make.__name__, (ETraceLearner,), {})) for make in RULES},
+    **{
+        name: shell_of(getattr(rules, name))(type(name, (ETraceLearner,), {}))
+        for name in rules.__all__
+        if name != 'Rule'
+    },
 }
 NAMES = sorted({*LEARNERS} - {'d_rtrl', 'es_d_rtrl'})
 

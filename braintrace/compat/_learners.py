@@ -20,7 +20,10 @@ from ..errors import OptionError, StepFunctionError
 from ._arguments import takes_public_arguments, without_public
 
 METHODS = ('single-step', 'multi-step')
-LAST = 'name', 'vjp_method', 'fast_solve'  # of arguments by position
+# Arguments by position, in the order of the public package
+NAMED = 'name', 'vjp_method', 'fast_solve'
+CHOSEN = 'control_flow', 'config', 'random_feedback_key'
+TRACED = *NAMED, 'trace_dtype', 'chunked_trace', *CHOSEN, 'snap_max_jacobian_elements'
 
 # inputs -------------------------------------------------------------------------------------------
 
@@ -145,7 +148,10 @@ class PublicLearner(ETraceLearner):
         ``'scalar'`` (reduced as the gradient is).
         """
         check_choice('loss_output', loss_output, ('per_step', 'masked', 'scalar'))
-        size = options.pop('chunk_size', None) or 1
+        size = options.pop('chunk_size', None)
+        size = 1 if size is None else size
+        if not isinstance(size, int) or size < 1:
+            raise OptionError(f'chunk_size is {size!r}; give an int >= 1, or None.')
         if self.vjp_method == METHODS[1]:
             options = {'window': size, 'inside': 'exact', **options}
         if size > 1:
@@ -154,7 +160,7 @@ class PublicLearner(ETraceLearner):
                     f'chunk_size is {size} for a learner of single steps; make it with '
                     "vjp_method='multi-step'."
                 )
-            step_fn = _of_windows(step_fn)
+            step_fn = self._of_windows(step_fn)
         given = {'mask': mask, 'reduction': reduction, 'return_value': return_value}
         found = super().etrace_grad(*sequences, step_fn=step_fn, **given, **without_public(options))
         if not return_value or loss_output == 'per_step':
@@ -172,16 +178,13 @@ class PublicLearner(ETraceLearner):
         ``chunk_size`` as in :meth:`etrace_grad`.
         """
         if step_fn is not None and (chunk_size or 1) > 1:
-            step_fn = _of_windows(step_fn)
+            step_fn = self._of_windows(step_fn)
         given = {'step_fn': step_fn, 'return_outputs': return_outputs}
         return super().etrace_evolve(*sequences, **given, **without_public(options))
 
 
-@functools.lru_cache(maxsize=64)
 def _of_windows(step_fn):
-    """The function of one step that a function of several is; one for each, since a new function
-    compiles anew.
-    """
+    """The function of one step that a function of several is."""
 
     def step(*slices):
         found = step_fn(*jax.tree.map(lambda a: a[None], slices))
@@ -202,18 +205,22 @@ def _public(*order: str, method: str = METHODS[0]) -> Any:
     """
 
     def decorate(cls: type) -> type:
-        own = inspect.signature(cls)
+        own, rest = inspect.signature(cls), inspect.Parameter('rest', inspect.Parameter.VAR_KEYWORD)
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        theirs = inspect.Signature([*(inspect.Parameter(name, either) for name in order), rest])
 
         def __init__(self, model, *args, **options):  # noqa: N807
-            options |= dict(zip(order, args, strict=False))
+            given = theirs.bind_partial(*args, **options).arguments
+            options = given.pop('rest', {}) | given
             chosen = options.pop('vjp_method', method)
             check_choice('vjp_method', chosen, METHODS)
             cls.__init__(self, model, **without_public(options, frozenset(own.parameters)))
             self.vjp_method = chosen
+            # one for each function, as a new one compiles anew; they go with the learner
+            self._of_windows = functools.lru_cache(maxsize=16)(_of_windows)
 
         body = {'__init__': __init__, '__doc__': cls.__doc__, '__module__': __name__}
         found = type(cls.__name__, (PublicLearner, cls), body)
-        rest = inspect.Parameter('options', inspect.Parameter.VAR_KEYWORD)
         arguments = [*own.parameters.values(), rest]
         found.__signature__ = own.replace(parameters=arguments)  # type: ignore[attr-defined]
         return found
@@ -247,7 +254,7 @@ def _e_prop(
     return rules.e_prop(kappa_filter_decay, feedback)
 
 
-@_public('n', *LAST, 'snap_max_jacobian_elements')
+@_public('n', *NAMED, 'snap_max_jacobian_elements')
 @shell_of(_snap)
 class SnAp(ETraceLearner):
     """``rules.snap(n)``, by default of 2 steps.
@@ -258,7 +265,7 @@ class SnAp(ETraceLearner):
     """
 
 
-@_public(*LAST, 'control_flow', 'projection_key', 'projection_eps')
+@_public(*NAMED, 'control_flow', 'projection_key', 'projection_eps', 'random_feedback_key')
 @shell_of(_uoro)
 class UORO(ETraceLearner):
     """``rules.uoro()``, whose seed may be a ``projection_key``.
@@ -270,7 +277,7 @@ class UORO(ETraceLearner):
     """
 
 
-@_public('feedback', 'kappa_filter_decay', 'random_feedback_key', *LAST)
+@_public('feedback', 'kappa_filter_decay', 'random_feedback_key', *NAMED)
 @shell_of(_e_prop)
 class EProp(ETraceLearner):
     """``rules.e_prop(kappa_filter_decay, feedback)``, whose random feedback is drawn from
@@ -282,7 +289,7 @@ class EProp(ETraceLearner):
     """
 
 
-@_public(*LAST, 'trace_dtype', 'chunked_trace', 'control_flow')
+@_public(*TRACED)
 @shell_of(lambda trace_dtype=None: rules.d_rtrl(trace_dtype, scope='own'))
 class OSTLRecurrent(ETraceLearner):
     """``rules.d_rtrl(scope='own')``; OSTL as it was published is ``rules.ostl()``.
@@ -305,7 +312,7 @@ class OSTLFeedforward(ETraceLearner):
     """
 
 
-@_public('name', 'vjp_method', 'modulator', 'fast_solve', 'trace_dtype')
+@_public('name', 'vjp_method', 'modulator', 'fast_solve', *TRACED[3:6])
 @shell_of(rules.d_rtrl)
 class ThreeFactor(ETraceLearner):
     """``rules.d_rtrl()`` for a step function that returns :func:`braintrace.modulated`. Exact
@@ -338,13 +345,9 @@ def _refuse_exact(inside: str) -> None:
         )
 
 
-D_RTRL = ParamDimVjpAlgorithm = _public(*LAST, 'trace_dtype', 'chunked_trace', 'control_flow')(
-    core.D_RTRL
-)
-ES_D_RTRL = IODimVjpAlgorithm = pp_prop = _public('decay_or_rank', *LAST, 'control_flow')(
-    core.ES_D_RTRL
-)
-DNI = _public('synthesizer', *LAST, 'trace_dtype', method=METHODS[1])(core.DNI)
+D_RTRL = ParamDimVjpAlgorithm = _public(*TRACED)(core.D_RTRL)
+ES_D_RTRL = IODimVjpAlgorithm = pp_prop = _public('decay_or_rank', *NAMED, *CHOSEN)(core.ES_D_RTRL)
+DNI = _public('synthesizer', *TRACED[:6], method=METHODS[1])(core.DNI)
 RandomProjectionVjpAlgorithm = UORO
 ETraceAlgorithm = ETraceVjpAlgorithm = ETraceLearner
 LEARNERS: dict[str, type] = {

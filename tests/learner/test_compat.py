@@ -87,7 +87,9 @@ def test_lanes_are_reset_and_initialised_as_a_batch_is():
         learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reset=flags),
         other.etrace_grad(xs, ys, step_fn=loss_of(other), reset=flags),
     )
-    assert_close(learner.etrace_evolve(xs, trace=False), other.etrace_evolve(xs, trace=False))
+    outputs = [one.etrace_evolve(xs, return_outputs=True, trace=False) for one in (learner, other)]
+    assert_close(*outputs)
+    assert outputs[0].shape == (STEPS, BATCH, 2)
     brainstate.nn.init_all_states(learner)
     assert learner.model.module.cell.h.value.shape == (BATCH, UNITS)
     assert not learner.etrace.value['t'].any()
@@ -196,6 +198,8 @@ def test_windows_say_what_they_need():
     error = braintrace.errors.StepFunctionError
     with pytest.raises(error, match=r'it returned \(\) for a window'):
         learner.etrace_grad(xs, ys, step_fn=whole, chunk_size=3)
+    with pytest.raises(braintrace.errors.OptionError, match='chunk_size is 0; give an int'):
+        learner.etrace_grad(xs, ys, step_fn=whole, chunk_size=0)
     with pytest.raises(braintrace.errors.OptionError, match="vjp_method is 'both'; choose"):
         compiled(vjp_method='both')
 
@@ -208,6 +212,10 @@ def test_arguments_are_taken_by_position_in_the_order_of_the_public_package():
     learner = compat.D_RTRL(Net(), None, 'single-step', False, jnp.bfloat16, True)
     assert learner.rule == braintrace.rules.d_rtrl(jnp.bfloat16)
     assert compat.DNI(Net()).vjp_method == 'multi-step'
+    with pytest.raises(TypeError, match='too many positional'):
+        compat.SnAp(Net(), 2, 'name', 'single-step', True, 3, 4)
+    with pytest.raises(TypeError, match="multiple values for argument 'name'"):
+        compat.D_RTRL(Net(), 'one', name='two')
     seeds = [compat.UORO(Net(), projection_key=jax.random.key(k)).rule for k in (1, 1, 2)]
     assert seeds[0] == seeds[1] != seeds[2]
 
