@@ -59,7 +59,7 @@ def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call
     return run, (xs, ys)
 
 
-def bptt(spec):
+def bptt(spec, unroll=1):
     """Reverse mode through a scan of the same model."""
     params, hidden = initial(spec)
 
@@ -69,7 +69,7 @@ def bptt(spec):
                 y, hidden = cell(spec, params, hidden, at[0])
                 return hidden, loss_of(y, at[1])
 
-            return jnp.mean(jax.lax.scan(step, hidden, (xs, ys))[1])
+            return jnp.mean(jax.lax.scan(step, hidden, (xs, ys), unroll=unroll)[1])
 
         return jax.grad(loss)(params)
 

@@ -15,6 +15,7 @@ CHOICES = {
     'checkpoint': ('keep', 'inline'),
     'custom_rule': ('opaque', 'refuse'),
     'shard_map': ('vmap', 'refuse'),
+    'linear_loops': ('auto', 'sequential'),
 }
 
 
@@ -35,6 +36,11 @@ class Policy:
     - ``custom_rule``: an op inside ``custom_jvp`` or ``custom_vjp`` is ``'opaque'``: same-step
       gradient by the user's rule.
     - ``shard_map``: ``'vmap'`` maps the body over the mesh axes.
+    - ``linear_loops``: how states with ``h' = A h + b`` at each position, ``A`` and ``b`` made of
+      no state of theirs, run over time, and signals in the same way back. ``'auto'``: lowered for a
+      GPU or a TPU in a ``jax.lax.associative_scan``, at most three states that read each other.
+      It multiplies the ``A`` of many steps, which can overflow where the states themselves do not;
+      ``'sequential'``: step by step everywhere.
     - ``mark``: a model that applies no braintrace op learns as it is. ``'auto'`` marks every
       parameter, a predicate ``(path, leaf) -> bool`` those that it chooses, ``path`` a tuple of
       strings; None marks nothing. Where a function of these parameters meets a value that changes,
@@ -64,6 +70,7 @@ class Policy:
     checkpoint: str = 'keep'
     custom_rule: str = 'opaque'
     shard_map: str = 'vmap'
+    linear_loops: str = 'auto'
     mark: str | Callable | None = None
     lanes: tuple[str, ...] = ()
 
@@ -101,6 +108,11 @@ class Policy:
         given = ((field, getattr(self, field.name)) for field in fields(self))
         shown = (f'{field.name}={value!r}' for field, value in given if value != field.default)
         return f'Policy({", ".join(shown)})'
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a loop over time may be lowered to what a platform runs fastest."""
+        return self.linear_loops == 'auto'
 
     def marking(self, mark: str | Callable | None) -> Policy:
         """This policy with ``mark``; None leaves it as it is."""

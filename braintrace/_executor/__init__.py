@@ -2,6 +2,7 @@
 
 from .executor import Executor, Factors, Probes, Signals, stopped
 from .feedback import feedback_weights
+from .over_time import over_time
 from .positions import gathered
 from .positive import Dependence, Numbers, dependence, lanes_meet
 from .shards import (
@@ -37,6 +38,7 @@ __all__ = [
     'gathered',
     'in_shards',
     'lanes_meet',
+    'over_time',
     'share',
     'spread',
     'summed_twice',

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .. import _jax
 from .._compiler import properties_of
+from .over_time import keeps_its_order, over_time
 from .partition import Dataflow, LoopPart, Partition, nbytes
 from .rewriting import rewritten
 
@@ -134,10 +135,14 @@ Values = dict[Any, jax.Array]
 
 
 class Blocks:
-    """A partition with the values of its constants, and of the carries that never change."""
+    """A partition with the values of its constants, and of the carries that never change.
+    ``auto``: see :func:`over_time`.
+    """
 
-    def __init__(self, parts: Partition, consts: Sequence, constant: Sequence, state: Sequence):
-        self.parts = parts
+    def __init__(
+        self, parts: Partition, consts: Sequence, constant: Sequence, state: Sequence, auto: bool
+    ):
+        self.parts, self.auto = parts, auto
         jaxpr = parts.jaxpr
         given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
         kept = zip(parts.old, state, parts.kept, strict=True)
@@ -227,7 +232,7 @@ class Blocks:
         if length == 1:
             state, stacked = step(state, [x[0] for x in at])
             return state, [x[None] for x in stacked]
-        return jax.lax.scan(step, state, at, length)
+        return over_time(step, state, at, length, auto=self.auto)
 
     def _map(self, targets: Iterable, env: Values) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""
@@ -301,18 +306,6 @@ def _scanned(block: Callable, carry, xs, length: int, size: int):
     )
 
 
-def keeps_its_order(eqn) -> bool:
-    """Whether an equation is run step by step, so that it does what it does in a loop: a branch
-    that is not taken does not run, and a generator whose numbers depend on a mapped axis draws the
-    same.
-    """
-    name = eqn.primitive.name
-    kinds = {str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, 'dtype')}
-    if name.startswith('random_') and any(k.startswith('key<') for k in kinds - {'key<fry>'}):
-        return True
-    return properties_of(eqn).alone or name.endswith('callback')
-
-
 def most_steps(bytes_of_one: int) -> int:
     """The number of steps in a block: what they compute at once does not outgrow the memory that
     an allocator keeps.
@@ -363,6 +356,7 @@ class TracedStep:
 
     ``terms`` are summed over the steps of a loop, ``shown`` is stored for each step, and ``opened``
     follows from what is. Only a ``differentiable`` loop keeps derivative rules of functions.
+    ``auto``: see :func:`over_time`.
     """
 
     def __init__(
@@ -373,7 +367,9 @@ class TracedStep:
         at,
         *,
         differentiable: bool = False,
+        auto: bool = True,
     ):
+        self.auto = auto
         avals, treedef = jax.tree.flatten((constant, state, at))
         trees = []
 
@@ -413,7 +409,7 @@ class TracedStep:
         not be a number. None: all.
         """
         state, at = jax.tree.leaves(state), jax.tree.leaves(xs)
-        blocks = Blocks(self.parts, self._consts, jax.tree.leaves(constant), state)
+        blocks = Blocks(self.parts, self._consts, jax.tree.leaves(constant), state, self.auto)
         zeros = jax.tree.leaves(self.zeros())
         state, terms, rows = blocks.run(state, at, length, counts, self._sums, zeros)
         shown = [blocks.each(v, rows, length) for v in self._shown]

@@ -14,11 +14,18 @@ from functools import partial
 import jax
 from jax._src import sharding_impls as _shardings
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from .evaluation import apply_primitive, closed_jaxpr, evaluate
 
-__all__ = ['alone_or', 'as_if_on', 'lower_alone', 'platform_dependent', 'platform_here']
+__all__ = [
+    'alone_or',
+    'as_if_on',
+    'by_platform',
+    'lower_alone',
+    'platform_dependent',
+    'platform_here',
+]
 
 _as_if: ContextVar[str | None] = ContextVar('platform', default=None)
 
@@ -114,6 +121,60 @@ def _batch(args, dims, **params):
 alone_p.def_impl(partial(apply_primitive, alone_p))
 mlir.register_lowering(alone_p, _lower)
 batching.primitive_batchers[alone_p] = _batch
+
+
+PARALLEL = 'cuda', 'rocm', 'tpu'  # where the launch of a small kernel costs more than it computes
+by_platform_p = Primitive('braintrace_by_platform')
+by_platform_p.multiple_results = True
+
+
+def by_platform(jaxpr, args: list, parallel: Callable) -> list:
+    """The results of a jaxpr of ``[*constants, *operands]``; lowered for a GPU or a TPU those of
+    ``parallel(jaxpr, args)``, which is traced there alone. Its derivatives are those of the jaxpr.
+    """
+    on = _as_if.get()
+    return by_platform_p.bind(*args, jaxpr=jaxpr, parallel=parallel, on=on)
+
+
+def _as_it_is(*args, jaxpr, parallel, on):
+    number = len(jaxpr.constvars)
+    return evaluate(jaxpr, list(args[:number]), args[number:])
+
+
+def _lowered(platform: str | None, ctx, *args, jaxpr, parallel, on):
+    def run(*args):
+        if (on or platform) in PARALLEL:
+            return parallel(jaxpr, args)
+        return _as_it_is(*args, jaxpr=jaxpr, parallel=parallel, on=on)
+
+    return mlir.lower_fun(run)(ctx, *args)
+
+
+def _batch_of_both(args, dims, *, jaxpr, parallel, on):
+    mapped = jax.vmap(
+        partial(_as_it_is, jaxpr=jaxpr, parallel=parallel, on=on), in_axes=tuple(dims)
+    )
+    jaxpr, consts = closed_jaxpr(jax.make_jaxpr(mapped)(*args))
+    out = by_platform_p.bind(*consts, *args, jaxpr=jaxpr, parallel=parallel, on=on)
+    return out, [0] * len(out)
+
+
+def _derivative(primals, tangents, **params):
+    moves = tuple(map(ad.instantiate_zeros, tangents))
+    return jax.jvp(partial(_as_it_is, **params), tuple(primals), moves)
+
+
+@by_platform_p.def_effectful_abstract_eval
+def _types(*avals, jaxpr, parallel, on):
+    return [v.aval for v in jaxpr.outvars], jaxpr.effects
+
+
+by_platform_p.def_impl(partial(apply_primitive, by_platform_p))
+mlir.register_lowering(by_platform_p, partial(_lowered, None))
+for _name in PARALLEL:
+    mlir.register_lowering(by_platform_p, partial(_lowered, _name), platform=_name)
+batching.primitive_batchers[by_platform_p] = _batch_of_both
+ad.primitive_jvps[by_platform_p] = _derivative
 
 
 def lower_alone(primitive: Primitive, platform: str, alone: Callable, shared: Callable) -> None:

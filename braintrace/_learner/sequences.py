@@ -89,7 +89,8 @@ class ForwardProgram:
                 return world.read(Role.THREADED), (), out if self.keep else None, ()
 
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequences)
-        traced = TracedStep(step, constants, threaded, at, differentiable=True)
+        auto = self.learner.policy.at_once
+        traced = TracedStep(step, constants, threaded, at, differentiable=True, auto=auto)
         length = length_of(*sequences)
         values, _, outputs, _ = traced.loop(constants, threaded, sequences, length)
         return values, outputs

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._executor import Factors, Signals, Vector, add, apply, dot
+from .._executor import Factors, Signals, Vector, add, apply, dot, over_time
 from .contraction import (
     Groups,
     add_gradients,
@@ -145,7 +145,8 @@ class ESDRTRL(WritesAtOnce, PositionWise):
             return slots, self._sent(network, slots, df, signals, t)
 
         start = self._started(network, trace, pending, window.t[0])
-        last, sent = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
+        along = (window.steps.rows, window.x, window.t)
+        last, sent = over_time(forward, start, along, auto=network.graph.policy.at_once)
         return self._gradient(network, window.x, *sent), joined(last)
 
     def with_history(self, network, grads, trace, pending, lam, start):
@@ -168,7 +169,8 @@ class ESDRTRL(WritesAtOnce, PositionWise):
             return self._advanced(network, slots, Factors(x, d, df)), None
 
         start = self._started(network, trace, pending, window.t[0])
-        last, _ = jax.lax.scan(forward, start, (window.steps.rows, window.x, window.t))
+        along = (window.steps.rows, window.x, window.t)
+        last, _ = over_time(forward, start, along, auto=network.graph.policy.at_once)
         return joined(last)
 
     def _started(self, network: Network, trace: Trace, pending, t: jax.Array) -> Trace:

@@ -21,6 +21,7 @@ from .._executor import (
     filled,
     identity,
     is_read,
+    over_time,
     pull,
 )
 from .entries import Change
@@ -347,7 +348,9 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
         return (before, jax.tree.map(jnp.add, sums, made.sums)), made[:2]
 
     none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), None if late else like.sums)
-    (before, sums), found = jax.lax.scan(back, (end, none), (*rows, resets, is_last), reverse=True)
+    (before, sums), found = over_time(
+        back, (end, none), (*rows, resets, is_last), reverse=True, auto=graph.policy.at_once
+    )
     if late:
         *found, each = jax.vmap(sent, axis_size=length)(found, *rows)
         sums = jax.tree.map(lambda a: a.sum(0), each)

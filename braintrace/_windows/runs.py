@@ -387,7 +387,7 @@ class Run:
         step, state = self._step, start.world
         if self.rule.inside:
             step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
-        return TracedStep(step, self.weights, state, at)
+        return TracedStep(step, self.weights, state, at, auto=self.graph.policy.at_once)
 
     def _seen(self, weights, world, at: Sequence, carried=None) -> Observation:
         """One step under observation; where its loss does not count, its signals are zero."""

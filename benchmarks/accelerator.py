@@ -1,0 +1,203 @@
+"""Time and kernels on one accelerator: a gradient of a sequence beside BPTT, and training a step.
+
+    python benchmarks/accelerator.py [--turns 7] [--rows lstm,256,256,100 ...] [--out FILE]
+
+Every column is one program under ``jax.jit``, with float32 products of full precision; columns of
+a row take turns, the median counts. ``kernels`` are those that one call ran on the device, and
+``busy_ms`` the time in which they ran, both from JAX's profiler. ``train`` is a gradient and an
+update at each step; ``read and write`` is an array as large as the trace, read and written
+``steps`` times in one program. The table goes to stdout and, as JSON, to FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import glob
+import json
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import by_hand as expert
+import jax
+import jax.numpy as jnp
+import optax
+from linear_loops import LINEAR
+from models import Spec, cell, data, initial, loss_of
+from worker import bptt
+
+import braintrace
+
+ROWS = (
+    ('gru', 256, 64, 200),
+    ('lstm', 256, 256, 100),
+    ('lif_syn', 200, 40, 100),
+    ('alif', 100, 40, 100),
+    ('rnn', 512, 512, 50),
+    ('lru', 128, 10, 70),
+    ('lru', 256, 64, 1000),
+    ('mingru', 256, 64, 1000),
+    ('lstm', 1024, 256, 100, 64),
+)
+RULES = {
+    'drop': (braintrace.rules.d_rtrl(), {'carry': 'drop'}),
+    'drop, one window': (braintrace.rules.d_rtrl(), {'carry': 'drop', 'window': None}),
+    'kept': (braintrace.rules.d_rtrl(), {'carry': 'trace'}),
+    'es': (braintrace.rules.es_d_rtrl(0.9), {'carry': 'drop'}),
+}
+PROFILED = 'bptt', 'drop', 'kept', 'train'
+
+
+def columns(spec: Spec) -> dict:
+    """``name -> (function, arguments, the ones it is given for good)`` of a network."""
+    (params, hidden), (xs, ys) = initial(spec), data(spec)
+    found = {}
+    for unroll in (1, 4):
+        reference, given = bptt(spec, unroll)
+        found['bptt' if unroll == 1 else f'bptt, unroll={unroll}'] = (reference, given, ())
+    for associative in (False, True) if spec.kind in LINEAR else (False,):
+        of = functools.partial(expert.gradient, spec, associative=associative)
+        name = 'by hand, associative' if associative else 'by hand'
+        found[name] = (of, (params, hidden, xs, ys), ())
+
+    def step(params, hidden, x):
+        return cell(spec, params, hidden, x)
+
+    for name, (rule, options) in RULES.items():
+        online = braintrace.functional.online(step, rule)
+        run = online.sequence_grad(loss_of, **options)
+        found[name] = (run, (params, online.init(params, hidden, xs[0]), xs, ys), (1,))
+    optimizer = optax.sgd(1e-3)
+    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+    start = (params, optimizer.init(params), online.init(params, hidden, xs[0]), xs, ys)
+    for write_every in (None, 1):
+        run = online.sequence_update(loss_of, optimizer, write_every=write_every)
+        name = 'train' if write_every is None else f'train, write_every={write_every}'
+        found[name] = (run, start, (2,))
+
+    def read_and_write(e):
+        return jax.lax.fori_loop(0, spec.steps, lambda _, e: e * 0.5 + 1.0, e)
+
+    found['read and write'] = (read_and_write, (jnp.zeros(spec.trace_numbers),), (0,))
+    return found
+
+
+class Timed:
+    """One column: compiled, run once to warm up, and timed call by call. What it donates is a copy
+    made before the clock starts.
+    """
+
+    def __init__(self, run, args: tuple, donated: tuple):
+        self.args, self.donated, self.seconds = args, donated, []
+        self.run = jax.jit(run, donate_argnums=donated).lower(*args).compile()
+        for _ in range(2):
+            self.call()
+        self.seconds.clear()
+
+    def given(self) -> list:
+        copies = [
+            jax.tree.map(jnp.copy, a) if k in self.donated else a for k, a in enumerate(self.args)
+        ]
+        return jax.block_until_ready(copies)
+
+    def call(self):
+        args = self.given()
+        start = time.perf_counter()
+        jax.block_until_ready(self.run(*args))
+        self.seconds.append(time.perf_counter() - start)
+
+    def times(self) -> dict:
+        return {
+            'ms': statistics.median(self.seconds) * 1e3,
+            'low': min(self.seconds) * 1e3,
+            'temp_mib': self.run.memory_analysis().temp_size_in_bytes / 2**20,
+        }
+
+    def profiled(self) -> dict:
+        """Kernels of a call on the device, and the milliseconds in which they ran."""
+        args = self.given()
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                jax.block_until_ready(self.run(*args))
+            files = glob.glob(f'{folder}/**/*.xplane.pb', recursive=True)
+            planes = jax.profiler.ProfileData.from_file(files[0]).planes
+            events = [
+                event
+                for plane in planes
+                if plane.name.startswith('/device:GPU')
+                for line in plane.lines
+                if line.name.startswith('Stream')
+                for event in line.events
+            ]
+        return {'kernels': len(events), 'busy_ms': sum(e.duration_ns for e in events) / 1e6}
+
+
+def compiled(spec: Spec) -> tuple[dict, dict]:
+    """The columns of a row, compiled side by side, and those that the device refuses, by name."""
+    made, refused = {}, {}
+    with ThreadPoolExecutor() as pool:
+        jobs = {name: pool.submit(Timed, *column) for name, column in columns(spec).items()}
+    for name, job in jobs.items():
+        if error := job.exception():
+            refused[name] = {'error': f'{type(error).__name__}: {error}'[:300]}
+        else:
+            made[name] = job.result()
+    return made, refused
+
+
+def show(spec: Spec, found: dict):
+    scan = found['bptt']['ms']
+    print(f'\n{spec}', flush=True)
+    for name, row in found.items():
+        if 'error' in row:
+            print(f'  {name:22s} {row["error"]}', flush=True)
+            continue
+        print(
+            f'  {name:22s} {row["ms"]:9.3f} ms (low {row["low"]:.3f})  / bptt '
+            f'{row["ms"] / scan:5.2f}  kernels {row.get("kernels", "-"):>6}  '
+            f'busy {row.get("busy_ms", 0):8.3f}  temp {row["temp_mib"]:7.1f} MiB',
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--turns', type=int, default=7)
+    parser.add_argument('--rows', nargs='+', help='kind,units,inputs,steps[,batch[,layers]]')
+    parser.add_argument('--out', type=Path)
+    args = parser.parse_args()
+    jax.config.update('jax_default_matmul_precision', 'highest')
+    rows = [(k, *map(int, n)) for k, *n in (r.split(',') for r in args.rows or ())] or ROWS
+    device = jax.devices()[0]
+    print(f'{device.device_kind}, jax {jax.__version__}', flush=True)
+    table = {'device': device.device_kind, 'jax': jax.__version__, 'rows': []}
+    kept = []
+    for spec in [Spec(*row) for row in rows]:
+        made, refused = compiled(spec)
+        for _ in range(args.turns):
+            for timed in made.values():
+                timed.call()
+        found = {name: timed.times() for name, timed in made.items()} | refused
+        table['rows'].append({'spec': spec, 'times': found})
+        kept.append(made)
+        show(spec, found)
+        write(table, args.out)
+    for row, made in zip(table['rows'], kept):  # last, since a profiler may slow later calls
+        for name in PROFILED:
+            row['times'][name] |= made[name].profiled()
+        show(row['spec'], row['times'])
+        write(table, args.out)
+
+
+def write(table: dict, path: Path | None):
+    if path:
+        path.write_text(json.dumps(table, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,223 @@
+"""Gradients in the programs of a GPU, where what moves linearly does so in associative scans: those
+of backpropagation through time, and those of the loops step by step.
+"""
+
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace import _jax, functional
+from tests.compare import assert_close, assert_moves
+from tests.gradients.harness import quick
+from tests.precision import float64  # noqa: F401
+from tests.tiers import in_turn, none
+
+B, I, N, T = 3, 4, 5, 7
+RNG = np.random.default_rng(0)
+XS, YS = RNG.normal(size=(T, B, I)), RNG.normal(size=(T, B, N))
+PARAMS = {
+    **{name: RNG.normal(size=(I, N)) / 2 for name in 'zvfi'},
+    **{name: RNG.uniform(0.3, 0.9, N) for name in ('radius', 'angle')},
+}
+FLAGS = np.zeros((T, B), bool)
+FLAGS[[2, 5], 0] = FLAGS[[3, 4], 1] = True
+NEVER, MASK = np.zeros((T, B), bool), np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5, 1.0])
+
+
+def lru(ops, p, h, x):
+    """A complex state as two real ones."""
+    r, angle = ops.element_wise(p['radius']), ops.element_wise(p['angle'])
+    a, b = r * jnp.cos(angle), r * jnp.sin(angle)
+    re = a * h['re'] - b * h['im'] + ops.matmul(x, p['z'])
+    im = b * h['re'] + a * h['im'] + ops.matmul(x, p['v'])
+    return re * im, {'re': re, 'im': im}
+
+
+def lru_complex(ops, p, h, x):
+    lam = ops.element_wise(p['radius']) * jnp.exp(1j * ops.element_wise(p['angle']))
+    h = lam * h['re'] + ops.matmul(x, p['z']) + 1j * ops.matmul(x, p['v'])
+    return h.real * h.imag, {'re': h}
+
+
+def mingru(ops, p, h, x):
+    z = jax.nn.sigmoid(ops.matmul(x, p['z']))
+    h = (1 - z) * h['re'] + z * ops.matmul(x, p['v'])
+    return h, {'re': h}
+
+
+def minlstm(ops, p, h, x):
+    """Its output stands in the carry, and no new state reads it."""
+    f, i = (jax.nn.sigmoid(ops.matmul(x, p[name])) for name in 'fi')
+    c = (f * h['im'] + i * ops.matmul(x, p['v'])) / (f + i)
+    h = jnp.tanh(c) * ops.element_wise(p['radius'])
+    return h, {'re': h, 'im': c}
+
+
+@jax.custom_jvp
+def spike(v):
+    return (v > 0).astype(v.dtype)
+
+
+spike.defjvp(lambda v, dv: (spike(v[0]), dv[0] / (1 + v[0] ** 2)))
+
+
+def lif(ops, p, h, x):
+    """A synapse and a membrane without recurrent weights: the spike alone is not linear."""
+    i = 0.9 * h['im'] + ops.matmul(x, p['z'])
+    v = 0.8 * h['re'] + i - spike(h['re'] - 1)
+    return v, {'re': v, 'im': i}
+
+
+CELLS = {f.__name__: f for f in (minlstm, lru, mingru, lru_complex, lif)}
+HOW = 'cuda', 'cpu'
+RULES = {'d_rtrl': braintrace.rules.d_rtrl(), 'es_d_rtrl': braintrace.rules.es_d_rtrl(0.8)}
+NAMES = {'lru': 'radius angle z v', 'lru_complex': 'radius angle z v', 'mingru': 'z v'}
+NAMES |= {'minlstm': 'radius f i v', 'lif': 'z'}
+
+
+class Plain:
+    """Ops without a trace."""
+
+    matmul = staticmethod(jnp.matmul)
+    element_wise = staticmethod(jnp.asarray)
+
+
+def start(name):
+    """Parameters, and states to begin with."""
+    params = {key: PARAMS[key] for key in NAMES[name].split()}
+    states = {'lru_complex': ['re'], 'mingru': ['re']}.get(name, ['re', 'im'])
+    dtype = complex if name == 'lru_complex' else float
+    return params, {key: np.full((B, N), 0.4, dtype) for key in states}
+
+
+def loss(output, target):
+    return jnp.sum((output - target) ** 2)
+
+
+def online(name, rule):
+    return functional.online(functools.partial(CELLS[name], braintrace), rule)
+
+
+def fresh(carry):
+    return jax.tree.map(lambda h: h / 2, carry)
+
+
+def over_two_sequences(name, how, rule, window, carry):
+    """Gradients of two sequences, the second one with resets and masks; its carry and losses."""
+    params, h = start(name)
+    learner = online(name, RULES[rule])
+    state = learner.init(params, h, XS[0])
+    run = quick(learner.sequence_grad(loss, window=window, carry=carry, reduction='sum'))
+    with _jax.as_if_on(how):
+        first, state, _ = run(params, state, XS, YS, np.ones(T), (NEVER, fresh(h)))
+        grads, state, losses = run(params, state, XS, YS, MASK, (FLAGS, fresh(h)))
+    return first, grads, state.carry, losses
+
+
+def backpropagated(name, carry):
+    """The same by reverse mode through plain scans."""
+    params, h = start(name)
+
+    def along(params, h, flags, weights):
+        def step(h, at):
+            x, y, flag, weight = at
+            h = jax.tree.map(lambda a, b: jnp.where(flag[:, None], b, a), h, fresh(start(name)[1]))
+            output, h = CELLS[name](Plain, params, h, x)
+            return h, loss(output, y) * weight
+
+        h, losses = jax.lax.scan(step, h, (XS, YS, flags, weights))
+        return losses.sum(), h
+
+    def total(params, weights):
+        first, then = along(params, h, NEVER, weights[0])
+        then = jax.lax.stop_gradient(then) if carry == 'drop' else then
+        return first + along(params, then, FLAGS, weights[1])[0]
+
+    gradient = quick(jax.grad(total))
+    return [gradient(params, w) for w in ((np.ones(T), 0 * MASK), (np.zeros(T), MASK))]
+
+
+@pytest.mark.tier(one_in=4)
+@in_turn(
+    lambda name, *_: name == 'mingru',
+    name=CELLS,
+    window=[4, None, 3, 1],
+    carry=['trace', 'drop'],
+)
+def test_d_rtrl_is_backpropagation(name, window, carry):
+    first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, carry)
+    assert_moves(grads)
+    assert_close([first, grads], backpropagated(name, carry), relative=1e-11)
+
+
+@pytest.mark.tier(one_in=4)
+@in_turn(none, name=CELLS, window=[None, 4])
+def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
+    each = (over_two_sequences(name, how, 'es_d_rtrl', window, 'trace') for how in HOW)
+    assert_close(*each, relative=1e-12)
+
+
+def loops(name, how, rule, linear='auto'):
+    """The number of loops in a compiled gradient."""
+    params, h = start(name)
+    cell = functools.partial(CELLS[name], braintrace)
+    policy = braintrace.Policy(linear_loops=linear)
+    learner = functional.online(cell, RULES[rule], policy=policy)
+    run = learner.sequence_grad(loss, window=None, carry='drop')
+    state = learner.init(params, h, XS[0])
+    with _jax.as_if_on(how):
+        compiled = jax.jit(lambda *at: run(params, state, *at, reset=(FLAGS, h))).lower(XS, YS)
+    return compiled.as_text().count('stablehlo.while')
+
+
+@in_turn(lambda name, rule: name == 'lru', name=['lru', 'lif'], rule=RULES)
+def test_no_loop_over_time_is_left_but_that_of_the_spike(name, rule):
+    assert loops(name, 'cuda', rule) == (name == 'lif')
+    assert loops(name, 'cuda', rule, 'sequential') == 2
+
+
+def test_a_learner_evaluates_by_the_same_scan_and_its_outputs_have_derivatives():
+    class Leaky(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.asarray(PARAMS['z']))
+            self.h = brainstate.HiddenState(jnp.full((B, N), 0.4))
+
+        def update(self, x):
+            self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+            return self.h.value
+
+    seen = []
+    for how in HOW:
+        learner = braintrace.D_RTRL(Leaky())
+        learner.compile_graph(XS[0])
+        model = learner.model
+        with _jax.as_if_on(how):
+            of = lambda xs: jnp.sum(learner.etrace_evolve(xs, trace=False) ** 2)  # noqa: E731
+            grads = brainstate.transform.grad(of, learner.states(brainstate.ParamState))
+            model.h.value = jnp.full((B, N), 0.4)
+            slopes = grads(XS)
+            model.h.value = jnp.full((B, N), 0.4)
+            seen.append((learner.etrace_evolve(XS, trace=False), slopes))
+    assert_close(*seen, relative=1e-12)
+
+
+@in_turn(none, name=['mingru', 'lru'], rule=RULES)
+def test_what_a_reset_ends_need_not_be_a_number(name, rule):
+    """States, trace and losses behind it are those of numbers in front of it."""
+    params, h = start(name)
+    learner, found = online(name, RULES[rule]), []
+    run = quick(learner.sequence_grad(loss, window=None))
+    flags, spoilt = np.zeros((T, B), bool), XS.copy()
+    flags[3, 0], spoilt[1, 0] = True, np.nan
+    for xs in (spoilt, XS):
+        state = learner.init(params, h, XS[0])
+        with _jax.as_if_on('cuda'):
+            _, state, losses = run(params, state, xs, YS, np.ones(T), (flags, fresh(h)))
+        found.append({'trace': state.trace, 'carry': state.carry, 'losses': losses[3:]})
+    assert_close(*found)
