@@ -2,6 +2,9 @@
 
     python benchmarks/accelerator.py [--turns 7] [--rows lstm,256,256,100 ...] [--out FILE]
 
+``benchmarks/report.py`` puts the table of ``--out benchmarks/results/h100.json`` into
+``docs/performance.md``.
+
 Every column is one program under ``jax.jit``, with float32 products of full precision; columns of
 a row take turns, the median counts. ``kernels`` are those that one call ran on the device, and
 ``busy_ms`` the time in which they ran, both from JAX's profiler. ``train`` is a gradient and an
@@ -42,8 +45,10 @@ ROWS = (
     ('mingru', 256, 64, 1000),
     ('lstm', 1024, 256, 100, 64),
 )
+STEP_BY_STEP = braintrace.Policy(linear_loops='sequential')
 RULES = {
     'drop': (braintrace.rules.d_rtrl(), {'carry': 'drop'}),
+    'drop, step by step': (braintrace.rules.d_rtrl(), {'carry': 'drop'}),
     'drop, one window': (braintrace.rules.d_rtrl(), {'carry': 'drop', 'window': None}),
     'kept': (braintrace.rules.d_rtrl(), {'carry': 'trace'}),
     'es': (braintrace.rules.es_d_rtrl(0.9), {'carry': 'drop'}),
@@ -67,7 +72,8 @@ def columns(spec: Spec) -> dict:
         return cell(spec, params, hidden, x)
 
     for name, (rule, options) in RULES.items():
-        online = braintrace.functional.online(step, rule)
+        policy = STEP_BY_STEP if name.endswith('step by step') else braintrace.Policy()
+        online = braintrace.functional.online(step, rule, policy=policy)
         run = online.sequence_grad(loss_of, **options)
         found[name] = (run, (params, online.init(params, hidden, xs[0]), xs, ys), (1,))
     optimizer = optax.sgd(1e-3)

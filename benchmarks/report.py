@@ -36,12 +36,14 @@ from tables import (
     headed,
     listed,
     name_of,
+    on_an_accelerator,
     sequences,
     share,
     table,
     windows,
 )
 
+H100 = HERE / 'results' / 'h100.json'
 SECTION = re.compile(r'(?<=## What it costs\n\n).*?(?=\n+## )', re.DOTALL)
 
 
@@ -261,6 +263,8 @@ NAMED = {c.name for c in SEQUENCES}
 
 def values_of(found: dict, machine: str) -> dict[str, str]:
     """What the placeholders of the templates stand for."""
+    h100 = json.loads(H100.read_text(encoding='utf-8'))
+    shares = [row['times']['drop']['ms'] / row['times']['bptt']['ms'] for row in h100['rows']]
     return (
         figures(found)
         | {name: make(found) for name, make in PARTS.items()}
@@ -269,6 +273,8 @@ def values_of(found: dict, machine: str) -> dict[str, str]:
             'calls of updates': calls(UPDATES, found),
             'calls of cells': calls([c for c in OF_CELLS if c.name not in NAMED], found),
             'machine': machine,
+            'accelerator': on_an_accelerator(h100),
+            'h100 drop scan': f'{min(shares):.2f} to {max(shares):.2f}',
             'device name': found['environments']['oldest']['ours']['device'],
         }
     )

@@ -134,3 +134,33 @@ def device(found) -> str:
             'operations / product': lambda each: operations(each) / multiplied(each),
         },
     )
+
+
+def on_an_accelerator(found: dict) -> str:
+    """The table of a run of ``accelerator.py``."""
+
+    def times(row, name: str):
+        return row['times'].get(name, {}).get('ms')
+
+    def over(row, name: str, other: str):
+        return times(row, name) and times(row, name) / times(row, other)
+
+    def kernels(row, name: str) -> str:
+        return f'{row["times"][name]["kernels"] / row["spec"][3]:.1f}'
+
+    columns = {
+        'network': lambda row: name_of(row['spec']),
+        'scan, ms': lambda row: times(row, 'bptt'),
+        'drop / scan': lambda row: over(row, 'drop', 'bptt'),
+        'in one window / scan': lambda row: over(row, 'drop, one window', 'bptt'),
+        'trace / scan': lambda row: over(row, 'kept', 'bptt'),
+        'ES drop / scan': lambda row: over(row, 'es', 'bptt'),
+        'scan with `unroll=4` / scan': lambda row: over(row, 'bptt, unroll=4', 'bptt'),
+        'by hand / scan': lambda row: over(row, 'by hand', 'bptt'),
+        'by hand, associative / scan': lambda row: over(row, 'by hand, associative', 'bptt'),
+        'update every step / scan': lambda row: over(row, 'train', 'bptt'),
+        'kernels a step: scan': lambda row: kernels(row, 'bptt'),
+        'drop': lambda row: kernels(row, 'drop'),
+        'update': lambda row: kernels(row, 'train'),
+    }
+    return listed(found['rows'], columns)

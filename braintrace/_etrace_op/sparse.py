@@ -147,7 +147,7 @@ def _pointers(rows: np.ndarray, size: int, padded: bool) -> np.ndarray:
 
 def _decompress(sparse_mat, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """The compressed and the stored index of each entry; entries behind the last pointer are
-    padding.
+    padding, whatever is stored there.
     """
     indptr, minor = _concrete('indptr', sparse_mat.indptr), _concrete('indices', sparse_mat.indices)
     size = sparse_mat.shape[axis]
@@ -158,7 +158,7 @@ def _decompress(sparse_mat, axis: int) -> tuple[np.ndarray, np.ndarray]:
         )
     major = np.full(minor.shape, size, np.int32)
     major[: indptr[-1]] = np.repeat(np.arange(size, dtype=np.int32), np.diff(indptr))
-    return major, minor
+    return major, np.where(major == size, 0, minor)
 
 
 # the op -------------------------------------------------------------------------------------------
