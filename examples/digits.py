@@ -101,14 +101,13 @@ def online(rule: braintrace.rules.Rule) -> Callable[[Network], Gradients]:
             learner.reset_state()
             steps = len(rows)
             last = jnp.zeros(steps).at[-1].set(1)
-            grads, losses = learner.etrace_grad(
+            grads, losses, *_ = learner.etrace_grad(
                 rows,
                 jnp.broadcast_to(labels, (steps, BATCH)),
                 step_fn=step,
                 mask=last,
                 window=WINDOW,
                 carry='drop',
-                return_value=True,
             )
             return grads, losses[-1]
 

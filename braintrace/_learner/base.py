@@ -18,6 +18,8 @@ from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
+    Gradient,
+    Trained,
     CARRIES,
     GradientOptions,
     Result,
@@ -440,9 +442,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         weights: dict | None = None,
         reduction: str = 'mean',
         has_aux: bool = False,
-        return_value: bool = False,
         progress: bool = False,
-    ):
+    ) -> Gradient[dict[Any, Any], jax.Array, None]:
         """Online gradient of a sequence of losses, from the present state on; weights are constant
         during the call.
 
@@ -478,15 +479,14 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             ``'mean'`` divides by the sum of the mask.
         has_aux : bool
             Whether ``step_fn`` returns a pair.
-        return_value : bool
-            Whether the losses come back too.
         progress : bool
             Shows a line on stderr (not inside transformations).
 
         Returns
         -------
-        grads, (grads, losses), (grads, aux) or (grads, losses, aux)
-            Gradients in a dict like ``weights``. The trace's buffer is reused: arrays taken from
+        braintrace.functional.Gradient
+            ``grads`` is a dict like ``weights``, ``aux`` is None without ``has_aux``, and the state
+            stays in the learner. The trace's buffer is reused: arrays taken from
             ``learner.etrace.value`` before do not outlive the call.
 
         Raises
@@ -506,12 +506,11 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> def step_fn(x, y):
         ...     return jnp.mean((learner(x) - y) ** 2)
         >>> xs, ys = jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4))
-        >>> grads, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True)
-        >>> losses.shape
+        >>> found = learner.etrace_grad(xs, ys, step_fn=step_fn)
+        >>> found.losses.shape
         (5,)
         """
         check_choice('carry', carry, CARRIES)
-        check_choice('return_value', return_value, (True, False))
         check_window(window, memory_budget)
         exact = check_inside(inside, window)
         along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
@@ -519,8 +518,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         apply = synthesizer_of(self, exact)
         result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))
         grads, _ = split_weights(result.learnt, apply)
-        extra = ([result.losses] if return_value else []) + ([result.aux] if has_aux else [])
-        return _returned((grads, *extra) if extra else grads, result, given)
+        aux = result.aux if has_aux else None
+        return _returned(Gradient(grads, result.losses, aux, None), result, given)
 
     def etrace_train(
         self,
@@ -537,7 +536,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         has_aux: bool = False,
         progress: bool = False,
         inside: str = 'trace',
-    ):
+    ) -> Trained[None, None]:
         """Learn along a sequence, from the present state on: the parameters change after each
         ``update_every`` steps.
 
@@ -562,9 +561,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         Returns
         -------
-        (losses, opt_state), or (losses, aux, opt_state) with ``has_aux``
-            As in every call over a sequence the trace's buffer is reused: arrays taken from
-            ``learner.etrace.value`` before do not outlive it; copy them.
+        braintrace.functional.Trained
+            ``losses``, ``aux`` with ``has_aux``, and ``opt_state``; parameters and state stay in
+            the learner. As in every call over a sequence the trace's buffer is reused: arrays taken
+            from ``learner.etrace.value`` before do not outlive it; copy them.
 
         Raises
         ------
@@ -580,10 +580,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> def step_fn(x, y):
         ...     return jnp.mean((learner(x) - y) ** 2)
         >>> xs, ys = jnp.ones((50, 3, 2)), jnp.ones((50, 3, 4))
-        >>> losses, opt_state = learner.etrace_train(
-        ...     xs, ys, step_fn=step_fn, optimizer=optax.adam(1e-2)
-        ... )
-        >>> bool(losses[-1] < losses[0])
+        >>> found = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optax.adam(1e-2))
+        >>> bool(found.losses[-1] < found.losses[0])
         True
         """
         check_optimizer(optimizer)
@@ -594,8 +592,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         given = Arguments(sequences, step_fn, mask, reset, weights)
         calls = CallOptions(along, has_aux, progress, synthesizer_of(self, exact))
         result = train(bound, given, calls, opt_state)
-        extra = [result.aux] if has_aux else []
-        return _returned((result.losses, *extra, result.learnt[1]), result, given)
+        aux = result.aux if has_aux else None
+        found = Trained(None, result.losses, aux, None, result.learnt[1])
+        return _returned(found, result, given)
 
     def etrace_evolve(
         self,

@@ -1,4 +1,5 @@
-"""What a call over a sequence is given: losses, options, masks, flags, and their checks."""
+"""What a call over a sequence is given and returns: losses, options, masks, flags, and their
+checks."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,59 @@ from .._compiler import ETraceGraph, abstract, describe_aval, param_name
 from .._executor import share, varying
 from .._rules import MOST_PENDING, Rule
 from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
+
+# answers ------------------------------------------------------------------------------------------
+
+
+Grads = TypeVar('Grads')
+Losses = TypeVar('Losses')
+State = TypeVar('State')
+
+
+class Gradient(NamedTuple, Generic[Grads, Losses, State]):
+    """What every call that takes a gradient returns.
+
+    - ``grads``: a tree like params; of :meth:`braintrace.functional.OnlineLearner.heads` one for each loss
+    - ``losses``: the loss of a step, those of a sequence ``(T,)``, or one for each head; a penalty
+      (:class:`braintrace.Penalised`) is no part of them
+    - ``aux``: what stands beside the loss: the outputs of a step, or what a ``step_fn`` returns
+      beside its loss (``has_aux``), time in front; else None
+    - ``state``: the :class:`braintrace.functional.OnlineState` after the call; None of a learner, which keeps it itself
+
+    >>> import braintrace
+    >>> braintrace.functional.Gradient._fields
+    ('grads', 'losses', 'aux', 'state')
+    """
+
+    grads: Grads
+    losses: Losses
+    aux: Any
+    state: State
+
+
+class Trained(NamedTuple, Generic[Grads, State]):
+    """What every call that changes parameters returns.
+
+    - ``params``: the new parameters; None of a learner, which writes them into its model
+    - ``losses`` ``(T,)``, ``aux`` and ``state``: as in :class:`Gradient`
+    - ``opt_state``: of the optimiser, to go on from
+    - ``skipped``: int32 like ``state.t``, the steps of each lane that ``not_finite='skip'`` left
+      out; else None
+    - ``observed``: what ``observe`` returned after each update, stacked; else None
+
+    >>> import braintrace
+    >>> braintrace.functional.Trained._fields
+    ('params', 'losses', 'aux', 'state', 'opt_state', 'skipped', 'observed')
+    """
+
+    params: Grads
+    losses: jax.Array
+    aux: Any
+    state: State
+    opt_state: Any
+    skipped: jax.Array | None = None
+    observed: Any = None
+
 
 # losses -------------------------------------------------------------------------------------------
 #

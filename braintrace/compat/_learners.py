@@ -140,7 +140,8 @@ class PublicLearner(ETraceLearner):
         **options,
     ):
         """As :meth:`braintrace.ETraceLearner.etrace_grad`, where a ``'multi-step'`` learner takes
-        ``window=1`` or ``chunk_size``, and ``inside='exact'``.
+        ``window=1`` or ``chunk_size``, and ``inside='exact'``. Returns ``grads``, ``grads, losses``
+        (``return_value``), ``grads, aux`` (``has_aux``) or ``grads, losses, aux``.
 
         With ``chunk_size`` above 1 ``step_fn`` sees that many steps in axis 0 of its arguments, and
         returns a loss for each; they are given to it one by one, so each loss reads its own step.
@@ -161,15 +162,24 @@ class PublicLearner(ETraceLearner):
                     "vjp_method='multi-step'."
                 )
             step_fn = self._of_windows(step_fn)
-        given = {'mask': mask, 'reduction': reduction, 'return_value': return_value}
+        given = {'mask': mask, 'reduction': reduction}
         found = super().etrace_grad(*sequences, step_fn=step_fn, **given, **without_public(options))
-        if not return_value or loss_output == 'per_step':
-            return found
-        grads, losses, *aux = found
-        weights = check_mask(mask, len(losses))
-        masked = jnp.where(weights == 0, 0, losses * weights)
-        total = masked.sum() / (weights.sum() if reduction == 'mean' else 1)
-        return grads, masked if loss_output == 'masked' else total, *aux
+        grads, losses, aux, _ = found
+        if loss_output != 'per_step':
+            weights = check_mask(mask, len(losses))
+            masked = jnp.where(weights == 0, 0, losses * weights)
+            total = masked.sum() / (weights.sum() if reduction == 'mean' else 1)
+            losses = masked if loss_output == 'masked' else total
+        asked = ((losses,) if return_value else ()) + ((aux,) if options.get('has_aux') else ())
+        return (grads, *asked) if asked else grads
+
+    def etrace_train(self, *sequences, **options):
+        """As :meth:`braintrace.ETraceLearner.etrace_train`; ``losses, opt_state``, or ``losses,
+        aux, opt_state`` with ``has_aux``.
+        """
+        found = super().etrace_train(*sequences, **options)
+        aux = (found.aux,) if options.get('has_aux') else ()
+        return found.losses, *aux, found.opt_state
 
     def etrace_evolve(
         self, *sequences, step_fn=None, chunk_size=None, return_outputs: bool = False, **options

@@ -10,16 +10,16 @@ function.
 >>> params, h, xs = {'W': jnp.ones((2, 4))}, jnp.zeros((3, 4)), jnp.ones((7, 3, 2))
 >>> state = learner.init(params, h, xs[0])
 >>> gradient = jax.jit(learner.sequence_grad(lambda h, y: jnp.mean((h - y) ** 2)))
->>> grads, state, losses = gradient(params, state, xs, jnp.zeros((7, 3, 4)))
->>> grads['W'].shape
+>>> found = gradient(params, state, xs, jnp.zeros((7, 3, 4)))
+>>> found.grads['W'].shape
 (2, 4)
 """
 
 from .._saving import load_state, save_state, structure_diff
+from .._windows import Gradient, Trained
 from ..extra.observed import Observed
 from ._chunks import chunks
 from ._eligibility import Eligibility, EligibilityState, eligibility, obgd
-from ._heads import Heads
 from ._online import Memory, OnlineLearner, online
 from ._state import (
     OnlineState,
@@ -34,11 +34,12 @@ from ._state import (
 __all__ = [
     'Eligibility',
     'EligibilityState',
-    'Heads',
+    'Gradient',
     'Memory',
     'Observed',
     'OnlineLearner',
     'OnlineState',
+    'Trained',
     'chunks',
     'eligibility',
     'flatten_paths',

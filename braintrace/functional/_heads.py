@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,36 +12,15 @@ from .._compiler import describe_aval, is_inexact, path_key, path_name
 from .._jax import is_key
 from .._rules import counting, uncounted
 from .._saving import kind_of_key
-from .._windows import task_loss, total_loss, zero_gradient
+from .._windows import Gradient, task_loss, total_loss, zero_gradient
 from ..errors import OptionError, StructureError
 from ._compiled import Compiled, pull_back
 from ._state import OnlineState
 
 
-class Heads(NamedTuple):
-    """What :meth:`OnlineLearner.heads` computes: ``values`` of the losses, ``grads`` of each (trees
-    like params), ``outputs`` of the cell, and the ``state`` after the step.
-
-    >>> import braintrace, jax.numpy as jnp
-    >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
-    >>> learner = braintrace.functional.online(cell)
-    >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
-    >>> state = learner.init(params, jnp.zeros((3, 4)), x)
-    >>> heads = learner.heads(lambda h, y: jnp.mean(h), lambda h, y: jnp.mean((h - y) ** 2))
-    >>> values, grads, outputs, state = heads(params, state, x, jnp.zeros((3, 4)))
-    >>> len(values), grads[1]['W'].shape, outputs.shape
-    (2, (2, 4), (3, 4))
-    """
-
-    values: tuple
-    grads: tuple
-    outputs: Any
-    state: OnlineState
-
-
 def of_batch(
     compiled: Compiled, losses: tuple, params, state: OnlineState, inputs: tuple, targets
-) -> Heads:
+) -> Gradient:
     """One pass forward, and one pull-back for each loss."""
     outputs, pull, new = pull_back(compiled.advance, params, state, inputs)
     values, grads = [], []
@@ -55,12 +33,12 @@ def of_batch(
         of_total, back, value = jax.vjp(total, outputs, has_aux=True)
         values.append(value)
         grads.append(pull(*back(jnp.ones_like(of_total))))
-    return Heads(tuple(values), tuple(grads), outputs, new)
+    return Gradient(tuple(grads), tuple(values), outputs, new)
 
 
 def of_samples(
     whole: Compiled, one: Callable, losses: tuple, params, state: OnlineState, inputs, targets
-) -> Heads:
+) -> Gradient:
     """A map over the batch of steps of one sample each, whose arrays keep a batch axis of length 1:
     the state that comes back is that of the batch. ``one(carry, inputs)``: a sample's step.
     """
@@ -74,7 +52,7 @@ def of_samples(
     if lanes == 1:
         values, grads, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
         values, grads = jax.tree.map(lambda x: x[None], (values, grads))
-        return Heads(values, grads, outputs, new)
+        return Gradient(grads, values, outputs, new)
     # Pending steps are written first: each gradient takes a write's memory anyway.
     trace, count = uncounted(state.trace)
     trace = whole.written(jax.tree.leaves(params), trace, state.t)
@@ -110,9 +88,9 @@ def of_samples(
         one, inputs, targets = jax.tree.unflatten(treedef, full)
         found = of_batch(single, losses, params, one, inputs, targets)
         grads = [[jax.tree.leaves(g)[i] for i in learnt] for g in found.grads]
-        outputs = [x.squeeze(a) for x, a in zip(jax.tree.leaves(found.outputs), out_axes)]
+        outputs = [x.squeeze(a) for x, a in zip(jax.tree.leaves(found.aux), out_axes)]
         new = [x.reshape(old.shape) for x, old in zip(jax.tree.leaves(found.state), leaves)]
-        return found.values, grads, outputs, new
+        return found.losses, grads, outputs, new
 
     mapped = jax.vmap(sample, in_axes=axes, out_axes=(0, 0, out_axes, state_axes), axis_size=lanes)
     values, grads, outputs, new = mapped(*leaves)
@@ -128,7 +106,7 @@ def of_samples(
     new = jax.tree.unflatten(jax.tree.structure(state), new)
     trace, count = uncounted(new.trace)
     trace = counting(whole.rule.carried(whole.graph, trace, new.t), count)
-    return Heads(values, tuple(map(tree, grads)), outputs, new.replace(trace=trace))
+    return Gradient(tuple(map(tree, grads)), values, outputs, new.replace(trace=trace))
 
 
 def _check_apart(whole: Compiled, single: Compiled, carry_axes, input_axes, out_axes) -> None:

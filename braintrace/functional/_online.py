@@ -34,6 +34,7 @@ from .._windows import (
     CARRIES,
     NOT_FINITE,
     REDUCTIONS,
+    Gradient,
     GradientOptions,
     check_choice,
     check_inside,
@@ -50,7 +51,7 @@ from ..extra.observed import decoded, observed_step
 from ..extra.sharding import param_axes, shard_bytes, state_specs
 from ._compiled import Compiled, pull_back
 from ._findings import check_strict, refuse_shapes, shown, tell_findings, tell_size
-from ._heads import Heads, of_batch, of_samples
+from ._heads import of_batch, of_samples
 from ._places import (
     check_devices,
     in_automatic_axes,
@@ -60,7 +61,15 @@ from ._places import (
     without_explicit_axes,
 )
 from ._sequences import SequenceCalls, as_inputs, check_outside_of_loss, checked_loss
-from ._state import OnlineState, flatten_paths, no_key
+from ._state import (
+    HeadGradients,
+    OnlineState,
+    SequenceGradient,
+    SequenceUpdate,
+    StepGradient,
+    flatten_paths,
+    no_key,
+)
 
 D_RTRL = DRTRL()
 OTHER_TRACE = (
@@ -236,13 +245,13 @@ class OnlineLearner:
         outputs, _ = jax.eval_shape(self.cell, params, state.carry, *inputs)
         return jax.tree.map(lambda a: a.sharding.spec, outputs)
 
-    def grad(self, loss_fn: Callable) -> Callable:
-        """``(params, state, inputs, targets) -> (loss, outputs), grads, state`` for
-        ``loss_fn(outputs, targets) -> scalar``.
+    def grad(self, loss_fn: Callable) -> StepGradient:
+        """``(params, state, inputs, targets) -> Gradient`` of one step, for
+        ``loss_fn(outputs, targets) -> scalar``; ``aux`` are the outputs.
         """
         loss_of = checked_loss(self, loss_fn)
 
-        def run(params, state, inputs, targets):
+        def run(params, state, inputs, targets) -> Gradient:
             check_devices(params, state)
             params = spread(params, varying((params, state, inputs, targets)))
 
@@ -252,7 +261,7 @@ class OnlineLearner:
                 return total_loss(value), (task_loss(value), outputs, new)
 
             grads, (value, outputs, new) = jax.grad(loss, has_aux=True, allow_int=True)(params)
-            return (value, outputs), grads, new
+            return Gradient(grads, value, outputs, new)
 
         return run
 
@@ -272,12 +281,12 @@ class OnlineLearner:
         check_devices(params, state)
         return pull_back(self.step, params, state, *inputs)
 
-    def heads(self, *losses: Callable, per_sample: bool = False) -> Callable:
-        """``(params, state, inputs, targets) -> values, grads, outputs, state`` (:class:`Heads`)
-        for several ``loss(outputs, targets) -> scalar`` of one step, by one pass forward.
+    def heads(self, *losses: Callable, per_sample: bool = False) -> HeadGradients:
+        """``(params, state, inputs, targets) -> Gradient`` of several ``loss(outputs, targets) ->
+        scalar`` of one step, by one pass forward.
 
-        ``grads`` has a tree like ``params`` for each loss. With ``per_sample`` values and gradients
-        stay apart by sample, on axis 0: each loss is given the outputs and targets of one sample, a
+        ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are the
+        outputs. With ``per_sample`` values and gradients stay apart by sample, on axis 0: each loss is given the outputs and targets of one sample, a
         batch of 1, and axis 0 of targets is the batch. The state is that of the batch. Gradients
         take (batch x parameters) numbers for each loss.
 
@@ -294,8 +303,9 @@ class OnlineLearner:
         >>> policy = lambda h, action: jnp.mean(h * action)
         >>> value = lambda h, action: jnp.mean(h)
         >>> heads = learner.heads(policy, value, per_sample=True)
-        >>> values, (of_policy, of_value), h, state = heads(params, state, x, jnp.ones((3, 1)))
-        >>> values[0].shape, of_policy['W'].shape, h.shape, state.t.tolist()
+        >>> found = heads(params, state, x, jnp.ones((3, 1)))
+        >>> of_policy, of_value = found.grads
+        >>> found.losses[0].shape, of_policy['W'].shape, found.aux.shape, found.state.t.tolist()
         ((3,), (3, 2, 4), (3, 4), [1, 1, 1])
         """
         if not losses:
@@ -303,7 +313,7 @@ class OnlineLearner:
         check_choice('per_sample', per_sample, (True, False))
         checked = tuple(checked_loss(self, loss) for loss in losses)
 
-        def run(params, state, inputs, targets) -> Heads:
+        def run(params, state, inputs, targets) -> Gradient:
             inputs = as_inputs(inputs)
             compiled = self.matching(params, state, inputs)
             if not per_sample:
@@ -311,17 +321,17 @@ class OnlineLearner:
             one = partial(self.compiled, params, new=True)
             return of_samples(compiled, one, checked, params, state, inputs, targets)
 
-        def types(params, state, inputs, targets) -> Heads:
+        def types(params, state, inputs, targets) -> Gradient:
             outputs = self._types_of_outputs(params, state, as_inputs(inputs))
             of_params = P() if per_sample else types_of(params)
             number = len(losses)
-            return Heads((P(),) * number, (of_params,) * number, outputs, types_of(state))
+            return Gradient((of_params,) * number, (P(),) * number, outputs, types_of(state))
 
         return in_automatic_axes(run, types)
 
     def observed(self, loss_fn: Callable) -> Callable:
-        """``(params, state, inputs, targets) -> (loss, outputs), grads, state, observed``:
-        :meth:`grad`, and the :class:`Observed` values that its gradient is made of.
+        """``(params, state, inputs, targets) -> Gradient, Observed``: :meth:`grad`, and the
+        :class:`Observed` values that its gradient is made of.
 
         For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
         :class:`braintrace.errors.OptionError` for another rule.
@@ -332,7 +342,7 @@ class OnlineLearner:
         >>> params, x = {'W': jnp.ones((2, 4))}, jnp.ones((3, 2))
         >>> state = learner.init(params, jnp.zeros((3, 4)), x)
         >>> step = jax.jit(learner.observed(lambda h, y: jnp.sum((h - y) ** 2)))
-        >>> (loss, h), grads, state, seen = step(params, state, x, jnp.zeros((3, 4)))
+        >>> gradient, seen = step(params, state, x, jnp.zeros((3, 4)))
         >>> seen.x['W'].shape, seen.d['carry'][0][0].shape, seen.df['W']['carry'][0].shape
         ((3, 2), (3, 4), (3, 4))
         >>> seen.before['W']['carry']['weight'][0].shape, seen.t.tolist()
@@ -341,7 +351,7 @@ class OnlineLearner:
 
         def types(params, state, inputs, targets):
             outputs = self._types_of_outputs(params, state, as_inputs(inputs))
-            return (P(), outputs), types_of(params), types_of(state), P()
+            return Gradient(types_of(params), P(), outputs, types_of(state)), P()
 
         return in_automatic_axes(observed_step(self, checked_loss(self, loss_fn)), types)
 
@@ -377,9 +387,8 @@ class OnlineLearner:
         carry: str = 'trace',
         inside: str = 'trace',
         synthesizer: Callable | None = None,
-    ) -> Callable:
-        """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses`` over a whole
-        sequence.
+    ) -> SequenceGradient:
+        """``(params, state, xs, ys, mask=None, reset=None) -> Gradient`` over a whole sequence.
 
         Time is axis 0 of ``xs`` and ``ys``; weights are constant during the call. ``reset`` is
         ``(flags, carry0)``, flags bool ``(T,)`` or ``(T, B)``: before step t the flagged lanes
@@ -437,7 +446,8 @@ class OnlineLearner:
         >>> state = learner.init(params, h, xs[0])
         >>> for batch in (xs, 2 * xs):
         ...     start = state.replace(carry=h)
-        ...     grads, state, losses = grad(params, start, batch, jnp.zeros((7, 1, 3)))
+        ...     found = grad(params, start, batch, jnp.zeros((7, 1, 3)))
+        ...     state = found.state
         >>> state.t.tolist()
         [0]
         """
@@ -461,9 +471,9 @@ class OnlineLearner:
         synthesizer: Callable | None = None,
         not_finite: str = 'keep',
         observe: Callable | None = None,
-    ) -> Callable:
-        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses``: learn along a sequence.
+    ) -> SequenceUpdate:
+        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``: learn along a
+        sequence.
 
         Arguments that are not listed are those of :meth:`sequence_grad`. Under ``jit``, donate
         ``state``. Where no transformation surrounds the call, it compiles itself, and Ctrl-C ends
@@ -488,12 +498,12 @@ class OnlineLearner:
             lane is masked (it reads zeros for what is not finite, its outputs are constants for the
             loss) and then starts anew from ``carry0``, which ``reset=(None, carry0)`` gives; the
             others learn as if its part of the loss were constant. Where no lane is to blame, all
-            are. ``skipped``, int32 like ``t``, counts such steps and comes back behind ``losses``,
-            which are those of the data as they came. ``'raise'``, without ``jit``, does the same
+            are. ``skipped``, int32 like ``t``, counts such steps; ``losses`` are those of the data
+            as they came. ``'raise'``, without ``jit``, does the same
             and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
-            come back last, stacked. The state's trace is that of its last write.
+            come back as ``observed``. The state's trace is that of its last write.
 
         Examples
         --------
@@ -507,8 +517,8 @@ class OnlineLearner:
         >>> loss = lambda out, y: jnp.sum((out - y) ** 2)
         >>> train = jax.jit(learner.sequence_update(loss, optimizer), donate_argnums=2)
         >>> state, opt_state = learner.init(params, h, xs[0]), optimizer.init(params)
-        >>> params, _, state, losses = train(params, opt_state, state, xs, jnp.zeros((70, 1, 3)))
-        >>> bool(losses[-1] < losses[0])
+        >>> found = train(params, opt_state, state, xs, jnp.zeros((70, 1, 3)))
+        >>> bool(found.losses[-1] < found.losses[0])
         True
         """
         self._check_sequence(reduction, progress)

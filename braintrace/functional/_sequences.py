@@ -17,12 +17,14 @@ from .._compiler import abstract, is_inexact
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
 from .._windows import (
     Course,
+    Gradient,
     GradientOptions,
     Lines,
     Moment,
     Observer,
     Penalised,
     Sequence,
+    Trained,
     Turn,
     Turns,
     UpdateOptions,
@@ -146,12 +148,13 @@ class SequenceCalls:
     observe: Callable | None = None
 
     def gradient(self, options: GradientOptions) -> Callable:
-        """``(params, state, xs, ys, mask=None, reset=None) -> grads, state, losses``."""
+        """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
 
-        def run(params, state, xs, ys, mask=None, reset=None):
+        def run(params, state, xs, ys, mask=None, reset=None) -> Gradient:
             # what is computed op by op under explicit axes is typed by them, automatic or not
             call = program if is_explicit() else on_data
-            return call(params, state, Data(xs, ys, mask, reset))
+            grads, state, losses = call(params, state, Data(xs, ys, mask, reset))
+            return Gradient(grads, losses, None, state)
 
         @partial(in_automatic_axes, types=lambda *args: (*types_of(args[:-1]), P()))
         def on_data(params, state, data: Data):
@@ -170,9 +173,7 @@ class SequenceCalls:
     def update(
         self, optimizer, every: int, write_every: int | None, reduction: str, exact: bool
     ) -> Callable:
-        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses``, and what else is asked for.
-        """
+        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``."""
 
         def options_of(graph, rule, state: OnlineState) -> UpdateOptions:
             delay, observe = choose_delay(write_every, every, graph, rule), None
@@ -184,8 +185,9 @@ class SequenceCalls:
 
         in_turns = _UpdatesInTurns(self, options_of)
 
-        def run(params, opt_state, state, xs, ys, mask=None, reset=None):
-            return on_data(params, opt_state, state, Data(xs, ys, mask, reset))
+        def run(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained:
+            found = on_data(params, opt_state, state, Data(xs, ys, mask, reset))
+            return found if isinstance(found, Trained) else self.trained(*found)
 
         def types(*args):
             more = (self.not_finite != 'keep') + (self.observe is not None)
@@ -213,6 +215,12 @@ class SequenceCalls:
             return *pairs, (new, axes), (result.losses, of_loss), *more
 
         return run
+
+    def trained(self, params, opt_state, state, losses, *more) -> Trained:
+        """An answer, with what :meth:`more` gives."""
+        rest = iter(more)
+        skipped = None if self.not_finite == 'keep' else next(rest)
+        return Trained(params, losses, None, state, opt_state, skipped, next(rest, None))
 
     def more(self, skipped, shown, every: int) -> list:
         """What is returned beside the losses; ``shown`` has a row for each step."""
@@ -325,7 +333,8 @@ class _UpdatesInTurns:
         stop = turns.run(blocks, place, lambda place: None, show)
         (params, opt_state), state, shown, skipped = stop.carry
         losses, shown = cut(shown, steps(stop.done))
-        found = params, opt_state, state, losses, *self.calls.more(skipped, shown, options.every)
+        more = self.calls.more(skipped, shown, options.every)
+        found = self.calls.trained(params, opt_state, state, losses, *more)
         error = stop.error
         if error is None and self.calls.not_finite == 'raise' and skipped.any():
             error = _not_finite(losses, skipped)

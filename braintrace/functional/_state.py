@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from .._compiler import describe_aval, param_name, path_key, path_name
 from .._jax import is_key
 from .._rules import counting, uncounted
+from .._windows import Gradient, Trained
 from ..errors import StructureError
 
 
@@ -271,3 +272,53 @@ def fold_lane(state: OnlineState, axis_name: str | int | jax.Array) -> OnlineSta
         return fold(x)
 
     return state.replace(carry=jax.tree_util.tree_map_with_path(leaf, state.carry))
+
+
+# the types of the functions that a learner makes
+
+Params = TypeVar('Params')
+
+
+class StepGradient(Protocol):
+    """What ``learner.grad(loss_fn)`` is."""
+
+    def __call__(
+        self, params: Params, state: OnlineState, inputs: Any, targets: Any
+    ) -> Gradient[Params, jax.Array, OnlineState]: ...
+
+
+class HeadGradients(Protocol):
+    """What ``learner.heads(*losses)`` is."""
+
+    def __call__(
+        self, params: Params, state: OnlineState, inputs: Any, targets: Any
+    ) -> Gradient[tuple[Params, ...], tuple[jax.Array, ...], OnlineState]: ...
+
+
+class SequenceGradient(Protocol):
+    """What ``learner.sequence_grad(loss_fn)`` is."""
+
+    def __call__(
+        self,
+        params: Params,
+        state: OnlineState,
+        xs: Any,
+        ys: Any,
+        mask: Any = None,
+        reset: tuple | None = None,
+    ) -> Gradient[Params, jax.Array, OnlineState]: ...
+
+
+class SequenceUpdate(Protocol):
+    """What ``learner.sequence_update(loss_fn, optimizer)`` is."""
+
+    def __call__(
+        self,
+        params: Params,
+        opt_state: Any,
+        state: OnlineState,
+        xs: Any,
+        ys: Any,
+        mask: Any = None,
+        reset: tuple | None = None,
+    ) -> Trained[Params, OnlineState]: ...

@@ -114,7 +114,7 @@ def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'm
         recording = capture(_fresh(learner), loss, reduction=reduction)
         online = recording.learner
         start = online.init(params, carry, xs[0])
-        grads, _, _, run = jax.jit(recording.sequence_grad)(params, start, xs, ys)
+        (grads, *_), run = jax.jit(recording.sequence_grad)(params, start, xs, ys)
         ones = jnp.ones(xs.shape[1:2], xs.dtype)
         total = bptt_gradients(
             online.cell, params, carry, xs, ys, lambda o, y: recording.loss.total(o, (y, ones))

@@ -131,8 +131,7 @@ class Recording:
         return topology_of(self.learner, self.cell, dict(self.roles))
 
     def grad(self, params, state, inputs, targets, mask=None):
-        """``(loss, outputs), grads, state, record``: the numbers of ``learner.grad(loss)``, and
-        what they were made of.
+        """``Gradient, Record``: the numbers of ``learner.grad(loss)``, and what they were made of.
 
         ``inputs`` (B, I), ``targets`` (B, O); ``mask`` (B,) weighs the losses of the lanes. Pure.
         Raises :class:`braintrace.errors.EtpDtypeError` for numbers that a receipt can not hold, and
@@ -167,7 +166,8 @@ class Recording:
                 'own.'
             )
         step = self.learner.observed(self.loss.total)
-        (loss, outputs), grads, new, observed = step(params, state, inputs, wanted)
+        found, observed = step(params, state, inputs, wanted)
+        grads, loss, outputs, new = found
         record = Record(
             observed,
             state.carry,
@@ -182,7 +182,7 @@ class Recording:
             reset,
             jnp.asarray(PRECISIONS.index(precision)),
         )
-        return (loss, outputs), grads, new, record
+        return found, record
 
     def _precision(self, params, state) -> str:
         """How products round; refuses what a receipt can not hold."""
@@ -203,9 +203,8 @@ class Recording:
         return found
 
     def sequence_grad(self, params, state, xs, ys, mask=None, reset=None):
-        """``grads, state, losses, run`` of a whole sequence, time in axis 0: but for rounding the
-        numbers of ``learner.sequence_grad(loss)``, made step by step, and what each step was made
-        of as a :class:`Run`.
+        """``Gradient, Run`` of a whole sequence, time in axis 0: but for rounding the numbers of
+        ``learner.sequence_grad(loss)``, made step by step, and what each step was made of.
 
         ``mask`` (T,) and ``reset``, a pair ``(flags, carry0)``, as there. Pure.
         """
@@ -214,12 +213,12 @@ class Recording:
         gradient = self.learner.sequence_grad(self.loss.total)
         jax.eval_shape(gradient, params, state, xs, wanted, mask, reset)  # it checks its arguments
         run, state = self._run(params, state, (xs, ys, mask, reset))
-        return run.gradients, state, run.steps.loss, run
+        return functional.Gradient(run.gradients, run.steps.loss, None, state), run
 
     def sequence_update(self, optimizer, every: int = 1) -> Callable:
-        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> params, opt_state, state,
-        losses, blocks``: but for rounding the numbers of ``learner.sequence_update(loss,
-        optimizer, every)``, and the :class:`Block` of each update.
+        """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained, blocks``: but for
+        rounding the numbers of ``learner.sequence_update(loss, optimizer, every)``, and the
+        :class:`Block` of each update.
         """
 
         @jax.jit
@@ -229,8 +228,9 @@ class Recording:
             shown = _shown(optimizer, run.gradients)
             update = self.learner.sequence_update(self.loss.total, shown, every=len(xs))
             start, wanted = shown.init(params, opt_state), self._with_lanes(state, xs, ys)
-            after, (opt, updates), *_ = update(params, start, state, xs, wanted, mask, reset)
-            made = Block(params, run, updates, opt_state, opt, after)
+            found = update(params, start, state, xs, wanted, mask, reset)
+            opt, updates = found.opt_state
+            made = Block(params, run, updates, opt_state, opt, found.params)
             return made, new, run.steps.loss
 
         def along(params, opt_state, state, xs, ys, mask=None, reset=None):
@@ -245,7 +245,8 @@ class Recording:
                 params, opt_state = made.params_after, made.opt_after
                 blocks.append(made)
                 losses.append(found)
-            return params, opt_state, state, jnp.concatenate(losses), blocks
+            found = functional.Trained(params, jnp.concatenate(losses), None, state, opt_state)
+            return found, blocks
 
         return along
 
@@ -278,7 +279,7 @@ class Recording:
             x, y, now = at
             if reset is not None:
                 state = functional.reset(state, now, initial, self.learner.hidden)
-            *_, state, record = self._step(params, state, x, y, ones, now)
+            (*_, state), record = self._step(params, state, x, y, ones, now)
             return state, record
 
         state, steps = jax.lax.scan(step, state, (xs, ys, flags))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._jax import is_key
-from .._windows import Penalised, check_loss, optimised
+from .._windows import Gradient, Penalised, check_loss, optimised
 from ..errors import StructureError
 from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
 from ._task import Task
@@ -85,7 +85,7 @@ class Training:
         if self.options.every is not None:
             at, losses = self.learn(at._replace(state=state), *batch)
         else:
-            grads, state, losses = self.grads(at.params, state, *batch)
+            grads, losses, _, state = self.grads(at.params, state, *batch)
             params, moments = self._moved(grads, at)
             at = at._replace(params=params, moments=moments, state=state)
         return at, jnp.average(losses, weights=batch.mask)
@@ -115,8 +115,9 @@ class Training:
             every=window or every or 1,
             inside='trace' if whole else 'exact',
         )
-        params, moments, state, losses = learn(*at[:3], xs, ys, mask)
-        return at._replace(params=params, moments=moments, state=state), losses
+        found = learn(*at[:3], xs, ys, mask)
+        moved = {'params': found.params, 'moments': found.opt_state, 'state': found.state}
+        return at._replace(**moved), found.losses
 
     def score(self, params, carry, key, part: str, sequences: int):
         """The score of held-out sequences, in lanes of the batch's size."""
@@ -137,7 +138,7 @@ class Training:
 
 
 def reverse(cell: Callable, loss: Callable, window: int | None) -> Callable:
-    """``(params, state, xs, ys, mask) -> grads, state, losses`` by reverse mode of the whole loop;
+    """``(params, state, xs, ys, mask) -> Gradient`` by reverse mode of the whole loop;
     no gradient passes a border of ``window`` steps.
     """
 
@@ -159,7 +160,7 @@ def reverse(cell: Callable, loss: Callable, window: int | None) -> Callable:
             return total, (told.loss, carry)
 
         grads, (losses, carry) = jax.grad(total, has_aux=True, allow_int=True)(params)
-        return grads, state.replace(carry=carry), losses
+        return Gradient(grads, losses, None, state.replace(carry=carry))
 
     return run
 

@@ -110,7 +110,7 @@ def diagnose(
     gradient = online.sequence_grad(
         lambda output, target: scalar(loss(output, target)), reduction='sum'
     )
-    (got, _, losses), online_ms = _timed(gradient, params, state, xs, ys)
+    (got, losses, *_), online_ms = _timed(gradient, params, state, xs, ys)
     _check_losses(losses)
     wanted, bptt_ms = _timed(
         jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params

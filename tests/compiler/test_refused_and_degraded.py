@@ -231,7 +231,7 @@ def test_the_gradient_of_one_step_of_a_module_is_exact(row):
     wanted = brainstate.transform.grad(lambda: loss(model(x)), learner.param_states)()
     brainstate.nn.init_all_states(model, batch_size=B)
     brainstate.random.seed(0)
-    got = learner.etrace_grad(row.xs[:1], step_fn=lambda x: loss(learner(x)))
+    got = learner.etrace_grad(row.xs[:1], step_fn=lambda x: loss(learner(x))).grads
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)

@@ -51,7 +51,7 @@ def of_a_module() -> dict:
 
     def grads(learner, xs):
         step = lambda x: (learner(x) ** 2).mean()  # noqa: E731
-        return learner.etrace_grad(xs, step_fn=step)
+        return learner.etrace_grad(xs, step_fn=step).grads
 
     mesh = jax.make_mesh((8,), ('b',), axis_types=(AUTO,))
     placed = make()

@@ -80,7 +80,7 @@ def by_learner(rule, ys, window):
         mask=MASK,
         weights=weights,
         window=window,
-    )
+    ).grads
 
 
 @pytest.mark.tier(quick=1, one_in=4)

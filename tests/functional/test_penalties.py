@@ -116,8 +116,8 @@ def test_a_step_function_with_a_weight_of_its_own_in_both_parts(exact):
             XS, ys, step_fn=step_fn, weights=weights, has_aux=True, **inside, **options
         )
 
-    got, aux = grads(penalised, UNKNOWN, mask=MASK)
-    want, _ = grads(by_hand, (YS, W, K), reduction='sum')
+    got, _, aux, _ = grads(penalised, UNKNOWN, mask=MASK)
+    want, *_ = grads(by_hand, (YS, W, K), reduction='sum')
     assert_close(got, want)
     assert_close(aux, np.full(T, 2.5))
 
@@ -191,7 +191,7 @@ def test_one_call_may_make_the_loss_and_the_penalty():
 def test_what_is_no_pair_of_real_scalars_is_refused(bad, words):
     learner, (pure, state) = compiled(), start(rules.d_rtrl())
     for call in (
-        lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])),
+        lambda: learner.etrace_grad(XS, step_fn=lambda x: bad(learner(x)[0])).grads,
         lambda: pure.sequence_grad(lambda o, _: bad(o[0]))(PARAMS, state, XS, YS),
     ):
         with pytest.raises(braintrace.errors.StepFunctionError) as caught:

@@ -136,7 +136,7 @@ def learning(rule):
     def step_fn(x, y):
         return (learner(x) ** 2).sum() + y.sum()
 
-    grads = learner.etrace_grad(XS, YS, step_fn=step_fn, mask=MASK, reset=FLAGS)
+    grads = learner.etrace_grad(XS, YS, step_fn=step_fn, mask=MASK, reset=FLAGS).grads
     learner.reset_state()
     trained = learner.etrace_train(XS, YS, step_fn=step_fn, optimizer=optax.sgd(0.1))[-1]
     return grads, trained, braintrace.evaluate(learner, XS, YS, lambda out, ys: out.sum())

@@ -202,7 +202,7 @@ def test_a_loss_may_read_the_old_and_the_new_spike_itself(window):
         learner(x)
         return jnp.sum(jnp.sin(model.z.value + model.v.value)) + jnp.sum(jnp.cos(old))
 
-    grads = learner.etrace_grad(XS, step_fn=step_fn, window=window, reduction='sum')
+    grads = learner.etrace_grad(XS, step_fn=step_fn, window=window, reduction='sum').grads
 
     def losses(w):
         def step(h, x):

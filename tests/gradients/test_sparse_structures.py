@@ -121,7 +121,7 @@ def test_places_that_a_module_holds_are_no_literals_of_its_step():
     xs = jnp.ones((3, IN))
     by_steps = sum(step(x)[('w',)] for x in xs)
     learner.reset_state()
-    at_once = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction='sum')
+    at_once = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction='sum').grads
     assert_close(at_once[('w',)], by_steps, 1e-5)
 
 

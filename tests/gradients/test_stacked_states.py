@@ -332,7 +332,7 @@ def test_a_module_with_one_state(rule):
     def step(x, y):
         return EQUAL.loss(learner(x), y)
 
-    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=4, reduction='sum')
+    grads = learner.etrace_grad(EQUAL.xs, EQUAL.ys, step_fn=step, window=4, reduction='sum').grads
     want = oracles.total(oracle(EQUAL, rule))
     for path, g in grads.items():
         expected = want['out'] if path == ('out',) else want[LAYERS[int(path[1])]][path[2]]

@@ -111,7 +111,9 @@ def of_cell(learner):
 
 def gradient(learner, loss, start, stop, window):
     learner_loss = loss(learner)
-    return learner.etrace_grad(XS[start:stop], step_fn=learner_loss, window=window, reduction='sum')
+    return learner.etrace_grad(
+        XS[start:stop], step_fn=learner_loss, window=window, reduction='sum'
+    ).grads
 
 
 PROGRAMS = [  # the loss of the new state at step t is that of the old one at step t + 1

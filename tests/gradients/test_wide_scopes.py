@@ -230,7 +230,7 @@ def test_a_model_of_brainstate(rule):
 
     got = learner.etrace_grad(
         xs, ys, step_fn=lambda x, y: loss(learner(x), y), window=2, reduction='sum'
-    )
+    ).grads
     brainstate.nn.init_all_states(model, batch_size=3)
 
     def whole():
@@ -273,7 +273,7 @@ def test_a_network_of_spiking_units_in_volts_and_milliseconds():
         learner = braintrace.compile(model, snap(2), xs[0], batch_size=2)
         got = learner.etrace_grad(
             xs, step_fn=lambda x: (learner(x) ** 2).sum(), window=4, reduction='sum'
-        )
+        ).grads
         brainstate.nn.init_all_states(model, batch_size=2)
 
         def whole():

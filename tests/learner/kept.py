@@ -182,5 +182,5 @@ def gradient(learner, xs, ys, **options):
 
     grads = learner.etrace_grad(
         xs, ys, step_fn=step_fn, **{'reduction': 'sum', 'window': 3, **options}
-    )
+    ).grads
     return {k[0] if isinstance(k, tuple) and len(k) == 1 else k: g for k, g in grads.items()}

@@ -257,7 +257,6 @@ XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
         ((XS, YS), {'carry': 'keep'}, ["carry is 'keep'", 'drop']),
         ((XS, YS), {'reduction': 'max'}, ["reduction is 'max'"]),
         ((XS, YS), {'has_aux': 2}, ['has_aux is 2']),
-        ((XS, YS), {'return_value': 'yes'}, ['return_value']),
         ((XS, YS), {'progress': None}, ['progress is None']),
         ((XS, YS), {'step_fn': None}, ['step_fn is None']),
         ((XS, YS), {'weights': {'a': 1}}, ['weights', "'a'"]),

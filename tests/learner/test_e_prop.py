@@ -74,7 +74,7 @@ def gradient(learner, **options):
     def loss(x, y):
         return 0.5 * ((learner(x) - y) ** 2).sum()
 
-    return learner.etrace_grad(XS, YS, step_fn=loss, reduction='sum', **options)
+    return learner.etrace_grad(XS, YS, step_fn=loss, reduction='sum', **options).grads
 
 
 @pytest.fixture(autouse=True)

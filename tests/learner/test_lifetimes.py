@@ -28,7 +28,7 @@ CALLS = {
         lambda: fn(xs[0], ys[0]), learner.param_states
     )(),
     'evolve': lambda learner, fn, xs, ys: learner.etrace_evolve(xs),
-    'etrace_grad': lambda learner, fn, xs, ys: learner.etrace_grad(xs, ys, step_fn=fn),
+    'etrace_grad': lambda learner, fn, xs, ys: learner.etrace_grad(xs, ys, step_fn=fn).grads,
     'etrace_train': lambda learner, fn, xs, ys: learner.etrace_train(
         xs, ys, step_fn=fn, optimizer=optax.sgd(0.1)
     ),

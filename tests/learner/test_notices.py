@@ -122,7 +122,7 @@ def test_what_is_left_out_is_told_once_at_the_users_line(learner, use, words):
         lambda l: in_a_loop(size, l),
         logged,
         lambda l: single(restarted, l),
-        lambda l: lambda x: l.etrace_grad(XS, step_fn=change(l)),
+        lambda l: lambda x: l.etrace_grad(XS, step_fn=change(l)).grads,
         lambda l: lambda x: for_loop(single(size, l), XS),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_loss_of_the_old_state_is_whole_in_a_sequence_and_so_is_a_sum_over_cal
 
         return jax.grad(total)(jnp.ones((2, 4)) / 3)
 
-    got = learner.etrace_grad(XS, step_fn=change(learner), reduction='sum')[('w',)]
+    got = learner.etrace_grad(XS, step_fn=change(learner), reduction='sum').grads[('w',)]
     assert jnp.allclose(got, bptt(lambda old, new: ((new - old) ** 2).sum()), rtol=1e-12)
     learner.reset_state()
     looped = in_a_loop(size, learner)(None)[('w',)]

@@ -497,7 +497,7 @@ def test_an_empty_batch_moves_on_with_zero_gradients(has_aux):
         return (out.sum(), out) if has_aux else out.sum()
 
     grads, losses, *aux = learner.etrace_grad(
-        jnp.zeros((T, 0, I)), step_fn=step_fn, window=2, return_value=True, has_aux=has_aux
+        jnp.zeros((T, 0, I)), step_fn=step_fn, window=2, has_aux=has_aux
     )
     assert losses.shape == (T,) and not losses.any() and learner.model.h.value.shape == (0, N)
     assert jax.tree.structure(grads) == jax.tree.structure(

@@ -177,7 +177,7 @@ def test_a_mapped_learner_takes_sequences(options, carry, capfd):
     kept = lambda path, state: isinstance(state, brainstate.HiddenState) or state is learner.etrace
 
     def run(x, y):
-        return learner.etrace_grad(x, y, step_fn=loss_of(learner), carry=carry, progress=True)
+        return learner.etrace_grad(x, y, step_fn=loss_of(learner), carry=carry, progress=True).grads
 
     got = brainstate.transform.vmap2(run, state_in_axes={0: kept}, state_out_axes={0: kept})(
         jnp.stack([xs, -xs]), jnp.stack([ys, ys])
@@ -186,7 +186,7 @@ def test_a_mapped_learner_takes_sequences(options, carry, capfd):
         alone = compiled()
         assert_close(
             jax.tree.map(lambda g, lane=lane: g[lane], got),
-            alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)),
+            alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)).grads,
         )
     assert learner.etrace.value['t'].tolist() == [[len(xs) if carry == 'trace' else 0] * BATCH] * 2
 

@@ -42,13 +42,13 @@ def test_a_model_learns_by_single_calls_and_by_sequences(rule):
     xs, ys = data(5)
     first, second = compiled(rule), compiled(rule)
     stepped = by_steps(first, xs, ys)
-    grads = second.etrace_grad(xs, ys, step_fn=loss_of(second), reduction='sum', window=2)
+    grads = second.etrace_grad(xs, ys, step_fn=loss_of(second), reduction='sum', window=2).grads
     assert_close(grads, stepped, TOLERANCE)
 
 
 def reset_and_grad(learner, xs, ys, step_fn):
     learner.reset_state()
-    return learner.etrace_grad(xs, ys, step_fn=step_fn)
+    return learner.etrace_grad(xs, ys, step_fn=step_fn).grads
 
 
 @pytest.mark.slow
@@ -59,9 +59,9 @@ def test_a_snapshot_holds_the_key(rule):
     step_fn = loss_of(learner)
     learner(xs[0])
     tree = learner.save()
-    first = learner.etrace_grad(xs, ys, step_fn=step_fn)
+    first = learner.etrace_grad(xs, ys, step_fn=step_fn).grads
     learner.restore(tree)
-    assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn), first, 0.0)
+    assert_close(learner.etrace_grad(xs, ys, step_fn=step_fn).grads, first, 0.0)
     second, third = (reset_and_grad(learner, xs, ys, step_fn) for _ in range(2))
     assert max(errors(second, third).values()) > 1e-3  # the key goes on
     with pytest.raises(braintrace.errors.StructureError):
@@ -113,7 +113,7 @@ class WithUnit(Net):
 def test_a_state_with_a_unit_is_followed(rule):
     xs, ys = data(3)
     learner = compiled(rule, WithUnit)
-    grads = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum')
+    grads = learner.etrace_grad(xs, ys, step_fn=loss_of(learner), reduction='sum').grads
     assert_close(by_steps(compiled(rule, WithUnit), xs, ys), grads, TOLERANCE)
 
 

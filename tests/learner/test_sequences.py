@@ -20,7 +20,8 @@ SOME_WINDOWS = [3, *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS[1:
 
 
 def gradient(learner, xs, ys, **options):
-    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **{'reduction': 'sum', **options})
+    options = {'reduction': 'sum', **options}
+    return learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **options).grads
 
 
 @pytest.mark.tier(quick=0, one_in=2)
@@ -110,7 +111,8 @@ def weighted_steps():
 @pytest.mark.parametrize('window', SOME_WINDOWS)
 def test_the_mask_weighs_losses_and_nothing_else(window):
     learner, (total, trace) = compiled(), weighted_steps()
-    grads, losses = gradient(learner, *data(), mask=MASK, window=window, return_value=True)
+    options = {'mask': MASK, 'window': window, 'reduction': 'sum'}
+    grads, losses, *_ = learner.etrace_grad(*data(), step_fn=loss_of(learner), **options)
     assert_close(grads, total)
     assert losses.shape == (STEPS,) and (losses > 0).all()
     assert_close(learner.etrace.value, trace)
@@ -171,10 +173,8 @@ def test_aux_and_losses_come_back_in_every_combination():
         return step_fn
 
     a, b = compiled(), compiled()
-    grads, losses, aux = a.etrace_grad(
-        xs, ys, step_fn=with_aux(a), has_aux=True, return_value=True, window=2
-    )
-    grads_only, aux_only = b.etrace_grad(xs, ys, step_fn=with_aux(b), has_aux=True)
+    grads, losses, aux, _ = a.etrace_grad(xs, ys, step_fn=with_aux(a), has_aux=True, window=2)
+    grads_only, _, aux_only, _ = b.etrace_grad(xs, ys, step_fn=with_aux(b), has_aux=True)
     assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
     assert_close(grads, grads_only)
     np.testing.assert_allclose(aux['out'], aux_only['out'], rtol=1e-12)
@@ -196,7 +196,7 @@ def test_weights_outside_the_model_get_their_gradient():
             weights=weights,
             window=window,
             reduction='sum',
-        )
+        ).grads
 
     got = run(3)
     stepped, total = compiled(), None
@@ -224,7 +224,7 @@ def test_a_parameter_read_by_the_loss_itself_gets_both_parts():
     learner, plain = compiled(), compiled()
     got = learner.etrace_grad(
         xs, ys, step_fn=lambda x, y: squared(learner(x), y) + penalty(learner), reduction='sum'
-    )
+    ).grads
     want = jax.tree.map(
         lambda g, p: g + 2 * STEPS * p,
         gradient(plain, xs, ys),
@@ -252,9 +252,10 @@ def test_states_that_the_step_function_writes_are_threaded():
         counter.value = counter.value + 1
         return squared(learner(x), y) * counter.value
 
-    _, losses = learner.etrace_grad(xs, ys, step_fn=step_fn, return_value=True, window=2)
+    _, losses, *_ = learner.etrace_grad(xs, ys, step_fn=step_fn, window=2)
     assert int(counter.value) == STEPS
-    _, plain = gradient(compiled(), xs, ys, return_value=True)
+    other = compiled()
+    _, plain, *_ = other.etrace_grad(xs, ys, step_fn=loss_of(other))
     np.testing.assert_allclose(losses, plain * jnp.arange(1, STEPS + 1), rtol=1e-12)
 
 
@@ -269,7 +270,7 @@ def test_values_that_the_step_function_only_reads_are_not_frozen_into_the_progra
     def run(value):
         learner.reset_state()
         scale.value = jnp.asarray(value)
-        return learner.etrace_grad(xs, ys, step_fn=step_fn)
+        return learner.etrace_grad(xs, ys, step_fn=step_fn).grads
 
     assert_close(run(3.0), jax.tree.map(lambda g: 3 * g, run(1.0)))
 
@@ -285,7 +286,7 @@ def test_new_weights_are_seen_by_the_next_call():
         for state in one.param_states.values():
             state.value = jax.tree.map(lambda w: 0.5 * w, state.value)
     assert_close(
-        learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum'), gradient(other, xs, ys)
+        learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum').grads, gradient(other, xs, ys)
     )
 
 
@@ -302,7 +303,7 @@ def test_etrace_grad_works_inside_jit():
     learner, plain = compiled(), compiled()
     step_fn = loss_of(learner)
     run = brainstate.transform.jit(
-        lambda xs, ys: learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum')
+        lambda xs, ys: learner.etrace_grad(xs, ys, step_fn=step_fn, reduction='sum').grads
     )
     assert_close(run(xs, ys), gradient(plain, xs, ys))
     assert (learner.etrace.value['t'] == STEPS).all()
@@ -398,5 +399,5 @@ def test_weights_come_back_under_the_names_of_the_call():
     learner = compiled()
     step_fn, readout = loss_of(learner), learner.model.readout
     for name in ('a', 'b'):
-        grads = learner.etrace_grad(xs, ys, step_fn=step_fn, weights={name: readout})
+        grads = learner.etrace_grad(xs, ys, step_fn=step_fn, weights={name: readout}).grads
         assert list(grads) == [name]

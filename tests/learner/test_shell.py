@@ -28,8 +28,8 @@ def test_compile_takes_a_class_a_name_or_a_rule(rule, options):
     xs, ys = data()
     learner, other = compiled(rule, **options), compiled()
     assert_close(
-        learner.etrace_grad(xs, ys, step_fn=loss_of(learner)),
-        other.etrace_grad(xs, ys, step_fn=loss_of(other)),
+        learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads,
+        other.etrace_grad(xs, ys, step_fn=loss_of(other)).grads,
     )
 
 
@@ -62,7 +62,7 @@ def test_reset_state_of_some_lanes_is_that_of_a_sequence():
         got = by_steps(learner, xs[t : t + 1], ys[t : t + 1])
         total = got if total is None else jax.tree.map(jnp.add, total, got)
     assert_close(
-        total, whole.etrace_grad(xs, ys, step_fn=loss_of(whole), reset=flags, reduction='sum')
+        total, whole.etrace_grad(xs, ys, step_fn=loss_of(whole), reset=flags, reduction='sum').grads
     )
     assert (
         learner.etrace.value['t'].tolist()
@@ -79,11 +79,11 @@ def test_reset_state_puts_back_trace_count_and_hidden_states():
     learner, fresh = compiled(), compiled()
     learner.model.cell.h.value = jnp.full((BATCH, UNITS), 0.25)
     learner.compile_graph(xs[0])
-    first = learner.etrace_grad(xs, ys, step_fn=loss_of(learner))
+    first = learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads
     learner.reset_state()
     assert (learner.model.cell.h.value == 0.25).all()
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(learner.etrace.value))
-    assert_close(learner.etrace_grad(xs, ys, step_fn=loss_of(learner)), first)
+    assert_close(learner.etrace_grad(xs, ys, step_fn=loss_of(learner)).grads, first)
     with pytest.raises(braintrace.errors.OptionError, match='batch_size is 9'):
         learner.reset_state(9)
     fresh.reset_state(BATCH)
@@ -235,5 +235,7 @@ def test_a_custom_primitive_learns_like_the_built_in_one():
                 lambda x, w: 2 * braintrace.matmul(x, w),
             ):
                 learner = braintrace.compile(Cell(apply), rule, xs[0], batch_size=BATCH)
-                found.append(learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=window))
+                found.append(
+                    learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=window).grads
+                )
             assert_close(*found)

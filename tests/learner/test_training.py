@@ -33,11 +33,10 @@ def by_hand(learner, xs, ys, every, optimizer=ADAM, **options):
     opt_state, losses, step_fn = optimizer.init(values(learner)), [], loss_of(learner)
     for i in range(0, len(xs), every):
         cut = {k: v[i : i + every] for k, v in options.items()}
-        grads, loss = learner.etrace_grad(
+        grads, loss, *_ = learner.etrace_grad(
             xs[i : i + every],
             ys[i : i + every],
             step_fn=step_fn,
-            return_value=True,
             window=1,
             **cut,
         )
@@ -303,7 +302,7 @@ def test_single_steps_may_stay_pending_in_the_state_of_a_learner():
         seen, step = [], brainstate.transform.grad(one, learner.param_states)
         for t in range(4):
             seen += [step(xs[t], ys[t]), learner.get_etrace_of(params)]
-        seen += [learner.etrace_grad(xs, ys, step_fn=one), learner.get_etrace_of(params)]
+        seen += [learner.etrace_grad(xs, ys, step_fn=one).grads, learner.get_etrace_of(params)]
         seen += [step(xs[0], ys[0]), learner.get_etrace_of(params)]
         learner.reset_state()
         for t in range(4):
@@ -344,7 +343,7 @@ def test_a_large_trace_is_written_once_in_several_single_steps():
 def long_gradient(**options):
     xs, ys = data(60)
     learner = compiled(**options)
-    return learner, learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=1)
+    return learner, learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=1).grads
 
 
 @pytest.mark.slow

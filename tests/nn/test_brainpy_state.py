@@ -102,7 +102,7 @@ def check(net, recurrent, states):
             oracles.append(verify.bptt_gradients(online.cell, *start, xs, ys, loss))
         grads = learner.etrace_grad(
             xs, ys, step_fn=lambda x, y: loss(learner(x), y), reduction='sum', window=4
-        )
+        ).grads
     assert_moves(bare(grads))
     for oracle in oracles:
         assert_close(bare(grads), bare(oracle), 1e-10)

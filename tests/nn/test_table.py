@@ -60,7 +60,7 @@ def test_online_gradients_are_those_of_the_formula(row, batch_size):
             step_fn=lambda x, y: case.loss(bare(learner(x)), y),
             window=4,
             reduction='sum',
-        )
+        ).grads
     got = {'.'.join(map(str, path)): plain(g) for path, g in grads.items()}
     assert_moves(got)
     oracle = oracles.cut_bptt if row.cut_bptt else oracles.two_pass
