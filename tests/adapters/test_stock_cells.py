@@ -62,7 +62,7 @@ def learned(taken, xs, ys):
     state = learner.init(taken.params, taken.carry, xs[0])
     assert {route.kind for route in learner.routes.values()} == {'trace'}
     grad = jax.jit(learner.sequence_grad(plain.loss, reduction='sum'))
-    grads, state, losses = grad(taken.params, state, xs, ys)
+    grads, losses, _, state = grad(taken.params, state, xs, ys)
     assert jax.tree.structure(grads) == jax.tree.structure(taken.params)
     cut = verify.cut_bptt_gradients(
         taken.cell, taken.params, taken.carry, xs, ys, plain.loss, graph=learner.graph

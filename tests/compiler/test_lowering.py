@@ -151,7 +151,7 @@ def test_a_branch_that_is_not_taken_reaches_neither_gradient_nor_trace(rule):
     got, want = ([], [])
     for kept, fn in ((got, cell), (want, clean)):
         learner, state = compiled(fn, rule)
-        grads, state, _ = jax.jit(learner.sequence_grad(lambda o, y: (o * y).sum(), window=2))(
+        grads, _, _, state = jax.jit(learner.sequence_grad(lambda o, y: (o * y).sum(), window=2))(
             W, state, X, X
         )
         kept += [grads['w'], grads['a'], *jax.tree.leaves(state.trace['w'])]

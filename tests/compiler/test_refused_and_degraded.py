@@ -173,7 +173,7 @@ def online(row, steps):
     state, total = learner.init(row.params, row.carry, row.xs[0]), None
     grad = jax.jit(learner.grad(lambda output, _: loss(output)))
     for x in row.xs[:steps]:
-        _, grads, state = grad(row.params, state, x, 0.0)
+        grads, _, _, state = grad(row.params, state, x, 0.0)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return learner, total
 

@@ -46,7 +46,7 @@ def online(cell, params, carry, rule, window=None, steps=T, **options):
     learner = functional.online(cell, rule)
     state = learner.init(params, carry, X[0])
     run = jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))
-    grads, _, _ = run(params, state, X[:steps], X[:steps], **options)
+    grads, *_ = run(params, state, X[:steps], X[:steps], **options)
     return learner, grads
 
 
@@ -316,7 +316,7 @@ def test_a_carry_with_typed_keys_is_copied_where_init_is_traced():
     shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), s) for s in states]
     assert all(s == shapes[0] for s in shapes)
     assert_close(*(jax.random.key_data(s.carry['key']) for s in states[:2]))
-    grads = learner.grad(loss)({'w': W}, states[1], X[0], None)[1]
+    grads = learner.grad(loss)({'w': W}, states[1], X[0], None).grads
     assert_close(grads, bptt(noisy, {'w': W}, carry, steps=1))
 
 

@@ -64,7 +64,7 @@ def online(cell, params, carry, xs, rule=D, window=3, **options):
     """``(learner, grads, state)`` of a sequence."""
     learner = functional.online(partial(cell, Library), rule)
     run = jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))
-    grads, state, _ = run(params, learner.init(params, carry, xs[0]), xs, xs, **options)
+    grads, _, _, state = run(params, learner.init(params, carry, xs[0]), xs, xs, **options)
     return learner, grads, state
 
 
@@ -128,7 +128,9 @@ def test_a_carry_that_is_not_declared_hidden_moves_on_and_is_a_constant(rule):
         partial(unmarked, Library), rule, hidden=lambda path, leaf: path[0] == 'h'
     )
     state = learner.init({'w': W}, carry, X[0])
-    grads, state, _ = learner.sequence_grad(loss, window=3, reduction='sum')({'w': W}, state, X, X)
+    grads, _, _, state = learner.sequence_grad(loss, window=3, reduction='sum')(
+        {'w': W}, state, X, X
+    )
     if rule is D:
         assert_same(grads, bptt(selective, {'w': W}, carry, X))
     want = carry
@@ -300,7 +302,7 @@ def test_an_empty_batch_can_be_stepped_and_reset(rule):
     params, carry, xs = sized(0, I, N)
     learner = functional.online(partial(leaky, Library), rule)
     state = learner.init(params, carry, xs[0])
-    (value, out), grads, state = learner.grad(loss)(params, state, xs[0], xs[0])
+    grads, value, out, state = learner.grad(loss)(params, state, xs[0], xs[0])
     assert value == 0 and out.shape == (0, N)
     assert_same(grads, jax.tree.map(np.zeros_like, params))
     state = functional.reset(state, jnp.zeros(0, bool), carry)

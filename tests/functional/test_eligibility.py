@@ -72,7 +72,7 @@ def test_what_td_errors_weigh_along_episodes_is_the_gradient_of_their_advantages
     heads = jax.jit(learner.heads(decision, per_sample=True))
     found, values, going_on = jax.tree.map(jnp.zeros_like, p), [], jnp.zeros(B)
     for t in range(steps):
-        _, (g,), y, state = heads(p, state, xs[t], xs[t])
+        (g,), _, y, state = heads(p, state, xs[t], xs[t])
         values.append(y[:, 1])
         if t:
             delta = rewards[t - 1] + discount * going_on * values[t] - values[t - 1]
@@ -141,7 +141,7 @@ def test_the_gradients_of_heads_fit():
     learner, p, x = functional.online(cell), params(), drawn(B, 2)
     state, z_of = learner.init(p, jnp.zeros((B, 4)), x), eligibility(0.9)
     heads = learner.heads(lambda h, y: jnp.sum(h), per_sample=True)
-    _, (found,), _, _ = heads(p, state, x, x)
+    (found,), *_ = heads(p, state, x, x)
     z = z_of.update(z_of.init(p, B), found, jnp.ones(B))
     assert jax.tree.structure(z_of.weigh(z, jnp.ones(B))) == jax.tree.structure(p)
 

@@ -61,7 +61,7 @@ def test_heads_are_calls_of_grad_and_by_sample_those_of_one_sample(net, rule):
     for x, y, flag in zip(xs, ys, flags, strict=True):
         found, apart = heads(params, state, x, y), samples(params, by_sample, x, y)
         of_calls = calls(params, state, x, y)
-        for k, ((value, _), grads, _) in enumerate(of_calls):
+        for k, (grads, value, *_) in enumerate(of_calls):
             assert_close((found.values[k], found.grads[k]), (value, grads))
         (_, outputs), _, new = of_calls[0]
         assert_close((found.outputs, found.state), (outputs, new))
@@ -101,7 +101,7 @@ def test_gradients_by_sample_add_up_to_backpropagation_through_that_sample():
     state, sums = learner.init(params, h, xs[0]), [0, 0]
     heads = jax.jit(learner.heads(*losses, per_sample=True))
     for x, y in zip(xs, ys, strict=True):
-        _, grads, _, state = heads(params, state, x, y)
+        grads, _, _, state = heads(params, state, x, y)
         sums = [jax.tree.map(jnp.add, s, g) if s else g for s, g in zip(sums, grads, strict=True)]
     for loss, found in zip(losses, sums, strict=True):
         for b in range(B):
@@ -116,7 +116,7 @@ def test_pull_takes_any_cotangent_back_and_changes_no_state():
     xs, ys = data()
     _, state = learner.step(params, learner.init(params, carry, xs[0]), xs[0])
     outputs, pull, new = learner.vjp(params, state, xs[1])
-    (_, of_step), grads, after = learner.grad(LOSSES[0])(params, state, xs[1], ys[1])
+    grads, _, of_step, after = learner.grad(LOSSES[0])(params, state, xs[1], ys[1])
     assert_close((outputs, new), (of_step, after))
     cotangent = jax.grad(LOSSES[0])(outputs, ys[1])
     assert_close(pull(cotangent), grads)
@@ -140,8 +140,8 @@ def test_the_batch_may_be_another_axis_and_integers_have_no_gradient():
     loss = lambda o, y: jnp.sum(o * y)
     heads = jax.jit(learner.heads(loss, per_sample=True))
     for x, y in zip(xs, ys, strict=True):
-        _, want, after = learner.grad(loss)(params, state, x, y)
-        (values,), (grads,), _, state = heads(params, state, x, y)
+        want, _, _, after = learner.grad(loss)(params, state, x, y)
+        (grads,), (values,), _, state = heads(params, state, x, y)
         assert values.shape == (B,)
         assert grads['places'].dtype == jax.dtypes.float0 and grads['places'].shape == (B, 3)
         del grads['places'], want['places']
@@ -161,8 +161,8 @@ def test_a_batch_of_one_and_inputs_that_samples_share():
         learner = functional.online(cell)
         state = learner.init(params, jnp.zeros((batch, N)), x, jnp.array(2.0))
         given = params, state, (x, jnp.array(2.0)), y
-        (value,), (grads,), outputs, new = learner.heads(loss, per_sample=True)(*given)
-        (want, h), summed, after = learner.grad(loss)(*given)
+        (grads,), (value,), outputs, new = learner.heads(loss, per_sample=True)(*given)
+        summed, want, h, after = learner.grad(loss)(*given)
         assert value.shape == (batch,) and grads['w'].shape == (batch, I, N)
         assert grads['places'].dtype == jax.dtypes.float0 and grads['places'].shape == (batch, 2)
         assert_close((value.sum(), grads['w'].sum(0), outputs), (want, summed['w'], h))
@@ -177,7 +177,7 @@ def test_heads_are_mapped_and_run_in_a_loop():
 
     def along(params, state):
         def step(state, at):
-            _, grads, _, state = heads(params, state, *at)
+            grads, _, _, state = heads(params, state, *at)
             return state, grads
 
         return jax.lax.scan(step, state, (xs, ys))
@@ -322,8 +322,8 @@ def test_a_key_of_each_sample_is_an_input():
     learner = functional.online(cell)
     state, loss = learner.init(params, jnp.zeros((B, N)), x, keys), lambda y, t: jnp.sum(y * t)
     given = params, state, (x, keys), drawn(B, 1)
-    _, (grads,), outputs, _ = jax.jit(learner.heads(loss, per_sample=True))(*given)
-    (_, want), summed, _ = learner.grad(loss)(*given)
+    (grads,), _, outputs, _ = jax.jit(learner.heads(loss, per_sample=True))(*given)
+    summed, _, want, _ = learner.grad(loss)(*given)
     assert_close((outputs, grads['w'].sum(0)), (want, summed['w']))
 
 

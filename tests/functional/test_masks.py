@@ -35,7 +35,7 @@ def squared(out, y):
 def by_gradient(rule, ys, window):
     learner = functional.online(cell, rule)
     state = learner.init(PARAMS, np.zeros((B, N)), XS[0])
-    grads, end, _ = jax.jit(learner.sequence_grad(squared, window=window))(
+    grads, _, _, end = jax.jit(learner.sequence_grad(squared, window=window))(
         PARAMS, state, XS, ys, MASK
     )
     return grads, end.trace

@@ -48,7 +48,7 @@ def started(rule=RULES[0], **options):
 @pytest.mark.parametrize('rule', [*RULES, None], ids=str)
 def test_grad_is_jax_grad_of_a_loss_on_the_outputs_of_step(rule):
     learner, params, state, xs, ys = started(rule)
-    (value, out), grads, new = learner.grad(loss)(params, state, xs[0], ys[0])
+    grads, value, out, new = learner.grad(loss)(params, state, xs[0], ys[0])
     want = jax.grad(lambda p: loss(learner.step(p, state, xs[0])[0], ys[0]), allow_int=True)(params)
     assert_close(grads, want)
     assert value == loss(out, ys[0])
@@ -67,7 +67,7 @@ def test_a_loss_over_a_scan_in_one_grad_is_the_sum_of_online_gradients(rule):
 
         return jax.lax.scan(body, state, (xs, ys))[1].sum()
 
-    grads, _, _ = jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)
+    grads, *_ = jax.jit(learner.sequence_grad(loss, reduction='sum'))(params, state, xs, ys)
     assert_close(jax.jit(jax.grad(total, allow_int=True))(params), grads, 1e-11)
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_trainable_gets_zero_and_what_is_not_hidden_no_trace():
     learner, params, state, xs, ys = started(
         trainable=lambda path, leaf: path != ('w',), hidden=lambda path, leaf: path == ('h',)
     )
-    grads, _, _ = learner.sequence_grad(loss)(params, state, xs, ys)
+    grads, *_ = learner.sequence_grad(loss)(params, state, xs, ys)
     assert (grads['w'] == 0).all() and jnp.abs(grads['b']).max() > 0
     assert set(state.trace['b']['h']) == {'weight', 'bias'}
 
@@ -228,7 +228,7 @@ def not_the_count(path, leaf):
 def test_reset_starts_flagged_lanes_anew():
     learner, params, state, xs, ys = started()
     carry0 = {'h': jnp.zeros((B, N)), 'count': jnp.array(9)}
-    _, moved, _ = learner.sequence_grad(loss)(params, state, xs, ys)
+    _, _, _, moved = learner.sequence_grad(loss)(params, state, xs, ys)
     again = functional.reset(moved, jnp.array([True, False]), carry0, hidden=not_the_count)
     assert again.t.tolist() == [0, T] and int(again.carry['count']) == T
     assert (again.carry['h'][0] == 0).all()

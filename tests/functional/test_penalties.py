@@ -58,9 +58,9 @@ def compared(rule, loss=penalised, reset=None, **options):
     hand = learner.sequence_grad(by_hand, reduction='sum', **options)
     want = jax.jit(hand)(PARAMS, state, XS, (YS, W, K), None, reset)
     assert_close(got[0], want[0])
-    keys = [x for x in jax.tree.leaves(want[1]) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    keys = [x for x in jax.tree.leaves(want.state) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     if not keys:
-        assert_close(got[1].trace, want[1].trace)
+        assert_close(got.state.trace, want.state.trace)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_losses_come_back_without_the_penalty_and_updates_meet_their_own_mean():
     def step_fn(x, y):
         return penalised(learner(x), y)
 
-    losses, _ = learner.etrace_train(
+    _, losses, *_ = learner.etrace_train(
         XS, UNKNOWN, step_fn=step_fn, optimizer=optimizer, update_every=4, mask=MASK
     )
     assert list(np.isnan(losses)) == list(MASK == 0)
@@ -136,18 +136,16 @@ def test_losses_come_back_without_the_penalty_and_updates_meet_their_own_mean():
     run = pure.sequence_update(by_hand, optimizer, every=4, reduction='sum')
     of_loss = np.where(np.arange(T) < 4, W, 0)
     of_penalty = np.where(np.arange(T) < 4, 1 / 4, 1 / 2)
-    params, _, _, _ = jax.jit(run)(
-        PARAMS, optimizer.init(PARAMS), state, XS, (YS, of_loss, of_penalty)
-    )
+    params, *_ = jax.jit(run)(PARAMS, optimizer.init(PARAMS), state, XS, (YS, of_loss, of_penalty))
     assert_close({k: p.value for k, p in learner.model.p.items()}, params)
 
 
 def test_a_single_step_differentiates_the_sum_and_returns_the_loss():
     learner, state = start(rules.d_rtrl())
-    (value, _), grads, _ = learner.grad(penalised)(PARAMS, state, XS[0], YS[0])
-    (one, _), want, _ = learner.grad(by_hand)(PARAMS, state, XS[0], (YS[0], 1.0, 1.0))
+    grads, value, *_ = learner.grad(penalised)(PARAMS, state, XS[0], YS[0])
+    want, one, *_ = learner.grad(by_hand)(PARAMS, state, XS[0], (YS[0], 1.0, 1.0))
     assert_close(grads, want)
-    (alone, _), _, _ = learner.grad(squared)(PARAMS, state, XS[0], YS[0])
+    _, alone, *_ = learner.grad(squared)(PARAMS, state, XS[0], YS[0])
     assert value == alone != one
 
 

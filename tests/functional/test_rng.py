@@ -115,7 +115,7 @@ def test_a_raw_key_goes_on_through_every_reset():
     assert state.carry['key'].tolist() == key.tolist()
     assert not state.carry['v'].any()
     run, resets = quick(learner.sequence_grad(loss)), (np.arange(3) == 1, first)
-    _, state, _ = run(params(), start, XS[:3], YS[:3], reset=resets)
+    _, _, _, state = run(params(), start, XS[:3], YS[:3], reset=resets)
     assert state.carry['key'].tolist() == key.tolist()
 
 

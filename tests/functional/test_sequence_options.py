@@ -73,17 +73,17 @@ def test_a_dropped_trace_has_been_read_and_counts_as_empty(rule, window):
     step = jax.jit(lambda state, x: learner.step(params(), state, x)[1])
     kept, dropped = run(functools.reduce(step, data()[0][:BEFORE], start))
     assert_close(dropped[0], kept[0] if rule is ES else through_time(diagonal))
-    assert_close((dropped[1].carry, dropped[2]), (kept[1].carry, kept[2]))
-    assert dropped[1].t.tolist() == [0] * B
-    again, fresh = run(dropped[1]), run(start.replace(carry=dropped[1].carry))
-    for (grads, _, losses), want in zip(again, fresh, strict=True):
-        assert_close((grads, losses), (want[0], want[2]))
+    assert_close((dropped.state.carry, dropped.losses), (kept.state.carry, kept.losses))
+    assert dropped.state.t.tolist() == [0] * B
+    again, fresh = run(dropped.state), run(start.replace(carry=dropped.state.carry))
+    for (grads, losses, *_), want in zip(again, fresh, strict=True):
+        assert_close((grads, losses), (want[0], want.losses))
 
 
 def test_without_a_rule_a_gradient_is_that_of_its_step_alone():
     learner, start = started(cell, None)
     call = jax.jit(learner.sequence_grad(loss, 4, 'sum'))
-    grads, end, _ = call(params(), start, *data(), mask=jnp.arange(BEFORE + T) >= BEFORE)
+    grads, _, _, end = call(params(), start, *data(), mask=jnp.arange(BEFORE + T) >= BEFORE)
     assert_close(grads, through_time(cell, jax.lax.stop_gradient), 1e-12)
     assert end.trace == {} and end.t.tolist() == [BEFORE + T] * B
 

@@ -95,7 +95,7 @@ def gradient(rule, of=cell, loss=loss, given=dict, **options):
     """Of a sequence; ``given()``: its mask and resets."""
     learner, state = started(rule, of)
     run = jax.jit(learner.sequence_grad(loss, reduction='sum', **options))
-    grads, _, losses = run(P, state, XS, YS, **given())
+    grads, losses, *_ = run(P, state, XS, YS, **given())
     return grads, losses
 
 

@@ -168,7 +168,7 @@ def test_structure_comes_first_and_memory_later():
     assert shapes_of(state) == shapes_of(shapes)
     outputs, after = jax.eval_shape(learner.step, args[0], shapes, args[2])
     assert shapes_of(after) == shapes_of(shapes) and outputs.shape == (2, 2)
-    losses = jax.eval_shape(learner.sequence_grad(loss), args[0], shapes, *shapes_of(data()))[2]
+    losses = jax.eval_shape(learner.sequence_grad(loss), args[0], shapes, *shapes_of(data())).losses
     assert losses.shape == (5,)
 
 

@@ -51,7 +51,7 @@ def test_a_learner_without_a_rule_acts_on_the_carry_of_one_that_learns():
         state.carry
     )
     for x, y in zip(xs, ys, strict=True):
-        (_, out), _, new = learner.grad(loss)(p, state, x, y)
+        _, _, out, new = learner.grad(loss)(p, state, x, y)
         shown, acted = actor.step(p, acting.replace(carry=state.carry), x)
         assert_close((shown, acted.carry), (out, new.carry))
         assert_close((shown, acted.carry), cell(p, state.carry, x))
@@ -66,10 +66,10 @@ def test_a_sequence_in_pieces_is_the_sequence(rule):
     (xs, ys), p = (a[:4] for a in data()), params()
     learner, start = started(rule=rule)
     run = jax.jit(learner.sequence_grad(loss, reduction='sum'))
-    want, end, losses = run(p, start, xs, ys)
+    want, losses, _, end = run(p, start, xs, ys)
     total, state, each = jax.tree.map(jnp.zeros_like, p), start, []
     for k in (0, 2):
-        grads, state, some = run(p, state, xs[k : k + 2], ys[k : k + 2])
+        grads, some, _, state = run(p, state, xs[k : k + 2], ys[k : k + 2])
         total, each = jax.tree.map(jnp.add, total, grads), [*each, some]
     assert_close((total, jnp.concatenate(each)), (want, losses), 1e-11)
     assert_close((state.carry, state.t), (end.carry, end.t))
@@ -95,7 +95,7 @@ def test_a_variant_is_made_anew_and_leaves_the_first_as_it_was():
     want = learner.grad(loss)(p, state, xs[0], ys[0])
     frozen = functional.online(cell, D_RTRL, trainable=lambda path, _: path != ('w',))
     other = frozen.init(p, carry(), xs[0])
-    assert not frozen.grad(loss)(p, other, xs[0], ys[0])[1]['w'].any()
+    assert not frozen.grad(loss)(p, other, xs[0], ys[0]).grads['w'].any()
     assert_close(learner.grad(loss)(p, state, xs[0], ys[0]), want, 0)
 
 

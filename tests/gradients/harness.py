@@ -83,7 +83,7 @@ def by_steps(case, rule):
     """``(loss, output, grads)`` of every step, from ``learner.grad``."""
     state, step = start(case, rule)[1], step_program(case, rule)
     for x, y in zip(case.xs, case.ys, strict=True):
-        (loss, output), grads, state = step(case.params, state, x, y)
+        grads, loss, output, state = step(case.params, state, x, y)
         yield loss, output, grads
 
 

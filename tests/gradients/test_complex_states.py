@@ -78,7 +78,7 @@ def test_windows_give_the_gradient_of_backpropagation(name):
     learner, state = online(case)
     run, found = quick(learner.sequence_grad(loss, window=None, reduction='sum')), []
     for steps in (slice(0, 3), slice(3, 6)):
-        grads, state, _ = run(case.params, state, XS[steps], YS[steps])
+        grads, _, _, state = run(case.params, state, XS[steps], YS[steps])
         found.append(grads)
     assert_moves(added(found))
     assert_close(added(found), bptt(case))

@@ -34,7 +34,7 @@ OTHERS = [name for name in models.PROGRAMS if name not in [*LOOPS, *LOST, *REFUS
 
 def check(name, rule, window=3, unroll=None):
     case = models.case(name)
-    grads, state, losses = over_sequence(case, rule, window, unroll=unroll)
+    grads, losses, _, state = over_sequence(case, rule, window, unroll=unroll)
     assert_drawn_close(grads, oracles.total(WANT[rule](case)))
     return case, grads, state, losses
 

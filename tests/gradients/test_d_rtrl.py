@@ -39,7 +39,7 @@ FEW = [
 @every_window(1, None)
 def test_windows_give_the_gradient_of_the_dense_recursion(name, window):
     case = models.case(name)
-    grads, _, losses = over_sequence(case, RULE, window)
+    grads, losses, *_ = over_sequence(case, RULE, window)
     assert losses.shape == (len(case.xs),)
     assert_drawn_close(grads, oracles.total(dense(case)))
 
@@ -78,14 +78,14 @@ def test_single_steps_before_a_sequence_and_after_it(name):
     rule, got = braintrace.rules.d_rtrl(write_every=3), []
     (learner, state), step = start(case, rule), step_program(case, rule)
     for t in (0, 1):
-        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        grads, _, _, state = step(case.params, state, case.xs[t], case.ys[t])
         got.append(grads)
-    grads, state, _ = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))(
+    grads, _, _, state = quick(learner.sequence_grad(case.loss, window=None, reduction='sum'))(
         case.params, state, case.xs[2:4], case.ys[2:4]
     )
     assert_drawn_close(added([*got, grads]), added([at(dense(case), t) for t in range(4)]))
     for t in (4, 5):
-        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        grads, _, _, state = step(case.params, state, case.xs[t], case.ys[t])
         assert_drawn_close(grads, at(dense(case), t))
 
 
@@ -100,7 +100,7 @@ def test_a_reset_ends_pending_steps_too(name):
     state, step = start(case, rule)[1], step_program(case, rule)
     for t, (x, y, flag) in enumerate(zip(case.xs, case.ys, flags, strict=True)):
         state = braintrace.functional.reset(state, flag, carry0)
-        _, grads, state = step(case.params, state, x, y)
+        grads, _, _, state = step(case.params, state, x, y)
         assert_drawn_close(grads, at(want, t))
 
 
@@ -248,5 +248,5 @@ def test_one_compilation_serves_every_step(name):
         return learner.grad(case.loss)(params, state, x, y)
 
     for x, y in zip(case.xs, case.ys):
-        _, _, state = step(case.params, state, x, y)
+        _, _, _, state = step(case.params, state, x, y)
     assert len(traced) == 1

@@ -177,7 +177,7 @@ def test_each_step_gives_the_gradient_of_explicit_traces(feedback):
     B = None if feedback == 'symmetric' else weights_sent_back(learner)
     (params, state), step = started(learner), quick(learner.grad(loss))
     for x, target, want in zip(*drawn()[2:], explicit('spiking', B=B), strict=True):
-        _, grads, state = step(params, state, x, target)
+        grads, _, _, state = step(params, state, x, target)
         assert_close(grads, want)
 
 

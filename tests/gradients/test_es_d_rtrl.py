@@ -65,7 +65,7 @@ def test_the_first_step_is_plain_bptt(name):
 @pytest.mark.parametrize('rank', [1, 2, 9])
 def test_a_rank_is_a_decay(rank):
     case = models.case('lstm')
-    grads, _, _ = over_sequence(case, braintrace.rules.es_d_rtrl(rank), 3)
+    grads, *_ = over_sequence(case, braintrace.rules.es_d_rtrl(rank), 3)
     assert_drawn_close(grads, oracles.total(es(case, (rank - 1) / (rank + 1))))
 
 
@@ -107,8 +107,8 @@ def test_a_reset_of_an_unbatched_model_restarts_it():
 @pytest.mark.parametrize('name', FEW)
 def test_a_later_call_continues_the_stream(name):
     case = models.case(name)
-    first, state, _ = over_sequence(case, RULE, 1, slice(0, 3))
-    second, state, _ = over_sequence(case, RULE, None, slice(3, 6), state)
+    first, _, _, state = over_sequence(case, RULE, 1, slice(0, 3))
+    second, _, _, state = over_sequence(case, RULE, None, slice(3, 6), state)
     assert_drawn_close(added([first, second]), oracles.total(es(case, DECAY)))
     assert np.all(state.t == 6)
 
@@ -121,5 +121,5 @@ def test_steps_without_a_gradient_count_in_the_trace_and_in_the_correction():
     for x in case.xs[:3]:
         _, state = step(case.params, state, x)
     for t in (3, 4, 5):
-        _, grads, state = grad(case.params, state, case.xs[t], case.ys[t])
+        grads, _, _, state = grad(case.params, state, case.xs[t], case.ys[t])
         assert_drawn_close(grads, at(es(case, DECAY), t))

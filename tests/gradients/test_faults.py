@@ -24,7 +24,7 @@ def rows(*names):
 
 def gradient(case, rule=D_RTRL, window=2):
     """The library's gradient, which equals the oracle's and leaves no parameter without one."""
-    grads, _, _ = over_sequence(case, rule, window)
+    grads, *_ = over_sequence(case, rule, window)
     assert_close(grads, oracles.total(WANT[rule](case)))
     assert_moves(grads)
     return grads
@@ -169,12 +169,12 @@ def test_fault_k_the_bias_correction_counts_trace_steps_and_not_calls():
     """Six steps in one call: the correction of the last is ``1 - 0.9^6`` = 0.469, not 0.1."""
     case = models.case('leaky')
     learner, state = start(case, ES_D_RTRL)
-    grads, whole, _ = over_sequence(case, ES_D_RTRL, None)
+    grads, _, _, whole = over_sequence(case, ES_D_RTRL, None)
     assert_close(grads, oracles.total(oracles.es_recursion(case, 0.9)))
     assert np.all(whole.t == 6)
     parts = []
     for steps in (slice(0, 2), slice(2, 6)):
-        part, state, _ = over_sequence(case, ES_D_RTRL, 2, steps, state)
+        part, _, _, state = over_sequence(case, ES_D_RTRL, 2, steps, state)
         parts.append(part)
     assert_close(added(parts), grads)
     assert learner is learner_of(case, ES_D_RTRL) and np.all(state.t == 6)
@@ -183,9 +183,9 @@ def test_fault_k_the_bias_correction_counts_trace_steps_and_not_calls():
 def test_fault_k_a_reset_starts_the_count_again():
     case = models.case('leaky')
     learner, first = start(case, ES_D_RTRL)
-    _, state, _ = over_sequence(case, ES_D_RTRL, None)
+    _, _, _, state = over_sequence(case, ES_D_RTRL, None)
     state = braintrace.functional.reset(state, True, case.carry)
     assert not np.any(state.t)
-    _, grads, _ = learner.grad(case.loss)(case.params, state, case.xs[0], case.ys[0])
+    grads, *_ = learner.grad(case.loss)(case.params, state, case.xs[0], case.ys[0])
     assert_close(grads, at(oracles.es_recursion(case, 0.9), 0))
     assert_close(state.trace, first.trace)

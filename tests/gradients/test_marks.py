@@ -115,7 +115,7 @@ def of_steps(learner, params, carry, xs, ys):
     state, total = learner.init(params, carry, xs[0]), None
     grad = jax.jit(learner.grad(loss))
     for x, y in zip(xs, ys, strict=True):
-        _, grads, state = grad(params, state, x, y)
+        grads, _, _, state = grad(params, state, x, y)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
     return total
 

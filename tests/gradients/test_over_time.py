@@ -114,8 +114,8 @@ def over_two_sequences(name, how, rule, window, carry):
     state = learner.init(params, h, XS[0])
     run = quick(learner.sequence_grad(loss, window=window, carry=carry, reduction='sum'))
     with _jax.as_if_on(how):
-        first, state, _ = run(params, state, XS, YS, np.ones(T), (NEVER, fresh(h)))
-        grads, state, losses = run(params, state, XS, YS, MASK, (FLAGS, fresh(h)))
+        first, _, _, state = run(params, state, XS, YS, np.ones(T), (NEVER, fresh(h)))
+        grads, losses, _, state = run(params, state, XS, YS, MASK, (FLAGS, fresh(h)))
     return first, grads, state.carry, losses
 
 

@@ -258,7 +258,7 @@ def test_a_trace_without_numbers_is_left_to_xla(lanes, entries, monkeypatch):
     params = {'w': jnp.ones(entries), 'b': jnp.ones(OUT), 'at': at}
     learner = functional.online(cell, rules.d_rtrl(write_every=2))
     state = learner.init(params, h, xs[0])
-    shapes = jax.eval_shape(learner.grad(loss), params, state, xs[0], h)[1]
+    shapes = jax.eval_shape(learner.grad(loss), params, state, xs[0], h).grads
     assert shapes['w'].shape == (entries,)
 
 

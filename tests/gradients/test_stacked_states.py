@@ -245,7 +245,7 @@ def test_each_step_gives_the_gradient_of_the_oracle(rule):
         quick(learner.grad(case.loss)),
     )
     for t, (x, y) in enumerate(zip(case.xs, case.ys, strict=True)):
-        _, grads, state = step(case.params, state, x, y)
+        grads, _, _, state = step(case.params, state, x, y)
         assert_close(grads, at(oracle(case, rule), t))
     assert state.carry['all'].shape == (2, *case.carry['h1'].shape)
 
@@ -287,7 +287,7 @@ def test_a_state_that_is_kept_in_another_layout_is_the_value_that_is_kept(shape)
 
     learner = braintrace.functional.online(cell, RULES['ES_D_RTRL'])
     state = learner.init(case.params, {'h': kept(case.carry['h'])}, case.xs[0])
-    grads, _, _ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(
+    grads, *_ = quick(learner.sequence_grad(case.loss, window=4, reduction='sum'))(
         case.params, state, case.xs, case.ys
     )
     assert_close(grads, oracles.total(oracle(case, 'ES_D_RTRL')))
@@ -425,10 +425,10 @@ def test_a_line_step_by_step_and_its_lanes(rule):
         learner, _, state = line_learner(name, rule)
         step, grads = quick(learner.grad(half_square)), []
         for x in LINE_X[:4]:
-            _, g, state = step(LINE_W, state, x, x)
+            g, _, _, state = step(LINE_W, state, x, x)
             grads.append(g)
         state = braintrace.functional.reset(state, flags[2], line_learner(name, rule)[2].carry)
-        grads.append(step(LINE_W, state, x, x)[1])
+        grads.append(step(LINE_W, state, x, x).grads)
         got[name] = np.stack(grads), np.stack(list(state.carry))
     for a, b in zip(got['roll'], got['tuple'], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)

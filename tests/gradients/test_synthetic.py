@@ -104,14 +104,14 @@ def test_the_synthesizer_learns_by_the_regression_of_a_linear_cell():
             synthesizer=synthetic.apply,
         )
     )
-    (grads, found), _, _ = run((params, given), state, xs, ys)
+    (grads, found), *_ = run((params, given), state, xs, ys)
     dw, ds, db = by_hand(given[name], params['w'], h, xs, ys)
     assert_close(grads['w'], dw, 1e-10)
     assert_close(found[name], {'w': ds, 'b': db}, 1e-10)
     # lanes that are reset between two windows owe nothing to each other
     flags = np.zeros((6, 3), bool)
     flags[2, 1] = True
-    (grads, found), _, _ = run((params, given), state, xs, ys, reset=(flags, 0 * h))
+    (grads, found), *_ = run((params, given), state, xs, ys, reset=(flags, 0 * h))
     whole = [np.delete(a, 1, -2) for a in (h, xs, ys)]
     apart = by_hand(given[name], params['w'], *whole)
     late = by_hand(given[name], params['w'], np.zeros((1, 4)), xs[2:, 1:2], ys[2:, 1:2])

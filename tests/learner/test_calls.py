@@ -226,7 +226,7 @@ def test_the_rule_is_asked_once_when_it_writes(monkeypatch):
     monkeypatch.setattr(step_functions, 'choose_delay', lambda *a: asked.append(a) or choose(*a))
     optimizer, opt_state, step_fn = optax.sgd(1e-3), None, loss_of(learner)
     for _ in range(3):
-        _, opt_state = learner.etrace_train(
+        _, _, _, _, opt_state, *_ = learner.etrace_train(
             xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=opt_state
         )
     assert len(asked) == 1

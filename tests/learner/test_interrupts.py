@@ -92,7 +92,7 @@ def test_pure_updates_that_are_stopped_are_those_of_a_shorter_sequence():
     p, h, ys = {'w': jnp.ones((4, 2)) / 4}, jnp.zeros((3, 2)), jnp.zeros((STEPS, 3, 2))
     learn, state = learner.sequence_update(squared, SGD, progress=True), learner.init(p, h, xs[0])
     error = after_a_signal(lambda: learn(p, SGD.init(p), state, xs, ys))
-    done = len(error.so_far[-1])
+    done = len(error.so_far.losses)
     assert LATE < done < STEPS
     assert_close(error.so_far, learn(p, SGD.init(p), state, xs[:done], ys[:done]), 0)
 

@@ -33,7 +33,7 @@ def steps(cell, params, carry, xs, rule, resets=None, **options):
     for t, x in enumerate(xs):
         if resets is not None and t in resets:
             state = functional.reset(state, jnp.array(resets[t]), carry)
-        _, grads, state = grad(params, state, x, 0.0)
+        grads, _, _, state = grad(params, state, x, 0.0)
         found.append(grads)
     return found
 

@@ -85,7 +85,7 @@ def spoiled(where: str):
 @pytest.mark.parametrize('where', ['x', 'y', 'all lanes'])
 def test_the_others_learn_as_if_it_were_not_there(where):
     xs, ys, sound = spoiled(where)
-    p, _, state, losses, skipped = learnt(xs, (ys, sound), 'skip')
+    p, losses, _, state, _, skipped, _ = learnt(xs, (ys, sound), 'skip')
     want, h, counts = by_hand(xs, ys)
     assert_close((p, state.carry), (want, h))
     assert skipped.tolist() == counts.tolist() and skipped.dtype == jnp.int32
@@ -238,11 +238,11 @@ def test_a_model_without_lanes_starts_anew_as_a_whole():
         lambda h, y: ((h - y) ** 2).mean(), optimizer, not_finite='skip'
     )
     given = drawn(I, N), optimizer.init(drawn(I, N)), state, xs, jnp.ones((T, N))
-    p, _, state, losses, skipped = learn(*given, reset=(None, h))
+    p, losses, _, state, _, skipped, _ = learn(*given, reset=(None, h))
     assert int(skipped) == 1 and int(state.t) == T - 4 and jnp.isfinite(p).all()
     mapped = jax.vmap(lambda x: learn(*given[:3], x, given[4], reset=(None, h)))
     xs = jnp.stack([xs, jnp.ones_like(xs)])
-    assert mapped(xs)[4].tolist() == [1, 0]
+    assert mapped(xs).skipped.tolist() == [1, 0]
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def online(rule, **options):
     def gradient(params, carry, xs, ys, mask):
         learner = braintrace.functional.online(plain, rule, mark='auto')
         grads_of = learner.sequence_grad(TASK.loss, **options)
-        grads, _, losses = grads_of(params, learner.init(params, carry, xs[0]), xs, ys, mask)
+        grads, losses, *_ = grads_of(params, learner.init(params, carry, xs[0]), xs, ys, mask)
         return jnp.average(losses, weights=mask), grads
 
     return jax.jit(gradient)
