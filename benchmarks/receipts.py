@@ -86,7 +86,7 @@ def recorded(cell: str, hidden: int, lanes: int, scale: float, folder: Path) -> 
     def step(params, opt, state, x, noise):
         outputs, _ = learner.step(params, state, x)
         y = outputs + scale * noise
-        _, grads, new, record = recording.grad(params, state, x, y)
+        (grads, _, _, new), record = recording.grad(params, state, x, y)
         updates, after = optimizer.update(grads, opt, params)
         return y, record, updates, after, optax.apply_updates(params, updates), new
 
@@ -132,7 +132,7 @@ def costs(units: int, lanes: int) -> dict:
 
     @jax.jit
     def shown(params, opt, state, x, y):
-        _, grads, new, record = recording.grad(params, state, x, y)
+        (grads, _, _, new), record = recording.grad(params, state, x, y)
         return record, *moved(params, opt, grads), new
 
     def train():

@@ -31,12 +31,13 @@ State = TypeVar('State')
 class Gradient(NamedTuple, Generic[Grads, Losses, State]):
     """What every call that takes a gradient returns.
 
-    - ``grads``: a tree like params; of :meth:`braintrace.functional.OnlineLearner.heads` one for each loss
+    - ``grads``: a tree like params, or one for each loss of ``heads``
     - ``losses``: the loss of a step, those of a sequence ``(T,)``, or one for each head; a penalty
       (:class:`braintrace.Penalised`) is no part of them
     - ``aux``: what stands beside the loss: the outputs of a step, or what a ``step_fn`` returns
       beside its loss (``has_aux``), time in front; else None
-    - ``state``: the :class:`braintrace.functional.OnlineState` after the call; None of a learner, which keeps it itself
+    - ``state``: the :class:`braintrace.functional.OnlineState` after the call; None of a learner,
+      which keeps it itself
 
     >>> import braintrace
     >>> braintrace.functional.Gradient._fields

@@ -62,14 +62,14 @@ def test_heads_are_calls_of_grad_and_by_sample_those_of_one_sample(net, rule):
         found, apart = heads(params, state, x, y), samples(params, by_sample, x, y)
         of_calls = calls(params, state, x, y)
         for k, (grads, value, *_) in enumerate(of_calls):
-            assert_close((found.values[k], found.grads[k]), (value, grads))
-        (_, outputs), _, new = of_calls[0]
-        assert_close((found.outputs, found.state), (outputs, new))
-        assert_close((apart.outputs, apart.state), (outputs, new))
+            assert_close((found.losses[k], found.grads[k]), (value, grads))
+        _, _, outputs, new = of_calls[0]
+        assert_close((found.aux, found.state), (outputs, new))
+        assert_close((apart.aux, apart.state), (outputs, new))
         for b, at in enumerate(samples_of):
             of_calls = calls_of_one(params, ones[b], x[at], y[at])
             for k, ((value, _), grads, _) in enumerate(of_calls):
-                of_sample = jax.tree.map(lambda g, b=b: g[b], (apart.values[k], apart.grads[k]))
+                of_sample = jax.tree.map(lambda g, b=b: g[b], (apart.losses[k], apart.grads[k]))
                 assert_close(of_sample, (value, grads))
             ones[b] = functional.reset(of_calls[0][2], flag[at], fresh[b])
         state, by_sample = (functional.reset(s, flag, carry) for s in (found.state, apart.state))

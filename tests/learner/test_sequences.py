@@ -70,7 +70,7 @@ def test_without_a_rule_gradients_are_those_of_single_steps_and_nothing_is_trace
     assert_close(got, jax.jit(jax.grad(loss))(params), 1e-12)
     assert learner.etrace.value['trace'] == learner.get_etrace_of(('cell', 'Wh', 'weight')) == {}
     options = {'step_fn': loss_of(learner), 'optimizer': optax.sgd(0.01)}
-    (before, _), (after, _) = (learner.etrace_train(xs, ys, **options) for _ in range(2))
+    before, after = (learner.etrace_train(xs, ys, **options).losses for _ in range(2))
     assert after.mean() < before.mean() and 'no rule learner of Net' in repr(learner)
     with pytest.raises(braintrace.errors.OptionError, match='made with rule=None'):
         braintrace.verify.diagnose(learner, xs, ys, squared)

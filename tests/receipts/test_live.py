@@ -88,7 +88,7 @@ def trained(recording, params, state, steps=3, optimizer='sgd'):
             initial = jax.tree.map(jnp.ones_like, state.carry)
             given = {'reset': np.arange(B) == 1, 'initial': initial}
             state = functional.reset(state, given['reset'], initial)
-        _, grads, new, record = step(params, state, x, y, mask)
+        (grads, _, _, new), record = step(params, state, x, y, mask)
         updates, after = transform.update(grads, opt, params)
         changed = optax.apply_updates(params, updates)
         writer.write(params, state, x, y, record, updates, opt, after, changed, **given)
@@ -125,17 +125,17 @@ def test_sequences_are_derived_again(kind):
         plain = recording.learner
         args = (xs, ys, mask, resets)
         if kind == 'grad':
-            got = jax.jit(recording.sequence_grad)(params, state, *args)
+            got, run = jax.jit(recording.sequence_grad)(params, state, *args)
             want = plain.sequence_grad(lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B)
-            assert_close(got[0], want(params, state, *args)[0])
-            assert_close(got[1].carry, want(params, state, *args)[1].carry)
-            writer.write_sequence(params, got[-1])
+            assert_close(got.grads, want(params, state, *args).grads)
+            assert_close(got.state.carry, want(params, state, *args).state.carry)
+            writer.write_sequence(params, run)
         else:
-            *got, blocks = recording.sequence_update(transform, 2)(params, opt, state, *args)
+            got, blocks = recording.sequence_update(transform, 2)(params, opt, state, *args)
             want = plain.sequence_update(
                 lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B, transform, every=2
             )
-            assert_close(got[0], want(params, opt, state, *args)[0])
+            assert_close(got.params, want(params, opt, state, *args).params)
             for block in blocks:
                 writer.write_sequence(*block)
     receipts = assert_rederived(file)
@@ -152,7 +152,7 @@ def test_frozen_parameters_stay_as_they_are():
     state = learner.init(params, cell.carry(params, B), xs[0])
     recording = capture(learner)
     writer, file = recorder(recording, 'adamw')
-    *_, blocks = recording.sequence_update(transform, 4)(
+    _, blocks = recording.sequence_update(transform, 4)(
         params, transform.init(params), state, xs, ys
     )
     writer.write_sequence(*blocks[0])
@@ -215,7 +215,7 @@ def test_a_loss_and_an_optimizer_of_your_own_are_consistent_at_most():
         loss = {'loss': lambda out, y: jnp.mean(jnp.abs(out - y))}
         recording, params, state = started(CELLS['rnn'](), RULES['cut'], **loss)
         x, y, transform = drawn(B, I), drawn(B, O), optax.lion(LR)
-        _, grads, _, record = jax.jit(recording.grad)(params, state, x, y)
+        (grads, *_), record = jax.jit(recording.grad)(params, state, x, y)
         opt, file = transform.init(params), io.BytesIO()
         updates, after = transform.update(grads, opt, params)
         writer = Recorder(file, recording, {'name': 'lion', 'config': {'lr': LR}})
@@ -251,7 +251,7 @@ def test_large_arrays_go_to_a_file_or_are_sampled(tmp_path):
         recording, path = capture(learner, arrays=arrays), tmp_path / f'{arrays}.jsonl'
         writer, step = Recorder(path, recording), jax.jit(recording.grad)
         for _ in range(2):
-            _, _, _, record = step(params, state, x, drawn(B, O))
+            _, record = step(params, state, x, drawn(B, O))
             writer.write(params, state, x, drawn(B, O), record)
         nodes[arrays], _ = parse_run(path.read_bytes())
     trace = nodes['npz']['traces_after'][0]['entries']['weight'][0]
@@ -269,7 +269,7 @@ def test_the_learner_of_a_model_is_recorded_by_its_pure_functions(model):
     online, params, carry = learner.pure()
     state = online.init(params, carry, x)
     out, file = jnp.zeros((B, N)), io.BytesIO()
-    *_, record = jax.jit(recording.grad)(params, state, x, out)
+    _, record = jax.jit(recording.grad)(params, state, x, out)
     Recorder(file, recording).write(params, state, x, out, record)
     found, _ = judged(file)
     assert found.verdict == 'consistent', found.failures[:3]
@@ -282,7 +282,7 @@ def test_each_few_steps_are_written_and_a_donated_array_is_named():
     writer, step = Recorder(file, recording, every=2), jax.jit(recording.grad, donate_argnums=1)
     for k in range(3):
         held = state.replace(carry=jax.tree.map(np.array, state.carry))
-        _, _, new, record = step(params, state, x, y)
+        (*_, new), record = step(params, state, x, y)
         writer.write(params, held, x, y, record)
         if k == 2:
             jax.tree.map(lambda a: a.delete(), record.carry_after)
@@ -328,9 +328,9 @@ def test_what_a_receipt_can_not_hold_is_refused(monkeypatch):
     with pytest.raises(braintrace.errors.NotSupportedError, match='made in tf32 on this device'):
         recording.grad(params, state, x, y)
     allowed = capture(recording.learner, allow_tf32=True)
-    *_, record = jax.jit(allowed.grad)(params, state, x, y)
+    _, record = jax.jit(allowed.grad)(params, state, x, y)
     with jax.default_matmul_precision('highest'):
-        *_, precise = jax.jit(recording.grad)(params, state, x, y)
+        _, precise = jax.jit(recording.grad)(params, state, x, y)
     assert (int(record.precision), int(precise.precision)) == (1, 0)
 
 
@@ -400,7 +400,7 @@ def test_a_slope_that_is_rounded_to_zero_may_be_made_anew_where_a_trace_uses_it(
     writer, file = recorder(recording)
     for size in (0.1, 100.0):
         x, y = jnp.full((B, I), size), drawn(B, O)
-        _, _, new, record = jax.jit(recording.grad)(params, state, x, y)
+        (*_, new), record = jax.jit(recording.grad)(params, state, x, y)
         writer.write(params, state, x, y, record)
         state = new
     last = assert_rederived(file)[-1]
@@ -420,7 +420,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_and_the_next_replaces_the_file
     path = tmp_path / 'run.jsonl'
     path.write_bytes(b'old\n')
     writer, x, y = Recorder(path, recording), drawn(B, I), drawn(B, O)
-    *_, record = recording.grad(params, state, x, y)
+    _, record = recording.grad(params, state, x, y)
     with pytest.raises(ReceiptError, match=r'outputs.*not finite'):
         writer.write(params, state, x, y, record._replace(outputs=record.outputs * jnp.nan))
     assert [one.name for one in tmp_path.iterdir()] == ['run.jsonl']
@@ -458,7 +458,7 @@ def test_the_rate_of_a_schedule_goes_to_each_write():
     optimizer = optax.adam(schedule)
     opt, x, y = optimizer.init(params), drawn(B, I), drawn(B, O)
     for step in range(3):
-        _, grads, new, record = recording.grad(params, state, x, y)
+        (grads, _, _, new), record = recording.grad(params, state, x, y)
         updates, after = optimizer.update(grads, opt, params)
         moved, lr = optax.apply_updates(params, updates), float(schedule(step))
         writer.write(params, state, x, y, record, updates, opt, after, moved, lr=lr)
@@ -483,7 +483,7 @@ def test_a_configuration_that_no_verifier_takes_is_refused_at_once(optimizer, sa
 def test_a_sequence_is_written_whole_or_not_at_all():
     recording, params, state = started(CELLS['rnn'](), RULES['cut'])
     file, xs, ys = io.BytesIO(), drawn(3, B, I), drawn(3, B, O)
-    grads, *_, run = recording.sequence_grad(params, state, xs, ys)
+    (grads, *_), run = recording.sequence_grad(params, state, xs, ys)
     writer = Recorder(file, recording)
     with pytest.raises(braintrace.errors.OptionError, match='knows no optimizer'):
         writer.write_sequence(params, run, grads)
@@ -496,7 +496,7 @@ def test_a_sequence_is_written_whole_or_not_at_all():
 def test_a_negative_mask_is_refused():
     recording, params, state = started(CELLS['rnn'](), RULES['cut'])
     x, y = drawn(B, I), drawn(B, O)
-    *_, record = recording.grad(params, state, x, y, -jnp.ones(B))
+    _, record = recording.grad(params, state, x, y, -jnp.ones(B))
     with pytest.raises(braintrace.errors.OptionError, match='negative weight'):
         Recorder(io.BytesIO(), recording).write(params, state, x, y, record)
 
@@ -514,6 +514,6 @@ def test_a_declared_cell_has_no_other_ops_and_parameters(part):
     learner, x = functional.online(cell), drawn(B, I)
     state = learner.init(own, {'h': jnp.zeros((B, N))}, x)
     recording = capture(learner, cell=Cell.rnn(0.9))
-    *_, record = recording.grad(own, state, x, drawn(B, O))
+    _, record = recording.grad(own, state, x, drawn(B, O))
     with pytest.raises(braintrace.errors.StructureError, match=r"'b'\].* no part of a cell"):
         Recorder(io.BytesIO(), recording).write(own, state, x, drawn(B, O), record)
