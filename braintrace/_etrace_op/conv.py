@@ -354,7 +354,7 @@ def conv(
     strides, lhs_dilation, rhs_dilation : int or one int for each spatial axis
         The step of the window, the dilation of x and that of the kernel; one by default.
     padding : str or a pair (before, behind) for each spatial axis
-        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or numbers of zeros, as ``lhs_dilation`` asks for.
+        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or numbers of zeros (for ``lhs_dilation``).
     feature_group_count, batch_group_count : int
         Numbers of groups into which the channels, or the samples, are divided.
     dimension_numbers : three strings

@@ -76,7 +76,7 @@ def prose(name: str) -> str:
     if inspect.isclass(owner):
         texts.append(inspect.getdoc(owner) or '')
     lines = '\n'.join(texts).splitlines()
-    return '\n'.join(line for line in lines if not line.lstrip().startswith(('>>>', '...')))
+    return ' '.join(line.strip() for line in lines if not line.lstrip().startswith(('>>>', '...')))
 
 
 def unnamed(name: str, seen: frozenset = frozenset()) -> set[str]:
