@@ -143,9 +143,12 @@ def save_state(file: File, state: Any, learner=None) -> None:
     one. Whoever is killed leaves a part behind, ``NAME.<host>-<pid>-<hex>.part``, which the next
     save of the same file removes. Every dtype, typed PRNG keys and physical units are kept. Where
     several processes hold parts of an array, all of them call it with the same path: the first one
-    writes the whole, and all wait for it. Raises :class:`braintrace.errors.OptionError` for a path
-    that is no regular file, and ``OSError`` where it can not be written, in every process. See
-    :func:`load_state`.
+    writes the whole, and all wait for it. See :func:`load_state`.
+
+    Raises :class:`braintrace.errors.OptionError` for a path that is no regular file,
+    :class:`braintrace.errors.StructureError` for leaves that are no arrays or have one path,
+    :class:`braintrace.errors.NotCompiledError` for a learner that is not compiled, and ``OSError``
+    where the file can not be written, in every process.
 
     >>> import io, jax, jax.numpy as jnp
     >>> from braintrace.functional import load_state, save_state

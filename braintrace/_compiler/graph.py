@@ -229,7 +229,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Route:
-    """Where a parameter's gradient comes from, and why.
+    """Where a parameter's gradient comes from, its ``kind``, and why; ``location``: in which line.
 
     ``trace`` (reason: the primitive): history and same step. ``same-step``: this step only, because
 

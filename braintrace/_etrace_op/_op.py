@@ -15,8 +15,9 @@ from ._spec import ETPPrimitiveSpec, get_primitive_spec
 class EtpOp:
     """An ETP primitive as a function of arrays and quantities.
 
-    ``op(x, *weights, bias=None, **static)`` where there is a bias. ``forms`` are all primitives of
-    the op; ``primitive`` is the form that a batch binds, or the only form.
+    ``op(x, *weights, bias=None, **static)``, which is ``call``, where there is a bias. ``forms``
+    are all primitives of the op; ``primitive`` is the form that a batch binds, or the only form.
+    ``spec`` raises ``RuleContractError`` where there is none.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit

@@ -103,9 +103,6 @@ class ETPPrimitive(Primitive):
     ``represent(x, weights)`` may give the numbers for which an input of integers stands in a
     factor. ``op`` is the ``EtpOp`` to which the primitive belongs, or None.
 
-    ``structure`` are the names of the last operands that are arrays without a gradient, such as the
-    places of sparse entries. Each rule gets them by keyword, beside the static parameters.
-
     ``lowering[platform] = fn(*operands, **params)`` replaces ``impl`` on a platform.
     ``trace_kernel[platform] = fn(D, trace, D_f, x, weights, **params) -> trace`` replaces the
     update of D_RTRL's trace by a single step; D is ``(*y, S, S)``, D_f ``(*y, S)``, and each array
@@ -116,6 +113,32 @@ class ETPPrimitive(Primitive):
     without the flag ``alive`` count as zero. Both return a dict of the trainables for which they do
     better than the default. Setting any of these clears JAX's caches.
 
+    Parameters
+    ----------
+    name, impl : str, function
+        The primitive's name, and what it computes.
+    batched : bool
+        Axis 0 of x and y counts independent samples.
+    gradient_enabled : bool
+        The op is identity-like: the compiler walks through it.
+    trainable_invars_fn : function, optional
+        Static parameters of an equation -> {trainable name: operand index}; by default
+        ``{'weight': 1}``.
+    x_invar_index, y_outvar_index : int
+        The index of the untrained operand, None without such an operand, and that of y.
+    structure : names
+        The last operands that are arrays without a gradient, which no step changes, such as the
+        places of sparse entries. Each rule gets them by keyword, beside the static parameters.
+
+    Raises
+    ------
+    MissingRuleError
+        :meth:`rule` is asked for a rule that is not there.
+    RuleContractError
+        A slot is unknown, a rule is no function, or a mapped form is given a rule or a kernel.
+
+    Examples
+    --------
     >>> import braintrace, jax.numpy as jnp
     >>> primitive = braintrace.register_primitive('doc_times', lambda x, w: x * w, batched=True)
     >>> primitive.bind(jnp.ones((2, 3)), jnp.ones(3)).shape, primitive.root is primitive
@@ -392,12 +415,8 @@ def register_primitive(
     """Make an ETP primitive from a plain JAX function, which gives it every JAX rule, and register
     it.
 
-    ``trainable_invars_fn(params)`` maps the static parameters of an equation to ``{trainable name:
-    operand index}`` (default ``{'weight': 1}``). ``x_invar_index`` is the index of the untrained
-    operand, or None without such an operand. ``batched`` says that axis 0 of x and y counts
-    independent samples. ``gradient_enabled`` marks identity-like ops. ``structure`` names the
-    last operands that are arrays without a gradient, which no step changes. Give the primitive its
-    trace rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
+    The arguments are those of :class:`ETPPrimitive`; ``impl`` is the function. Give the primitive
+    its trace rules with ``register_etp_rules``; a missing rule is reported when a learner needs it.
 
     Raises ``RuleContractError`` for a name that is taken or a malformed description::
 

@@ -343,13 +343,32 @@ def conv(
     """Convolve with a traced kernel: ``y = conv(x, kernel) (+ bias)``, as
     ``jax.lax.conv_general_dilated``.
 
-    ``x`` has a batch axis, a channel axis and as many spatial axes as the kernel;
-    ``dimension_numbers`` say where they stand (default: ``'NCHW', 'OIHW', 'NCHW'`` and its kin).
-    ``bias`` is ``(out,)``. ``strides`` and dilations default to one; an integer holds for every
-    spatial axis. y has the unit of x times the unit of the kernel.
+    y has the unit of x times the unit of the kernel.
 
-    Raises ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not
-    fit, ``OptionError`` for such an option.
+    Parameters
+    ----------
+    x, kernel : array or Quantity
+        x has a batch and a channel axis, the kernel two channel axes, both as many spatial ones.
+    bias : array or Quantity, optional
+        Of shape (out,), in the unit of y.
+    strides, lhs_dilation, rhs_dilation : int or one int for each spatial axis
+        The step of the window, the dilation of x and that of the kernel; one by default.
+    padding : str or a pair (before, behind) for each spatial axis
+        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or numbers of zeros (for ``lhs_dilation``).
+    feature_group_count, batch_group_count : int
+        Numbers of groups into which the channels, or the samples, are divided.
+    dimension_numbers : three strings
+        Where the axes stand; by default ``'NCHW', 'OIHW', 'NCHW'`` and its kin.
+
+    Raises
+    ------
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        An operand does not fit.
+    OptionError
+        An option does not fit.
+
+    Examples
+    --------
 
     >>> import jax.numpy as jnp
     >>> import braintrace

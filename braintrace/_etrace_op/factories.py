@@ -55,21 +55,37 @@ def make_linear_op(
     """Make an op of ``fn``, which maps one sample and is linear in x and in each trainable: ``op(x,
     *weights, bias=None, **static)``.
 
-    ``x`` and ``trainable`` (default ``{'weight': 1}``) are positions of arguments of ``fn``,
-    ``static`` its hashable keyword arguments, ``rank`` the number of axes of one sample of x; one
-    axis more is a batch. ``bias`` has the shape of one sample of y. ``cases`` are pairs (operands
-    of the op, static parameters) on which ``kit.check`` tries the laws.
+    ``bias`` has the shape of one sample of y, and y the product of the operands' units.
 
-    ``trace`` chooses the layout. ``'parameter'`` has an entry for each entry of a trainable; each
-    of these must feed one element of y per sample, as in a dense product. ``'effective'`` has the
-    matrix from x to y that the trainables make, as for low rank; the gradient is pulled back
-    through the trainables of the step that asks for it. ``'position'`` has an entry for each entry
-    of a trainable at each element of y, and is exact for all.
+    Parameters
+    ----------
+    x, trainable : int, dict
+        Positions of arguments of ``fn``; ``{'weight': 1}`` by default.
+    trace : str
+        The layout. ``'parameter'`` has an entry for each entry of a trainable; each of these must
+        feed one element of y per sample, as in a dense product. ``'effective'`` has the matrix from
+        x to y that the trainables make, as for low rank; the gradient is pulled back through the
+        trainables of the step that asks for it. ``'position'`` has an entry for each entry of a
+        trainable at each element of y, and is exact for all.
+    static : names
+        The hashable keyword arguments of ``fn``.
+    rank : int
+        The number of axes of one sample of x; one axis more is a batch.
+    cases : pairs (operands of the op, static parameters)
+        On which ``kit.check`` tries the laws.
 
-    y has the product of the operands' units. Raises ``RuleContractError`` at the first call where
-    ``fn`` is not linear in x or ``'parameter'`` is not exact, and the errors of the other ops for
-    operands that do not fit.
+    Raises
+    ------
+    OptionError
+        An argument has another value, or the op is called with other static parameters.
+    RuleContractError
+        The name is taken, or at the first call ``fn`` is not linear in x or ``'parameter'`` not
+        exact.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        The op is called with operands that do not fit.
 
+    Examples
+    --------
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
     >>> low_rank = kit.make_linear_op('doc_low_rank', lambda x, b, a: x @ b @ a,
@@ -305,6 +321,10 @@ def make_einsum_op(name: str, equation: str, bias: bool = False) -> EtpOp:
     """Make an op of a fixed equation (see :func:`braintrace.einsum`): ``op(x, weight)``, or ``op(x,
     weight, bias)`` with ``bias=True``.
 
+    Raises ``OptionError`` for an ``equation`` of another form and for a bias that is missing or not
+    asked for, ``RuleContractError`` for a ``name`` that is taken; the op raises as
+    :func:`braintrace.einsum` does.
+
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
     >>> heads = kit.make_einsum_op('doc_heads', 'bhi,hio->bho', bias=True)
@@ -337,7 +357,9 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
     weight)``, x with or without a batch axis in front.
 
     One sample of x, the weight and y have one shape. y has the product of the units; a weight to
-    which ``fn`` is not proportional has none.
+    which ``fn`` is not proportional has none. Raises ``RuleContractError`` for a ``name`` that is
+    taken and an ``fn`` that is no function or, at a call, not linear; the op raises
+    ``EtpShapeError``, ``EtpDtypeError`` or ``EtpUnitError`` for an operand that does not fit.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit
@@ -399,7 +421,10 @@ def _check_elementwise(name: str, fn: Callable, x, weight) -> None:
 
 def make_conv_op(name: str, dims: int) -> EtpOp:
     """Make a convolution over ``dims`` spatial axes: ``op(x, kernel, bias=None, **options)`` with
-    the options of :func:`braintrace.conv`.
+    the options of :func:`braintrace.conv`, whose errors it raises.
+
+    Raises ``OptionError`` unless ``dims`` is an int above 0, ``RuleContractError`` for a ``name``
+    that is taken.
 
     >>> import jax.numpy as jnp
     >>> from braintrace import kit

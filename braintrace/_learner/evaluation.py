@@ -33,7 +33,8 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
 
     Raises :class:`braintrace.errors.NotCompiledError` for a learner that is not compiled,
     :class:`braintrace.errors.StructureError` for sequences of unequal lengths and for inputs unlike
-    those that were compiled.
+    those that were compiled, :class:`braintrace.errors.OptionError` for another ``learner`` or a
+    ``metric`` that is no function.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)

@@ -273,6 +273,8 @@ def _described(rule) -> str:
 def compile_etrace_graph(model: brainstate.nn.Module, *inputs):
     """Compile one step of an initialised model: a frozen :class:`braintrace.ETraceGraph`.
 
+    ``inputs`` are those of the step. Raises what :func:`braintrace.compile` does.
+
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
     >>> _ = brainstate.nn.init_all_states(model, batch_size=3)

@@ -38,7 +38,8 @@ class DNI(ETraceLearner):
 
     ``synthesizer``: a :class:`braintrace.SyntheticGradient` or None for a linear one that starts
     at zero; its parameters are ``learner.synthetic.value``. Other arguments as for
-    :class:`braintrace.D_RTRL`.
+    :class:`braintrace.D_RTRL`. Raises :class:`braintrace.errors.OptionError` for another value of
+    ``synthesizer``.
 
     Source: Jaderberg et al. 2017, "Decoupled neural interfaces using synthetic gradients" (ICML,
     arXiv 1608.05343).
@@ -100,7 +101,8 @@ def train_synthetic_gradient(
     ``sequences`` and ``step_fn`` as for ``learner.etrace_grad``. Each of the ``epochs`` is one
     update by the ``optimizer`` (an ``optax.GradientTransformation``, by default plain descent with
     the rate ``lr``) over the whole sequence in exact windows, after a reset, where ``reset``.
-    Raises :class:`braintrace.errors.OptionError` for a ``window`` that no other one follows.
+    Raises :class:`braintrace.errors.OptionError` for a ``window`` that no other one follows, and
+    :class:`braintrace.errors.StructureError` for sequences of different lengths.
 
     >>> import braintrace, jax.numpy as jnp
     >>> x, model = jnp.ones((3, 2)), braintrace.nn.GRUCell(2, 4)

@@ -18,9 +18,12 @@ class Report(ReportData):
     """What :func:`braintrace.report` returns; prints as text, shows as tables in a notebook.
 
     ``memory`` is for ``batch_size``, None where the step has no batch axis. ``approximation``: what
-    the rule leaves out in every model; ``axes``: a line for each of its other options. ``exact``:
-    no gradient lacks a part of its history. ``at(batch_size)``: the report at another batch size.
-    ``as_dict()``: all of it, as for JSON.
+    the ``rule`` leaves out in every model; ``axes``: a line for each of its other options.
+    ``exact``: no gradient lacks a part of its history. ``groups``, ``relations``, ``parameters``,
+    ``cuts`` and ``diagnostics`` have a row for each of these in the ``graph``.
+    ``at(batch_size)``: the report at another batch size, with a mesh of devices also their
+    ``share``, which ``share_of`` computes; :class:`braintrace.errors.OptionError` for a batch size
+    where the step has no batch axis. ``as_dict()``: all of it, as for JSON.
 
     >>> import braintrace, jax.numpy as jnp
     >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
@@ -81,9 +84,9 @@ class Report(ReportData):
 def report(graph: ETraceGraph, rule: Any = None, batch_size: int | None = None) -> Report:
     """Groups, relations, routes, cuts, diagnostics, exactness, and memory of the trace.
 
-    ``rule``: a value of :mod:`braintrace.rules`, by default D_RTRL. ``batch_size``: by default as
-    compiled. Raises :class:`braintrace.errors.OptionError` for one where the step has no batch
-    axis.
+    ``graph``: of a compiled learner. ``rule``: a value of :mod:`braintrace.rules`, by default
+    D_RTRL. ``batch_size``: by default as compiled. Raises :class:`braintrace.errors.OptionError`
+    for one where the step has no batch axis.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.MinGRUCell(2, 4)

@@ -70,24 +70,38 @@ class Feedback:
         y = \mathrm{op}(x, W) \qquad
         \frac{dL}{dx} = \left(\frac{d\,\mathrm{op}(x, B)}{dx}\right)^{\!\top} \frac{dL}{dy}
 
-    The gradient of W, and the trace, keep W. ``'random'``: B is fixed (Lillicrap et al. 2016, Nat.
-    Commun. 7:13276). ``'adaptive'``: ``B^t = W^t + (1 - decay)^t E``, where t counts all steps
-    since the learner was compiled, over resets too: B gets the updates of W, and what is between
-    them shrinks. So it does in Kolen and Pollack 1994 (ICNN 3:1375) and Akrout et al. 2019
-    (NeurIPS, arXiv 1904.05391), by weight decay, which here leaves W alone.
+    The gradient of W, and the trace, keep W. A B of your own needs no rule:
+    ``y = matmul(stop(x), W) + (x @ B - stop(x @ B))`` in the model, where ``stop`` is
+    ``jax.lax.stop_gradient``.
 
-    ``ops``: keys of ops, as the report names them; by default the readouts, ops that read what
-    other ops made and whose result no op reads, in the step or through a state. ``scale``: the
-    standard deviation of the normal numbers in B, or in E. By default ``1 / sqrt(n)``, where n is
-    how many products with x an element of y sums: the features of ``matmul``, the taps of a
-    convolution, the entries of a sparse column on average; for an op of two factors (lora) that of
-    their product. They are drawn from ``seed`` and the op's key alone. Raises
-    :class:`braintrace.errors.OptionError` for other values, and when the step is compiled for ops
-    that it does not have.
+    Parameters
+    ----------
+    kind : str
+        ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276). ``'adaptive'``:
+        ``B^t = W^t + (1 - decay)^t E``, where t counts all steps since the learner was compiled,
+        over resets too: B gets the updates of W, and what is between them shrinks. So it does in
+        Kolen and Pollack 1994 (ICNN 3:1375) and Akrout et al. 2019 (NeurIPS, arXiv 1904.05391), by
+        weight decay, which here leaves W alone.
+    ops : keys of ops, optional
+        As the report names them; by default the readouts, ops that read what other ops made and
+        whose result no op reads, in the step or through a state.
+    scale : float, optional
+        The standard deviation of the normal numbers in B, or in E. By default ``1 / sqrt(n)``,
+        where n is how many products with x an element of y sums: the features of ``matmul``, the
+        taps of a convolution, the entries of a sparse column on average; for an op of two factors
+        (lora) that of their product.
+    decay : float
+        In [0, 1), of ``'adaptive'`` alone.
+    seed : int
+        The numbers are drawn from it and the op's key alone.
 
-    A B of your own needs no rule: ``y = matmul(stop(x), W) + (x @ B - stop(x @ B))`` in the model,
-    where ``stop`` is ``jax.lax.stop_gradient``.
+    Raises
+    ------
+    OptionError
+        There are other values, or, when the step is compiled, ops that it does not have.
 
+    Examples
+    --------
     >>> import braintrace
     >>> rule = braintrace.rules.d_rtrl().with_feedback(braintrace.Feedback('random', seed=3))
     >>> rule.view.feedback.kind

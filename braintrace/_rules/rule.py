@@ -75,7 +75,8 @@ class Rule(ABC):
     perhaps steps that are not yet written into it (*pending*).
 
     ``t`` counts a lane's trace steps since its last reset, before the step at hand. Where it is 0
-    the stored trace counts as zero, whatever it holds, so a reset never touches the trace.
+    the stored trace counts as zero, whatever it holds, so a reset never touches the trace. ``view``
+    has the filter, the feedback and the scope, which :meth:`filtered` and others set.
 
     >>> import braintrace
     >>> rule = braintrace.rules.es_d_rtrl(0.9)
@@ -123,6 +124,8 @@ class Rule(ABC):
     @final
     def with_feedback(self, feedback: Feedback) -> Self:
         """This rule, in which errors go back through ops as a :class:`braintrace.Feedback` says.
+
+        Raises :class:`braintrace.errors.OptionError` for another value of ``feedback``.
 
         >>> import braintrace
         >>> feedback = braintrace.Feedback('random')

@@ -13,15 +13,17 @@ from ..errors import OptionError, StructureError
 
 
 def chunks(source: Iterable, length: int | None = None) -> Iterator[tuple]:
-    """``(xs, ys, mask)`` for each pair ``(xs, ys)`` of an iterator, time in front: on the device,
-    and of ``length`` steps (default: those of the first), so that one program serves all.
+    """``(xs, ys, mask)`` for each pair ``(xs, ys)`` of an iterator, ``source``, time in front: on
+    the device, and of ``length`` steps (default: those of the first), so that one program serves
+    all.
 
     A shorter chunk is filled up with its last step, where ``mask`` is 0: its losses do not count,
     but state and optimiser go on. An error of the iterator comes after the chunks before it; the
     iterator is never ahead of them, so its position may be saved with what was learnt.
 
     Raises :class:`braintrace.errors.StructureError` for what is no pair, for a longer chunk, and
-    for steps of another structure, shape or dtype than the first.
+    for steps of another structure, shape or dtype than the first,
+    :class:`braintrace.errors.OptionError` for another ``source`` or ``length``.
 
     >>> import numpy as np
     >>> from braintrace.functional import chunks

@@ -67,6 +67,9 @@ def eligibility(decay) -> Eligibility:
     observation is, so it weighs the z that has the gradients of step t and no later ones. Source:
     Sutton and Barto, Reinforcement Learning (2018), section 13.5.
 
+    Raises :class:`braintrace.errors.OptionError` for a ``decay`` or ``batch`` out of range; the
+    functions raise :class:`braintrace.errors.StructureError` for arrays that do not fit the trace.
+
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import eligibility
     >>> z_of = eligibility(0.9)
@@ -114,7 +117,11 @@ def obgd(rate: float = 1.0, kappa: float = 2.0):
     ``z`` is an :func:`eligibility` trace of gradients that point uphill, ``delta`` ``(batch,)`` the
     TD errors. A larger ``kappa`` keeps steps further from overshooting what one sample asks for.
     Source: Elsayed, Vasan and Mahmood 2024 (arXiv:2410.14606), where the batch is 1; here each
-    sample has a step size of its own. Needs optax.
+    sample has a step size of its own.
+
+    Raises :class:`braintrace.errors.OptionError` without optax or ``delta`` and for a ``rate`` or
+    ``kappa`` that is not above 0, :class:`braintrace.errors.StructureError` for arrays that do not
+    fit each other.
 
     >>> import jax.numpy as jnp, optax
     >>> from braintrace.functional import eligibility, obgd

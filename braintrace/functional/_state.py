@@ -135,11 +135,24 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
     """Start flagged lanes anew: their hidden carry, of any dtype, from ``carry0``, trace zero,
     ``t`` zero.
 
-    ``flags``: bool ``()`` or ``(B,)``. ``hidden``: predicate ``(path, leaf) -> bool``; default all
-    leaves but PRNG keys, which go on, also those that :func:`jax.random.PRNGKey` makes. Raises
-    :class:`braintrace.errors.StructureError` where flags of single lanes meet a hidden leaf whose
-    axis 0 is not known to be the lanes.
+    Parameters
+    ----------
+    state, carry0 : OnlineState, tree
+        The state, and a carry like its own.
+    flags : bool, of shape () or (B,)
+        The lanes that start anew.
+    hidden : function
+        ``(path, leaf) -> bool``; by default all leaves but PRNG keys, which go on, also those that
+        :func:`jax.random.PRNGKey` makes.
 
+    Raises
+    ------
+    StructureError
+        Flags or ``carry0`` have another structure, shape or dtype, or flags of single lanes meet a
+        hidden leaf whose axis 0 is not known to be the lanes.
+
+    Examples
+    --------
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, reset
     >>> h, t, laned = jnp.ones((2, 3)), jnp.array([4, 4]), frozenset({'carry/h'})
@@ -175,7 +188,9 @@ def reset(state: OnlineState, flags, carry0, hidden=no_key) -> OnlineState:
 
 
 def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
-    """A pytree as a flat dict from path tuples to leaves.
+    """A pytree, ``tree``, as a flat dict from path tuples to leaves.
+
+    Raises :class:`braintrace.errors.StructureError` where two leaves have one path.
 
     >>> from braintrace.functional import flatten_paths
     >>> flatten_paths({'a': {'w': 1}, 'b': 2})
@@ -192,7 +207,9 @@ def flatten_paths(tree) -> dict[tuple[str, ...], Any]:
 
 
 def unflatten_paths(paths: dict, like):
-    """The inverse of :func:`flatten_paths`, in the structure of ``like``.
+    """The inverse of :func:`flatten_paths`: ``paths`` in the structure of ``like``.
+
+    Raises :class:`braintrace.errors.StructureError` where these have other paths.
 
     >>> from braintrace.functional import unflatten_paths
     >>> unflatten_paths({('a', 'w'): 1, ('b',): 2}, {'a': {'w': 0}, 'b': 0})
@@ -211,7 +228,8 @@ def split(params, learner) -> tuple:
     """``(traced, same_step, frozen)``: trees like ``params`` with None where a leaf has another
     route; :func:`merge` puts them together again.
 
-    ``learner``: a compiled :class:`OnlineLearner`.
+    ``params``: those of ``learner``, a compiled :class:`OnlineLearner`. Raises
+    :class:`braintrace.errors.NotCompiledError` for one that is not, ``KeyError`` for other params.
 
     >>> import braintrace, jax.numpy as jnp
     >>> from braintrace.functional import online, split
@@ -236,7 +254,7 @@ def split(params, learner) -> tuple:
 
 def merge(*parts):
     """One tree from parts of the same structure that hold None where a leaf is in another part (see
-    :func:`split`).
+    :func:`split`); ``ValueError`` for parts of different structures.
 
     >>> from braintrace.functional import merge
     >>> merge({'a': 1, 'b': None}, {'a': None, 'b': 2})
@@ -250,8 +268,8 @@ def merge(*parts):
 
 
 def fold_lane(state: OnlineState, axis_name: str | int | jax.Array) -> OnlineState:
-    """Fold the index along a mapped axis, or this number, into every PRNG key of the carry, so that
-    lanes draw different numbers.
+    """Fold the index along the mapped axis ``axis_name``, or this number, into every PRNG key of
+    the carry of ``state``, so that lanes draw different numbers.
 
     >>> import jax, jax.numpy as jnp
     >>> from braintrace.functional import OnlineState, fold_lane

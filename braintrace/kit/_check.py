@@ -146,6 +146,8 @@ def _row(name: str, law: str, findings: Sequence[Finding], where: str) -> Row:
 def assert_conformant(op: Any, cases: Sequence | None = None, **options: Any) -> None:
     """Raise ``AssertionError`` with every row of :func:`check` that is ``fail`` or ``missing``.
 
+    Arguments, ``op`` and ``cases`` among them, and errors are those of :func:`check`.
+
     >>> from braintrace import kit
     >>> kit.assert_conformant('etp_elemwise')
     """
@@ -153,10 +155,10 @@ def assert_conformant(op: Any, cases: Sequence | None = None, **options: Any) ->
 
 
 def describe(op: Any = None, fmt: str = 'md') -> str:
-    """List the registered primitives, or one op's, with their rules: as a table (``'md'``) or as
-    ``'json'``.
+    """List the registered primitives, or one op's, with their rules: by ``fmt`` as a table
+    (``'md'``) or as ``'json'``.
 
-    Raises ``OptionError`` for another format, or if ``op`` is no primitive.
+    Raises ``OptionError`` for another ``fmt``, or if ``op`` is no primitive.
 
     >>> from braintrace import kit
     >>> print(kit.describe('etp_elemwise'))

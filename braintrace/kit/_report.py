@@ -34,7 +34,9 @@ LAWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One law on one case; ``worst`` is the largest deviation, None if the law compares none.
+    """One ``law`` on one ``case`` of an ``op``. ``status``: ``'pass'``, ``'fail'``, ``'missing'``,
+    ``'not_applicable'`` or ``'not_tested'``; ``worst``: the largest deviation, None if the law
+    compares none; ``tolerance``: the largest that passes.
 
     >>> from braintrace import kit
     >>> print(kit.check('etp_elemwise').rows[0])

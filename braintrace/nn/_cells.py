@@ -46,6 +46,13 @@ class VanillaRNNCell(GatedCell):
     name : str, optional
         Name of the module.
 
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -106,6 +113,13 @@ class GRUCell(GatedCell):
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -153,6 +167,13 @@ class MGUCell(GatedCell):
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -196,6 +217,13 @@ class CFNCell(GatedCell):
     timescale : (float, float), optional
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -242,6 +270,14 @@ class MinimalRNNCell(GatedCell):
     timescale : (float, float), optional
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states, or
+        ``phi`` makes another shape than (O,) or (B, O).
 
     Examples
     --------

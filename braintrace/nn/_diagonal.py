@@ -40,6 +40,13 @@ class MinGRUCell(GatedCell):
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -102,6 +109,13 @@ class MinLSTMCell(GatedCell):
     timescale : (float, float), optional
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

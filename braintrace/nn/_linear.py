@@ -175,6 +175,8 @@ class SignedWLinear(Dense):
     OptionError
         ``w_sign`` has an entry other than +1 and -1 or does not broadcast to (I, O), or an array
         ``w_init`` has an entry of the other sign.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        As of :class:`Linear`.
 
     Examples
     --------
@@ -280,6 +282,8 @@ class ScaledWSLinear(Dense):
     ------
     OptionError
         There is one input, whose standardised weight would be 0, or ``eps`` is not positive.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        As of :class:`Linear`.
 
     Examples
     --------

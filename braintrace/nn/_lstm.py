@@ -46,6 +46,13 @@ class LSTMCell(GatedCell):
         Shortest and longest time of memory in steps, as (1, T): first biases of the gates are
         spread over it (chrono initialisation; Tallec & Ollivier, 2018, arXiv:1804.11188).
 
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -111,6 +118,13 @@ class URLSTMCell(GatedCell):
         :math:`\phi`.
     name : str, optional
         Name of the module.
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

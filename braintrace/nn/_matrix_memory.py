@@ -54,6 +54,8 @@ class GLACell(RecurrentLayer):
     ------
     OptionError
         ``heads`` does not divide the sizes, or ``decay`` is not in (0, 1] or of another shape.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -152,6 +154,13 @@ class MambaCell(RecurrentLayer):
         First value of the state ``h`` of shape (I, N).
     name : str, optional
         Name of the module.
+
+    Raises
+    ------
+    OptionError
+        A size is no positive int, or another argument is refused.
+    EtpShapeError, EtpDtypeError, EtpUnitError, StructureError
+        The input is no plain array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

@@ -27,8 +27,8 @@ class IF(Neuron):
     .. math:: V_t = \hat V_{t-1} + \frac{\Delta t}{\tau} R\,x_t \qquad
         s_t = \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
 
-    :math:`\hat V` is V after the reset of :class:`LIF`, which also describes the arguments; this
-    one has no ``V_rest``, and starts at ``V_reset`` unless ``V_init`` says otherwise.
+    :math:`\hat V` is V after the reset of :class:`LIF`, which also describes the arguments and the
+    errors; this one has no ``V_rest``, and starts at ``V_reset`` unless ``V_init`` says otherwise.
 
     Examples
     --------
@@ -126,8 +126,8 @@ class LIF(Neuron):
         finite, or the threshold is not above the reset.
     EtpUnitError
         Units do not fit each other, or a time meets an environment without ``dt``.
-    EtpShapeError, EtpDtypeError
-        The input is not an array of shape N or (B, \*N).
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is not an array of shape N or (B, \*N), or does not fit the states.
 
     Examples
     --------
@@ -185,9 +185,9 @@ class ALIF(Neuron):
         a_t = e^{-\Delta t / \tau_a}\, a_{t-1} + s_{t-1} \qquad
         s_t = \Theta\left(\frac{V_t - (V_{th} + \beta\, a_t)}{V_{th} - V_{reset}}\right)
 
-    V moves, and is reset, as in :class:`LIF`, which also describes the other arguments; the soft
-    reset takes off :math:`V_{th} - V_{reset}`, without the adaptation. V and a are one group of
-    states.
+    V moves, and is reset, as in :class:`LIF`, which also describes the other arguments and the
+    errors; the soft reset takes off :math:`V_{th} - V_{reset}`, without the adaptation. V and a are
+    one group of states.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class GIF(Neuron):
     Each step first applies the jumps of the last step's spikes, then moves each state on by
     exponential Euler, the others held at their values after the jumps. A unit fires where V is
     above :math:`\theta`; its distance is measured in :math:`\theta_\infty - V_{reset}`. All four
-    states are one group. :class:`LIF` describes the other arguments.
+    states are one group. Other arguments and the errors are those of :class:`LIF`.
 
     Parameters
     ----------

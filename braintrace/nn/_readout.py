@@ -60,6 +60,8 @@ class FilteredReadout(RecurrentLayer):
     EtpUnitError
         ``tau`` has the unit of something other than time, the environment's ``dt`` has none or is
         not set, or the state has another unit than what is added to it.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -139,6 +141,8 @@ class LeakyRateReadout(RecurrentLayer):
     EtpUnitError
         ``tau`` is no time, the environment's ``dt`` is none or is not set, or r has another unit
         than ``x @ W``.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -209,6 +213,8 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
     ------
     OptionError, EtpUnitError
         A size is not one positive int, or an argument is refused by :class:`LIF`.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

@@ -103,6 +103,8 @@ class LRUCell(Rotations):
     ------
     OptionError
         A size is not a positive int, or the ring is empty.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -183,6 +185,8 @@ class S5Cell(Rotations):
     ------
     OptionError
         A size is not a positive int, or the range of step sizes is empty.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------
@@ -282,6 +286,8 @@ class RTUCell(Rotations):
     ------
     OptionError
         A size is not a positive int, or the ring is empty.
+    EtpShapeError, EtpDtypeError, StructureError
+        The input is no array of shape (I,) or (B, I), or does not fit the states.
 
     Examples
     --------

@@ -78,6 +78,8 @@ class SparseLinear(ShowsArguments, brainstate.nn.Module):
         ``spar_mat`` is no such matrix, or its data are no floating numbers.
     OptionError
         ``in_size`` does not end with I, or the data are not one number for each entry.
+    EtpShapeError, EtpUnitError
+        The input is not of shape (..., I), or its unit does not fit the bias.
 
     Examples
     --------
@@ -163,8 +165,8 @@ class LoRA(ShowsArguments, brainstate.nn.Module):
     ------
     OptionError
         A size is no positive int, ``in_size`` does not end with I, or ``base_module`` is no module.
-    EtpShapeError, EtpUnitError
-        The input is not of shape (..., I), or the base's result has another shape or unit.
+    EtpShapeError, EtpDtypeError, EtpUnitError
+        The input is not an array of shape (..., I), or the base's result has another shape or unit.
 
     Examples
     --------

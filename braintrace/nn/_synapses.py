@@ -66,8 +66,8 @@ class Expon(Synapse):
         ``tau`` is not positive, or has another shape.
     EtpUnitError
         ``tau`` is no time, ``dt`` is not set, or x has another unit than g.
-    EtpShapeError
-        x has not the shape ``in_size`` or ``(B, *in_size)``.
+    EtpShapeError, EtpDtypeError, StructureError
+        x is no array of shape ``in_size`` or ``(B, *in_size)``, or does not fit the states.
 
     Examples
     --------
@@ -124,8 +124,8 @@ class DualExpon(Synapse):
     EtpUnitError
         A time constant is no time, one counts steps and the other has a unit, ``dt`` is not set,
         or x has another unit than the states.
-    EtpShapeError
-        x has not the shape ``in_size`` or ``(B, *in_size)``.
+    EtpShapeError, EtpDtypeError, StructureError
+        x is no array of shape ``in_size`` or ``(B, *in_size)``, or does not fit the states.
 
     Examples
     --------
@@ -202,8 +202,8 @@ class STP(Synapse):
         A time constant is not positive or has another shape, or U is not in (0, 1].
     EtpUnitError
         A time constant is no time, ``dt`` is not set, or U or the spikes have a unit.
-    EtpShapeError
-        The spikes have not the shape ``in_size`` or ``(B, *in_size)``.
+    EtpShapeError, EtpDtypeError, StructureError
+        The spikes are no array of shape ``in_size`` or ``(B, *in_size)``, or do not fit the states.
 
     Examples
     --------

@@ -248,7 +248,8 @@ BUILT_IN = {spike.__name__: spike for spike in (triangle, sigmoid, multi_gaussia
 def spike_function(owner: str, spk_fun: Any, name: str = 'spk_fun') -> Callable:
     """The spike function of that name, or ``spk_fun`` itself if it is one with a derivative.
 
-    ``owner`` and ``name``: who asks for it, and by which argument, as errors tell it.
+    ``owner`` and ``name``: who asks for it, and by which argument, as errors tell it. Raises
+    :class:`braintrace.errors.OptionError` for what is no spike function with a derivative.
 
     >>> from braintrace.nn import spike_function
     >>> spike_function('Neuron', 'sigmoid')

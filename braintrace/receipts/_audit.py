@@ -52,7 +52,8 @@ class ParameterRow(NamedTuple):
 @dataclass(frozen=True, repr=False)
 class Audit:
     """The result of :func:`audit`; it prints as tables. ``ok``: every observed D agrees with the
-    step.
+    step of the ``rule``. ``groups``, ``relations``, ``parameters``: a row for each, the worst of
+    all ``steps``.
 
     >>> group = GroupRow('h', d_error=0.2, dropped=0.0)
     >>> Audit('d_rtrl()', 1, (group,), (), ()).ok
@@ -95,10 +96,10 @@ def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'm
     """Compare what the learner's trace is made of with reverse mode through its cell, in float64.
 
     ``batch`` is a pair ``(xs, ys)``, time in axis 0, as for :meth:`Recording.sequence_grad`;
-    ``loss`` as for :func:`capture`. From the carry of ``state`` and an empty trace, at each step D
-    is compared with :func:`braintrace.verify.hidden_jacobians`, and at the end the gradient with
-    that of BPTT. Nothing changes; memory grows with the square of all hidden numbers. Raises what
-    :func:`capture` does.
+    ``loss`` and ``reduction`` as for :func:`capture`. From ``params``, the carry of ``state`` and
+    an empty trace, at each step D is compared with :func:`braintrace.verify.hidden_jacobians`, and
+    at the end the gradient with that of BPTT. Nothing changes; memory grows with the square of all
+    hidden numbers. Raises what :func:`capture` does.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = braintrace.receipts.Cell.rnn(0.5)

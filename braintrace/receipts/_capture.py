@@ -25,10 +25,13 @@ PRECISIONS = ('highest', 'tf32', 'bf16')
 class Record(NamedTuple):
     """What one step was made of, as arrays; :class:`Recorder` writes it.
 
-    ``observed``: :class:`braintrace.functional.Observed`; ``gradients``: of this step's loss alone;
-    ``per_lane`` and ``err``: the loss of each lane, and the derivative of the loss by the outputs;
-    ``reset``: the lanes that started anew before the step; ``precision``: of products, a place in
-    ``('highest', 'tf32', 'bf16')``.
+    - ``observed``: :class:`braintrace.functional.Observed`
+    - ``carry_before``, ``carry_after``, ``outputs``: of the cell
+    - ``gradients``, ``loss``: of this step alone
+    - ``per_lane``, ``err``: the loss of each lane, and the derivative of the loss by the outputs
+    - ``probabilities``: of the outputs, with the loss ``'softmax_ce'``, else None
+    - ``mask``, ``reset``: the weight of each lane, and whether it started anew before the step
+    - ``precision``: of products, a place in ``('highest', 'tf32', 'bf16')``
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = Cell.rnn()
@@ -56,9 +59,9 @@ class Record(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Several steps with constant parameters: a :class:`Record` of each, time in front, the
-    inputs and targets, their gradient, the weights ``(T,)`` of their losses, and the carry that
-    resets put back.
+    """Several steps with constant parameters: ``steps``, a :class:`Record` of each, time in front,
+    the ``inputs`` and ``targets``, their ``gradients``, the ``weights`` ``(T,)`` of their losses,
+    and ``initial``, the carry that resets put back.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = Cell.rnn()
@@ -80,7 +83,8 @@ class Run(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One update along a sequence, in the order of the arguments of
+    """One update along a sequence: ``params``, the ``run`` of steps, the ``updates``, and
+    ``opt_before``, ``opt_after`` and ``params_after``, in the order of the arguments of
     :meth:`Recorder.write_sequence`.
 
     >>> import jax, jax.numpy as jnp, optax, braintrace
@@ -105,7 +109,12 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """Steps of a learner that also return what a receipt holds; :func:`capture` makes it.
+    """Steps of a learner that also return what a receipt holds; :func:`capture` makes it, and has
+    the arguments: ``loss``, ``cell``, ``roles``, ``arrays``, ``allow_tf32``.
+
+    Raises :class:`braintrace.errors.StructureError` for inputs, targets or a ``mask`` of other
+    shapes or lanes, :class:`braintrace.errors.OptionError` for a ``mask`` with a loss of your own,
+    :class:`braintrace.errors.NotSupportedError` for what a receipt has no formulas for.
 
     >>> import jax, jax.numpy as jnp, braintrace
     >>> cell = Cell.rnn()

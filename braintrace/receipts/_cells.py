@@ -74,7 +74,9 @@ class Cell:
     (I + N, N), ``b`` (N,), ``W_out`` (N, O), ``b_out`` (O,), the biases optional; the carry is a
     dict of the states.
 
-    Make one by :meth:`rnn`, :meth:`lif` or :meth:`alif`.
+    Make one by :meth:`rnn`, :meth:`lif` or :meth:`alif`, which choose its ``kind`` and its
+    ``constants``. Raises :class:`braintrace.errors.OptionError` for a constant out of range or an
+    unknown surrogate; a call raises as :func:`braintrace.matmul` does.
 
     >>> import jax, jax.numpy as jnp
     >>> cell = Cell.lif(tau=20.0)

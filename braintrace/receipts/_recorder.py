@@ -44,6 +44,14 @@ class Recorder:
     run_id : str, optional
         Stands in each receipt; by default drawn.
 
+    Raises
+    ------
+    OptionError
+        An argument has another value, a reset comes without a carry, an update without an
+        optimizer, or a lane has a negative weight.
+    StructureError
+        The optimizer's state is not that of its name, or an array was donated.
+
     Examples
     --------
     >>> import io, jax, jax.numpy as jnp, braintrace

@@ -236,6 +236,7 @@ def otpe(leak: float) -> Rule:
     Exact for one hidden layer under a leaky readout. After Summe et al. 2023, "Estimating
     post-synaptic effects for online training of feed-forward SNNs" (arXiv 2311.16151), who estimate
     what a spike does to the next layer; this formula of it is the library's own, theirs may differ.
+    Raises :class:`braintrace.errors.OptionError` for a ``leak`` outside [0, 1).
 
     >>> import braintrace
     >>> braintrace.rules.otpe(0.9) == braintrace.rules.d_rtrl().filtered(0.9)

@@ -20,15 +20,16 @@ def pattern_generation(dt: float = 5, outputs: int = 1, seed: int = 0) -> Task:
     """Generate one fixed pattern, a task like one that e-prop was shown on (Bellec et al., 2020,
     Nature Communications 11:3625); its numbers are our own choice.
 
-    Each output is asked for a sum of sines of 1, 2, 3 and 5 Hz over one second, with amplitudes
-    uniform in [0.5, 2] and phases uniform in [0, 2 pi], drawn once by ``seed`` for all sequences
-    and parts and scaled to a mean of 0 and a variance of 1. The input is a clock: five groups of
-    four Poisson inputs fire one after the other at 100 Hz, 200 ms each; all others fire at 10 Hz,
-    here, so that sequences differ. An input of a step of ``dt`` milliseconds is 1 where a Poisson
-    process has a spike within it. The score is the mean squared error, in units of the target's
-    variance. Who always says the mean, 0, has ``floor = 1``.
+    Each of the ``outputs`` is asked for a sum of sines of 1, 2, 3 and 5 Hz over one second, with
+    amplitudes uniform in [0.5, 2] and phases uniform in [0, 2 pi], drawn once by ``seed`` for all
+    sequences and parts and scaled to a mean of 0 and a variance of 1. The input is a clock: five
+    groups of four Poisson inputs fire one after the other at 100 Hz, 200 ms each; all others fire
+    at 10 Hz, here, so that sequences differ. An input of a step of ``dt`` milliseconds is 1 where a
+    Poisson process has a spike within it. The score is the mean squared error, in units of the
+    target's variance. Who always says the mean, 0, has ``floor = 1``.
 
-    Raises :class:`braintrace.errors.OptionError` for a ``dt`` that does not divide 200 ms.
+    Raises :class:`braintrace.errors.OptionError` for a ``dt`` that does not divide 200 ms, and for
+    ``outputs`` or a ``seed`` that are no such numbers.
 
     >>> from braintrace import tasks
     >>> task = tasks.pattern_generation()

@@ -57,13 +57,19 @@ class Run:
     memory: int
 
     def params_of(self, seed: int) -> Any:
-        """The parameters that one of the seeds came to."""
+        """The parameters that one of the seeds came to; for another ``seed``
+        :class:`braintrace.errors.OptionError`.
+        """
         if seed not in self.seeds:
             raise OptionError(f'seed is {seed!r}; the seeds of this run are {self.seeds}.')
         return jax.tree.map(lambda p: p[self.seeds.index(seed)], self.params)
 
     def load_into(self, learner: ETraceLearner, seed: int) -> None:
-        """Give a learner of such a model the parameters of one of the seeds."""
+        """Give a learner of such a model the parameters of one of the seeds.
+
+        Raises :class:`braintrace.errors.OptionError` for another ``learner`` or ``seed``,
+        :class:`braintrace.errors.StructureError` for a learner of another model.
+        """
         if not isinstance(learner, ETraceLearner):
             raise OptionError(
                 f'learner is {type(learner).__name__}; give what braintrace.compile returns. A '

@@ -150,9 +150,9 @@ def cut_bptt_gradients(
     where the cuts are; by default ``cell`` is compiled with all of its carry as hidden states. No
     code of the learning rules is used.
 
-    Other arguments and errors as for :func:`bptt_gradients`;
-    :class:`braintrace.errors.NotSupportedError` for a step with a loop that is not unrolled, or in
-    which states of different shapes read each other by plain paths.
+    Other arguments and errors as for :func:`bptt_gradients`; :class:`braintrace.errors.OptionError`
+    for another ``graph``, :class:`braintrace.errors.NotSupportedError` for a step with a loop that
+    is not unrolled, or in which states of different shapes read each other by plain paths.
 
     Source: ``docs/design.md``, "The identity".
 

@@ -19,9 +19,10 @@ __all__ = ['Activity', 'Diagnosis', 'ParameterRow', 'TraceGrowth']
 class ParameterRow:
     """The online gradient of one parameter beside its gradient by BPTT over the window.
 
-    ``cosine`` is the cosine of the angle between both, ``norm_ratio`` the norm of the online
-    gradient over the norm of BPTT's (1 where both are zero). ``left_out``: the paths that
-    carry no history, each with ``kind`` and ``text``, as in ``learner.report``.
+    ``path``, ``shape``, ``route``, ``reason`` and ``history`` are as in ``learner.report``;
+    ``trace_bytes`` is the size of its trace. ``cosine`` is the cosine of the angle between both,
+    ``norm_ratio`` the norm of the online gradient over the norm of BPTT's (1 where both are zero).
+    ``left_out``: the paths that carry no history, each with ``kind`` and ``text``, as there.
 
     ``dropped`` is the lost share of the history that the losses read. For each hidden group of h
     let J be the sum ``sum_t dL^t/dh^{t-1} dh^{t-1}/dw`` along every path, and C its part along the
@@ -55,7 +56,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class TraceGrowth:
-    """The norm of a relation's trace after each step of the window.
+    """The norm of a relation's trace after each step of the window, ``norms``.
 
     ``growth`` is the last norm over the norm half a window earlier (two times a quarter, rounded
     down). ``largest`` is the largest entry, ``limit`` the largest number that its dtype holds. If
@@ -110,6 +111,7 @@ class Diagnosis:
     """The result of :func:`braintrace.verify.diagnose`; it prints as text and shows as tables in a
     notebook.
 
+    - ``rule``, ``steps``: the learner's rule, and the length of the window
     - ``findings``: sentences that say what is lost, where, and what to do
     - ``rows``: a :class:`ParameterRow` for each parameter
     - ``trace_growth``: a :class:`TraceGrowth` for each relation
