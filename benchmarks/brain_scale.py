@@ -78,13 +78,14 @@ class Way:
         currents, targets = (a[first : first + BLOCK] for a in (self.currents, self.targets))
         start = time.perf_counter(), time.process_time()
         if self.every:
-            out, self.opt_state = self.learner.etrace_train(
+            out = self.learner.etrace_train(
                 *(currents, targets),
                 step_fn=self.step,
                 optimizer=self.optimizer,
                 opt_state=self.opt_state,
                 update_every=self.every,
             )
+            self.opt_state = out.opt_state
         else:
             out = self.learner.etrace_evolve(currents)
         jax.block_until_ready(out)

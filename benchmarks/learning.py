@@ -81,7 +81,7 @@ class Study:
         def update(at, key):
             params, moments, state = at
             batch = self.task.sample(key, self.setting.batch)
-            grads, state, losses = grads_of(params, self._anew(state), *batch)
+            grads, losses, _, state = grads_of(params, self._anew(state), *batch)
             changes, moments = self.optimizer.update(grads, moments, params)
             params = optax.apply_updates(params, changes)
             return (params, moments, state), jnp.average(losses, weights=batch.mask)
@@ -105,13 +105,13 @@ class Study:
         every = method.window or (1 if method.rule else method.cut or CHUNK)
         if every == 1:
             learn = self.online.sequence_update(loss, self.optimizer)
-            params, _, _, losses = learn(params, moments, state, batch.xs, batch.ys)
+            params, losses, *_ = learn(params, moments, state, batch.xs, batch.ys)
             return params, losses
         grads_of = gradient(method, self.online, loss, carry='trace')
 
         def update(at, piece):
             params, moments, state = at
-            grads, state, losses = grads_of(params, state, *piece, jnp.ones(every))
+            grads, losses, _, state = grads_of(params, state, *piece, jnp.ones(every))
             changes, moments = self.optimizer.update(grads, moments, params)
             return (optax.apply_updates(params, changes), moments, state), losses
 

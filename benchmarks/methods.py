@@ -12,6 +12,7 @@ import optax
 from nets import TAU_OUT
 
 from braintrace import rules
+from braintrace.functional import Gradient
 
 GRU, SMALL, SPIKING, SPARSE = 'GRU 64', 'GRU 16', 'LIF + ALIF 100', 'sparse 32'
 OPTIMIZERS = {
@@ -78,7 +79,7 @@ def applies(method: Method, net: str, steps: int) -> bool:
 
 
 def gradient(method: Method, online, loss: Callable, carry: str = 'drop') -> Callable:
-    """``(params, state, xs, ys, mask) -> grads, state, losses`` over a sequence."""
+    """``(params, state, xs, ys, mask) -> Gradient`` over a sequence."""
     if method.rule is None:
         return reverse(online.cell, loss, method.cut)
     if method.window:  # their trace is read at the borders, so it is kept
@@ -104,6 +105,6 @@ def reverse(cell: Callable, loss: Callable, cut: int | None) -> Callable:
             return jnp.average(losses, weights=mask), (losses, carry)
 
         grads, (losses, carry) = jax.grad(total, has_aux=True)(params)
-        return grads, state.replace(carry=carry), losses
+        return Gradient(grads, losses, None, state.replace(carry=carry))
 
     return run

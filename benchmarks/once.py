@@ -116,7 +116,8 @@ def precision(kind, *numbers):
 
     def gradient(**options):
         learner, xs, ys = learner_of(Spec(kind, *map(int, numbers)), 'd_rtrl', **options)
-        return learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss_of(learner(x), y), window=1)
+        step_fn = lambda x, y: loss_of(learner(x), y)  # noqa: E731
+        return learner.etrace_grad(xs, ys, step_fn=step_fn, window=1).grads
 
     exact, rounded = gradient(), gradient(trace_dtype=jnp.bfloat16)
     return {

@@ -127,7 +127,7 @@ def costs(units: int, lanes: int) -> dict:
 
     @jax.jit
     def plain(params, opt, state, x, y):
-        _, grads, new = gradient(params, state, x, y)
+        grads, _, _, new = gradient(params, state, x, y)
         return *moved(params, opt, grads)[1:], new
 
     @jax.jit

@@ -200,7 +200,7 @@ def learner_of(name, rule, network: Network, target):
     grad = learner.grad(loss)
 
     def step(params, state, x, target):
-        (value, _), grads, state = grad(params, state, x, target)
+        grads, value, _, state = grad(params, state, x, target)
         return state, value, {n: grads[n] for n in ('w', 'readout')}
 
     return Timed(name, step, network.params, state, network.input, target)

@@ -53,9 +53,10 @@ def read(learn, given, xs, ys, late: bool) -> float:
 
     begin, before = time.perf_counter(), None
     for chunk in functional.chunks(source()):
-        *given, losses = learn(*given, *chunk)
-        jax.device_get(before if late else losses)
-        before = losses
+        found = learn(*given, *chunk)
+        given = found.params, found.opt_state, found.state
+        jax.device_get(before if late else found.losses)
+        before = found.losses
     jax.device_get(before)
     return (time.perf_counter() - begin) / (40 * pause)
 

@@ -51,10 +51,10 @@ def grad(spec, rule='d_rtrl', options=(), windows=None, then_reset=False, **call
         return loss_of(learner(x), y)
 
     def run(xs, ys):
-        grads = learner.etrace_grad(xs, ys, step_fn=step_fn, **call)
+        found = learner.etrace_grad(xs, ys, step_fn=step_fn, **call)
         if then_reset:
             learner.reset_state()
-        return grads
+        return getattr(found, 'grads', found)  # the public package returns the gradients alone
 
     return run, (xs, ys)
 
@@ -95,7 +95,7 @@ def sequence_grad(spec, keep):
     gradient = online.sequence_grad(loss_of, carry='trace' if keep else 'drop')
 
     def run(*given):
-        grads, state, _ = gradient(*given)
+        grads, _, _, state = gradient(*given)
         return (grads, state) if keep else grads
 
     return run, (params, online.init(params, hidden, xs[0]), xs, ys)
@@ -134,10 +134,11 @@ def train(spec, options=(), **call):
     optimizer = optax.sgd(STEP_SIZE)
 
     def run(xs, ys):
-        losses, kept[0] = learner.etrace_train(
+        found = learner.etrace_train(
             xs, ys, step_fn=step_fn, optimizer=optimizer, opt_state=kept[0], **call
         )
-        return losses
+        kept[0] = found.opt_state
+        return found.losses
 
     return run, (xs, ys)
 

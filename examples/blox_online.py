@@ -46,7 +46,7 @@ def main():
     optimizer = optax.adam(1e-2)
     learn = jax.jit(learner.sequence_update(loss, optimizer))
     state, opt_state = learner.init(params, carry, xs[0]), optimizer.init(params)
-    params, _, state, losses = learn(params, opt_state, state, xs, ys)
+    params, losses, _, state, *_ = learn(params, opt_state, state, xs, ys)
     container = braintrace.adapters.to_blox(params, container)
     new = jax.random.rademacher(jax.random.key(2), xs.shape, dtype=jnp.float32)
     outputs = jax.lax.scan(lambda h, x: model(container, x, h)[0][::-1], start, new)[1]

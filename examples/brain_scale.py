@@ -74,7 +74,7 @@ def main(size=100_000, steps=1000, path=Path(__file__).parent / 'output' / 'brai
     period = lambda: learner.etrace_evolve(currents[: 2 * PERIOD])[PERIOD:]  # behind the onset
     options = {'optimizer': optimizer_of(size), 'update_every': EVERY, 'progress': True}
     before = period()
-    losses, _ = learner.etrace_train(currents, targets, step_fn=step, **options)
+    losses = learner.etrace_train(currents, targets, step_fn=step, **options).losses
     after = period()
     first, last = (float(loss(rates, targets[:PERIOD])) for rates in (before, after))
     print(f'{size:,} neurons: the loss is {first:.3f} before learning, {last:.3f} after it')

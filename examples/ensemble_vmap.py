@@ -41,7 +41,7 @@ def main():
         }
         state, opt_state = learner.init(params, jnp.zeros(UNITS), xs[0]), optimizer.init(params)
         opt_state.hyperparams['learning_rate'] = rate
-        _, _, _, losses = learn(params, opt_state, state, xs, ys)
+        _, losses, *_ = learn(params, opt_state, state, xs, ys)
         return losses[-500:].mean()
 
     keys, rates = jax.random.split(jax.random.key(1), 8), jnp.geomspace(1e-4, 1e-2, 8)

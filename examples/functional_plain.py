@@ -41,7 +41,7 @@ def main():
 
     def update(values, batch):
         (params, opt_state), targets = values, jnp.tile(labels[batch], (ROWS, 1))
-        grads, _, losses = gradient(params, start, rows[:, batch], targets, mask=last)
+        grads, losses, *_ = gradient(params, start, rows[:, batch], targets, mask=last)
         updates, opt_state = optimizer.update(grads, opt_state)
         return (optax.apply_updates(params, updates), opt_state), losses[-1]
 

@@ -38,7 +38,7 @@ def main():
     optimizer = optax.adam(1e-2)
     learn = jax.jit(learner.sequence_update(loss, optimizer))
     state, opt_state = learner.init(params, h, xs[0]), optimizer.init(params)
-    params, _, state, losses = learn(params, opt_state, state, xs, ys)
+    params, losses, _, state, *_ = learn(params, opt_state, state, xs, ys)
     error = float(losses[-200:].mean())
     print(f'Haiku: error {losses[:50].mean():.3f} at first, {error:.3f} after {STEPS} steps')
     return error

@@ -61,7 +61,7 @@ def learned(graph, rule, updates, rate, where, **options):
     gradient = learner.sequence_grad(loss, carry='drop', **options)
 
     def update(at, key):
-        grads, _, _ = gradient(at[0], start, *sample(key, BATCH, where['dt']))
+        grads, *_ = gradient(at[0], start, *sample(key, BATCH, where['dt']))
         change, moments = optimizer.update(grads, at[1], at[0])
         return (optax.apply_updates(at[0], change), moments), None
 

@@ -44,7 +44,7 @@ def main():
     last = jnp.arange(ROWS) == ROWS - 1
     for batch in jax.random.choice(jax.random.key(1), TRAIN, (UPDATES, BATCH)):
         targets, params = jnp.tile(labels[batch], (ROWS, 1)), nnx.state(model, nnx.Param)
-        grads, _, losses = gradient(params, start, rows[:, batch], targets, mask=last)
+        grads, losses, *_ = gradient(params, start, rows[:, batch], targets, mask=last)
         optimizer.update(model, grads)  # the gradients are an nnx.State, as of nnx.grad
 
     h = jnp.zeros((len(labels) - TRAIN, UNITS))

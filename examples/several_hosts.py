@@ -84,7 +84,7 @@ def work(args) -> None:
         ys = xs[..., :1] / 2  # the mean of the last two inputs
         ys[1:] += xs[:-1, :, :1] / 2
         xs, ys = (jax.make_array_from_process_local_data(lanes, a) for a in (xs, ys))
-        params, opt_state, state, losses = train(params, opt_state, state, xs, ys)
+        params, losses, _, state, opt_state, *_ = train(params, opt_state, state, xs, ys)
         done = done + 1
         whole = params, opt_state, state, done
         functional.save_state(args.file, whole, learner)

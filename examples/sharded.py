@@ -62,7 +62,7 @@ def main(rounds: int = 5) -> list[float]:
     print(learner.report.at(BATCH, param_specs=whole, batch_axis='data', mesh=mesh).share)
     means = []
     for _ in range(rounds):
-        params, opt_state, state, losses = train(params, opt_state, state, xs, ys)
+        params, losses, _, state, opt_state, *_ = train(params, opt_state, state, xs, ys)
         means.append(float(losses.mean()))
         print(f'mean loss {means[-1]:.4f}')
     (trace,) = state.trace['w'].values()

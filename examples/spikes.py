@@ -43,7 +43,7 @@ def main(path=Path(__file__).parent / 'output' / 'spikes.png'):
     learner = braintrace.compile(Network(), 'D_RTRL', xs[0], batch_size=BATCH)
     step = lambda x, cue: (entropy((out := learner(x))[0], cue).mean(), out)
     options = {'update_every': STEPS, 'mask': time >= 150, 'reset': time == 0, 'has_aux': True}
-    _, seen, _ = learner.etrace_train(xs, cues, step_fn=step, optimizer=adam, **options)
+    seen = learner.etrace_train(xs, cues, step_fn=step, optimizer=adam, **options).aux
     first, *_, last = (seen[0].argmax(-1) == cues).mean(-1)[STEPS - 1 :: STEPS]
     print(f'{first:.0%} of the answers are right at first, {last:.0%} at last')
     shown = np.concatenate([seen[1][-STEPS:, np.argmax(cues[-1] == cue)] for cue in range(4)])

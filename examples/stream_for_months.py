@@ -60,11 +60,12 @@ def run(file, chunks):
     learn = jax.jit(update, donate_argnums=2)
     for xs, ys, mask in functional.chunks(sensor(int(at[3]), chunks), STEPS):
         begin, (*learnt, done, left_out) = time.perf_counter(), at
-        *learnt, losses, skipped, norms = learn(*learnt, xs, ys, mask, (None, carry0))
-        at = *learnt, done + 1, left_out + skipped
+        found = learn(*learnt, xs, ys, mask, (None, carry0))
+        learnt = found.params, found.opt_state, found.state
+        at = *learnt, done + 1, left_out + found.skipped
         functional.save_state(file, at, learner=learner)
         rate = STEPS / (time.perf_counter() - begin)
-        print(f'chunk {at[3]}: loss {jnp.nanmean(losses):.3f}, gradient {norms[-1]:.3f}, '
+        print(f'chunk {at[3]}: loss {jnp.nanmean(found.losses):.3f}, gradient {found.observed[-1]:.3f}, '
               f'left out {at[4].tolist()}, {rate:.0f} steps/s', flush=True)  # fmt: skip
 
 

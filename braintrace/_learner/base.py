@@ -18,11 +18,11 @@ from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
-    Gradient,
-    Trained,
     CARRIES,
+    Gradient,
     GradientOptions,
     Result,
+    Trained,
     UpdateOptions,
     check_choice,
     check_inside,

@@ -50,7 +50,7 @@ def of_samples(
         )
     target_axes = _target_axes(lanes, targets)
     if lanes == 1:
-        values, grads, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
+        grads, values, outputs, new = of_batch(whole, losses, params, state, inputs, targets)
         values, grads = jax.tree.map(lambda x: x[None], (values, grads))
         return Gradient(grads, values, outputs, new)
     # Pending steps are written first: each gradient takes a write's memory anyway.

@@ -37,9 +37,10 @@ def errors() -> tuple[np.ndarray, np.ndarray]:
         return task.loss(learner(x), y)
 
     for part in (slice(0, STOP), slice(STOP, STEPS)):
-        losses, opt_state = learner.etrace_train(
+        found = learner.etrace_train(
             xs[part], ys[part], step_fn=step, optimizer=optimizer, opt_state=opt_state
         )
+        losses, opt_state = found.losses, found.opt_state
         learnt.append(losses)
         if stopped is None:
             squares = lambda outputs, targets: ((outputs - targets) ** 2)[:, 0, 0]

@@ -68,10 +68,10 @@ def test_heads_are_calls_of_grad_and_by_sample_those_of_one_sample(net, rule):
         assert_close((apart.aux, apart.state), (outputs, new))
         for b, at in enumerate(samples_of):
             of_calls = calls_of_one(params, ones[b], x[at], y[at])
-            for k, ((value, _), grads, _) in enumerate(of_calls):
+            for k, (grads, value, *_) in enumerate(of_calls):
                 of_sample = jax.tree.map(lambda g, b=b: g[b], (apart.losses[k], apart.grads[k]))
                 assert_close(of_sample, (value, grads))
-            ones[b] = functional.reset(of_calls[0][2], flag[at], fresh[b])
+            ones[b] = functional.reset(of_calls[0].state, flag[at], fresh[b])
         state, by_sample = (functional.reset(s, flag, carry) for s in (found.state, apart.state))
 
 
