@@ -285,8 +285,8 @@ class OnlineLearner:
         """``(params, state, inputs, targets) -> Gradient`` of several ``loss(outputs, targets) ->
         scalar`` of one step, by one pass forward.
 
-        ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are the
-        outputs. With ``per_sample`` losses and gradients stay apart by sample, on axis 0: each loss
+        ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are
+        the outputs. With ``per_sample`` losses and gradients stay apart by sample, on axis 0: each loss
         is given the outputs and targets of one sample, a batch of 1, and axis 0 of targets is the
         batch. The state is that of the batch. Gradients take (batch x parameters) numbers for each
         loss.
