@@ -47,11 +47,11 @@ ROWS = (
 )
 STEP_BY_STEP = braintrace.Policy(linear_loops='sequential')
 RULES = {
-    'drop': (braintrace.rules.d_rtrl(), {'carry': 'drop'}),
-    'drop, step by step': (braintrace.rules.d_rtrl(), {'carry': 'drop'}),
-    'drop, one window': (braintrace.rules.d_rtrl(), {'carry': 'drop', 'window': None}),
-    'kept': (braintrace.rules.d_rtrl(), {'carry': 'trace'}),
-    'es': (braintrace.rules.es_d_rtrl(0.9), {'carry': 'drop'}),
+    'drop': (braintrace.rules.d_rtrl(), {'keep_trace': False}),
+    'drop, step by step': (braintrace.rules.d_rtrl(), {'keep_trace': False}),
+    'drop, one window': (braintrace.rules.d_rtrl(), {'keep_trace': False, 'window': None}),
+    'kept': (braintrace.rules.d_rtrl(), {'keep_trace': True}),
+    'es': (braintrace.rules.es_d_rtrl(0.9), {'keep_trace': False}),
 }
 PROFILED = 'bptt', 'drop', 'kept', 'train'
 

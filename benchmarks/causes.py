@@ -59,7 +59,7 @@ class Case(NamedTuple):
             optax.chain(optax.clip_by_global_norm(CLIP), optax.adam(rates)),
             self.updates,
             seeds,
-            batch=self.batch,
+            batch_size=self.batch,
             penalty=(lambda extra: self.penalty * extra) if self.penalty else None,
             test=TESTED,
             **more,
@@ -291,7 +291,7 @@ def windows() -> list[list]:
     ways = {'D_RTRL': (rules.d_rtrl(), {})}
     ways['D_RTRL, whole credit'] = rules.d_rtrl(credit='whole'), {}
     ways[f'exact windows of {WINDOW}'] = rules.d_rtrl(), exact
-    ways[f'truncated BPTT, {WINDOW}'] = rules.d_rtrl(), exact | {'carry': 'drop'}
+    ways[f'truncated BPTT, {WINDOW}'] = rules.d_rtrl(), exact | {'keep_trace': False}
     rows = [['rule', *learnt]]
     for name, (rule, options) in ways.items():
         found = [gradients(case, 'map', rule, trained, **options) for trained in learnt.values()]

@@ -54,14 +54,14 @@ ASSOCIATIVE = ours(
     'jax.jit',
     associative=True,
 )._replace(kinds=LINEAR)
-DROP = ours('d_rtrl drop', 'grad', GRAD.format(", carry='drop'"), carry='drop')
-TRACE = ours('d_rtrl trace', 'grad', GRAD.format(", carry='trace'"), carry='trace')
+DROP = ours('d_rtrl drop', 'grad', GRAD.format(', keep_trace=False'), keep_trace=False)
+TRACE = ours('d_rtrl trace', 'grad', GRAD.format(', keep_trace=True'), keep_trace=True)
 ES_TRACE = ours(
-    'es_d_rtrl trace', 'grad', "`ES_D_RTRL`, `carry='trace'`", rule='es_d_rtrl', carry='trace'
+    'es_d_rtrl trace', 'grad', '`ES_D_RTRL`, `keep_trace=True`', rule='es_d_rtrl', keep_trace=True
 )
 TRAIN = ours('etrace_train', 'train', '`etrace_train(xs, ys, step_fn=loss, optimizer=sgd)`')
 ES_DROP = ours(
-    'es_d_rtrl drop', 'grad', "`ES_D_RTRL`, `carry='drop'`", rule='es_d_rtrl', carry='drop'
+    'es_d_rtrl drop', 'grad', '`ES_D_RTRL`, `keep_trace=False`', rule='es_d_rtrl', keep_trace=False
 )
 LOOP = '`brainstate.transform.for_loop` over `brainstate.transform.grad`'
 
@@ -93,8 +93,22 @@ SEQUENCES = (
     TRACE,
     ES_DROP,
     ES_TRACE,
-    ours('d_rtrl drop, in jit', 'grad', "`carry='drop'` inside a jit", JIT, False, carry='drop'),
-    ours('d_rtrl trace, in jit', 'grad', "`carry='trace'` inside a jit", JIT, False, carry='trace'),
+    ours(
+        'd_rtrl drop, in jit',
+        'grad',
+        '`keep_trace=False` inside a jit',
+        JIT,
+        False,
+        keep_trace=False,
+    ),
+    ours(
+        'd_rtrl trace, in jit',
+        'grad',
+        '`keep_trace=True` inside a jit',
+        JIT,
+        False,
+        keep_trace=True,
+    ),
     ours('bare model', 'bare', '`jax.lax.scan` of the model', 'jax.jit', False),
     ours('evaluation', 'evolve', '`etrace_evolve(xs, trace=False)`', everywhere=False),
     ours('least operations', 'product', 'one product, `jax.jit(jnp.matmul)`', everywhere=False),
@@ -153,8 +167,8 @@ def windows_of(steps: int) -> tuple[Column, ...]:
         ours(
             f'{carry} {window}',
             'grad',
-            f'`carry={carry!r}`, `window={window!r}`',
-            carry=carry,
+            f'`keep_trace={carry == "trace"}`, `window={window!r}`',
+            keep_trace=carry == 'trace',
             window=window,
         )
         for carry in ('drop', 'trace')

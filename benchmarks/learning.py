@@ -107,7 +107,7 @@ class Study:
             learn = self.online.sequence_update(loss, self.optimizer)
             params, losses, *_ = learn(params, moments, state, batch.xs, batch.ys)
             return params, losses
-        grads_of = gradient(method, self.online, loss, carry='trace')
+        grads_of = gradient(method, self.online, loss, keep_trace=True)
 
         def update(at, piece):
             params, moments, state = at

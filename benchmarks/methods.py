@@ -78,13 +78,13 @@ def applies(method: Method, net: str, steps: int) -> bool:
     return (not method.nets or net in method.nets) and longest < steps
 
 
-def gradient(method: Method, online, loss: Callable, carry: str = 'drop') -> Callable:
+def gradient(method: Method, online, loss: Callable, keep_trace: bool = False) -> Callable:
     """``(params, state, xs, ys, mask) -> Gradient`` over a sequence."""
     if method.rule is None:
         return reverse(online.cell, loss, method.cut)
     if method.window:  # their trace is read at the borders, so it is kept
-        return online.sequence_grad(loss, window=method.window, inside='exact', carry='trace')
-    return online.sequence_grad(loss, carry=carry)
+        return online.sequence_grad(loss, window=method.window, inside='exact', keep_trace=True)
+    return online.sequence_grad(loss, keep_trace=keep_trace)
 
 
 def reverse(cell: Callable, loss: Callable, cut: int | None) -> Callable:

@@ -79,7 +79,7 @@ def recorded(cell: str, hidden: int, lanes: int, scale: float, folder: Path) -> 
     file = folder / f'{cell}-{hidden}.jsonl'
     config = {'lr': 1e-3, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-8}
     recorder = receipts.Recorder(
-        file, recording, {'name': 'adam', 'config': config}, every=STEPS - 1
+        file, recording, {'name': 'adam', 'config': config}, record_every=STEPS - 1
     )
 
     @jax.jit

@@ -129,7 +129,7 @@ def learnt(setting: Setting, way: Way, effort: Effort) -> dict:
         optax.chain(optax.clip_by_global_norm(CLIP), way.optimizer(schedule(setting))),
         setting.updates,
         effort.seeds,
-        batch=setting.batch,
+        batch_size=setting.batch,
         window=way.window,
         penalty=(lambda extra: setting.penalty * extra) if setting.penalty else None,
         test=min(setting.test, effort.test),

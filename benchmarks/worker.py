@@ -92,7 +92,7 @@ def sequence_grad(spec, keep):
     online = braintrace.functional.online(
         lambda params, hidden, x: cell(spec, params, hidden, x), braintrace.rules.d_rtrl()
     )
-    gradient = online.sequence_grad(loss_of, carry='trace' if keep else 'drop')
+    gradient = online.sequence_grad(loss_of, keep_trace=keep)
 
     def run(*given):
         grads, _, _, state = gradient(*given)

@@ -34,7 +34,7 @@ def main(delay=50, updates=400, path=Path(__file__).parent / 'output' / 'copy_me
         adam = optax.adam(optax.cosine_decay_schedule(1e-2, updates))
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
         model = lambda seed: Network(task)
-        found = tasks.run(task, model, rule, optimizer, updates, batch=24, progress=True)
+        found = tasks.run(task, model, rule, optimizer, updates, batch_size=24, progress=True)
         print(found)
         axis.plot(found.losses[0], label=found.method)
         scores[rule.name] = float(found.scores[0])

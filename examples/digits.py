@@ -107,7 +107,7 @@ def online(rule: braintrace.rules.Rule) -> Callable[[Network], Gradients]:
                 step_fn=step,
                 mask=last,
                 window=WINDOW,
-                carry='drop',
+                keep_trace=False,
             )
             return grads, losses[-1]
 

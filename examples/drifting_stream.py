@@ -25,7 +25,7 @@ def main(steps=1_000_000, path=Path(__file__).parent / 'output' / 'drifting_stre
     figure, axis = plt.subplots(figsize=(7, 4), layout='constrained')
     for rule in (rules.d_rtrl(), rules.same_step()):
         model = lambda seed: nn.LRUCell(1, 32, r_max=0.99)
-        found = tasks.run(task, model, rule, optax.adam(3e-4), batch=1, progress=True)
+        found = tasks.run(task, model, rule, optax.adam(3e-4), batch_size=1, progress=True)
         buffers = f'{found.memory / 2**10:.0f} KiB of buffers'
         print(f'{found}, {buffers}, {megabytes():.0f} MB in all')
         pieces = np.array_split(found.losses[0], 50)

@@ -46,7 +46,7 @@ def main(updates=300, batch=32, path=Path(__file__).parent / 'output' / 'evidenc
     task = tasks.evidence(dt=10)
     adam = optax.adam(optax.cosine_decay_schedule(1e-2, updates))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
-    options = {'batch': batch, 'penalty': penalty, 'test': 10 * batch, 'progress': True}
+    options = {'batch_size': batch, 'penalty': penalty, 'test': 10 * batch, 'progress': True}
     found = tasks.run(task, lambda seed: Network(), rules.d_rtrl(), optimizer, updates, **options)
     print(found)
     xs, ys, mask = task.sample(jax.random.key(0), 1, 'test')

@@ -36,7 +36,7 @@ def main():
     params = {k: 0.1 * jax.random.normal(keys[k], shape) for k, shape in shapes.items()}
     learner = braintrace.functional.online(gru, braintrace.rules.d_rtrl(), mark='auto')
     start = learner.init(params, jnp.zeros((BATCH, UNITS)), rows[0, :BATCH])
-    gradient = learner.sequence_grad(loss, carry='drop')
+    gradient = learner.sequence_grad(loss, keep_trace=False)
     optimizer, last = optax.adam(1e-2), jnp.arange(ROWS) == ROWS - 1
 
     def update(values, batch):

@@ -58,7 +58,7 @@ def learned(graph, rule, updates, rate, where, **options):
     cell, params, carry = adapters.from_nir(graph, batch_size=BATCH, surrogate='arctan', **where)
     learner, optimizer = functional.online(cell, rule), optax.adam(rate)
     start = learner.init(params, carry, sample(jax.random.key(0), BATCH, where['dt'])[0][0])
-    gradient = learner.sequence_grad(loss, carry='drop', **options)
+    gradient = learner.sequence_grad(loss, keep_trace=False, **options)
 
     def update(at, key):
         grads, *_ = gradient(at[0], start, *sample(key, BATCH, where['dt']))

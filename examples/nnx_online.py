@@ -40,7 +40,7 @@ def main():
     learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl(), mark='auto')
     start = learner.init(params, h, rows[0, :BATCH])
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    gradient = jax.jit(learner.sequence_grad(loss, carry='drop'))
+    gradient = jax.jit(learner.sequence_grad(loss, keep_trace=False))
     last = jnp.arange(ROWS) == ROWS - 1
     for batch in jax.random.choice(jax.random.key(1), TRAIN, (UPDATES, BATCH)):
         targets, params = jnp.tile(labels[batch], (ROWS, 1)), nnx.state(model, nnx.Param)

@@ -45,7 +45,9 @@ def main(updates=600, batch=50, path=Path(__file__).parent / 'output' / 'pixels.
     adam = optax.adam(optax.cosine_decay_schedule(3e-3, updates))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
     model = lambda seed: Network()
-    found = tasks.run(task, model, rules.d_rtrl(), optimizer, updates, batch=batch, progress=True)
+    found = tasks.run(
+        task, model, rules.d_rtrl(), optimizer, updates, batch_size=batch, progress=True
+    )
     print(found)
     xs, ys, _ = task.sample(jax.random.key(0), 6, 'test')
     learner = braintrace.compile(Network(), rules.d_rtrl(), xs[0], batch_size=6)

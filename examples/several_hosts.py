@@ -70,7 +70,7 @@ def work(args) -> None:
     if args.file.exists():
         whole = functional.load_state(args.file, whole, learner)
     train = jax.jit(
-        learner.sequence_update(loss, optimizer, every=2),
+        learner.sequence_update(loss, optimizer, update_every=2),
         out_shardings=(everywhere, everywhere, places, everywhere),
     )
     params, opt_state, state, done = whole

@@ -55,7 +55,7 @@ def main(rounds: int = 5) -> list[float]:
     state = jax.jit(learner.init, out_shardings=places)(params, h, xs[0])
     opt_state = optimizer.init(params)
     train = jax.jit(
-        learner.sequence_update(loss, optimizer, every=2),
+        learner.sequence_update(loss, optimizer, update_every=2),
         out_shardings=(None, None, places, None),
         donate_argnums=2,
     )

@@ -58,7 +58,7 @@ def made(task, rule, options, steps):
 
     def along(params, xs, ys, mask):
         state, window = online.init(params, carry, xs[0]), None if steps == task.steps else 4
-        grads_of = online.sequence_grad(task.loss, window, carry='drop')
+        grads_of = online.sequence_grad(task.loss, window, keep_trace=False)
         return grads_of(params, state, xs, ys, mask)[:2]
 
     def through(params, xs, ys, mask):

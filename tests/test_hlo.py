@@ -301,7 +301,7 @@ def dropped_window(rule):
     _, params, _, xs, ys = setting()
     learner = braintrace.functional.online(cell, rule)
     state = learner.init(params, jnp.zeros((B, N)), xs[0])
-    run = learner.sequence_grad(loss, window=None, carry='drop')
+    run = learner.sequence_grad(loss, window=None, keep_trace=False)
     program = optimised(lambda state, params, xs, ys: run(params, state, xs, ys))
     return program.lower(state, params, xs, ys).compile()
 

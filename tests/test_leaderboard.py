@@ -37,7 +37,7 @@ def test_a_row_is_trained_scored_and_compared_with_bptt(board):
 
 @pytest.mark.slow
 def test_a_stream_is_learnt_on_the_way(board):
-    setting = board.learning.Setting(tasks.shifting_sine(64, every=32), 'LRU 64', 1, 1)
+    setting = board.learning.Setting(tasks.shifting_sine(64, shift_every=32), 'LRU 64', 1, 1)
     study = board.learning.Study(setting, board.methods.NAMED['exact windows of 8'])
     starts = jax.tree.map(lambda p: p[None], study.initial(0))
     scores, params = board.learning.judged(study, study, starts, (1e-2,), (0,), 'test')

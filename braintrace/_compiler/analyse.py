@@ -181,10 +181,10 @@ def _lanes(program: Program, ops: Sequence[OpUse]) -> int | None:
 
 
 def _named_lanes(program: Program, policy: Policy, lanes: int | None) -> frozenset[int]:
-    """Positions in the carry that ``policy.lanes`` names."""
+    """Positions in the carry that ``policy.batched`` names."""
     named: set[int] = set()
     leaves = {path_name(key): program.pieces(leaf) for leaf, key in enumerate(program.leaf_keys)}
-    for path in policy.lanes:
+    for path in policy.batched:
         if path not in leaves:
             raise OptionError(
                 f'lanes names {path!r}, which is no leaf of the carry; its leaves '

@@ -48,7 +48,7 @@ class Policy:
       lookup of rows, and every position-wise equation. ``report.diagnostics`` has a line for each;
       one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
       stand in the model stay.
-    - ``lanes``: paths of hidden states whose axis 0 is the batch though the step does not show it.
+    - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show it.
       A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
     ``'refuse'`` makes a construct a :class:`braintrace.errors.NotSupportedError` that names its
@@ -72,7 +72,7 @@ class Policy:
     shard_map: str = 'vmap'
     linear_loops: str = 'auto'
     mark: str | Callable | None = None
-    lanes: tuple[str, ...] = ()
+    batched: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -95,11 +95,11 @@ class Policy:
                 f"mark is {self.mark!r}; give None, 'auto', or a function (path, leaf) -> bool "
                 'that chooses parameters.'
             )
-        if not isinstance(self.lanes, tuple) or not all(
-            isinstance(path, str) for path in self.lanes
+        if not isinstance(self.batched, tuple) or not all(
+            isinstance(path, str) for path in self.batched
         ):
             raise OptionError(
-                f'lanes is {self.lanes!r}; give a tuple of paths of hidden states, such as '
+                f'batched is {self.batched!r}; give a tuple of paths of hidden states, such as '
                 "('count',)."
             )
 

@@ -18,7 +18,6 @@ from .._rules import Rule, Trace, counting, read, uncounted
 from .._signatures import ShowsArguments
 from .._synthetic import SyntheticGradient
 from .._windows import (
-    CARRIES,
     Gradient,
     GradientOptions,
     Result,
@@ -437,7 +436,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         reset=None,
         window='auto',
         memory_budget: int | None = None,
-        carry: str = 'trace',
+        keep_trace: bool = True,
         inside: str = 'trace',
         weights: dict | None = None,
         reduction: str = 'mean',
@@ -466,12 +465,12 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             numbers, but for ``inside='exact'``.
         memory_budget : int, optional
             A bound in bytes for what ``'auto'`` chooses.
-        carry : 'trace' or 'drop'
-            ``'trace'`` lets a later call continue the stream, ``'drop'`` leaves a zero trace.
+        keep_trace : bool
+            True lets a later call continue the stream, False leaves a zero trace.
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through each window, and the trace at its
             border: the window, an int or None, is then the reach of the exact gradient. With
-            ``carry='drop'`` it is truncated back-propagation through time, whatever the rule is:
+            ``keep_trace=False`` it is truncated back-propagation through time, whatever the rule is:
             leave that out for separate sequences, too.
         weights : dict, optional
             Path -> ``ParamState``; by default ``param_states``.
@@ -510,10 +509,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         >>> found.losses.shape
         (5,)
         """
-        check_choice('carry', carry, CARRIES)
+        check_choice('keep_trace', keep_trace, (True, False))
         check_window(window, memory_budget)
         exact = check_inside(inside, window)
-        along = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
+        along = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
         given, bound = Arguments(sequences, step_fn, mask, reset, weights), self._compiled()
         apply = synthesizer_of(self, exact)
         result = gradient(bound.in_time(), given, CallOptions(along, has_aux, progress, apply))

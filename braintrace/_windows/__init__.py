@@ -1,7 +1,6 @@
 """The loop over time: a step under observation, walked along a sequence in windows."""
 
 from .options import (
-    CARRIES,
     NOT_FINITE,
     REDUCTIONS,
     Gradient,
@@ -61,7 +60,6 @@ from .turns import (
 )
 
 __all__ = [
-    'CARRIES',
     'Course',
     'GradientOptions',
     'Gradient',

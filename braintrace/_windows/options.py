@@ -233,7 +233,6 @@ def _floats(name: str, value) -> jax.Array:
 
 REDUCTIONS = ('mean', 'sum')
 INSIDES = ('trace', 'exact')  # of the gradient inside a window
-CARRIES = ('trace', 'drop')  # of the trace at the end of a sequence
 NOT_FINITE = ('keep', 'skip', 'raise')  # what to do with a lane that is not finite
 
 

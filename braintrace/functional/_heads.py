@@ -186,7 +186,7 @@ def _state_axes(whole: Compiled, state: OnlineState) -> list[int | None]:
             raw = part == 'carry' and key in state.raw_keys
             if axis is None and (jnp.ndim(leaf) or is_key(leaf) or is_inexact(leaf) or raw):
                 remedy = (
-                    'If axis 0 is the batch, say so: braintrace.Policy(lanes=...). A key may be '
+                    'If axis 0 is the batch, say so: braintrace.Policy(batched=...). A key may be '
                     'one for each sample. Else map a learner of one sample by `jax.vmap`.'
                     if part == 'carry'
                     else f'Take a rule whose trace has the batch in front, not {whole.rule}.'

@@ -31,7 +31,6 @@ from .._rules import DRTRL, Rule
 from .._saving import fingerprint
 from .._warnings import tell
 from .._windows import (
-    CARRIES,
     NOT_FINITE,
     REDUCTIONS,
     Gradient,
@@ -385,7 +384,7 @@ class OnlineLearner:
         reduction: str = 'mean',
         memory_budget: int | None = None,
         progress: bool = False,
-        carry: str = 'trace',
+        keep_trace: bool = True,
         inside: str = 'trace',
         synthesizer: Callable | None = None,
     ) -> SequenceGradient:
@@ -411,8 +410,8 @@ class OnlineLearner:
             A bound in bytes for what ``'auto'`` chooses.
         progress : bool
             Shows a line on stderr (not under ``vmap``).
-        carry : 'trace' or 'drop'
-            ``'trace'`` lets a later call continue the stream. ``'drop'`` ends it: ``t`` of the
+        keep_trace : bool
+            True lets a later call continue the stream. False ends it: ``t`` of the
             state that comes back is 0, so its trace counts as empty, and in a loop over batches no
             trace is ever written while a sequence fits into one window. The cell's carry goes on
             in both.
@@ -420,7 +419,7 @@ class OnlineLearner:
             ``'exact'`` takes reverse mode without cuts through the steps of each window, in memory
             that grows with the window, and reads the trace at its border: the window, an int or
             None, is then the reach of the exact gradient. One window for the whole sequence is
-            back-propagation through time; with ``carry='drop'`` no trace is read or written, which
+            back-propagation through time; with ``keep_trace=False`` no trace is read or written, which
             is truncated back-propagation (Williams and Peng 1990).
         synthesizer : function, optional
             ``synthesizer(params, states) -> credit`` stands for the losses of later windows, a
@@ -443,7 +442,7 @@ class OnlineLearner:
         >>> learner = braintrace.functional.online(cell, braintrace.rules.d_rtrl())
         >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
         >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
-        >>> grad = jax.jit(learner.sequence_grad(loss, carry='drop'))
+        >>> grad = jax.jit(learner.sequence_grad(loss, keep_trace=False))
         >>> state = learner.init(params, h, xs[0])
         >>> for batch in (xs, 2 * xs):
         ...     start = state.replace(carry=h)
@@ -454,17 +453,17 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, progress)
         check_window(window, memory_budget)
-        check_choice('carry', carry, CARRIES)
+        check_choice('keep_trace', keep_trace, (True, False))
         exact = check_inside(inside, window)
         check_synthesizer(synthesizer, exact, self.rule)
-        options = GradientOptions(window, memory_budget, carry == 'trace', reduction, exact)
+        options = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
         return self._along(loss_fn, progress, synthesizer).gradient(options)
 
     def sequence_update(
         self,
         loss_fn: Callable,
         optimizer,
-        every: int = 1,
+        update_every: int = 1,
         reduction: str = 'mean',
         write_every: int | None = None,
         progress: bool = False,
@@ -486,7 +485,7 @@ class OnlineLearner:
         optimizer : optax.GradientTransformation
             ``opt_state`` is at first ``optimizer.init(params)``. Leaves that are not trainable
             stay.
-        every : int
+        update_every : int
             The parameters change after each so many steps, by the ``reduction`` of these steps'
             gradients, and once more after the steps that are left at the end.
         write_every : int, optional
@@ -524,7 +523,7 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, progress)
         check_optimizer(optimizer)
-        exact = check_inside(inside, every)
+        exact = check_inside(inside, update_every)
         check_synthesizer(synthesizer, exact, self.rule)
         check_choice('not_finite', not_finite, NOT_FINITE)
         if not_finite != 'keep' and synthesizer is not None:
@@ -536,7 +535,7 @@ class OnlineLearner:
             raise OptionError(f'observe is {observe!r}; give a function `(grads, state) -> tree`.')
         calls = self._along(loss_fn, progress, synthesizer)
         calls = replace(calls, not_finite=not_finite, observe=observe)
-        return calls.update(optimizer, every, write_every, reduction, exact)
+        return calls.update(optimizer, update_every, write_every, reduction, exact)
 
     def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)

@@ -186,8 +186,7 @@ class SequenceCalls:
         in_turns = _UpdatesInTurns(self, options_of)
 
         def run(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained:
-            found = on_data(params, opt_state, state, Data(xs, ys, mask, reset))
-            return found if isinstance(found, Trained) else self.trained(*found)
+            return self.trained(*on_data(params, opt_state, state, Data(xs, ys, mask, reset)))
 
         def types(*args):
             more = (self.not_finite != 'keep') + (self.observe is not None)
@@ -334,12 +333,12 @@ class _UpdatesInTurns:
         (params, opt_state), state, shown, skipped = stop.carry
         losses, shown = cut(shown, steps(stop.done))
         more = self.calls.more(skipped, shown, options.every)
-        found = self.calls.trained(params, opt_state, state, losses, *more)
+        found = params, opt_state, state, losses, *more
         error = stop.error
         if error is None and self.calls.not_finite == 'raise' and skipped.any():
             error = _not_finite(losses, skipped)
         if error is not None:
-            raise with_so_far(error, found, len(losses), length)
+            raise with_so_far(error, self.calls.trained(*found), len(losses), length)
         return found
 
 

@@ -70,7 +70,7 @@ def put_back(flags: jax.Array, fresh, x, name: str, laned: bool, axis: int = 0):
             remedy = f'If it is a PRNG key, let it go on. {remedy}'
         if x.shape[:1] == flags.shape:
             remedy = (
-                f'If axis 0 is the batch, say so: braintrace.Policy(lanes=({name!r},)). {remedy}'
+                f'If axis 0 is the batch, say so: braintrace.Policy(batched=({name!r},)). {remedy}'
             )
         raise StructureError(
             f'hidden leaf {name} ({describe_aval(x)}) can not start anew in single lanes: the step '

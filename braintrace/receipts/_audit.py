@@ -92,10 +92,10 @@ class Audit:
         return as_html(*self._tables())
 
 
-def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'mean') -> Audit:
+def audit(learner, params, state, xs, ys, loss='half_mse', *, reduction: str = 'mean') -> Audit:
     """Compare what the learner's trace is made of with reverse mode through its cell, in float64.
 
-    ``batch`` is a pair ``(xs, ys)``, time in axis 0, as for :meth:`Recording.sequence_grad`;
+    ``xs`` and ``ys`` have time in axis 0, as for :meth:`Recording.sequence_grad`;
     ``loss`` and ``reduction`` as for :func:`capture`. From ``params``, the carry of ``state`` and
     an empty trace, at each step D is compared with :func:`braintrace.verify.hidden_jacobians`, and
     at the end the gradient with that of BPTT. Nothing changes; memory grows with the square of all
@@ -111,7 +111,7 @@ def audit(learner, params, state, batch, loss='half_mse', *, reduction: str = 'm
     (True, True)
     """
     with jax.enable_x64(True):
-        params, carry, xs, ys = jax.tree.map(_double, (params, state.carry, *batch))
+        params, carry, xs, ys = jax.tree.map(_double, (params, state.carry, xs, ys))
         recording = capture(_fresh(learner), loss, reduction=reduction)
         online = recording.learner
         start = online.init(params, carry, xs[0])

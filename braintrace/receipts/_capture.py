@@ -93,7 +93,7 @@ class Block(NamedTuple):
     >>> params = cell.init(jax.random.key(0), 3, 4, 2)
     >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
-    >>> train = capture(learner).sequence_update(optax.sgd(0.1), every=2)
+    >>> train = capture(learner).sequence_update(optax.sgd(0.1), update_every=2)
     >>> *_, blocks = train(params, optax.sgd(0.1).init(params), state, xs, ys)
     >>> len(blocks), blocks[0].run.inputs.shape
     (3, (2, 5, 3))
@@ -224,9 +224,9 @@ class Recording:
         run, state = self._run(params, state, (xs, ys, mask, reset))
         return functional.Gradient(run.gradients, run.steps.loss, None, state), run
 
-    def sequence_update(self, optimizer, every: int = 1) -> Callable:
+    def sequence_update(self, optimizer, update_every: int = 1) -> Callable:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained, blocks``: but for
-        rounding the numbers of ``learner.sequence_update(loss, optimizer, every)``, and the
+        rounding the numbers of ``learner.sequence_update(loss, optimizer, update_every)``, and the
         :class:`Block` of each update.
         """
 
@@ -235,7 +235,7 @@ class Recording:
             self._check_window(params)
             run, new = self._run(params, state, (xs, ys, mask, reset))
             shown = _shown(optimizer, run.gradients)
-            update = self.learner.sequence_update(self.loss.total, shown, every=len(xs))
+            update = self.learner.sequence_update(self.loss.total, shown, len(xs))
             start, wanted = shown.init(params, opt_state), self._with_lanes(state, xs, ys)
             found = update(params, start, state, xs, wanted, mask, reset)
             opt, updates = found.opt_state
@@ -244,8 +244,8 @@ class Recording:
 
         def along(params, opt_state, state, xs, ys, mask=None, reset=None):
             blocks, losses = [], []
-            for start in range(0, len(xs), every):
-                part = slice(start, start + every)
+            for start in range(0, len(xs), update_every):
+                part = slice(start, start + update_every)
                 weights = None if mask is None else mask[part]
                 flags = None if reset is None else (reset[0][part], reset[1])
                 made, state, found = block(

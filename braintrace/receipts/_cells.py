@@ -179,7 +179,7 @@ class Cell:
         zeros = {'b': jnp.zeros(hidden), 'b_out': jnp.zeros(outputs)} if bias else {}
         return params | zeros
 
-    def carry(self, params, batch: int) -> dict[str, jax.Array]:
+    def carry(self, params, batch_size: int) -> dict[str, jax.Array]:
         """The carry of zeros for these parameters.
 
         >>> import jax
@@ -189,7 +189,7 @@ class Cell:
         """
         hidden, out = params['W_out'].shape
         dtype = params['W_out'].dtype
-        return {s: jnp.zeros((batch, out if s == 'o' else hidden), dtype) for s in self.states}
+        return {s: jnp.zeros((batch_size, out if s == 'o' else hidden), dtype) for s in self.states}
 
     def __call__(self, params, carry, x):
         """One step."""

@@ -39,7 +39,7 @@ class Recorder:
         and, as optax names them, ``momentum``, ``nesterov``, ``b1``, ``b2``, ``eps``,
         ``eps_root``, ``weight_decay``. Another name is kept, and no verifier can derive its
         updates. None: parameters stay.
-    every : int
+    record_every : int
         Each so many steps are written; rules between neighbours need all of them.
     run_id : str, optional
         Stands in each receipt; by default drawn.
@@ -74,18 +74,18 @@ class Recorder:
         recording: Recording,
         optimizer: dict | None = None,
         *,
-        every: int = 1,
+        record_every: int = 1,
         run_id: str | None = None,
     ):
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise OptionError(f'every is {every!r}; give an int >= 1.')
+        if isinstance(record_every, bool) or not isinstance(record_every, int) or record_every < 1:
+            raise OptionError(f'record_every is {record_every!r}; give an int >= 1.')
         _of_type('recording', recording, Recording, 'receipts.capture returned')
         _of_type('run_id', '' if run_id is None else run_id, str, 'names the run')
         self._stream = file if hasattr(file, 'write') else None
         self._path = None if self._stream is not None else Path(file)
         if recording.arrays == 'npz' and self._path is None:
             raise OptionError("arrays='npz' writes files beside the receipts: give a path.")
-        self.recording, self.every = recording, every
+        self.recording, self.every = recording, record_every
         self.optimizer = None if optimizer is None else _checked(optimizer)
         self.run_id = uuid.uuid4().hex if run_id is None else run_id
         self.step, self._begun = 0, False

@@ -49,9 +49,9 @@ def characters(steps: int = 100) -> Task:
         )
     logits = np.log(frequencies(parts['train']))
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         codes = parts[part]
-        start = jax.random.randint(key, (batch,), 0, len(codes) - steps)
+        start = jax.random.randint(key, (batch_size,), 0, len(codes) - steps)
         shown = jnp.asarray(codes)[start + jnp.arange(steps + 1)[:, None]].astype(int)
         return Batch(jax.nn.one_hot(shown[:-1], CLASSES), shown[1:], jnp.ones(steps))
 

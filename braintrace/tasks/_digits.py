@@ -49,19 +49,19 @@ def digits(by: str = 'rows') -> Task:
     steps, inputs, asked = ((rows + 1) * ROW, width * UNITS, ROW) if spikes else (rows, width, 1)
     parts = images()
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         pictures, labels = parts[part]
-        if batch > len(labels):
+        if batch_size > len(labels):
             raise OptionError(
-                f'batch is {batch}, but the {part} part has {len(labels)} images; give no more.'
+                f'batch_size is {batch_size}, but the {part} part has {len(labels)} images; give no more.'
             )
-        chosen = jax.random.choice(key, len(labels), (batch,), replace=False)
-        xs = jnp.asarray(pictures)[chosen].reshape(batch, rows, width).swapaxes(0, 1)
+        chosen = jax.random.choice(key, len(labels), (batch_size,), replace=False)
+        xs = jnp.asarray(pictures)[chosen].reshape(batch_size, rows, width).swapaxes(0, 1)
         if spikes:
             rates = RATE * xs.repeat(ROW, 0).repeat(UNITS, 2)
-            silent = jnp.zeros((ROW, batch, inputs))
+            silent = jnp.zeros((ROW, batch_size, inputs))
             xs = firing(jax.random.fold_in(key, 1), jnp.concatenate([rates, silent]), 1)
-        ys = jnp.broadcast_to(jnp.asarray(labels)[chosen], (steps, batch))
+        ys = jnp.broadcast_to(jnp.asarray(labels)[chosen], (steps, batch_size))
         return Batch(xs, ys, (jnp.arange(steps) >= steps - asked).astype(float))
 
     def trivial(xs: Array) -> Array:

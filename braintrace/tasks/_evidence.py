@@ -45,10 +45,10 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
     shown = (times < cues * (gap + cue)) & (times % (gap + cue) >= gap)
     recall = times >= steps - answer
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         of_side, of_cues, of_spikes = jax.random.split(key, 3)
-        likely = jnp.where(jax.random.bernoulli(of_side, shape=(batch,)), LIKELY, 1 - LIKELY)
-        right = jax.random.bernoulli(of_cues, likely, (cues, batch))
+        likely = jnp.where(jax.random.bernoulli(of_side, shape=(batch_size,)), LIKELY, 1 - LIKELY)
+        right = jax.random.bernoulli(of_cues, likely, (cues, batch_size))
         label = (2 * right.sum(0) > cues).astype(int)
         side = right[number]
         active = jnp.broadcast_to(shown[:, None], side.shape)
@@ -57,7 +57,7 @@ def evidence(dt: float = 10, cues: int = 7, delay: float = 1050) -> Task:
         groups = [ACTIVE * (active & ~side), ACTIVE * (active & side), ACTIVE * asked, noise]
         rates = jnp.stack(groups, -1).repeat(GROUP, -1)
         xs = firing(of_spikes, rates, dt)
-        return Batch(xs, jnp.broadcast_to(label, (steps, batch)), recall.astype(float))
+        return Batch(xs, jnp.broadcast_to(label, (steps, batch_size)), recall.astype(float))
 
     def trivial(xs: Array) -> Array:
         return jnp.broadcast_to(jnp.array([1.0, 0.0]), (*xs.shape[:2], 2))

@@ -52,14 +52,14 @@ def mackey_glass(steps: int = 10_000, ahead: int = 6, tau: int = 17) -> Task:
     mean, deviation, rho = measured(tau, ahead)
     warm, turns = WARM // tau, -(-(steps + ahead) // tau)
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         def turn(values: Array, _: None) -> tuple[Array, Array]:
             values = later(jnp, values)
             return values, values[FINE::FINE]
 
-        start = history(jnp, jax.random.uniform(key, (2, batch)), tau)
+        start = history(jnp, jax.random.uniform(key, (2, batch_size)), tau)
         series = jax.lax.scan(turn, start, length=warm + turns)[1][warm:]
-        values = (series.reshape(-1, batch, 1)[: steps + ahead] - mean) / deviation
+        values = (series.reshape(-1, batch_size, 1)[: steps + ahead] - mean) / deviation
         second_half = (jnp.arange(steps) >= steps // 2).astype(float)
         return Batch(values[:-ahead], values[ahead:], second_half)
 

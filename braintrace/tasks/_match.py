@@ -61,18 +61,18 @@ def match_to_sample(
     tested = times >= steps - answer
     patterns = jnp.asarray(drawn(stimuli, seed))
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         of_order, of_rest, of_spikes = jax.random.split(key, 3)
-        order = jax.random.uniform(of_order, (batch, stimuli)).argsort(-1)
-        sample, label, other = chosen(of_rest, batch, places, stimuli)
-        lane = jnp.arange(batch)
+        order = jax.random.uniform(of_order, (batch_size, stimuli)).argsort(-1)
+        sample, label, other = chosen(of_rest, batch_size, places, stimuli)
+        lane = jnp.arange(batch_size)
         now = jnp.where(tested, order[lane, other], order[lane, place])
         seen = (shown | tested)[..., None] * patterns[now]
         marks = [shown & (place == sample), jnp.broadcast_to(tested, now.shape)]
-        noise = jnp.full((steps, batch, GROUP), NOISE)
+        noise = jnp.full((steps, batch_size, GROUP), NOISE)
         groups = [(ACTIVE * mark[..., None]).repeat(GROUP, -1) for mark in marks]
         xs = firing(of_spikes, jnp.concatenate([ACTIVE * seen, *groups, noise], -1), dt)
-        return Batch(xs, jnp.broadcast_to(label, (steps, batch)), tested[:, 0].astype(float))
+        return Batch(xs, jnp.broadcast_to(label, (steps, batch_size)), tested[:, 0].astype(float))
 
     def trivial(xs: Array) -> Array:
         return jnp.broadcast_to(jnp.array([1.0, 0.0]), (*xs.shape[:2], 2))

@@ -35,11 +35,11 @@ def copy_memory(delay: int = 20, length: int = 10, symbols: int = 8) -> Task:
     steps, blank, marker = delay + 2 * length, symbols, symbols + 1
     recall = jnp.arange(steps) >= delay + length
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
-        shown = jax.random.randint(key, (length, batch), 0, symbols)
-        seen = jnp.full((steps, batch), blank).at[:length].set(shown)
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
+        shown = jax.random.randint(key, (length, batch_size), 0, symbols)
+        seen = jnp.full((steps, batch_size), blank).at[:length].set(shown)
         seen = seen.at[delay + length - 1].set(marker)
-        wanted = jnp.full((steps, batch), blank).at[-length:].set(shown)
+        wanted = jnp.full((steps, batch_size), blank).at[-length:].set(shown)
         return Batch(jax.nn.one_hot(seen, symbols + 2), wanted, jnp.ones(steps))
 
     def trivial(xs: Array) -> Array:
@@ -71,14 +71,14 @@ def adding(steps: int = 100) -> Task:
     check_whole('steps', steps, 2)
     half = steps // 2
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         of_numbers, of_first, of_second = jax.random.split(key, 3)
-        numbers = jax.random.uniform(of_numbers, (steps, batch))
-        first = jax.random.randint(of_first, (batch,), 0, half)
-        second = jax.random.randint(of_second, (batch,), half, steps)
+        numbers = jax.random.uniform(of_numbers, (steps, batch_size))
+        first = jax.random.randint(of_first, (batch_size,), 0, half)
+        second = jax.random.randint(of_second, (batch_size,), half, steps)
         marks = jax.nn.one_hot(first, steps, axis=0) + jax.nn.one_hot(second, steps, axis=0)
         total = (numbers * marks).sum(0)
-        ys = jnp.broadcast_to(total[None, :, None], (steps, batch, 1))
+        ys = jnp.broadcast_to(total[None, :, None], (steps, batch_size, 1))
         last = jnp.zeros(steps).at[-1].set(1)
         return Batch(jnp.stack([numbers, marks], -1), ys, last)
 

@@ -81,7 +81,7 @@ def _check_cell(cell: Callable, params, carry, first: jax.Array) -> None:
     except (TypeError, ValueError) as error:
         raise StructureError(
             f'the cell fails on inputs {list(first.shape)}: {error}\nA triple (cell, params, '
-            f'carry) is made for one batch: make it for {len(first)}, or say batch= to run.'
+            f'carry) is made for one batch: make it for {len(first)}, or say batch_size= to run.'
         ) from error
 
 

@@ -45,9 +45,9 @@ def pattern_generation(dt: float = 5, outputs: int = 1, seed: int = 0) -> Task:
     clock = jax.nn.one_hot(jnp.arange(steps) // turn, groups).repeat(UNITS, -1)
     rates = NOISE + (TICK - NOISE) * clock
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
-        xs = firing(key, jnp.broadcast_to(rates[:, None], (steps, batch, groups * UNITS)), dt)
-        ys = jnp.broadcast_to(target[:, None], (steps, batch, outputs))
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
+        xs = firing(key, jnp.broadcast_to(rates[:, None], (steps, batch_size, groups * UNITS)), dt)
+        ys = jnp.broadcast_to(target[:, None], (steps, batch_size, outputs))
         return Batch(xs, ys, jnp.ones(steps))
 
     def trivial(xs: Array) -> Array:

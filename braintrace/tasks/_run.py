@@ -107,9 +107,9 @@ def run(
     updates: int | None = None,
     seeds: Iterable[int] = (0,),
     *,
-    batch: int = 32,
+    batch_size: int = 32,
     window: int | None = None,
-    every: int | None = None,
+    update_every: int | None = None,
     penalty: Callable | None = None,
     until: float | None = None,
     test: int = 300,
@@ -135,11 +135,11 @@ def run(
         Number of updates, each of new sequences from the initial carry on; a stream has none.
     seeds : ints
         One run for each.
-    batch : int
+    batch_size : int
         Number of sequences of an update.
     window : int, optional
         With a rule its exact windows of so many steps; without one, BPTT is truncated after them.
-    every : int, optional
+    update_every : int, optional
         An update after each so many steps; for a stream, which has no end, 1 unless ``window``
         says more.
     penalty : function, optional
@@ -181,17 +181,17 @@ def run(
     >>> found.scores.shape, bool((found.scores < task.floor / 2).all())
     ((2,), True)
     """
-    options = Options(batch, window, every, penalty)
+    options = Options(batch_size, window, update_every, penalty)
     _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
-    check_draw(task, batch)
+    check_draw(task, batch_size)
     seeds, length = _numbers(seeds), task.steps if task.stream else updates
     found, seen = [], []
     with brainstate.environ.context(fit=True):
         with brainstate.random.seed_context(seeds[0]):
-            learner, *values = made(model, seeds, rule, _zeros(task, batch))
+            learner, *values = made(model, seeds, rule, _zeros(task, batch_size))
         loop = Loop(Training(task, learner, optimizer, options), values, seeds, length, progress)
-        for done, at, losses in loop.pieces(_zeros(task, batch)):
+        for done, at, losses in loop.pieces(_zeros(task, batch_size)):
             found.append(losses)
             if not task.stream:
                 seen.append((done, loop.scores(at.params, 'validation', test)))
@@ -246,8 +246,8 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
         )
     check_optimizer(optimizer)
     window, every = options.window, options.every
-    for name, value in (('batch', options.batch), ('window', window), ('every', every)):
-        if value is not None or name == 'batch':
+    for name, value in (('batch_size', options.batch), ('window', window), ('update_every', every)):
+        if value is not None or name == 'batch_size':
             check_whole(name, value)
     if task.stream and updates is not None:
         raise OptionError(
@@ -262,13 +262,13 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
     if not task.stream:
         check_whole('updates', updates)
         if max(window or 1, every or 1) > task.steps:
-            name, value = ('window', window) if window else ('every', every)
+            name, value = ('window', window) if window else ('update_every', every)
             raise OptionError(
                 f'{name} is {value}, but {task.name} has {task.steps} steps: give no more.'
             )
     if window is not None and every not in (None, window):
         raise OptionError(
-            f'every is {every} and window {window}; an update ends a window, so give one of them.'
+            f'update_every is {every} and window {window}; an update ends a window, so give one of them.'
         )
     if options.penalty is not None and not callable(options.penalty):
         raise OptionError(f'penalty is {options.penalty!r}; give a function of the extra outputs.')

@@ -13,11 +13,11 @@ from ._task import Batch, Task, check_real, check_whole, over_steps, squared
 
 
 def shifting_sine(
-    steps: int = 10_000, every: int = 1000, periods: tuple[float, float] = (8, 32)
+    steps: int = 10_000, shift_every: int = 1000, periods: tuple[float, float] = (8, 32)
 ) -> Task:
     """Predict the next value of a sine whose frequency shifts.
 
-    ``x_t = sin(phi_t)``, ``phi_t = phi_{t-1} + omega``; every ``every`` steps a new omega is drawn,
+    ``x_t = sin(phi_t)``, ``phi_t = phi_{t-1} + omega``; every ``shift_every`` steps a new omega is drawn,
     uniform between ``2 pi / periods[1]`` and ``2 pi / periods[0]``, each in radians a step. The
     target of a step is ``x_{t+1}``, which takes two values of the past and omega. The mask weighs
     the second half of the stream alone: a learner shows there what it has learnt on the way. The
@@ -34,22 +34,22 @@ def shifting_sine(
     (True, 0.1308)
     """
     check_whole('steps', steps)
-    check_whole('every', every)
+    check_whole('shift_every', shift_every)
     if not isinstance(periods, tuple) or len(periods) != 2:
         raise OptionError(f'periods is {periods!r}; give a pair (shortest, longest).')
     check_real('the shortest period', periods[0], above=2)
     check_real('the longest period', periods[1], above=periods[0])
     low, high = 2 * math.pi / periods[1], 2 * math.pi / periods[0]
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         of_omega, of_phase = jax.random.split(key)
-        blocks = -(-(steps + 1) // every)
-        omega = jax.random.uniform(of_omega, (blocks, batch), minval=low, maxval=high)
-        start = jax.random.uniform(of_phase, (batch,), maxval=2 * math.pi)
-        angle = every * omega % (2 * math.pi)  # of a whole block: small, as float32 is short
+        blocks = -(-(steps + 1) // shift_every)
+        omega = jax.random.uniform(of_omega, (blocks, batch_size), minval=low, maxval=high)
+        start = jax.random.uniform(of_phase, (batch_size,), maxval=2 * math.pi)
+        angle = shift_every * omega % (2 * math.pi)  # of a whole block: small, as float32 is short
         first = start + jnp.cumsum(angle, 0) - angle
-        phase = first[:, None] + jnp.arange(every)[:, None] * omega[:, None]
-        values = jnp.sin(phase).reshape(-1, batch, 1)[: steps + 1]
+        phase = first[:, None] + jnp.arange(shift_every)[:, None] * omega[:, None]
+        values = jnp.sin(phase).reshape(-1, batch_size, 1)[: steps + 1]
         second_half = (jnp.arange(steps) >= steps // 2).astype(float)
         return Batch(values[:-1], values[1:], second_half)
 
@@ -89,10 +89,10 @@ def drifting_filter(steps: int = 1_000_000, taps: int = 6, period: int = 400_000
     check_whole('taps', taps, 2)
     check_whole('period', period)
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         of_noise, of_plane = jax.random.split(key)
-        noise = jax.random.normal(of_noise, (steps + taps, batch))
-        plane = jnp.linalg.qr(jax.random.normal(of_plane, (batch, taps, 2)))[0]
+        noise = jax.random.normal(of_noise, (steps + taps, batch_size))
+        plane = jnp.linalg.qr(jax.random.normal(of_plane, (batch_size, taps, 2)))[0]
         past = [noise[taps - k : taps - k + steps] for k in range(1, taps + 1)]
         along, across = (
             sum(plane[:, k, axis] * values for k, values in enumerate(past)) for axis in (0, 1)

@@ -47,7 +47,7 @@ class Task:
     ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
     nothing of what a learner has to keep in memory; None where nobody needs it. ``stream`` tells
     that a sequence is a piece of one stream, along which parameters are updated while it goes on.
-    ``draw(key, batch, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
+    ``draw(key, batch_size, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
     comes from the key by ``jax.random``.
 
     Raises :class:`braintrace.errors.OptionError` for another metric.
@@ -83,16 +83,16 @@ class Task:
         sizes = f'{self.steps} steps, {self.inputs} inputs, {self.outputs} outputs'
         return f'{self.name}: {sizes}, floor {self.shown(self.floor)}'
 
-    def sample(self, key: Array, batch: int, part: str = 'train') -> Batch:
-        """``batch`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
+    def sample(self, key: Array, batch_size: int, part: str = 'train') -> Batch:
+        """``batch_size`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
 
         One key draws other sequences for each part. Raises :class:`braintrace.errors.OptionError`
         for another part and for a number of sequences that is no positive int.
         """
-        check_whole('batch', batch)
+        check_whole('batch_size', batch_size)
         if part not in PARTS:
             raise OptionError(f'part is {part!r}; give one of {", ".join(map(repr, PARTS))}.')
-        return self.draw(jax.random.fold_in(key, PARTS.index(part)), batch, part)
+        return self.draw(jax.random.fold_in(key, PARTS.index(part)), batch_size, part)
 
     def beaten_by(self, score: float, margin: float = 0.0) -> bool:
         """Whether a score is better than the floor by more than a share ``margin`` of the floor."""
@@ -157,7 +157,7 @@ def check_draw(task: Task, batch: int) -> None:
     found = jax.eval_shape(lambda: task.sample(jax.random.key(0), batch))
     if not isinstance(found, Batch):
         raise StructureError(
-            f'{task.name} draws {type(found).__name__}; draw(key, batch, part) returns a '
+            f'{task.name} draws {type(found).__name__}; draw(key, batch_size, part) returns a '
             'braintrace.tasks.Batch(xs, ys, mask).'
         )
     shapes = {name: jnp.shape(value) for name, value in found._asdict().items()}
@@ -176,6 +176,6 @@ def check_draw(task: Task, batch: int) -> None:
     )
     if not any(moved for (moved,) in moves):
         tell(
-            f'{task.name} draws one batch, whatever the key: draw(key, batch, part) is compiled, '
+            f'{task.name} draws one batch, whatever the key: draw(key, batch_size, part) is compiled, '
             'so its random numbers have to come from the key, by jax.random.'
         )

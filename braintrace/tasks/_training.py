@@ -96,7 +96,7 @@ class Training:
         if self.online.rule is None:
             return reverse(self.online.cell, self.loss, window)
         if window is None:
-            return self.online.sequence_grad(self.loss, carry='drop')
+            return self.online.sequence_grad(self.loss, keep_trace=False)
         return self.online.sequence_grad(self.loss, window, inside='exact')
 
     def _moved(self, grads, at: At) -> tuple:
@@ -112,7 +112,7 @@ class Training:
         learn = self.online.sequence_update(
             self.loss,
             self.optimizer,
-            every=window or every or 1,
+            update_every=window or every or 1,
             inside='trace' if whole else 'exact',
         )
         found = learn(*at[:3], xs, ys, mask)

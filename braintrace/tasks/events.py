@@ -327,19 +327,19 @@ def events_task(
         for name, those in parts.items()
     }
 
-    def draw(key: Array, batch: int, part: str) -> Batch:
+    def draw(key: Array, batch_size: int, part: str) -> Batch:
         counts, labels = arrays[part]
-        if batch > len(labels):
+        if batch_size > len(labels):
             raise OptionError(
-                f'batch is {batch}, but the {part} part has {len(labels)} samples; give no more.'
+                f'batch_size is {batch_size}, but the {part} part has {len(labels)} samples; give no more.'
             )
         of_choice, of_change = jax.random.split(key)
-        chosen = jax.random.choice(of_choice, len(labels), (batch,), replace=False)
+        chosen = jax.random.choice(of_choice, len(labels), (batch_size,), replace=False)
         xs = jnp.asarray(counts)[:, chosen].astype(float)
         chosen_labels = jnp.asarray(labels)[chosen]
         if augment is not None and part == 'train':
             xs = augment(of_change, xs, chosen_labels)
-        ys = jnp.broadcast_to(chosen_labels, (steps, batch))
+        ys = jnp.broadcast_to(chosen_labels, (steps, batch_size))
         return Batch(xs, ys, jnp.arange(1, steps + 1) / steps)
 
     common = int(np.bincount(train.labels).argmax())

@@ -136,7 +136,7 @@ def _check(graph: ETraceGraph) -> None:
 
 
 def cut_bptt_gradients(
-    cell: Callable, params, carry, xs, ys, loss: Callable, *, graph: ETraceGraph | None = None
+    cell: Callable, params, carry, xs, ys, loss_fn: Callable, *, graph: ETraceGraph | None = None
 ):
     r"""The gradient that D_RTRL computes, by reverse mode through the whole sequence.
 
@@ -167,7 +167,7 @@ def cut_bptt_gradients(
     >>> braintrace.verify.bptt_gradients(cell, *args, loss)['W'][0].tolist()  # 2 more by h @ W
     [4.5, 4.5]
     """
-    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
+    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss_fn)
     if graph is None:
         online = functional.online(cell, None)
         online.init(params, carry, *as_inputs(jax.tree.map(lambda a: a[0], xs)))
@@ -181,7 +181,7 @@ def cut_bptt_gradients(
     def total(params):
         def step(carry, at):
             x, y = at
-            value = scalar(loss(cut.loss_step(params, carry, x), y))
+            value = scalar(loss_fn(cut.loss_step(params, carry, x), y))
             return cut.state_step(params, carry, x), value
 
         return jax.lax.scan(step, carry, (xs, ys))[1].sum()

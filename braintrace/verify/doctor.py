@@ -39,9 +39,9 @@ class ModelLearner(Protocol):
 
 def diagnose(
     learner: ModelLearner | functional.OnlineLearner,
-    inputs,
-    targets,
-    loss: Callable,
+    xs,
+    ys,
+    loss_fn: Callable,
     *,
     params=None,
     carry=None,
@@ -57,10 +57,10 @@ def diagnose(
     ----------
     learner : ETraceLearner or OnlineLearner
         A compiled learner.
-    inputs, targets : pytrees
-        Time in axis 0; a plain tuple ``inputs`` holds several inputs.
-    loss : function
-        ``loss(outputs, target)``, the loss of one step, a real scalar.
+    xs, ys : pytrees
+        Time in axis 0; a plain tuple ``xs`` holds several inputs.
+    loss_fn : function
+        ``loss_fn(outputs, target)``, the loss of one step, a real scalar.
     params, carry : pytrees
         Needed for a learner that :func:`braintrace.functional.online` made; another learner has
         its own.
@@ -98,7 +98,7 @@ def diagnose(
     [('W/weight/bias', 1.0, 0.0), ('W/weight/weight', 1.0, 0.0)]
     """
     online, params, carry = _pure(learner, params, carry)
-    params, carry, xs, ys = checked(online.cell, params, carry, inputs, targets, loss)
+    params, carry, xs, ys = checked(online.cell, params, carry, xs, ys, loss_fn)
     xs, ys, count = _window(xs, ys, steps)
     first = as_inputs(jax.tree.map(lambda a: a[0], xs))
     if online is not learner:
@@ -108,15 +108,16 @@ def diagnose(
     report = online.report
 
     gradient = online.sequence_grad(
-        lambda output, target: scalar(loss(output, target)), reduction='sum'
+        lambda output, target: scalar(loss_fn(output, target)), reduction='sum'
     )
     (got, losses, *_), online_ms = _timed(gradient, params, state, xs, ys)
     _check_losses(losses)
     wanted, bptt_ms = _timed(
-        jax.grad(lambda p: total_loss(online.cell, loss, p, carry, xs, ys), allow_int=True), params
+        jax.grad(lambda p: total_loss(online.cell, loss_fn, p, carry, xs, ys), allow_int=True),
+        params,
     )
     norms, hidden = measure.trace_norms(online, graph, params, state, xs)
-    mass, not_measured = _mass(online, graph, params, carry, xs, ys, loss)
+    mass, not_measured = _mass(online, graph, params, carry, xs, ys, loss_fn)
     rows = _rows(report, graph, params, got, wanted, mass)
     growth = tuple(_growth(key, *found) for key, found in norms.items())
     active = tuple(

@@ -34,13 +34,13 @@ def total_loss(cell: Callable, loss: Callable, params, carry, xs, ys):
     return jax.lax.scan(step, carry, (xs, ys))[1].sum()
 
 
-def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
+def bptt_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Callable):
     r"""The gradient of the summed losses by reverse mode through the whole sequence.
 
     .. math:: \frac{d}{dw} \sum_t L(o^t, y^t) \qquad o^t, c^t = \mathrm{cell}(w, c^{t-1}, x^t)
 
     ``cell(params, carry, *inputs) -> (outputs, carry)``; ``xs`` and ``ys`` are trees with time in
-    axis 0, a plain tuple ``xs`` holds several inputs; ``loss(outputs, target)`` returns a real
+    axis 0, a plain tuple ``xs`` holds several inputs; ``loss_fn(outputs, target)`` returns a real
     scalar. Returns a tree like ``params`` (float0 for integers). Memory grows with the length of
     the sequence. Raises :class:`braintrace.errors.StructureError` for sequences of different
     lengths and for a carry that a step changes in structure,
@@ -56,13 +56,13 @@ def bptt_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
     >>> float(grads['a'])                                       # losses 1, a, a^2
     2.0
     """
-    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
-    return jax.jit(jax.grad(lambda p: total_loss(cell, loss, p, carry, xs, ys), allow_int=True))(
+    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss_fn)
+    return jax.jit(jax.grad(lambda p: total_loss(cell, loss_fn, p, carry, xs, ys), allow_int=True))(
         params
     )
 
 
-def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Callable):
+def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Callable):
     r"""The same gradient by real-time recurrent learning: forward in time, with the Jacobian of the
     whole carry.
 
@@ -86,7 +86,7 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Calla
     >>> float(grads['a'])
     2.0
     """
-    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
+    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss_fn)
     _refuse_complex(params, carry)
     weights = split_floats(params)
     w, unravel_w = ravel_pytree(weights.values)
@@ -101,7 +101,9 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss: Calla
 
     def advance(run, at):
         (total, c, m, others), (x, y) = run, at
-        to_w, to_c = jax.grad(lambda w, c: scalar(loss(step(w, c, others, x)[0], y)), (0, 1))(w, c)
+        to_w, to_c = jax.grad(lambda w, c: scalar(loss_fn(step(w, c, others, x)[0], y)), (0, 1))(
+            w, c
+        )
         dw, dc = jax.jacrev(lambda w, c: step(w, c, others, x)[1], (0, 1))(w, c)
         _, new, others = step(w, c, others, x)
         return (total + to_w + to_c @ m, new, dw + dc @ m, others), None
@@ -122,7 +124,7 @@ def finite_difference_gradients(
     carry,
     xs,
     ys,
-    loss: Callable,
+    loss_fn: Callable,
     *,
     eps: float = 1e-5,
     entries: int | None = None,
@@ -145,7 +147,7 @@ def finite_difference_gradients(
     ...     round(float(braintrace.verify.finite_difference_gradients(cell, *args, loss)['a']), 6)
     2.0
     """
-    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss)
+    params, carry, xs, ys = checked(cell, params, carry, xs, ys, loss_fn)
     _check_differences(params, carry, eps, entries)
     weights = split_floats(params)
     w, unravel = ravel_pytree(weights.values)
@@ -154,7 +156,7 @@ def finite_difference_gradients(
         chosen = np.sort(np.random.default_rng(0).choice(w.size, entries, replace=False))
 
     def value(w):
-        return total_loss(cell, loss, weights.rebuild(unravel(w)), carry, xs, ys)
+        return total_loss(cell, loss_fn, weights.rebuild(unravel(w)), carry, xs, ys)
 
     def slope(i):
         return (value(w.at[i].add(eps)) - value(w.at[i].add(-eps))) / (2 * eps)

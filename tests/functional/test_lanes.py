@@ -85,7 +85,7 @@ def by_sequence_grad(learner, carry, state):
 
 def by_sequence_update(learner, carry, state):
     optimizer = optax.sgd(0.0)
-    run = learner.sequence_update(loss, optimizer, every=2)
+    run = learner.sequence_update(loss, optimizer, update_every=2)
     _, _, state, losses = run(PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry))
     return losses, state
 
@@ -134,13 +134,13 @@ H = np.zeros((B, N))
             shared,
             {'h': H, 'th': np.zeros(N)},
             'th',
-            ['float64[3]', "Policy(lanes=('th',))", 'all lanes share'],
+            ['float64[3]', "Policy(batched=('th',))", 'all lanes share'],
         ),
         (
             counted,
             {'h': H, 'count': np.zeros(B, int)},
             'count',
-            ['int64[3]', "Policy(lanes=('count',))"],
+            ['int64[3]', "Policy(batched=('count',))"],
         ),
         (
             clocked,
@@ -170,7 +170,9 @@ def test_a_state_without_known_lanes_is_not_reset_in_some_lanes(cell, carry, nam
 
 
 def test_the_policy_says_where_lanes_are():
-    learner = functional.online(counted, rules.d_rtrl(), policy=braintrace.Policy(lanes=('count',)))
+    learner = functional.online(
+        counted, rules.d_rtrl(), policy=braintrace.Policy(batched=('count',))
+    )
     carry = {'h': H, 'count': jnp.zeros(B, int)}
     _, state = learner.step(PARAMS, learner.init(PARAMS, carry, XS[0]), XS[0])
     assert functional.reset(state, FLAGS[2], carry).carry['count'].tolist() == [0, 1, 1]
@@ -178,13 +180,13 @@ def test_the_policy_says_where_lanes_are():
         (('counts',), "'counts', which is no leaf"),
         (('h', 'clock'), 'its axis 0 is not the batch'),
     ):
-        policy = braintrace.Policy(lanes=lanes)
+        policy = braintrace.Policy(batched=lanes)
         with pytest.raises(braintrace.errors.OptionError, match=words):
             functional.online(clocked, rules.d_rtrl(), policy=policy).init(
                 PARAMS, {'h': H, 'clock': jnp.zeros((), int)}, XS[0]
             )
     with pytest.raises(braintrace.errors.OptionError, match='tuple of paths'):
-        braintrace.Policy(lanes='count')
+        braintrace.Policy(batched='count')
 
 
 def many_ways(p, c, x):

@@ -44,7 +44,7 @@ def by_gradient(rule, ys, window):
 def by_update(rule, ys, window):
     learner, optimizer = functional.online(cell, rule), optax.sgd(0.1)
     state = learner.init(PARAMS, np.zeros((B, N)), XS[0])
-    run = jax.jit(learner.sequence_update(squared, optimizer, every=window or 3))
+    run = jax.jit(learner.sequence_update(squared, optimizer, update_every=window or 3))
     params, *_ = run(PARAMS, optimizer.init(PARAMS), state, XS, ys, MASK)
     return params
 

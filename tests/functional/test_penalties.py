@@ -133,7 +133,7 @@ def test_losses_come_back_without_the_penalty_and_updates_meet_their_own_mean():
     )
     assert list(np.isnan(losses)) == list(MASK == 0)
     pure, state = start(rules.d_rtrl())
-    run = pure.sequence_update(by_hand, optimizer, every=4, reduction='sum')
+    run = pure.sequence_update(by_hand, optimizer, update_every=4, reduction='sum')
     of_loss = np.where(np.arange(T) < 4, W, 0)
     of_penalty = np.where(np.arange(T) < 4, 1 / 4, 1 / 2)
     params, *_ = jax.jit(run)(PARAMS, optimizer.init(PARAMS), state, XS, (YS, of_loss, of_penalty))

@@ -67,7 +67,7 @@ def through_time(of, of_old_state=lambda h: h):
 @pytest.mark.parametrize('rule, window', [(PENDING, None), (D_RTRL, 4), (ES, None)], ids=str)
 def test_a_dropped_trace_has_been_read_and_counts_as_empty(rule, window):
     learner, start = started(diagonal, rule)
-    calls = [learner.sequence_grad(loss, window, 'sum', carry=c) for c in ('trace', 'drop')]
+    calls = [learner.sequence_grad(loss, window, 'sum', keep_trace=k) for k in (True, False)]
     given = [a[BEFORE:] for a in data()]
     run = jax.jit(lambda state: [call(params(), state, *given) for call in calls])
     step = jax.jit(lambda state, x: learner.step(params(), state, x)[1])
@@ -92,7 +92,7 @@ def test_without_a_rule_a_gradient_is_that_of_its_step_alone():
 def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     learner, start = started(cell, None)
     flags, fresh, (xs, ys) = np.arange(BEFORE + T) == 3, jnp.ones((B, N)), data()
-    run = jax.jit(learner.sequence_update(loss, OPTIMIZER, every=2))
+    run = jax.jit(learner.sequence_update(loss, OPTIMIZER, update_every=2))
     got, _, end, _ = run(
         params(), OPTIMIZER.init(params()), start, xs, ys, reset=(jnp.asarray(flags), fresh)
     )
@@ -121,7 +121,7 @@ def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
 def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     """The last seed has a past, the others have none."""
     learner, new = started(cell, rule)
-    train = learner.sequence_update(loss, OPTIMIZER, every=2)
+    train = learner.sequence_update(loss, OPTIMIZER, update_every=2)
     learn, at_once = jax.jit(train), jax.jit(jax.vmap(train, (0, 0, 0, None, None)))
     weights = [jax.tree.map(lambda p, k=k: (1 + k / 4) * p, params()) for k in range(3)]
     *_, past, _ = learn(weights[0], OPTIMIZER.init(weights[0]), new, *data())
@@ -134,8 +134,7 @@ def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
 @pytest.mark.parametrize(
     'options, words',
     [
-        ({'carry': 'keep'}, "^carry is 'keep'; choose 'trace' or 'drop'.$"),
-        ({'carry': 'dropped'}, "choose 'trace' or 'drop'. Did you mean 'drop'?"),
+        ({'keep_trace': 'drop'}, "^keep_trace is 'drop'; choose True or False.$"),
         ({'carry': None}, 'carry is None'),
     ],
     ids=str,

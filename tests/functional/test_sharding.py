@@ -157,7 +157,7 @@ LAYOUTS = {  # the mesh (batch, units), the specs of the parameters
 
 def run(learner, p, state, xs, ys):
     """Updates after every two steps."""
-    train = learner.sequence_update(loss, OPTIMIZER, every=2)
+    train = learner.sequence_update(loss, OPTIMIZER, update_every=2)
     p, opt_state, state, losses = train(p, OPTIMIZER.init(p), state, xs, ys)
     return p, opt_state, losses, state
 

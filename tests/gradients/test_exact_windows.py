@@ -26,11 +26,11 @@ few = pytest.mark.parametrize(
 MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 
 
-def gradient(case, rule, window, carry='trace', state=None, steps=slice(None), **arguments):
+def gradient(case, rule, window, keep_trace=True, state=None, steps=slice(None), **arguments):
     """``(grads, state, losses)`` of an exact window."""
     first = start(case, rule)[1]
     run = learner_of(case, rule).sequence_grad(
-        case.loss, window=window, reduction='sum', carry=carry, inside='exact'
+        case.loss, window=window, reduction='sum', keep_trace=keep_trace, inside='exact'
     )
     state = first if state is None else state
     return quick(run)(case.params, state, case.xs[steps], case.ys[steps], **arguments)
@@ -68,7 +68,7 @@ def test_without_a_trace_it_is_truncated_bptt(name):
         for x in part.xs:
             carry = oracles.real(case.run(models.ops.NumpyOps(), case.params, carry, x)[1])
     want = added(parts)
-    dropped, state, _ = gradient(case, RULE, 4, carry='drop')
+    dropped, state, _ = gradient(case, RULE, 4, keep_trace=False)
     assert_drawn_close(dropped, want)
     assert not np.any(state.t)
     assert_drawn_close(gradient(case, braintrace.rules.same_step(), 4)[0], want)
@@ -149,7 +149,7 @@ def test_updates_take_exact_windows_too(write_every):
     learner, state = start(case, RULE)
     update = quick(
         learner.sequence_update(
-            case.loss, optimizer, every=3, write_every=write_every, inside='exact'
+            case.loss, optimizer, update_every=3, write_every=write_every, inside='exact'
         )
     )
     params, opt_state = case.params, optimizer.init(case.params)

@@ -96,12 +96,12 @@ def test_without_a_carry_no_array_has_the_size_of_the_trace():
     state = learner.init(params, carry, XS[0])
     assert state.trace['k']['carry']['weight'][0].shape == (B, I, I, 7)
 
-    def sizes(carry):
-        grad = learner.sequence_grad(loss, window=None, carry=carry)
+    def sizes(keep):
+        grad = learner.sequence_grad(loss, window=None, keep_trace=keep)
         text = jax.jit(grad).lower(params, state, XS, YS).compile().as_text()
         return text.count(f'[{B},{I},{I},7]')
 
-    kept, dropped = map(sizes, ('trace', 'drop'))
+    kept, dropped = map(sizes, (True, False))
     assert dropped < kept
 
 

@@ -107,19 +107,19 @@ def fresh(carry):
     return jax.tree.map(lambda h: h / 2, carry)
 
 
-def over_two_sequences(name, how, rule, window, carry):
+def over_two_sequences(name, how, rule, window, keep):
     """Gradients of two sequences, the second one with resets and masks; its carry and losses."""
     params, h = start(name)
     learner = online(name, RULES[rule])
     state = learner.init(params, h, XS[0])
-    run = quick(learner.sequence_grad(loss, window=window, carry=carry, reduction='sum'))
+    run = quick(learner.sequence_grad(loss, window=window, keep_trace=keep, reduction='sum'))
     with _jax.as_if_on(how):
         first, _, _, state = run(params, state, XS, YS, np.ones(T), (NEVER, fresh(h)))
         grads, losses, _, state = run(params, state, XS, YS, MASK, (FLAGS, fresh(h)))
     return first, grads, state.carry, losses
 
 
-def backpropagated(name, carry):
+def backpropagated(name, keep):
     """The same by reverse mode through plain scans."""
     params, h = start(name)
 
@@ -135,7 +135,7 @@ def backpropagated(name, carry):
 
     def total(params, weights):
         first, then = along(params, h, NEVER, weights[0])
-        then = jax.lax.stop_gradient(then) if carry == 'drop' else then
+        then = jax.lax.stop_gradient(then) if not keep else then
         return first + along(params, then, FLAGS, weights[1])[0]
 
     gradient = quick(jax.grad(total))
@@ -147,18 +147,18 @@ def backpropagated(name, carry):
     lambda name, *_: name == 'mingru',
     name=CELLS,
     window=[4, None, 3, 1],
-    carry=['trace', 'drop'],
+    keep=[True, False],
 )
-def test_d_rtrl_is_backpropagation(name, window, carry):
-    first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, carry)
+def test_d_rtrl_is_backpropagation(name, window, keep):
+    first, grads, *_ = over_two_sequences(name, 'cuda', 'd_rtrl', window, keep)
     assert_moves(grads)
-    assert_close([first, grads], backpropagated(name, carry), relative=1e-11)
+    assert_close([first, grads], backpropagated(name, keep), relative=1e-11)
 
 
 @pytest.mark.tier(one_in=4)
 @in_turn(none, name=CELLS, window=[None, 4])
 def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
-    each = (over_two_sequences(name, how, 'es_d_rtrl', window, 'trace') for how in HOW)
+    each = (over_two_sequences(name, how, 'es_d_rtrl', window, True) for how in HOW)
     assert_close(*each, relative=1e-12)
 
 
@@ -168,7 +168,7 @@ def loops(name, how, rule, linear='auto'):
     cell = functools.partial(CELLS[name], braintrace)
     policy = braintrace.Policy(linear_loops=linear)
     learner = functional.online(cell, RULES[rule], policy=policy)
-    run = learner.sequence_grad(loss, window=None, carry='drop')
+    run = learner.sequence_grad(loss, window=None, keep_trace=False)
     state = learner.init(params, h, XS[0])
     with _jax.as_if_on(how):
         compiled = jax.jit(lambda *at: run(params, state, *at, reset=(FLAGS, h))).lower(XS, YS)

@@ -80,7 +80,7 @@ def test_each_update_has_its_own_means(name):
 def test_one_exact_window_is_bptt(name):
     loss, _, case = cases(name)
     learner, state = start(case, RULE)
-    run = learner.sequence_grad(both, window=None, inside='exact', carry='drop')
+    run = learner.sequence_grad(both, window=None, inside='exact', keep_trace=False)
     grads, *_ = quick(run)(case.params, state, case.xs, case.ys, MASK)
 
     def by_hand(output, at):

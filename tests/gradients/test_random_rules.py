@@ -138,7 +138,7 @@ def test_a_dropped_trace_leaves_the_key_to_go_on():
     case = models.case('leaky')
     for rule in (signs(), uoro()):
         learner, state = start(case, rule)
-        run = quick(learner.sequence_grad(case.loss, carry='drop'))
+        run = quick(learner.sequence_grad(case.loss, keep_trace=False))
         first, end, _ = run(case.params, state, case.xs, case.ys)
         again = end.replace(carry=state.carry)
         second, _, _ = run(case.params, again, case.xs, case.ys)

@@ -210,7 +210,7 @@ def test_updates_with_a_trace_wrong_params_and_wrong_credit_are_refused():
     loss = lambda out, y: (y * out).sum()  # noqa: E731
     for call in (
         lambda **options: online.sequence_update(loss, optax.sgd(0.1), K, **options),
-        lambda **options: online.sequence_grad(loss, K, carry='drop', **options),
+        lambda **options: online.sequence_grad(loss, K, keep_trace=False, **options),
     ):
         with pytest.raises(
             braintrace.errors.OptionError, match=r'd_rtrl\(\).*twice.*rules.same_step\(\)'

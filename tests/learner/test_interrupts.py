@@ -123,7 +123,9 @@ def test_a_run_on_a_task_that_is_stopped_has_the_parameters_so_far():
             return self.readout(armed(x + 1000.0, at=at))
 
     at = []
-    run = lambda: tasks.run(tasks.adding(4), lambda seed: Readout(), None, SGD, 60, batch=2, test=2)
+    run = lambda: tasks.run(
+        tasks.adding(4), lambda seed: Readout(), None, SGD, 60, batch_size=2, test=2
+    )
     at.append(1)
     with pytest.raises(KeyboardInterrupt) as caught:
         run()

@@ -169,15 +169,16 @@ def test_the_trace_of_a_mapped_learner_is_shown_with_its_lanes():
 
 
 @pytest.mark.tier(one_in=2)
-@in_turn(none, options=[{}, {'write_every': 3}], carry=['trace', 'drop'])
-def test_a_mapped_learner_takes_sequences(options, carry, capfd):
+@in_turn(none, options=[{}, {'write_every': 3}], keep=[True, False])
+def test_a_mapped_learner_takes_sequences(options, keep, capfd):
     """Also with progress, of which nothing is shown inside a map."""
     xs, ys = data()
     learner, _ = mapped(**options)
     kept = lambda path, state: isinstance(state, brainstate.HiddenState) or state is learner.etrace
 
     def run(x, y):
-        return learner.etrace_grad(x, y, step_fn=loss_of(learner), carry=carry, progress=True).grads
+        options = {'step_fn': loss_of(learner), 'keep_trace': keep, 'progress': True}
+        return learner.etrace_grad(x, y, **options).grads
 
     got = brainstate.transform.vmap2(run, state_in_axes={0: kept}, state_out_axes={0: kept})(
         jnp.stack([xs, -xs]), jnp.stack([ys, ys])
@@ -188,7 +189,7 @@ def test_a_mapped_learner_takes_sequences(options, carry, capfd):
             jax.tree.map(lambda g, lane=lane: g[lane], got),
             alone.etrace_grad(sign * xs, ys, step_fn=loss_of(alone)).grads,
         )
-    assert learner.etrace.value['t'].tolist() == [[len(xs) if carry == 'trace' else 0] * BATCH] * 2
+    assert learner.etrace.value['t'].tolist() == [[len(xs) if keep else 0] * BATCH] * 2
 
 
 @pytest.mark.tier(quick=1)

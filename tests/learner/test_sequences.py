@@ -47,7 +47,7 @@ def without_options(rule):
 def test_drop_leaves_a_zero_trace_and_keeps_the_hidden_state(rule, window):
     xs, ys = data()
     dropped, fresh = compiled(rule), compiled(rule)
-    assert_close(gradient(dropped, xs, ys, carry='drop', window=window), without_options(rule))
+    assert_close(gradient(dropped, xs, ys, keep_trace=False, window=window), without_options(rule))
     assert (dropped.etrace.value['t'] == 0).all()
     for entry in dropped.get_etrace_of(('cell', 'Wh', 'weight')).values():
         assert all((slot == 0).all() for slot in entry.values())

@@ -38,7 +38,7 @@ def error_after_learning(timescale):
     learner = braintrace.compile(Net(timescale), 'D_RTRL', none, batch_size=LANES)
     online, params, carry = learner.pure()
     start, last = online.init(params, carry, none), jnp.arange(STEPS) == STEPS - 1
-    gradient = online.sequence_grad(lambda out, y: ((out - y) ** 2).mean(), carry='drop')
+    gradient = online.sequence_grad(lambda out, y: ((out - y) ** 2).mean(), keep_trace=False)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 
     def update(values, key):

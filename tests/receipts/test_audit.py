@@ -23,7 +23,7 @@ def audited(cell, rule, **changes):
     params = cell.init(jax.random.key(0), I, N, O) | changes
     learner = functional.online(cell, rule)
     state = learner.init(params, cell.carry(params, B), drawn(B, I))
-    return audit(learner, params, state, (2 * drawn(T, B, I), drawn(T, B, O)))
+    return audit(learner, params, state, 2 * drawn(T, B, I), drawn(T, B, O))
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def test_sequences_are_derived_again(kind):
         else:
             got, blocks = recording.sequence_update(transform, 2)(params, opt, state, *args)
             want = plain.sequence_update(
-                lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B, transform, every=2
+                lambda o, y: 0.5 * jnp.sum((o - y) ** 2) / B, transform, update_every=2
             )
             assert_close(got.params, want(params, opt, state, *args).params)
             for block in blocks:
@@ -279,7 +279,10 @@ def test_the_learner_of_a_model_is_recorded_by_its_pure_functions(model):
 def test_each_few_steps_are_written_and_a_donated_array_is_named():
     recording, params, state = started(CELLS['rnn'](), RULES['cut'])
     x, y, file = drawn(B, I), drawn(B, O), io.BytesIO()
-    writer, step = Recorder(file, recording, every=2), jax.jit(recording.grad, donate_argnums=1)
+    writer, step = (
+        Recorder(file, recording, record_every=2),
+        jax.jit(recording.grad, donate_argnums=1),
+    )
     for k in range(3):
         held = state.replace(carry=jax.tree.map(np.array, state.carry))
         (*_, new), record = step(params, state, x, y)
@@ -346,7 +349,7 @@ def test_adaptive_feedback_and_a_recorder_without_optimizer_are_refused():
         with pytest.raises(braintrace.errors.OptionError, match=said):
             Recorder(io.BytesIO(), recording, bad)
     with pytest.raises(braintrace.errors.OptionError, match='every is 0'):
-        Recorder(io.BytesIO(), recording, every=0)
+        Recorder(io.BytesIO(), recording, record_every=0)
 
 
 FUSED = """

@@ -31,9 +31,9 @@ def run(jit, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize('jit', [True, False])
 def test_there_is_a_row_for_each_update(jit):
-    """T is 5: with ``every=2`` there are three updates, the last one of a single step."""
-    p, _, state, losses, shown = run(jit, every=2, observe=seen)
-    plain = run(True, every=2)
+    """T is 5: with ``update_every=2`` there are three updates, the last one of a single step."""
+    p, _, state, losses, shown = run(jit, update_every=2, observe=seen)
+    plain = run(True, update_every=2)
     assert_close((p, losses), (plain[0], plain[3]), 1e-6)
     assert shown['grad'].shape == (3,) and shown['h'].shape == (3, N)
     assert shown['t'].tolist() == [[2, 2], [4, 4], [5, 5]]

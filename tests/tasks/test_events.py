@@ -162,7 +162,7 @@ class Network(brainstate.nn.Module):
 @pytest.mark.slow
 def test_a_run_and_evaluate_take_the_task():
     found = tasks.run(
-        task(), lambda seed: Network(), rules.d_rtrl(), optax.adam(1e-2), 2, batch=2, test=2
+        task(), lambda seed: Network(), rules.d_rtrl(), optax.adam(1e-2), 2, batch_size=2, test=2
     )
     assert found.losses.shape == (1, 2) and 0 <= found.scores[0] <= 1
     xs, ys, mask = task().sample(KEY, 8, 'test')

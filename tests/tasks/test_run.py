@@ -67,7 +67,7 @@ def made(seed):
 
 def run(rule, model=made, task=TASK, updates=3, seeds=(3, 5), **options):
     updates = None if task.stream else updates
-    return tasks.run(task, model, rule, ADAM, updates, seeds, batch=4, test=8, **options)
+    return tasks.run(task, model, rule, ADAM, updates, seeds, batch_size=4, test=8, **options)
 
 
 def by_hand(seed, gradient, updates=3):
@@ -106,7 +106,7 @@ WAYS = {
     'BPTT': (None, {}, reverse),
     'D_RTRL': (rules.d_rtrl(), {}, online(rules.d_rtrl())),
     'exact': (rules.d_rtrl(), {'window': 2}, online(rules.d_rtrl(), window=2, inside='exact')),
-    'truncated': (None, {'window': 4}, online(None, window=4, inside='exact', carry='drop')),
+    'truncated': (None, {'window': 4}, online(None, window=4, inside='exact', keep_trace=False)),
 }
 
 
@@ -127,7 +127,7 @@ def test_a_run_is_the_loop_that_one_writes_by_hand(name):
 
 @slow
 def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the_last():
-    found, (_, params, carry) = run(None, seeds=(3,), every=4), made(3)
+    found, (_, params, carry) = run(None, seeds=(3,), update_every=4), made(3)
     moments, key = ADAM.init(params), jax.random.key(3)
     for number in range(3):
         h, (xs, ys, mask) = carry, TASK.sample(jax.random.fold_in(key, number), 4)
@@ -145,7 +145,7 @@ def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the
 
 @pytest.mark.nightly
 def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_update():
-    stream = tasks.shifting_sine(103, every=20)
+    stream = tasks.shifting_sine(103, shift_every=20)
     model = lambda seed: Network(inputs=1)
     for task, shapes, options in ((TASK, model, {'every': 2}), (stream, model, {'window': 2})):
         if task is TASK:
@@ -156,7 +156,7 @@ def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_upda
         learner = braintrace.compile(net, rules.d_rtrl(), first, batch_size=4)
         pure, params, carry = learner.pure()
         inside = 'exact' if 'window' in options else 'trace'
-        learn = pure.sequence_update(task.loss, ADAM, every=2, inside=inside)
+        learn = pure.sequence_update(task.loss, ADAM, update_every=2, inside=inside)
         key = jax.random.key(3)
         batch = task.sample(key if task.stream else jax.random.fold_in(key, 0), 4)
         mask = None if task.stream else batch.mask
@@ -212,7 +212,7 @@ def test_each_update_and_each_seed_draws_its_own_noise():
     same = lambda key, batch, part: TASK.draw(jax.random.key(0), batch, part)
     task = tasks.Task(**{**vars(TASK), 'draw': same})
     losses = tasks.run(
-        task, model, rules.d_rtrl(), optax.sgd(0.0), 3, (3, 5), batch=4, test=4
+        task, model, rules.d_rtrl(), optax.sgd(0.0), 3, (3, 5), batch_size=4, test=4
     ).losses
     assert len({*losses.ravel().tolist()}) == 6
 
@@ -232,7 +232,12 @@ def test_what_is_not_trainable_stays():
     cell = lambda p, h, x: plain(p, h, x)
     decay = optax.adamw(1e-2, weight_decay=0.1)
     found = tasks.run(
-        TASK, lambda seed: (cell, places, jnp.zeros((4, UNITS))), rules.d_rtrl(), decay, 2, batch=4
+        TASK,
+        lambda seed: (cell, places, jnp.zeros((4, UNITS))),
+        rules.d_rtrl(),
+        decay,
+        2,
+        batch_size=4,
     )
     assert found.params['places'].tolist() == [[0, 1, 2]]
     assert not np.allclose(found.params['w'], params['w'], atol=1e-3)
@@ -258,7 +263,9 @@ def test_a_penalty_counts_at_every_step():
 
     wanted = params['w'] - jax.grad(total)(params)['w']
     for rule in (None, rules.d_rtrl()):
-        found = tasks.run(TASK, model, rule, optax.sgd(1.0), 1, batch=4, test=4, penalty=penalty)
+        found = tasks.run(
+            TASK, model, rule, optax.sgd(1.0), 1, batch_size=4, test=4, penalty=penalty
+        )
         assert np.allclose(found.params['w'][0], wanted, atol=1e-5)
 
 
@@ -281,7 +288,9 @@ class Dropping(Network):
 def test_a_seed_alone_is_that_seed_beside_others_and_its_score_that_of_evaluation():
     """Ten sequences in lanes of four; what is dropped is dropped in training alone."""
     both, alone = (
-        tasks.run(TASK, lambda seed: Dropping(), rules.d_rtrl(), ADAM, 2, those, batch=4, test=10)
+        tasks.run(
+            TASK, lambda seed: Dropping(), rules.d_rtrl(), ADAM, 2, those, batch_size=4, test=10
+        )
         for those in ((3, np.int64(5)), (5,))
     )
     assert np.allclose(both.losses[1], alone.losses[0], rtol=1e-5)
@@ -365,12 +374,12 @@ REFUSED = {
     'stream': (dict(task=STREAM, updates=3), 'a stream'),
     'endless': (dict(task=STREAM, updates=None, rule=None), 'give the window'),
     'share': (dict(task=tasks.evidence(), until=90), 'an accuracy is a share'),
-    'long': (dict(every=7), 'every is 7, but adding 6 has 6 steps'),
+    'long': (dict(update_every=7), 'update_every is 7, but adding 6 has 6 steps'),
     'cell': (dict(model=made), r'made for one batch: make it for 32'),
     'until': (dict(task=STREAM, updates=None, until=0.1), 'no validation part'),
-    'every': (dict(window=2, every=3), 'an update ends a window'),
+    'every': (dict(window=2, update_every=3), 'an update ends a window'),
     'window': (dict(window=0), 'window is 0'),
-    'batch': (dict(batch=None), 'batch is None'),
+    'batch': (dict(batch_size=None), 'batch_size is None'),
     'seeds': (dict(seeds=(1, 1)), 'different ints'),
     'no seeds': (dict(seeds=3), 'different ints'),
     'a long seed': (dict(seeds=(2**31,)), 'from 0 to'),

@@ -23,7 +23,7 @@ TASKS = {
     'rows': (lambda: tasks.digits(), 300, 1e-6),
     'pixels': (lambda: tasks.digits('pixels'), 300, 1e-6),
     'spikes': (lambda: tasks.digits('spikes'), 300, 1e-6),
-    'sine': (lambda: tasks.shifting_sine(300, every=30), 400, 0.05),
+    'sine': (lambda: tasks.shifting_sine(300, shift_every=30), 400, 0.05),
     'filter': (lambda: tasks.drifting_filter(300, period=100), 400, 0.05),
     'mackey': (lambda: tasks.mackey_glass(300), 400, 0.05),
     'match': (lambda: tasks.match_to_sample(4, delay=100, dt=50, distractors=2), 4000, 0.05),
@@ -255,7 +255,7 @@ def test_characters_are_a_text_whose_parts_are_apart():
 
 
 def test_a_sine_keeps_its_frequency_until_it_shifts():
-    xs, ys, mask = tasks.shifting_sine(90, every=30, periods=(10, 20)).sample(KEY, 50)
+    xs, ys, mask = tasks.shifting_sine(90, shift_every=30, periods=(10, 20)).sample(KEY, 50)
     xs = np.asarray(xs[..., 0], float)
     assert np.array_equal(xs[1:], np.asarray(ys)[:-1, :, 0]) and np.abs(xs).max() <= 1
     assert np.flatnonzero(mask)[0] == 45
@@ -324,7 +324,7 @@ REFUSED = {
     'dt is True': lambda: tasks.evidence(dt=True),
     "'rows', 'pixels' or 'spikes'": lambda: tasks.digits('columns'),
     'the test part has 300': lambda: tasks.digits().sample(KEY, 301, 'test'),
-    'every': lambda: tasks.shifting_sine(10, every=0),
+    'every': lambda: tasks.shifting_sine(10, shift_every=0),
     'periods': lambda: tasks.shifting_sine(periods=8),
     'shortest period': lambda: tasks.shifting_sine(periods=(1, 8)),
     'longest period': lambda: tasks.shifting_sine(periods=(8, 8)),
