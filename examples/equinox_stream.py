@@ -43,10 +43,9 @@ def main():
     optimizer = optax.adam(3e-3)
     learn = jax.jit(learner.sequence_update(loss, optimizer), donate_argnums=2)
     state, opt_state = learner.init(params, h, xs[0]), optimizer.init(params)
-    for part in jnp.split(jnp.arange(STEPS), 4):  # the state goes on from part to part
-        params, losses, _, state, opt_state, *_ = learn(
-            params, opt_state, state, xs[part], ys[part]
-        )
+    for part in jnp.split(jnp.arange(STEPS), 4):  # the state goes on
+        given = params, opt_state, state, xs[part], ys[part]
+        params, losses, _, state, opt_state, *_ = learn(*given)
         print(f'{part[-1] + 1:5} steps: error {losses.mean():.3f}')
 
     model = eqx.combine(params, model)

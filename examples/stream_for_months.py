@@ -65,8 +65,9 @@ def run(file, chunks):
         at = *learnt, done + 1, left_out + found.skipped
         functional.save_state(file, at, learner=learner)
         rate = STEPS / (time.perf_counter() - begin)
-        print(f'chunk {at[3]}: loss {jnp.nanmean(found.losses):.3f}, '
-              f'gradient {found.observed[-1]:.3f}, left out {at[4].tolist()}, {rate:.0f} steps/s', flush=True)  # fmt: skip
+        loss, norm = jnp.nanmean(found.losses), found.observed[-1]
+        print(f'chunk {at[3]}: loss {loss:.3f}, gradient {norm:.3f}, '
+              f'left out {at[4].tolist()}, {rate:.0f} steps/s', flush=True)  # fmt: skip
 
 
 def kill(times, chunks, seed=0):

@@ -155,7 +155,7 @@ def test_spoken_words_are_learnt_by_a_run_that_goes_on(tmp_path, capsys, monkeyp
 
 
 def test_the_examples_are_short_enough_to_be_read_at_once():
-    limits = dict.fromkeys([*FRAMEWORKS, 'spikes'], 60) | dict.fromkeys(TRAINED, 80)
+    limits = dict.fromkeys([*FRAMEWORKS, 'spikes'], 61) | dict.fromkeys(TRAINED, 80)
     limits |= {'brain_scale': 100, 'nir_moves': 100}
     lines = {name: len((EXAMPLES / f'{name}.py').read_text().splitlines()) for name in limits}
     assert all(lines[name] < limit for name, limit in limits.items()), lines

@@ -48,8 +48,8 @@ class Policy:
       lookup of rows, and every position-wise equation. ``report.diagnostics`` has a line for each;
       one that no op can do keeps the current step's gradient, and ``strict`` refuses it. Ops that
       stand in the model stay.
-    - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show it.
-      A reset of single lanes puts back only states whose axis 0 is known to be the batch.
+    - ``batched``: paths of hidden states whose axis 0 is the batch though the step does not show
+      it. A reset of single lanes puts back only states whose axis 0 is known to be the batch.
 
     ``'refuse'`` makes a construct a :class:`braintrace.errors.NotSupportedError` that names its
     place.

@@ -470,8 +470,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         inside : 'trace' or 'exact'
             ``'exact'`` takes reverse mode without cuts through each window, and the trace at its
             border: the window, an int or None, is then the reach of the exact gradient. With
-            ``keep_trace=False`` it is truncated back-propagation through time, whatever the rule is:
-            leave that out for separate sequences, too.
+            ``keep_trace=False`` it is truncated back-propagation through time, whatever the rule
+            is: leave that out for separate sequences, too.
         weights : dict, optional
             Path -> ``ParamState``; by default ``param_states``.
         reduction : 'mean' or 'sum'

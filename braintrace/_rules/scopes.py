@@ -388,7 +388,7 @@ def _without_lanes(graph: ETraceGraph, without: Sequence[int]) -> str:
         )
     return (
         f'axis 0 of the hidden state {names} is not known to be the batch, that of others is: a '
-        f'trace of this rule {lane_by_lane}. Name it in braintrace.Policy(batched=...) if it is, or '
+        f'trace of this rule {lane_by_lane}. Name it in braintrace.Policy(batched=...), or '
         'use braintrace.rules.d_rtrl().'
     )
 

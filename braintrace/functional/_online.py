@@ -285,10 +285,10 @@ class OnlineLearner:
         scalar`` of one step, by one pass forward.
 
         ``grads`` has a tree like ``params`` for each loss, ``losses`` its value, and ``aux`` are
-        the outputs. With ``per_sample`` losses and gradients stay apart by sample, on axis 0: each loss
-        is given the outputs and targets of one sample, a batch of 1, and axis 0 of targets is the
-        batch. The state is that of the batch. Gradients take (batch x parameters) numbers for each
-        loss.
+        the outputs. With ``per_sample`` losses and gradients stay apart by sample, on axis 0: each
+        loss is given the outputs and targets of one sample, a batch of 1, and axis 0 of targets is
+        the batch. The state is that of the batch. Gradients take (batch x parameters) numbers for
+        each loss.
 
         Raises :class:`braintrace.errors.OptionError` where a state or the rule's trace is shared by
         the samples, and :class:`braintrace.errors.StructureError` where targets or outputs have no
@@ -419,8 +419,8 @@ class OnlineLearner:
             ``'exact'`` takes reverse mode without cuts through the steps of each window, in memory
             that grows with the window, and reads the trace at its border: the window, an int or
             None, is then the reach of the exact gradient. One window for the whole sequence is
-            back-propagation through time; with ``keep_trace=False`` no trace is read or written, which
-            is truncated back-propagation (Williams and Peng 1990).
+            back-propagation through time; with ``keep_trace=False`` no trace is read or written,
+            which is truncated back-propagation (Williams and Peng 1990).
         synthesizer : function, optional
             ``synthesizer(params, states) -> credit`` stands for the losses of later windows, a
             loss ``sum(s(h_K) h_K)`` at the end of each exact window but the last (Jaderberg et al.

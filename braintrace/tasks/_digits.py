@@ -53,7 +53,7 @@ def digits(by: str = 'rows') -> Task:
         pictures, labels = parts[part]
         if batch_size > len(labels):
             raise OptionError(
-                f'batch_size is {batch_size}, but the {part} part has {len(labels)} images; give no more.'
+                f'batch_size is {batch_size}, but the {part} part has {len(labels)} images.'
             )
         chosen = jax.random.choice(key, len(labels), (batch_size,), replace=False)
         xs = jnp.asarray(pictures)[chosen].reshape(batch_size, rows, width).swapaxes(0, 1)

@@ -268,7 +268,8 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
             )
     if window is not None and every not in (None, window):
         raise OptionError(
-            f'update_every is {every} and window {window}; an update ends a window, so give one of them.'
+            f'update_every is {every} and window {window}; an update ends a window, so give one of '
+            'them.'
         )
     if options.penalty is not None and not callable(options.penalty):
         raise OptionError(f'penalty is {options.penalty!r}; give a function of the extra outputs.')

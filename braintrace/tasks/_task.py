@@ -47,8 +47,8 @@ class Task:
     ``floor`` is the expected score of ``trivial``, a function from ``xs`` to outputs that knows
     nothing of what a learner has to keep in memory; None where nobody needs it. ``stream`` tells
     that a sequence is a piece of one stream, along which parameters are updated while it goes on.
-    ``draw(key, batch_size, part)`` is what :meth:`sample` calls; it is compiled, so all that it draws
-    comes from the key by ``jax.random``.
+    ``draw(key, batch_size, part)`` is what :meth:`sample` calls; it is compiled, so all that it
+    draws comes from the key by ``jax.random``.
 
     Raises :class:`braintrace.errors.OptionError` for another metric.
 
@@ -84,7 +84,7 @@ class Task:
         return f'{self.name}: {sizes}, floor {self.shown(self.floor)}'
 
     def sample(self, key: Array, batch_size: int, part: str = 'train') -> Batch:
-        """``batch_size`` sequences of one of ``PARTS``, a pure function of the key that can be jitted.
+        """``batch_size`` sequences of one of ``PARTS``, a pure function of the key.
 
         One key draws other sequences for each part. Raises :class:`braintrace.errors.OptionError`
         for another part and for a number of sequences that is no positive int.
@@ -176,6 +176,6 @@ def check_draw(task: Task, batch: int) -> None:
     )
     if not any(moved for (moved,) in moves):
         tell(
-            f'{task.name} draws one batch, whatever the key: draw(key, batch_size, part) is compiled, '
-            'so its random numbers have to come from the key, by jax.random.'
+            f'{task.name} draws one batch, whatever the key: draw(key, batch_size, part) is '
+            'compiled, so its random numbers have to come from the key, by jax.random.'
         )

@@ -331,7 +331,7 @@ def events_task(
         counts, labels = arrays[part]
         if batch_size > len(labels):
             raise OptionError(
-                f'batch_size is {batch_size}, but the {part} part has {len(labels)} samples; give no more.'
+                f'batch_size is {batch_size}, but the {part} part has {len(labels)} samples.'
             )
         of_choice, of_change = jax.random.split(key)
         chosen = jax.random.choice(of_choice, len(labels), (batch_size,), replace=False)

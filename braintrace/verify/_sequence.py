@@ -47,7 +47,7 @@ def checked(cell, params, carry, xs, ys, loss) -> tuple:
     """``(params, carry, xs, ys)`` as arrays. Raises for a cell or loss that is no function, a leaf
     that is no array, and sequences of different lengths.
     """
-    for name, value in (('cell', cell), ('loss', loss)):
+    for name, value in (('cell', cell), ('loss_fn', loss)):
         if not callable(value):
             raise OptionError(f'{name} is {value!r}; give a function.')
     trees = {'params': params, 'carry': carry, 'xs': xs, 'ys': ys}
@@ -97,7 +97,7 @@ def scalar(loss):
         return scalar(loss.loss) + scalar(loss.penalty)
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise StepFunctionError(
-            f'loss returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '
+            f'loss_fn returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; return one real '
             'scalar, such as a mean.'
         )
     return loss

@@ -135,10 +135,10 @@ def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     'options, words',
     [
         ({'keep_trace': 'drop'}, "^keep_trace is 'drop'; choose True or False.$"),
-        ({'carry': None}, 'carry is None'),
+        ({'keep_trace': None}, 'keep_trace is None'),
     ],
     ids=str,
 )
-def test_what_is_no_carry_is_refused_with_the_choices(options, words):
+def test_what_is_no_choice_is_refused_with_the_choices(options, words):
     with pytest.raises(braintrace.errors.OptionError, match=words):
         functional.online(cell, D_RTRL).sequence_grad(loss, **options)

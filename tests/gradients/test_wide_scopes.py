@@ -395,7 +395,7 @@ REFUSALS = {
         with_another,
         {'h': shape(2, 4), 'k': shape(2, 4)},
         None,
-        r'axis 0 of the hidden state k is not known to be the batch.*Policy\(lanes=',
+        r'axis 0 of the hidden state k is not known to be the batch.*Policy\(batched=',
     ),
     'sorted': (
         sorted_state,

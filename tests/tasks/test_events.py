@@ -281,7 +281,7 @@ REFUSED = {
     'the test part .made 2. has the label 8; train ends at 3': lambda: events.events_task(
         made()[0], events.made_events(9, 2, 9)
     ),
-    'the test part has 8 samples; give no more': lambda: task().sample(KEY, 9, 'test'),
+    'the test part has 8 samples': lambda: task().sample(KEY, 9, 'test'),
     'shift is -1': lambda: events.augment(-1),
     'blend is 1.5': lambda: events.augment(blend=1.5),
     'samples is 0': lambda: events.made_events(0),

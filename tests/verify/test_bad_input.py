@@ -31,7 +31,7 @@ ORACLES = [
 
 
 def args(**changes):
-    return {**dict(cell=cell, params=PARAMS, carry=H, xs=XS, ys=YS, loss=squared), **changes}
+    return {**dict(cell=cell, params=PARAMS, carry=H, xs=XS, ys=YS, loss_fn=squared), **changes}
 
 
 def refused(error, message, fn, *given, **options):
@@ -45,7 +45,7 @@ def refused(error, message, fn, *given, **options):
     'change, error, message',
     [
         ({'cell': 3}, braintrace.errors.OptionError, 'cell is 3; give a function'),
-        ({'loss': None}, braintrace.errors.OptionError, 'loss is None; give a function'),
+        ({'loss_fn': None}, braintrace.errors.OptionError, 'loss_fn is None; give a function'),
         (
             {'ys': YS[:3]},
             braintrace.errors.StructureError,
@@ -64,9 +64,9 @@ def refused(error, message, fn, *given, **options):
             "params['name'] is str; every leaf is an array",
         ),
         (
-            {'loss': lambda output, target: output},
+            {'loss_fn': lambda output, target: output},
             braintrace.errors.StepFunctionError,
-            'loss returned float64[3]; return one real scalar',
+            'loss_fn returned float64[3]; return one real scalar',
         ),
     ],
 )
@@ -208,9 +208,8 @@ def test_wrong_arguments_of_the_doctor():
         squared,
         **pure,
     )
-    refused(
-        braintrace.errors.OptionError, 'loss is None', verify.diagnose, online, XS, YS, None, **pure
-    )
+    wrong = braintrace.errors.OptionError, 'loss_fn is None'
+    refused(*wrong, verify.diagnose, online, XS, YS, None, **pure)
     missing = np.where(np.arange(4)[:, None] % 2, np.nan, YS)
     refused(
         braintrace.errors.StepFunctionError,
