@@ -339,7 +339,7 @@ def conv(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers: Any = None,
-):
+) -> jax.Array:
     """Convolve with a traced kernel: ``y = conv(x, kernel) (+ bias)``, as
     ``jax.lax.conv_general_dilated``.
 

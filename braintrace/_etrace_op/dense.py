@@ -7,6 +7,8 @@ one element of y. In the trace ``e = D e' + D_f dy/dw`` of a sample a step so ad
 
 from __future__ import annotations
 
+import jax
+
 from .._signatures import refuses
 from ._operands import (
     bias_operands,
@@ -66,7 +68,7 @@ def check_features(op: str, x) -> None:
     weight_fn='Write `matmul(x, fn(weight), bias)`.',
     bias_fn='Write `matmul(x, weight, fn(bias))`.',
 )
-def matmul(x, weight, bias=None):
+def matmul(x, weight, bias=None) -> jax.Array:
     """Multiply by a traced matrix: ``y = x @ weight (+ bias)``.
 
     ``x`` is ``(in,)`` or ``(batch, in)``, ``weight`` ``(in, out)`` and ``bias`` ``(out,)``; y is

@@ -12,6 +12,7 @@ import functools
 import string
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 
 from .._signatures import refuses
@@ -249,7 +250,7 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
 
 
 @refuses('einsum', weight_fn='Write `einsum(equation, x, fn(weight))`.')
-def einsum(equation: str, x, weight, bias=None):
+def einsum(equation: str, x, weight, bias=None) -> jax.Array:
     """Multiply by a traced weight along named axes: ``y = einsum(equation, x, weight) (+ bias)``,
     as ``jax.numpy.einsum``.
 
@@ -275,7 +276,7 @@ def einsum(equation: str, x, weight, bias=None):
     weight_fn='Write `grouped_matmul(x, fn(weight), bias)`.',
     bias_fn='Write `grouped_matmul(x, weight, fn(bias))`.',
 )
-def grouped_matmul(x, weight, bias=None):
+def grouped_matmul(x, weight, bias=None) -> jax.Array:
     """Multiply each group of features by its own traced matrix: ``y[g] = x[g] @ weight[g]
     (+ bias[g])``.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from ..errors import OptionError
 from ._operands import trainable_operand, with_unit
 from ._rule_parts import output_trace, parameter_trace
@@ -48,7 +50,7 @@ def _identity(weight):
 
 def element_wise(
     weight, fn: Callable[[Any], Any] = _identity, *, weight_fn: Callable[[Any], Any] = _identity
-):
+) -> jax.Array:
     """Use a traced parameter element by element: ``y = fn(weight)``.
 
     ``fn`` is any differentiable function of the weight, which may be a ``Quantity``; the gradient

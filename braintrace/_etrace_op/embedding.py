@@ -67,7 +67,7 @@ etp_embed_mm_p, etp_embed_mv_p = register_both_forms(_register)
 
 
 @refuses('embedding', weight_fn='Write `embedding(indices, fn(weight))`.')
-def embedding(indices, weight):
+def embedding(indices, weight) -> jax.Array:
     """Look up rows of a traced table: ``y = weight[indices]``.
 
     ``indices`` are integers, ``()`` or ``(batch,)``, ``weight`` is ``(rows, features)``; y is

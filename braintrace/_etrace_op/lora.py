@@ -112,7 +112,7 @@ def _static_number(alpha) -> float | complex:
     a_fn='Write `lora_matmul(x, B, fn(A))`.',
     bias_fn='Write `lora_matmul(x, B, A, bias=fn(bias))`.',
 )
-def lora_matmul(x, B, A, *, alpha=1.0, bias=None):
+def lora_matmul(x, B, A, *, alpha=1.0, bias=None) -> jax.Array:
     """Multiply by a traced matrix of low rank: ``y = alpha * x @ B @ A (+ bias)``.
 
     ``x`` is ``(in,)`` or ``(batch, in)``, ``B`` ``(in, rank)``, ``A`` ``(rank, out)``, ``bias``

@@ -410,7 +410,7 @@ for primitive in (etp_sp_mm_p, etp_sp_mv_p):
     weight_fn='Write `sparse_matmul(x, fn(weight_data), sparse_mat=...)`.',
     bias_fn='Write `sparse_matmul(x, weight_data, sparse_mat=..., bias=fn(bias))`.',
 )
-def sparse_matmul(x, weight_data, *, sparse_mat, bias=None):
+def sparse_matmul(x, weight_data, *, sparse_mat, bias=None) -> jax.Array:
     """Multiply by a sparse matrix whose entries are traced: ``y = x @ M (+ bias)``, where
     ``M[row_k, col_k] += weight_data[k]``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import brainstate
 import jax
@@ -20,6 +20,7 @@ from .._synthetic import SyntheticGradient
 from .._windows import (
     Gradient,
     GradientOptions,
+    Optimizer,
     Result,
     Trained,
     UpdateOptions,
@@ -248,7 +249,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         return found
 
     @property
-    def param_states(self):
+    def param_states(self) -> dict[tuple[str, ...], brainstate.ParamState]:
         """The model's parameters, a dict from path to ``ParamState``."""
         return self.model.states(brainstate.ParamState)
 
@@ -329,7 +330,11 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     # running --------------------------------------------------------------------------------------
 
-    def update(self, *inputs):
+    if TYPE_CHECKING:  # a model may return any tree; most return an array
+
+        def __call__(self, *inputs) -> jax.Array: ...
+
+    def update(self, *inputs) -> jax.Array:
         """One step of the model: outputs; states and trace advance."""
         bound = self._compiled().in_time()
         if (call := substitute(self)) is not None:
@@ -434,12 +439,12 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         step_fn: Callable,
         mask=None,
         reset=None,
-        window='auto',
+        window: int | Literal['auto'] | None = 'auto',
         memory_budget: int | None = None,
         keep_trace: bool = True,
-        inside: str = 'trace',
+        inside: Literal['trace', 'exact'] = 'trace',
         weights: dict | None = None,
-        reduction: str = 'mean',
+        reduction: Literal['mean', 'sum'] = 'mean',
         has_aux: bool = False,
         progress: bool = False,
     ) -> Gradient[dict[Any, Any], jax.Array, None]:
@@ -524,17 +529,17 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         self,
         *sequences,
         step_fn: Callable,
-        optimizer,
+        optimizer: Optimizer,
         opt_state=None,
         update_every: int = 1,
         write_every: int | None = None,
         mask=None,
         reset=None,
         weights: dict | None = None,
-        reduction: str = 'mean',
+        reduction: Literal['mean', 'sum'] = 'mean',
         has_aux: bool = False,
         progress: bool = False,
-        inside: str = 'trace',
+        inside: Literal['trace', 'exact'] = 'trace',
     ) -> Trained[None, None]:
         """Learn along a sequence, from the present state on: the parameters change after each
         ``update_every`` steps.

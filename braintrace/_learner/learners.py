@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
 from .. import rules
+from .._compiler import ETraceGraph, Policy
 from .._public_names import instead_of, instead_of_arguments
 from .._rules import ESDRTRL, Rule
 from .._signatures import refuses
@@ -22,6 +23,7 @@ from .base import ETraceLearner
 from .states import check_model
 from .synthetic import DNI
 
+L = TypeVar('L', bound=ETraceLearner)
 LANE = 'a lane of a batch'  # the tag of states that have one
 
 
@@ -74,7 +76,7 @@ def lanes_of(model: brainstate.nn.Module, inputs: tuple, batch_size: int | None)
     return Lanes(model, batch_size)
 
 
-def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type], Any]:
+def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type[L]], type[L]]:
     """A decorator that gives a learner class the constructor ``(model, *arguments of make, policy,
     mark)``; ``refused``: see :func:`refuses`.
     """
@@ -83,7 +85,7 @@ def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type], Any]
     own = inspect.signature(make).parameters.values()
     signature = inspect.Signature([first, model, *own, policy, mark])
 
-    def decorate(cls: type) -> type:
+    def decorate(cls: type[L]) -> type[L]:
         def __init__(self, *args, **options):  # noqa: N807
             given = signature.bind(self, *args, **options).arguments
             beside = {name: given.pop(name) for name in ('policy', 'mark') if name in given}
@@ -92,7 +94,7 @@ def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type], Any]
 
         __init__.__signature__ = signature  # type: ignore[attr-defined]
         cls.__init__ = refuses(cls.__name__, **refused)(__init__)  # type: ignore[misc]
-        cls.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        cls.__signature__ = signature.replace(
             parameters=[*signature.parameters.values()][1:]
         )
         return cls
@@ -121,6 +123,20 @@ class D_RTRL(ETraceLearner):  # noqa: N801
     True
     """
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            model: brainstate.nn.Module,
+            trace_dtype: Any = None,
+            write_every: int | None = None,
+            credit: Literal['cut', 'whole'] = 'cut',
+            scope: Literal['position', 'own'] = 'position',
+            *,
+            policy: Policy = ...,
+            mark: str | Callable | None = None,
+        ): ...
+
 
 @shell_of(es_d_rtrl, **ESDRTRL.refused)
 class ES_D_RTRL(ETraceLearner):  # noqa: N801
@@ -139,6 +155,17 @@ class ES_D_RTRL(ETraceLearner):  # noqa: N801
     (3, 4)
     """
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            model: brainstate.nn.Module,
+            decay_or_rank: float | tuple[float, float],
+            *,
+            policy: Policy = ...,
+            mark: str | Callable | None = None,
+        ): ...
+
 
 LEARNERS: dict[str, type[ETraceLearner]] = {
     'D_RTRL': D_RTRL,
@@ -155,7 +182,7 @@ NAMES = sorted({*LEARNERS} - {'d_rtrl', 'es_d_rtrl'})
 
 def compile(
     model: brainstate.nn.Module,
-    rule,
+    rule: type[ETraceLearner] | str | Rule | None,
     *inputs,
     batch_size: int | None = None,
     seed: int | None = None,  # noqa: A001
@@ -270,7 +297,7 @@ def _described(rule) -> str:
     )
 
 
-def compile_etrace_graph(model: brainstate.nn.Module, *inputs):
+def compile_etrace_graph(model: brainstate.nn.Module, *inputs) -> ETraceGraph:
     """Compile one step of an initialised model: a frozen :class:`braintrace.ETraceGraph`.
 
     ``inputs`` are those of the step. Raises what :func:`braintrace.compile` does.

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,19 @@ class Trained(NamedTuple, Generic[Grads, State]):
     opt_state: Any
     skipped: jax.Array | None = None
     observed: Any = None
+
+
+# the optimiser -----------------------------------------------------------------------------------
+
+
+class Optimizer(Protocol):
+    """What an ``optax.GradientTransformation`` is to a type checker."""
+
+    @property
+    def init(self) -> Callable: ...
+
+    @property
+    def update(self) -> Callable: ...
 
 
 # losses -------------------------------------------------------------------------------------------

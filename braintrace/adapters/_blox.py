@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from ..errors import CompileError, OptionError, StructureError
@@ -10,7 +13,7 @@ from ._step import check_carry, check_inputs, check_step, missing_carry, missing
 CALL = '`(outputs, carry), params = model(params, *inputs, carry)`'
 
 
-def from_blox(model, params, *inputs, carry=None):
+def from_blox(model, params, *inputs, carry=None) -> tuple[Callable, dict, Any]:
     """``(cell, params, carry)`` of a blox module that is called as ``(outputs, carry), params =
     model(params, *inputs, carry)``, as the recurrent modules of blox are.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ._step import check_inputs
 
 
-def from_brainstate(model, *inputs):
+def from_brainstate(model, *inputs) -> tuple[Callable, dict, dict]:
     """``(cell, params, carry)`` of a brainstate module that is called as ``model(*inputs)``.
 
     The states must be initialised (``brainstate.nn.init_all_states(model, batch_size=16)``);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +17,7 @@ CALL = (
 )
 
 
-def from_equinox(model, *inputs, carry=None, batched: bool = False):
+def from_equinox(model, *inputs, carry=None, batched: bool = False) -> tuple[Callable, Any, Any]:
     """``(cell, params, carry)`` of an Equinox module that is called as ``model(*inputs, carry)``.
 
     The call returns ``(outputs, carry)``, or the new carry alone, which then is the output too, as

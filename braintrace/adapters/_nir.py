@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
 from os import PathLike
 
@@ -37,7 +38,7 @@ def from_nir(
     batch_size=None,
     learn=('weight', 'bias'),
     surrogate='triangle',
-):
+) -> tuple[Callable, dict, dict]:
     r"""``(cell, params, carry)`` of a NIR graph: a ``nir.NIRGraph``, or the path of its file.
 
     ``params`` and ``carry`` are dicts node -> name -> array, so that reports speak of

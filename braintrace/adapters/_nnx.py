@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from ..errors import CompileError, OptionError, StructureError
@@ -10,7 +13,7 @@ from ._step import check_carry, check_inputs, check_step, missing_carry, missing
 CALL = '`carry, outputs = model(carry, *inputs)`'
 
 
-def from_nnx(model, *inputs, carry=None):
+def from_nnx(model, *inputs, carry=None) -> tuple[Callable, Any, Any]:
     """``(cell, params, carry)`` of a Flax NNX module that is called as ``carry, outputs =
     model(carry, *inputs)``, as the cells of ``flax.nnx`` are; of an ``nnx.RNN`` its cell is taken.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import brainstate
 import jax
@@ -243,11 +243,11 @@ def _seed_of(key) -> int:
     return key if isinstance(key, int) else int(jax.random.randint(key, (), 0, 2**31 - 1))
 
 
-def _snap(n: int = 2, *, credit: str = 'whole') -> Rule:
+def _snap(n: int = 2, *, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
     return rules.snap(n, credit)
 
 
-def _uoro(pair: str = 'sample', seed: int = 0, projection_key=None) -> Rule:
+def _uoro(pair: Literal['sample', 'batch'] = 'sample', seed: int = 0, projection_key=None) -> Rule:
     return rules.uoro(pair, seed if projection_key is None else _seed_of(projection_key))
 
 
@@ -338,11 +338,11 @@ class ThreeFactor(ETraceLearner):
     (6, 4)
     """
 
-    def etrace_grad(self, *sequences, inside: str = 'trace', **options):
+    def etrace_grad(self, *sequences, inside: Literal['trace', 'exact'] = 'trace', **options):
         _refuse_exact(inside)
         return super().etrace_grad(*sequences, inside=inside, **options)
 
-    def etrace_train(self, *sequences, inside: str = 'trace', **options):
+    def etrace_train(self, *sequences, inside: Literal['trace', 'exact'] = 'trace', **options):
         _refuse_exact(inside)
         return super().etrace_train(*sequences, inside=inside, **options)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from .._windows import (
     REDUCTIONS,
     Gradient,
     GradientOptions,
+    Optimizer,
     check_choice,
     check_inside,
     check_optimizer,
@@ -380,12 +381,12 @@ class OnlineLearner:
     def sequence_grad(
         self,
         loss_fn: Callable,
-        window='auto',
-        reduction: str = 'mean',
+        window: int | Literal['auto'] | None = 'auto',
+        reduction: Literal['mean', 'sum'] = 'mean',
         memory_budget: int | None = None,
         progress: bool = False,
         keep_trace: bool = True,
-        inside: str = 'trace',
+        inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
     ) -> SequenceGradient:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient`` over a whole sequence.
@@ -462,14 +463,14 @@ class OnlineLearner:
     def sequence_update(
         self,
         loss_fn: Callable,
-        optimizer,
+        optimizer: Optimizer,
         update_every: int = 1,
-        reduction: str = 'mean',
+        reduction: Literal['mean', 'sum'] = 'mean',
         write_every: int | None = None,
         progress: bool = False,
-        inside: str = 'trace',
+        inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
-        not_finite: str = 'keep',
+        not_finite: Literal['keep', 'skip', 'raise'] = 'keep',
         observe: Callable | None = None,
     ) -> SequenceUpdate:
         """``(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained``: learn along a

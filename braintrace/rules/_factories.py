@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -34,8 +35,8 @@ SCOPES = ('position', 'own')
 def d_rtrl(
     trace_dtype=None,
     write_every: int | None = None,
-    credit: str = 'cut',
-    scope: str = 'position',
+    credit: Literal['cut', 'whole'] = 'cut',
+    scope: Literal['position', 'own'] = 'position',
 ) -> Rule:
     r"""D-RTRL: one trace entry for each parameter entry, sample and hidden state.
 
@@ -253,7 +254,9 @@ def otpe(leak: float) -> Rule:
 LAYERS = ('joint', 'each')
 
 
-def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
+def rtrl(
+    layers: Literal['joint', 'each'] = 'joint', keep: int | None = None, seed: int = 0
+) -> Rule:
     r"""Real-time recurrent learning: the gradient of BPTT, online.
 
     .. math:: e^t = J^t e^{t-1} + D_f^t \otimes x^t \qquad J^t = \frac{dh^t}{dh^{t-1}}
@@ -299,7 +302,7 @@ def rtrl(layers: str = 'joint', keep: int | None = None, seed: int = 0) -> Rule:
     return EveryPath(layers, None if keep is None else int(keep), int(seed))
 
 
-def snap(n: int, credit: str = 'whole') -> Rule:
+def snap(n: int, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
     r"""SnAp-n: an element of an op's result keeps what it changes within n steps.
 
     .. math:: e_q^t = J^t_{N_q, N_q}\, e_q^{t-1} + D^t_{f,\,N_q, q} \otimes x^t
@@ -375,7 +378,7 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
     return Signs(scope, _checked(seed))
 
 
-def uoro(pair: str = 'sample', seed: int = 0) -> Rule:
+def uoro(pair: Literal['sample', 'batch'] = 'sample', seed: int = 0) -> Rule:
     r"""UORO: real-time recurrent learning on average, by one random product of states and weights.
 
     .. math::

@@ -21,9 +21,9 @@ def shifting_sine(
     drawn, uniform between ``2 pi / periods[1]`` and ``2 pi / periods[0]``, each in radians a step.
     The target of a step is ``x_{t+1}``, which takes two values of the past and omega. The mask
     weighs the second half of the stream alone: a learner shows there what it has learnt on the way.
-    The score is the mean squared error. Persistence, which answers ``x_t``, has ``E (sin(phi + omega) -
-    sin(phi))^2 = 1 - E cos(omega)``, so ``floor = 1 - (sin b - sin a) / (b - a)`` for omega between
-    a and b.
+    The score is the mean squared error. Persistence, which answers ``x_t``, has ``E (sin(phi +
+    omega) - sin(phi))^2 = 1 - E cos(omega)``, so ``floor = 1 - (sin b - sin a) / (b - a)`` for
+    omega between a and b.
 
     Raises :class:`braintrace.errors.OptionError` for numbers of steps that are no positive ints and
     for periods that are not two rising numbers above 2.
