@@ -78,7 +78,7 @@ def own_loop(write_every):
     def run(state, params, xs, ys):
         def step(kept, at):
             state, params = kept
-            _, grads, state = learner.grad(loss)(params, state, *at)
+            grads, _, _, state = learner.grad(loss)(params, state, *at)
             return (state, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), None
 
         return jax.lax.scan(step, (state, params), (xs, ys))[0]

@@ -93,10 +93,8 @@ def shell_of(make: Callable[..., Rule], **refused: str) -> Callable[[type[L]], t
             ETraceLearner.__init__(self, model[1], make(**dict(of_rule)), **beside)
 
         __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.__init__ = refuses(cls.__name__, **refused)(__init__)  # type: ignore[misc]
-        cls.__signature__ = signature.replace(
-            parameters=[*signature.parameters.values()][1:]
-        )
+        cls.__init__ = refuses(cls.__name__, **refused)(__init__)  # type: ignore[method-assign]
+        cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])
         return cls
 
     return decorate

@@ -63,11 +63,13 @@ def test_an_optimizer_of_optax_takes_the_gradients_as_they_are(name, make):
     learner = functional.online(cell, rules.d_rtrl(), mark='auto')
     state = learner.init(params, carry, xs[0])
     start = params, optimizer.init(params), state
-    got, opt_state, _, losses = jax.jit(learner.sequence_update(loss, optimizer))(*start, xs, ys)
+    got, losses, _, _, opt_state, *_ = jax.jit(learner.sequence_update(loss, optimizer))(
+        *start, xs, ys
+    )
 
     @jax.jit
     def step(params, opt_state, state, x, y):
-        _, grads, state = learner.grad(loss)(params, state, x, y)
+        grads, _, _, state = learner.grad(loss)(params, state, x, y)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, state
 

@@ -81,7 +81,7 @@ def call_of(learner, what: str):
     def updates(p, state, xs, ys):
         optimizer = optax.sgd(1e-2)
         train = learner.sequence_update(loss, optimizer, every)
-        p, _, state, losses = train(p, optimizer.init(p), state, xs, ys)
+        p, losses, _, state, *_ = train(p, optimizer.init(p), state, xs, ys)
         return p, state, losses
 
     return updates

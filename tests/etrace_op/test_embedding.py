@@ -64,7 +64,7 @@ def run(look_up, rule, window):
     if window == 'steps':
         step, total = jax.jit(learner.grad(loss)), 0.0
         for x in xs:
-            _, grads, state = step(table, state, x, x)
+            grads, _, _, state = step(table, state, x, x)
             total += grads
         return total
     return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(

@@ -135,7 +135,7 @@ def test_a_weight_for_each_lane_is_reset_with_its_lane(rule):
     for t in range(T):
         # not `functional.reset`, which also clears the array: only t says here that the lane is new
         fresh = functional.reset(state, flags[t], H)
-        (_, _), got, state = grad(params, fresh.replace(trace=state.trace), X[t], X[t])
+        got, _, _, state = grad(params, fresh.replace(trace=state.trace), X[t], X[t])
         total = got if total is None else jax.tree.map(jnp.add, total, got)
     assert_close(whole, total)
 
@@ -190,7 +190,7 @@ def test_low_precision_models_run_and_stay_close(dtype, rule):
         @jax.jit
         def whole(params, carry, xs):
             state = learner.init(params, carry, xs[0])
-            grads, state, _ = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
+            grads, _, _, state = learner.sequence_grad(loss, window=window)(params, state, xs, xs)
             return learner.step(params, state, xs[0])[1].trace, grads
 
         return whole(params, carry, xs)
@@ -293,7 +293,9 @@ def test_a_long_window_of_an_empty_batch_has_a_gradient_of_zero():
 
     learner, xs = functional.online(cell, rules.d_rtrl()), jnp.zeros((11, 0, I))
     state = learner.init({'w': jnp.asarray(W)}, jnp.zeros((0, N)), xs[0])
-    grads, state, _ = learner.sequence_grad(loss, window=None)({'w': jnp.asarray(W)}, state, xs, xs)
+    grads, _, _, state = learner.sequence_grad(loss, window=None)(
+        {'w': jnp.asarray(W)}, state, xs, xs
+    )
     np.testing.assert_array_equal(grads['w'], np.zeros_like(W))
 
 

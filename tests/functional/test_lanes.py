@@ -77,7 +77,7 @@ def by_single_steps(learner, carry, state):
 
 
 def by_sequence_grad(learner, carry, state):
-    _, state, losses = learner.sequence_grad(loss, window=4)(
+    _, losses, _, state = learner.sequence_grad(loss, window=4)(
         PARAMS, state, XS, XS, reset=(FLAGS, carry)
     )
     return losses, state
@@ -86,7 +86,9 @@ def by_sequence_grad(learner, carry, state):
 def by_sequence_update(learner, carry, state):
     optimizer = optax.sgd(0.0)
     run = learner.sequence_update(loss, optimizer, update_every=2)
-    _, _, state, losses = run(PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry))
+    _, losses, _, state, *_ = run(
+        PARAMS, optimizer.init(PARAMS), state, XS, XS, reset=(FLAGS, carry)
+    )
     return losses, state
 
 
@@ -260,8 +262,8 @@ def test_the_step_count_stays_at_the_largest_number(rule):
     _, state = learner.step(PARAMS, state, XS[0])
     last = state.replace(t=jnp.full(B, np.iinfo(np.int32).max, np.int32))
     run = learner.sequence_grad(loss, window=2)
-    grads, end, _ = run(PARAMS, last, XS, XS)
-    want, _, _ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
+    grads, _, _, end = run(PARAMS, last, XS, XS)
+    want, *_ = run(PARAMS, state.replace(t=jnp.full(B, 10_000, np.int32)), XS, XS)
     assert (
         end.t.tolist()
         == learner.step(PARAMS, last, XS[0])[1].t.tolist()

@@ -98,13 +98,13 @@ def test_jitted_equals_eager_and_a_second_call_does_not_trace_the_cell():
 def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners(rule):
     learner, params, state, xs, ys = started(rule)
     whole = jax.jit(learner.sequence_grad(loss, reduction='sum'))
-    want, _, _ = whole(params, state, xs, ys)
+    want, *_ = whole(params, state, xs, ys)
     single = functional.online(cell, rule)
     lanes = jax.vmap(lambda h, x: single.init(params, {'h': h, 'count': jnp.array(0)}, x))(
         state.carry['h'], xs[0]
     )
     run = jax.jit(jax.vmap(single.sequence_grad(loss, reduction='sum'), in_axes=(None, 0, 1, 1)))
-    got, _, _ = run(params, lanes, xs, ys)
+    got, *_ = run(params, lanes, xs, ys)
     assert_close(
         {k: got[k].sum(0) for k in ('w', 'b', 'out')},
         {k: want[k] for k in ('w', 'b', 'out')},
@@ -112,11 +112,11 @@ def test_mapped_lanes_equal_the_batch_and_mapped_parameters_independent_learners
     )
 
     ensemble = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params)
-    both, _, _ = jax.jit(
+    both, *_ = jax.jit(
         jax.vmap(learner.sequence_grad(loss, reduction='sum'), in_axes=(0, None, None, None))
     )(ensemble, state, xs, ys)
     for k in range(2):
-        one, _, _ = whole(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
+        one, *_ = whole(jax.tree.map(lambda p, k=k: p[k], ensemble), state, xs, ys)
         assert_close(
             {n: both[n][k] for n in ('w', 'b', 'out')},
             {n: one[n] for n in ('w', 'b', 'out')},
@@ -158,7 +158,7 @@ def test_forward_mode_over_step_is_refused_by_jax():
 @pytest.mark.slow
 def test_auxiliary_carry_is_threaded_and_a_learner_is_frozen():
     learner, params, state, xs, ys = started()
-    _, new, _ = learner.sequence_grad(loss, window=4)(params, state, xs, ys)
+    _, _, _, new = learner.sequence_grad(loss, window=4)(params, state, xs, ys)
     assert int(new.carry['count']) == T and new.t.tolist() == [T] * B
     with pytest.raises(AttributeError):
         learner.rule = None
@@ -171,10 +171,10 @@ def test_a_tuple_is_passed_as_several_inputs():
 
     params, carry, xs, ys = setting()
     learner, plain = functional.online(two, RULES[0]), functional.online(cell, RULES[0])
-    got, _, _ = learner.sequence_grad(loss)(
+    got, *_ = learner.sequence_grad(loss)(
         params, learner.init(params, carry, xs[0], xs[0]), (xs, xs), ys
     )
-    want, _, _ = plain.sequence_grad(loss)(params, plain.init(params, carry, xs[0]), 2 * xs, ys)
+    want, *_ = plain.sequence_grad(loss)(params, plain.init(params, carry, xs[0]), 2 * xs, ys)
     assert_close(got, want)
 
 
@@ -246,9 +246,9 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
     carry0 = {'h': jnp.full((B, N), 0.3), 'count': jnp.array(0)}
     flags = jnp.zeros((T, B), bool).at[4, 0].set(True)
     run = jax.jit(learner.sequence_grad(loss, window=3, reduction='sum'))
-    got, last, _ = run(params, state, xs, ys, reset=(flags, carry0))
-    first, middle, _ = run(params, state, xs[:4], ys[:4])
-    second, end, _ = run(
+    got, _, _, last = run(params, state, xs, ys, reset=(flags, carry0))
+    first, _, _, middle = run(params, state, xs[:4], ys[:4])
+    second, _, _, end = run(
         params, functional.reset(middle, flags[4], carry0, not_the_count), xs[4:], ys[4:]
     )
     float_keys = ('w', 'b', 'out')

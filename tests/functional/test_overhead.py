@@ -97,7 +97,7 @@ def test_what_is_written_by_hand_is_the_same():
     learner = functional.online(cell, D_RTRL)
     step, state, other = jax.jit(learner.grad(loss)), learner.init(p, h, x), empty(h)
     for k in range(3):
-        (value, _), grads, state = step(p, state, x * k, y)
+        grads, value, _, state = step(p, state, x * k, y)
         (wanted, _), by_formula, other = by_hand(p, other, x * k, y)
         assert_close((value, grads), (wanted, by_formula), 1e-5)
 

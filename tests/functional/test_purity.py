@@ -96,7 +96,7 @@ def test_keys_made_of_a_seed_and_a_counter_are_those_of_a_plain_loop():
     (xs, ys), p = data(), {**params(), 'seed': jax.random.key(7)}
     learner = functional.online(noisy, D_RTRL)
     state = learner.init(p, {'h': jnp.zeros((2, 4)), 'count': jnp.array(0)}, xs[0])
-    _, end, losses = jax.jit(learner.sequence_grad(loss))(p, state, xs, ys)
+    _, losses, _, end = jax.jit(learner.sequence_grad(loss))(p, state, xs, ys)
     h, wanted = jnp.zeros((2, 4)), []
     for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(7), k), (2, 4))

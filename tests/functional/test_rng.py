@@ -87,7 +87,7 @@ def test_keys_are_threaded_and_have_no_trace_and_no_gradient(rule):
     state = learner.init(params(), carry(), XS[0])
     assert state.carry['key'] == jax.random.key(5)  # nothing is folded or drawn at init
     assert not any('key' in row[0] for row in learner.memory().rows if row[0].startswith('trace'))
-    _, end, losses = jax.jit(learner.sequence_grad(loss, window=2))(params(), state, XS, YS)
+    _, losses, _, end = jax.jit(learner.sequence_grad(loss, window=2))(params(), state, XS, YS)
     c, want = carry(), []
     for x, y in zip(XS, YS, strict=True):
         out, c = noisy_lif(params(), c, x)

@@ -93,7 +93,7 @@ def test_without_a_rule_updates_and_resets_are_those_of_single_steps():
     learner, start = started(cell, None)
     flags, fresh, (xs, ys) = np.arange(BEFORE + T) == 3, jnp.ones((B, N)), data()
     run = jax.jit(learner.sequence_update(loss, OPTIMIZER, update_every=2))
-    got, _, end, _ = run(
+    got, _, _, end, *_ = run(
         params(), OPTIMIZER.init(params()), start, xs, ys, reset=(jnp.asarray(flags), fresh)
     )
     want, opt_state, h = params(), OPTIMIZER.init(params()), start.carry
@@ -124,7 +124,7 @@ def test_several_seeds_in_one_program_are_each_seed_by_itself(rule):
     train = learner.sequence_update(loss, OPTIMIZER, update_every=2)
     learn, at_once = jax.jit(train), jax.jit(jax.vmap(train, (0, 0, 0, None, None)))
     weights = [jax.tree.map(lambda p, k=k: (1 + k / 4) * p, params()) for k in range(3)]
-    *_, past, _ = learn(weights[0], OPTIMIZER.init(weights[0]), new, *data())
+    past = learn(weights[0], OPTIMIZER.init(weights[0]), new, *data()).state
     each = list(zip(weights, map(OPTIMIZER.init, weights), [new, new, past], strict=True))
     got = at_once(*jax.tree.map(lambda *several: jnp.stack(several), *each), *data())
     for k, given in enumerate(each):

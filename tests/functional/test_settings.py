@@ -106,7 +106,7 @@ def masked():
 def steps(rule):
     learner, state = started(rule)
     run = jax.jit(learner.grad(loss))
-    _, grads, state = run(P, state, X, Y)
+    grads, _, _, state = run(P, state, X, Y)
     state = jax.jit(functional.reset)(state, ONE, C)
     return run(P, state, X, Y)[:2], grads, jax.jit(learner.step)(P, state, X)[0]
 
@@ -138,7 +138,7 @@ def learning(rule):
 
     grads = learner.etrace_grad(XS, YS, step_fn=step_fn, mask=MASK, reset=FLAGS).grads
     learner.reset_state()
-    trained = learner.etrace_train(XS, YS, step_fn=step_fn, optimizer=optax.sgd(0.1))[-1]
+    trained = learner.etrace_train(XS, YS, step_fn=step_fn, optimizer=optax.sgd(0.1)).opt_state
     return grads, trained, braintrace.evaluate(learner, XS, YS, lambda out, ys: out.sum())
 
 

@@ -58,7 +58,7 @@ def go_on(learner, kept, first: int):
 
     def step(kept, at):
         p, opt_state = kept['params'], kept['optimizer']
-        _, grads, state = learner.grad(loss)(p, kept['state'], *at)
+        grads, _, _, state = learner.grad(loss)(p, kept['state'], *at)
         updates, opt_state = OPTIMIZER.update(grads, opt_state)
         p = optax.apply_updates(p, updates)
         return {'params': p, 'optimizer': opt_state, 'state': state}, None

@@ -95,7 +95,7 @@ def test_an_ensemble_of_weights_and_learning_rates_is_each_member_by_itself():
         optimizer = optax.sgd(rate)
         state = learner.init(p, carry(), xs[0])
         train = learner.sequence_update(loss, optimizer)
-        p, _, state, losses = train(p, optimizer.init(p), state, xs, ys)
+        p, losses, _, state, *_ = train(p, optimizer.init(p), state, xs, ys)
         return p, state.carry, losses
 
     rates = jnp.array([0.01, 0.02, 0.05])
@@ -127,7 +127,7 @@ def test_what_a_step_was_given_of_the_past_gets_a_zero_cotangent(rule):
     shown = functional.online(by_output, rule)
     _, same = shown.step(p, shown.init(p, carry(), xs[0]), xs[0])
     square = shown.grad(lambda out, _: (out[0] ** 2).sum() + (out[1] ** 3).sum())
-    assert_close(of_p, square(p, same, xs[1], None)[1])
+    assert_close(of_p, square(p, same, xs[1], None).grads)
 
 
 def test_a_jitted_run_is_traced_once_for_each_signature():

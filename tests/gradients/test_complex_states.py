@@ -99,7 +99,7 @@ def test_single_steps_give_the_gradient_of_backpropagation(name, rule):
     learner, state = online(case, rule)
     step, found = quick(learner.grad(loss)), []
     for x, y in zip(XS, YS, strict=True):
-        _, grads, state = step(case.params, state, x, y)
+        grads, _, _, state = step(case.params, state, x, y)
         found.append(grads)
     assert_close(added(found), bptt(case))
 
@@ -111,7 +111,7 @@ def test_resets_and_masks(name):
     case = CASES[name]
     learner, state = online(case)
     run = quick(learner.sequence_grad(loss, window=4, reduction='sum'))
-    grads, _, _ = run(case.params, state, XS, YS, mask=MASK, reset=(FLAGS, FRESH))
+    grads, *_ = run(case.params, state, XS, YS, mask=MASK, reset=(FLAGS, FRESH))
     assert_close(grads, bptt(case, MASK, FLAGS))
 
 
@@ -194,6 +194,6 @@ def test_weights_of_lower_precision_than_the_state():
     case = case._replace(params=few)  # computed in float64, but for what reads weights alone
     learner, state = online(case)
     run = quick(learner.sequence_grad(loss, window=None, reduction='sum'))
-    grads, state, _ = run(few, state, XS, YS)
+    grads, _, _, state = run(few, state, XS, YS)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {np.dtype(jnp.bfloat16)}
     assert_close(grads, bptt(case), 0.03)

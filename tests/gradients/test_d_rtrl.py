@@ -183,9 +183,9 @@ def test_gradients_of_inputs_are_those_of_the_same_step():
 @ragged(FEW, 1, None)
 def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
     case = models.case(name)
-    grads, state, losses = over_sequence(case, RULE, window, mask=MASK)
+    grads, losses, _, state = over_sequence(case, RULE, window, mask=MASK)
     assert_drawn_close(grads, oracles.total(dense(case), MASK))
-    _, plain_state, plain_losses = over_sequence(case, RULE, window)
+    _, plain_losses, _, plain_state = over_sequence(case, RULE, window)
     np.testing.assert_array_equal(losses, plain_losses)
     assert_drawn_close(state.carry, plain_state.carry)
 
@@ -193,11 +193,11 @@ def test_a_mask_weighs_the_losses_and_nothing_else(name, window):
 @pytest.mark.slow
 def test_mean_divides_by_the_sum_of_the_mask():
     case = models.case('lstm')
-    grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=MASK)
+    grads, *_ = over_sequence(case, RULE, 3, reduction='mean', mask=MASK)
     assert_drawn_close(grads, oracles.total(dense(case), MASK / MASK.sum()))
-    grads, _, _ = over_sequence(case, RULE, 3, reduction='mean')
+    grads, *_ = over_sequence(case, RULE, 3, reduction='mean')
     assert_drawn_close(grads, oracles.total(dense(case), np.full(len(MASK), 1 / len(MASK))))
-    grads, _, _ = over_sequence(case, RULE, 3, reduction='mean', mask=0.0 * MASK)
+    grads, *_ = over_sequence(case, RULE, 3, reduction='mean', mask=0.0 * MASK)
     assert_drawn_close(grads, oracles.total(dense(case), 0.0 * MASK))
 
 
@@ -210,7 +210,7 @@ def test_a_reset_of_some_lanes_is_a_restart_of_those_lanes(name, window):
     flags[[2, 4], 0] = flags[[1, 2], 1] = True
     want = oracles.restarted(dense, case, flags, carry0)
     assert_moves(oracles.total(want))
-    grads, _, _ = over_sequence(case, RULE, window, reset=(flags, carry0), mask=MASK)
+    grads, *_ = over_sequence(case, RULE, window, reset=(flags, carry0), mask=MASK)
     assert_drawn_close(grads, oracles.total(want, MASK))
 
 
@@ -228,10 +228,10 @@ def test_a_reset_of_all_lanes_is_a_restart(name):
 @pytest.mark.parametrize('name', FEW)
 def test_a_later_call_continues_the_stream(name):
     case = models.case(name)
-    first, state, _ = over_sequence(case, RULE, 1, slice(0, 3))
-    second, state, _ = over_sequence(case, RULE, None, slice(3, 6), state)
+    first, _, _, state = over_sequence(case, RULE, 1, slice(0, 3))
+    second, _, _, state = over_sequence(case, RULE, None, slice(3, 6), state)
     assert_drawn_close(added([first, second]), oracles.total(dense(case)))
-    _, whole, _ = over_sequence(case, RULE, 1)
+    _, _, _, whole = over_sequence(case, RULE, 1)
     assert_drawn_close(state.carry, whole.carry)
     assert_drawn_close(state.trace, whole.trace)
     np.testing.assert_array_equal(state.t, whole.t)

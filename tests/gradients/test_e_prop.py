@@ -202,7 +202,7 @@ def test_single_steps_after_a_reset():
     rows = zip(*drawn()[2:], flags, explicit('leaky', flags=flags), strict=True)
     for x, target, flag, want in rows:
         state = braintrace.functional.reset(state, flag, drawn()[1])
-        _, grads, state = step(params, state, x, target)
+        grads, _, _, state = step(params, state, x, target)
         assert_close(grads, want)
 
 
@@ -255,7 +255,7 @@ def test_the_filter_goes_with_every_option_of_the_trace(rule):
     learner, want = learner_of('spiking', rule.filtered(KAPPA)), explicit('spiking')
     (params, state), step = started(learner), quick(learner.grad(loss))
     for t, (x, target) in enumerate(zip(*drawn()[2:], strict=True)):
-        _, grads, state = step(params, state, x, target)
+        grads, _, _, state = step(params, state, x, target)
         assert_close(grads, want[t])
 
 

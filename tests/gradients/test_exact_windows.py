@@ -92,8 +92,8 @@ def test_resets_masks_and_a_later_call(name):
     whole = oracles.restarted(_bptt_of_each_loss, case, flags, carry0)
     grads, *_ = gradient(case, RULE, None, reset=(flags, carry0), mask=MASK)
     assert_drawn_close(grads, oracles.total(whole, MASK))
-    first, state, _ = gradient(case, RULE, 3, steps=slice(0, 3))
-    second, state, _ = gradient(case, RULE, 3, state=state, steps=slice(3, 6))
+    first, _, _, state = gradient(case, RULE, 3, steps=slice(0, 3))
+    second, _, _, state = gradient(case, RULE, 3, state=state, steps=slice(3, 6))
     assert_drawn_close(added([first, second]), oracles.exact_windows(case, 3))
 
 
@@ -121,7 +121,7 @@ def test_resets_inside_windows_with_a_trace():
     for k in range(0, 6, 3):
         part = slice(k, k + 3)
         state = rtrl_like if state is None else state
-        grads, state, _ = gradient(
+        grads, _, _, state = gradient(
             case, RULE, None, state=state, steps=part, reset=(flags[part], carry0)
         )
         total.append(grads)
@@ -156,7 +156,7 @@ def test_updates_take_exact_windows_too(write_every):
     new, *_ = update(params, opt_state, state, case.xs, case.ys)
     run = quick(learner.sequence_grad(case.loss, window=None, inside='exact'))
     for k in (0, 3):
-        grads, state, _ = run(params, state, case.xs[k : k + 3], case.ys[k : k + 3])
+        grads, _, _, state = run(params, state, case.xs[k : k + 3], case.ys[k : k + 3])
         params = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
     assert_drawn_close(new, params)
 
@@ -179,7 +179,7 @@ def test_at_the_border_a_factored_trace_is_read_as_it_stands():
     case = models.case('leaky')
     decay = 0.8
     rule = braintrace.rules.es_d_rtrl(decay)
-    grads, state, _ = gradient(case, rule, None, steps=slice(0, 2))
+    grads, _, _, state = gradient(case, rule, None, steps=slice(0, 2))
     parts = gradient(case, rule, 2, steps=slice(0, 4))[0]
     later = case.steps(2, 4, jax.tree.map(np.asarray, dict(state.carry)))
 

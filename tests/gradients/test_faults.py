@@ -147,7 +147,7 @@ def test_fault_i_an_exception_while_tracing_leaves_the_learner_usable():
         jax.jit(learner.grad(failing))(case.params, state, case.xs[0], case.ys[0])
     with pytest.raises(RuntimeError, match='inside the loss'):
         learner.sequence_grad(failing, window=2)(case.params, state, case.xs, case.ys)
-    grads, _, _ = quick(learner.sequence_grad(case.loss, window=2, reduction='sum'))(
+    grads, *_ = quick(learner.sequence_grad(case.loss, window=2, reduction='sum'))(
         case.params, state, case.xs, case.ys
     )
     assert_close(grads, oracles.total(oracles.dense_recursion(case)))
@@ -161,7 +161,7 @@ def test_fault_j_a_weight_that_reaches_h_directly_and_through_an_op_keeps_both_s
 ):
     case = models.case(name, models.cubic)
     gradient(case, rule)
-    first, _, _ = over_sequence(case, rule, None, slice(0, 1))
+    first, *_ = over_sequence(case, rule, None, slice(0, 1))
     assert_close(first, oracles.bptt(case.steps(0, 1, case.carry)))
 
 

@@ -175,7 +175,7 @@ def test_adaptive_feedback_comes_nearer_to_the_weights_at_each_step(kind):
 )
 def test_adaptive_feedback_counts_steps_in_every_window(inside, window):
     want = by_time('matmul', fading(drawn('matmul', ADAPTIVE)))
-    grads, state, _ = over_sequence('matmul', ADAPTIVE, window, inside)
+    grads, _, _, state = over_sequence('matmul', ADAPTIVE, window, inside)
     assert_close(grads, want)
     assert int(state.trace['(feedback)']) == T
 
@@ -185,7 +185,7 @@ def test_adaptive_feedback_counts_single_steps_and_no_reset():
     learner, state = learner_of('matmul', ADAPTIVE)
     through, step = fading(drawn('matmul', ADAPTIVE)), jax.jit(learner.grad(loss))
     for t in range(2):
-        _, grads, state = step(weights('matmul'), state, XS[t], targets('matmul')[t])
+        grads, _, _, state = step(weights('matmul'), state, XS[t], targets('matmul')[t])
         assert_close(grads, by_time('matmul', through, only=t))
     for flags in (np.array([True, False]), np.array(True)):
         state = braintrace.functional.reset(state, flags, start())
@@ -212,7 +212,7 @@ def test_adaptive_feedback_gets_the_updates_of_the_weights():
     step = jax.jit(learner.grad(loss))
     for t in range(T):
         B = jax.tree.map(lambda w, b, t=t: w + (1 - DECAY) ** t * b, params['out'], offset)
-        _, grads, state = step(params, state, XS[t], targets('matmul')[t])
+        grads, _, _, state = step(params, state, XS[t], targets('matmul')[t])
         if t == 0:
             assert_close(grads, by_time('matmul', lambda out, t, B=B: B, only=0))
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
@@ -247,7 +247,7 @@ def test_other_rules_take_feedback(rule):
     random = rule.with_feedback(Feedback('random'))
     through = drawn('matmul', random)
     (params, learner, state), zs = (weights('matmul'), *learner_of('matmul', random)), XS[0]
-    got = learner.grad(loss)(params, state, zs, targets('matmul')[0])[1]
+    got = learner.grad(loss)(params, state, zs, targets('matmul')[0]).grads
     assert_close(got, by_time('matmul', lambda out, t: through, only=0))
 
 

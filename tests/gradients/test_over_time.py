@@ -218,6 +218,6 @@ def test_what_a_reset_ends_need_not_be_a_number(name, rule):
     for xs in (spoilt, XS):
         state = learner.init(params, h, XS[0])
         with _jax.as_if_on('cuda'):
-            _, state, losses = run(params, state, xs, YS, np.ones(T), (flags, fresh(h)))
+            _, losses, _, state = run(params, state, xs, YS, np.ones(T), (flags, fresh(h)))
         found.append({'trace': state.trace, 'carry': state.carry, 'losses': losses[3:]})
     assert_close(*found)

@@ -70,7 +70,9 @@ def test_each_update_has_its_own_means(name):
     (loss, alone, case), optimizer = cases(name), recorder(2)
     learner, state = start(case, RULE)
     run = quick(learner.sequence_update(case.loss, optimizer, 4, write_every=4))
-    _, seen, _, _ = run(case.params, optimizer.init(case.params), state, case.xs, case.ys, MASK)
+    _, _, _, _, seen, *_ = run(
+        case.params, optimizer.init(case.params), state, case.xs, case.ys, MASK
+    )
     parts = zip((loss, alone), weights('mean', 4), strict=True)
     want = added([grouped(oracles.dense_recursion(c), 4, w) for c, w in parts])
     assert_close(jax.tree.map(np.asarray, seen.grads), want)

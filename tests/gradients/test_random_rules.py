@@ -127,8 +127,8 @@ def test_an_exact_window_meets_the_trace_at_its_border(name, rule):
 @rows(['leaky'])
 def test_a_later_call_continues_the_stream(name, rule):
     case = models.case(name)
-    first, state, _ = over_sequence(case, RULES[rule][0], 1, slice(0, 3))
-    second, state, _ = over_sequence(case, RULES[rule][0], None, slice(3, 6), state)
+    first, _, _, state = over_sequence(case, RULES[rule][0], 1, slice(0, 3))
+    second, _, _, state = over_sequence(case, RULES[rule][0], None, slice(3, 6), state)
     assert_drawn_close(added([first, second]), oracles.total(formula(name, rule).steps))
 
 
@@ -139,12 +139,12 @@ def test_a_dropped_trace_leaves_the_key_to_go_on():
     for rule in (signs(), uoro()):
         learner, state = start(case, rule)
         run = quick(learner.sequence_grad(case.loss, keep_trace=False))
-        first, end, _ = run(case.params, state, case.xs, case.ys)
+        first, _, _, end = run(case.params, state, case.xs, case.ys)
         again = end.replace(carry=state.carry)
-        second, _, _ = run(case.params, again, case.xs, case.ys)
+        second, *_ = run(case.params, again, case.xs, case.ys)
         assert errors(second, first)["['w']"] > 1e-3
         whole = braintrace.functional.reset(end, jnp.array(True), state.carry)
-        third, _, _ = run(case.params, whole, case.xs, case.ys)
+        third, *_ = run(case.params, whole, case.xs, case.ys)
         assert_drawn_close(third, second)
 
 

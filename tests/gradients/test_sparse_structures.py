@@ -63,7 +63,7 @@ def gradients(learner, params, h, xs, ys):
     ]
     step, total = jax.jit(learner.grad(loss)), []
     for x, y in zip(xs, ys, strict=True):
-        _, found, state = step(params, state, x, y)
+        found, _, _, state = step(params, state, x, y)
         total.append(found)
     grads, *total = ({n: g[n] for n in 'wb'} for g in (grads, *total))
     return grads, jax.tree.map(lambda *g: sum(g), *total)
@@ -90,7 +90,7 @@ def test_one_program_serves_two_structures():
     for seed in (0, 1):
         given = params | {'at': structure(seed)}
         state = learner.init(given, h, xs[0])
-        found.append(step(given, state, xs[0], ys[0])[1]['w'])
+        found.append(step(given, state, xs[0], ys[0]).grads['w'])
     assert step._cache_size() == 1
     assert not np.allclose(*found)
 
@@ -143,10 +143,10 @@ def test_places_that_change_have_no_trace_and_the_graph_says_so(source):
     with pytest.warns(UserWarning, match='the places of the entries'):
         state = learner.init({'w': params['w']}, (h, structure(0)), x)
     assert learner.routes['w'].reason == 'input_dependent_weight'
-    grads = learner.grad(loss)({'w': params['w']}, state, (x,), ys[0])[1]
+    grads = learner.grad(loss)({'w': params['w']}, state, (x,), ys[0]).grads
     dense = functional.online(dense_cell(*places(0)), None)
     zero = {'w': params['w'], 'b': jnp.zeros(OUT)}
-    wanted = dense.grad(loss)(zero, dense.init(zero, h, xs[0]), xs[0], ys[0])[1]
+    wanted = dense.grad(loss)(zero, dense.init(zero, h, xs[0]), xs[0], ys[0]).grads
     assert_close(grads['w'], wanted['w'], 1e-5)
 
 
@@ -234,7 +234,7 @@ def test_kernels_of_the_trace_give_the_gradients_through_a_sequence(
         state = learner.init(given, h, xs[0])
 
         def run(*args):
-            _, grads, state = learner.grad(loss)(*args)
+            grads, _, _, state = learner.grad(loss)(*args)
             return state, grads  # the state gets the memory of the old one
 
         step = jax.jit(run, donate_argnums=1).lower(given, state, xs[0], ys[0]).compile()

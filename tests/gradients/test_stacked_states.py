@@ -230,7 +230,7 @@ def test_layers_with_stacked_weights_and_one_state(layers, rule):
     state = learner.init(
         EQUAL.params, {'h': np.stack([EQUAL.carry[n] for n in LAYERS])}, EQUAL.xs[0]
     )
-    grads, _, _ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(
+    grads, *_ = quick(learner.sequence_grad(EQUAL.loss, window=4, reduction='sum'))(
         EQUAL.params, state, EQUAL.xs, EQUAL.ys
     )
     assert_close(grads, oracles.total(oracle(EQUAL, rule)))

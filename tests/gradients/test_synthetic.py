@@ -132,7 +132,7 @@ def test_updates_along_a_sequence_move_the_synthesizer_too():
     run = learner.sequence_update(
         loss, optimizer, K, 'sum', inside='exact', synthesizer=synthetic.apply
     )
-    got, _, _, losses = quick(run)(learnt, optimizer.init(learnt), state, xs, ys)
+    got, losses, *_ = quick(run)(learnt, optimizer.init(learnt), state, xs, ys)
     w, s, hs = params['w'], jax.tree.map(np.asarray, learnt[1][name]), h
     for k in range(0, 6, K):
         ahead = [hs]
@@ -175,15 +175,15 @@ def test_learnt_credit_is_nearer_to_bptt_than_none():
 
     def cosine(s):
         xs, ys = draw()
-        (a, _), _, _ = run((params, s), state, xs, ys)
-        b, _, _ = whole(params, state, xs, ys)
+        (a, _), *_ = run((params, s), state, xs, ys)
+        b, *_ = whole(params, state, xs, ys)
         a, b = (np.concatenate([np.ravel(g[k]) for k in ('w', 'u')]) for g in (a, b))
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
     s, optimizer = synthetic.param_values(), optax.adam(0.05)
     before, moments = np.mean([cosine(s) for _ in range(5)]), optimizer.init(s)
     for _ in range(100):
-        (_, grads), _, _ = run((params, s), state, *draw())
+        (_, grads), *_ = run((params, s), state, *draw())
         updates, moments = optimizer.update(grads, moments)
         s = optax.apply_updates(s, updates)
     after = np.mean([cosine(s) for _ in range(5)])

@@ -44,11 +44,11 @@ def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
     case = models.case(name, steps=STEPS)
     carry0, flags = other_carry(case), np.zeros((STEPS, 2), bool)
     flags[[0, 9], 0] = flags[[9, STEPS - 1], 1] = True
-    (want, state, _), *others = (
+    (want, _, _, state), *others = (
         over_sequence(case, RULE, window, reset=(flags, carry0)) for window in (1, None, 10)
     )
     trace = written(case, RULE, state)
-    for grads, state, _ in others:
+    for grads, _, _, state in others:
         assert_close(grads, want)
         assert_close(written(case, RULE, state), trace)
 
@@ -57,13 +57,13 @@ def test_windows_and_single_steps_leave_one_trace_of_every_state(name):
 def test_a_mixture_of_windows_and_pending_steps_gives_the_sum_of_the_gradients_of_steps():
     case, rule = models.case('lstm_fused', steps=STEPS), braintrace.rules.d_rtrl(write_every=3)
     step, got = step_program(case, rule), []
-    grads, state, _ = over_sequence(case, rule, None, slice(0, 12))
+    grads, _, _, state = over_sequence(case, rule, None, slice(0, 12))
     got.append(grads)
     for t in (12, 13, 14, 15):
-        _, grads, state = step(case.params, state, case.xs[t], case.ys[t])
+        grads, _, _, state = step(case.params, state, case.xs[t], case.ys[t])
         got.append(grads)
-    grads, state, _ = over_sequence(case, rule, None, slice(16, STEPS), state)
-    want, stepped, _ = over_sequence(case, RULE, 1)
+    grads, _, _, state = over_sequence(case, rule, None, slice(16, STEPS), state)
+    want, _, _, stepped = over_sequence(case, RULE, 1)
     assert_close(added([*got, grads]), want)
     assert_close(written(case, rule, state), written(case, RULE, stepped))
 

@@ -67,7 +67,7 @@ def gradients(case, rule, every, write_every=None, reduction='sum', **options):
     learner, state = start(case, rule)
     optimizer = recorder(-(-len(case.xs) // every))
     run = quick(learner.sequence_update(case.loss, optimizer, every, reduction, write_every))
-    params, seen, state, losses = run(
+    params, losses, _, state, seen, *_ = run(
         case.params, optimizer.init(case.params), state, case.xs, case.ys, **options
     )
     assert_close(params, case.params)
@@ -180,13 +180,13 @@ def test_updates_are_those_of_a_plain_loop(name, rule, every):
     for i in range(0, len(case.xs), every):
         total = jax.tree.map(jnp.zeros_like, params)
         for x, y in zip(case.xs[i : i + every], case.ys[i : i + every]):
-            (loss, _), grads, state = step(params, state, x, y)
+            grads, loss, _, state = step(params, state, x, y)
             total, losses = jax.tree.map(jnp.add, total, grads), [*losses, loss]
         updates, opt_state = change(total, opt_state, params)
         params = optax.apply_updates(params, updates)
     assert_close(jax.tree.map(np.asarray, got[0]), jax.tree.map(np.asarray, params))
-    assert_close(got[2].trace, state.trace)
-    np.testing.assert_allclose(got[3], np.stack(losses), rtol=1e-10)
+    assert_close(got.state.trace, state.trace)
+    np.testing.assert_allclose(got.losses, np.stack(losses), rtol=1e-10)
     moved = [
         float(np.abs(a - b).max())
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(case.params))
@@ -216,7 +216,7 @@ def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
     learner, state = start(case, rule)
     optimizer = recorder(len(xs))
     run = quick(learner.sequence_update(case.loss, optimizer, 1, 'sum', write_every))
-    _, seen, state, _ = run(
+    _, _, _, state, seen, *_ = run(
         case.params, optimizer.init(case.params), state, xs, case.ys, reset=(flags, case.carry)
     )
     assert any(np.isnan(g[1]).any() for g in jax.tree.leaves(seen.grads))
@@ -224,5 +224,7 @@ def test_what_a_reset_ends_need_not_be_a_number(name, write_every):
         jax.tree.map(lambda g: np.asarray(g[2:]), seen.grads), jax.tree.map(lambda g: g[2:], want)
     )
     whole = quick(learner.sequence_grad(case.loss, window=None))
-    _, after, _ = whole(case.params, start(case, rule)[1], xs, case.ys, reset=(flags, case.carry))
+    _, _, _, after = whole(
+        case.params, start(case, rule)[1], xs, case.ys, reset=(flags, case.carry)
+    )
     assert_close(jax.tree.map(np.asarray, after.trace), jax.tree.map(np.asarray, state.trace))

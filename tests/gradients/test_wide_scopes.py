@@ -109,7 +109,7 @@ def test_single_steps_windows_and_updates_have_one_set_of_numbers(name, rule, or
     for t, (_, _, grads) in enumerate(by_steps(case, rule)):
         assert_drawn_close(grads, at(oracle(case), t))
     for window in (1, None):
-        got, state, _ = over_sequence(case, rule, window)
+        got, _, _, state = over_sequence(case, rule, window)
         assert_drawn_close(got, oracles.total(oracle(case)))
     got, updated, _ = updates.gradients(case, rule, 2)
     assert_drawn_close(got, updates.grouped(oracle(case), 2))
@@ -122,7 +122,7 @@ def test_resets_of_lanes_and_a_mask(name, rule, oracle):
     case, carry0 = models.case(name), other_carry(models.case(name))
     want = oracles.restarted(oracle, case, RAGGED, carry0)
     assert_moves(oracles.total(want))
-    got, _, _ = over_sequence(case, rule, 3, reset=(RAGGED, carry0), mask=MASK)
+    got, *_ = over_sequence(case, rule, 3, reset=(RAGGED, carry0), mask=MASK)
     assert_drawn_close(got, oracles.total(want, MASK))
     got, _, _ = updates.gradients(case, rule, 2, reset=(RAGGED, carry0))
     assert_drawn_close(got, updates.grouped(want, 2))
@@ -134,7 +134,7 @@ def test_exact_windows_over_rtrl_are_back_propagation_through_time(window):
     case = models.case('gru')
     learner, state = start(case, rtrl())
     run = quick(learner.sequence_grad(case.loss, window, 'sum', inside='exact'))
-    got, _, _ = run(case.params, state, case.xs, case.ys)
+    got, *_ = run(case.params, state, case.xs, case.ys)
     assert_drawn_close(got, oracles.bptt(case))
 
 

@@ -225,7 +225,7 @@ def online(op, params, xs, h, rule, window):
     if window == 'steps':
         grad, total = jax.jit(learner.grad(loss)), jax.tree.map(jnp.zeros_like, params)
         for x in xs:
-            _, grads, state = grad(params, state, x, 0.0)
+            grads, _, _, state = grad(params, state, x, 0.0)
             total = jax.tree.map(jnp.add, total, grads)
         return total
     return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(

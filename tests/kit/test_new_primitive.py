@@ -32,7 +32,7 @@ def online(cell, w, rule=None, window=None):
         return learner.sequence_grad(squared, reduction='sum', window=window)(w, state, XS, XS)[0]
     total = jnp.zeros_like(w)
     for x in XS:
-        _, grads, state = learner.grad(squared)(w, state, x, x)
+        grads, _, _, state = learner.grad(squared)(w, state, x, x)
         total += grads
     return total
 

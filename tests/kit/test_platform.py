@@ -89,7 +89,7 @@ def learn(op, window, state=jnp.tanh, **options):
         for t, x in enumerate(xs):
             if t == 4:
                 state = braintrace.functional.reset(state, jnp.array([True, False, False]), h)
-            _, grads, state = grad(params, state, x, 0.0)
+            grads, _, _, state = grad(params, state, x, 0.0)
             found.append(grads)
         return found
     return jax.jit(learner.sequence_grad(loss, window=window, reduction='sum'))(

@@ -45,7 +45,7 @@ def test_a_call_is_that_of_the_pure_functions():
 
     run = online.sequence_grad(loss, synthesizer=learner.synthetic.apply, **WINDOWS)
     state = online.init(params, carry, xs[0])
-    (want, _), _, _ = run((params, learner.synthetic.value), state, xs, ys)
+    (want, _), *_ = run((params, learner.synthetic.value), state, xs, ys)
     assert_close(learner.etrace_grad(xs, ys, step_fn=loss_of(learner), **WINDOWS).grads, want)
 
 
@@ -55,10 +55,10 @@ def test_training_moves_the_synthesizer_which_is_saved_and_restored():
     learner = compiled('dni')
     step_fn, optimizer, before = loss_of(learner), optax.adam(1e-2), learner.save()
     options = {'step_fn': step_fn, 'optimizer': optimizer, 'update_every': 2, 'inside': 'exact'}
-    losses, opt_state = learner.etrace_train(xs, ys, **options)
+    _, losses, _, _, opt_state, *_ = learner.etrace_train(xs, ys, **options)
     moved = jax.tree.leaves(learner.synthetic.value)
     assert all(np.isfinite(p).all() for p in moved) and any(p.any() for p in moved)
-    again, _ = learner.etrace_train(xs, ys, opt_state=opt_state, **options)
+    _, again, *_ = learner.etrace_train(xs, ys, opt_state=opt_state, **options)
     assert np.isfinite(again).all()
     learner.restore(before)
     assert not any(p.any() for p in jax.tree.leaves(learner.synthetic.value))

@@ -74,9 +74,9 @@ def test_a_learner_that_is_stopped_is_that_of_a_shorter_sequence(progress, capfd
         return learner.etrace_train(xs[:length], ys[:length], step_fn=step_fn, **options, **more)
 
     error = after_a_signal(lambda: trained(stopped, STEPS, [1], progress=progress))
-    losses, _ = error.so_far
+    _, losses, *_ = error.so_far
     assert LATE < len(losses) < STEPS and len(losses) % 3 == 0
-    wanted, _ = trained(other, len(losses), [])
+    _, wanted, *_ = trained(other, len(losses), [])
     assert_close((losses, stopped.save()), (wanted, other.save()), 0)
     assert (f'/{STEPS} steps, ' in capfd.readouterr().err) is progress
 
@@ -139,7 +139,7 @@ def test_a_handler_that_does_not_raise_lets_the_run_go_on():
     step_fn = lambda x, y: squared(learner(armed(x, at=[1])), y)
     handler = signal.signal(signal.SIGINT, lambda *signal: came.append(signal))
     try:
-        losses, _ = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=SGD)
+        _, losses, *_ = learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=SGD)
         assert len(losses) == STEPS and len(came) >= 1
         assert signal.getsignal(signal.SIGINT) != handler
     finally:

@@ -92,7 +92,9 @@ def test_lanes_are_reset_and_the_trace_of_a_parameter_is_shown(rule):
 def test_it_trains_with_updates_inside_a_sequence(rule):
     xs, ys = data(6)
     learner = compiled(rule)
-    losses, _ = learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=optax.sgd(1e-3))
+    _, losses, *_ = learner.etrace_train(
+        xs, ys, step_fn=loss_of(learner), optimizer=optax.sgd(1e-3)
+    )
     assert jnp.isfinite(losses).all()
     assert learner.etrace.value['t'].tolist() == [6] * BATCH
 
@@ -132,7 +134,7 @@ def pure(rule):
 def test_a_state_goes_into_a_file_and_lies_on_a_mesh(rule):
     learner, params, state, xs, ys = pure(rule)
     run = jax.jit(learner.sequence_grad(squared))
-    _, state, _ = run(params, state, xs, ys)
+    _, _, _, state = run(params, state, xs, ys)
     file = io.BytesIO()
     functional.save_state(file, state)
     file.seek(0)

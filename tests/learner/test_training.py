@@ -56,7 +56,7 @@ def test_it_is_a_loop_of_gradients_and_updates(rule, every):
     reset[2, 0] = reset[5] = True
     given = {'mask': np.linspace(0.5, 2.0, STEPS), 'reset': reset}
     one, two = compiled(rule), compiled(rule)
-    losses, opt_state = train(one, xs, ys, update_every=every, **given)
+    _, losses, _, _, opt_state, *_ = train(one, xs, ys, update_every=every, **given)
     want, want_state = by_hand(two, xs, ys, every, **given)
     np.testing.assert_allclose(losses, want, rtol=1e-10)
     assert_close(values(one), values(two))
@@ -70,9 +70,9 @@ def test_it_is_a_loop_of_gradients_and_updates(rule, every):
 def test_a_stream_in_chunks_is_the_stream_in_one_call():
     xs, ys = data()
     whole, parts = compiled(), compiled()
-    losses, want = train(whole, xs, ys)
-    first, opt_state = train(parts, xs[:3], ys[:3])
-    second, opt_state = train(parts, xs[3:], ys[3:], opt_state=opt_state)
+    _, losses, _, _, want, *_ = train(whole, xs, ys)
+    _, first, _, _, opt_state, *_ = train(parts, xs[:3], ys[:3])
+    _, second, _, _, opt_state, *_ = train(parts, xs[3:], ys[3:], opt_state=opt_state)
     np.testing.assert_allclose(np.concatenate([first, second]), losses, rtol=1e-10)
     assert_close(values(parts), values(whole))
     assert_close(opt_state, want)
@@ -98,7 +98,7 @@ def test_aux_comes_back_and_one_program_serves_every_call():
         out = learner(x)
         return squared(out, y), {'out': out}
 
-    losses, aux, opt_state = train(learner, xs, ys, step_fn=step_fn, has_aux=True)
+    _, losses, aux, _, opt_state, *_ = train(learner, xs, ys, step_fn=step_fn, has_aux=True)
     assert losses.shape == (STEPS,) and aux['out'].shape == (STEPS, BATCH, 2)
     number = len(traced)
     train(learner, xs, ys, step_fn=step_fn, has_aux=True, opt_state=opt_state)
@@ -108,7 +108,7 @@ def test_aux_comes_back_and_one_program_serves_every_call():
 @pytest.mark.slow
 def test_progress_shows_a_line(capfd):
     xs, ys = data()
-    losses, _ = train(compiled(), xs, ys, progress=True)
+    _, losses, *_ = train(compiled(), xs, ys, progress=True)
     jax.effects_barrier()
     jax.block_until_ready(losses)
     assert f'{STEPS}/{STEPS} steps' in capfd.readouterr().err
@@ -186,7 +186,7 @@ def test_it_runs_inside_jit():
     """Inside ``jit`` the states are threaded by brainstate."""
     xs, ys = data()
     plain, jitted = compiled(), compiled()
-    want, _ = train(plain, xs, ys)
+    _, want, *_ = train(plain, xs, ys)
     got = brainstate.transform.jit(lambda xs, ys: train(jitted, xs, ys)[0])(xs, ys)
     np.testing.assert_allclose(got, want, rtol=1e-10)
     assert_close(values(jitted), values(plain))
@@ -225,7 +225,9 @@ def test_the_state_of_another_optimiser_is_refused():
 def test_the_dtypes_of_an_optimisers_state_stay():
     learner = compiled()
     halves = optax.adam(0.02, mu_dtype=jnp.float32)
-    _, state = train(learner, *data(), optimizer=halves, opt_state=halves.init(values(learner)))
+    _, _, _, _, state, *_ = train(
+        learner, *data(), optimizer=halves, opt_state=halves.init(values(learner))
+    )
     assert jax.tree.leaves(state[0].mu)[0].dtype == jnp.float32
 
 

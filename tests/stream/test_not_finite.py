@@ -97,7 +97,7 @@ def test_the_others_learn_as_if_it_were_not_there(where):
 @pytest.mark.slow
 def test_where_the_loss_alone_overflows_no_lane_is_to_blame_and_all_start_anew():
     xs, (ys, sound) = data()
-    p, _, state, losses, skipped = learnt(xs, (ys.at[4, 1].set(1e200), sound), 'skip')
+    p, losses, _, state, _, skipped, _ = learnt(xs, (ys.at[4, 1].set(1e200), sound), 'skip')
     assert skipped.tolist() == [1] * B and jnp.isinf(losses[4]) and jnp.isfinite(losses[5:]).all()
     assert state.t.tolist() == [T - 5] * B and jnp.isfinite(p['w']).all()
 
@@ -131,9 +131,9 @@ def test_it_is_a_mask_of_the_lane_and_two_resets(options):
     want = learnt(clean, (ys, ~bad), 'keep', reset=(flags, carry0()), **options)
     assert_close(got[0], want[0])
     last = jnp.zeros(B, bool).at[2].set(True)  # what is bad in the last step starts anew after it
-    state = functional.reset(want[2], last, carry0())
-    assert_close((got[2].carry, got[2].t), (state.carry, state.t))
-    assert got[4].tolist() == bad.sum(0).tolist()
+    state = functional.reset(want.state, last, carry0())
+    assert_close((got.state.carry, got.state.t), (state.carry, state.t))
+    assert got.skipped.tolist() == bad.sum(0).tolist()
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_group_of_blocks_is_run_once_more_and_the_others_are_not(jit, monkeypa
     monkeypatch.setattr(runs, 'GUARDED', 2)
     xs, ys = data(11)
     xs = xs.at[5, 1].set(NAN).at[10, 0].set(NAN)
-    p, _, state, _, skipped = learnt(xs, ys, 'skip', jit=jit, write_every=2)
+    p, _, _, state, _, skipped, _ = learnt(xs, ys, 'skip', jit=jit, write_every=2)
     want, h, counts = by_hand(xs, ys[0])
     assert_close((p, state.carry), (want, h))
     assert skipped.tolist() == counts.tolist() == [1, 1, 0]
@@ -163,7 +163,7 @@ def test_an_input_that_all_lanes_share_is_not_taken_for_lanes_of_its_own():
     state = learner.init(params(), drawn(B, N), (xs[0], common[0]))
     learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
     given = params(), optimizer.init(params()), state, ((xs, common),), (ys, sound)
-    p, *_, skipped = learn(*given, reset=(None, carry0()))
+    p, *_, skipped, _ = learn(*given, reset=(None, carry0()))
     want, _, counts = by_hand(xs + common[:, None] @ jnp.ones((B, I)), ys)
     assert_close(p, want)
     assert skipped.tolist() == counts.tolist()
@@ -173,8 +173,8 @@ def test_an_input_that_all_lanes_share_is_not_taken_for_lanes_of_its_own():
 def test_data_that_are_finite_learn_the_same_and_nothing_is_skipped():
     xs, ys = data()
     got, want = (learnt(xs, ys, option) for option in ('skip', 'keep'))
-    assert_close(got[:4], want)
-    assert got[4].tolist() == [0] * B
+    assert_close(got[:5], want[:5])
+    assert got.skipped.tolist() == [0] * B
 
 
 @pytest.mark.slow
@@ -185,12 +185,13 @@ def test_a_stream_goes_on_after_a_bad_end_and_a_mask_hides_a_bad_target():
     given = params(), optimizer.init(params()), learner.init(params(), drawn(B, N), xs[0])
     ys = ys.at[2].set(NAN)
     mask = jnp.ones(T).at[2].set(0)
-    *given, losses, first = learn(*given, xs, (ys, sound), mask, reset=(None, carry0()))
-    assert first.tolist() == [0, 2, 1] and given[2].t.tolist() == [T, T - 5, 0]
+    found = learn(*given, xs, (ys, sound), mask, reset=(None, carry0()))
+    assert found.skipped.tolist() == [0, 2, 1] and found.state.t.tolist() == [T, T - 5, 0]
     xs, ys = data()
-    *given, losses, second = learn(*given, xs, ys, reset=(None, carry0()))
-    assert second.tolist() == [0] * B and jnp.isfinite(losses).all()
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(given))
+    given = found.params, found.opt_state, found.state
+    found = learn(*given, xs, ys, reset=(None, carry0()))
+    assert found.skipped.tolist() == [0] * B
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(found))
 
 
 @pytest.mark.slow
@@ -200,7 +201,7 @@ def test_weights_that_are_not_finite_skip_all_and_say_so():
     p = {**params(), 'out': params()['out'].at[0].set(NAN)}
     state = learner.init(p, drawn(B, N), xs[0])
     learn = jax.jit(learner.sequence_update(loss, optimizer, not_finite='skip'))
-    new, *_, skipped = learn(p, optimizer.init(p), state, xs, ys, reset=(None, carry0()))
+    new, *_, skipped, _ = learn(p, optimizer.init(p), state, xs, ys, reset=(None, carry0()))
     assert_close((new['w'], new['b']), (p['w'], p['b']), 0)
     assert skipped.tolist() == [T] * B
 
@@ -223,7 +224,7 @@ def test_a_gradient_that_the_optimizer_hides_is_not_finite_all_the_same():
         state = learner.init(params(), drawn(B, N), xs[0])
         learn = jax.jit(learner.sequence_update(hidden, optimizer, not_finite='skip'))
         given = params(), optimizer.init(params()), state, xs, (ys, sound)
-        new, _, _, losses, skipped = learn(*given, reset=(None, carry0()))
+        new, losses, *_, skipped, _ = learn(*given, reset=(None, carry0()))
         assert jnp.isfinite(losses).all() and skipped.tolist() == [0, 1, 0]
         found.append(new)
     assert_close(*found)

@@ -32,16 +32,16 @@ def run(jit, **options):
 @pytest.mark.parametrize('jit', [True, False])
 def test_there_is_a_row_for_each_update(jit):
     """T is 5: with ``update_every=2`` there are three updates, the last one of a single step."""
-    p, _, state, losses, shown = run(jit, update_every=2, observe=seen)
+    p, losses, _, state, *_, shown = run(jit, update_every=2, observe=seen)
     plain = run(True, update_every=2)
-    assert_close((p, losses), (plain[0], plain[3]), 1e-6)
+    assert_close((p, losses), (plain.params, plain.losses), 1e-6)
     assert shown['grad'].shape == (3,) and shown['h'].shape == (3, N)
     assert shown['t'].tolist() == [[2, 2], [4, 4], [5, 5]]
     assert_close(shown['h'][-1], state.carry[0], 1e-6)
     xs, ys = data()
     learner = functional.online(cell, D_RTRL)
     first = learner.init(params(), drawn(2, N), xs[0])
-    grads, _, _ = learner.sequence_grad(loss)(params(), first, xs[:2], ys[:2])
+    grads, *_ = learner.sequence_grad(loss)(params(), first, xs[:2], ys[:2])
     assert_close(shown['grad'][0], norm(grads), 1e-5)
 
 

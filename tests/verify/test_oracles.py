@@ -153,5 +153,5 @@ def test_integers_keys_and_several_inputs():
         np.testing.assert_allclose(got['w'], want['w'], rtol=1e-6)
     online = braintrace.functional.online(counting, braintrace.rules.d_rtrl())
     state = online.init(params, carry, *jax.tree.map(lambda a: a[0], args[3]))
-    grads, _, _ = online.sequence_grad(args[5], reduction='sum')(params, state, args[3], args[4])
+    grads, *_ = online.sequence_grad(args[5], reduction='sum')(params, state, args[3], args[4])
     np.testing.assert_allclose(verify.cut_bptt_gradients(*args)['w'], grads['w'], rtol=1e-10)
