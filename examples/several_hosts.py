@@ -71,7 +71,7 @@ def work(args) -> None:
         whole = functional.load_state(args.file, whole, learner)
     train = jax.jit(
         learner.sequence_update(loss, optimizer, update_every=2),
-        out_shardings=(everywhere, everywhere, places, everywhere),
+        out_shardings=functional.Trained(everywhere, everywhere, None, places, everywhere),
     )
     params, opt_state, state, done = whole
     for chunk in range(int(done), CHUNKS):

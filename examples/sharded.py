@@ -56,7 +56,7 @@ def main(rounds: int = 5) -> list[float]:
     opt_state = optimizer.init(params)
     train = jax.jit(
         learner.sequence_update(loss, optimizer, update_every=2),
-        out_shardings=(None, None, places, None),
+        out_shardings=functional.Trained(None, None, None, places, None),
         donate_argnums=2,
     )
     print(learner.report.at(BATCH, param_specs=whole, batch_axis='data', mesh=mesh).share)

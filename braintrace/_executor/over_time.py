@@ -40,7 +40,8 @@ def over_time(
 
     closed, shape = jax.make_jaxpr(scan, return_shape=True)(*leaves)
     jaxpr, consts = _jax.closed_jaxpr(closed)
-    if auto and not jaxpr.effects:
+    checks_keys = jax.config.jax_debug_key_reuse  # type: ignore[attr-defined]
+    if auto and not jaxpr.effects and not checks_keys:  # which knows JAX's own primitives alone
         out = _jax.by_platform(jaxpr, [*consts, *leaves], at_once)
     else:
         out = _jax.evaluate(jaxpr, consts, leaves)

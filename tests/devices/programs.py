@@ -71,7 +71,12 @@ def mesh_of(layout: str, axes: str):
 def call_of(learner, what: str):
     """``(params, state, xs, ys) -> results``, the gradient or the new weights first."""
     if what == 'step':
-        return lambda p, state, xs, ys: learner.grad(loss)(p, state, xs[0], ys[0])[1:]
+
+        def step(p, state, xs, ys):
+            found = learner.grad(loss)(p, state, xs[0], ys[0])
+            return found.grads, found.state
+
+        return step
     if what == 'window':
         return learner.sequence_grad(loss, window=None)
     if what == 'exact':
@@ -103,7 +108,9 @@ def compiled_of(row: Row):
     xs, ys = jax.device_put((xs, ys), NamedSharding(mesh, P(None, batch)))
     state = jax.jit(learner.init, out_shardings=shardings)(p, c, xs[0])
     fn = call_of(learner, row.call)
-    out = (None, shardings, None) if row.call != 'step' else (None, shardings)
+    out = {'step': (None, shardings)}.get(row.call, (None, shardings, None))
+    if row.call in ('window', 'exact'):
+        out = functional.Gradient(None, None, None, shardings)
     with contextlib.ExitStack() as stack:
         if row.axes == 'explicit':
             stack.enter_context(jax.set_mesh(mesh))

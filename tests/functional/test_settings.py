@@ -108,13 +108,14 @@ def steps(rule):
     run = jax.jit(learner.grad(loss))
     grads, _, _, state = run(P, state, X, Y)
     state = jax.jit(functional.reset)(state, ONE, C)
-    return run(P, state, X, Y)[:2], grads, jax.jit(learner.step)(P, state, X)[0]
+    return run(P, state, X, Y)[:3], grads, jax.jit(learner.step)(P, state, X)[0]
 
 
 def updates(rule):
     (learner, state), optimizer = started(rule), optax.sgd(0.1)
     run = jax.jit(learner.sequence_update(loss, optimizer, 2))
-    return run(P, optimizer.init(P), state, XS, YS)[::3]
+    found = run(P, optimizer.init(P), state, XS, YS)
+    return found.params, found.losses
 
 
 class Net(brainstate.nn.Module):

@@ -81,7 +81,7 @@ def step_by_step(learner, p, xs, ys, loss=loss):
     """In a scan, whose carry has one type."""
 
     def step(state, at):
-        (value, _), grads, state = learner.grad(loss)(p, state, *at)
+        grads, value, _, state = learner.grad(loss)(p, state, *at)
         return state, (grads, value)
 
     grads, losses = jax.lax.scan(step, learner.init(p, carry(xs.shape[1]), xs[0]), (xs, ys))[1]
@@ -91,7 +91,7 @@ def step_by_step(learner, p, xs, ys, loss=loss):
 def observed(learner, p, xs, ys, loss=loss):
     """A second step, whose values are shown."""
     _, state = learner.step(p, learner.init(p, carry(xs.shape[1]), xs[0]), xs[0])
-    (value, _), grads, _, _ = learner.observed(loss)(p, state, xs[1], ys[1])
+    (grads, value, *_), _ = learner.observed(loss)(p, state, xs[1], ys[1])
     return grads, value
 
 
@@ -113,8 +113,8 @@ def trained(learner, p, xs, ys, across=lambda g: g):
     optimizer = optax.chain(optax.stateless(lambda g, _: across(g)), optax.adam(1e-1, eps=1e-3))
     state = learner.init(p, carry(xs.shape[1]), xs[0])
     train = learner.sequence_update(loss, optimizer, 2, reduction='sum')
-    p, opt_state, _, losses = train(p, optimizer.init(p), state, xs, ys)
-    return (p, opt_state), losses.sum()
+    found = train(p, optimizer.init(p), state, xs, ys)
+    return (found.params, found.opt_state), found.losses.sum()
 
 
 def summed(tree):

@@ -158,7 +158,7 @@ LAYOUTS = {  # the mesh (batch, units), the specs of the parameters
 def run(learner, p, state, xs, ys):
     """Updates after every two steps."""
     train = learner.sequence_update(loss, OPTIMIZER, update_every=2)
-    p, opt_state, state, losses = train(p, OPTIMIZER.init(p), state, xs, ys)
+    p, losses, _, state, opt_state, *_ = train(p, OPTIMIZER.init(p), state, xs, ys)
     return p, opt_state, losses, state
 
 
@@ -209,7 +209,7 @@ def in_shard_map() -> float:
     state = jax.jit(start)(p, c, xs[0])
 
     def step(p, state, x, y):
-        (value, _), grads, state = local.grad(loss)(p, state, x, y)
+        grads, value, _, state = local.grad(loss)(p, state, x, y)
         return jax.lax.psum((value, grads), 'b'), state
 
     each = jax.jit(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace._learner import D_RTRL
 from braintrace.errors import StructureError
 from tests.compare import assert_close
 
@@ -20,7 +21,7 @@ from .networks import BATCH, INPUTS, STEPS, UNITS, Net, by_steps, compiled, data
     'rule, options',
     [
         ('D_RTRL', {}),
-        (braintrace.D_RTRL, {}),
+        (D_RTRL, {}),
         (braintrace.rules.d_rtrl(), {}),
     ],
 )

@@ -176,7 +176,7 @@ def test_a_mapped_model_trains_like_a_batched_one():
     lanes.init_all_states()
     learner, batched = braintrace.ETraceLearner(lanes, braintrace.rules.d_rtrl()), compiled()
     learner.compile_graph(xs[0])
-    losses, want = train(learner, xs, ys)[0], train(batched, xs, ys)[0]
+    losses, want = train(learner, xs, ys).losses, train(batched, xs, ys).losses
     np.testing.assert_allclose(losses, want, rtol=1e-10)
     assert_close({k[1:]: v for k, v in values(learner).items()}, values(batched))
 
@@ -187,7 +187,7 @@ def test_it_runs_inside_jit():
     xs, ys = data()
     plain, jitted = compiled(), compiled()
     _, want, *_ = train(plain, xs, ys)
-    got = brainstate.transform.jit(lambda xs, ys: train(jitted, xs, ys)[0])(xs, ys)
+    got = brainstate.transform.jit(lambda xs, ys: train(jitted, xs, ys).losses)(xs, ys)
     np.testing.assert_allclose(got, want, rtol=1e-10)
     assert_close(values(jitted), values(plain))
 
