@@ -135,8 +135,8 @@ def explicit() -> list[float]:
     start = wanted.init(p, c, xs[0])
     losses = loss, lambda out, y: 2 * loss(out, y)
     calls = [
-        lambda learner, state, p: learner.observed(loss)(p, state, xs[0], ys[0])[1],
-        lambda learner, state, p: learner.heads(*losses)(p, state, xs[0], ys[0])[1],
+        lambda learner, state, p: learner.observed(loss)(p, state, xs[0], ys[0])[0].grads,
+        lambda learner, state, p: learner.heads(*losses)(p, state, xs[0], ys[0]).grads,
         lambda learner, state, p: learner.sequence_grad(loss)(p, state, xs, ys)[0],
     ]
     found = [call(wanted, start, p) for call in calls]

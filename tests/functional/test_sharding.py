@@ -220,7 +220,7 @@ def in_shard_map() -> float:
     one, found = jax.jit(learner.grad(loss)), []
     for x, y in zip(xs, ys, strict=True):
         got, state = each(p, state, x, y)
-        (value, _), grads, whole = one(p, whole, x, y)
+        grads, value, _, whole = one(p, whole, x, y)
         found.append(max(errors(got, (value, grads)).values()))
     return max(found)
 

@@ -43,7 +43,7 @@ def error_after_learning(timescale):
 
     def update(values, key):
         (params, opt_state), (xs, y) = values, sequences(key)
-        grads, _, losses = gradient(params, start, xs, jnp.tile(y, (STEPS, 1)), mask=last)
+        grads, losses, *_ = gradient(params, start, xs, jnp.tile(y, (STEPS, 1)), mask=last)
         updates, opt_state = optimizer.update(grads, opt_state)
         return (optax.apply_updates(params, updates), opt_state), losses[-1]
 

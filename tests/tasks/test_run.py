@@ -147,7 +147,7 @@ def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the
 def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_update():
     stream = tasks.shifting_sine(103, shift_every=20)
     model = lambda seed: Network(inputs=1)
-    for task, shapes, options in ((TASK, model, {'every': 2}), (stream, model, {'window': 2})):
+    for task, shapes, options in ((TASK, model, {'update_every': 2}), (stream, model, {'window': 2})):
         if task is TASK:
             shapes = lambda seed: Network()
         whole = run(rules.d_rtrl(), shapes, task, 1, (3,), progress=True, **options)
@@ -161,7 +161,7 @@ def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_upda
         batch = task.sample(key if task.stream else jax.random.fold_in(key, 0), 4)
         mask = None if task.stream else batch.mask
         state = pure.init(params, carry, first)
-        params, _, _, losses = learn(params, ADAM.init(params), state, *batch[:2], mask)
+        params, losses, *_ = learn(params, ADAM.init(params), state, *batch[:2], mask)
         for path, p in params.items():
             close = lambda a, b: np.testing.assert_allclose(a[0], b, 1e-3, 1e-5)
             jax.tree.map(close, whole.params[path], p)
