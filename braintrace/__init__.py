@@ -23,6 +23,7 @@ from ._etrace_op import (
     sparse_matmul,
 )
 from ._public_names import instead_of as _instead_of
+from ._public_names import lacking as _lacking
 from ._report import Report, report
 from ._rules import Feedback
 from ._synthetic import SyntheticGradient
@@ -120,16 +121,22 @@ for _other in _Path(__file__).parents[1].glob('braintrace-[0-9]*.dist-info'):
     )
 
 
-def __getattr__(name: str):
+def _elsewhere(name: str) -> str:
+    there = f' It is `braintrace.errors.{name}`.' if name in errors.__all__ else ''
+    return there or _instead_of(name)
+
+
+def _lazy(name: str):
     if name not in _LAZY:
-        there = f' It is `braintrace.errors.{name}`.' if name in errors.__all__ else ''
-        raise AttributeError(
-            f'module {__name__!r} has no attribute {name!r}.{there or _instead_of(name)}'
-        )
+        _lacking(__name__, [*__all__, *_LAZY], _elsewhere)(name)
     module = _import_module(_LAZY[name], __name__)
     found = module if _LAZY[name] == f'.{name}' else getattr(module, name)
     globals()[name] = found
     return found
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazy
 
 
 def __dir__() -> list[str]:

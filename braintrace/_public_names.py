@@ -4,7 +4,8 @@ in the place of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Callable, Iterable
 
 COMPAT = {
     'CompilationError',
@@ -93,3 +94,19 @@ def instead_of_arguments(names: Iterable[str]) -> str:
     """A sentence that says where arguments of the public package are taken; empty for others."""
     found = sorted(ARGUMENTS.intersection(names))
     return f' `import braintrace.compat` takes {", ".join(found)}.' if found else ''
+
+
+def lacking(module: str, names: Iterable[str], more: Callable = lambda name: '') -> Callable:
+    """The ``__getattr__`` of a public module: an error that names the nearest of its names, or what
+    ``more`` says of the one that it lacks.
+    """
+
+    def missing(name: str):
+        known = list(names)
+        near = difflib.get_close_matches(name, known, 1, 0.8)
+        near += [each for each in known if name.lower() in each.lower()]
+        near += difflib.get_close_matches(name, known, 1)
+        text = more(name) or (f' Did you mean {near[0]}?' if near else '')
+        raise AttributeError(f'module {module!r} has no attribute {name!r}.{text}')
+
+    return missing

@@ -1,12 +1,20 @@
-"""The signatures that ``help`` and completion show, and arguments that have another form here."""
+"""The signatures that ``help`` and completion show, arguments that have another form here, and what
+a call says that fails.
+"""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
+import jax
+
+from ._public_names import instead_of_arguments
 from .errors import OptionError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
@@ -41,3 +49,95 @@ def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+# what users would call an argument, beside its name in a signature
+OTHER_NAMES = {
+    'batch': 'batch_size',
+    'carry': 'keep_trace',
+    'every': 'update_every',
+    'lr': 'optimizer',
+    'optim': 'optimizer',
+    'loss': 'loss_fn',
+}
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def public(name: str) -> Callable[[Function], Function]:
+    """A decorator of what users call by this name. Arguments that do not fit are an ``OptionError``
+    that says which do, and a traceback shows no other frame of this package
+    (``JAX_TRACEBACK_FILTERING=off`` shows all).
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                problem = isinstance(error, TypeError) and _problem(function, name, args, kwargs)
+                if problem:
+                    raise OptionError(problem) from None
+                _hide(error)
+                raise
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def _problem(function: Callable, name: str, args: tuple, kwargs: dict) -> str:
+    """Why arguments do not fit a function; empty where they do."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [key for key in signature.parameters if key != 'self']
+        unknown = next((key for key in kwargs if key not in names), None)
+        if unknown is None:
+            return f'{name}: {error}. It is called as `{name}({", ".join(names)})`.'
+        near = [OTHER_NAMES[unknown]] if OTHER_NAMES.get(unknown) in names else []
+        near = near or difflib.get_close_matches(unknown, names, 1)
+        text = f' Did you mean {near[0]}?' if near else f' It takes {", ".join(names)}.'
+        if unknown == 'return_value':
+            text = ' Losses always come back, as `.losses`.'
+        return f'{name}: there is no argument {unknown}.{instead_of_arguments(kwargs) or text}'
+    return ''
+
+
+def does_not_fit(function: Callable, number: int) -> str:
+    """Why a function can not be called with so many arguments by place; empty where it can."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError as error:
+        return f'{getattr(function, "__name__", function)}: {error}'
+    except ValueError:  # it does not tell its signature
+        pass
+    return ''
+
+
+def check_needs_no_inputs(function: Callable, number: int, how: str) -> None:
+    """Refuse a step without inputs where its function, called with ``number`` arguments, needs
+    some.
+    """
+    if problem := does_not_fit(function, number):
+        raise OptionError(
+            f"no inputs are given, but {problem}. Give an example of one step's inputs, arrays or "
+            f'jax.ShapeDtypeStruct, as in `{how}`.'
+        )
+
+
+def _hide(error: BaseException | None) -> None:
+    """Take the frames of this package out of an error's traceback."""
+    if jax.config.jax_traceback_filtering == 'off':  # type: ignore[attr-defined]
+        return
+    while error is not None:
+        frames, at = [], error.__traceback__
+        while at is not None:
+            frames, at = [*frames, at], at.tb_next
+        shown = None
+        for at in reversed(frames):
+            if not at.tb_frame.f_code.co_filename.startswith(PACKAGE):
+                shown = TracebackType(shown, at.tb_frame, at.tb_lasti, at.tb_lineno)
+        error.__traceback__ = shown
+        error = error.__cause__

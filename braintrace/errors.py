@@ -9,6 +9,10 @@ True
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ._public_names import lacking as _lacking
+
 __all__ = [
     'BraintraceError',
     'BraintraceWarning',
@@ -215,3 +219,7 @@ class OptionError(BraintraceError, ValueError):
     Traceback (most recent call last):
     braintrace.errors.OptionError: credit is 'all'; choose 'cut' or 'whole'.
     """
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -10,6 +10,8 @@ from tests import costs, tiers, xla
 
 xla.compile_quickly()
 
+collect_ignore_glob = ['typed/*']  # of `test_typing.py`
+
 # The same examples in every run of the gate; `make test-nightly` has others, by --hypothesis-seed.
 hypothesis.settings.register_profile(
     'gate', derandomize=True, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)

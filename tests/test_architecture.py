@@ -30,11 +30,11 @@ from tests.sources import (
 # A floor and the floors that it may import, and no others. A new top-level module adds its row.
 GROUND = {'errors', '_tables', '_signatures', '_public_names', '_warnings', '_jax'}
 CORE = {*GROUND, '_etrace_op', '_compiler', '_executor', '_rules', '_report', '_windows'}
-PUBLIC = {'', 'errors', 'functional', 'rules'}
+PUBLIC = {'', 'errors', 'functional', 'rules', '_public_names', '_signatures'}
 ARROWS: dict[str, set[str]] = {
     '_version': set(),
-    'errors': set(),
-    '_signatures': {'errors'},
+    'errors': {'_public_names'},
+    '_signatures': {'errors', '_public_names'},
     '_tables': set(),
     '_public_names': set(),
     '_warnings': {'errors'},
@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     '_compiler': {'errors', '_jax', '_etrace_op'},
     '_executor': {'errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': {'errors', '_jax', '_etrace_op', '_compiler', '_executor'},
-    'rules': {'errors', '_rules', '_signatures'},
+    'rules': {'errors', '_rules', '_signatures', '_public_names'},
     '_report': CORE - {'_report', '_windows'},
     '_windows': CORE - {'_windows'},
     # Beside the core: what a floor above imports, by name, where it is asked for.
@@ -56,10 +56,12 @@ ARROWS: dict[str, set[str]] = {
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding'},
     '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic'},
-    'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn'},
+    'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',
         '_jax',
+        '_public_names',
+        '_signatures',
         '_warnings',
         '_compiler',
         '_brainstate',

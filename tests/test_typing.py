@@ -47,6 +47,12 @@ def by_pyright() -> set[tuple[str, int]]:
 
 
 @pytest.mark.slow
+def test_the_right_calls_run():
+    run = subprocess.run([sys.executable, RIGHT], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('checker', [by_mypy, by_pyright])
 def test_right_calls_have_their_types_and_each_wrong_call_is_found(checker):
     lines = WRONG.read_text().splitlines()

@@ -205,9 +205,10 @@ def check_learnable(graph: ETraceGraph) -> None:
     """Refuse a model that online learning can do nothing for."""
     if not graph.program.hidden:
         raise CompileError(
-            'no hidden state of a floating-point dtype: the carry has no such leaf (the model no '
-            'brainstate.HiddenState that holds a value). Give the recurrent state as floats: in '
-            'the carry, or in a HiddenState that is initialised before compiling.'
+            'there is no hidden state of a floating-point dtype, so no past to learn from: the '
+            'model has no brainstate.HiddenState that holds a value, or the carry of the cell no '
+            'such leaf. Give the recurrent state as floats: in a HiddenState that is initialised '
+            'before compiling, or in the carry.'
         )
     opaque = next((e for e in graph.program.equations if e.holds_op()), None)
     if not graph.ops and opaque is not None:

@@ -15,7 +15,7 @@ from .._compiler import DEFAULT, ETraceGraph, Policy, path_name
 from .._jax import is_key
 from .._report import Report, summary
 from .._rules import Rule, Trace, counting, read, uncounted
-from .._signatures import ShowsArguments
+from .._signatures import ShowsArguments, check_needs_no_inputs, public
 from .._synthetic import SyntheticGradient
 from .._windows import (
     Gradient,
@@ -54,6 +54,9 @@ from .step_functions import Bound, Notices, substitute
 
 # What to call where a model meets other shapes than it was compiled for.
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
+
+
+KEPT_NAMES = 'model', 'policy', 'rule', 'states'  # beside those of the class
 
 
 class ETraceLearner(ShowsArguments, brainstate.nn.Module):
@@ -95,6 +98,12 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         self._bound: Bound | None = None
         self._notices = Notices()
 
+    def __dir__(self) -> list[str]:
+        """What a learner adds to a module, and what it needs of one."""
+        own = {n for cls in type(self).__mro__ if issubclass(cls, ETraceLearner) for n in vars(cls)}
+        hidden = {'bootstraps', 'init_state', 'update'}
+        return sorted({*own, *KEPT_NAMES} - hidden)
+
     def __repr__(self) -> str:
         """Three lines, and where to find more."""
         model = type(self.model).__name__
@@ -113,6 +122,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     # compiling ------------------------------------------------------------------------------------
 
+    @public('learner.compile_graph')
     def compile_graph(self, *inputs) -> ETraceGraph:
         """Compile the model's step for inputs like these, arrays or ``jax.ShapeDtypeStruct``, and
         return its graph; states and values are untouched.
@@ -120,6 +130,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         What the model reads from ``brainstate.environ`` (such as ``fit``) is taken as it is now,
         until compiled again; a call at another ``dt`` is refused.
         """
+        if not inputs:
+            check_needs_no_inputs(self.model.update, 0, 'compile(model, rule, x)')
         states = ModelStates(self.model, inputs)
         params, carry = states.values()
         core = OnlineLearner(
@@ -274,6 +286,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     # saving ---------------------------------------------------------------------------------------
 
+    @public('learner.save')
     def save(self) -> dict[str, jax.Array]:
         """All that this learner is, as a flat dict of string -> array for any checkpoint library.
 
@@ -299,6 +312,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         """
         return self._compiled().core.fingerprint()
 
+    @public('learner.restore')
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go back to what :meth:`save` returned, of this learner or of a compiled one like it.
 
@@ -334,6 +348,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
         def __call__(self, *inputs) -> jax.Array: ...
 
+    @public('learner')
     def update(self, *inputs) -> jax.Array:
         """One step of the model: outputs; states and trace advance."""
         bound = self._compiled().in_time()
@@ -367,6 +382,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             {path_name(p): jax.tree.map(jnp.copy, value) for p, value in hidden.items()}
         )
 
+    @public('learner.reset_state')
     def reset_state(self, batch_size: int | None = None, *, lanes=None) -> None:
         """Trace and step count to zero, hidden states of every dtype back to their values when the
         graph was compiled.
@@ -417,6 +433,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             )
         return {path: value for path, value in initial.items() if path not in lanes}
 
+    @public('learner.get_etrace_of')
     def get_etrace_of(self, param) -> dict:
         """The trace of one parameter: a dict (relation, group) -> slots; zeros where nothing was
         traced since the last reset. A slot of D_RTRL has every state of the group in its last axis,
@@ -433,6 +450,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
 
     # along a sequence -----------------------------------------------------------------------------
 
+    @public('learner.etrace_grad')
     def etrace_grad(
         self,
         *sequences,
@@ -525,6 +543,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         aux = result.aux if has_aux else None
         return _returned(Gradient(grads, result.losses, aux, None), result, given)
 
+    @public('learner.etrace_train')
     def etrace_train(
         self,
         *sequences,
@@ -600,6 +619,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         found = Trained(None, result.losses, aux, None, result.learnt[1])
         return _returned(found, result, given)
 
+    @public('learner.etrace_evolve')
     def etrace_evolve(
         self,
         *sequences,

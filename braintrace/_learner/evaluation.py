@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
+from .._signatures import does_not_fit, public
 from .._windows import Turns, bounds, buffers, length_of, signature, strong
 from ..errors import OptionError, StructureError
 from .base import ETraceLearner
@@ -21,6 +22,7 @@ from .states import ModelStates, as_path
 from .step_functions import Bound, Touched
 
 
+@public('braintrace.evaluate')
 def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
     """``metric(outputs, ys)`` of a learner's model on sequences of any batch size, each from the
     initial states on; neither the model nor the learner is changed.
@@ -50,6 +52,8 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
         )
     if not callable(metric):
         raise OptionError(f'metric is {metric!r}; give a function metric(outputs, ys).')
+    if problem := does_not_fit(metric, 2):
+        raise OptionError(f'metric is called as metric(outputs, ys): {problem}.')
     length_of(xs, ys)
     bound = learner._compiled().in_time()
     size = _batch_of(bound, _inputs(xs))

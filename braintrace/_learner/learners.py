@@ -15,7 +15,7 @@ from .. import rules
 from .._compiler import ETraceGraph, Policy
 from .._public_names import instead_of, instead_of_arguments
 from .._rules import ESDRTRL, Rule
-from .._signatures import refuses
+from .._signatures import public, refuses
 from .._windows import check_choice, did_you_mean
 from ..errors import OptionError
 from ..rules import d_rtrl, es_d_rtrl
@@ -178,6 +178,7 @@ LEARNERS: dict[str, type[ETraceLearner]] = {
 NAMES = sorted({*LEARNERS} - {'d_rtrl', 'es_d_rtrl'})
 
 
+@public('braintrace.compile')
 def compile(
     model: brainstate.nn.Module,
     rule: type[ETraceLearner] | str | Rule | None,

@@ -331,7 +331,12 @@ def _program(
         return SequenceProgram(step, options, length)
 
     shapes = signature((data.sequences, data.flags, learnt))
-    return bound.program((step_fn, options, shapes, *weights.items()), make)
+    rest, functions = options, [step_fn]
+    if isinstance(options.along, UpdateOptions):
+        rest = options._replace(along=options.along._replace(optimizer=None))
+        functions.append(options.along.optimizer.update)
+    like = rest, shapes, *weights
+    return bound.program((step_fn, options, shapes, *weights.items()), make, like, tuple(functions))
 
 
 def _slices(sequences):

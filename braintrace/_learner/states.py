@@ -212,7 +212,11 @@ hide_from_locations(os.path.dirname(os.path.abspath(brainstate.__file__)) + os.s
 def check_model(model) -> None:
     """Refuse what is no module."""
     if not isinstance(model, brainstate.nn.Module):
-        raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.')
+        module = type(model).__module__.split('.')[0]
+        adapter = {'equinox': 'from_equinox', 'flax': 'from_nnx', 'blox': 'from_blox'}.get(module)
+        more = f' `braintrace.adapters.{adapter}` makes a cell of it for' if adapter else ''
+        more = more and f'{more} `braintrace.functional.online`.'
+        raise OptionError(f'model is {type(model).__name__}; pass a brainstate.nn.Module.{more}')
 
 
 def _role(state: brainstate.State) -> Role:

@@ -32,6 +32,7 @@ from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 # What a call of a learner computes: its own step, or an observed one; what it warns of.
 
 
+MANY = 3  # programs that differ in their functions alone
 KEPT = 64  # programs of a learner, such as one for each length of its sequences
 
 
@@ -46,15 +47,32 @@ class Bound:
     states: ModelStates
     programs: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
     delays: dict[str, int] = field(default_factory=dict)
+    made: dict[Hashable, list] = field(default_factory=dict)
 
-    def program(self, key: Hashable, make: Callable):
-        """The compiled program for a key, made where there is none or its states are gone."""
+    def program(self, key: Hashable, make: Callable, like: Hashable = None, of: tuple = ()):
+        """The compiled program for a key, made where there is none or its states are gone. ``like``
+        is the key without the functions ``of`` it.
+        """
+        if key not in self.programs and of:
+            self._tell_of_new_functions(like, of)
         if key not in self.programs or self.programs[key].touched.stale():
             self.programs[key] = make()
             while len(self.programs) > KEPT:
                 self.programs.popitem(last=False)
         self.programs.move_to_end(key)
         return self.programs[key]
+
+    def _tell_of_new_functions(self, like: Hashable, of: tuple) -> None:
+        """Warn at the third program that differs from others in its functions alone."""
+        earlier = self.made.setdefault(like, [])
+        if all(any(a() is not b for a, b in zip(refs, of)) for refs in earlier):
+            earlier.append([weakref.ref(function) for function in of])
+            if len(earlier) == MANY:
+                tell(
+                    f'{type(self.owner).__name__} compiles for the third time for the same shapes '
+                    'and options: step_fn or the optimizer is a new object at each call. Define '
+                    'both once, outside of the loop.'
+                )
 
     def delay(self, write_every, update_every) -> int:
         """``choose_delay``, asked once: the rule traces each op to answer."""

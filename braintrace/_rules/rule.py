@@ -65,6 +65,9 @@ class Start(NamedTuple):
     reset: jax.Array | None
 
 
+SHOWN = 'approximation', 'filtered', 'name', 'remembers', 'with_feedback'  # of every rule
+
+
 @dataclass(frozen=True, repr=False)
 class Rule(ABC):
     """An online learning rule: ``init``, ``update``, ``gradient`` for single steps, ``window`` for
@@ -92,6 +95,12 @@ class Rule(ABC):
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
     filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
     inside: ClassVar[bool] = False  # whether its trace moves within each observed step
+
+    @final
+    def __dir__(self) -> list[str]:
+        """What a value shows; the methods of the protocol are for those who write a rule."""
+        own = [f.name for f in fields(self) if f.name != 'view']
+        return sorted([*own, *SHOWN, *(name for name in vars(type(self)) if name.startswith('__'))])
 
     @final
     def __repr__(self) -> str:

@@ -36,6 +36,9 @@ Flax linen and Haiku keep parameters apart from the model already, so a line mak
 'trace'
 """
 
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
 from ._blox import from_blox, to_blox
 from ._brainstate import from_brainstate
 from ._equinox import from_equinox
@@ -51,3 +54,6 @@ __all__ = [
     'to_blox',
     'to_nir',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

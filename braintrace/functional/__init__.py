@@ -15,6 +15,9 @@ function.
 (2, 4)
 """
 
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
 from .._saving import load_state, save_state, structure_diff
 from .._windows import Gradient, Trained
 from ..extra.observed import Observed
@@ -54,3 +57,6 @@ __all__ = [
     'structure_diff',
     'unflatten_paths',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -29,6 +29,7 @@ from .._jax import surrounding_mesh
 from .._report import Report, Share, make_report
 from .._rules import DRTRL, Rule
 from .._saving import fingerprint
+from .._signatures import check_needs_no_inputs, public
 from .._warnings import tell
 from .._windows import (
     NOT_FINITE,
@@ -192,6 +193,7 @@ class OnlineLearner:
 
     # the pure functions ---------------------------------------------------------------------------
 
+    @public('learner.init')
     def init(self, params, carry, *inputs) -> OnlineState:
         """Compile for these shapes and return the state before the first step: a copy of this
         carry, a zero trace, t = 0.
@@ -200,6 +202,8 @@ class OnlineLearner:
         ``jit`` types tell it where the axes of the mesh are explicit; elsewhere give
         ``out_shardings``.
         """
+        if not inputs:
+            check_needs_no_inputs(self.cell, 2, 'learner.init(params, carry, x)')
         compiled = self.compiled(params, carry, inputs, new=True)
         carry = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, carry)
         state = placed(compiled, compiled.state(carry, *compiled.init()), params)
@@ -218,6 +222,7 @@ class OnlineLearner:
             raise StructureError(OTHER_TRACE)
         return compiled
 
+    @public('learner.step')
     def step(self, params, state: OnlineState, *inputs) -> tuple[Any, OnlineState]:
         """One step ``(outputs, state)``; reverse mode of a loss on outputs or new carry gives the
         online gradient.
@@ -245,12 +250,14 @@ class OnlineLearner:
         outputs, _ = jax.eval_shape(self.cell, params, state.carry, *inputs)
         return jax.tree.map(lambda a: a.sharding.spec, outputs)
 
+    @public('learner.grad')
     def grad(self, loss_fn: Callable) -> StepGradient:
         """``(params, state, inputs, targets) -> Gradient`` of one step, for
         ``loss_fn(outputs, targets) -> scalar``; ``aux`` are the outputs.
         """
         loss_of = checked_loss(self, loss_fn)
 
+        @public('learner.grad(loss_fn)')
         def run(params, state, inputs, targets) -> Gradient:
             check_devices(params, state)
             params = spread(params, varying((params, state, inputs, targets)))
@@ -265,6 +272,7 @@ class OnlineLearner:
 
         return run
 
+    @public('learner.vjp')
     def vjp(self, params, state: OnlineState, *inputs) -> tuple[Any, Callable, OnlineState]:
         """One step ``(outputs, pull, state)``: ``pull(cotangent)``, for a cotangent like the
         outputs, is the online gradient of each loss that has this derivative, as often as called.
@@ -281,6 +289,7 @@ class OnlineLearner:
         check_devices(params, state)
         return pull_back(self.step, params, state, *inputs)
 
+    @public('learner.heads')
     def heads(self, *losses: Callable, per_sample: bool = False) -> HeadGradients:
         """``(params, state, inputs, targets) -> Gradient`` of several ``loss(outputs, targets) ->
         scalar`` of one step, by one pass forward.
@@ -328,8 +337,9 @@ class OnlineLearner:
             number = len(losses)
             return Gradient((of_params,) * number, (P(),) * number, outputs, types_of(state))
 
-        return in_automatic_axes(run, types)
+        return public('learner.heads(*losses)')(in_automatic_axes(run, types))
 
+    @public('learner.observed')
     def observed(self, loss_fn: Callable) -> Callable:
         """``(params, state, inputs, targets) -> Gradient, Observed``: :meth:`grad`, and the
         :class:`Observed` values that its gradient is made of.
@@ -356,6 +366,7 @@ class OnlineLearner:
 
         return in_automatic_axes(observed_step(self, checked_loss(self, loss_fn)), types)
 
+    @public('learner.traces')
     def traces(self, params, state: OnlineState) -> dict:
         """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all
         pending steps are written, and lanes where t is 0 hold zeros.
@@ -378,6 +389,7 @@ class OnlineLearner:
 
     # along a sequence -----------------------------------------------------------------------------
 
+    @public('learner.sequence_grad')
     def sequence_grad(
         self,
         loss_fn: Callable,
@@ -460,6 +472,7 @@ class OnlineLearner:
         options = GradientOptions(window, memory_budget, keep_trace, reduction, exact)
         return self._along(loss_fn, progress, synthesizer).gradient(options)
 
+    @public('learner.sequence_update')
     def sequence_update(
         self,
         loss_fn: Callable,
@@ -625,6 +638,7 @@ class OnlineLearner:
                 rows.append((path_name((name, *key)), leaf.shape, leaf.dtype, tree_bytes(leaf)))
         return Memory(rows, sum(row[-1] for row in rows))
 
+    @public('learner.partition_specs')
     def partition_specs(
         self, param_specs=None, batch_axis: str | None = None, mesh=None
     ) -> OnlineState:
@@ -674,6 +688,7 @@ class OnlineLearner:
         return self.first.state(carry, trace, t)
 
 
+@public('braintrace.functional.online')
 def online(
     cell: Callable,
     rule: Rule | None = D_RTRL,

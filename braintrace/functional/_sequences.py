@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from .. import _jax
 from .._compiler import abstract, is_inexact
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
+from .._signatures import public
 from .._windows import (
     Course,
     Gradient,
@@ -150,6 +151,7 @@ class SequenceCalls:
     def gradient(self, options: GradientOptions) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
 
+        @public('learner.sequence_grad(loss_fn)')
         def run(params, state, xs, ys, mask=None, reset=None) -> Gradient:
             # what is computed op by op under explicit axes is typed by them, automatic or not
             call = program if is_explicit() else on_data
@@ -185,6 +187,7 @@ class SequenceCalls:
 
         in_turns = _UpdatesInTurns(self, options_of)
 
+        @public('learner.sequence_update(loss_fn, optimizer)')
         def run(params, opt_state, state, xs, ys, mask=None, reset=None) -> Trained:
             return self.trained(*on_data(params, opt_state, state, Data(xs, ys, mask, reset)))
 

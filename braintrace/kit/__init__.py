@@ -8,6 +8,8 @@
 True
 """
 
+from typing import TYPE_CHECKING
+
 from .._etrace_op import (
     EtpOp,
     ETPPrimitiveSpec,
@@ -18,6 +20,7 @@ from .._etrace_op import (
     new_etp_primitive,
     rule_reverse,
 )
+from .._public_names import lacking as _lacking
 from ._check import assert_conformant, check, describe, single_key
 from ._registry import registry_report
 from ._report import LAWS, ConformanceReport, Row
@@ -40,3 +43,6 @@ __all__ = [
     'rule_reverse',
     'single_key',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -16,7 +16,10 @@ first step, which :func:`braintrace.compile` calls for a whole model.
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
+from typing import TYPE_CHECKING
+
 from .._public_names import instead_of as _instead_of
+from .._public_names import lacking as _lacking
 from ._cells import CFNCell, GRUCell, MGUCell, MinimalRNNCell, VanillaRNNCell
 from ._conv import Conv1d, Conv2d, Conv3d
 from ._diagonal import MinGRUCell, MinLSTMCell
@@ -73,5 +76,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str):
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}.{_instead_of(name)}')
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__, _instead_of)

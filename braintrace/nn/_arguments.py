@@ -120,9 +120,14 @@ def check_input(owner: str, x: Any, num_in: int | tuple[int, ...]) -> None:
     lead = x.ndim - len(shape)
     if lead not in (0, 1) or x.shape[lead:] != shape:
         batch = ', '.join(['batch', *map(str, shape)])
+        remedy = (
+            'One step of a sequence is `xs[0]`: give that where a step is asked for. Other axes go '
+            'into the batch, or are mapped with jax.vmap.'
+            if lead > 1
+            else f'Its features are {x.shape[-1:]}, and the layer takes {shape[-1:]}.'
+        )
         raise EtpShapeError(
-            f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}). '
-            'Reshape further axes into the batch, or map the layer over them with jax.vmap.'
+            f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}). {remedy}'
         )
 
 

@@ -263,7 +263,7 @@ def spike_function(owner: str, spk_fun: Any, name: str = 'spk_fun') -> Callable:
         f'Give {name} one of the names {", ".join(map(repr, BUILT_IN))}, a function of '
         'braintrace.nn.surrogate with your parameters (surrogate.triangle(width=0.5)) or your '
         'slope (surrogate.custom(slope)), or any function from x to 1 above the threshold (x > 0) '
-        'and 0 below it, with a surrogate derivative (braintools.surrogate.ReluGrad()).'
+        'and 0 below it, with a surrogate derivative of its own.'
     )
     if isinstance(spk_fun, type) or spk_fun in BUILT_IN.values():
         maker = spk_fun.__name__

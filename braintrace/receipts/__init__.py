@@ -22,6 +22,10 @@ right and that the steps chain; it does not say that the data are real.
 4
 """
 
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
+
 try:
     import braintrace_receipts as _verifier
 except ModuleNotFoundError as error:
@@ -48,3 +52,6 @@ __all__ = [
     'audit',
     'capture',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -9,6 +9,9 @@ Rules are compared by what they are, and two methods make a rule of a rule:
 True
 """
 
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
 from .._rules import Rule
 from ._factories import (
     d_rtrl,
@@ -44,3 +47,7 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith('__'))})
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -20,7 +20,7 @@ from .._rules import (
     Signs,
     View,
 )
-from .._signatures import refuses
+from .._signatures import public, refuses
 from ..errors import OptionError
 
 # traces -------------------------------------------------------------------------------------------
@@ -32,6 +32,7 @@ CREDITS = ('cut', 'whole')
 SCOPES = ('position', 'own')
 
 
+@public('braintrace.rules.d_rtrl')
 def d_rtrl(
     trace_dtype=None,
     write_every: int | None = None,
@@ -102,6 +103,7 @@ def d_rtrl(
 
 
 @refuses('es_d_rtrl', **ESDRTRL.refused)
+@public('braintrace.rules.es_d_rtrl')
 def es_d_rtrl(decay_or_rank: float | int | tuple[float | int, float | int]) -> Rule:
     r"""ES-D-RTRL (pp-prop): a trace of the input's size and a trace of the output's size.
 
@@ -162,6 +164,7 @@ def _of_pair(decays: tuple) -> Rule:
     return ESDRTRL(a_x if a_x == a_f else (a_x, a_f))
 
 
+@public('braintrace.rules.same_step')
 def same_step() -> Rule:
     """No trace: every gradient holds the current step only, ``x (x) dy`` (SnAp-n with n = 0).
 
@@ -180,6 +183,7 @@ def same_step() -> Rule:
 # Rules whose signal is filtered, or goes back through other weights.
 
 
+@public('braintrace.rules.e_prop')
 def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
     r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
 
@@ -216,6 +220,7 @@ def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
     return rule.with_feedback(feedback)
 
 
+@public('braintrace.rules.rflo')
 def rflo() -> Rule:
     """Random-feedback local online learning: ``d_rtrl()`` with random feedback at the readouts.
 
@@ -230,6 +235,7 @@ def rflo() -> Rule:
     return d_rtrl().with_feedback(Feedback('random'))
 
 
+@public('braintrace.rules.otpe')
 def otpe(leak: float) -> Rule:
     """``d_rtrl().filtered(leak)``: the trace of each spike is filtered by the leak of the next
     layer.
@@ -254,6 +260,7 @@ def otpe(leak: float) -> Rule:
 LAYERS = ('joint', 'each')
 
 
+@public('braintrace.rules.rtrl')
 def rtrl(
     layers: Literal['joint', 'each'] = 'joint', keep: int | None = None, seed: int = 0
 ) -> Rule:
@@ -302,6 +309,7 @@ def rtrl(
     return EveryPath(layers, None if keep is None else int(keep), int(seed))
 
 
+@public('braintrace.rules.snap')
 def snap(n: int, credit: Literal['cut', 'whole'] = 'whole') -> Rule:
     r"""SnAp-n: an element of an op's result keeps what it changes within n steps.
 
@@ -344,6 +352,7 @@ def _is_int(value) -> bool:
 # Rules whose trace is a random estimate without bias.
 
 
+@public('braintrace.rules.signs')
 def signs(scope: str = 'position', seed: int = 0) -> Rule:
     r"""D_RTRL, or the whole past, on average: two factors, mixed by random signs (KF-RTRL).
 
@@ -378,6 +387,7 @@ def signs(scope: str = 'position', seed: int = 0) -> Rule:
     return Signs(scope, _checked(seed))
 
 
+@public('braintrace.rules.uoro')
 def uoro(pair: Literal['sample', 'batch'] = 'sample', seed: int = 0) -> Rule:
     r"""UORO: real-time recurrent learning on average, by one random product of states and weights.
 
@@ -422,6 +432,7 @@ def _checked(seed: int) -> int:
 # Published rules that are values of the others.
 
 
+@public('braintrace.rules.ottt')
 def ottt(leak: float) -> Rule:
     r"""OTTT: the trace of the input with the leak of the membrane, times today's D_f.
 
@@ -448,6 +459,7 @@ def ottt(leak: float) -> Rule:
     return es_d_rtrl((float(leak), 0.0))
 
 
+@public('braintrace.rules.ostl')
 def ostl(recurrent: bool = True) -> Rule:
     """OSTL: ``rtrl(layers='each')``, the whole derivative within each layer, and nothing of what a
     layer does to another layer's later steps; with ``recurrent=False`` ``d_rtrl()``, for layers

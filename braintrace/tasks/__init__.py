@@ -9,6 +9,9 @@ evidence 7: 225 steps, 40 inputs, 2 outputs, floor 50.0 %
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
 from ._characters import characters
 from ._digits import digits
 from ._evidence import evidence
@@ -37,3 +40,6 @@ __all__ = [
     'pattern_generation',
     'shifting_sine',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._learner import ETraceLearner
 from .._rules import Rule
+from .._signatures import public
 from .._windows import check_choice, check_optimizer, signature
 from ..errors import OptionError, StructureError
 from ._loop import Loop
@@ -99,6 +100,7 @@ class Run:
         return f'{self.task.name}, {self.method}: {mean}{spread}, floor {floor}, {done}'
 
 
+@public('braintrace.tasks.run')
 def run(
     task: Task,
     model: Callable[[int], Any],

@@ -9,6 +9,9 @@ names the paths that it leaves out.
 ('Every gradient is that of BPTT: no path is left out.',)
 """
 
+from typing import TYPE_CHECKING
+
+from .._public_names import lacking as _lacking
 from .cut import cut_bptt_gradients
 from .diagnosis import Activity, Diagnosis, ParameterRow, TraceGrowth
 from .doctor import diagnose
@@ -27,3 +30,6 @@ __all__ = [
     'finite_difference_gradients',
     'hidden_jacobians',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

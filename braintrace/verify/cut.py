@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 
 from .. import ETraceGraph, functional, report
+from .._signatures import public
 from ..errors import NotSupportedError, OptionError
 from ._sequence import as_inputs, checked, scalar
 
@@ -135,6 +136,7 @@ def _check(graph: ETraceGraph) -> None:
             )
 
 
+@public('braintrace.verify.cut_bptt_gradients')
 def cut_bptt_gradients(
     cell: Callable, params, carry, xs, ys, loss_fn: Callable, *, graph: ETraceGraph | None = None
 ):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ETraceGraph, Report, functional
+from .._signatures import public
 from ..errors import NotSupportedError, OptionError, StepFunctionError
 from . import _measure as measure
 from ._activity import activity
@@ -37,6 +38,7 @@ class ModelLearner(Protocol):
         ...
 
 
+@public('braintrace.verify.diagnose')
 def diagnose(
     learner: ModelLearner | functional.OnlineLearner,
     xs,

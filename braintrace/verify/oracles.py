@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from .._signatures import public
 from ..errors import NotSupportedError, OptionError, StructureError
 from ._sequence import checked, is_float, one_step, scalar, split_floats
 
@@ -34,6 +35,7 @@ def total_loss(cell: Callable, loss: Callable, params, carry, xs, ys):
     return jax.lax.scan(step, carry, (xs, ys))[1].sum()
 
 
+@public('braintrace.verify.bptt_gradients')
 def bptt_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Callable):
     r"""The gradient of the summed losses by reverse mode through the whole sequence.
 
@@ -62,6 +64,7 @@ def bptt_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Callable):
     )
 
 
+@public('braintrace.verify.dense_recursion_gradients')
 def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Callable):
     r"""The same gradient by real-time recurrent learning: forward in time, with the Jacobian of the
     whole carry.
@@ -118,6 +121,7 @@ def dense_recursion_gradients(cell: Callable, params, carry, xs, ys, loss_fn: Ca
     return _like(params, weights, unravel_w(total))
 
 
+@public('braintrace.verify.finite_difference_gradients')
 def finite_difference_gradients(
     cell: Callable,
     params,

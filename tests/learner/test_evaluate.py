@@ -134,12 +134,14 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(OptionError, match='learner is VanillaRNNCell'):
         braintrace.evaluate(model, XS, XS, len)
     with pytest.raises(NotCompiledError):
-        braintrace.evaluate(braintrace.D_RTRL(model), XS, XS, len)
+        braintrace.evaluate(braintrace.D_RTRL(model), XS, XS, jnp.add)
     learner = braintrace.compile(model, 'D_RTRL', XS[0], batch_size=6)
     with pytest.raises(OptionError, match='metric is None'):
         braintrace.evaluate(learner, XS, XS, None)
+    with pytest.raises(OptionError, match=r'called as metric\(outputs, ys\): len: too many'):
+        braintrace.evaluate(learner, XS, XS, len)
     for xs in (XS[0], XS[:, :, :1], XS[:, :, None], (XS, XS)):
         with pytest.raises(StructureError, match=r'a step was compiled for \[\[6, 2\]\]'):
-            braintrace.evaluate(learner, xs, jnp.zeros(len(jax.tree.leaves(xs)[0])), len)
+            braintrace.evaluate(learner, xs, jnp.zeros(len(jax.tree.leaves(xs)[0])), jnp.add)
     with pytest.raises(StructureError, match='unequal lengths'):
-        braintrace.evaluate(learner, XS, XS[1:], len)
+        braintrace.evaluate(learner, XS, XS[1:], jnp.add)

@@ -135,7 +135,8 @@ def test_signatures_are_those_of_the_nearest_constructor():
     assert [s[: s.index(', policy')] for s in (text.replace(' *,', '') for text in shown)] == [
         "(model: 'brainstate.nn.Module', rule: 'Rule | None'",
         "(model: 'brainstate.nn.Module', trace_dtype=None, write_every: 'int | None' = None, "
-        "credit: 'str' = 'cut', scope: 'str' = 'position'",
+        "credit: \"Literal['cut', 'whole']\" = 'cut', scope: \"Literal['position', 'own']\" = "
+        "'position'",
         "(model: 'brainstate.nn.Module', decay_or_rank: 'float | int | "
         "tuple[float | int, float | int]'",
     ]

@@ -123,7 +123,7 @@ def test_a_neuron_without_a_surrogate_is_refused(spike, fault):
     with pytest.raises(braintrace.errors.OptionError, match=fault) as caught:
         LIF(2, spk_fun=spike)
     assert "'triangle', 'sigmoid', 'multi_gaussian', 'arctan'" in str(caught.value)
-    assert 'braintools.surrogate.ReluGrad()' in str(caught.value)
+    assert 'braintools' not in str(caught.value)
 
 
 def gradient(spk_fun):

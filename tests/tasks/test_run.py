@@ -147,7 +147,8 @@ def test_updates_without_a_rule_are_back_propagation_through_the_steps_since_the
 def test_updates_within_a_sequence_and_along_a_stream_are_those_of_sequence_update():
     stream = tasks.shifting_sine(103, shift_every=20)
     model = lambda seed: Network(inputs=1)
-    for task, shapes, options in ((TASK, model, {'update_every': 2}), (stream, model, {'window': 2})):
+    for task, options in ((TASK, {'update_every': 2}), (stream, {'window': 2})):
+        shapes = model
         if task is TASK:
             shapes = lambda seed: Network()
         whole = run(rules.d_rtrl(), shapes, task, 1, (3,), progress=True, **options)

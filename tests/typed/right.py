@@ -9,13 +9,13 @@ import optax
 import braintrace
 from braintrace import adapters, functional, rules, verify
 
-x, model = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4)
+x, model, other = jnp.zeros((3, 2)), braintrace.nn.GRUCell(2, 4), braintrace.nn.GRUCell(2, 4)
 xs, ys = jnp.ones((5, 3, 2)), jnp.ones((5, 3, 4))
 
 # a learner of a module
 learner = braintrace.compile(model, 'D_RTRL', x, batch_size=3, seed=0)
 assert_type(learner, braintrace.ETraceLearner)
-assert_type(braintrace.compile(model, rules.e_prop(0.9), x), braintrace.ETraceLearner)
+assert_type(braintrace.compile(other, rules.d_rtrl(), x, batch_size=3), braintrace.ETraceLearner)
 assert_type(braintrace.D_RTRL(model, credit='whole'), braintrace.D_RTRL)
 assert_type(braintrace.ES_D_RTRL(model, 0.9), braintrace.ES_D_RTRL)
 assert_type(learner(x), jax.Array)
@@ -29,7 +29,7 @@ def step_fn(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean((learner(x) - y) ** 2)
 
 
-found = learner.etrace_grad(xs, ys, step_fn=step_fn, window=None, inside='exact', keep_trace=False)
+found = learner.etrace_grad(xs, ys, step_fn=step_fn, window=None, keep_trace=False)
 assert_type(found.losses, jax.Array)
 grads, losses, aux, state = found
 assert_type(losses, jax.Array)
@@ -42,7 +42,7 @@ assert_type(trained.skipped, jax.Array | None)
 assert_type(braintrace.matmul(x, jnp.ones((2, 4))), jax.Array)
 assert_type(braintrace.element_wise(jnp.ones(4), jnp.tanh), jax.Array)
 assert_type(braintrace.einsum('bi,io->bo', x, jnp.ones((2, 4))), jax.Array)
-assert_type(braintrace.conv(jnp.ones((1, 5, 2)), jnp.ones((3, 2, 4)), strides=1), jax.Array)
+assert_type(braintrace.conv(jnp.ones((1, 5, 2)), jnp.ones((3, 5, 4)), strides=1), jax.Array)
 
 # pure functions
 Params = dict[str, jax.Array]

@@ -172,9 +172,8 @@ def _flat_step(cell: Callable, parts: list[Leaves], returned: _Returned) -> Call
                 )
             raise
         if not (isinstance(result, tuple) and len(result) == 2):
-            found = (
-                f'a tuple of {len(result)}' if isinstance(result, tuple) else type(result).__name__
-            )
+            array = 'one array' if hasattr(result, 'dtype') else f'a {type(result).__name__}'
+            found = f'a tuple of {len(result)}' if isinstance(result, tuple) else array
             raise CompileError(f'the cell returned {found}; return a pair (outputs, new_carry).')
         outputs, new_carry = result
         new = leaves_of(new_carry, 'the new carry')
