@@ -464,7 +464,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         weights: dict | None = None,
         reduction: Literal['mean', 'sum'] = 'mean',
         has_aux: bool = False,
-        progress: bool = False,
+        progress: bool | Callable = False,
     ) -> Gradient[dict[Any, Any], jax.Array, None]:
         """Online gradient of a sequence of losses, from the present state on; weights are constant
         during the call.
@@ -501,8 +501,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
             ``'mean'`` divides by the sum of the mask.
         has_aux : bool
             Whether ``step_fn`` returns a pair.
-        progress : bool
-            Shows a line on stderr (not inside transformations).
+        progress : bool or function
+            True shows a line on stderr. ``progress(step, losses)`` is called with the number of
+            steps so far and the losses since the last call. Neither inside of transformations. An
+            exception of it ends the call as Ctrl-C does (:meth:`etrace_train`).
 
         Returns
         -------
@@ -557,7 +559,7 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         weights: dict | None = None,
         reduction: Literal['mean', 'sum'] = 'mean',
         has_aux: bool = False,
-        progress: bool = False,
+        progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
     ) -> Trained[None, None]:
         """Learn along a sequence, from the present state on: the parameters change after each

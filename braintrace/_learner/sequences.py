@@ -20,6 +20,7 @@ from .._windows import (
     Result,
     Sequence,
     Stop,
+    Told,
     Turn,
     Turns,
     UpdateOptions,
@@ -30,6 +31,7 @@ from .._windows import (
     check_flags,
     check_mask,
     check_opt_state,
+    check_progress,
     check_updatable,
     cut,
     first_order,
@@ -47,15 +49,18 @@ from ..errors import OptionError, StepFunctionError
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, Values, substituted
 
+CALLED = 'called'
+
 
 class CallOptions(NamedTuple):
     """The static part of a call over a sequence; ``along`` are ``GradientOptions`` or
-    ``UpdateOptions``. With a ``synthesizer`` weights are pairs with its parameters.
+    ``UpdateOptions``. With a ``synthesizer`` weights are pairs with its parameters. ``progress`` is
+    :data:`CALLED` in the place of a function, which is given at each call of the program.
     """
 
     along: Any
     has_aux: bool
-    progress: bool
+    progress: bool | Callable | str
     synthesizer: Callable | None = None
 
 
@@ -135,7 +140,10 @@ class SequenceProgram:
 
     def _run(self, etrace, values: Values, learnt, data: Arrays, alone: bool = True) -> Result:
         """``learnt`` are the weights, for updates with the state of the optimiser."""
-        show = show_progress(self.length) if self.options.progress and alone else None
+        show = None
+        if self.options.progress and alone:
+            told = lambda *args: self.told(*args)  # noqa: E731
+            show = show_progress(self.length, told if self.options.progress == CALLED else True)
         course = self._course(etrace, values, learnt, data)._replace(show=show)
         return (run_updates if self.train else run_windows)(course, learnt, self.options.along)
 
@@ -153,10 +161,11 @@ class SequenceProgram:
         start = Moment((jax.tree.leaves(values.carry), values.threaded), **etrace)
         return Course(observed, start, sequence, None)
 
-    def __call__(self, learnt, data: Arrays, write: Callable) -> Result:
+    def __call__(self, learnt, data: Arrays, write: Callable, progress=None) -> Result:
         """Run from the present states on; all states that the step writes advance, and
-        ``write(learnt)`` keeps what was learnt.
+        ``write(learnt)`` keeps what was learnt. ``progress``: a function of it.
         """
+        self.told = Told(progress)
         world, owner = self.step.world(), self.step.bound.owner
         values = Values(
             world.read(Role.CONSTANT),
@@ -180,7 +189,9 @@ class SequenceProgram:
             return Result(end.learnt, None, *end.shown)
         stop = self._in_turns(owner.etrace, place, data, kept)
         losses, aux = cut(stop.carry.shown, self._steps(stop.done))
-        return Result(stop.carry.learnt, None, losses, aux, stop.error)
+        if callable(progress):
+            jax.effects_barrier()
+        return Result(stop.carry.learnt, None, losses, aux, stop.error or self.told.error)
 
     def _steps(self, blocks: int) -> int:
         """The number of steps in the first blocks."""
@@ -209,8 +220,9 @@ class SequenceProgram:
             place = place if self.turns.size else strong(place)
             place = place._replace(shown=buffers(self.step.shown, self.length))
             if self.options.progress:
-                lines = Lines(self.length, data.mask)
-                show = lambda place, done: lines(place.shown[0], self._steps(done))  # noqa: E731
+                called = self.options.progress == CALLED
+                lines = Lines(self.length, data.mask, self.told.function if called else True)
+                show = lambda place, done: lines(place.shown, self._steps(done))  # noqa: E731
         try:
             return self.turns.run(block if alone else blocks, place, kept, show)
         except BaseException as error:  # of any kind: it is raised again
@@ -239,7 +251,8 @@ def gradient(bound: Bound, given: Arguments, options: CallOptions) -> Result:
     """
     data, weights = _checked(bound, given, options)
     program = _program(bound, given.step_fn, options, data, weights)
-    return program(_values(bound, weights, options), data, lambda grads: None)
+    values = _values(bound, weights, options)
+    return program(values, data, lambda grads: None, options.progress)
 
 
 def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Result:
@@ -258,7 +271,8 @@ def train(bound: Bound, given: Arguments, options: CallOptions, opt_state) -> Re
         if synthetic is not None:
             bound.owner.synthetic.value = synthetic
 
-    return _program(bound, given.step_fn, options, data, weights, learnt)(learnt, data, write)
+    program = _program(bound, given.step_fn, options, data, weights, learnt)
+    return program(learnt, data, write, options.progress)
 
 
 def _values(bound: Bound, weights: dict, options: CallOptions):
@@ -287,7 +301,7 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arra
     """The arrays and the weights of a call; an error for what can not be run."""
     check_choice('reduction', options.along.reduction, REDUCTIONS)
     check_choice('has_aux', options.has_aux, (True, False))
-    check_choice('progress', options.progress, (True, False))
+    check_progress(options.progress)
     _check_step_fn(given.step_fn, bound.owner)
     length = length_of(*given.sequences)
     sequences = jax.tree.map(jnp.asarray, given.sequences)
@@ -322,6 +336,9 @@ def _program(
     bound: Bound, step_fn: Callable, options: CallOptions, data: Arrays, weights: dict, learnt=None
 ) -> SequenceProgram:
     """The compiled program for a call, made once for each step function, shapes and options."""
+
+    if callable(options.progress):
+        options = options._replace(progress=CALLED)
 
     def make() -> SequenceProgram:
         if learnt is not None:

@@ -17,10 +17,10 @@ from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
 from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
 from .options import check_mask, divisor, tree_bytes
-from .turns import LINES, Turn, shown_loss
+from .turns import LINES, Turn
 
 Count = TypeVar('Count', jax.Array, jax.Array | None)
-Show = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Show = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 
 
 class Sequence(NamedTuple):
@@ -184,15 +184,15 @@ class Walk:
     """A sequence, block after block: ``body(state, part) -> state, (losses, aux)``; blocks of one
     kind in a scan.
 
-    ``show(due, done, loss) -> due`` reports between blocks, about a hundred times at most; None:
-    not at all. A ``turn`` walks its blocks alone.
+    ``show(due, done, shown, mask) -> due`` reports between blocks, about a hundred times at most;
+    None: not at all. A ``turn`` walks its blocks alone.
     """
 
     def __init__(self, sequence: Sequence, state, show: Show | None, turn: Turn | None = None):
         self.sequence, self.state, self.show, self.turn = sequence, state, show, turn
         self.done = self.number = 0  # steps and blocks
         self.shown: list = [] if turn is None else [turn.shown]
-        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), jnp.zeros(()))
+        self.due = jnp.int32(0) if show is None else show(jnp.int32(0), jnp.int32(0), None, None)
 
     def blocks(self, body: Callable, number: int, size: int) -> None:
         """The next ``number`` blocks of ``size`` steps."""
@@ -236,7 +236,7 @@ class Walk:
                 got = _flat(got)
             done += blocks * size
             if self.show is not None:
-                due = self.show(due, done, shown_loss(got[0], part.mask))
+                due = self.show(due, done, got, part.mask)
             return (state, due, done), got
 
         carry = self.state, self.due, jnp.int32(self.done)

@@ -18,6 +18,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from .._jax import is_key
+from .._signatures import does_not_fit
+from ..errors import OptionError
 
 LINES = 100  # at most
 
@@ -50,22 +52,56 @@ class _Line:
         return np.int32(min(done + rate * LINE_SECONDS, self.length))
 
 
-class Lines:
-    """Lines between the turns of a loop over steps with such a mask."""
+def check_progress(progress, observes: bool = False) -> None:
+    """Refuse what is no bool and no function of a step and its losses, beside what is observed."""
+    if isinstance(progress, bool):
+        return
+    number, names = (3, 'step, losses, observed') if observes else (2, 'step, losses')
+    problem = does_not_fit(progress, number) if callable(progress) else repr(progress)
+    if problem:
+        raise OptionError(f'progress is {problem}; give True, False or a function `({names})`.')
 
-    def __init__(self, length: int, mask):
+
+class Lines:
+    """Progress between the turns of a loop over steps with such a mask: lines, or calls of a
+    function ``progress(step, losses, *observed)``; ``every``: the steps of an observed row.
+    """
+
+    def __init__(self, length: int, mask, progress=True, every: int | None = None):
         self.length, self.line = length, _Line(length)
+        self.progress, self.every = progress, every
         self.mask = np.ones(length) if mask is None else np.asarray(mask)
         self.last = self.due = 0
 
-    def __call__(self, losses: jax.Array, done: int) -> None:
-        """A line, where one is due after so many steps."""
-        if done < min(self.due, self.length):
+    def __call__(self, shown: tuple, done: int) -> None:
+        """A line, where one is due after so many steps, or a call for each new one."""
+        new, called = slice(self.last, done), callable(self.progress)
+        if done < min(self.due, self.length) or (called and not done):
             return
-        new = slice(self.last, done)
-        loss = shown_loss(np.asarray(losses)[new], self.mask[new], np) if done else 0.0
-        self.due = max(int(self.line(done, loss)), done + self.length // LINES)
-        self.last = done
+        self.last, losses = done, np.asarray(shown[0])[new]
+        if called:
+            rows = jax.tree.map(lambda a: np.asarray(a)[new][:: self.every], shown[1])
+            self.progress(done, losses, *([rows] if self.every else []))
+        else:
+            loss = shown_loss(losses, self.mask[new], np) if done else 0.0
+            self.due = max(int(self.line(done, loss)), done + self.length // LINES)
+
+
+class Told:
+    """A function of progress that is called inside of a compiled loop: the first exception that it
+    raises is kept, and it is called no more.
+    """
+
+    def __init__(self, function: Callable):
+        self.function = function
+        self.error: BaseException | None = None
+
+    def __call__(self, *args) -> None:
+        try:
+            if self.error is None:
+                self.function(*args)
+        except BaseException as error:  # of any kind: it is raised where the loop has ended
+            self.error = error
 
 
 def shown_loss(losses, mask, of=jnp):
@@ -74,16 +110,25 @@ def shown_loss(losses, mask, of=jnp):
     return of.where(mask == 0, 0, mask * losses).sum() / mask.sum()
 
 
-def show_progress(length: int):
-    """``(due, done, loss) -> due``: report from inside a compiled loop when ``done`` reaches
-    ``due``; call it once with 0 before the loop.
+def show_progress(length: int, progress: bool | Callable = True, every: int | None = None):
+    """``(due, done, shown, mask) -> due``: report what some steps have shown from inside a compiled
+    loop, a line when ``done`` reaches ``due``, or each time to a function; call it once with 0 and
+    None before the loop.
     """
-    line = _Line(length)
+    line, number = _Line(length), jax.ShapeDtypeStruct((), jnp.int32)
 
-    def show(due: jax.Array, done: jax.Array, loss: jax.Array) -> jax.Array:
-        def report():
-            return io_callback(line, jax.ShapeDtypeStruct((), jnp.int32), done, loss)
+    def call(done, losses, *observed):
+        progress(int(done), np.asarray(losses), *jax.tree.map(np.asarray, observed))
+        return np.int32(0)
 
+    def show(due: jax.Array, done: jax.Array, shown, mask) -> jax.Array:
+        if callable(progress) and shown is None:
+            return due
+        if callable(progress):
+            rows = [] if every is None else [jax.tree.map(lambda a: a[::every], shown[1])]
+            return io_callback(call, number, done, shown[0], *rows)
+        loss = jnp.zeros(()) if shown is None else shown_loss(shown[0], mask)
+        report = lambda: io_callback(line, number, done, loss)  # noqa: E731
         return jax.lax.cond((done >= due) | (done == length), report, lambda: due)
 
     return show
@@ -144,9 +189,12 @@ class Turns:
                     jax.block_until_ready(carry)
                     wanted = size * SECONDS / max(time.perf_counter() - begin, 1e-9)
                     self.size = int(min(max(wanted, 1), GROWTH * size))
-                if show is not None:
-                    show(carry, done)
-                error = pending and pending()
+                try:
+                    if show is not None:
+                        show(carry, done)
+                except BaseException as failed:  # of a user's function: what was learnt is kept
+                    error = failed
+                error = error or (pending and pending())
             write(carry)
             error = error or (pending and pending())
         return Stop(carry, done, error)

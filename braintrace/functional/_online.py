@@ -40,6 +40,7 @@ from .._windows import (
     check_choice,
     check_inside,
     check_optimizer,
+    check_progress,
     check_synthesizer,
     check_window,
     signature,
@@ -396,7 +397,7 @@ class OnlineLearner:
         window: int | Literal['auto'] | None = 'auto',
         reduction: Literal['mean', 'sum'] = 'mean',
         memory_budget: int | None = None,
-        progress: bool = False,
+        progress: bool | Callable = False,
         keep_trace: bool = True,
         inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
@@ -421,8 +422,10 @@ class OnlineLearner:
             ``'mean'`` divides by the sum of the mask.
         memory_budget : int, optional
             A bound in bytes for what ``'auto'`` chooses.
-        progress : bool
-            Shows a line on stderr (not under ``vmap``).
+        progress : bool or function
+            True shows a line on stderr (not under ``vmap``). ``progress(step, losses)`` is called
+            on the host with the number of steps so far and the losses since the last call, up to
+            a hundred times; of a sequence under ``vmap`` not.
         keep_trace : bool
             True lets a later call continue the stream. False ends it: ``t`` of the
             state that comes back is 0, so its trace counts as empty, and in a loop over batches no
@@ -480,7 +483,7 @@ class OnlineLearner:
         update_every: int = 1,
         reduction: Literal['mean', 'sum'] = 'mean',
         write_every: int | None = None,
-        progress: bool = False,
+        progress: bool | Callable = False,
         inside: Literal['trace', 'exact'] = 'trace',
         synthesizer: Callable | None = None,
         not_finite: Literal['keep', 'skip', 'raise'] = 'keep',
@@ -517,7 +520,8 @@ class OnlineLearner:
             and raises :class:`braintrace.errors.NotFiniteError`.
         observe : function, optional
             ``observe(grads, state) -> tree`` after each update, small arrays such as norms; they
-            come back as ``observed``. The state's trace is that of its last write.
+            come back as ``observed``, and go to ``progress(step, losses, observed)``. The state's
+            trace is that of its last write.
 
         Examples
         --------
@@ -535,7 +539,7 @@ class OnlineLearner:
         >>> bool(found.losses[-1] < found.losses[0])
         True
         """
-        self._check_sequence(reduction, progress)
+        self._check_sequence(reduction, progress, observe is not None)
         check_optimizer(optimizer)
         exact = check_inside(inside, update_every)
         check_synthesizer(synthesizer, exact, self.rule)
@@ -551,13 +555,13 @@ class OnlineLearner:
         calls = replace(calls, not_finite=not_finite, observe=observe)
         return calls.update(optimizer, update_every, write_every, reduction, exact)
 
-    def _along(self, loss_fn: Callable, progress: bool, synthesizer) -> SequenceCalls:
+    def _along(self, loss_fn: Callable, progress: bool | Callable, synthesizer) -> SequenceCalls:
         loss = checked_loss(self, loss_fn)
         return SequenceCalls(self.matching, self.hidden, loss, progress, synthesizer)
 
     @staticmethod
-    def _check_sequence(reduction, progress) -> None:
-        check_choice('progress', progress, (True, False))
+    def _check_sequence(reduction, progress, observes: bool = False) -> None:
+        check_progress(progress, observes)
         check_choice('reduction', reduction, REDUCTIONS)
 
     # descriptions ---------------------------------------------------------------------------------

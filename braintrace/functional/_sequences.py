@@ -143,7 +143,7 @@ class SequenceCalls:
     find: Callable[[Any, OnlineState, tuple], Compiled]
     hidden: Callable
     loss: Callable
-    progress: bool
+    progress: bool | Callable
     synthesizer: Callable | None = None
     not_finite: str = 'keep'
     observe: Callable | None = None
@@ -207,7 +207,8 @@ class SequenceCalls:
             return in_shards(partial(body, learnt), params, opt_state, state, data)
 
         def body(of_learnt, axes: Axes, params, opt_state, state, data: Data):
-            course, of_loss = self.course(axes, params, state, data)
+            rows = every if self.observe is not None else None
+            course, of_loss = self.course(axes, params, state, data, rows)
             options = options_of(course.observer.graph, course.observer.rule, state)
             _check_learnt(optimizer, params, opt_state)
             result = run_updates(course, (params, opt_state), options)
@@ -249,7 +250,9 @@ class SequenceCalls:
         params, _ = split_weights(params, self.synthesizer)
         return self.find(params, state, as_inputs(jax.tree.map(lambda a: a[0], data.xs)))
 
-    def course(self, axes: Axes, params, state: OnlineState, data: Data) -> tuple[Course, Axes]:
+    def course(
+        self, axes: Axes, params, state: OnlineState, data: Data, every: int | None = None
+    ) -> tuple[Course, Axes]:
         """The cell and the loss under observation, and the axes of a surrounding
         ``shard_map`` along which the loss of a step may differ."""
         length, compiled = length_of(data.xs, data.ys), self.compiled(params, state, data)
@@ -276,7 +279,9 @@ class SequenceCalls:
         )
         # under `vmap` each lane would print a line of progress
         mapped = any(map(_jax.mapped_axes, jax.tree.leaves((params, state, data))))
-        show = show_progress(length) if self.progress and not mapped else None
+        show = None
+        if self.progress and not mapped:
+            show = show_progress(length, self.progress, every)
         penalised = data.mask is not None and _is_penalised(self.loss, example)
         slices = (data.xs, data.ys) if self.not_finite == 'keep' else (data.xs, data.ys, None)
         sequence = Sequence.of(slices, data.mask, flags, length, penalised)
@@ -321,8 +326,9 @@ class _UpdatesInTurns:
         turns, shapes = self.kept[key]
         show = None
         if self.calls.progress:
-            lines = Lines(length, mask)
-            show = lambda place, done: lines(place[2][0], steps(done))  # noqa: E731
+            rows = options.every if self.calls.observe is not None else None
+            lines = Lines(length, mask, self.calls.progress, rows)
+            show = lambda place, done: lines(place[2], steps(done))  # noqa: E731
 
         def steps(blocks: int) -> int:
             return length if blocks == turns.number else int(steps_of(length, options, blocks))

@@ -15,7 +15,7 @@ import numpy as np
 from .._learner import ETraceLearner
 from .._rules import Rule
 from .._signatures import public
-from .._windows import check_choice, check_optimizer, signature
+from .._windows import check_optimizer, check_progress, signature
 from ..errors import OptionError, StructureError
 from ._loop import Loop
 from ._models import made
@@ -115,7 +115,7 @@ def run(
     penalty: Callable | None = None,
     until: float | None = None,
     test: int = 300,
-    progress: bool = False,
+    progress: bool | Callable = False,
 ) -> Run:
     """Train a model on a task from each of some seeds, all of them in one compiled program.
 
@@ -150,8 +150,10 @@ def run(
         Stop when the validation score of every seed is that good; it is looked at twenty times.
     test : int
         Number of sequences that are scored.
-    progress : bool
-        Shows a line on stderr each time.
+    progress : bool or function
+        True shows a line on stderr each time. ``progress(updates, losses)`` is called with the
+        number of updates so far (of steps, for a stream) and the losses since the last call, one
+        row for each seed.
 
     Raises
     ------
@@ -192,12 +194,16 @@ def run(
     with brainstate.environ.context(fit=True):
         with brainstate.random.seed_context(seeds[0]):
             learner, *values = made(model, seeds, rule, _zeros(task, batch_size))
-        loop = Loop(Training(task, learner, optimizer, options), values, seeds, length, progress)
+        loop = Loop(
+            Training(task, learner, optimizer, options), values, seeds, length, progress is True
+        )
         for done, at, losses in loop.pieces(_zeros(task, batch_size)):
             found.append(losses)
             if not task.stream:
                 seen.append((done, loop.scores(at.params, 'validation', test)))
-            if progress:
+            if callable(progress):
+                progress(done, losses)
+            elif progress:
                 loop.show(done, losses, seen[-1][1] if seen else None)
             if until is not None and task.reached(seen[-1][1], until):
                 break
@@ -279,7 +285,7 @@ def _check(task: Task, rule, optimizer, updates, options: Options) -> None:
 
 def _check_looks(task: Task, until, test, progress) -> None:
     check_whole('test', test)
-    check_choice('progress', progress, (True, False))
+    check_progress(progress)
     if until is not None:
         check_real('until', until)
         if task.metric == 'accuracy' and until > 1:

@@ -1,0 +1,147 @@
+"""A function of progress: it sees each loss once and in order, costs nothing where it is left out,
+and an exception of it is the user's.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import functional, rules, tasks
+
+from .networks import compiled, data, loss_of, squared
+
+T, SGD = 23, optax.sgd(0.01)
+cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
+
+
+class Seen:
+    """What a function of progress was called with."""
+
+    def __init__(self):
+        self.steps, self.losses, self.rows = [], [], []
+
+    def __call__(self, step, losses):
+        self.steps.append(step)
+        self.losses.append(losses)
+
+    def with_rows(self, step, losses, observed):
+        self(step, losses)
+        self.rows.append(observed)
+
+    def check(self, losses, last=T):
+        assert all(isinstance(step, int) for step in self.steps)
+        assert self.steps == sorted(set(self.steps)) and self.steps[-1] == last
+        np.testing.assert_array_equal(np.concatenate(self.losses, -1), losses)
+
+
+def sequences():
+    xs, ys = (jnp.resize(a, (T, *a.shape[1:])) for a in data())
+    return xs, ys
+
+
+@pytest.mark.parametrize('options', [{}, {'window': 2}, {'has_aux': True, 'window': 4}])
+def test_of_a_gradient_of_a_learner(options):
+    (xs, ys), learner, seen = sequences(), compiled(), Seen()
+    step_fn = loss_of(learner)
+    if 'has_aux' in options:
+        step_fn = lambda x, y: (squared(learner(x), y), x)
+    found = learner.etrace_grad(xs, ys, step_fn=step_fn, progress=seen, **{'window': 2, **options})
+    seen.check(found.losses)
+
+
+@pytest.mark.parametrize('every', [1, 4])
+def test_of_training_of_a_learner_which_compiles_once(every):
+    (xs, ys), learner, traced = sequences(), compiled(), []
+
+    def step_fn(x, y):
+        traced.append(0)
+        return squared(learner(x), y)
+
+    options = {'step_fn': step_fn, 'optimizer': SGD, 'update_every': every}
+    seen, again = Seen(), Seen()
+    found = learner.etrace_train(xs, ys, progress=seen, **options)
+    number = len(traced)
+    seen.check(found.losses)
+    found = learner.etrace_train(xs, ys, progress=lambda *at: again(*at), **options)
+    again.check(found.losses)
+    assert len(traced) == number
+
+
+def pure():
+    (xs, _), p = sequences(), {'w': jnp.ones((2, 2)) / 4}
+    learner = functional.online(cell)
+    state = learner.init(p, jnp.zeros((3, 2)), xs[0])
+    return learner, p, state, xs, jnp.zeros((T, 3, 2))
+
+
+@pytest.mark.parametrize('jit', [True, False])
+def test_of_pure_functions(jit):
+    learner, p, state, xs, ys = pure()
+    call = jax.jit if jit else lambda fn: fn
+    seen = Seen()
+    found = call(learner.sequence_grad(squared, 2, progress=seen))(p, state, xs, ys)
+    jax.effects_barrier()
+    seen.check(found.losses)
+    seen, norm = Seen(), lambda grads, state: jnp.abs(grads['w']).sum()
+    options = {'progress': seen.with_rows, 'observe': norm, 'update_every': 2}
+    update = call(learner.sequence_update(squared, SGD, **options))
+    found = update(p, SGD.init(p), state, xs, ys)
+    jax.effects_barrier()
+    seen.check(found.losses)
+    np.testing.assert_array_equal(np.concatenate(seen.rows), found.observed)
+
+
+@pytest.mark.slow
+def test_of_a_task():
+    seen = Seen()
+    model = lambda seed: braintrace.nn.GRUCell(2, 1)
+    options = {'updates': 40, 'seeds': (1, 2), 'batch_size': 2, 'test': 2}
+    run = tasks.run(tasks.adding(4), model, rules.d_rtrl(), SGD, progress=seen, **options)
+    seen.check(run.losses, 40)
+
+
+def test_an_exception_ends_the_call_and_what_was_learnt_is_kept():
+    (xs, ys), learner = sequences(), compiled()
+    before = learner.save()
+
+    def stops(step, losses):
+        raise ZeroDivisionError(f'enough after {step}')
+
+    for call in (
+        lambda: learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=2, progress=stops),
+        lambda: learner.etrace_train(
+            xs, ys, step_fn=loss_of(learner), optimizer=SGD, progress=stops
+        ),
+    ):
+        with pytest.raises(ZeroDivisionError, match='enough after') as caught:
+            call()
+        assert len(caught.value.so_far.losses) > 0
+    after = learner.save()
+    assert not all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(after))
+    learner.etrace_train(xs, ys, step_fn=loss_of(learner), optimizer=SGD)
+
+
+def test_where_it_is_left_out_no_program_calls_back():
+    learner, p, state, xs, ys = pure()
+    calls = lambda on: str(
+        jax.make_jaxpr(learner.sequence_grad(squared, 2, progress=on))(p, state, xs, ys)
+    )
+    assert 'callback' not in calls(False) and 'callback' in calls(print)
+
+
+@pytest.mark.parametrize('wrong', [3, 'yes', None, lambda: None, lambda step: None])
+def test_what_is_no_progress_is_refused(wrong):
+    learner, p, *_ = pure()
+    text = r'progress is .*; give True, False or a function `\(step, losses\)`'
+    with pytest.raises(braintrace.errors.OptionError, match=text):
+        learner.sequence_grad(squared, progress=wrong)
+    (xs, ys), module = sequences(), compiled()
+    with pytest.raises(braintrace.errors.OptionError, match=text):
+        module.etrace_grad(xs, ys, step_fn=loss_of(module), progress=wrong)
+    with pytest.raises(braintrace.errors.OptionError, match='step, losses, observed'):
+        observe = lambda grads, state: 0
+        learner.sequence_update(squared, SGD, observe=observe, progress=lambda a, b: 0)
