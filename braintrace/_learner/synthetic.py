@@ -50,7 +50,7 @@ class DNI(ETraceLearner):
     >>> def step_fn(x):
     ...     return jnp.mean(learner(x) ** 2)
     >>> xs = jnp.ones((6, 3, 2))
-    >>> len(learner.etrace_grad(xs, step_fn=step_fn, window=2, inside='exact'))
+    >>> len(learner.etrace_grad(xs, step_fn=step_fn, window=2, inside='exact').grads)
     3
     """
 

@@ -121,7 +121,7 @@ class Penalised:
     ...     return braintrace.Penalised(jnp.mean((h - y) ** 2), 0.1 * jnp.mean(h**2))
     >>> xs, ys = jnp.ones((5, 3, 2)), jnp.full((5, 3, 4), jnp.nan).at[4].set(1)
     >>> recall = jnp.array([0, 0, 0, 0, 1])
-    >>> grads = learner.etrace_grad(xs, ys, step_fn=step_fn, mask=recall)
+    >>> grads = learner.etrace_grad(xs, ys, step_fn=step_fn, mask=recall).grads
     >>> all(bool(jnp.isfinite(g).all()) for gs in grads.values() for g in gs.values())
     True
     """
@@ -202,7 +202,7 @@ def modulated(m, h) -> jax.Array:
     >>> def step_fn(x, reward):  # reward: one for each of the 3 samples
     ...     return braintrace.modulated(-reward, learner(x))
     >>> xs, rewards = jnp.ones((5, 3, 2)), jnp.ones((5, 3))
-    >>> len(learner.etrace_grad(xs, rewards, step_fn=step_fn, reduction='sum'))
+    >>> len(learner.etrace_grad(xs, rewards, step_fn=step_fn, reduction='sum').grads)
     3
     """
     h = _floats('h', h)

@@ -740,8 +740,8 @@ def online(
     >>> params, h, xs = {'W': jnp.ones((5, 3)) / 5}, jnp.zeros((1, 3)), jnp.ones((7, 1, 2))
     >>> state = learner.init(params, h, xs[0])
     >>> loss = lambda out, target: jnp.sum((out - target) ** 2)
-    >>> grads, state, losses = learner.sequence_grad(loss)(params, state, xs, jnp.zeros((7, 1, 3)))
-    >>> grads['W'].shape, losses.shape, state.t.tolist()
+    >>> found = learner.sequence_grad(loss)(params, state, xs, jnp.zeros((7, 1, 3)))
+    >>> found.grads['W'].shape, found.losses.shape, found.state.t.tolist()
     ((5, 3), (7,), [7])
     """
     for name, fn in (('cell', cell), ('trainable', trainable), ('hidden', hidden)):

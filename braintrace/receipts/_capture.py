@@ -69,7 +69,7 @@ class Run(NamedTuple):
     >>> params = cell.init(jax.random.key(0), 3, 4, 2)
     >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
-    >>> *_, run = capture(learner).sequence_grad(params, state, xs, ys)
+    >>> _, run = capture(learner).sequence_grad(params, state, xs, ys)
     >>> run.steps.outputs.shape, run.weights.shape
     ((6, 5, 2), (6,))
     """
@@ -94,7 +94,7 @@ class Block(NamedTuple):
     >>> xs, ys = jnp.ones((6, 5, 3)), jnp.ones((6, 5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), xs[0])
     >>> train = capture(learner).sequence_update(optax.sgd(0.1), update_every=2)
-    >>> *_, blocks = train(params, optax.sgd(0.1).init(params), state, xs, ys)
+    >>> _, blocks = train(params, optax.sgd(0.1).init(params), state, xs, ys)
     >>> len(blocks), blocks[0].run.inputs.shape
     (3, (2, 5, 3))
     """
@@ -122,7 +122,7 @@ class Recording:
     >>> params, x, y = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((5, 3)), jnp.ones((5, 2))
     >>> state = learner.init(params, cell.carry(params, 5), x)
     >>> step = jax.jit(capture(learner).grad)
-    >>> (loss, outputs), grads, state, record = step(params, state, x, y)
+    >>> gradient, record = step(params, state, x, y)
     >>> record.observed.df['W']['h'][0].shape
     (5, 4)
     """
