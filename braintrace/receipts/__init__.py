@@ -12,7 +12,7 @@ right and that the steps chain; it does not say that the data are real.
 >>> params, x, y = cell.init(jax.random.key(0), 3, 4, 2), jnp.ones((5, 3)), jnp.ones((5, 2))
 >>> state = learner.init(params, cell.carry(params, 5), x)
 >>> recording, file = receipts.capture(learner), io.BytesIO()
->>> _, grads, new, record = recording.grad(params, state, x, y)
+>>> _, record = recording.grad(params, state, x, y)
 >>> receipts.Recorder(file, recording).write(params, state, x, y, record)
 >>> receipt = braintrace_receipts.parse(file.getvalue())
 >>> braintrace_receipts.reconcile(receipt).verdict

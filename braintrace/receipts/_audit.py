@@ -106,7 +106,7 @@ def audit(learner, params, state, xs, ys, loss='half_mse', *, reduction: str = '
     >>> learner = braintrace.functional.online(cell)
     >>> params, xs = cell.init(jax.random.key(0), 2, 3, 1), jnp.ones((4, 2, 2))
     >>> state = learner.init(params, cell.carry(params, 2), xs[0])
-    >>> found = audit(learner, params, state, (xs, jnp.ones((4, 2, 1))))
+    >>> found = audit(learner, params, state, xs, jnp.ones((4, 2, 1)))
     >>> found.ok, 0 < found.groups[0].dropped < 1
     (True, True)
     """

@@ -62,7 +62,7 @@ class Recorder:
     >>> state = learner.init(params, cell.carry(params, 5), x)
     >>> recording, file = capture(learner), io.BytesIO()
     >>> recorder = Recorder(file, recording)
-    >>> _, grads, new, record = recording.grad(params, state, x, y)
+    >>> _, record = recording.grad(params, state, x, y)
     >>> recorder.write(params, state, x, y, record)
     >>> file.getvalue()[:34]
     b'{"schema":"braintrace.receipt/1","'
