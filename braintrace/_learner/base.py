@@ -68,7 +68,9 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     step. :meth:`etrace_grad` and :meth:`etrace_train` do the same along a sequence.
 
     ``rule``: a value of :mod:`braintrace.rules`, or None: each gradient is that of its step alone,
-    without a trace. ``policy`` and ``mark``: as for :class:`braintrace.D_RTRL`.
+    without a trace. ``policy`` and ``mark``: as for :class:`braintrace.D_RTRL`. Raises
+    :class:`braintrace.errors.NotCompiledError` where nothing is compiled, and
+    :class:`braintrace.errors.OptionError` for another ``model`` or ``policy``.
 
     >>> import brainstate, braintrace, jax.numpy as jnp
     >>> model = braintrace.nn.GRUCell(2, 4)
@@ -194,7 +196,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         :meth:`braintrace.functional.OnlineLearner.partition_specs`.
 
         ``param_specs``: path of a ``ParamState``, as a tuple or joined by ``/``, -> a spec or a
-        tree of specs like its value; parameters that are left out are replicated.
+        tree of specs like its value; parameters that are left out are replicated. ``batch_axis``:
+        the name of the axis of ``mesh`` that shares the batch.
 
         >>> import braintrace, jax.numpy as jnp
         >>> model, x = braintrace.nn.MinGRUCell(2, 4), jnp.zeros((3, 2))
@@ -390,9 +393,10 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
         Where ``brainstate.nn.init_all_states(learner)`` has made them anew since, to those. A lane
         of the states, inside ``vmap(in_states=...)``, goes back as ``reset_state`` of its own
         modules says. ``lanes``: bool ``(B,)``, only the samples of the batch that are flagged.
-        Raises :class:`braintrace.errors.StructureError` for flags of another shape, and where it is
-        not known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`,
-        ``lanes``).
+        ``batch_size``: what other modules of brainstate are given, here a check. Raises
+        :class:`braintrace.errors.StructureError` for flags of another shape, and where it is not
+        known that axis 0 of a hidden state is the batch (:class:`braintrace.Policy`, ``batched``),
+        :class:`braintrace.errors.OptionError` for another ``batch_size``.
         """
         bound, etrace = self._compiled(), self.etrace.value
         world, initial = bound.states.now(), bound.initial()

@@ -86,7 +86,7 @@ SIGNATURES = {
 
 
 class Memory(NamedTuple):
-    """Rows ``(path, shape, dtype, bytes)`` of a whole :class:`OnlineState`, and their total in
+    """``rows`` ``(path, shape, dtype, bytes)`` of a whole :class:`OnlineState`, and their total in
     bytes; :meth:`OnlineLearner.memory` returns it.
 
     >>> import braintrace, jax.numpy as jnp
@@ -105,13 +105,17 @@ def _always(path, leaf) -> bool:
     return True
 
 
+INNER = {'advance', 'compiled', 'first', 'matching', 'recompile'}
+
+
 @dataclass(frozen=True, eq=False)
 class OnlineLearner:
     """The learner that :func:`online` returns. It holds no arrays, and is equal to itself alone.
 
     ``init`` compiles, all other functions run what it compiled: another learner of the same cell,
-    rule and options knows only what its own ``init`` was given.
-    ``recompile``: what to call for other shapes, as an error says it.
+    rule and options knows only what its own ``init`` was given. ``trainable``, ``hidden`` and
+    ``policy``: as for :func:`online`; ``recompile``: what to call for other shapes, as an error
+    says it. Raises :class:`braintrace.errors.NotCompiledError` where nothing is compiled.
 
     >>> import braintrace, jax.numpy as jnp
     >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))
@@ -132,6 +136,10 @@ class OnlineLearner:
     _kept: dict = field(default_factory=dict, init=False)
     _warned: set = field(default_factory=set, init=False)
 
+    def __dir__(self) -> list[str]:
+        """What users call; the compiled steps are for those who build on this."""
+        return sorted({*object.__dir__(self)} - INNER)
+
     def __repr__(self) -> str:
         """Cell, rule and options on one line, and what is compiled."""
         fields = ('trainable', 'hidden', 'policy')
@@ -148,7 +156,9 @@ class OnlineLearner:
     # compiling ------------------------------------------------------------------------------------
 
     def compiled(self, params, carry, inputs: tuple, *, new: bool = False) -> Compiled:
-        """The compiled step for these shapes; only ``init`` compiles new ones."""
+        """The compiled step for these shapes of ``params``, ``carry`` and ``inputs``; only ``init``
+        compiles ``new`` ones.
+        """
         check_outside_of_loss(self)
         for what, tree in (('params', params), ('carry', carry), ('inputs', inputs)):
             check_arrays(tree, what)
@@ -211,7 +221,9 @@ class OnlineLearner:
         return spread(state, varying((params, carry, inputs)))
 
     def matching(self, params, state: OnlineState, inputs: tuple) -> Compiled:
-        """The compiled step for these arguments, if the state belongs to it."""
+        """The compiled step for ``params`` and ``inputs``, if ``state`` belongs to it; raises
+        :class:`braintrace.errors.StructureError` if not.
+        """
         if not isinstance(state, OnlineState):
             raise StructureError(
                 f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` '
@@ -225,16 +237,17 @@ class OnlineLearner:
 
     @public('learner.step')
     def step(self, params, state: OnlineState, *inputs) -> tuple[Any, OnlineState]:
-        """One step ``(outputs, state)``; reverse mode of a loss on outputs or new carry gives the
-        online gradient.
+        """One step ``(params, state, *inputs) -> (outputs, state)``; reverse mode of a loss on
+        outputs or new carry gives the online gradient.
 
         The old carry, trace and t get a zero cotangent: history is the trace's part.
         """
         return self.advance(params, state, inputs, None)
 
     def advance(self, params, state: OnlineState, inputs: tuple, held: list | None):
-        """:meth:`step` with the arrays of the constants that ``graph.held`` names, which a jitted
-        function may take as arguments; None: as constants.
+        """:meth:`step` of ``params``, ``state`` and a tuple ``inputs``, with the arrays ``held`` of
+        the constants that ``graph.held`` names, which a jitted function may take as arguments;
+        None: as constants.
         """
         compiled = self.matching(params, state, inputs)
 
@@ -342,8 +355,8 @@ class OnlineLearner:
 
     @public('learner.observed')
     def observed(self, loss_fn: Callable) -> Callable:
-        """``(params, state, inputs, targets) -> Gradient, Observed``: :meth:`grad`, and the
-        :class:`Observed` values that its gradient is made of.
+        """``(params, state, inputs, targets) -> Gradient, Observed``: :meth:`grad` of
+        ``loss_fn``, and the :class:`Observed` values that its gradient is made of.
 
         For ``d_rtrl`` and ``es_d_rtrl``, also with a filter or feedback; raises
         :class:`braintrace.errors.OptionError` for another rule.
@@ -369,8 +382,9 @@ class OnlineLearner:
 
     @public('learner.traces')
     def traces(self, params, state: OnlineState) -> dict:
-        """The numbers of a state's trace, relation -> group -> slots as in :class:`Observed`: all
-        pending steps are written, and lanes where t is 0 hold zeros.
+        """The numbers of the trace of ``state`` under ``params``, relation -> group -> slots as in
+        :class:`Observed`: all pending steps are written, and lanes where t is 0 hold zeros. Raises
+        :class:`braintrace.errors.StructureError` for a state of another learner.
 
         >>> import braintrace, jax.numpy as jnp
         >>> cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['W']))

@@ -32,19 +32,6 @@ OF_ITSELF = {'self', 'name'}  # errors and reports show the name; a signature sa
 REFERENCE = re.compile(r'\b(?:as|for|in|of) :(?:class|func|meth):`~?([\w.]+)`')
 
 ONLINE = 'braintrace.functional.OnlineLearner'
-PARAMETERS_TO_BE_NAMED = {
-    'braintrace.ETraceLearner.partition_specs',
-    'braintrace.ETraceLearner.reset_state',
-    'braintrace.functional.Memory',
-    ONLINE,
-    *(f'{ONLINE}.{name}' for name in ('advance', 'compiled', 'matching', 'observed', 'step')),
-    *(f'{ONLINE}.{name}' for name in ('traces', 'vjp')),
-}
-ERRORS_TO_BE_NAMED = {
-    *LEARNERS,
-    'braintrace.ETraceLearner.reset_state',
-    *(f'{ONLINE}.{name}' for name in ('matching', 'traces')),
-}
 
 
 def public() -> dict:
@@ -124,14 +111,14 @@ def unnamed(name: str, wanted: set[str], methods: bool = False, seen=frozenset()
 
 @pytest.mark.parametrize('owner', OWNERS)
 def test_docstrings_name_each_parameter(owner):
-    names = of_owner(owner) - PARAMETERS_TO_BE_NAMED
+    names = of_owner(owner)
     found = {name: unnamed(name, parameters(PUBLIC[name])) for name in names}
     assert not {name: words for name, words in found.items() if words}, 'name them'
 
 
 @pytest.mark.parametrize('owner', OWNERS)
 def test_docstrings_name_the_errors_that_their_code_raises(owner):
-    names = of_owner(owner) - ERRORS_TO_BE_NAMED
+    names = of_owner(owner)
     found = {name: unnamed(name, raised(PUBLIC[name]), methods=True) for name in names}
     assert not {name: words for name, words in found.items() if words}, 'name them'
 
