@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Kept, OpUse, Relation, is_complex
 from .._executor import gathered
+from ..errors import NotSupportedError
 
 # lanes --------------------------------------------------------------------------------------------
 #
@@ -117,6 +118,13 @@ class Pair(NamedTuple):
     @property
     def op(self) -> OpUse:
         return self.relation.op
+
+    @property
+    def kept(self) -> Kept:
+        """What an entry of a wide rule keeps, whose graph says it of each group."""
+        if self.group.kept is None:
+            raise NotSupportedError(f'{self.group.name} does not say what its entries keep.')
+        return self.group.kept
 
     @property
     def has_lanes_added(self) -> bool:
