@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +184,10 @@ def to_y(pair: Pair, d: jax.Array) -> jax.Array:
     return without_added(pair.coords, d, len(pair.op.repeats))
 
 
+@overload
+def folded(array: jax.Array, shape) -> jax.Array: ...
+@overload
+def folded(array: None, shape) -> None: ...
 def folded(array: jax.Array | None, shape) -> jax.Array | None:
     """An array with all axes in front of ``shape`` (time, loops around the op) folded into one."""
     if array is None:
