@@ -292,12 +292,13 @@ def _placed(numbers: np.ndarray, like):
     if not is_key(like) and np.dtype(aval.dtype).isbuiltin != 1:
         numbers = np.frombuffer(numbers.tobytes(), aval.dtype).reshape(aval.shape)
     sharding = getattr(u.get_magnitude(like), 'sharding', None)
-    named = isinstance(sharding, jax.sharding.NamedSharding)
-    if named and not sharding.is_fully_addressable:
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return _like(jnp.asarray(numbers), like)
+    if not sharding.is_fully_addressable:
         of_shard = lambda at: np.asarray(numbers[at])  # noqa: E731
         return _like(jax.make_array_from_callback(numbers.shape, sharding, of_shard), like)
     leaf = _like(jnp.asarray(numbers), like)
-    return jax.tree.map(lambda x: jax.device_put(x, sharding), leaf) if named else leaf
+    return jax.tree.map(lambda x: jax.device_put(x, sharding), leaf)
 
 
 @contextlib.contextmanager
@@ -341,9 +342,9 @@ def _remove_leftovers(path: Path, host: str) -> None:
     """The parts that killed processes left of a file: of this host at once, else after an hour."""
     for part in path.parent.glob(f'{glob.escape(path.name)}.*.part'):
         name = PART.match(part.name[len(path.name) :])
-        here = name is not None and name['host'] == host
+        own = name if name is not None and name['host'] == host else None
         with contextlib.suppress(OSError):
-            gone = here and not _may_write(int(name['pid']), name['token'])
+            gone = own is not None and not _may_write(int(own['pid']), own['token'])
             if gone or part.stat().st_mtime < time.time() - STALE:
                 part.unlink()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard, overload
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +276,7 @@ def many(shape) -> np.ndarray:
     return np.full(shape, MANY, np.int64)
 
 
-def has(labels: Labels) -> bool:
+def has(labels: Labels) -> TypeGuard[np.ndarray]:
     """Whether any element has a position. An array without elements counts, so that relations are
     found.
     """
@@ -287,6 +287,12 @@ def meet(labels: Labels) -> bool:
     return labels is not None and bool((labels == MANY).any())
 
 
+@overload
+def merge(a: np.ndarray, b: Labels) -> np.ndarray: ...
+@overload
+def merge(a: Labels, b: np.ndarray) -> np.ndarray: ...
+@overload
+def merge(a: Labels, b: Labels) -> Labels: ...
 def merge(a: Labels, b: Labels) -> Labels:
     """Labels of a sum: different ones become ``MANY``."""
     if a is None or b is None or a is b:
@@ -400,7 +406,7 @@ def backward(
     if does.passes:
         return [lab if w else None for lab, w in zip(out_labels, wanted, strict=True)]
     # a reduction hands its one cotangent to all that it read
-    if does.reduces:
+    if does.reduces and has(out_labels[0]):
         return [np.broadcast_to(np.expand_dims(out_labels[0], eqn.params['axes']), ins[0])]
     if does.mixes:
         return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
@@ -424,8 +430,9 @@ def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, 
     """Labels of the moved operands, or None where the indices are not known."""
     shapes = {k: avals[eqn.ins[k]].shape for k in operands}
     arriving = joined(out_labels, [avals[o].shape for o in eqn.outs])
-    if eqn.does.moves.back is not None:
-        found = eqn.does.moves.back(arriving, eqn.params, list(shapes.values()))
+    moves = eqn.does.moves
+    if moves is not None and moves.back is not None:
+        found = moves.back(arriving, eqn.params, list(shapes.values()))
         return dict(zip(operands, found, strict=True))
     # the elements of all moved operands are numbered one after the other
     numbers, starts = numbered(eqn, avals, operands)
@@ -522,7 +529,7 @@ def forward(
     if does.passes:
         return list(labels)
     # a reduction reads everything along its axes
-    if does.reduces and straight:
+    if does.reduces and straight and has(labels[0]):
         return [merge_axes(labels[0], eqn.params['axes'])]
     # movement takes labels with it, if it is not the indices that are labelled
     operands = moved_operands(eqn)
@@ -567,7 +574,7 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
             # that a number is finite decides nothing between finite numbers
             if eqn.primitive.name != 'is_finite':
                 chosen.update(o for o in eqn.outvars if not is_inexact(o.aval))
-            outs = [many(o.aval.shape) for o in eqn.outvars]
+            outs: list[Labels] = [many(o.aval.shape) for o in eqn.outvars]
             outs = outs if discrete else _step(eqn, labels, values)
             env.update(zip(eqn.outvars, outs, strict=True))
         elif _makes_indices(eqn) and all(v is not None for v in values):

@@ -104,9 +104,9 @@ def _all_states(graph: ETraceGraph) -> HiddenGroup:
     """All hidden states as one group: a vector for each lane."""
     program, states = graph.program, graph.states
     avals = [program.avals[program.carry[c]] for c in states]
-    laned = graph.lanes is not None and graph.laned.issuperset(states)
+    lanes = graph.lanes if graph.laned.issuperset(states) else None
     numbers = sum(math.prod(a.shape) for a in avals)
-    shape = (graph.lanes, numbers // max(1, graph.lanes)) if laned else (numbers,)
+    shape = (numbers,) if lanes is None else (lanes, numbers // max(1, lanes))
     paths = tuple(program.carry_names[c] for c in states)
     reads = ((True,) * len(states),) * len(states)
     return HiddenGroup('all', paths, states, shape, avals[0].dtype, graph.derived.states, reads)
@@ -278,9 +278,9 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
 
     An x that is put together of several values has a filter for each of them.
     """
-    reading = [op for op in readouts(graph) if not op.repeats]
-    reading = [op for op in reading if _is_kept(graph.program, op)]
-    every = dict.fromkeys(v for op in reading for v in _pieces(graph.program, op.x))
+    found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
+    reading = [(op, x) for op, x in found if _is_kept(graph.program, op)]
+    every = dict.fromkeys(v for _, x in reading for v in _pieces(graph.program, x))
     made = _filtered(graph, kappa, reading, every)
     # a value that no traced op reaches position by position needs no filter
     traced = {c for r in made.hidden_param_op_relations for g in r.groups for c in g.states}
@@ -328,7 +328,7 @@ def _puts_together(program: Program, i: int) -> bool:
 
 
 def _filtered(
-    graph: ETraceGraph, kappa: float, reading: list[OpUse], values: Collection[int]
+    graph: ETraceGraph, kappa: float, reading: list[tuple[OpUse, int]], values: Collection[int]
 ) -> ETraceGraph:
     """The step in which these values are filtered where readouts read them."""
     program, edit = graph.program, Splicing(graph.program)
@@ -343,13 +343,13 @@ def _filtered(
         r = x - stop(x) + kappa * (r - stop(r))
         return r, stop(x) + r
 
-    for op in sorted(reading, key=lambda op: op.equation):
-        pieces = list(dict.fromkeys(_pieces(program, op.x)))
+    for op, x in sorted(reading, key=lambda each: each[0].equation):
+        pieces = list(dict.fromkeys(_pieces(program, x)))
         for k, v in enumerate(pieces):
             if v in old and v not in new:
                 new[v], reads[v] = edit.put(op.equation, filtered, (v, old[v]))
                 keys[v] = FILTER, op.key if len(pieces) == 1 else f'{op.key}[{k}]'
-        together = partial(_together, program, op.x, pieces)
+        together = partial(_together, program, x, pieces)
         (x_of[op.y],) = edit.put(op.equation, together, [reads.get(v, v) for v in pieces])
     spliced = edit.result(
         carry=(*program.carry, *old.values()),

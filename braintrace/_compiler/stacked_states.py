@@ -121,7 +121,7 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     # follow each row that enters to the end of the line; it must stay whole
     places = []
     for entering in _entering(elements, ids, root):
-        row = entering
+        row: np.ndarray | None = entering
         while row is not None:
             places.append(row)
             row, torn = _next(source, row)
@@ -446,7 +446,7 @@ def _numbered(s: Split) -> np.ndarray:
 class MustSplit(Exception):
     """Leaves of the carry that must be split like their partners; None: that must stay whole."""
 
-    def __init__(self, splits: dict[int, Split | Parts | None]):
+    def __init__(self, splits: Mapping[int, Split | Parts | None]):
         super().__init__(*splits)
         self.splits = splits
 
@@ -465,13 +465,13 @@ def split_in_parts(program: Program, states: Iterable[int], where: str) -> None:
     raise MustSplit({leaf: Parts(program.leaf_avals[leaf]) for leaf in leaves})
 
 
-def taken_apart(program: Program, forced: Mapping[int, Split | Parts | None]) -> Program:
-    """The program with every leaf split that holds several states, and all in ``forced``.
+def taken_apart(program: Program, splits: Mapping[int, Split | Parts | None]) -> Program:
+    """The program with every leaf split that holds several states, and all in ``splits``.
 
     A leaf that has None there stays whole.
     """
-    asked = [c for c in program.hidden if c not in forced]
-    forced = {c: s for c, s in forced.items() if s is not None}
+    asked = [c for c in program.hidden if c not in splits]
+    forced = {c: s for c, s in splits.items() if s is not None}
     if not any(map(assembles, program.equations)) and not forced:
         return program
     # delay lines first, then leaves that are put together from several values

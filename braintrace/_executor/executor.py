@@ -367,7 +367,7 @@ class Executor:
             along = self._along(of_y, free[rel.key]) if wide else None
             for g, coords in zip(rel.groups, rel.coordinates, strict=True):
                 of_group = tuple(rows[s].to_y[rel.key] for s in g.states)
-                if coords.added:
+                if coords.added and along is not None:
                     there = [f is not None for f in of_group]
                     of_group = self._at_entries(coords, g, along, there)
                 df[rel.key][g.name] = of_group

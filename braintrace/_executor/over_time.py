@@ -91,7 +91,7 @@ class Loop:
         """``[*carry, *ys]``."""
         if self.length < 2 or any(keeps_its_order(eqn) for eqn in self.body.eqns):
             ys = self._step_by_step(set(range(len(self.init))), True)
-            return [*self.ends.values(), *ys]
+            return [*self.ends.values(), *(ys or ())]
         left, ys = self._coupled(), None
         linear = {members for members in left if self._is_linear(members)}
         while left:

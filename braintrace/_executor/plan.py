@@ -406,7 +406,7 @@ class Planner:
             eqn = self.program.equations[i]
             if eqn.loop is not None:  # the marker at its end: go on in front of its beginning
                 begin = self.program.begin_of[i]
-                loop = self.repeated(begin, i)
+                loop = self.repeated(eqn.loop, begin, i)
                 steps += [loop] if loop is not None else []
                 i = begin - 1
                 continue
@@ -420,10 +420,10 @@ class Planner:
             i -= 1
         return steps[::-1]
 
-    def repeated(self, begin: int, end: int) -> Repeated | None:
+    def repeated(self, loop: Loop, begin: int, end: int) -> Repeated | None:
         """The loop between two markers; None where nothing of it is wanted."""
         first, last = self.program.equations[begin], self.program.equations[end]
-        number = first.loop.num_carry
+        number = loop.num_carry
         results = sorted(self.wanted.get(end, ()))
         place = {v: k for k, v in enumerate(last.outs)}
         asked = {(place[v], variant) for v, variant in results if place[v] < number}
@@ -433,7 +433,7 @@ class Planner:
             if place[v] >= number
         )
         self.want(*(y.inside for y in ys))
-        steps, asked, sliced = self._turn(begin, end, asked)
+        steps, asked, sliced = self._turn(number, begin, end, asked)
         if not steps and not results:
             return None
         carry = tuple(
@@ -453,9 +453,9 @@ class Planner:
         ops = tuple(i for i in self.program.ops if begin < i < end)
         made = {k for s in steps for k in s.makes(self.program)}
         recorded = tuple(i for i in ops if input_key(i) in made)
-        return Repeated(first.loop, tuple(steps), carry, xs, ys, ops, recorded, first.scope)
+        return Repeated(loop, tuple(steps), carry, xs, ys, ops, recorded, first.scope)
 
-    def _turn(self, begin: int, end: int, asked: set) -> tuple[list[Step], set, set]:
+    def _turn(self, number: int, begin: int, end: int, asked: set) -> tuple[list[Step], set, set]:
         """The steps of one turn of a loop, and the slots, with variants, that it carries and that
         it reads as slices.
 
@@ -468,7 +468,7 @@ class Planner:
             self.want(*(self.reads.read(last.ins[k], variant) for k, variant in asked))
             steps = self.block(begin + 1, end)
             inside = {(slots[v], variant) for v, variant in self.wanted.get(begin, ())}
-            carried = {(k, variant) for k, variant in inside if k < first.loop.num_carry}
+            carried = {(k, variant) for k, variant in inside if k < number}
             if carried <= asked:
                 return steps, asked, inside - carried
             asked = asked | carried

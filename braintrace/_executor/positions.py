@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 def _pieces(coords: Coordinates) -> tuple[Piece, ...] | None:
     """The entries as pieces along their last axis, where a few are enough."""
     positions, found, start = coords.positions, [], 0
-    if not positions.ndim or not positions.size:
+    if positions is None or not positions.ndim or not positions.size:
         return None
     last = positions.shape[-1]
     steps = np.diff(positions.reshape(-1, last), axis=-1)

@@ -338,7 +338,7 @@ class _LinearPullBack:
         """``(m, lanes)``: for each binary digit of a lane's number the lanes that have it, and
         those that have not; of any two lanes one row has the first alone.
         """
-        lanes = np.arange(self.numbers.lanes)
+        lanes = np.arange(math.prod(self.numbers.front))
         digits = [(lanes >> k) % 2 == 1 for k in range(max(1, (len(lanes) - 1).bit_length()))]
         return np.stack([*digits, *(~d for d in digits)])
 

@@ -192,7 +192,8 @@ class _Rewriter:
                 part = self._part(eqn.ctx, ins[1 - side], along, start, stop)
                 term = self._product(eqn, *((piece, part) if side == 0 else (part, piece)))
                 total, start = term if total is None else self._sum(eqn.ctx, total, term), stop
-            return total
+            if total is not None:
+                return total
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)[0]
 
     def _sum(self, ctx, a: _Value, b: _Value) -> _Value:

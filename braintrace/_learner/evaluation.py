@@ -98,7 +98,7 @@ class Aside:
     def __init__(self, bound: Bound, size: int | None, inputs: tuple):
         other, self.options = _copied(bound.states), {}
         if isinstance(other, Lanes):
-            other.size = size
+            other.size = other.size if size is None else size
         elif size is not None:
             self.options = {'batch_size': size}
         brainstate.nn.init_all_states(other, **self.options)

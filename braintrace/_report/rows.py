@@ -70,18 +70,19 @@ def _words(graph: ETraceGraph, found: Diagnostic) -> dict[str, str]:
         if states
         else 'a constant: no ParamState, and not among the parameters',
     }
+    op = graph.op_at.get(found.equations[0]) if found.equations else None
     if found.equations:
-        eqn, op = graph.program.equations[found.equations[0]], graph.op_at.get(found.equations[0])
+        eqn = graph.program.equations[found.equations[0]]
         name = eqn.primitive.name
         words |= {'name': name, 'where': eqn.where, 'what': name if op is None else op_text(op)}
         words['chain'] = chain_text(graph, found)
-    if found.kind == 'lost-relation' and found.equations:
+    if found.kind == 'lost-relation' and op is not None:
         shape = next(g.shape for g in graph.hidden_groups if g.name == found.group)
         words |= {'y': str(list(op.y_aval.shape)), 'shape': str(list(shape))}
     if found.kind == 'partial-trace':
         own = [d for d in graph.found('use') if d.path == found.path and d.reason]
         words['uses'] = ' and '.join(dict.fromkeys(message(graph, use) for use in own))
-    if found.kind == 'marked':
+    if found.kind == 'marked' and op is not None:
         of = [r for r in graph.hidden_param_op_relations if r.op.equation == found.equations[0]]
         groups = ', '.join(group.name for rel in of for group in rel.groups)
         words['op'] = op.primitive.name

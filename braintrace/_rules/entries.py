@@ -587,7 +587,7 @@ def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> State
     """The new numbers as the entry stores them; a state that is zero by structure stays."""
     return {
         n: tuple(
-            e if x is None else put(e, stored(x, e.dtype))
+            e if x is None or e is None else put(e, stored(x, e.dtype))
             for x, e in zip(of_name, entry[n], strict=True)
         )
         for n, of_name in by_name(new, entry).items()

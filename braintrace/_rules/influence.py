@@ -254,7 +254,7 @@ def _moved(graph: ETraceGraph, window: Window, p: Flows, push: dict, later) -> M
     related = {r.key: r.op for r in graph.hidden_param_op_relations}
     x = {key: rows for key, rows in window.x.items() if key in related}
     alive = window.t[0] > 0
-    if later is not None:
+    if later is not None and window.resets is not None:
         x = {key: of_rows(graph, related[key], ~later, rows) for key, rows in x.items()}
         alive &= ~window.resets.any(0)
     return Moved(p, x, push, alive)

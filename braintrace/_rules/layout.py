@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import Coordinates, ETraceGraph, HiddenGroup, OpUse, Relation, is_complex
+from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Kept, OpUse, Relation, is_complex
 from .._executor import gathered
+from ..errors import NotSupportedError
 
 # lanes --------------------------------------------------------------------------------------------
 #
@@ -119,6 +120,13 @@ class Pair(NamedTuple):
         return self.relation.op
 
     @property
+    def kept(self) -> Kept:
+        """What an entry of a wide rule keeps, whose graph says it of each group."""
+        if self.group.kept is None:
+            raise NotSupportedError(f'{self.group.name} does not say what its entries keep.')
+        return self.group.kept
+
+    @property
     def has_lanes_added(self) -> bool:
         """Whether the lanes are an added axis: an op without a batch beside a state with one."""
         return self.laned and self.coords.added > 0 and self.coords.axis == 0
@@ -176,6 +184,10 @@ def to_y(pair: Pair, d: jax.Array) -> jax.Array:
     return without_added(pair.coords, d, len(pair.op.repeats))
 
 
+@overload
+def folded(array: jax.Array, shape) -> jax.Array: ...
+@overload
+def folded(array: None, shape) -> None: ...
 def folded(array: jax.Array | None, shape) -> jax.Array | None:
     """An array with all axes in front of ``shape`` (time, loops around the op) folded into one."""
     if array is None:

@@ -171,9 +171,9 @@ class Pending(NamedTuple):
 
 def _joined(a: jax.Array | None, b: jax.Array | None, first: int, second: int):
     """Rows ``a``, then rows ``b``; None is ``first`` or ``second`` rows of zeros."""
-    if a is None and b is None:
-        return None
     if a is None:
+        if b is None:
+            return None
         a = jnp.zeros((first, *b.shape[1:]), b.dtype)
     if b is None:
         b = jnp.zeros((second, *a.shape[1:]), a.dtype)

@@ -39,13 +39,15 @@ Flows = dict[str, Any]  # by carrier, with the relation in front where entries h
 def flow(pair: Pair) -> str:
     """The name of what moves by one transition."""
     name = pair.group.name
-    return name if pair.group.kept.rows is None else f'{pair.relation.key} -> {name}'
+    return name if pair.kept.rows is None else f'{pair.relation.key} -> {name}'
 
 
 def derivatives(executor: Executor, at: tuple) -> tuple[Flows, dict[str, dict]]:
     """D of each flow, and D_f of each pair, of the step ``at``."""
     graph = executor.graph
     scope, numbers = graph.scope, Numbers.of(graph)
+    if scope is None:
+        raise NotSupportedError('the graph has no scope; this rule takes the derivatives of one.')
     uncut = executor.uncut(*at)
     m = int(scope.colours.max(initial=-1)) + 1
     ones = numbers.split(np.eye(m)[:, scope.colours])
@@ -55,13 +57,13 @@ def derivatives(executor: Executor, at: tuple) -> tuple[Flows, dict[str, dict]]:
     d: Flows = {}
     for pair in pairs(graph):
         if flow(pair) not in d:
-            d[flow(pair)] = _transition(graph, pair, old)
-    return d, by_pair(graph, lambda pair: _fed(graph, numbers, pair, to_y, uncut.along))
+            d[flow(pair)] = _transition(scope, pair, old)
+    return d, by_pair(graph, lambda pair: _fed(graph, scope, numbers, pair, to_y, uncut.along))
 
 
-def _transition(graph: ETraceGraph, pair: Pair, old: jax.Array) -> jax.Array:
+def _transition(scope: Scope, pair: Pair, old: jax.Array) -> jax.Array:
     """D of a carrier from the VJPs ``old`` of each colour."""
-    scope, own = graph.scope, pair.group.kept
+    own = pair.kept
     if own.rows is None:
         at = own.numbers
         found = jnp.moveaxis(old[scope.colours[at]], 0, -2)[..., at]
@@ -87,10 +89,10 @@ def _lanes(pair: Pair) -> np.ndarray | None:
 
 
 def _fed(
-    graph: ETraceGraph, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
+    graph: ETraceGraph, scope: Scope, numbers: Numbers, pair: Pair, to_y: dict, along: Callable
 ) -> jax.Array:
     """D_f of a pair: ``(K, *coords)``."""
-    scope, own, key = graph.scope, pair.group.kept, pair.relation.key
+    own, key = pair.kept, pair.relation.key
     if pair.laned and key not in scope.laned:
         rows = _fed_in_each_lane(graph, numbers, pair, along(key))
     else:
@@ -139,7 +141,7 @@ def kept(graph: ETraceGraph, of_groups: dict) -> Flows:
 
 def _kept(pair: Pair, every: jax.Array) -> jax.Array:
     """A signal at all hidden numbers, at those that a pair keeps."""
-    own = pair.group.kept
+    own = pair.kept
     if own.rows is None:
         return every[..., own.numbers]
     slots, lanes = np.moveaxis(own.rows, -1, 0), _lanes(pair)
@@ -166,7 +168,7 @@ class Slots:
 
     def __init__(self, pair: Pair):
         self.pair, self.op, self.coords = pair, pair.op, pair.coords
-        self.number, self.shared = pair.group.num_state, pair.group.kept.rows is None
+        self.number, self.shared = pair.group.num_state, pair.kept.rows is None
         self.axis = int(pair.laned)  # of the slots of a stored array
 
     def zeros(self) -> Entry:
@@ -309,9 +311,9 @@ def reached_numbers(graph: ETraceGraph, n: int) -> ETraceGraph:
 def _flows_out(op: OpUse, carriers: Sequence[HiddenGroup], found: Dependence) -> bool:
     """Whether other groups than those of a carrier read it, or the op."""
     beside = np.ones(len(found.reads), bool)
-    for carrier in carriers:
+    for kept in (carrier.kept for carrier in carriers if carrier.kept is not None):
         others = np.ones(len(found.reads), bool)
-        others[carrier.kept.numbers] = beside[carrier.kept.numbers] = False
+        others[kept.numbers] = beside[kept.numbers] = False
         if found.reads[np.ix_(others, ~others)].any():
             return True
     return bool(found.feeds[op.key][beside].any())
@@ -452,10 +454,10 @@ def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarra
     reads, feeds = np.zeros_like(found.reads), {}
     for relation in relations:
         here = np.zeros_like(found.feeds[relation.key])
-        for carrier in relation.groups:
-            for rows in _distinct(carrier.kept):
+        for kept in (carrier.kept for carrier in relation.groups if carrier.kept is not None):
+            for rows in _distinct(kept):
                 reads[np.ix_(rows, rows)] = True
-            here |= _where_kept(carrier.kept, here.shape)
+            here |= _where_kept(kept, here.shape)
         feeds[relation.key] = here & found.feeds[relation.key]
     return reads & found.reads, feeds
 
@@ -505,6 +507,7 @@ def _text(relations: Sequence[Relation], colours: np.ndarray) -> str:
         np.full(1, c.num_state) if c.kept.rows is None else (c.kept.rows >= 0).sum(-1).ravel()
         for relation in relations
         for c in relation.groups
+        if c.kept is not None
     ]
     every = np.concatenate(sizes) if sizes else np.zeros(1)
     pulls = int(colours.max(initial=-1)) + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from .._rules import Network, Rule, Start, Window, counting, same_step, uncounte
 from .options import check_mask, divisor, tree_bytes
 from .turns import LINES, Turn
 
+End = TypeVar('End')
 Count = TypeVar('Count', jax.Array, jax.Array | None)
 Show = Callable[[jax.Array, jax.Array, Any, Any], jax.Array]
 
@@ -114,14 +115,14 @@ class Gradients(NamedTuple):
     direct: Any
 
 
-class Result(NamedTuple):
+class Result(NamedTuple, Generic[End]):
     """``learnt`` (gradients, or weights and optimiser state) and the last moment of a run; losses
     and auxiliary outputs of all steps. ``stopped``: the exception that ended it before them.
     ``skipped``: how many steps of each lane were left out; None where none may be.
     """
 
     learnt: Any
-    end: Moment
+    end: End
     losses: jax.Array
     aux: Any
     stopped: BaseException | None = None
@@ -394,11 +395,9 @@ class Run:
         if at.flags is not None:
             world = self.observer.reset(world, at.flags)
         seen = self.observer.observe(weights, world, at, carried)
-        if at.counts is None:
+        if (counts := at.counts) is None:
             return seen
-        signals = jax.tree.map(
-            lambda s: jnp.where(at.counts, s, jnp.zeros((), s.dtype)), seen.signals
-        )
+        signals = jax.tree.map(lambda s: jnp.where(counts, s, jnp.zeros((), s.dtype)), seen.signals)
         return seen._replace(signals=signals)
 
     def _step(self, weights, world, at: Sequence):
@@ -607,7 +606,7 @@ def run_updates(
         again = jnp.zeros(now.t.shape, bool) if heal else None
         for i in range(0, len(part.mask), size):
             steps, before = part.part(i, i + size).penalised(options.reduction), learnt[0]
-            if heal:
+            if again is not None:
                 steps, bad, losses = run.healed(before, now, steps, again)
             now, pending, gradients, shown = walked.window(before, now, pending, steps, True)
             grads = scaled(observer.total(before, gradients), steps.mask, options.reduction)
@@ -628,7 +627,7 @@ def run_updates(
             pieces.append(shown)
         shown = jax.tree.map(lambda *each: jnp.concatenate(each), *pieces)
         now = run.write(before, now, pending, gradients)
-        if heal:
+        if again is not None:
             t = jnp.where(again, 0, now.t)
             now = now._replace(world=observer.reset(now.world, again), t=t)
         return (learnt, now, *skipped), shown

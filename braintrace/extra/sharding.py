@@ -182,8 +182,9 @@ class _Specs:
         pieces = self.compiled.program.pieces(self.compiled.program.leaf_keys.index(key))
         groups = self.compiled.graph.hidden_groups
         own = next((g for g in groups if not set(pieces).isdisjoint(g.carried)), None)
-        whole = own is not None and x.shape == own.shape and x.ndim > 0
-        return self.placed(x, lanes, self.units(own)) if whole else self.placed(x, lanes)
+        if own is not None and x.shape == own.shape and x.ndim > 0:
+            return self.placed(x, lanes, self.units(own))
+        return self.placed(x, lanes)
 
     def of_trace(self, key, x, lanes: int | None) -> PartitionSpec:
         name, *rest = key
@@ -193,8 +194,9 @@ class _Specs:
         if slot in relation.op.slots:
             shape, entries = relation.op.weight_avals[slot].shape, self.weight(relation, slot)
             own = x.shape if lanes is None else x.shape[1:]
-            has_layout = entries is not None and own[len(own) - len(shape) :] == shape
-            return self.placed(x, lanes, *entries) if has_layout else self.placed(x, lanes)
+            if entries is not None and own[len(own) - len(shape) :] == shape:
+                return self.placed(x, lanes, *entries)
+            return self.placed(x, lanes)
         if slot == 'f':  # the factor of the output, states in the last axis
             group = next(g for g in relation.groups if g.name == of_group)
             same = x.ndim > 1 and x.shape[-2] == group.shape[-1]

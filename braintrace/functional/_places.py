@@ -87,9 +87,9 @@ def check_devices(params, state) -> None:
     """Refuse a state that lies on other devices than params, of which JAX names no state."""
     first = next(iter(jax.tree.leaves(params)), None)
     traced = any(isinstance(x, _jax.Tracer) for x in (first, state.t))
-    places = [None if traced else _sharding_of(x) for x in (first, state.t)]
-    if None not in places and places[0].device_set != places[1].device_set:
-        meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in places]
+    own, other = (None if traced else _sharding_of(x) for x in (first, state.t))
+    if own is not None and other is not None and own.device_set != other.device_set:
+        meshes = [f'{dict(place.mesh.shape)} of {len(place.device_set)}' for place in (own, other)]
         raise StructureError(
             f'params lie on a mesh {meshes[0]} devices, and the state on another one, {meshes[1]}. '
             'Put both on one mesh with `jax.device_put`, by the specs of `partition_specs`.'

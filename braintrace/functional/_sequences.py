@@ -320,7 +320,7 @@ class _UpdatesInTurns:
             loss = jax.eval_shape(self.calls.loss, *_example(compiled, data.ys))
             turns = Turns(number_of_blocks(length, options))
             shown = None
-            if options.observe is not None:
+            if self.calls.observe is not None:
                 shown = jax.eval_shape(self.calls.observe, learnt[0], state)
             self.kept[key] = turns, (task_loss(loss), shown)
         turns, shapes = self.kept[key]

@@ -124,20 +124,23 @@ class Application:
     def single(self) -> Application | None:
         """One sample of a batched application, if its primitive has a form for one sample."""
         form = next((p for p in ETP_PRIMITIVES if p.batched_form is self.primitive), None)
-        return None if form is None else self._like(form, self.x_aval.shape[1:])
+        x = self.x_aval
+        return None if form is None or x is None else self._like(form, x, x.shape[1:])
 
     @functools.cached_property
     def several(self) -> Application | None:
         """Three samples of this application, if its primitive has a form for a batch."""
         form = self.primitive.batched_form
-        return None if form is None else self._like(form, (3, *self.x_aval.shape))
+        x = self.x_aval
+        return None if form is None or x is None else self._like(form, x, (3, *x.shape))
 
     def with_batch(self, size: int) -> Application:
         """The same application with another number of samples."""
-        return self._like(self.primitive, (size, *self.x_aval.shape[1:]))
+        x = self.x_aval
+        return self if x is None else self._like(self.primitive, x, (size, *x.shape[1:]))
 
-    def _like(self, primitive, shape) -> Application:
-        x = jax.ShapeDtypeStruct(shape, self.x_aval.dtype)
+    def _like(self, primitive, x_aval: jax.ShapeDtypeStruct, shape) -> Application:
+        x = jax.ShapeDtypeStruct(shape, x_aval.dtype)
         return dataclasses.replace(
             self, primitive=primitive, avals=tuple(self.place(self.avals, x=x))
         )

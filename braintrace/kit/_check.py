@@ -136,7 +136,9 @@ def _row(name: str, law: str, findings: Sequence[Finding], where: str) -> Row:
     """The row of one law: its gravest finding. ``not_applicable`` counts if every part is."""
     status = min((f.status for f in findings), key=STATUSES.index)
     own = [f for f in findings if f.status == status]
-    largest = max(own, key=lambda f: -1 if f.worst is None else f.worst / f.tolerance)
+    largest = max(
+        own, key=lambda f: -1 if f.worst is None or f.tolerance is None else f.worst / f.tolerance
+    )
     texts = '; '.join(dict.fromkeys(f.text for f in own if f.text))
     return Row(
         name, law, status, largest.worst, largest.tolerance, f'{where}: {texts}' if texts else where

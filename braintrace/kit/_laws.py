@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import functional, rules
+from ..errors import RuleContractError
 from ._application import Application, Draw, is_inexact, stack
 from ._evaluate import Part, Sides, unless
 from ._own_rules import has_reverse, reverse
@@ -112,12 +113,14 @@ def _carried_alone(app: Application, draw: Draw) -> Sides:
 def _samples_of_batch(app: Application, draw: Draw) -> Sides:
     xs = app.x(draw.many)
     apart = stack([app.bind(app.place(draw.operands, x=x)) for x in xs])
-    return app.several.bind(app.place(draw.operands, x=xs)), apart
+    if (several := app.several) is None:
+        raise RuleContractError(f'{app.primitive.name!r} has no batched form.')
+    return several.bind(app.place(draw.operands, x=xs)), apart
 
 
 def _linear_in_x(app: Application, draw: Draw) -> Sides:
     x, z, represent = app.x(draw.operands), draw.other_x, app.primitive.root.represent
-    if not is_inexact(x):
+    if not is_inexact(x) and represent is not None:
         weights = app.weights(draw.operands)
         # Both draws of indices may be equal, so one of them is moved.
         x, z = represent(x, weights), 0.5 + represent(z, weights)
@@ -126,7 +129,8 @@ def _linear_in_x(app: Application, draw: Draw) -> Sides:
 
 
 def _represented(app: Application, draw: Draw) -> Sides:
-    x = app.primitive.root.represent(app.x(draw.operands), app.weights(draw.operands))
+    x, represent = app.x(draw.operands), app.primitive.root.represent
+    x = x if represent is None else represent(x, app.weights(draw.operands))
     both = lambda operands: (app.impl(operands), app.gradient(operands, draw.d))
     return both(app.place(draw.operands, x=x)), both(draw.operands)
 

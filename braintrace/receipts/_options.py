@@ -12,7 +12,7 @@ __all__ = ['options_of']
 
 
 def options_of(
-    primitive: str, params: Mapping[str, Any], x: tuple, weights: Mapping[str, tuple]
+    primitive: str, params: Mapping[str, Any], x: tuple | None, weights: Mapping[str, tuple]
 ) -> dict[str, Any]:
     """The ``options`` of a relation; ``params`` with the arrays of the structure, ``x`` and
     ``weights`` are shapes.
@@ -20,7 +20,7 @@ def options_of(
     >>> options_of('etp_lora_mm', {'alpha': 2.0, 'has_bias': False}, (4, 3), {})
     {'alpha': 2.0}
     """
-    if primitive == 'etp_conv':
+    if primitive == 'etp_conv' and x is not None:
         return _conv(params, x, weights['weight'])
     if primitive in ('etp_sp_mm', 'etp_sp_mv'):
         indices = {name: np.asarray(params[name]).tolist() for name in ('rows', 'columns')}

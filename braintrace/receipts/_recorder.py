@@ -163,13 +163,13 @@ class Recorder:
         """Writes receipts and their lines, of which some are None: steps that are not kept."""
         kept = [pair for pair in made if pair is not None]
         lines = b''.join(line for _, line in kept)
-        if self.recording.arrays == 'npz':
+        if self.recording.arrays == 'npz' and self._path is not None:
             for receipt, _ in kept:
                 write_files(receipt, self._path.parent)
         self.step += len(made)
         if self._stream is not None:
             self._stream.write(lines)
-        elif lines:
+        elif lines and self._path is not None:
             with self._path.open('ab' if self._begun else 'wb') as stream:
                 stream.write(lines)
         self._begun = self._begun or bool(lines)
@@ -249,14 +249,14 @@ class Recorder:
         return {
             **self.optimizer,
             'config': self.optimizer['config'] | rate,
-            'state_before': self._state(before),
-            'state_after': self._state(after),
+            'state_before': self._state(self.optimizer['name'], before),
+            'state_after': self._state(self.optimizer['name'], after),
             'updates': self._topology.learned(jax.tree.map(_on_host, updates)),
         }
 
-    def _state(self, state) -> dict:
+    def _state(self, name: str, state) -> dict:
         """The slots of an optax state, found by the names of its fields."""
-        wanted, parts = SLOTS.get(self.optimizer['name'], ()), {}
+        wanted, parts = SLOTS.get(name, ()), {}
         for part in _parts(state):
             for key in (*wanted, *(('count',) if 'mu' in wanted and hasattr(part, 'mu') else ())):
                 if hasattr(part, key):
@@ -264,7 +264,7 @@ class Recorder:
         missing = [key for key in wanted if key not in parts]
         if missing:
             raise StructureError(
-                f'optimizer: the state has no {missing}, which {self.optimizer["name"]} of optax '
+                f'optimizer: the state has no {missing}, which {name} of optax '
                 'keeps. Pass the state that its `init` and `update` returned, or give the '
                 'optimizer another name.'
             )

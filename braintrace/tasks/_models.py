@@ -40,7 +40,8 @@ def made(
                 f'model({seed}) has other parameters or states than model({seeds[0]}), of other '
                 'shapes perhaps; all seeds run in one program.'
             )
-        _check_code(known, _code(cell, params, carry, first), seeds[0], seed)
+        if known is not None:
+            _check_code(known, _code(cell, params, carry, first), seeds[0], seed)
         each.append((params, carry))
     params, carry = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
     return learner, params, carry

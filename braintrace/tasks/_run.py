@@ -189,7 +189,7 @@ def run(
     _check(task, rule, optimizer, updates, options)
     _check_looks(task, until, test, progress)
     check_draw(task, batch_size)
-    seeds, length = _numbers(seeds), task.steps if task.stream else updates
+    seeds, length = _numbers(seeds), task.steps if updates is None else updates
     found, seen = [], []
     with brainstate.environ.context(fit=True):
         with brainstate.random.seed_context(seeds[0]):

@@ -134,7 +134,7 @@ class Events:
         of = self.speakers if by == 'speaker' else np.arange(len(self))
         names = np.unique(of) if of is not None else np.zeros(0)
         count = max(1, round(share * len(names)))
-        if count >= len(names):
+        if of is None or count >= len(names):
             raise OptionError(
                 f'{self.source} has {len(names)} {by}s, too few to hold {share} of them out: give '
                 "a smaller share, or by='sample'."

@@ -60,7 +60,7 @@ def activity(
 
 def _by_unit(graph: ETraceGraph, a: np.ndarray) -> np.ndarray:
     """Reshape values over time to (times and lanes, units)."""
-    lanes = graph.lanes if a.shape[1:2] == (graph.lanes,) else 1
+    lanes = a.shape[1] if a.shape[1:2] == (graph.lanes,) else 1
     return a.reshape(len(a) * lanes, -1)
 
 

@@ -203,6 +203,8 @@ def _mass(
 ) -> tuple[measure.Mass | None, str]:
     """The history that the losses read, or None and the reason why the cut can not be evaluated."""
     rule = online.rule
+    if rule is None:
+        return None, 'the learner has no rule.'
     if not _is_cut(graph):
         return None, '' if online.report.exact else f'{rule.name} follows paths between positions.'
     if graph.feedback or graph.program.virtual:

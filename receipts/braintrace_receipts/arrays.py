@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def array_of(value: Mapping) -> np.ndarray:
     return flat.astype(np.float64) if flat.dtype.kind == 'f' else flat
 
 
-def is_sampled(value: Any) -> bool:
+def is_sampled(value: Any) -> TypeGuard[dict]:
     """Whether a node has a sample in place of its numbers."""
     return isinstance(value, dict) and 'sample' in value
 

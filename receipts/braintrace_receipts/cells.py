@@ -57,7 +57,7 @@ def columns(rows: list[Entries]) -> list[Entries]:
 def chained(slopes: Entries, columns: list[Entries]) -> Entries:
     """``sum_s slope_s column_s`` for each column."""
     return [
-        total(e * d for e, d in zip(slopes, column, strict=True) if None not in (e, d))
+        total(e * d for e, d in zip(slopes, column, strict=True) if e is not None and d is not None)
         for column in columns
     ]
 

@@ -89,7 +89,7 @@ class Check:
     """
 
     limits_of: Callable[[Record], Limits]
-    limits: Limits | None = None
+    limits: Limits = field(init=False, repr=False)
     at: str = ''
     rule: int = 0
     of_run: bool = False
@@ -120,10 +120,10 @@ class Check:
         self, path: str, stored: np.ndarray | None, num: Num | None, factors: Iterable[str] = ()
     ) -> bool:
         """Whether a stored array is within its bound; None is a zero by structure."""
-        if stored is None and num is None:
-            self.counts[self.rule] += 1
-            return True
         if num is None:
+            if stored is None:
+                self.counts[self.rule] += 1
+                return True
             num = exact(np.zeros(np.shape(stored)))
         if stored is None:
             stored = np.zeros(num.shape)

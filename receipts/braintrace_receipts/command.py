@@ -160,7 +160,7 @@ def _rule(text: str) -> int:
 def _nearest(argv: Sequence[str]) -> str:
     """The known word that is nearest to an unknown one."""
     root = parser()
-    commands = next(dict(a.choices) for a in root._actions if a.dest == 'command')
+    commands = next(dict(a.choices or {}) for a in root._actions if a.dest == 'command')
     own = [commands[word] for word in argv[:1] if word in commands]
     actions = [action for parser in own for action in parser._actions]
     options = [name for action in (actions or root._actions) for name in action.option_strings]

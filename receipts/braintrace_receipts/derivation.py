@@ -121,7 +121,8 @@ def results(given: Mapping, made: Mapping[str, Num | None]) -> dict[str, Any]:
 
     loss, signals, groups = under('loss'), {'err': stored['signals/err']}, [g for _, g in pairs]
     for key in ('divisor', 'value'):
-        loss[key] = float(np.asarray(made[f'loss/{key}'].value, dtype))
+        if (one := made[f'loss/{key}']) is not None:
+            loss[key] = float(np.asarray(one.value, dtype))
     signals['dy'] = under('signals/dy')
     for key in ('dh', 'c'):
         signals[key] = {group: listed(f'signals/{key}/{group}') for group in groups}

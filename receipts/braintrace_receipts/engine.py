@@ -143,7 +143,8 @@ class Derived:
             grads = self.by.gradients(relation['name'])
             for slot, path in relation['params'].items():
                 if not self.r.frozen(path):
-                    self.learned[path] = total((self.learned.get(path), grads[slot]))
+                    before, one = self.learned.get(path), grads[slot]
+                    self.learned[path] = one if before is None else before + one
                     self._put(f'gradients/{path}', self.learned[path])
 
     def _optimizer(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .record import FILTER, Record
 __all__ = ['Equations', 'Factors', 'memo', 'stored']
 
 Factors = tuple[list[Entries], Entries]  # D and D_f
+One = TypeVar('One', Num, Num | None)
 
 
 def memo(method: Callable) -> Callable:
@@ -50,7 +51,7 @@ class Equations:
     def __init__(self, r: Record, stored: bool):
         self.r, self.stored = r, stored
 
-    def _made(self, one: Num | None, formula: Num | None = None) -> Num | None:
+    def _made(self, one: One, formula: Num | None = None) -> One:
         """A stored number with the terms of its formula, or of size one where none is known."""
         if one is None or not self.stored:
             return one

@@ -116,7 +116,7 @@ def _judged(objs: Any, level: str, allow: Iterable[str], key: bytes | None, whol
             check.tell('k', f'{asked:g} was asked for; the ceiling is {CEILINGS[level]:g}')
         seen.take(run)
         check.end()
-    if run.first is None:
+    if run.place < 0:
         return _malformed([Failure(0, '', type(objs).__name__, RECORDS)])
     if whole:
         seen.end(run)

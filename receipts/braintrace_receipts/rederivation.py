@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bounds import exact, far
+from .bounds import Num, exact, far
 from .checks import Check, Gated
 from .engine import Derived, derive_step
 from .losses import LOSSES
@@ -47,7 +47,7 @@ def rederive(r: Record, c: Check) -> None:
         raise Gated(reason)
     derived = derive_step(r)
     if derived.margin is not None:
-        derived = _with_ties(r, c, derived)
+        derived = _with_ties(r, c, derived, derived.margin)
     for path, num in derived.fields.items():
         stored = r.fields.get(path)
         missing = path not in r.fields and num is not None
@@ -62,10 +62,10 @@ def rederive(r: Record, c: Check) -> None:
         raise Gated('; '.join(left.values()))
 
 
-def _with_ties(r: Record, c: Check, derived: Derived) -> Derived:
+def _with_ties(r: Record, c: Check, derived: Derived, margin: Num) -> Derived:
     """The step with the stored spikes where a potential is too near to its threshold to tell."""
     path = f'carry_after/{r.topology["roles"]["z"]}'
-    stored, margin = r[path], derived.margin
+    stored = r[path]
     other = stored != (margin.value > 0)
     if not other.any():
         return derived

@@ -211,7 +211,7 @@ def _with_arrays(schema: dict) -> dict | None:
     return {**schema, **inner} if any(inner.values()) else None
 
 
-_ARRAYS = _with_arrays(SCHEMAS['braintrace.receipt/1'])
+_ARRAYS = _with_arrays(SCHEMAS['braintrace.receipt/1']) or {}
 UNNAMED = ('array', 'entries', 'slots')  # keys of the format that are no part of a path
 
 

@@ -339,7 +339,7 @@ def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
     """
     if ('gradients',) in r.kept:
         return r.kept['gradients',]
-    sums: dict[str, Num | None] = {}
+    sums: dict[str, Num] = {}
     missing, incomplete = set[str](), set[str]()
     for name, relation in r.relations.items():
         params, found = relation['params'], None
@@ -351,7 +351,7 @@ def gradients_of(r: Record) -> tuple[dict[str, Num], set[str]]:
             if found is None or slot in through or slot not in found:
                 incomplete.add(path)
             else:
-                sums[path] = total((sums.get(path), found[slot]))
+                sums[path] = sums[path] + found[slot] if path in sums else found[slot]
     whole = {path: one for path, one in sums.items() if path not in incomplete}
     r.kept['gradients',] = whole, missing
     return whole, missing

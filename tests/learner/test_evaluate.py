@@ -27,6 +27,29 @@ def outputs_of(learner, xs):
     return braintrace.evaluate(learner, xs, xs, lambda outputs, ys: outputs)
 
 
+class Constant(brainstate.nn.Module):
+    """Its op reads the same numbers in every lane."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.full((2, 2), 0.2))
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.zeros(2))
+
+    def update(self, x):
+        self.h.value = jnp.tanh(self.h.value + x + braintrace.matmul(jnp.ones(2), self.w.value))
+        return self.h.value
+
+
+def test_a_model_in_lanes_whose_ops_have_none_keeps_their_number():
+    learner = braintrace.compile(Constant(), 'D_RTRL', XS[0, :3], batch_size=3, vmap=True)
+    assert learner.graph.lanes is None
+    first = jnp.tanh(XS[0, :3] + 0.4)
+    expected = jnp.stack([first, jnp.tanh(first + XS[1, :3] + 0.4)])
+    assert np.allclose(outputs_of(learner, XS[:2, :3]), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize('vmap', [False, True])
 def test_every_batch_is_judged_and_nothing_changes(vmap):
     with brainstate.environ.context(fit=True, dt=1.0):

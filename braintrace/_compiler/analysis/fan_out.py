@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .. import equations as lb
-from ..equations import BEGIN, END, Equation, backward, moved, moved_operands
+from ..equations import BEGIN, END, Equation, Loop, backward, moved, moved_operands
 from ..graph import Coordinates
 from .sweeps import DPass, Queue, Y
 
@@ -94,7 +94,7 @@ class _WayBack:
 
     def _back(self, i: int, eqn: Equation, outs: Sequence) -> list[tuple[int, Pairs]]:
         if eqn.loop is not None:
-            return self._through_marker(i, eqn, outs)
+            return self._through_marker(i, eqn, eqn.loop, outs)
         if eqn.does.elementwise:
             return [(v, outs[0]) for v in eqn.ins]
         operands = moved_operands(eqn)
@@ -163,9 +163,11 @@ class _WayBack:
         position = pairs[np.repeat(first, number) + within] % self.size
         return np.repeat(element, number) * self.size + position
 
-    def _through_marker(self, i: int, eqn: Equation, outs: Sequence) -> list[tuple[int, Pairs]]:
+    def _through_marker(
+        self, i: int, eqn: Equation, loop: Loop, outs: Sequence
+    ) -> list[tuple[int, Pairs]]:
         """Cross the border of a loop, slot by slot; all iterations are taken together."""
-        avals, loop, found = self.program.avals, eqn.loop, []
+        avals, found = self.program.avals, []
         for k, (v, pairs) in enumerate(zip(eqn.ins, outs, strict=True)):
             if pairs is None:
                 continue

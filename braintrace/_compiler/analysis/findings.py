@@ -38,8 +38,9 @@ def split_alike(program: Program, positions: Positions, kept: Collection[int]) -
                     raise MustSplit({pair[0]: None})
                 for whole, part in (pair, pair[::-1]):
                     aval, split = program.leaf_avals[whole], program.splits[part]
-                    alike = split is not None and split.aval.shape == aval.shape
-                    if program.splits[whole] is None and alike:
+                    if program.splits[whole] is not None or split is None:
+                        continue
+                    if split.aval.shape == aval.shape:
                         forced = {whole: replace(split, aval=aval)}
                         raise MustSplit({part: None} if whole in kept else forced)
 
@@ -123,15 +124,15 @@ def _read_as_old(
     # where a new state is put together: at the end of the step, and of each iteration of a loop
     new = {program.new_carry[c] for c in group_of}
     ends = [(c, program.new_carry[c]) for c in group_of]
-    loops = [eqn for eqn in program.equations if eqn.primitive is END]
+    loops = [(eqn, eqn.loop) for eqn in program.equations if eqn.loop and eqn.primitive is END]
     if loops:
         reached = flow.backward(
             program, {program.new_carry[c]: 1 << c for c in group_of}, flow.gradients(program)
         )
-        for eqn in loops:
+        for eqn, loop in loops:
             ends += [
                 (next(flow.members(reached[o])), v)
-                for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[: eqn.loop.num_carry]
+                for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[: loop.num_carry]
                 if reached[o]
             ]
     # its parts, and the past that reaches cut equations from them

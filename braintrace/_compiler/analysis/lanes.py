@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ... import _jax
 from .. import primitives
-from ..equations import BEGIN, Equation
+from ..equations import BEGIN, Equation, Loop
 from ..program import dataflow as flow
 from ..program.program import Program
 
@@ -109,7 +109,7 @@ def _join_all(program: Program, groups: Sequence, sets: _Sets, value: Valued) ->
     # every equation lines up axes, but for ops: of their rules axis 0 alone is known
     for i, eqn in enumerate(program.equations):
         if eqn.loop is not None:
-            sets.join(_through_marker(program, i, eqn, value))
+            sets.join(_through_marker(program, i, eqn, eqn.loop, value))
         elif i not in program.op_set:
             sets.join(_joined(eqn, [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]))
 
@@ -125,11 +125,13 @@ def _along(a: _Axes, b: _Axes, places: Iterable[tuple[int, int]]) -> Iterator[Pa
         yield from (((a.key, j), (b.key, k)) for j, k in places if a.shape[j] == b.shape[k])
 
 
-def _through_marker(program: Program, i: int, eqn: Equation, value: Valued) -> Iterator[Pair]:
+def _through_marker(
+    program: Program, i: int, eqn: Equation, loop: Loop, value: Valued
+) -> Iterator[Pair]:
     """Slot by slot; outside of a loop, sequences have the iterations in front."""
     for k, (v, o) in enumerate(zip(eqn.ins, eqn.outs, strict=True)):
         a, b = value(v), value(o)
-        if k < eqn.loop.num_carry:
+        if k < loop.num_carry:
             yield from _all(a, b)
         else:
             outer, inner = (a, b) if eqn.primitive is BEGIN else (b, a)

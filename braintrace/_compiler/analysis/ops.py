@@ -123,10 +123,10 @@ def _loop_of_weights(program: Program, eqn: Equation, weights: Iterable[int]) ->
     """The loop around an op whose weights change in it, or the loop that makes them."""
     around = [r for r in eqn.scope if isinstance(r, Loop)]
     made = [
-        program.equations[i].loop
+        loop
         for v in weights
         for i in flow.slice_behind(program, v, ())
-        if program.equations[i].loop
+        if (loop := program.equations[i].loop)
     ]
     return (around or made)[-1]
 

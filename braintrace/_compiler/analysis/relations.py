@@ -344,11 +344,11 @@ def _coordinates(
     # the position of the group that each element of y feeds, as each state of the group sees it
     received = {s: positions.sweeps[s].y.get(op.equation) for s in states}
     labels = {s: found for s, found in received.items() if lb.has(found)}
-    if not labels:
-        return None
     total = None
     for found in labels.values():
         total = lb.merge(total, found)
+    if total is None:
+        return None
     # an element of y feeds one position: entries sit at y
     if not lb.meet(total):
         return placed_at(total, group.shape)

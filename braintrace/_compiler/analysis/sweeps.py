@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import equations as lb
-from ..equations import BEGIN, END, Equation, backward, forward, is_complex, is_inexact
+from ..equations import BEGIN, END, Equation, Loop, backward, forward, is_complex, is_inexact
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
 from ..program.program import Program
@@ -119,7 +119,7 @@ class Following:
             at += 1
             if eqn.loop is None:
                 self._pass(i, eqn, env)
-            elif self._cross(i, eqn, env):
+            elif self._cross(i, eqn, eqn.loop, env):
                 # labels came round: go through the loop once more
                 at = bisect.bisect_right(order, self.program.begin_of[i])
         return env.get(target)
@@ -136,7 +136,7 @@ class Following:
             )
             env.update({o: lab for o, lab in zip(eqn.outs, outs, strict=True) if lb.has(lab)})
 
-    def _cross(self, i: int, eqn: Equation, env: dict[int, np.ndarray]) -> bool:
+    def _cross(self, i: int, eqn: Equation, loop: Loop, env: dict[int, np.ndarray]) -> bool:
         """Cross the border of a loop; whether the loop must be followed once more."""
         ending = eqn.primitive is END
         for k, (v, o) in enumerate(zip(eqn.ins, eqn.outs, strict=True)):
@@ -144,10 +144,10 @@ class Following:
             if lab is None:
                 continue
             # a sequence has the iterations as a first axis, a slice lacks it
-            if k >= eqn.loop.num_carry and ending:
+            if k >= loop.num_carry and ending:
                 lab = np.broadcast_to(lab, self.program.avals[o].shape)
-            elif k >= eqn.loop.num_carry:
-                lab = every_row(eqn.loop, lab)
+            elif k >= loop.num_carry:
+                lab = every_row(loop, lab)
             env[o] = lab if ending else lb.merge(env.get(o), lab)
         again = False
         # the next iteration reads the carry that this one made
@@ -171,7 +171,7 @@ class Following:
         return all(lab is None or lb.in_place(lab) for lab in ins)
 
 
-def every_row(loop, labels: np.ndarray) -> np.ndarray:
+def every_row(loop: Loop, labels: np.ndarray) -> np.ndarray:
     """Labels of one iteration's slice; iterations with different labels have to be unrolled."""
     if len(labels) and (labels != labels[0]).any():
         raise MustUnroll(loop)
@@ -273,7 +273,7 @@ class Sweeper:
             if i in program.op_set:
                 result.y[i] = out_labels[eqn.primitive.y_outvar_index]
             elif eqn.loop is not None:
-                queue.push(self._through_marker(i, eqn, out_labels, result))
+                queue.push(self._through_marker(i, eqn, eqn.loop, out_labels, result))
             elif i not in d_pass.mixing and any(map(lb.has, out_labels)):
                 ins = self._step_back(i, eqn, out_labels, result, state)
                 sent = enumerate(zip(eqn.ins, ins, strict=True))
@@ -289,7 +289,8 @@ class Sweeper:
             if v in result.received:
                 labels = self._combine(v, result, state)
                 # a state that no parameter reaches joins a group, but carries no trace to it
-                if r not in d_pass.untaught or coupled(d_pass, state, r, labels):
+                taught = r not in d_pass.untaught
+                if labels is not None and (taught or coupled(d_pass, state, r, labels)):
                     result.old[r] = labels
         read = set(flow.members(d_pass.depends[d_pass.new[state]] >> OTHERS))
         result.clocks = (read - result.old.keys()) & d_pass.untaught
@@ -382,14 +383,16 @@ class Sweeper:
 
     # ---- loops ----
 
-    def _through_marker(self, i: int, eqn: Equation, out_labels, result: Sweep) -> list[int]:
+    def _through_marker(
+        self, i: int, eqn: Equation, loop: Loop, out_labels, result: Sweep
+    ) -> list[int]:
         """Cross the border of a loop, slot by slot; returns values with news."""
         found = []
         for k, (v, lab) in enumerate(zip(eqn.ins, out_labels, strict=True)):
-            if k >= eqn.loop.num_carry and lab is not None:
+            if k >= loop.num_carry and lab is not None:
                 # a sequence has the iterations as a first axis, a slice lacks it
                 if eqn.primitive is END:
-                    lab = every_row(eqn.loop, lab)
+                    lab = every_row(loop, lab)
                 else:
                     lab = np.broadcast_to(lab, self.program.avals[v].shape)
             if result.send(v, (i, k), lab):
@@ -398,16 +401,15 @@ class Sweeper:
             # the iteration before made the carry that this one reads
             for k, (first, last) in enumerate(self.program.feedback(i)):
                 if lb.has(out_labels[k]):
-                    self._check_turn(i, first, last, out_labels[k], result)
+                    self._check_turn(i, loop, first, last, out_labels[k], result)
                     if result.send(last, (i, k), out_labels[k]):
                         found.append(last)
         return found
 
-    def _check_turn(self, i: int, first: int, last: int, labels, result: Sweep) -> None:
+    def _check_turn(self, i: int, loop: Loop, first: int, last: int, labels, result: Sweep) -> None:
         """Cut equations that move positions of a loop's carry between iterations."""
         own = result.total(last, without=i)  # of the last iteration, after the loop
         if own is not None and not lb.meet(own) and lb.disagree(own, labels):
-            loop = self.program.equations[i].loop
             if loop.length <= UNROLLED_TO_COMPARE:
                 raise MustUnroll(loop)
             cut_what_moves(self.d_pass, first, own, result)
@@ -435,7 +437,7 @@ def cut_what_moves(
         results = eqn.outs if eqn.loop is None else [eqn.outs[k]]
         out = next((o for o in results if o in result.received), None)
         sent = None if out is None else result.total(out)
-        if sent is not None and sent.shape == lab.shape and (sent == lab).all():
+        if out is not None and sent is not None and sent.shape == lab.shape and (sent == lab).all():
             # misplaced before this equation: look further
             if out not in seen:
                 cut_what_moves(d_pass, out, own, result, seen)

@@ -15,6 +15,7 @@ from ...errors import NotSupportedError
 from .. import equations as lb
 from ..equations import BEGIN, END, Equation, Loop, along, holds_op, is_complex, is_inexact
 from ..policy import Policy
+from ..primitives import Control
 from . import dataflow as flow
 from .builder import Branch, Builder, Place, marked_at_border
 from .program import Program
@@ -253,11 +254,11 @@ def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
     is in ``learned``: it depends on a state or a parameter. Other operands depend on inputs alone;
     they get a NaN cotangent.
     """
-    loop = Equation(eqn.primitive, eqn.params, eqn.ctx, (), (), where)
+    loop, parts = Equation(eqn.primitive, eqn.params, eqn.ctx, (), (), where), _jax.while_parts(eqn)
     avals = [v.aval for v in eqn.invars]
     sources = {
         k: _sources(loop, avals, k)
-        for k in range(_jax.while_parts(eqn).cond_nconsts, len(avals))
+        for k in range(parts.cond_nconsts if parts else 0, len(avals))
         if is_inexact(avals[k])
     }
     mixed = {k for k, found in sources.items() if any(map(lb.meet, found.values()))}
@@ -412,9 +413,8 @@ def peel(program: Program) -> dict[Any, object]:
     # outer loops end last, so they come first: the carry of an inner one may be final by them
     for end, begin in sorted(program.begin_of.items(), reverse=True):
         loop, eqn = program.equations[end].loop, program.equations[end]
-        last = {
-            v for v, o in list(zip(eqn.ins, eqn.outs, strict=True))[: loop.num_carry] if o in final
-        }
+        carried = list(zip(eqn.ins, eqn.outs, strict=True))[: loop.num_carry if loop else 0]
+        last = {v for v, o in carried if o in final}
         final |= last
         if any(begin < i < end for v in last for i in program.consumers.get(v, ())):
             found |= {r.origin: 'peel' for r in (*eqn.scope, loop) if isinstance(r, Loop)}
@@ -434,11 +434,11 @@ def decide(program: Program, policy: Policy) -> dict[Any, object]:
         if _jax.while_parts(eqn.origin) is not None:
             if to and _differentiable(program, eqn, behind):
                 known = found.get(eqn.origin, frozenset())
-                found[eqn.origin] = _forward(eqn, behind, policy) | known
+                found[eqn.origin] = _forward(eqn, control, behind, policy) | known
             continue
         inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
         if to & STATE and inside or _must_be_opened(eqn):
-            decision = _decision(eqn, policy)
+            decision = _decision(eqn, control, policy)
             if decision:
                 found[eqn.origin] = decision
     return found
@@ -470,25 +470,23 @@ def _differentiable(program: Program, eqn: Equation, behind: list[int]) -> bool:
     )
 
 
-def _forward(eqn: Equation, behind: list[int], policy: Policy) -> frozenset[int]:
+def _forward(eqn: Equation, control: Control, behind: list[int], policy: Policy) -> frozenset[int]:
     """The operands of a ``while`` that depend on a state or a parameter."""
     if policy.while_loop == 'refuse':
-        _refuse(eqn, 'needs a derivative')
+        _refuse(eqn, control, 'needs a derivative')
     return frozenset(k for k, v in enumerate(eqn.ins) if behind[v] & LEARNED)
 
 
-def _decision(eqn: Equation, policy: Policy) -> str | None:
-    control = eqn.does.control
+def _decision(eqn: Equation, control: Control, policy: Policy) -> str | None:
     # a rule of the user's own is kept as it is, so only an op inside it is in question
     if getattr(policy, control.option) == 'refuse' and (control.decision or eqn.holds_op()):
-        _refuse(eqn, 'holds an ETP op or lies between hidden states')
+        _refuse(eqn, control, 'holds an ETP op or lies between hidden states')
     scan = _jax.scan_parts(eqn.origin)
     short = scan is not None and scan.length <= max(policy.unroll, 1)
     return 'unroll' if short else control.decision
 
 
-def _refuse(eqn: Equation, what: str) -> None:
-    control = eqn.does.control
+def _refuse(eqn: Equation, control: Control, what: str) -> None:
     raise NotSupportedError(
         f"{eqn.where}: {eqn.primitive.name} {what}, and the policy says {control.option}='refuse'. "
         f'Write {control.instead} instead, or compile with another policy.'

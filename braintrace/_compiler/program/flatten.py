@@ -124,10 +124,10 @@ class _Lowering:
         return self.apply(build, flat, eqn.outvars)
 
     def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
-        scan = _jax.scan_parts(eqn)
-        if mode == 'select':
-            return selected(build, _jax.cond_branches(eqn), ins, place)
-        if mode == 'unroll':
+        scan, branches = _jax.scan_parts(eqn), _jax.cond_branches(eqn)
+        if mode == 'select' and branches is not None:
+            return selected(build, branches, ins, place)
+        if mode == 'unroll' and scan is not None:
             return unrolled(build, scan, ins, place)
         if mode == 'descend':
             return descended(build, eqn, scan, ins, place)

@@ -121,7 +121,9 @@ class Program:
     def feedback(self, i: int) -> list[tuple[int, int]]:
         """For a marker: each carry of an iteration with its value at the end of the iteration."""
         begin, end = self.equations[self.begin_of.get(i, i)], self.equations[self.end_of.get(i, i)]
-        return list(zip(begin.outs, end.ins, strict=False))[: begin.loop.num_carry]
+        return list(zip(begin.outs, end.ins, strict=False))[
+            : begin.loop.num_carry if begin.loop else 0
+        ]
 
     def results(self, i: int, value: int) -> list[int]:
         """The values that depend on ``value`` through equation ``i``."""

@@ -23,6 +23,8 @@ def unsharded(eqn, where: str = 'an unknown place') -> Callable[..., list]:
     it have the same result, and the first block's is taken.
     """
     parts = _jax.shard_map_parts(eqn)
+    if parts is None:
+        raise NotSupportedError(f'{where}: {eqn.primitive.name} is no shard_map.')
     _check(parts, where)
     body = _Body(parts, where)
 
