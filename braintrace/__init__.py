@@ -122,8 +122,12 @@ for _other in _Path(__file__).parents[1].glob('braintrace-[0-9]*.dist-info'):
 
 
 def _elsewhere(name: str) -> str:
-    there = f' It is `braintrace.errors.{name}`.' if name in errors.__all__ else ''
-    return there or _instead_of(name)
+    places = {
+        known.lower(): f' It is `{module.__name__}.{known}`.'
+        for module in (rules, functional, errors)
+        for known in module.__all__
+    }
+    return _instead_of(name) or places.get(name.lower(), '')
 
 
 def _lazy(name: str):

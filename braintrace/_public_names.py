@@ -96,17 +96,25 @@ def instead_of_arguments(names: Iterable[str]) -> str:
     return f' `import braintrace.compat` takes {", ".join(found)}.' if found else ''
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that is most like this one, in any case of letters: nearly the same, or it holds
+    this one, or it is near at least.
+    """
+    known, small = {each.lower(): each for each in names}, name.lower()
+    near = difflib.get_close_matches(small, known, 1, 0.8)
+    near += [each for each in known if len(small) > 2 and small in each]
+    near += difflib.get_close_matches(small, known, 1)
+    return known[near[0]] if near else None
+
+
 def lacking(module: str, names: Iterable[str], more: Callable = lambda name: '') -> Callable:
     """The ``__getattr__`` of a public module: an error that names the nearest of its names, or what
     ``more`` says of the one that it lacks.
     """
 
     def missing(name: str):
-        known = list(names)
-        near = difflib.get_close_matches(name, known, 1, 0.8)
-        near += [each for each in known if name.lower() in each.lower()]
-        near += difflib.get_close_matches(name, known, 1)
-        text = more(name) or (f' Did you mean {near[0]}?' if near else '')
+        near = None if name.startswith('__') else nearest(name, names)
+        text = more(name) or (f' Did you mean {near}?' if near else '')
         raise AttributeError(f'module {module!r} has no attribute {name!r}.{text}')
 
     return missing

@@ -4,7 +4,6 @@ a call says that fails.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from ._public_names import instead_of_arguments
+from ._public_names import instead_of_arguments, nearest
 from .errors import OptionError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
@@ -27,6 +26,8 @@ class ShowsArguments:
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
+        if '__init__' in vars(cls):
+            cls.__init__ = public(cls.__name__)(cls.__init__)  # type: ignore[method-assign]
         signature = inspect.signature(cls.__init__)
         arguments = list(signature.parameters.values())[1:]
         shown = signature.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
@@ -46,7 +47,7 @@ def refuses(owner: str, **instead: str) -> Callable[[Function], Function]:
             return function(*args, **kwargs)
 
         checked.refused = frozenset(instead)  # type: ignore[attr-defined]
-        return checked  # type: ignore[return-value]
+        return public(owner)(checked)  # type: ignore[return-value]
 
     return decorate
 
@@ -73,14 +74,18 @@ def public(name: str) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def called(*args, **kwargs):
             try:
-                return function(*args, **kwargs)
+                try:
+                    return function(*args, **kwargs)
+                except TypeError:
+                    if problem := _problem(function, name, args, kwargs):
+                        raise OptionError(problem) from None
+                    raise
             except Exception as error:
-                problem = isinstance(error, TypeError) and _problem(function, name, args, kwargs)
-                if problem:
-                    raise OptionError(problem) from None
                 _hide(error)
                 raise
 
+        if '<locals>' in function.__qualname__:
+            called.__qualname__ = name
         return called  # type: ignore[return-value]
 
     return decorate
@@ -88,6 +93,8 @@ def public(name: str) -> Callable[[Function], Function]:
 
 def _problem(function: Callable, name: str, args: tuple, kwargs: dict) -> str:
     """Why arguments do not fit a function; empty where they do."""
+    if function.__name__ == '__init__':
+        name = type(args[0]).__name__  # a class has it of a base
     signature = inspect.signature(function)
     try:
         signature.bind(*args, **kwargs)
@@ -95,13 +102,15 @@ def _problem(function: Callable, name: str, args: tuple, kwargs: dict) -> str:
         names = [key for key in signature.parameters if key != 'self']
         unknown = next((key for key in kwargs if key not in names), None)
         if unknown is None:
-            return f'{name}: {error}. It is called as `{name}({", ".join(names)})`.'
-        near = [OTHER_NAMES[unknown]] if OTHER_NAMES.get(unknown) in names else []
-        near = near or difflib.get_close_matches(unknown, names, 1)
-        text = f' Did you mean {near[0]}?' if near else f' It takes {", ".join(names)}.'
+            plain = (p.replace(annotation=p.empty) for p in signature.parameters.values())
+            order = ', '.join(str(p) for p in plain if p.name != 'self')
+            return f'{name}: {error}. It is called as `{name}({order})`.'
+        other = OTHER_NAMES.get(unknown)
+        near = other if other in names else nearest(unknown, names)
+        text = f' Did you mean {near}?' if near else f' It takes {", ".join(names)}.'
         if unknown == 'return_value':
             text = ' Losses always come back, as `.losses`.'
-        return f'{name}: there is no argument {unknown}.{instead_of_arguments(kwargs) or text}'
+        return f'{name}: there is no argument {unknown}.{instead_of_arguments([unknown]) or text}'
     return ''
 
 
@@ -140,4 +149,4 @@ def _hide(error: BaseException | None) -> None:
             if not at.tb_frame.f_code.co_filename.startswith(PACKAGE):
                 shown = TracebackType(shown, at.tb_frame, at.tb_lasti, at.tb_lineno)
         error.__traceback__ = shown
-        error = error.__cause__
+        error = error.__cause__ or error.__context__

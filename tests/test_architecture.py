@@ -74,6 +74,7 @@ ARROWS: dict[str, set[str]] = {
         '',
         'errors',
         '_brainstate',
+        '_public_names',
         '_etrace_op',
         '_rules',
         '_windows',

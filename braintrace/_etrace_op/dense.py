@@ -57,8 +57,8 @@ def check_features(op: str, x) -> None:
     hint = 'Give x a feature axis.'
     if x.ndim > 2:
         hint = (
-            'Map the leading axes with `jax.vmap`, or reshape x to two axes: '
-            '`x.reshape(-1, x.shape[-1])`.'
+            'Of a whole sequence, give one step: `xs[0]`. Map other axes with `jax.vmap`, or '
+            'reshape x to two axes: `x.reshape(-1, x.shape[-1])`.'
         )
     check_rank(op, 'x', x.shape, {1: '(in,)', 2: '(batch, in)'}, hint)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from .._signatures import public
 from ..errors import OptionError
 from ._operands import trainable_operand, with_unit
 from ._rule_parts import output_trace, parameter_trace
@@ -48,6 +49,7 @@ def _identity(weight):
     return weight
 
 
+@public('element_wise')
 def element_wise(
     weight, fn: Callable[[Any], Any] = _identity, *, weight_fn: Callable[[Any], Any] = _identity
 ) -> jax.Array:

@@ -56,7 +56,7 @@ from .step_functions import Bound, Notices, substitute
 REMEDY = '`brainstate.nn.init_all_states(model, batch_size={batch})` and `learner.compile_graph(x)`'
 
 
-KEPT_NAMES = 'model', 'policy', 'rule', 'states'  # beside those of the class
+KEPT_NAMES = 'etrace', 'model', 'policy', 'rule', 'synthesizer', 'synthetic'  # of an instance
 
 
 class ETraceLearner(ShowsArguments, brainstate.nn.Module):
@@ -103,8 +103,8 @@ class ETraceLearner(ShowsArguments, brainstate.nn.Module):
     def __dir__(self) -> list[str]:
         """What a learner adds to a module, and what it needs of one."""
         own = {n for cls in type(self).__mro__ if issubclass(cls, ETraceLearner) for n in vars(cls)}
-        hidden = {'bootstraps', 'init_state', 'update'}
-        return sorted({*own, *KEPT_NAMES} - hidden)
+        hidden = {'bootstraps', 'init_state', 'synthesizer', 'update'}
+        return sorted({*own, 'states'} - hidden | {n for n in KEPT_NAMES if n in vars(self)})
 
     def __repr__(self) -> str:
         """Three lines, and where to find more."""

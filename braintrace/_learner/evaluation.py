@@ -64,7 +64,7 @@ def evaluate(learner: ETraceLearner, xs, ys, metric: Callable) -> Any:
         # states that are made inside a transformation end with it
         kept = _jax.is_outermost()
         with _as_it_was(bound):  # each call has the numbers of the first one
-            aside = bound.program(('evaluate', signature(first)), make) if kept else make()
+            aside = bound.program((), ('evaluate', signature(first)), make) if kept else make()
         outputs = aside.outputs(bound, xs)
     return metric(outputs, ys)
 

@@ -24,6 +24,7 @@ from .states import check_model
 from .synthetic import DNI
 
 L = TypeVar('L', bound=ETraceLearner)
+ONE_STEP = ' Of a whole sequence, give one step: `xs[0]`.'
 LANE = 'a lane of a batch'  # the tag of states that have one
 
 
@@ -71,7 +72,7 @@ def lanes_of(model: brainstate.nn.Module, inputs: tuple, batch_size: int | None)
             raise OptionError(
                 f'vmap=True with batch_size {batch_size}, but input {jax.tree_util.keystr(path)} '
                 f'has shape {list(shape)}. Give inputs with the batch in axis 0; the model sees '
-                'one sample of it.'
+                f'one sample of it.{ONE_STEP if shape[1:2] == (batch_size,) else ""}'
             )
     return Lanes(model, batch_size)
 
@@ -254,13 +255,20 @@ def _make(model, rule, options: dict, seed: int | None) -> ETraceLearner:
         except TypeError as e:
             raise OptionError(
                 f'options {options} do not fit {cls.__name__}, which takes '
-                f'{sorted(own - {"model", "rule"})}: {e}.{instead_of_arguments(options)}'
+                f'{sorted(own - {"model", "rule"})}: {e}.'
+                f'{instead_of_arguments(options) or _meant(options, own)}'
             ) from e
         return cls(*args, **options)
     raise OptionError(
         f'rule is {_described(rule)}; give a value of braintrace.rules, one of the names {NAMES}, '
         'a learner class, or None. The order is `compile(model, rule, *inputs)`.'
     )
+
+
+def _meant(options: dict, own: frozenset) -> str:
+    """What the first unknown option may be meant to be."""
+    known = own.union(inspect.signature(compile).parameters) - {'options'}
+    return next((did_you_mean(name, known) for name in options if name not in own), '')
 
 
 def _without_refused(cls, options: dict) -> dict:

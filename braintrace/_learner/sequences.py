@@ -293,8 +293,8 @@ def evolve(bound: Bound, sequences, step_fn: Callable | None, keep: bool, trace:
     def make() -> ForwardProgram:
         return ForwardProgram(learner, step_fn or learner, _slices(sequences), keep, instead)
 
-    key = 'evolve', step_fn, keep, trace, signature(sequences)
-    return bound.program(key, make)(sequences)
+    like = 'evolve', keep, trace, signature(sequences)
+    return bound.program((step_fn,), like, make)(sequences)
 
 
 def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arrays, dict]:
@@ -348,12 +348,12 @@ def _program(
         return SequenceProgram(step, options, length)
 
     shapes = signature((data.sequences, data.flags, learnt))
-    rest, functions = options, [step_fn]
-    if isinstance(options.along, UpdateOptions):
-        rest = options._replace(along=options.along._replace(optimizer=None))
-        functions.append(options.along.optimizer.update)
-    like = rest, shapes, *weights
-    return bound.program((step_fn, options, shapes, *weights.items()), make, like, tuple(functions))
+    along, functions = options.along, [step_fn]
+    if isinstance(along, UpdateOptions):
+        functions.append(along.optimizer)
+        along = along._replace(optimizer=None)
+    like = options._replace(along=along), shapes, *weights.items()
+    return bound.program(tuple(functions), like, make)
 
 
 def _slices(sequences):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import brainstate
@@ -32,7 +33,7 @@ from .states import CARRY, ModelStates, Path, Role, World, discover, innermost
 # What a call of a learner computes: its own step, or an observed one; what it warns of.
 
 
-MANY = 3  # programs that differ in their functions alone
+MANY = 3  # programs of functions that the same lines made
 KEPT = 64  # programs of a learner, such as one for each length of its sequences
 
 
@@ -45,34 +46,34 @@ class Bound:
     owner: Any
     core: OnlineLearner
     states: ModelStates
-    programs: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+    programs: OrderedDict[tuple[tuple, Hashable], Any] = field(default_factory=OrderedDict)
     delays: dict[str, int] = field(default_factory=dict)
-    made: dict[Hashable, list] = field(default_factory=dict)
 
-    def program(self, key: Hashable, make: Callable, like: Hashable = None, of: tuple = ()):
-        """The compiled program for a key, made where there is none or its states are gone. ``like``
-        is the key without the functions ``of`` it.
+    def program(self, of: tuple, like: Hashable, make: Callable):
+        """The compiled program of the user's functions, for what is ``like`` this beside them; made
+        where there is none or its states are gone.
         """
-        if key not in self.programs and of:
-            self._tell_of_new_functions(like, of)
-        if key not in self.programs or self.programs[key].touched.stale():
+        key = of, like
+        new = key not in self.programs
+        if new or self.programs[key].touched.stale():
             self.programs[key] = make()
             while len(self.programs) > KEPT:
                 self.programs.popitem(last=False)
         self.programs.move_to_end(key)
+        if new and of:
+            self._tell_of_functions_made_anew(of, like)
         return self.programs[key]
 
-    def _tell_of_new_functions(self, like: Hashable, of: tuple) -> None:
-        """Warn at the third program that differs from others in its functions alone."""
-        earlier = self.made.setdefault(like, [])
-        if all(any(a() is not b for a, b in zip(refs, of)) for refs in earlier):
-            earlier.append([weakref.ref(function) for function in of])
-            if len(earlier) == MANY:
-                tell(
-                    f'{type(self.owner).__name__} compiles for the third time for the same shapes '
-                    'and options: step_fn or the optimizer is a new object at each call. Define '
-                    'both once, outside of the loop.'
-                )
+    def _tell_of_functions_made_anew(self, of: tuple, like: Hashable) -> None:
+        """Warn at the third program of functions that the same lines made."""
+        made = lines_of(of)
+        same = [key for key in self.programs if key[1] == like and lines_of(key[0]) == made]
+        if len(same) == MANY:
+            tell(
+                f'{type(self.owner).__name__} compiles for the third time for the same shapes and '
+                'options: step_fn or the optimizer is a new object at each call. Define both once, '
+                'outside of the loop.'
+            )
 
     def delay(self, write_every, update_every) -> int:
         """``choose_delay``, asked once: the rule traces each op to answer."""
@@ -105,6 +106,21 @@ class Bound:
         """The value of an ``ETraceState`` before the first step."""
         trace, t = self.core.first.init()
         return {'trace': trace, 't': t}
+
+
+def lines_of(function: Any, depth: int = 4):
+    """The code of a function, or of several, and of functions that it closes over: equal where the
+    same lines made both. An object of another kind is equal to itself alone.
+    """
+    if isinstance(function, tuple | list):
+        return tuple(lines_of(each, depth) for each in function)
+    if isinstance(function, partial):
+        return lines_of(function.func, depth)
+    if not isinstance(function, FunctionType):
+        return function
+    values = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    inner = [v for v in values if isinstance(v, tuple | list | partial | FunctionType)]
+    return function.__code__, *(lines_of(v, depth - 1) for v in inner if depth)
 
 
 def _equal(a: Any, b: Any) -> bool:

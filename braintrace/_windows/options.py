@@ -3,7 +3,6 @@ checks."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import saiunit as u
 
 from .._compiler import ETraceGraph, abstract, describe_aval, param_name
 from .._executor import share, varying
+from .._public_names import nearest
 from .._rules import MOST_PENDING, Rule
 from ..errors import NotSupportedError, OptionError, StepFunctionError, StructureError
 
@@ -258,9 +258,8 @@ def check_choice(name: str, value, allowed) -> None:
 
 def did_you_mean(value, allowed) -> str:
     """A sentence that names the nearest of the allowed strings; empty where none is near."""
-    names = {a.lower(): a for a in allowed if isinstance(a, str)}
-    near = difflib.get_close_matches(str(value).lower(), names, 1)
-    return f' Did you mean {names[near[0]]!r}?' if near else ''
+    near = nearest(str(value), (a for a in allowed if isinstance(a, str)))
+    return f' Did you mean {near!r}?' if near else ''
 
 
 def length_of(*trees) -> int:

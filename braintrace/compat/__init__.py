@@ -12,10 +12,13 @@ both packages have take its arguments too from then on; :doc:`/howto/migrate` sa
 from .. import _brainstate  # noqa: F401  # before brainstate itself
 
 # isort: split
+from typing import TYPE_CHECKING
+
 import braintrace as _braintrace
 
 from .. import errors as _errors
 from .. import nn as _nn
+from .._public_names import lacking as _lacking
 from ..nn._mini import MiniGRU, MiniLSTM
 from ._configurations import ETraceConfig, FixedRandomFeedback, KappaFilter
 from ._learners import (
@@ -100,3 +103,7 @@ def _remove() -> None:
 
 
 _install()
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -378,7 +378,8 @@ class OnlineLearner:
             outputs = self._types_of_outputs(params, state, as_inputs(inputs))
             return Gradient(types_of(params), P(), outputs, types_of(state)), P()
 
-        return in_automatic_axes(observed_step(self, checked_loss(self, loss_fn)), types)
+        run = observed_step(self, checked_loss(self, loss_fn))
+        return public('learner.observed(loss_fn)')(in_automatic_axes(run, types))
 
     @public('learner.traces')
     def traces(self, params, state: OnlineState) -> dict:

@@ -8,6 +8,7 @@ the arguments that they take the place of.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import jax
@@ -51,6 +52,7 @@ def types_of(tree):
 def in_automatic_axes(run: Callable, types: Callable) -> Callable:
     """``run(*args)``, whose results ``types(*args)`` says the specs of, under explicit axes."""
 
+    @functools.wraps(run)
     def call(*args):
         if not is_explicit():
             _refuse_explicit(args)

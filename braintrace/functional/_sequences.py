@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from .. import _jax
 from .._compiler import abstract, is_inexact
 from .._executor import Axes, axes_of, each, in_shards, share, spread, summed_twice, varying
-from .._signatures import public
+from .._signatures import does_not_fit, public
 from .._windows import (
     Course,
     Gradient,
@@ -78,6 +78,8 @@ def checked_loss(learner, loss_fn: Callable) -> Callable:
     """``loss_fn(outputs, target)``, held to return a loss and not to step the learner."""
     if not callable(loss_fn):
         raise OptionError(f'loss_fn is {loss_fn!r}; give a function `loss(outputs, target)`.')
+    if problem := does_not_fit(loss_fn, 2):
+        raise OptionError(f'loss_fn is called as `loss(outputs, target)`: {problem}.')
 
     def loss(outputs, target):
         token = RUNNING.set(learner)

@@ -120,14 +120,16 @@ def check_input(owner: str, x: Any, num_in: int | tuple[int, ...]) -> None:
     lead = x.ndim - len(shape)
     if lead not in (0, 1) or x.shape[lead:] != shape:
         batch = ', '.join(['batch', *map(str, shape)])
-        remedy = (
-            'One step of a sequence is `xs[0]`: give that where a step is asked for. Other axes go '
-            'into the batch, or are mapped with jax.vmap.'
-            if lead > 1
-            else f'Its features are {x.shape[-1:]}, and the layer takes {shape[-1:]}.'
-        )
+        remedy = ''
+        if lead > 1:
+            remedy = (
+                ' Of a whole sequence, give one step: `xs[0]`. Other axes go into the batch, or '
+                'are mapped with jax.vmap.'
+            )
+        elif x.ndim and len(shape) == 1:
+            remedy = f' It has {x.shape[-1]} features, and the layer takes {shape[0]}.'
         raise EtpShapeError(
-            f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}). {remedy}'
+            f'{owner}: the input has shape {x.shape}; expected {shape} or ({batch}).{remedy}'
         )
 
 

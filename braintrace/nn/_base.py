@@ -94,12 +94,14 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
         for (name, (_, shape)), state in zip(self.first_values.items(), states):
             if state.value.shape != (*lead, *shape):
                 batch_size = lead[0] if lead else None
+                sequence = bool(lead) and state.value.shape == shape
                 raise StructureError(
                     f'{owner}: an input of shape {x.shape} meets state {name} of shape '
                     f'{state.value.shape}. Call `brainstate.nn.init_all_states(model, '
                     f'batch_size={batch_size})` (of this layer alone: '
                     f'`init_state(batch_size={batch_size})`; with `braintrace.compile`, pass it '
                     f"`batch_size={batch_size}`), or give inputs of the states' batch size."
+                    + (' Of a whole sequence, give one step: `xs[0]`.' if sequence else '')
                 )
 
 

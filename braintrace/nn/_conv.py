@@ -11,8 +11,8 @@ import numpy as np
 
 from .._etrace_op import conv
 from .._signatures import ShowsArguments
-from ..errors import EtpShapeError, OptionError
-from ._arguments import XAVIER, Init, axes, check_array, counted, first_value, is_count, parameter
+from ..errors import OptionError
+from ._arguments import XAVIER, Init, axes, check_input, counted, first_value, is_count, parameter
 
 Sizes = int | Sequence[int]
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
@@ -68,15 +68,8 @@ class Conv(ShowsArguments, brainstate.nn.Module):
 
     def update(self, x: Any) -> Any:
         """Map ``x`` of shape ``in_size`` or (B, \\*in_size) to ``out_size`` or (B, \\*out_size)."""
-        owner = type(self).__name__
-        check_array(owner, x)
+        check_input(type(self).__name__, x, self.in_size)
         lead = x.ndim - len(self.in_size)
-        if lead not in (0, 1) or x.shape[lead:] != self.in_size:
-            own = ', '.join(map(str, self.in_size))
-            raise EtpShapeError(
-                f'{owner}: the input has shape {x.shape}; expected ({own}) or (batch, {own}). '
-                'Reshape further axes into the batch, or map the layer over them with jax.vmap.'
-            )
         weight, bias = self.weight.value['weight'], self.weight.value.get('bias')
         kernel = weight if self.w_mask is None else weight * self.w_mask
         bias = None if bias is None else bias.reshape((self.out_channels,))

@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._public_names import lacking as _lacking
 from ..errors import EtpDtypeError, OptionError
 
 __all__ = ['arctan', 'custom', 'multi_gaussian', 'sigmoid', 'triangle']
@@ -295,3 +296,7 @@ def _fault_of(spk_fun: Callable) -> str | None:
     if not np.all(np.isfinite(slope)):
         return 'whose derivative is not finite'
     return None if np.any(slope) else 'whose derivative is zero everywhere, so nothing would learn'
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .._public_names import lacking as _lacking
 from ..errors import OptionError, StructureError
 from ._task import check_whole
 
@@ -300,3 +301,7 @@ def _check(env: Environment) -> None:
             f'{env.name}: step returns the reward {reward} and done {done}; give two scalars, the '
             'second a bool.'
         )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .._public_names import lacking as _lacking
 from ..errors import OptionError, StructureError
 from ._task import Batch, Task, accuracy, check_real, check_whole, entropy
 
@@ -364,3 +366,7 @@ def _check_apart(parts: dict[str, Events]) -> None:
                     f'{who} and the {other} part ({parts[other].source}) share a sample, number '
                     f'{i} of {name}; give another file, or other samples.'
                 )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _lacking(__name__, __all__)

@@ -154,6 +154,8 @@ def test_after_the_import_names_are_where_a_script_looks(installed):
 
 def test_without_it_a_name_says_where_it_is():
     assert COMPAT < set(compat.__all__)
+    with pytest.raises(AttributeError, match='Did you mean D_RTRL'):
+        compat.D_RTR  # noqa: B018
     for name in COMPAT - {'MiniGRU', 'MiniLSTM', 'ValinaRNNCell', 'load_public'}:
         with pytest.raises(AttributeError, match=f'`import braintrace.compat`, {name}'):
             getattr(braintrace, name)
@@ -313,7 +315,7 @@ def test_what_changes_no_number_is_accepted():
     model, x = compiled().model, data()[0][0]
     graph = compat.compile_etrace_graph(model, x, include_hidden_perturb=True)
     assert graph.hidden_groups
-    with pytest.raises(TypeError, match='vjp_methd'):
+    with pytest.raises(braintrace.errors.OptionError, match='no argument vjp_methd'):
         compat.D_RTRL(Net(), vjp_methd='single-step')
 
 

@@ -21,14 +21,15 @@ PACKAGE = str(Path(braintrace.__file__).parent)
 X, P, H = jnp.zeros((4, 3)), {'w': jnp.ones((3, 5))}, jnp.zeros((4, 5))
 gru = lambda: nn.GRUCell(3, 5)
 cell = lambda p, h, x: (h, 0.9 * h + braintrace.matmul(x, p['w']))
+plain = lambda p, h, x: (h, h + x @ p['w'])
 alone = lambda p, h, x: h + braintrace.matmul(x, p['w'])
 loss = lambda out, y: out.sum()
 learner = functional.online(cell)
 SAID = {
-    r'One step of a sequence is `xs\[0\]`': lambda: braintrace.compile(
+    r'Of a whole sequence, give one step: `xs\[0\]`. Other axes': lambda: braintrace.compile(
         gru(), 'D_RTRL', jnp.zeros((6, 4, 3)), batch_size=4
     ),
-    r'features are \(7,\), and the layer takes \(3,\)': lambda: braintrace.compile(
+    'It has 7 features, and the layer takes 3': lambda: braintrace.compile(
         gru(), 'D_RTRL', jnp.zeros((4, 7)), batch_size=4
     ),
     "no inputs are given.*example of one step's inputs.*compile": lambda: braintrace.compile(
@@ -55,6 +56,45 @@ SAID = {
     'no argument trace_dtyp. Did you mean trace_dtype': lambda: rules.d_rtrl(trace_dtyp=3),
     'no argument batch. Did you mean batch_size': lambda: tasks.run(1, 2, 3, 4, batch=3),
     'no argument carry. Did you mean keep_trace': lambda: learner.sequence_grad(loss, carry=1),
+    r'state h of shape \(5,\).* Of a whole sequence, give one step': lambda: braintrace.compile(
+        gru(), 'D_RTRL', jnp.zeros((6, 3))
+    ),
+    'sees one sample of it. Of a whole sequence, give one step': lambda: braintrace.compile(
+        gru(), 'D_RTRL', jnp.zeros((6, 4, 3)), batch_size=4, vmap=True
+    ),
+    'step returns. Of a whole sequence, give one step': lambda: functional.online(plain).init(
+        P, H, jnp.zeros((6, 4, 3))
+    ),
+    r'matmul: x has shape \(6, 4, 3\).* Of a whole sequence': lambda: learner.init(
+        P, H, jnp.zeros((6, 4, 3))
+    ),
+    r'expected \(5, 2\) or \(batch, 5, 2\). Of a whole sequence': lambda: nn.Conv1d((5, 2), 3, 3)(
+        jnp.zeros((6, 4, 5, 2))
+    ),
+    r"heads\(\*losses\): missing a required argument: 'targets'": lambda: learner.heads(loss)(
+        P, X, X
+    ),
+    r"observed\(loss_fn\): missing a required argument: 'targets'": lambda: learner.observed(loss)(
+        P, X, X
+    ),
+    r'xs, ys, mask=None, reset=None\)`': lambda: learner.sequence_update(loss, optax.sgd(1))(
+        P, X, X
+    ),
+    r'loss_fn is called as `loss\(outputs, target\)`': lambda: learner.grad(lambda out: out.sum()),
+    "batchsize.*Did you mean 'batch_size'": lambda: braintrace.compile(
+        gru(), 'D_RTRL', X, batchsize=4
+    ),
+    "Did you mean 'decay_or_rank'": lambda: braintrace.compile(gru(), 'ES_D_RTRL', X, decay=0.9),
+    'GRUCell: there is no argument winit. Did you mean w_init': lambda: nn.GRUCell(3, 5, winit=0),
+    'D_RTRL: there is no argument credt. Did you mean credit': lambda: braintrace.D_RTRL(
+        gru(), credt='whole'
+    ),
+    'matmul: there is no argument bia. Did you mean bias': lambda: braintrace.matmul(
+        X, P['w'], bia=0
+    ),
+    'element_wise: there is no argument weigth. Did you mean weight': lambda: (
+        braintrace.element_wise(weigth=X)
+    ),
 }
 
 
@@ -87,11 +127,20 @@ def test_arguments_of_a_learner_have_a_nearest_name():
         ('braintrace.errors', 'OptionErr', 'OptionError'),
         ('braintrace.receipts', 'record', 'Record'),
         ('braintrace.kit', 'chek', 'check'),
+        ('braintrace.nn.surrogate', 'Sigmod', 'sigmoid'),
+        ('braintrace.tasks.events', 'shd', 'read_shd'),
+        ('braintrace.tasks.environments', 'CartPol', 'cartpole'),
     ],
 )
 def test_each_public_module_names_the_nearest_of_its_names(module, wrong, near):
     with pytest.raises(AttributeError, match=f"'{wrong}'. Did you mean {near}"):
         getattr(importlib.import_module(module), wrong)
+
+
+def test_a_name_of_another_module_is_found_there():
+    for name, place in (('gradient', 'functional.Gradient'), ('d_rtrl', 'rules.d_rtrl')):
+        with pytest.raises(AttributeError, match=f'It is `braintrace.{place}`'):
+            getattr(braintrace, name)
 
 
 def frames(call) -> list[str]:
@@ -113,11 +162,22 @@ def test_a_traceback_shows_the_frames_of_the_user_alone():
     def run():
         learner.etrace_grad(xs, ys, step_fn=broken)
 
-    shown = frames(run)
-    assert shown.count(__file__) == 2 and not any(PACKAGE in file for file in shown)
+    def contract():  # a StepFunctionError
+        learner.etrace_grad(xs, ys, step_fn=lambda x, y: learner(x))
+
+    def unknown():
+        learner.etrace_train(xs, ys, step_fn=squared, optimizer=None, every=2)
+
+    def constructor():
+        nn.LIF(3, spk_fun='relu')
+
+    for call, own in ((run, 2), (contract, 1), (unknown, 1), (constructor, 1)):
+        shown = frames(call)
+        assert shown.count(__file__) == own and not any(PACKAGE in file for file in shown), shown
     jax.config.update('jax_traceback_filtering', 'off')
     try:
-        assert sum(PACKAGE in file for file in frames(run)) > 5
+        for call in (run, contract):
+            assert sum(PACKAGE in file for file in frames(call)) > 5
     finally:
         jax.config.update('jax_traceback_filtering', 'auto')
 
@@ -129,6 +189,13 @@ def test_functions_that_are_made_anew_are_told_once_and_other_shapes_are_not():
         for length in (2, 3, 4, 5):
             learner.etrace_grad(xs[:length], ys[:length], step_fn=loss_of(learner))
             learner.etrace_grad(xs, ys, step_fn=loss_of(learner), window=length)
+        once = lambda x, y: squared(learner(x), y)
+        for weight in (1, 2):  # three functions that are defined once, and four optimizers
+            twice = lambda x, y: weight * squared(learner(x), y)  # noqa: B023
+            for step_fn in (once, twice, lambda x, y: abs(learner(x) - y).mean()):
+                learner.etrace_grad(xs, ys, step_fn=step_fn)
+        for make in (optax.sgd, optax.adam, optax.rmsprop, optax.lion):
+            learner.etrace_train(xs, ys, step_fn=once, optimizer=make(0.1))
     with pytest.warns(errors.BraintraceWarning, match='third time.*new object') as seen:
         for _ in range(5):
             step_fn = lambda x, y: squared(learner(x), y)
@@ -138,14 +205,17 @@ def test_functions_that_are_made_anew_are_told_once_and_other_shapes_are_not():
         for _ in range(3):
             options = {'step_fn': loss_of(learner), 'optimizer': optax.sgd(0.1)}
             learner.etrace_train(xs, ys, **options)
+    with pytest.warns(errors.BraintraceWarning, match='third time'):
+        for _ in range(3):
+            learner.etrace_evolve(xs, step_fn=lambda x: learner(x))
 
 
 def test_completion_shows_what_users_call():
     shown = {name for name in dir(compiled()) if not name.startswith('_')}
     assert shown == {
-        *('compile_graph', 'etrace_evolve', 'etrace_grad', 'etrace_train', 'fingerprint'),
+        *('compile_graph', 'etrace', 'etrace_evolve', 'etrace_grad', 'etrace_train', 'fingerprint'),
         *('get_etrace_of', 'graph', 'model', 'param_states', 'partition_specs', 'place', 'policy'),
-        *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states', 'synthesizer'),
+        *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states'),
     }
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
     own = {'trace_dtype', 'write_every', 'credit'}

@@ -200,12 +200,13 @@ def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
     ]
     if not lines and after.tree != before.tree:
         lines = ['  same paths, but the tree (or a physical unit in it) differs']
+    further = any(new[n].shape[1:] == old[n].shape for n in old if n in new and new[n].shape)
     if lines:
         raise StructureError(
             'a step must return a carry of the structure, shapes and dtypes that it got:\n'
             + '\n'.join(lines)
             + '\nCast or reshape the state inside the step, or initialise it with what the step '
-            'returns.'
+            'returns.' + (' Of a whole sequence, give one step: `xs[0]`.' if further else '')
         )
 
 
