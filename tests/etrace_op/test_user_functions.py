@@ -242,7 +242,7 @@ def test_a_state_is_refused_with_a_hint_and_an_array_like_is_taken():
         (
             lambda: ops.matmul(np.ones((2, 3, 4)), np.ones((4, 5))),
             r'matmul: x has shape \(2, 3, 4\) of rank 3, expected \(in,\) or \(batch, in\)\. '
-            'Map .*jax.vmap.*reshape',
+            'Of a whole sequence.*jax.vmap.*reshape',
         ),
         (lambda: ops.matmul(np.ones(()), W), r'x has shape \(\) of rank 0'),
         (

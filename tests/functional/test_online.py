@@ -144,7 +144,7 @@ def test_progress_is_shown_from_inside_the_loop_but_not_under_vmap():
         lambda f, **kw: learner.sequence_update(f, optimizer, **kw),
     ):
         with pytest.raises(
-            braintrace.errors.OptionError, match='progress is 2; choose True or False'
+            braintrace.errors.OptionError, match='progress is 2; give True, False or'
         ):
             make(loss, progress=2)
 

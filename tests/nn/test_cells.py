@@ -195,7 +195,7 @@ def test_an_activation_that_is_no_function_is_refused(activation):
 
 
 def test_the_plain_cell_takes_its_options_by_name():
-    with pytest.raises(TypeError, match='positional'):
+    with pytest.raises(braintrace.errors.OptionError, match='positional'):
         nn.VanillaRNNCell(NUM_IN, NUM_OUT, brainstate.nn.init.ZeroInit())
 
 

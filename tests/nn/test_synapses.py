@@ -38,7 +38,8 @@ def test_the_highest_conductance_after_one_spike_is_one(decay, rise):
 
 
 def test_a_conductance_needs_a_reversal_potential_and_a_potential():
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'E'"):
+    missing = "missing a required argument: 'E'"
+    with pytest.raises(braintrace.errors.OptionError, match=missing):
         nn.COBA()
     projection = started(nn.Projection(nn.Linear(2, 3), nn.Expon(3), nn.COBA(E=0 * u.mV)))
     with pytest.raises(braintrace.errors.StructureError, match='no potential is given'):
