@@ -65,6 +65,27 @@ SWAPS: dict[type, type] = {
 FEEDBACK = 'tests/gradients/test_feedback.py'
 MUTANTS = [
     Mutant(
+        'the state before a step behind it',
+        '_executor/over_time.py',
+        'ends = (new[1:], start[None]) if self.reverse else (start[None], new[:-1])',
+        'ends = (new[1:], start[None])',
+        'tests/gradients/test_over_time.py',
+    ),
+    Mutant(
+        'a recurrence without its first state',
+        '_executor/over_time.py',
+        'x if more is None else x.at[start].add(more)',
+        'x',
+        'tests/gradients/test_over_time.py',
+    ),
+    Mutant(
+        'a product that is linear in both',
+        '_executor/over_time.py',
+        'linear = does.elementwise and does.linear is not None and does.linear(inside)',
+        'linear = does.elementwise and does.linear is not None',
+        'tests/gradients/test_over_time.py',
+    ),
+    Mutant(
         'a hard reset adds the reset potential',
         'nn/_neuron.py',
         "if self.spk_reset == 'soft' else V - self.V_reset",

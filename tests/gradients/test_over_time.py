@@ -3,6 +3,7 @@ of backpropagation through time, and those of the loops step by step.
 """
 
 import functools
+import sys
 
 import brainstate
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import braintrace
 from braintrace import _jax, functional
+from braintrace._executor import over_time
 from tests.compare import assert_close, assert_moves
 from tests.gradients.harness import quick
 from tests.precision import float64  # noqa: F401
@@ -162,8 +164,17 @@ def test_es_d_rtrl_gives_the_numbers_of_its_loop(name, window):
     assert_close(*each, relative=1e-12)
 
 
+def instructions(name, rule, linear):
+    """How many the compiled program of a CPU has."""
+    return lowered(name, 'cpu', rule, linear).compile().as_text().count(' = ')
+
+
 def loops(name, how, rule, linear='auto'):
     """The number of loops in a compiled gradient."""
+    return lowered(name, how, rule, linear).as_text().count('stablehlo.while')
+
+
+def lowered(name, how, rule, linear):
     params, h = start(name)
     cell = functools.partial(CELLS[name], braintrace)
     policy = braintrace.Policy(linear_loops=linear)
@@ -171,8 +182,12 @@ def loops(name, how, rule, linear='auto'):
     run = learner.sequence_grad(loss, window=None, keep_trace=False)
     state = learner.init(params, h, XS[0])
     with _jax.as_if_on(how):
-        compiled = jax.jit(lambda *at: run(params, state, *at, reset=(FLAGS, h))).lower(XS, YS)
-    return compiled.as_text().count('stablehlo.while')
+        return jax.jit(lambda *at: run(params, state, *at, reset=(FLAGS, h))).lower(XS, YS)
+
+
+@in_turn(lambda name, rule: name == 'lru', name=CELLS, rule=RULES)
+def test_on_a_cpu_the_program_is_that_of_plain_scans(name, rule):
+    assert len(set(instructions(name, rule, linear) for linear in ('auto', 'sequential'))) == 1
 
 
 @in_turn(lambda name, rule: name == 'lru', name=['lru', 'lif'], rule=RULES)
@@ -221,3 +236,40 @@ def test_what_a_reset_ends_need_not_be_a_number(name, rule):
             _, losses, _, state = run(params, state, xs, YS, np.ones(T), (flags, fresh(h)))
         found.append({'trace': state.trace, 'carry': state.carry, 'losses': losses[3:]})
     assert_close(*found)
+
+
+@pytest.mark.parametrize('length', [1, 2, 3])
+@pytest.mark.parametrize('reverse', [False, True])
+def test_a_loop_of_any_kind_is_the_scan_that_it_replaces(length, reverse):
+    """Linear carries before, behind and beside others, sums, a carry that nothing reads, integers,
+    one that is shown, and outputs of all.
+    """
+
+    def step(carry, at):
+        a, b, c, total, unread, count, shown = carry
+        x, k = at
+        new_a = jnp.where(k > 0, 0.5 * a + x, 0)
+        new_b = jnp.tanh(b + a)
+        new_c = new_b * c - 0.3 * x
+        carry = new_a, new_b, new_c, total + new_c, x * 2, count + k, shown + a
+        return carry, (a, new_c, new_b * count, shown)
+
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(length, B, N)), np.arange(length) % 3
+    init = *(rng.normal(size=(B, N)) for _ in range(5)), 3, rng.normal(size=(B, N))
+    init, xs = jax.tree.map(jnp.asarray, (init, xs))
+    want = jax.lax.scan(step, init, xs, reverse=reverse)
+    with _jax.as_if_on('cuda'):
+        program = jax.jit(lambda init, xs: over_time(step, init, xs, reverse=reverse))
+        mapped = jax.jit(jax.vmap(lambda init, xs: over_time(step, init, xs, reverse=reverse)))
+        assert_close(program(init, xs), want, relative=1e-12)
+        twice = jax.tree.map(lambda a: jnp.stack([a, a]), (init, xs))
+        assert_close(jax.tree.map(lambda a: a[1], mapped(*twice)), want, relative=1e-12)
+        grad = lambda loop: jax.grad(lambda x: loop(step, init, (x, xs[1]))[1][1].sum())(xs[0])
+        assert_close(grad(over_time), grad(jax.lax.scan), relative=1e-12)
+
+
+def test_more_than_a_platform_holds_goes_step_by_step(monkeypatch):
+    module = sys.modules[over_time.__module__]
+    monkeypatch.setattr(module, 'MOST_BYTES', 100)
+    assert loops('lru', 'cuda', 'd_rtrl') == 2
