@@ -246,17 +246,19 @@ def test_a_loop_of_any_kind_is_the_scan_that_it_replaces(length, reverse):
     """
 
     def step(carry, at):
-        a, b, c, total, unread, count, shown = carry
+        a, b, c, total, square, turned, unread, count, shown = carry
         x, k = at
         new_a = jnp.where(k > 0, 0.5 * a + x, 0)
         new_b = jnp.tanh(b + a)
         new_c = new_b * c - 0.3 * x
-        carry = new_a, new_b, new_c, total + new_c, x * 2, count + k, shown + a
-        return carry, (a, new_c, new_b * count, shown)
+        sums = total + new_c, 0.3 * square * square + x, 0.4 * jnp.conj(turned) + 1j * x
+        carry = new_a, new_b, new_c, *sums, x * 2, count + k, shown + a
+        return carry, (a, new_c, new_b * count, square, turned, shown)
 
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(length, B, N)), np.arange(length) % 3
-    init = *(rng.normal(size=(B, N)) for _ in range(5)), 3, rng.normal(size=(B, N))
+    drawn = lambda: rng.normal(size=(B, N))
+    init = *(drawn() for _ in range(5)), drawn() + 1j * drawn(), drawn(), 3, drawn()
     init, xs = jax.tree.map(jnp.asarray, (init, xs))
     want = jax.lax.scan(step, init, xs, reverse=reverse)
     with _jax.as_if_on('cuda'):
