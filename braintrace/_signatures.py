@@ -57,6 +57,7 @@ OTHER_NAMES = {
     'batch': 'batch_size',
     'carry': 'keep_trace',
     'every': 'update_every',
+    'lanes': 'batched',
     'lr': 'optimizer',
     'optim': 'optimizer',
     'loss': 'loss_fn',

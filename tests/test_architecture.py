@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
     '_brainstate': {'_jax'},
     '_etrace_op': {'errors', '_jax', '_signatures'},
     'nn': {'errors', '_etrace_op', '_signatures', '_brainstate', '_public_names'},
-    '_compiler': {'errors', '_jax', '_etrace_op'},
+    '_compiler': {'errors', '_jax', '_etrace_op', '_signatures'},
     '_executor': {'errors', '_jax', '_etrace_op', '_compiler'},
     '_rules': {'errors', '_jax', '_etrace_op', '_compiler', '_executor'},
     'rules': {'errors', '_rules', '_signatures', '_public_names'},

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 
+from .._signatures import public
 from ..errors import OptionError
 
 CHOICES = {
@@ -119,4 +120,5 @@ class Policy:
         return self if mark is None else replace(self, mark=mark)
 
 
+Policy.__init__ = public('Policy')(Policy.__init__)  # type: ignore[method-assign]
 DEFAULT = Policy()

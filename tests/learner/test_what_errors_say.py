@@ -55,6 +55,7 @@ SAID = {
     'no argument windw. Did you mean window': lambda: learner.sequence_grad(loss, windw=3),
     'no argument trace_dtyp. Did you mean trace_dtype': lambda: rules.d_rtrl(trace_dtyp=3),
     'no argument batch. Did you mean batch_size': lambda: tasks.run(1, 2, 3, 4, batch=3),
+    'Policy: there is no argument lanes. Did you mean batched': lambda: braintrace.Policy(lanes=()),
     'no argument carry. Did you mean keep_trace': lambda: learner.sequence_grad(loss, carry=1),
     r'state h of shape \(5,\).* Of a whole sequence, give one step': lambda: braintrace.compile(
         gru(), 'D_RTRL', jnp.zeros((6, 3))
