@@ -55,12 +55,12 @@ def at_once(jaxpr, args: Sequence) -> list:
         scan = _jax.scan_parts(eqn)
         if scan is None:
             return _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
-        return Loop(scan, ins).run()
+        return Recurrence(scan, ins).run()
 
     return _jax.walk(jaxpr, args[: len(jaxpr.constvars)], args[len(jaxpr.constvars) :], evaluate)
 
 
-class Loop:
+class Recurrence:
     """A scan with its operands. ``self.olds[k]`` has the values of carry k before each step, time
     in front, as soon as they are known, and ``self.ends[k]`` its last value.
     """
