@@ -39,7 +39,7 @@ class EligibilityState(NamedTuple):
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import eligibility
-    >>> z = eligibility(0.9).init({'w': jnp.zeros(2)}, batch=3)
+    >>> z = eligibility(0.9).init({'w': jnp.zeros(2)}, batch_size=3)
     >>> z.trace['w'].shape, int(z.steps)
     ((3, 2), 0)
     """
@@ -54,7 +54,7 @@ def eligibility(decay) -> Eligibility:
 
     ``decay``: discount times lambda, in [0, 1]; an array may be traced. The functions are pure:
 
-    - ``init(params, batch) -> z``, zeros ``(batch, *shape)`` for each leaf of params, so ``batch``
+    - ``init(params, batch_size) -> z``, zeros ``(batch, *shape)`` for each leaf, so ``batch_size``
       times their memory.
     - ``update(z, grads, going_on) -> z``; ``grads`` are gradients of one head, or a weighted sum of
       those of several, by sample (:meth:`OnlineLearner.heads`, ``per_sample=True``); ``going_on``
@@ -67,13 +67,14 @@ def eligibility(decay) -> Eligibility:
     observation is, so it weighs the z that has the gradients of step t and no later ones. Source:
     Sutton and Barto, Reinforcement Learning (2018), section 13.5.
 
-    Raises :class:`braintrace.errors.OptionError` for a ``decay`` or ``batch`` out of range; the
-    functions raise :class:`braintrace.errors.StructureError` for arrays that do not fit the trace.
+    Raises :class:`braintrace.errors.OptionError` for a ``decay`` or ``batch_size`` out of range;
+    the functions raise :class:`braintrace.errors.StructureError` for arrays that do not fit the
+    trace.
 
     >>> import jax.numpy as jnp
     >>> from braintrace.functional import eligibility
     >>> z_of = eligibility(0.9)
-    >>> z = z_of.init({'w': jnp.zeros(2)}, batch=3)
+    >>> z = z_of.init({'w': jnp.zeros(2)}, batch_size=3)
     >>> for going_on in (jnp.zeros(3), jnp.ones(3)):
     ...     z = z_of.update(z, {'w': jnp.ones((3, 2))}, going_on)
     >>> z.trace['w'][0].tolist(), z_of.weigh(z, jnp.array([3.0, 0.0, 0.0]))['w'].tolist()
@@ -83,11 +84,11 @@ def eligibility(decay) -> Eligibility:
         raise OptionError(f'decay is {decay!r}; give discount times lambda, a number from 0 to 1.')
     watch = _watch()
 
-    def init(params, batch: int) -> EligibilityState:
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise OptionError(f'batch is {batch!r}; give the number of samples, an int above 0.')
+    def init(params, batch_size: int) -> EligibilityState:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise OptionError(f'batch_size is {batch_size!r}; give an int above 0.')
         # the trace of an integer parameter stays 0
-        zeros = lambda p: jnp.zeros((batch, *p.shape), p.dtype if is_inexact(p) else jnp.int8)
+        zeros = lambda p: jnp.zeros((batch_size, *p.shape), p.dtype if is_inexact(p) else jnp.int8)
         return EligibilityState(jax.tree.map(zeros, params), jnp.zeros((), jnp.int32))
 
     def update(z: EligibilityState, grads, going_on) -> EligibilityState:

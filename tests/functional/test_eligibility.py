@@ -198,7 +198,7 @@ WRONG = {
         StructureError,
         'axis 0 is these samples',
     ),
-    'batch': (lambda: eligibility(0.9).init(params(), 0), OptionError, 'batch is 0'),
+    'batch': (lambda: eligibility(0.9).init(params(), 0), OptionError, 'batch_size is 0'),
     'text': (lambda: eligibility('a'), OptionError, "decay is 'a'"),
     'delta': (
         lambda: eligibility(0.9).weigh(updated(), jnp.ones(())),
