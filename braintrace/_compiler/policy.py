@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
+from typing import Literal
 
 from .._signatures import public
 from ..errors import OptionError
@@ -65,13 +66,13 @@ class Policy:
 
     strict: bool = False
     unroll: int = 8
-    cond: str = 'select'
-    scan: str = 'follow'
-    while_loop: str = 'forward'
-    checkpoint: str = 'keep'
-    custom_rule: str = 'opaque'
-    shard_map: str = 'vmap'
-    linear_loops: str = 'auto'
+    cond: Literal['select', 'refuse'] = 'select'
+    scan: Literal['follow', 'refuse'] = 'follow'
+    while_loop: Literal['forward', 'refuse'] = 'forward'
+    checkpoint: Literal['keep', 'inline'] = 'keep'
+    custom_rule: Literal['opaque', 'refuse'] = 'opaque'
+    shard_map: Literal['vmap', 'refuse'] = 'vmap'
+    linear_loops: Literal['auto', 'sequential'] = 'auto'
     mark: str | Callable | None = None
     batched: tuple[str, ...] = ()
 

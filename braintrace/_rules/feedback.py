@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ class Feedback:
 
     Parameters
     ----------
-    kind : str
+    kind : 'random' or 'adaptive'
         ``'random'``: B is fixed (Lillicrap et al. 2016, Nat. Commun. 7:13276). ``'adaptive'``:
         ``B^t = W^t + (1 - decay)^t E``, where t counts all steps since the learner was compiled,
         over resets too: B gets the updates of W, and what is between them shrinks. So it does in
@@ -108,7 +109,7 @@ class Feedback:
     'random'
     """
 
-    kind: str
+    kind: Literal['random', 'adaptive']
     ops: tuple[str, ...] | None = None
     scale: float | None = None
     decay: float = 0.0

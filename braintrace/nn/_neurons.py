@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import saiunit as u
 
@@ -51,7 +51,7 @@ class IF(Neuron):
         V_reset: Any = 0.0,
         tau_ref: Any = None,
         spk_fun: str | Callable = 'triangle',
-        spk_reset: str = 'soft',
+        spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
         name: str | None = None,
     ):
@@ -158,7 +158,7 @@ class LIF(Neuron):
         V_reset: Any = 0.0,
         tau_ref: Any = None,
         spk_fun: str | Callable = 'triangle',
-        spk_reset: str = 'soft',
+        spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
         name: str | None = None,
     ):
@@ -225,7 +225,7 @@ class ALIF(Neuron):
         V_reset: Any = 0.0,
         tau_ref: Any = None,
         spk_fun: str | Callable = 'triangle',
-        spk_reset: str = 'soft',
+        spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
         name: str | None = None,
     ):
@@ -314,7 +314,7 @@ class GIF(Neuron):
         A2: Any = 0.0,
         tau_ref: Any = None,
         spk_fun: str | Callable = 'triangle',
-        spk_reset: str = 'hard',
+        spk_reset: Literal['soft', 'hard'] = 'hard',
         V_init: Init | None = None,
         name: str | None = None,
     ):

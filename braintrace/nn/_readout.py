@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import brainstate
 import saiunit as u
@@ -237,7 +237,7 @@ class LeakySpikeReadout(ShowsArguments, brainstate.nn.Module):
         V_rest: Any = 0.0,
         V_reset: Any = 0.0,
         spk_fun: str | Callable = 'triangle',
-        spk_reset: str = 'soft',
+        spk_reset: Literal['soft', 'hard'] = 'soft',
         V_init: Init | None = None,
         name: str | None = None,
     ):

@@ -184,7 +184,10 @@ def same_step() -> Rule:
 
 
 @public('braintrace.rules.e_prop')
-def e_prop(kappa: float = 0.0, feedback: str | Feedback = 'symmetric') -> Rule:
+def e_prop(
+    kappa: float = 0.0,
+    feedback: Literal['symmetric', 'random', 'adaptive'] | Feedback = 'symmetric',
+) -> Rule:
     r"""e-prop: ``d_rtrl().filtered(kappa)``, with the error sent back as ``feedback`` says.
 
     .. math::

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ BY = {'rows': SIDE, 'pixels': 1, 'spikes': SIDE}  # pixels that are shown at onc
 UNITS, ROW, RATE = 5, 20, 0.1  # inputs of a pixel, milliseconds of a row, spikes a millisecond
 
 
-def digits(by: str = 'rows') -> Task:
+def digits(by: Literal['rows', 'pixels', 'spikes'] = 'rows') -> Task:
     """The 1,797 images of 8 x 8 pixels of scikit-learn (Alpaydin & Kaynak, 1998), in [0, 1], read
     row by row, pixel by pixel, or as spikes; the class is asked for at the end.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._windows import Turns, with_so_far
+from ._task import Part
 from ._training import At, Training
 
 PIECES = 20  # where somebody looks
@@ -110,7 +111,7 @@ class Loop:
         score = jax.vmap(self.training.score, (0, 0, None, None, None))
         return jax.jit(score, static_argnums=(3, 4))
 
-    def scores(self, params, part: str, sequences: int) -> np.ndarray:
+    def scores(self, params, part: Part, sequences: int) -> np.ndarray:
         """The score of each seed, on sequences that are the same for all."""
         return np.asarray(self._score(params, self.made[1], jax.random.key(0), part, sequences))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from .._warnings import tell
 from ..errors import OptionError, StructureError
 
 PARTS = ('train', 'validation', 'test')
+Part = Literal['train', 'validation', 'test']
 METRICS = ('accuracy', 'nats', 'mse')
 
 
@@ -83,7 +84,7 @@ class Task:
         sizes = f'{self.steps} steps, {self.inputs} inputs, {self.outputs} outputs'
         return f'{self.name}: {sizes}, floor {self.shown(self.floor)}'
 
-    def sample(self, key: Array, batch_size: int, part: str = 'train') -> Batch:
+    def sample(self, key: Array, batch_size: int, part: Part = 'train') -> Batch:
         """``batch_size`` sequences of one of ``PARTS``, a pure function of the key.
 
         One key draws other sequences for each part. Raises :class:`braintrace.errors.OptionError`

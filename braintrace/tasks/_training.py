@@ -14,7 +14,7 @@ from .._jax import is_key
 from .._windows import Gradient, Penalised, check_loss, optimised
 from ..errors import StructureError
 from ..functional import OnlineLearner, OnlineState, fold_lane, reset, split
-from ._task import Task
+from ._task import Part, Task
 
 
 class Options(NamedTuple):
@@ -119,7 +119,7 @@ class Training:
         moved = {'params': found.params, 'moments': found.opt_state, 'state': found.state}
         return at._replace(**moved), found.losses
 
-    def score(self, params, carry, key, part: str, sequences: int):
+    def score(self, params, carry, key, part: Part, sequences: int):
         """The score of held-out sequences, in lanes of the batch's size."""
         size, batch = self.options.batch, self.task.sample(key, sequences, part)
         lanes = jnp.arange(-(-sequences // size) * size) % sequences  # some of them twice
