@@ -27,7 +27,7 @@ MASK = np.array([1.0, 0.0, 0.5, 1.0, 2.0, 1.5])
 
 
 def gradient(case, rule, window, keep_trace=True, state=None, steps=slice(None), **arguments):
-    """``(grads, state, losses)`` of an exact window."""
+    """The gradient of an exact window."""
     first = start(case, rule)[1]
     run = learner_of(case, rule).sequence_grad(
         case.loss, window=window, reduction='sum', keep_trace=keep_trace, inside='exact'
@@ -68,7 +68,7 @@ def test_without_a_trace_it_is_truncated_bptt(name):
         for x in part.xs:
             carry = oracles.real(case.run(models.ops.NumpyOps(), case.params, carry, x)[1])
     want = added(parts)
-    dropped, state, _ = gradient(case, RULE, 4, keep_trace=False)
+    dropped, _, _, state = gradient(case, RULE, 4, keep_trace=False)
     assert_drawn_close(dropped, want)
     assert not np.any(state.t)
     assert_drawn_close(gradient(case, braintrace.rules.same_step(), 4)[0], want)
