@@ -165,10 +165,11 @@ threading.Thread(target=send, daemon=True).start()
 try:
     train(steps)
 except KeyboardInterrupt as error:
-    print(time.perf_counter() - sent[0], len(error.so_far[0]))
+    print(time.perf_counter() - sent[0], len(error.so_far.losses))
 """
     found = subprocess.run(
         [sys.executable, '-c', code], capture_output=True, text=True, timeout=120
     )
+    assert found.returncode == 0, found.stderr
     seconds, steps = map(float, found.stdout.split())
     assert seconds < 2 and 0 < steps < 5_000_000
