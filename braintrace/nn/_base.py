@@ -86,8 +86,8 @@ class StatefulLayer(ShowsArguments, brainstate.nn.Module):
         if self.plain_input and not u.get_dim(x).is_dimensionless:
             unit = u.get_unit(x)
             raise EtpUnitError(
-                f'{owner}: the input has the unit {unit}, and a gate takes plain numbers. Give it '
-                f'in a unit of your choice: x.to_decimal(saiunit.{unit}).'
+                f'{owner}: the input has the unit {unit}, and its equations take plain numbers. '
+                f'Give it in a unit of your choice: x.to_decimal(saiunit.{unit}).'
             )
         check_input(owner, x, self.in_size)
         lead = x.shape[: x.ndim - len(self.in_size)]

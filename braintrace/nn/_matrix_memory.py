@@ -69,6 +69,7 @@ class GLACell(RecurrentLayer):
     """
 
     state_names = ('S',)
+    plain_input = True
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class MambaCell(RecurrentLayer):
     """
 
     state_names = ('h',)
+    plain_input = True
 
     def __init__(
         self,

@@ -199,6 +199,7 @@ class S5Cell(Rotations):
     """
 
     state_names = ('h_re', 'h_im')
+    plain_input = True
 
     def __init__(
         self,
@@ -300,6 +301,7 @@ class RTUCell(Rotations):
     """
 
     state_names = ('p', 'q')
+    plain_input = True
 
     def __init__(
         self,

@@ -178,8 +178,11 @@ def test_a_batch_size_that_is_no_count_is_refused(batch_size):
         nn.GRUCell(NUM_IN, NUM_OUT).init_state(batch_size)
 
 
-@pytest.mark.parametrize('cell', [nn.GRUCell, nn.MinGRUCell])
-def test_an_input_with_a_unit_is_refused_by_gates(cell):
+PLAIN = [nn.GRUCell, nn.MinGRUCell, nn.S5Cell, nn.RTUCell, nn.GLACell, nn.MambaCell]
+
+
+@pytest.mark.parametrize('cell', PLAIN)
+def test_an_input_with_a_unit_is_refused_where_equations_take_numbers(cell):
     cell = cell(NUM_IN, NUM_OUT)
     cell.init_state()
     with pytest.raises(
