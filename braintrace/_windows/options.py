@@ -350,10 +350,8 @@ def _is_count(value) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
-def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
-    """The number of updates between two writes of the trace: as asked (in steps), or as the rule
-    chooses.
-    """
+def check_updates(every, write_every) -> None:
+    """Raise where the steps between updates, or between writes of the trace, are no counts."""
     for name, value in (('update_every', every), ('write_every', write_every)):
         left_out = value is None and name == 'write_every'
         if not left_out and not _is_count(value):
@@ -363,6 +361,13 @@ def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
             f'write_every is {write_every}; give a multiple of the {every} steps between updates, '
             f'at most {MOST_PENDING} times as many.'
         )
+
+
+def choose_delay(write_every, every, graph: ETraceGraph, rule: Rule) -> int:
+    """The number of updates between two writes of the trace: as asked (in steps), or as the rule
+    chooses.
+    """
+    check_updates(every, write_every)
     return rule.delay(graph, int(every), None if write_every is None else int(write_every // every))
 
 

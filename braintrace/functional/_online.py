@@ -42,6 +42,7 @@ from .._windows import (
     check_optimizer,
     check_progress,
     check_synthesizer,
+    check_updates,
     check_window,
     signature,
     task_loss,
@@ -556,6 +557,7 @@ class OnlineLearner:
         """
         self._check_sequence(reduction, progress, observe is not None)
         check_optimizer(optimizer)
+        check_updates(update_every, write_every)
         exact = check_inside(inside, update_every)
         check_synthesizer(synthesizer, exact, self.rule)
         check_choice('not_finite', not_finite, NOT_FINITE)

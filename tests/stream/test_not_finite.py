@@ -270,6 +270,10 @@ def test_what_can_not_be_done_is_refused():
         braintrace.errors.OptionError, match="not_finite is 'drop'; choose 'keep' or"
     ):
         learner.sequence_update(loss, optimizer, not_finite='drop')
+    for options in ({'update_every': 0}, {'update_every': 2.5}, {'write_every': True}):
+        (name, value), *_ = options.items()
+        with pytest.raises(braintrace.errors.OptionError, match=f'{name} is {value}; give a'):
+            learner.sequence_update(loss, optimizer, **options)
     with pytest.raises(braintrace.errors.OptionError, match='Give reset=.None'):
         learner.sequence_update(loss, optimizer, not_finite='skip')(*given)
     raises = learner.sequence_update(loss, optimizer, not_finite='raise')
