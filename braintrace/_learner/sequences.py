@@ -312,6 +312,11 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arra
     weights = bound.owner.param_states if given.weights is None else given.weights
     if not isinstance(weights, Mapping):
         raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
+    if not weights:
+        raise OptionError(
+            'weights is empty: nothing would be learnt. Give a dict path -> ParamState with one '
+            'entry at least, or leave weights out for all of the model.'
+        )
     if wrong := [k for k, s in weights.items() if not isinstance(s, brainstate.ParamState)]:
         raise OptionError(
             f'weights {wrong} are not ParamStates; weights is a dict path -> ParamState.'

@@ -29,7 +29,7 @@ from .._jax import surrounding_mesh
 from .._report import Report, Share, make_report
 from .._rules import DRTRL, Rule
 from .._saving import fingerprint
-from .._signatures import check_needs_no_inputs, public
+from .._signatures import check_needs_no_inputs, does_not_fit, public
 from .._warnings import tell
 from .._windows import (
     NOT_FINITE,
@@ -225,11 +225,6 @@ class OnlineLearner:
         """The compiled step for ``params`` and ``inputs``, if ``state`` belongs to it; raises
         :class:`braintrace.errors.StructureError` if not.
         """
-        if not isinstance(state, OnlineState):
-            raise StructureError(
-                f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` '
-                'returned.'
-            )
         check_devices(params, state)
         compiled = self.compiled(params, state.carry, inputs)
         if compiled.state_signature != signature((state.trace, state.t)):
@@ -566,8 +561,9 @@ class OnlineLearner:
                 f'not_finite is {not_finite!r} beside a synthesizer, which learns from all lanes '
                 "together. Give 'keep'."
             )
-        if observe is not None and not callable(observe):
-            raise OptionError(f'observe is {observe!r}; give a function `(grads, state) -> tree`.')
+        problem = does_not_fit(observe, 2) if callable(observe) else repr(observe)
+        if observe is not None and problem:
+            raise OptionError(f'observe is {problem}; give a function `(grads, state) -> tree`.')
         calls = self._along(loss_fn, progress, synthesizer)
         calls = replace(calls, not_finite=not_finite, observe=observe)
         return calls.update(optimizer, update_every, write_every, reduction, exact)

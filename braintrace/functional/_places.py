@@ -17,6 +17,7 @@ from .. import _jax
 from .._compiler import abstract, path_key, path_name
 from ..errors import StructureError
 from ..extra.sharding import state_specs
+from ._state import OnlineState
 
 
 @contextlib.contextmanager
@@ -86,7 +87,11 @@ def _sharding_of(leaf):
 
 
 def check_devices(params, state) -> None:
-    """Refuse a state that lies on other devices than params, of which JAX names no state."""
+    """Refuse what is no state, and one on other devices than params, of which JAX names none."""
+    if not isinstance(state, OnlineState):
+        raise StructureError(
+            f'state is {type(state).__name__}; pass the OnlineState that `init` or `step` returned.'
+        )
     first = next(iter(jax.tree.leaves(params)), None)
     traced = any(isinstance(x, _jax.Tracer) for x in (first, state.t))
     own, other = (None if traced else _sharding_of(x) for x in (first, state.t))

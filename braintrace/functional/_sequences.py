@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -152,12 +152,31 @@ class SequenceCalls:
 
     def gradient(self, options: GradientOptions) -> Callable:
         """``(params, state, xs, ys, mask=None, reset=None) -> Gradient``."""
+        raised: list[BaseException] = []
+
+        def told(*args):
+            try:
+                self.progress(*args)
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        calls = replace(self, progress=told) if callable(self.progress) else self
 
         @public('learner.sequence_grad(loss_fn)')
         def run(params, state, xs, ys, mask=None, reset=None) -> Gradient:
             # what is computed op by op under explicit axes is typed by them, automatic or not
             call = program if is_explicit() else on_data
-            grads, state, losses = call(params, state, Data(xs, ys, mask, reset))
+            raised.clear()
+            try:
+                found = call(params, state, Data(xs, ys, mask, reset))
+                # what a function of progress raises comes where the losses are waited for
+                found = jax.block_until_ready(found) if callable(self.progress) else found
+            except jax.errors.JaxRuntimeError:
+                if raised:
+                    raise raised[0] from None
+                raise
+            grads, state, losses = found
             return Gradient(grads, losses, None, state)
 
         @partial(in_automatic_axes, types=lambda *args: (*types_of(args[:-1]), P()))
@@ -166,7 +185,7 @@ class SequenceCalls:
             return in_shards(body, params, state, data._replace(xs=xs))
 
         def body(axes: Axes, params, state, data: Data):
-            course, of_loss = self.course(axes, params, state, data)
+            course, of_loss = calls.course(axes, params, state, data)
             result = run_windows(course, params, options)
             new = _after(state, result.end)
             return (result.learnt, axes), (new, axes), (result.losses, of_loss)

@@ -277,6 +277,21 @@ def test_a_reset_inside_a_sequence_equals_one_between_two():
             'OnlineState',
         ),
         (
+            lambda l, p, s, x, y: l.grad(loss)(p, s.carry, x[0], y[0]),
+            braintrace.errors.StructureError,
+            'OnlineState',
+        ),
+        (
+            lambda l, p, s, x, y: l.vjp(p, None, x[0]),
+            braintrace.errors.StructureError,
+            'state is NoneType',
+        ),
+        (
+            lambda l, p, s, x, y: l.sequence_grad(loss, progress=lambda *_: 1 / 0)(p, s, x, y),
+            ZeroDivisionError,
+            'division by zero',
+        ),
+        (
             lambda l, p, s, x, y: l.step(p, s.replace(trace={}), x[0]),
             braintrace.errors.StructureError,
             'trace of this state',

@@ -261,6 +261,7 @@ XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
         ((XS, YS), {'progress': None}, ['progress is None']),
         ((XS, YS), {'step_fn': None}, ['step_fn is None']),
         ((XS, YS), {'weights': {'a': 1}}, ['weights', "'a'"]),
+        ((XS, YS), {'weights': {}}, ['weights is empty']),
     ],
 )
 def test_bad_arguments_of_etrace_grad_are_refused(sequences, options, words):

@@ -61,3 +61,5 @@ def test_what_is_no_function_is_refused():
         braintrace.errors.OptionError, match=r'observe is True; give a function `\(grads'
     ):
         functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=True)
+    with pytest.raises(braintrace.errors.OptionError, match='observe is .*too many positional'):
+        functional.online(cell, D_RTRL).sequence_update(loss, OPTIMIZER, observe=lambda grads: 0)
