@@ -230,6 +230,8 @@ def compile(
     """
     check_choice('vmap', vmap, (True, False))
     check_model(model)
+    if isinstance(seed, (str, float, bool)):
+        raise OptionError(f'seed is {seed!r}; give an int, or None.')
     size = {} if batch_size is None else {'batch_size': batch_size}
     if vmap:
         model, size = lanes_of(model, inputs, batch_size), {}

@@ -290,7 +290,7 @@ def check_mask(mask, length: int) -> jax.Array:
     """The mask as an array ``(T,)``, ones where none is given."""
     if mask is None:
         return jnp.ones(length)
-    mask = _array(mask)
+    mask = _array('mask is', mask)
     if mask.shape != (length,) or not (
         mask.dtype == bool or jnp.issubdtype(mask.dtype, jnp.number)
     ):
@@ -307,13 +307,16 @@ def divisor(mask: jax.Array) -> jax.Array:
     return jnp.where(total == 0, 1, total)
 
 
-def _array(x):
-    return np.asarray(x) if isinstance(x, str) else jnp.asarray(x)
+def _array(what: str, x):
+    try:
+        return np.asarray(x) if isinstance(x, str) else jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise StructureError(f'{what} {x!r:.80}; give one array.') from error
 
 
 def check_flags(what: str, flags, length: int, t_shape: tuple[int, ...]) -> jax.Array:
     """Reset flags as bool of shape ``(T,)`` or ``(T, B)``; ``what`` begins the message."""
-    flags = _array(flags)
+    flags = _array(what, flags)
     if flags.dtype != bool or flags.shape not in ((length,), (length, *t_shape)):
         raise StructureError(
             f'{what} {flags.dtype}{list(flags.shape)}; give bool of shape [{length}] or '

@@ -247,6 +247,8 @@ XS, YS = np.ones((STEPS, BATCH, INPUTS)), np.ones((STEPS, BATCH, 2))
         ((XS, YS), {'mask': jnp.ones(5)}, ['mask', '[5]', '[7]']),
         ((XS, YS), {'mask': jnp.ones((STEPS, BATCH))}, ['mask', '[7, 3]']),
         ((XS, YS), {'mask': 'abc'}, ['mask']),
+        ((XS, YS), {'mask': [None] * STEPS}, ['mask is [None', 'one array']),
+        ((XS, YS), {'reset': (None, 1)}, ['reset is (None, 1)', 'one array']),
         ((XS, YS), {'reset': jnp.ones((5, BATCH), bool)}, ['reset', '[5, 3]', '[7, 3]']),
         ((XS, YS), {'reset': jnp.ones((STEPS, BATCH))}, ['reset', 'float', 'bool']),
         ((XS, YS), {'window': 0}, ['window is 0']),

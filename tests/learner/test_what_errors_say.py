@@ -35,6 +35,7 @@ SAID = {
     "no inputs are given.*example of one step's inputs.*compile": lambda: braintrace.compile(
         gru(), 'D_RTRL', batch_size=4
     ),
+    'seed is 1.5; give an int': lambda: braintrace.compile(gru(), 'D_RTRL', X, seed=1.5),
     'no inputs are given.*init': lambda: learner.init(P, H),
     'adapters.from_equinox': lambda: braintrace.compile(
         equinox.nn.GRUCell(3, 5, key=jax.random.key(0)), 'D_RTRL', X
@@ -218,6 +219,7 @@ def test_completion_shows_what_users_call():
         *('get_etrace_of', 'graph', 'model', 'param_states', 'partition_specs', 'place', 'policy'),
         *('pure', 'report', 'reset_state', 'restore', 'rule', 'save', 'states'),
     }
+    assert {'attach_synthesizer', 'synthesizer'} < {*dir(braintrace.DNI(gru()))}
     rule = {name for name in dir(rules.d_rtrl()) if not name.startswith('_')}
     own = {'trace_dtype', 'write_every', 'credit'}
     assert rule == own | {'approximation', 'filtered', 'name', 'remembers', 'with_feedback'}
