@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import brainstate
@@ -81,7 +82,8 @@ def cell(spec: Spec, params: dict, hidden: dict, x):
     traced[0] += 1
     new = {}
     for k in range(spec.layers):
-        p = {name[:-1]: w for name, w in params.items() if name.endswith(str(k))}
+        number = re.compile(rf'(\D+){k}')
+        p = {found[1]: w for name, w in params.items() if (found := number.fullmatch(name))}
         x, at = spec.cell.step(p, of_layer(spec.cell.states, hidden, k), x)
         new |= {f'{name}{k}': h for name, h in at.items()}
     return x @ params['out'], new

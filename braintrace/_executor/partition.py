@@ -343,7 +343,7 @@ class Flow:
         """
         found: set = set()
         for end in ends:
-            while self.START in (then := self._then(end)):
+            while self.START in (then := self._then(end, found)):
                 path, a = [], self.START
                 while a != end:
                     path.append((a, then[a]))
@@ -355,13 +355,15 @@ class Flow:
             found.update(then)
         return found
 
-    def _then(self, end) -> dict:
-        """The next node on a shortest way with room to the end, of every node up to the start."""
+    def _then(self, end, found: set) -> dict:
+        """The next node on a shortest way with room to the end, of every node up to the start;
+        nodes that were ``found``, which it does not reach, are left out.
+        """
         then, todo = {end: end}, deque([end])
         while todo and self.START not in then:
             b = todo.popleft()
             for a in self.room.get(b, ()):
-                if a not in then and self.room[a][b] > 0:
+                if a not in then and a not in found and self.room[a][b] > 0:
                     then[a] = b
                     todo.append(a)
         return then

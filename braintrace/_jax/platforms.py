@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 _as_if: ContextVar[str | None] = ContextVar('platform', default=None)
+# inside of a choice: the platform whose code is traced, and those that have code of their own
+_inside: ContextVar[tuple[str | None, frozenset[str]]]
+_inside = ContextVar('inside', default=(None, frozenset()))
+SHARED = 'shared'  # several devices share the program: no platform has code of its own
 
 
 @contextlib.contextmanager
@@ -48,11 +52,33 @@ def platform_here() -> str:
 
 
 def platform_dependent(*args, default: Callable, **own: Callable):
-    """``jax.lax.platform_dependent``, and ``default`` in a program that several devices share."""
-    if _as_if.get() is not None or not own:
+    """``jax.lax.platform_dependent``, and ``default`` in a program that several devices share.
+
+    What stands inside of a choice is traced for the platforms that are left there.
+    """
+    if _as_if.get() is not None:
         return own.get(platform_here(), default)(*args)
-    own = {name: alone_or(fn, default) for name, fn in own.items()}
-    return jax.lax.platform_dependent(*args, default=default, **own)
+    here, others = _inside.get()
+    own = {name: fn for name, fn in own.items() if name not in others}
+    if here is not None or not own:
+        return own.get(here or '', default)(*args)
+    shared = _within(default, (SHARED, others))
+    chosen = {n: alone_or(_within(fn, (n, others)), shared) for n, fn in own.items()}
+    left = _within(default, (None, others | own.keys()))
+    return jax.lax.platform_dependent(*args, default=left, **chosen)
+
+
+def _within(fn: Callable, place: tuple[str | None, frozenset[str]]) -> Callable:
+    """``fn``, traced at this place."""
+
+    def run(*args):
+        token = _inside.set(place)
+        try:
+            return fn(*args)
+        finally:
+            _inside.reset(token)
+
+    return run
 
 
 def alone_or(alone: Callable, shared: Callable) -> Callable:

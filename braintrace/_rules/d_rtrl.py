@@ -190,12 +190,13 @@ class DRTRL(PositionWise):
             for pair in together:
                 key = pair.relation.key
                 total[key] = add(total.get(key), solve(*arguments(pair, pair.of(signals))))
-            dtypes = {key: jax.tree.map(lambda w: w.dtype, network.weights[key]) for key in total}
-            return jax.tree.map(lambda g, dtype: g.astype(dtype), total, dtypes)
+            return jax.tree.map(lambda g, w: g.astype(w.dtype), total, read_weights)
 
         apart, together = _parted(graph, has_reader)
         if together:
-            grads = add_gradients(grads, read() if groups.number else if_any(alive, read))
+            read_weights = {p.relation.key: network.weights[p.relation.key] for p in together}
+            found = read() if groups.number else if_any(alive, read, read_weights)
+            grads = add_gradients(grads, found)
         for pair in apart:
             key = pair.relation.key
             grads = {**grads, key: solve_onto(grads[key], *arguments(pair, pair.gathered(lam)))}

@@ -297,7 +297,8 @@ def solve_onto(
             found = solve(op, coords, signal, Stored(entry, alive, old.dtype), weights, groups)
             return {n: g.astype(onto[n].dtype) for n, g in found.items()}
 
-        return jax.tree.map(operator.add, onto, read() if groups else if_any(alive, read))
+        found = read() if groups else if_any(alive, read, onto)
+        return jax.tree.map(operator.add, onto, found)
 
     def by(reader):
         def run(*operands):
@@ -312,12 +313,13 @@ def solve_onto(
     return _jax.platform_dependent(*operands, default=default, **readers)
 
 
-def if_any(alive: jax.Array, read: Callable):
-    """``read()``, which gives zeros while no lane has a past; on a CPU it is skipped then."""
+def if_any(alive: jax.Array, read: Callable, like):
+    """``read()``, arrays like these, which are zeros while no lane has a past; on a CPU it is
+    skipped then.
+    """
 
     def skipped():
-        shapes = jax.eval_shape(read)
-        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)  # noqa: E731
+        none = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)  # noqa: E731
         return jax.lax.cond(anywhere(alive), read, none)
 
     return _jax.platform_dependent(cpu=skipped, default=read)
@@ -357,14 +359,18 @@ def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
     def block(start, number):
         return functools.reduce(plus, [of_lane(start + jnp.int32(b)) for b in range(number)])
 
-    # the lanes that fill no block, then a loop over blocks
+    if lanes <= fused:
+        return block(0, lanes)
+    # the lanes that fill no block, or zeros: a block in front would be half of the program; then a
+    # loop over blocks
     whole, rest = divmod(lanes, fused)
-    first = block(whole * fused, rest) if rest else block(0, fused)
-    blocks = jnp.arange(0 if rest else 1, whole, dtype=jnp.int32)
-    if not blocks.size:
-        return first
+    shapes = jax.eval_shape(of_lane, jnp.int32(0))
+    none = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    first = block(whole * fused, rest) if rest else none
     return jax.lax.scan(
-        lambda total, i: (plus(total, block(i * fused, fused)), None), first, blocks
+        lambda total, i: (plus(total, block(i * fused, fused)), None),
+        first,
+        jnp.arange(whole, dtype=jnp.int32),
     )[0]
 
 
@@ -561,10 +567,11 @@ def _wanted(changes: Changes, wanted: list[bool]) -> Changes:
 def _over_lanes(old: Stored, changes: Changes, new: Callable) -> States:
     """Each lane in turn: one product of matrices, written in place.
 
-    A lane's old numbers are read one turn ahead. Each new state is made of several old ones, so
-    XLA would copy all of them to write one of them.
+    Of several states a lane's old numbers are read one turn ahead: each new state is made of several
+    old ones, so XLA would copy all of them to write one of them.
     """
     lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
+    ahead = len(needed) > 1
 
     def lane(entry, b):
         read = {
@@ -575,12 +582,17 @@ def _over_lanes(old: Stored, changes: Changes, new: Callable) -> States:
 
     def write(b, carried):
         entry, numbers = carried
-        here = Stored(numbers, old.alive_in(b), old.dtype)
+        here = Stored(numbers if ahead else lane(entry, b), old.alive_in(b), old.dtype)
         made = new(by_state(here.numbers), tuple(change.lane(b) for change in changes))
-        entry = _stored(made, entry, lambda e, x: jax.lax.dynamic_update_slice_in_dim(e, x, b, 0))
-        return entry, lane(entry, jnp.minimum(b + 1, lanes - 1))
+        entry = _stored(made, entry, put(b))
+        return entry, lane(entry, jnp.minimum(b + 1, lanes - 1)) if ahead else None
 
-    return jax.lax.fori_loop(0, lanes, write, (old.entry, lane(old.entry, 0)))[0]
+    def put(b):
+        at = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=b, axis=0)
+        return lambda e, x: at(e, x, allow_negative_indices=False)
+
+    start = old.entry, lane(old.entry, 0) if ahead else None
+    return jax.lax.fori_loop(0, lanes, write, start)[0]
 
 
 def _stored(new: Vector, entry: States, put: Callable = lambda e, x: x) -> States:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -281,7 +282,9 @@ class Stored(NamedTuple):
 
 def one_lane(tree, b, axis: int = 0):
     """Lane ``b`` of every array; its axis stays, with size 1."""
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, b, 1, axis), tree)
+    # `b` counts from the front: to ask whether it is negative would be half of the program
+    cut = partial(jax.lax.dynamic_slice_in_dim, slice_size=1, axis=axis)
+    return jax.tree.map(lambda x: cut(x, b, allow_negative_indices=False), tree)
 
 
 def after(read, t: jax.Array, values):

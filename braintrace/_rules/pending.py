@@ -196,7 +196,7 @@ class PendingSteps(NamedTuple):
         none = (0 * t).sum()  # mapped, if t is: every array of a state must be
 
         def zeros(shape, dtype):
-            return jnp.zeros(shape, dtype) + none.astype(dtype)
+            return jax.lax.broadcast(none.astype(dtype), shape)
 
         def of_x(op):
             shape = (*op.repeats, *op.x_aval.shape)

@@ -176,9 +176,11 @@ def counts_along(t: jax.Array, flags: jax.Array | None, length: int, begin=0) ->
     return counts, counted(counts[-1])
 
 
-# Bytes that are stored of a window: more, and the system maps its memory anew at each call.
-WHOLE = 48 * 2**20  # in one window for the whole sequence
+# Bytes that are stored of a window. XLA needs a third more beside them, and from 32 MiB on glibc
+# maps memory anew at each call.
+WHOLE = 24 * 2**20  # in one window for the whole sequence
 EACH = 8 * 2**20  # in each of several
+MANY = 4  # windows: to compile two programs takes longer than to write a trace once more
 
 
 class Walk:
@@ -271,8 +273,9 @@ def choose_window(options: GradientOptions, length: int, trace_bytes: int, per_s
     if options.window == 'auto':
         budget = options.memory_budget
         if budget is None:
-            # a trace that is dropped at the end is written only if there are several windows
-            whole = WHOLE if options.keep else WHOLE + trace_bytes
+            # a trace that is dropped is written only if there are several windows, by one product
+            # more: dearer than to map a few times its bytes
+            whole = WHOLE if options.keep else WHOLE + 2 * trace_bytes
             budget = whole if per_step * length <= whole else max(trace_bytes, EACH)
         return even(length, max(1, int(budget // max(per_step, 1))))
     return length if options.window is None else min(int(options.window), length)
@@ -536,8 +539,10 @@ def run_windows(course: Course, weights, options: GradientOptions) -> Result:
     first = start if dropped else run.opened(weights, start)
     walk = Walk(course.sequence, (first, course.observer.zeros(weights)), course.show)
     whole, rest = divmod(length, size)
-    # The last window stands apart where its trace is dropped: then it is not written.
-    walk.blocks(window, whole if rest or options.keep else whole - 1, size)
+    # The last of few windows stands apart where its trace is dropped: then it is not written. Of
+    # many it is one more turn of their loop, which writes in vain but halves the program.
+    alike = rest or options.keep or whole >= MANY
+    walk.blocks(window, whole if alike else whole - 1, size)
     walk.blocks(partial(window, keep=options.keep), 1, length - walk.done)
     now, total = walk.state
     end = course.ended(now if dropped else run.closed(now), length)
