@@ -31,7 +31,7 @@ SINGLE = '--xla_cpu_multi_thread_eigen=false'
 
 
 def network(name: str):
-    """``(step, params, hidden, xs, ys)`` of a network, without its readout's loss."""
+    """``(step, params, hidden, xs, ys)`` of a network."""
     import functools
 
     import brainstate
@@ -53,19 +53,10 @@ def network(name: str):
     model = brainstate.nn.Sequential(
         braintrace.nn.MambaCell(64, state_size=16), braintrace.nn.Linear(64, 10)
     )
-    brainstate.nn.init_all_states(model, batch_size=16)
-    states = brainstate.graph.states(model)
-    params = {k: s for k, s in states.items() if isinstance(s, brainstate.ParamState)}
-    hidden = {k: s for k, s in states.items() if k not in params}
-
-    def step(weights, carry, x):
-        for found, values in ((params, weights), (hidden, carry)):
-            for k, s in found.items():
-                s.value = values[k]
-        return model(x), {k: s.value for k, s in hidden.items()}
-
-    values = [{k: s.value for k, s in found.items()} for found in (params, hidden)]
-    return step, *values, jnp.ones((100, 16, 64)), jnp.ones((100, 16, 10))
+    xs, ys = jnp.ones((100, 16, 64)), jnp.ones((100, 16, 10))
+    learner = braintrace.compile(model, 'D_RTRL', xs[0], batch_size=16)
+    online, params, hidden = learner.pure()
+    return online.cell, params, hidden, xs, ys
 
 
 def one(name: str, method: str) -> dict:

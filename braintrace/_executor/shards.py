@@ -23,6 +23,8 @@ _typed: ContextVar[bool] = ContextVar('values have types outside of the call', d
 
 def varying(tree) -> Axes:
     """The axes of a surrounding ``shard_map`` along which any leaf may differ."""
+    if _jax.is_outermost():  # nothing surrounds it: a call from Python need not look at each leaf
+        return frozenset()
     return frozenset().union(*map(_of_leaf, jax.tree.leaves(tree)))
 
 

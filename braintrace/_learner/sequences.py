@@ -309,7 +309,7 @@ def _checked(bound: Bound, given: Arguments, options: CallOptions) -> tuple[Arra
     flags = given.reset
     if flags is not None:
         flags = check_flags('reset is', flags, length, bound.owner.etrace.value['t'].shape)
-    weights = bound.owner.param_states if given.weights is None else given.weights
+    weights = bound.states.parameters() if given.weights is None else given.weights
     if not isinstance(weights, Mapping):
         raise OptionError(f'weights is {type(weights).__name__}; give a dict path -> ParamState.')
     if not weights:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Number
 from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
+import saiunit as u
 
 from .._compiler import ETraceGraph, path_name
 from .._jax import hide_from_locations
@@ -225,6 +229,60 @@ def _role(state: brainstate.State) -> Role:
     return Role.HIDDEN if isinstance(state, brainstate.HiddenState) else Role.CARRIED
 
 
+class Tree:
+    """The states of a model, as ``model.states()`` finds them: walked again where an attribute of a
+    module, or an item of a container, is another object. The walk takes as long as a small step.
+    """
+
+    def __init__(self, model: brainstate.nn.Module):
+        self.model = model
+        self._containers: list[tuple[Any, tuple]] | None = None
+        self._states: dict = {}
+
+    def states(self) -> dict:
+        """The states by key."""
+        seen = self._containers
+        if seen is None or not all(_alike(_items(each), items) for each, items in seen):
+            self._states = dict(self.model.states())
+            self._containers = _containers(self.model)
+        return self._states
+
+
+# what is no container: it holds no state, or is one
+LEAVES = brainstate.State, u.Quantity, jax.Array, np.ndarray, str, type(None), Number
+
+
+def _containers(model: brainstate.nn.Module) -> list[tuple[Any, tuple]] | None:
+    """The modules, lists and dicts of a model, each with what it holds; None where another
+    container is among them, whose items are not known.
+    """
+    found, seen, todo = [], {}, [model]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, LEAVES) or id(each) in seen:
+            continue
+        seen[id(each)] = each  # alive, so that its id stays its own
+        if isinstance(each, brainstate.graph.Node):
+            each = vars(each)
+        elif not isinstance(each, list | tuple | dict):
+            if jax.tree_util.all_leaves([each]):
+                continue
+            return None
+        if not isinstance(each, tuple):  # which stays as it is
+            found.append((each, _items(each)))
+        todo += _items(each)
+    return found
+
+
+def _items(container) -> tuple:
+    return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+
+
+def _alike(some: tuple, others: tuple) -> bool:
+    """Whether both hold the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 class ModelStates:
     """The states of a model by path: parameters, and the carry (hidden states, other states, states
     outside the model).
@@ -232,6 +290,7 @@ class ModelStates:
 
     def __init__(self, model: brainstate.nn.Module, inputs: tuple):
         self.model, self.dt = model, brainstate.environ.get('dt', default=None)
+        self._tree = Tree(model)
         found = self.lookup()
         _check_initialised(found)
         try:
@@ -271,7 +330,12 @@ class ModelStates:
 
     def lookup(self) -> dict[Path, brainstate.State]:
         """Path -> state, as the model holds them now."""
-        return {as_path(k): s for k, s in self.model.states().items()}
+        return {as_path(k): s for k, s in self._tree.states().items()}
+
+    def parameters(self) -> dict[Any, brainstate.ParamState]:
+        """Key -> parameter, as the model holds them now."""
+        found = self._tree.states().items()
+        return {k: s for k, s in found if isinstance(s, brainstate.ParamState)}
 
     def now(self) -> World:
         """The states as the model holds them now, all its parameters as weights."""

@@ -567,8 +567,8 @@ def _wanted(changes: Changes, wanted: list[bool]) -> Changes:
 def _over_lanes(old: Stored, changes: Changes, new: Callable) -> States:
     """Each lane in turn: one product of matrices, written in place.
 
-    Of several states a lane's old numbers are read one turn ahead: each new state is made of several
-    old ones, so XLA would copy all of them to write one of them.
+    Of several states a lane's old numbers are read one turn ahead: each new state is made of
+    several old ones, so XLA would copy all of them to write one of them.
     """
     lanes, needed = len(jax.tree.leaves(old.entry)[0]), is_read(changes[0].p)
     ahead = len(needed) > 1

@@ -10,7 +10,9 @@ import optax
 import pytest
 
 import braintrace
+from braintrace import errors
 from braintrace._learner import step_functions
+from braintrace._learner.states import Tree
 from tests.compare import assert_close
 
 from .networks import BATCH, INPUTS, UNITS, Net, by_steps, compiled, data, loss_of, squared
@@ -316,3 +318,80 @@ def test_a_seed_of_compile_draws_the_states_and_leaves_the_generators_as_they_we
 
     (one, *after), (again, *_), (other, *later) = drawn(7), drawn(7), drawn(8)
     assert one == again != other and after == later
+
+
+class Walked(brainstate.nn.Module):
+    """Two layers in a list, one in a dict; it counts how often its states are looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [braintrace.nn.Linear(2, 2), braintrace.nn.GRUCell(2, 2)]
+        self.named = {'last': braintrace.nn.Linear(2, 2)}
+        self.walks = [0]
+
+    def states(self, *filters):
+        self.walks[0] += 1
+        return super().states(*filters)
+
+    def update(self, x):
+        for layer in (*self.layers, *self.named.values()):
+            x = layer(x)
+        return x
+
+
+def test_states_are_looked_up_again_only_where_the_tree_has_changed():
+    model = Walked()
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
+    step_fn = lambda x: jnp.mean(learner(x) ** 2)  # noqa: E731
+    first = learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn).grads
+    walks = model.walks[0]
+    for _ in range(3):
+        learner(jnp.ones((3, 2)))
+        learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn)
+    assert model.walks[0] == walks
+    assert list(first) == list(learner.param_states)
+
+
+@pytest.mark.parametrize('how', ['attribute', 'list', 'dict', 'inside'])
+def test_a_state_in_a_place_of_another_one_is_found(how):
+    model = Walked()
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
+    learner(jnp.ones((3, 2)))
+    new = braintrace.nn.Linear(2, 2)
+    if how == 'attribute':
+        model.layers = [new, model.layers[1]]
+    elif how == 'list':
+        model.layers[0] = new
+    elif how == 'dict':
+        model.named['last'] = new
+    else:
+        model.layers[0].weight = new.weight
+    learner.reset_state()
+    expected = model(jnp.ones((3, 2)))
+    learner.reset_state()
+    assert_close(learner(jnp.ones((3, 2))), expected, 1e-6)
+
+
+@pytest.mark.parametrize('how', ['attribute', 'list', 'dict'])
+def test_a_state_that_is_gone_is_missed(how):
+    model = Walked()
+    learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
+    learner(jnp.ones((3, 2)))
+    if how == 'attribute':
+        del model.named
+    elif how == 'list':
+        model.layers.pop()
+    else:
+        model.named.clear()
+    with pytest.raises(errors.StructureError, match='missing now'):
+        learner(jnp.ones((3, 2)))
+
+
+def test_of_a_container_that_is_not_known_every_call_looks_the_states_up():
+    model = Walked()
+    model.named = jax.tree_util.Partial(model.named['last'].update)
+    model.layers.append(braintrace.nn.Linear(2, 2))
+    tree = Tree(model)
+    for _ in range(3):
+        tree.states()
+    assert model.walks[0] == 3
