@@ -256,13 +256,16 @@ def _containers(model: brainstate.nn.Module) -> list[tuple[Any, tuple]] | None:
     """The modules, lists and dicts of a model, each with what it holds; None where another
     container is among them, whose items are not known.
     """
-    found, seen, todo = [], {}, [model]
+    found: list[tuple[Any, tuple]] = []
+    modules, todo = set(), [model]
     while todo:
         each = todo.pop()
-        if isinstance(each, LEAVES) or id(each) in seen:
+        if isinstance(each, LEAVES):
             continue
-        seen[id(each)] = each  # alive, so that its id stays its own
         if isinstance(each, brainstate.graph.Node):
+            if each in modules:
+                continue
+            modules.add(each)
             each = vars(each)
         elif not isinstance(each, list | tuple | dict):
             if jax.tree_util.all_leaves([each]):
