@@ -44,6 +44,8 @@ def rewritten(
       not depend on the same: ``[x, h] @ W`` is ``x @ W_x + h @ W_h``.
     - A split of such a sum is a sum of splits, and a product of which a part is wanted makes that
       part only.
+    - An element-wise function of constants that are repeated, as a leak for all lanes, is repeated
+      itself.
     """
 
     def run(*args):  # what it notes of the values under way ends with it
@@ -132,12 +134,17 @@ class _Rewriter:
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
+        if _repeats(ins) and (once := ins[0].made_by('broadcast_in_dim')):
+            if primitive.name == 'broadcast_in_dim':  # of what was repeated
+                inner, outer = (each['broadcast_dimensions'] for each in (once.params, params))
+                params = {**params, 'broadcast_dimensions': tuple(outer[d] for d in inner)}
+                return self._bound(primitive, params, ctx, *once.ins)
         made = _Maker(primitive, params, ctx, list(ins))
         does = properties_of(made)
         kept = self._neutral(does.neutral, ins)
         if kept is not None:
             return [kept]
-        outs = self._new(made)
+        outs = self._repeated(made) if does.elementwise and _repeats(ins) else self._new(made)
         if does.moves and len(ins) == 1:
             outs[0].number = ins[0].number
         if key is not None:
@@ -149,6 +156,33 @@ class _Rewriter:
         kind = functools.reduce(operator.or_, (v.kind for v in made.ins), CONSTANT)
         outs = _jax.bind(made.primitive, made.params, made.ctx, *(v.x for v in made.ins))
         return [_Value(x, kind, made) for x in outs]
+
+    def _repeated(self, made: _Maker) -> list[_Value]:
+        """An element-wise equation of constants that are all repeated in one way, or numbers: made
+        of what is repeated, and then repeated.
+        """
+        sources = [v.made_by('broadcast_in_dim') for v in made.ins]
+        ways = {
+            (np.shape(source.ins[0].x), source.params['broadcast_dimensions'])
+            for source in sources
+            if source is not None and np.ndim(source.ins[0].x)
+        }
+        alone = any(s is None and np.ndim(v.x) for s, v in zip(sources, made.ins, strict=True))
+        if alone or len(ways) > 1 or not any(sources):
+            return self._new(made)
+        shape, dims = ways.pop() if ways else ((), ())
+        whole = next(np.shape(v.x) for v in made.ins if np.ndim(v.x))
+
+        def repeated(value: _Value, shape: tuple, dims: tuple) -> _Value:
+            params = {'shape': shape, 'broadcast_dimensions': dims, 'sharding': None}
+            return self._bound(jax.lax.broadcast_in_dim_p, params, made.ctx, value)[0]
+
+        small = []
+        for value, source in zip(made.ins, sources, strict=True):
+            once = value if source is None else source.ins[0]
+            small.append(once if np.ndim(once.x) or not shape else repeated(once, shape, ()))
+        outs = self._bound(made.primitive, made.params, made.ctx, *small)
+        return [repeated(v, whole, dims) for v in outs]
 
     def _neutral(self, neutral: float | None, ins: Sequence[_Value]) -> _Value | None:
         """The operand that is the result, where the other one changes nothing."""
@@ -242,6 +276,11 @@ class _Rewriter:
             outs.append(self._bound(*product, *pair)[0] if there else None)
             start += size
         return outs
+
+
+def _repeats(ins: Sequence[_Value]) -> bool:
+    """Whether only constants are read."""
+    return bool(ins) and all(v.kind == CONSTANT for v in ins)
 
 
 def _free_axis(numbers, shapes: list, axis: int) -> tuple[int | None, int]:

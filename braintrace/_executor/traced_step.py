@@ -147,11 +147,17 @@ class Blocks:
         given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
         kept = zip(parts.old, state, parts.kept, strict=True)
         self._constant: Values = dict(given) | {v: x for v, x, same in kept if same}
-        self.evaluate(parts.constant, self._constant)
+        # what only repeats a constant is made where it is read: a loop would load it at each turn
+        self._repeated = {eqn.outvars[0]: eqn for eqn in parts.constant if _repeats(eqn)}
+        rest = (eqn for eqn in parts.constant if eqn.outvars[0] not in self._repeated)
+        self.evaluate(rest, self._constant)
 
     def _read(self, v, env: Values):
         if isinstance(v, _jax.Literal):
             return _jax.literal(v)
+        if v not in env and v in self._repeated:
+            self.evaluate([self._repeated[v]], made := {})
+            return made[v]
         return env[v] if v in env else self._constant[v]
 
     def evaluate(self, equations: Iterable, env: Values) -> None:
@@ -285,6 +291,13 @@ class Blocks:
 
         outs = mapped(step)([env[v] for v in reads])
         env.update(zip(made, outs, strict=True))
+
+
+def _repeats(eqn) -> bool:
+    """Whether an equation makes several numbers of each that it reads."""
+    (new,) = eqn.outvars[:1]
+    grows = eqn.primitive.name == 'broadcast_in_dim' and new.aval.size > eqn.invars[0].aval.size
+    return grows and not eqn.effects
 
 
 def _scanned(block: Callable, carry, xs, length: int, size: int):

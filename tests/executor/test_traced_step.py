@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import braintrace
+from braintrace import _jax
 from braintrace._executor import TracedStep, even, traced_step
 from tests.compare import assert_close
 from tests.precision import float64  # noqa: F401
@@ -90,7 +91,20 @@ def constant(w, h, x):
     return h, h * 2 + x @ w['x']
 
 
+def leaks(w, h, x):
+    """Constants of a unit and of a lane, repeated alone, together, twice, and as numbers."""
+    leak = jax.nn.sigmoid(w['x'][0] * 2)
+    whole = jnp.exp(-jnp.broadcast_to(leak, h.shape)) * jnp.ones_like(h)
+    lanes = jnp.broadcast_to(w['h'][:B, :1], h.shape) + 1
+    both = jnp.where(whole > 0.6, whole * lanes, jnp.zeros_like(h))
+    twice = jnp.broadcast_to(jnp.tanh(jnp.broadcast_to(leak, (1, N))), h.shape)
+    halves = jnp.full_like(h, 0.5) * jnp.full_like(h, -0.5)
+    h = whole * h + both * twice + halves + x @ w['x']
+    return h, h * whole
+
+
 STEPS = {
+    'leaks': (leaks, lambda h: h),
     'rnn': (rnn, lambda h: h),
     'by_op': (by_op, lambda h: h),
     'lstm': (lstm, lambda h: (h, h)),
@@ -182,6 +196,29 @@ def test_layers_run_one_after_another_and_the_product_between_them_at_once():
 def test_a_linear_loop_holds_no_product_and_no_gate():
     (equations,) = loops_of(*step_and_state('linear'))
     assert not {'dot_general', 'logistic', 'tanh'}.intersection(equations)
+
+
+def test_a_loop_reads_no_constant_of_a_lanes_size():
+    """A leak of each unit is repeated for the lanes inside of the loop."""
+
+    def step(w, h, x):
+        leak = jnp.exp(-jnp.exp(w['x'][0]))
+        h = leak * h + jnp.sqrt(1 - jnp.broadcast_to(leak, h.shape) ** 2) * (x @ w['x'])
+        return h, (), h, leak * jnp.ones_like(h)
+
+    w, xs = weights(), draw(T, B, I)
+    traced = TracedStep(step, w, draw(B, N), xs[0])
+    made = jax.make_jaxpr(lambda w, h, xs: traced.loop(w, h, xs, T)[:3])(w, draw(B, N), xs)
+    (scan,) = (e for e in jaxpr_equations(made.jaxpr) if e.primitive.name == 'scan')
+    given = [v.aval.shape for v in scan.invars[: scan.params['num_consts']]]
+    assert given and (B, N) not in given
+
+
+def jaxpr_equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _jax.sub_jaxprs(eqn.params):
+            yield from jaxpr_equations(_jax.closed_jaxpr(inner)[0])
 
 
 def test_what_no_state_needs_is_stored_as_little_as_possible():
