@@ -6,8 +6,8 @@
     python benchmarks/first_calls.py one lstm4 kept      one measurement, as JSON
 
 Seconds are those of the processor on one thread, each measurement in a process of its own, methods
-in turn. Operations are those of the program that JAX gives to XLA, instructions those of the program
-that XLA makes of it.
+in turn. Operations are those of the program that JAX gives to XLA, instructions those of what XLA
+makes of it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main() -> None:
                 f'{median.get("init", 0):.2f}',
                 f'{median["tracing"] + median["lowering"]:.2f}',
                 f'{median["compiling"]:.2f}',
-                f'{slower:.1f}',
+                f'{statistics.median(slower):.1f}',
                 f'{median["operations"]:.0f}',
                 f'{median["instructions"]:.0f}',
                 f'{larger:.1f}',

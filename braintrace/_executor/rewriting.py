@@ -171,7 +171,7 @@ class _Rewriter:
         if alone or len(ways) > 1 or not any(sources):
             return self._new(made)
         shape, dims = ways.pop() if ways else ((), ())
-        whole = next(np.shape(v.x) for v in made.ins if np.ndim(v.x))
+        whole = np.broadcast_shapes(*(np.shape(v.x) for v in made.ins))
 
         def repeated(value: _Value, shape: tuple, dims: tuple) -> _Value:
             params = {'shape': shape, 'broadcast_dimensions': dims, 'sharding': None}

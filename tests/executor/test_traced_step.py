@@ -96,7 +96,7 @@ def leaks(w, h, x):
     leak = jax.nn.sigmoid(w['x'][0] * 2)
     whole = jnp.exp(-jnp.broadcast_to(leak, h.shape)) * jnp.ones_like(h)
     lanes = jnp.broadcast_to(w['h'][:B, :1], h.shape) + 1
-    both = jnp.where(whole > 0.6, whole * lanes, jnp.zeros_like(h))
+    both = jnp.where(whole > 0.6, whole * lanes, jnp.zeros_like(h)) + leak[None] * whole
     twice = jnp.broadcast_to(jnp.tanh(jnp.broadcast_to(leak, (1, N))), h.shape)
     halves = jnp.full_like(h, 0.5) * jnp.full_like(h, -0.5)
     h = whole * h + both * twice + halves + x @ w['x']
@@ -203,7 +203,7 @@ def test_a_loop_reads_no_constant_of_a_lanes_size():
 
     def step(w, h, x):
         leak = jnp.exp(-jnp.exp(w['x'][0]))
-        h = leak * h + jnp.sqrt(1 - jnp.broadcast_to(leak, h.shape) ** 2) * (x @ w['x'])
+        h = jnp.sqrt(1 - jnp.broadcast_to(leak, h.shape) ** 2) * h + x @ w['x']
         return h, (), h, leak * jnp.ones_like(h)
 
     w, xs = weights(), draw(T, B, I)
