@@ -16,7 +16,7 @@ from .shards import (
     varying,
     without_types,
 )
-from .traced_step import Steps, TracedStep, even
+from .traced_step import VARIES, Steps, TracedStep, even
 from .transition import *
 from .transition import __all__ as _transition
 
@@ -29,6 +29,7 @@ __all__ = [
     'Probes',
     'Signals',
     'Steps',
+    'VARIES',
     'TracedStep',
     'axes_of',
     'dependence',

@@ -179,6 +179,15 @@ class Blocks:
         self.evaluate(self.parts.needed(filter(self.parts.varies, targets), env), env)
         return [self._read(v, env) for v in targets]
 
+    def once(self, v):
+        """A value that repeats a constant, with axes of size 1 where it does; else ``VARIES``."""
+        if isinstance(v, _jax.Literal) or v not in self._repeated:
+            return VARIES
+        eqn = self._repeated[v]
+        x = jnp.asarray(self._read(eqn.invars[0], {}))
+        dims = eqn.params['broadcast_dimensions']
+        return jnp.expand_dims(x, [k for k in range(v.aval.ndim) if k not in dims])
+
     # the steps ------------------------------------------------------------------------------------
 
     def run(
@@ -340,13 +349,18 @@ def even(length: int, most: int) -> int:
 # the traced step ----------------------------------------------------------------------------------
 
 
+VARIES = object()
+
+
 class Steps(NamedTuple):
     """Steps of a loop: ``open(row)`` makes of one row of ``rows`` (time in front) the values of its
-    step.
+    step. ``once`` has those that are the same at all steps and repeat a smaller array, with axes of
+    size 1 where they do, and :data:`VARIES` for others; None: nothing is known.
     """
 
     rows: Any
     open: Callable[[Any], Any]
+    once: Any = None
 
     def at(self, k: int):
         """The values of one step."""
@@ -429,6 +443,7 @@ class TracedStep:
         steps = Steps(
             [rows[v] for v in self.parts.rows],
             lambda row: jax.tree.unflatten(self._trees[3], blocks.opened(row, self._opened)),
+            jax.tree.unflatten(self._trees[3], [blocks.once(v) for v in self._opened]),
         )
         of_state, of_terms, of_shown, _ = self._trees
         return (

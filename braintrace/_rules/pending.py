@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
 from .._executor import (
+    VARIES,
     Factors,
     Transition,
     Vector,
@@ -328,7 +331,8 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     split = keep and any(not all(is_read(d)) for d in window.steps.like[0].values())
     is_last = jnp.arange(length) == length - 1 if split else None
     later = None if resets is None else reset_later(resets)
-    end, rows = _end(graph, window, keep, split), (window.steps.rows, later)
+    once = _moves_once(graph, window)
+    end, rows = _end(graph, window, keep, split, once), (window.steps.rows, later)
 
     def sent(after: _State, row, later) -> _Sent:
         return _sent(graph, after, window.steps.open(row), later, keep, window.sums or {})
@@ -336,12 +340,12 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     # What a step sends is made in the loop, or of the states after every step where these are
     # smaller: a second pass reads them then, all steps at once.
     like = jax.eval_shape(sent, end, *jax.tree.map(lambda a: a[0], rows))
-    late = keep and 2 * _size(end) <= _size((like.delta, like.q))
+    late = keep and 2 * _whole(graph, end) <= _size((like.delta, like.q))
 
     def back(carry, at):
         (after, sums), (row, later, reset, is_last) = carry, at
         d, _, (_, c, _) = window.steps.open(row)
-        before = _before(graph, after, (d, c), (reset, later), is_last)
+        before = _before(graph, after, (d, d | once, c), (reset, later), is_last)
         if late:
             return (before, sums), after
         made = sent(after, row, later)
@@ -358,7 +362,25 @@ def backwards(graph: ETraceGraph, window: Window, keep: bool) -> tuple[Credit, P
     delta = found[0] | {key: dy[None] for key, dy in (window.sums or {}).items()}
     delta, q = _with_sums(graph, delta, found[1], sums)
     credit = Credit(before.lam, delta)
-    return credit, _as_pending(graph, window, (before.p, q), later, split) if keep else None
+    if not keep:
+        return credit, None
+    shapes = {g.name: g.shape for g in graph.hidden_groups}
+    p = {
+        g: jax.tree.map(lambda e, g=g: jnp.broadcast_to(e, shapes[g]), rows)
+        for g, rows in before.p.items()
+    }
+    return credit, _as_pending(graph, window, (p, q), later, split)
+
+
+def _moves_once(graph: ETraceGraph, window: Window) -> dict[str, Transition]:
+    """D of the groups in which it is the same at all steps, with axes of size 1 where it is the
+    same along them, as for all lanes: its powers are then found once for these.
+    """
+    if window.resets is not None or window.steps.once is None:
+        return {}
+    gathers = {p.group.name for p in pairs(graph) if p.coords.positions is not None}
+    found = {g: d for g, d in window.steps.once[0].items() if g not in gathers}
+    return {g: d for g, d in found.items() if all(x is not VARIES for x in jax.tree.leaves(d))}
 
 
 def _sent(
@@ -397,10 +419,10 @@ def _with_sums(graph: ETraceGraph, delta: dict, q: dict, sums: tuple[dict, dict]
 
 
 def _before(graph: ETraceGraph, after: _State, step: tuple, resets: tuple, is_last) -> _State:
-    """The state before a step: ``lam = c + lam D`` and ``p = p D``."""
-    (d, c), (reset, later) = step, resets
+    """The state before a step: ``lam = c + lam D`` and ``p = p D``, D once where it can be."""
+    (d, once, c), (reset, later) = step, resets
     lam = {g: tuple(map(add, c[g], pull(s, d[g]))) for g, s in after.lam.items()}
-    p = {g: filled(compose(s, d[g]), s) for g, s in after.p.items()}
+    p = {g: filled(compose(s, once[g]), s) for g, s in after.p.items()}
     if is_last is not None:  # p starts before the last step
         p = {g: _started(s, is_last) for g, s in p.items()}
     if reset is not None:  # nothing crosses a reset, in either direction
@@ -412,15 +434,25 @@ def _size(tree) -> int:
     return sum(a.size for a in jax.tree.leaves(tree))
 
 
+def _whole(graph: ETraceGraph, end: _State) -> int:
+    """The numbers of the states after a step, each as large as its group: what is found once for
+    all lanes is repeated in a second pass.
+    """
+    arrays = {g.name: (end.lam[g.name], end.p.get(g.name)) for g in graph.hidden_groups}
+    return sum(
+        math.prod(g.shape) * len(jax.tree.leaves(arrays[g.name])) for g in graph.hidden_groups
+    )
+
+
 def reset_later(resets: jax.Array) -> jax.Array:
     """Of each step the lanes that a later step resets."""
     flags = resets.astype(jnp.int32)
     return jax.lax.cumsum(flags, reverse=True) > flags
 
 
-def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
+def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool, once: dict) -> _State:
     """The carry after the last step: ``lam = 0``, and ``p = 1`` (or 0, where it starts one step
-    earlier); entries that stay zero by structure are None.
+    earlier); entries that stay zero by structure are None. ``once``: see :func:`_moves_once`.
     """
     (ds, _, signals), lam, p = window.steps.like, {}, {}
     for group in graph.hidden_groups:
@@ -434,6 +466,8 @@ def _end(graph: ETraceGraph, window: Window, keep: bool, split: bool) -> _State:
         ]
         lam[group.name] = tuple(zero if there else None for there in reached)
         if keep:
+            shapes = {x.shape for x in jax.tree.leaves(once.get(group.name, ()))}
+            zero = jnp.zeros(np.broadcast_shapes(*shapes or {group.shape}), zero.dtype)
             one = zero if split else jnp.ones_like(zero)
             rows = identity(group.num_state, one)
             p[group.name] = tuple(

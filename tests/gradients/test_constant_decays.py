@@ -1,0 +1,153 @@
+"""Decays that are the same at every step and for every lane: their powers are found once, and the
+gradient through a trace that a window wrote is that of reverse mode through both sequences.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+from braintrace._rules import pending
+from tests.compare import assert_close
+
+B, I, N, T = 3, 2, 4, 5
+RNG = np.random.default_rng(0)
+PARAMS = {
+    name: RNG.normal(size=shape)
+    for name, shape in {'w': (I, N), 'u': (I, N), 'g': (I, N), 'a': (N,), 'b': (N,)}.items()
+}
+
+
+def leak(p, h, x):
+    """One leak a unit, learnt."""
+    a = jax.nn.sigmoid(braintrace.element_wise(p['a']))
+    h = a * h + (1 - a) * braintrace.matmul(x, p['w'])
+    return h, h
+
+
+def number(p, h, x):
+    """One leak for all units."""
+    h = 0.8 * h + jnp.tanh(braintrace.matmul(x, p['w']))
+    return h, h
+
+
+def of_lanes(p, h, x):
+    """Another leak for each lane."""
+    h = jnp.linspace(0.5, 0.9, B)[:, None] * h + braintrace.matmul(x, p['w'])
+    return h, h
+
+
+def rotation(p, h, x):
+    r, t = (braintrace.element_wise(p[name]) for name in 'ab')
+    r = jax.nn.sigmoid(r)
+    a, b, re, im = r * jnp.cos(t), r * jnp.sin(t), *h
+    new = (
+        a * re - b * im + braintrace.matmul(x, p['w']),
+        b * re + a * im + braintrace.matmul(x, p['u']),
+    )
+    return jnp.concatenate(new, -1), new
+
+
+def one_way(p, h, x):
+    """A current that decays, and a membrane that no other state reads back."""
+    current, membrane = h
+    a, b = (braintrace.element_wise(p[name]) for name in 'ab')
+    current = jax.nn.sigmoid(a) * current + braintrace.matmul(x, p['w'])
+    membrane = jnp.exp(-jnp.exp(b)) * membrane + current
+    return jnp.tanh(membrane), (current, membrane)
+
+
+def beside_a_gate(p, h, x):
+    """A group with a constant leak, and one whose gate reads the input."""
+    slow, gated = h
+    slow = jax.nn.sigmoid(braintrace.element_wise(p['a'])) * slow + braintrace.matmul(x, p['w'])
+    z = jax.nn.sigmoid(braintrace.matmul(x, p['g']))
+    gated = (1 - z) * gated + z * braintrace.matmul(x, p['u'])
+    return slow * gated, (slow, gated)
+
+
+def complex_leak(p, h, x):
+    a, b = (braintrace.element_wise(p[name]) for name in 'ab')
+    h = jnp.exp(-jnp.exp(a) + 1j * b) * h + braintrace.matmul(x, p['w'])
+    return h.real + 2 * h.imag, h
+
+
+CELLS = {
+    'leak': (leak, 1),
+    'number': (number, 1),
+    'of_lanes': (of_lanes, 1),
+    'rotation': (rotation, 2),
+    'one_way': (one_way, 2),
+    'beside_a_gate': (beside_a_gate, 2),
+    'complex': (complex_leak, 1),
+}
+SMALL = {'number': (1, 1), 'of_lanes': (B, 1)}  # shapes of D; of the others (1, N)
+
+
+def loss(y, target):
+    return jnp.sum((y - target) ** 2)
+
+
+def setting(name):
+    step, states = CELLS[name]
+    dtype = complex if name == 'complex' else float
+    first = tuple(jnp.asarray(RNG.normal(size=(B, N)), dtype) for _ in range(states))
+    first = first if states > 1 else first[0]
+    xs = jnp.asarray(RNG.normal(size=(2 * T, B, I)))
+    width = jax.eval_shape(step, PARAMS, first, xs[0])[0].shape
+    return step, first, xs, jnp.asarray(RNG.normal(size=(2 * T, *width)))
+
+
+def reverse_mode(step, first, xs, ys, alive):
+    """The gradient of the losses that are ``alive``, by reverse mode through all steps; a reset of
+    lanes is a state that is zero there.
+    """
+
+    def total(params):
+        def body(h, at):
+            x, y, counts, flags = at
+            h = jax.tree.map(lambda a, b: jnp.where(flags[:, None], b, a), h, first)
+            out, h = step(params, h, x)
+            return h, counts * loss(out, y)
+
+        return jax.lax.scan(body, first, (xs, ys, *alive))[1].sum()
+
+    return jax.grad(total)(PARAMS)
+
+
+@pytest.mark.tier(quick=2, one_in=2)
+@pytest.mark.parametrize('resets', [False, True])
+@pytest.mark.parametrize('name', CELLS)
+def test_a_trace_that_a_window_wrote_has_the_whole_past(name, resets):
+    step, first, xs, ys = setting(name)
+    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+    state = online.init(PARAMS, first, xs[0])
+    run = online.sequence_grad(loss, reduction='sum')
+    flags = jnp.zeros((2 * T, B), bool)
+    if resets:
+        flags = flags.at[2, 0].set(True).at[T + 1, 1].set(True)
+    state = run(PARAMS, state, xs[:T], ys[:T], **given(resets, flags[:T], first))[3]
+    for window in (None, 2):
+        run = online.sequence_grad(loss, reduction='sum', window=window)
+        got = run(PARAMS, state, xs[T:], ys[T:], **given(resets, flags[T:], first))[0]
+        counts = jnp.arange(2 * T) >= T
+        assert_close(got, reverse_mode(step, first, xs, ys, (counts, flags)), 1e-10)
+
+
+def given(resets: bool, flags, first) -> dict:
+    return {'reset': (flags, first)} if resets else {}
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_powers_of_a_constant_decay_are_found_once(name, monkeypatch):
+    step, first, xs, ys = setting(name)
+    found = []
+    moves = pending._moves_once
+    monkeypatch.setattr(pending, '_moves_once', lambda *a: found.append(moves(*a)) or found[-1])
+    online = braintrace.functional.online(step, braintrace.rules.d_rtrl())
+    state = online.init(PARAMS, first, xs[0])
+    jax.make_jaxpr(online.sequence_grad(loss))(PARAMS, state, xs, ys)
+    shapes = {x.shape for d in found[0].values() for x in jax.tree.leaves(d)}
+    assert shapes == {SMALL.get(name, (1, N))}
+    assert len(found[0]) == (1 if name == 'beside_a_gate' else len(state.trace['w']))
