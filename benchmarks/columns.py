@@ -56,6 +56,16 @@ ASSOCIATIVE = ours(
 )._replace(kinds=LINEAR)
 DROP = ours('d_rtrl drop', 'grad', GRAD.format(', keep_trace=False'), keep_trace=False)
 TRACE = ours('d_rtrl trace', 'grad', GRAD.format(', keep_trace=True'), keep_trace=True)
+PURE = tuple(
+    ours(
+        f'functional {carry}',
+        'sequence_grad',
+        f'`functional`, `keep_trace={carry == "trace"}`',
+        'jax.jit',
+        keep=carry == 'trace',
+    )
+    for carry in ('drop', 'trace')
+)
 ES_TRACE = ours(
     'es_d_rtrl trace', 'grad', '`ES_D_RTRL`, `keep_trace=True`', rule='es_d_rtrl', keep_trace=True
 )
@@ -118,7 +128,7 @@ UPDATES = (
     ours(
         'read and write of the trace',
         'read_and_write',
-        '`jax.jit(lambda e: e * a + b, donate_argnums=0)`',
+        '`jax.lax.fori_loop` of `e * a + b`, donated, in one `jax.jit`',
         everywhere=False,
     ),
     TRAIN,
@@ -176,7 +186,7 @@ def windows_of(steps: int) -> tuple[Column, ...]:
     )
 
 
-REFERENCES = (BPTT, BY_HAND, DROP, TRACE)
+REFERENCES = (BPTT, BY_HAND, DROP, TRACE, *PURE)
 ON_DEVICE = (
     ours('copy', 'copy', '`jax.jit(lambda e: e + 1)`', 'jax.jit'),
     ours('product', 'large_product', 'one product, `jax.jit(jnp.matmul)`', 'jax.jit'),
@@ -186,7 +196,7 @@ ON_DEVICE = (
     ours('d_rtrl trace', 'sequence_grad', '`functional`', 'jax.jit', keep=True),
 )
 EAGER = ours('learner(x)', 'eager', '`learner(x)` step by step from Python')
-SCALING = (BPTT, BY_HAND, DROP, TRACE, ES_TRACE, TRAIN)
+SCALING = (*REFERENCES, ES_TRACE, TRAIN)
 # Columns of SEQUENCES whose first call is timed, by their rule.
 FIRST = {
     'd_rtrl': ('d_rtrl trace', 'public d_rtrl', 'public d_rtrl 1 window'),

@@ -20,6 +20,8 @@ import subprocess
 import sys
 import time
 
+from tables import listed
+
 NETWORKS = {
     'gru': 'GRU 256',
     'lstm4': 'LSTM 128, 4 layers',
@@ -102,7 +104,7 @@ def one(name: str, method: str) -> dict:
     return found
 
 
-def measured(name: str, method: str) -> dict:
+def alone(name: str, method: str) -> dict:
     """:func:`one` in a process of its own."""
     environment = {**os.environ, 'XLA_FLAGS': SINGLE, 'JAX_PLATFORMS': 'cpu'}
     call = [sys.executable, __file__, 'one', name, method]
@@ -112,39 +114,46 @@ def measured(name: str, method: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def measured(networks=tuple(NETWORKS), turns: int = 3) -> list[dict]:
+    """A row for each network and method: medians, and XLA's time over that of BPTT."""
+    rows = []
+    for name in networks:
+        each = [{m: alone(name, m) for m in METHODS} for _ in range(turns)]
+        for method in METHODS:
+            found = [turn[method] for turn in each]
+            row = {what: statistics.median(f[what] for f in found) for what in found[0]}
+            slower = [turn[method]['compiling'] / turn['bptt']['compiling'] for turn in each]
+            larger = row['instructions'] / each[0]['bptt']['instructions']
+            row |= {'slower': statistics.median(slower), 'larger': larger}
+            rows.append({'network': NETWORKS[name], 'method': method, **row})
+            print(f'    {rows[-1]}', file=sys.stderr, flush=True)
+    return rows
+
+
+def page(rows: list[dict]) -> str:
+    """The table of some rows."""
+    names = {'bptt': '`jax.grad` of a scan', 'kept': 'trace kept', 'dropped': 'trace dropped'}
+    columns = {
+        'network': lambda r: r['network'],
+        'method': lambda r: names[r['method']],
+        'analysis, s': lambda r: f'{r["init"]:.2f}' if 'init' in r else None,
+        'tracing, s': lambda r: f'{r["tracing"] + r["lowering"]:.2f}',
+        'XLA, s': lambda r: f'{r["compiling"]:.2f}',
+        'XLA / BPTT': lambda r: f'{r["slower"]:.1f}',
+        'operations': lambda r: f'{r["operations"]:.0f}',
+        'instructions': lambda r: f'{r["instructions"]:.0f}',
+        'instructions / BPTT': lambda r: f'{r["larger"]:.1f}',
+        'temporary, MiB': lambda r: f'{r["temporary"] / 2**20:.0f}',
+    }
+    return listed(rows, columns)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--turns', type=int, default=3)
-    parser.add_argument('--networks', nargs='*', default=list(NETWORKS))
+    parser.add_argument('--networks', nargs='*', default=list(NETWORKS), choices=list(NETWORKS))
     given = parser.parse_args()
-    print(
-        '| network | method | init s | tracing s | XLA s | XLA / BPTT | operations | instructions '
-        '| / BPTT | temporary MiB |\n|---|---|---|---|---|---|---|---|---|---|'
-    )
-    for name in given.networks:
-        turns = [{m: measured(name, m) for m in METHODS} for _ in range(given.turns)]
-        for method in METHODS:
-            median = {
-                what: statistics.median(turn[method][what] for turn in turns)
-                for what in turns[0][method]
-            }
-            slower = statistics.median(
-                t[method]['compiling'] / t['bptt']['compiling'] for t in turns
-            )
-            larger = median['instructions'] / turns[0]['bptt']['instructions']
-            cells = (
-                NETWORKS[name],
-                method,
-                f'{median.get("init", 0):.2f}',
-                f'{median["tracing"] + median["lowering"]:.2f}',
-                f'{median["compiling"]:.2f}',
-                f'{statistics.median(slower):.1f}',
-                f'{median["operations"]:.0f}',
-                f'{median["instructions"]:.0f}',
-                f'{larger:.1f}',
-                f'{median["temporary"] / 2**20:.1f}',
-            )
-            print('| ' + ' | '.join(cells) + ' |', flush=True)
+    print(page(measured(given.networks, given.turns)))
 
 
 if __name__ == '__main__':

@@ -5,6 +5,9 @@ python benchmarks/once.py import
 python benchmarks/once.py memory d_rtrl|bptt 40000
 python benchmarks/once.py precision rnn 256 256 100
 python benchmarks/once.py eager gru 64 64 500                  the number of calls last
+python benchmarks/once.py window drop|trace gru 256 64 200     the window that 'auto' chooses
+python benchmarks/once.py calls                                microseconds of calls from Python
+python benchmarks/once.py deleted                              what is left of models that are gone
 """
 
 from __future__ import annotations
@@ -149,12 +152,120 @@ def eager(kind, *numbers):
     return {'d_rtrl': seconds('d_rtrl'), 'es_d_rtrl': seconds('es_d_rtrl', decay_or_rank=0.9)}
 
 
+def window(carry, kind, *numbers):
+    """The steps in a window of ``window='auto'``."""
+    from unittest import mock
+
+    import jax
+    from models import Spec
+    from worker import sequence_grad
+
+    from braintrace._windows import runs
+
+    run, given = sequence_grad(Spec(kind, *map(int, numbers)), carry == 'trace')
+    with mock.patch.object(runs, 'choose_window', wraps=runs.choose_window) as choose:
+        found = []
+        choose.side_effect = lambda *args: found.append(choose._mock_wraps(*args)) or found[-1]
+        jax.make_jaxpr(run)(*given)
+    return {'window': found[0]}
+
+
+def calls():
+    """Microseconds of processor time of a call from Python of a GRU of 8 units, B = T = 2, the
+    least of 300, and those of its pure functions in a jit; how often nine lengths of a sequence are
+    traced again.
+    """
+    import brainstate
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import braintrace
+
+    size, traced = 8, [0]
+    model = brainstate.nn.Sequential(
+        braintrace.nn.GRUCell(size, size), braintrace.nn.Linear(size, 2)
+    )
+    xs, ys = jnp.ones((2, 2, size)), jnp.ones((2, 2, 2))
+    learner, x = braintrace.compile(model, 'D_RTRL', xs[0], batch_size=2), jnp.ones((2, size))
+
+    def step_fn(x, y):
+        traced[0] += 1
+        return jnp.mean((learner(x) - y) ** 2)
+
+    optimizer = optax.sgd(1e-3)
+    online, params, carry = learner.pure()
+    state = online.init(params, carry, x)
+    pure = jax.jit(online.sequence_grad(lambda out, y: jnp.mean((out - y) ** 2)))
+
+    def least(call) -> float:
+        times = []
+        for _ in range(300):
+            start = time.process_time()
+            jax.block_until_ready(call())
+            times.append(time.process_time() - start)
+        return 1e6 * min(times)
+
+    found = {
+        'learner(x)': least(lambda: learner(x)),
+        'etrace_grad': least(lambda: learner.etrace_grad(xs, ys, step_fn=step_fn)),
+        'etrace_train': least(
+            lambda: learner.etrace_train(xs, ys, step_fn=step_fn, optimizer=optimizer)
+        ),
+        'functional in jit': least(lambda: pure(params, state, xs, ys)),
+    }
+    for _ in range(2):  # epochs
+        before = traced[0]
+        for length in range(3, 12):
+            many = jnp.ones((length, 2, size)), jnp.ones((length, 2, 2))
+            learner.etrace_grad(*many, step_fn=step_fn)
+    return found | {'traces of the second epoch': traced[0] - before}
+
+
+def deleted():
+    """Bytes of JAX arrays that are alive after 1, 5 and 10 models that close over 1 MiB each were
+    trained and deleted.
+    """
+    import gc
+
+    import jax
+    import jax.numpy as jnp
+
+    import braintrace
+
+    def trained():
+        held = jnp.ones((512, 512))
+
+        def cell(params, h, x):
+            h = jnp.tanh(braintrace.matmul(x, params['w']) + 0.9 * h) + held[0, :4]
+            return h, h
+
+        online = braintrace.functional.online(cell)
+        params, h, xs = {'w': jnp.ones((3, 4))}, jnp.zeros((2, 4)), jnp.ones((5, 2, 3))
+        state = online.init(params, h, xs[0])
+        run = jax.jit(online.sequence_grad(lambda y, _: jnp.sum(y)))
+        jax.block_until_ready(run(params, state, xs, xs))
+
+    found = {}
+    gc.collect()
+    before = sum(a.nbytes for a in jax.live_arrays())
+    for number in range(1, 11):
+        trained()
+        gc.collect()
+        if number in (1, 5, 10):
+            found[number] = sum(a.nbytes for a in jax.live_arrays()) - before
+    return found
+
+
 MEASUREMENTS = {
     'first': first,
     'import': importing,
     'memory': memory,
     'precision': precision,
     'eager': eager,
+    'window': window,
+    'calls': calls,
+    'deleted': deleted,
 }
 
 if __name__ == '__main__':

@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+import first_calls
 from columns import (
     EAGER,
     FIRST,
@@ -170,8 +171,13 @@ def measure_cells(pairs, repeats):
 
 
 def measure_windows(pairs, repeats):
-    """``window='auto'`` beside fixed windows."""
-    return of_ours(pairs, (*MAIN, *CELLS), lambda spec: windows_of(spec[3]), min(repeats, TURNS))
+    """``window='auto'`` beside fixed windows, and the window that it chooses."""
+    specs, worker = (*MAIN, *CELLS), ours(pairs)
+    rows = of_ours(pairs, specs, lambda spec: windows_of(spec[3]), min(repeats, TURNS))
+    for row in rows:
+        chosen = {c: worker.once('window', c, *row['spec'])['window'] for c in ('drop', 'trace')}
+        row['chosen'] = {c: None if k == row['spec'][3] else k for c, k in chosen.items()}
+    return rows
 
 
 def measure_updates(pairs, repeats):
@@ -235,6 +241,11 @@ def measure_precision(pairs, repeats):
     return [{'spec': spec, **ours(pairs).once('precision', *spec)} for spec in MAIN]
 
 
+def measure_stacks(pairs, repeats):
+    """First calls of deep networks, beside `jax.grad`."""
+    return first_calls.measured(turns=min(repeats, TURNS))
+
+
 def measure_memory(pairs, repeats):
     """Peak memory of a process and its time, against the length of the sequence."""
     rows = []
@@ -248,22 +259,23 @@ def measure_memory(pairs, repeats):
 
 
 def measure_once(pairs, repeats):
-    """First calls, ours and the public package's in turn, the time of importing, and calls of the
-    learner from Python.
+    """First calls, ours and the public package's in turn, the time of importing, calls of the
+    learner from Python, and what deleted models leave.
     """
     found = {'import': [ours(pairs).once('import') for _ in range(5)], 'first': []}
+    found |= {what: ours(pairs).once(what) for what in ('calls', 'deleted')}
     found['eager'] = of_ours(pairs, CALLED_BY_STEPS, lambda spec: (EAGER,), repeats)
     for pair, workers in pairs.items():
         for spec in (MAIN[0], MAIN[2]) if pair == PAIRS[0] else (MAIN[0],):
             for rule, names in FIRST.items():
-                seconds = first_calls(workers, names, spec, min(repeats, TURNS))
+                seconds = first_of(workers, names, spec, min(repeats, TURNS))
                 row = {'spec': spec, 'pair': pair, 'rule': rule, 'seconds': seconds}
                 found['first'].append(row)
                 print(f'    {row}', flush=True)
     return found
 
 
-def first_calls(workers: dict, names: tuple, spec, turns: int) -> dict:
+def first_of(workers: dict, names: tuple, spec, turns: int) -> dict:
     """Median seconds of the first call of each column, in fresh processes that take turns."""
     of = {name: workers[named(name).package] for name in names if named(name).package in workers}
     times = {name: [] for name in of}
@@ -282,6 +294,7 @@ PARTS = {
     'progress': measure_progress,
     'precision': measure_precision,
     'once': measure_once,
+    'stacks': measure_stacks,
     'memory': measure_memory,
     'scaling': measure_scaling,
     'corners': measure_corners,

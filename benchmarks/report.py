@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+import first_calls
 from aims import aims
 from brain_scale_table import brain_scale
 from columns import OF_CELLS, SEQUENCES, UPDATES
@@ -247,15 +248,31 @@ def plots(found) -> None:
             ax.yaxis.set_major_formatter('{x:,g}')
 
 
+def stacks(found) -> str:
+    return first_calls.page(found['stacks'])
+
+
+def python(found) -> str:
+    """The time of calls from Python, and what repeated use leaves behind."""
+    calls, left = found['once']['calls'], found['once']['deleted']
+    rows = [(name, f'{t:.0f}') for name, t in calls.items() if not name.startswith('traces')]
+    return table(['call', 'microseconds'], [list(row) for row in rows]) + (
+        f'\n\nNine lengths of a sequence in turn are traced '
+        f'{calls["traces of the second epoch"]} times in their second epoch. Ten models that close '
+        f'over 1 MiB each, trained and deleted, leave {left["10"] / 2**20:.0f} MiB.'
+    )
+
+
 PARTS = {
     f.__name__: f
     for f in (
         *(sequences, cells, windows, peers, updates, progress, precision, once, memory),
+        *(stacks, python),
         *(corners, device, aims),
     )
 } | {'brain scale': brain_scale, 'updates beside': updates_beside}
 MEASURED = {'environments', 'sequences', 'cells', 'windows', 'updates', 'progress', 'precision'}
-MEASURED |= {'once', 'memory', 'scaling', 'corners', 'device'}
+MEASURED |= {'once', 'stacks', 'memory', 'scaling', 'corners', 'device'}
 
 
 NAMED = {c.name for c in SEQUENCES}

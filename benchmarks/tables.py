@@ -84,12 +84,16 @@ def windows(found) -> str:
             f'its window ({carry})': lambda row, carry=carry: fastest(
                 row, fixed(row, carry)
             ).removeprefix(f'{carry} '),
+            f"that of 'auto' ({carry})": lambda row, carry=carry: str(row['chosen'][carry]),
             f'auto / best ({carry})': lambda row, carry=carry: auto(row, carry),
         }
     return listed(found['windows'], columns)
 
 
 def auto(row: dict, carry: str) -> float | None:
+    """``'auto'`` over the best fixed window; 1 where it chose that one, which is one program."""
+    if fastest(row, fixed(row, carry)) == f'{carry} {row["chosen"][carry]}':
+        return 1.0
     return ratio(row, (f'{carry} auto',), fixed(row, carry))
 
 
@@ -98,8 +102,13 @@ def corners(found) -> str:
     each += [(row, ', one core') for row in found['corners']['one core']]
     each += [(row, '') for axis in found['scaling'].values() for row in axis]
     rows = {name_of(row['spec']) + where: row for row, where in each}
+    pure = {
+        f'functional {carry} / scan': share(f'functional {carry}', 'bptt')
+        for carry in ('drop', 'trace')
+    }
     columns = {'network': lambda pair: pair[0]} | {
-        name: lambda pair, column=column: column(pair[1]) for name, column in BESIDE.items()
+        name: lambda pair, column=column: column(pair[1])
+        for name, column in (BESIDE | pure).items()
     }
     return listed(rows.items(), columns)
 
