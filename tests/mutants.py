@@ -122,7 +122,7 @@ MUTANTS = [
     ),
     Mutant(
         'signs of all lanes for each lane',
-        '_rules/uoro.py',
+        'extra/_wide/uoro.py',
         'only = [where_lanes(flags, True, v) for v in signs]',
         'only = signs',
         'tests/gradients/test_random_rules.py -k learned_decay-uoro',
@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         'a lane that is reset in a window of snap keeps its signal',
-        '_rules/influence.py',
+        'extra/_wide/influence.py',
         'lam = {k: flows[k].in_lanes(~reset, s) for k, s in lam.items()}',
         'lam = dict(lam)',
         'tests/gradients/test_wide_scopes.py -k resets',
@@ -229,14 +229,14 @@ MUTANTS = [
     ),
     Mutant(
         'one sign for both factors of KF-RTRL',
-        '_rules/uoro.py',
+        'extra/_wide/uoro.py',
         '_beside(pair, c, e) for c in (a, b))\n',
         '_beside(pair, abs(c), e) for c in (a, b))\n',
         'tests/gradients/test_random_rules.py',
     ),
     Mutant(
         'the first slot of a wide trace is lost',
-        '_rules/scopes.py',
+        'extra/_wide/scopes.py',
         'there = (slots >= 0) &',
         'there = (slots > 0) &',
         'tests/gradients/test_wide_scopes.py',

@@ -4,7 +4,6 @@ from .executor import Executor, Factors, Probes, Signals, stopped
 from .feedback import feedback_weights
 from .over_time import over_time
 from .positions import gathered
-from .positive import Dependence, Numbers, dependence, lanes_meet
 from .shards import (
     Axes,
     axes_of,
@@ -22,23 +21,19 @@ from .transition import __all__ as _transition
 
 __all__ = [
     'Axes',
-    'Dependence',
     'Executor',
     'Factors',
-    'Numbers',
     'Probes',
     'Signals',
     'Steps',
     'VARIES',
     'TracedStep',
     'axes_of',
-    'dependence',
     'each',
     'even',
     'feedback_weights',
     'gathered',
     'in_shards',
-    'lanes_meet',
     'over_time',
     'share',
     'spread',

@@ -194,7 +194,8 @@ class Blocks:
         self, state: list, at: list, length: int, counts, terms: list[Term], zeros: list
     ) -> tuple:
         """``(state, sums of the terms, rows)`` after some steps."""
-        size = even(length, min(length, most_steps(self.parts.block_bytes)))
+        # a block costs little, and another program for those that are left as much as this one
+        size = even(length, min(length, most_steps(self.parts.block_bytes)), 8)
         # rows that are inputs are there already
         stored = [v for v in self.parts.rows if v not in self.parts.inputs]
 
@@ -335,13 +336,13 @@ def most_steps(bytes_of_one: int) -> int:
     return max(1, BLOCK_BYTES // max(bytes_of_one, 1))
 
 
-def even(length: int, most: int) -> int:
+def even(length: int, most: int, times: int = 2) -> int:
     """The largest part <= ``most`` that divides ``length``, so that one program serves all parts;
-    if that would more than double their number, the fewest parts instead.
+    if that would make more than so many ``times`` the fewest parts, these instead.
     """
     fewest = -(-length // most)
     return next(
-        (length // n for n in range(fewest, min(2 * fewest, length) + 1) if length % n == 0),
+        (length // n for n in range(fewest, min(times * fewest, length) + 1) if length % n == 0),
         -(-length // fewest),
     )
 

@@ -1,37 +1,94 @@
-"""Online learning rules as pure functions over factors."""
+"""Online learning rules as pure functions over factors.
 
-from .contraction import same_step
+What stands in ``__all__`` is what a rule above this floor is made of, as those of
+``braintrace/extra/_wide``.
+"""
+
+from .contraction import (
+    add_gradients,
+    factored_gradient,
+    op_gradient,
+    outside_loops,
+    represented,
+    same_step,
+    without_x,
+)
 from .d_rtrl import DRTRL
-from .es_d_rtrl import ESDRTRL
+from .entries import accumulate, solve, transport, zeros
+from .es_d_rtrl import ESDRTRL, alive, apart, at_entries, empty_factors, joined
 from .feedback import Feedback, View, counting, uncounted
-from .influence import EveryPath, Reach
-from .inside import NoHistory
-from .layout import anywhere, by_pair, held_dtype, read, where_lanes
-from .rule import MOST_PENDING, Network, Rule, Start, Trace, Window
-from .uoro import OneProduct, Signs
+from .layout import (
+    Entry,
+    Pair,
+    Stored,
+    after,
+    anywhere,
+    by_pair,
+    entry_dtype,
+    held_dtype,
+    of_rows,
+    pairs,
+    read,
+    to_y,
+    where_lanes,
+)
+from .no_history import NoHistory
+from .pending import reset_later
+from .rule import (
+    MOST_PENDING,
+    Network,
+    OpGradients,
+    Rule,
+    Start,
+    Trace,
+    Window,
+    WritesAtOnce,
+)
 
 __all__ = [
     'DRTRL',
     'ESDRTRL',
+    'Entry',
     'Feedback',
     'MOST_PENDING',
     'Network',
-    'EveryPath',
-    'Reach',
-    'Rule',
     'NoHistory',
-    'Signs',
+    'OpGradients',
+    'Pair',
+    'Rule',
     'Start',
+    'Stored',
     'Trace',
-    'OneProduct',
     'View',
     'Window',
+    'WritesAtOnce',
+    'accumulate',
+    'add_gradients',
+    'after',
+    'alive',
+    'anywhere',
+    'apart',
+    'at_entries',
     'by_pair',
     'counting',
+    'empty_factors',
+    'entry_dtype',
+    'factored_gradient',
     'held_dtype',
+    'joined',
+    'of_rows',
+    'op_gradient',
+    'outside_loops',
+    'pairs',
     'read',
+    'represented',
+    'reset_later',
     'same_step',
+    'solve',
+    'to_y',
+    'transport',
     'uncounted',
-    'anywhere',
     'where_lanes',
+    'without_x',
+    'zeros',
 ]

@@ -7,21 +7,10 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from .._rules import (
-    DRTRL,
-    ESDRTRL,
-    MOST_PENDING,
-    EveryPath,
-    Feedback,
-    NoHistory,
-    OneProduct,
-    Reach,
-    Rule,
-    Signs,
-    View,
-)
+from .._rules import DRTRL, ESDRTRL, MOST_PENDING, Feedback, NoHistory, Rule, View
 from .._signatures import public, refuses
 from ..errors import OptionError
+from ..extra._wide import EveryPath, OneProduct, Reach, Signs
 
 # traces -------------------------------------------------------------------------------------------
 #

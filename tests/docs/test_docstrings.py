@@ -25,7 +25,11 @@ MODULES = [
     'braintrace.verify',
     'braintrace.kit',
     'braintrace.receipts',
-    *(f'braintrace.extra.{one.name}' for one in pkgutil.iter_modules(braintrace.extra.__path__)),
+    *(
+        f'braintrace.extra.{one.name}'
+        for one in pkgutil.iter_modules(braintrace.extra.__path__)
+        if not one.name.startswith('_')
+    ),
 ]
 LEARNERS = ['braintrace.ETraceLearner', 'braintrace.functional.OnlineLearner']
 OF_ITSELF = {'self', 'name'}  # errors and reports show the name; a signature says all of it

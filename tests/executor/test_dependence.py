@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import braintrace
-from braintrace._executor import Numbers, dependence
-from braintrace._executor.positive import Linear
-from braintrace._rules.scopes import coloured
+from braintrace.extra._wide.dependence import Linear, Numbers, dependence
+from braintrace.extra._wide.scopes import coloured
 from tests import models
 from tests.gradients.harness import learner_of
 

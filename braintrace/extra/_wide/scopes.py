@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import (
+from ..._compiler import (
     Coordinates,
     ETraceGraph,
     HiddenGroup,
@@ -23,10 +23,23 @@ from .._compiler import (
     paths_of,
     rescoped,
 )
-from .._executor import Dependence, Executor, Numbers, dependence
-from ..errors import NotSupportedError
-from .entries import accumulate, solve, transport, zeros
-from .layout import Entry, Pair, Stored, by_pair, entry_dtype, pairs, to_y, where_lanes
+from ..._executor import Executor
+from ..._rules import (
+    Entry,
+    Pair,
+    Stored,
+    accumulate,
+    by_pair,
+    entry_dtype,
+    pairs,
+    solve,
+    to_y,
+    transport,
+    where_lanes,
+    zeros,
+)
+from ...errors import NotSupportedError
+from .dependence import Dependence, Numbers, dependence
 
 # selections ---------------------------------------------------------------------------------------
 #

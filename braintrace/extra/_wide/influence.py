@@ -14,13 +14,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, HiddenGroup
-from .._executor import Signals
-from ..errors import OptionError
-from .contraction import add_gradients, same_step
-from .layout import Pair, after, by_pair, of_rows, pairs, where_lanes
-from .pending import reset_later
-from .rule import Network, OpGradients, Trace, Window, WritesAtOnce
+from ..._compiler import ETraceGraph, HiddenGroup
+from ..._executor import Signals
+from ..._rules import (
+    Network,
+    OpGradients,
+    Pair,
+    Trace,
+    Window,
+    WritesAtOnce,
+    add_gradients,
+    after,
+    by_pair,
+    of_rows,
+    pairs,
+    reset_later,
+    same_step,
+    where_lanes,
+)
+from ...errors import OptionError
 from .scopes import Flows, Slots, all_numbers, derivatives, flow, kept, reached_numbers
 
 

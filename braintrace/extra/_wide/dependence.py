@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _jax
-from .._compiler import ETraceGraph, is_inexact, properties_of
-from ..errors import NotSupportedError
-from .executor import Executor
+from ... import _jax
+from ..._compiler import ETraceGraph, is_inexact, properties_of
+from ..._executor import Executor
+from ...errors import NotSupportedError
 
 # positive evaluation ------------------------------------------------------------------------------
 #

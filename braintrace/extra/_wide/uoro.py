@@ -10,21 +10,29 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
-from .._executor import Factors, apply, dot, filled, lanes_meet
-from ..errors import NotSupportedError
-from .contraction import (
+from ..._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
+from ..._executor import Factors, apply, dot, filled
+from ..._rules import (
+    Pair,
+    Trace,
     add_gradients,
+    alive,
+    apart,
+    at_entries,
+    by_pair,
+    empty_factors,
     factored_gradient,
+    joined,
     op_gradient,
     outside_loops,
+    pairs,
     represented,
+    where_lanes,
     without_x,
 )
-from .es_d_rtrl import alive, apart, at_entries, empty_factors, joined
+from ...errors import NotSupportedError
+from .dependence import lanes_meet
 from .inside import KEY, Inside, balance, key_and_rest, norms
-from .layout import Pair, by_pair, pairs, where_lanes
-from .rule import Trace
 from .scopes import EINSUM, all_numbers, derivatives, flow, kept
 
 # signs --------------------------------------------------------------------------------------------
