@@ -31,6 +31,7 @@ from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 from ._warnings import tell as _tell
 from ._windows import Penalised, modulated
+from .extra import _sparse_cpu as _sparse_cpu  # which gives sparse primitives their kernels
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, receipts, tasks, verify

@@ -54,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
     'extra.observed': CORE,
     'extra.sharding': CORE,
     'extra._wide': CORE,
+    'extra._sparse_cpu': {'_etrace_op'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding'},
     '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic'},
@@ -86,7 +87,7 @@ ARROWS: dict[str, set[str]] = {
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
-    '': CORE | {'_version', '_synthetic', 'functional', 'rules', 'verify'},
+    '': CORE | {'_version', '_synthetic', 'functional', 'rules', 'verify', 'extra._sparse_cpu'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

@@ -4,6 +4,7 @@ from ._op import EtpOp
 from ._primitive import *
 from ._primitive import __all__ as _primitive
 from ._reverse import rule_reverse
+from ._rule_parts import add_bias
 from ._spec import *
 from ._spec import __all__ as _spec
 from .automatic import AUTOMATIC, at_positions
@@ -21,7 +22,15 @@ from .factories import (
     new_etp_primitive,
 )
 from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
-from .sparse import SparseStructure, etp_sp_mm_p, etp_sp_mv_p, sparse_matmul
+from .sparse import (
+    FUSED_LANES,
+    SparseStructure,
+    entries_p,
+    etp_sp_mm_p,
+    etp_sp_mv_p,
+    is_dense,
+    sparse_matmul,
+)
 
 __all__ = [
     *_primitive,
@@ -29,12 +38,15 @@ __all__ = [
     'AUTOMATIC',
     'EINSUM_FORMS',
     'EtpOp',
+    'FUSED_LANES',
     'SparseStructure',
+    'add_bias',
     'at_positions',
     'conv',
     'einsum',
     'element_wise',
     'embedding',
+    'entries_p',
     'etp_conv_p',
     'etp_elemwise_p',
     'etp_embed_mm_p',
@@ -46,6 +58,7 @@ __all__ = [
     'etp_sp_mm_p',
     'etp_sp_mv_p',
     'grouped_matmul',
+    'is_dense',
     'lora_matmul',
     'make_conv_op',
     'make_einsum_op',

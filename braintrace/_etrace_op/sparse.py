@@ -22,7 +22,6 @@ from ._operands import (
 )
 from ._primitive import ETPPrimitive
 from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace
-from ._sparse_kernels import CLEAR, KEEP, kernel
 from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
 from .dense import check_features
 
@@ -175,7 +174,6 @@ def _decompress(sparse_mat, axis: int) -> tuple[np.ndarray, np.ndarray]:
 # a segment sum (forward and backward, 500 to 2000 wide). The matrix is then smaller than the
 # gathered array would be.
 DENSE_FROM = 2
-FEW = 0.25  # the share of x that is not zero, below which a kernel that skips zeros is faster
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
@@ -184,7 +182,7 @@ def _at(array, index):
     return array.at[index].get(mode='promise_in_bounds', wrap_negative_indices=False)
 
 
-def _is_dense(lanes: int, entries: int, shape: tuple[int, int]) -> bool:
+def is_dense(lanes: int, entries: int, shape: tuple[int, int]) -> bool:
     return lanes * entries >= DENSE_FROM * shape[0] * shape[1]
 
 
@@ -204,7 +202,7 @@ def _places(rows, columns, shape, padded: bool):
 def _product(x, data, rows, columns, shape):
     """``x @ M`` for x of shape ``(batch, in)``."""
     add = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
-    if _is_dense(len(x), len(rows), shape):
+    if is_dense(len(x), len(rows), shape):
         return x @ jnp.zeros(shape, data.dtype).at[rows, columns].add(data, **add)
     products = _at(x.T, rows) * data[:, None]
     return jnp.zeros((shape[1], len(x)), products.dtype).at[columns].add(products, **add).T
@@ -220,27 +218,12 @@ def _impl(x, data, *others, shape, padded, has_bias: bool = False):
     return add_bias(y, bias[0]) if has_bias else y
 
 
-def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
-    """The product by a kernel, where there is one for this dtype and the entries are few."""
-    *bias, rows, columns, pointers = others
-    plain = functools.partial(_impl, shape=shape, padded=padded, has_bias=has_bias)
-    lanes = len(x) if x.ndim == 2 else 1
-    found = None if padded or not lanes else kernel('product', x.dtype, data.dtype)
-    if found is None or _is_dense(lanes, len(rows), shape):
-        return plain(x, data, *others)
-    columns_of_x = x.T if x.ndim == 2 else x[:, None]
-    results = [(shape[1], lanes)]
-    (y,) = found(columns_of_x, data, rows, columns, pointers, results=results)
-    y = y.T if x.ndim == 2 else y[:, 0]
-    return add_bias(y, bias[0]) if has_bias else y
-
-
 # the gradient of the entries ----------------------------------------------------------------------
 
 
 def _entries(x, d, rows, columns, pointers, *, shape):
     """``sum_t x_t[row] d_t[column]`` of each entry, for x ``(t, in)`` and d ``(t, out)``."""
-    if _is_dense(len(x), len(rows), shape):
+    if is_dense(len(x), len(rows), shape):
         return (
             (x.T @ d).at[rows, columns].get(mode='promise_in_bounds', wrap_negative_indices=False)
         )
@@ -262,37 +245,8 @@ def _entries(x, d, rows, columns, pointers, *, shape):
     return jax.lax.scan(lambda total, at: (total + block(*at), None), total, blocks)[0]
 
 
-def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
-    """The same by a kernel, where there is one for this dtype and the entries are few."""
-    by_row = pointers.shape[0] > 0  # else XLA is as fast for several lanes
-    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 or (by_row and len(x)) else None
-    if found is None or _is_dense(len(x), len(rows), shape):
-        return _entries(x, d, rows, columns, pointers, shape=shape)
-
-    def by_kernel(*operands):
-        return found(*operands, results=[rows.shape])[0]
-
-    def by_blocks(x, d, rows, columns, pointers):
-        if len(x) < FUSED_LANES:
-            return _entries(x, d, rows, columns, pointers, shape=shape)
-        dots = kernel('dots', x.dtype)
-        return dots(_blocks(x), _blocks(d), rows, columns, results=[rows.shape])[0]
-
-    operands = x, d, rows, columns, pointers
-    if len(x) == 1:
-        return by_kernel(*operands)
-    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_blocks, *operands)
-
-
-def _blocks(a):
-    """``(lanes, size)`` as ``(blocks, size, FUSED_LANES)``, filled up with zeros."""
-    a = jnp.pad(a, ((0, -len(a) % FUSED_LANES), (0, 0)))
-    return a.reshape(-1, FUSED_LANES, a.shape[1]).swapaxes(1, 2)
-
-
 # Not registered: no trainable of its own. A primitive, so that a platform may have a kernel for it.
 entries_p = ETPPrimitive('sp_entries', _entries)
-entries_p.lowering['cpu'] = _entries_on_cpu
 
 
 def _xy_to_dw(x, hidden_dim, weights, *, rows, columns, pointers, shape, padded, has_bias=False):
@@ -323,62 +277,6 @@ def _yw_to_w(hidden_dim, trace, *, columns, shape, padded, **params):
     }
 
 
-# passes over a trace ------------------------------------------------------------------------------
-
-
-def _laned(vector, lanes: int):
-    """Values of some states at y as ``(lanes, out, states)``."""
-    return jnp.stack([x.reshape(lanes, -1) for x in vector], -1)
-
-
-def _read_on_cpu(onto, signal, trace, alive, *, columns, shape, padded, **params):
-    """``onto + sum over states and lanes of signal[column] e`` for the entries, by kernels for two
-    states each; nothing where there are none.
-    """
-    arrays, total = trace['weight'], onto['weight']
-    there = [(lam, e) for lam, e in zip(signal, arrays, strict=True) if lam is not None]
-    dtypes = {total.dtype, *(a.dtype for pair in there for a in pair)}
-    if padded or not arrays[0].size or kernel('read 1', *dtypes) is None:
-        return {}
-    lanes = arrays[0].size // len(columns)
-    flags = jnp.broadcast_to(alive, lanes).astype(columns.dtype)
-    for start in range(0, len(there), 2):
-        few = there[start : start + 2]
-        lam = _laned([lam for lam, _ in few], lanes)
-        read = kernel(f'read {len(few)}', total.dtype)
-        operands = flags, columns, lam, *(e for _, e in few), total
-        (total,) = read(*operands, results=[total.shape], onto=[len(operands) - 1])
-    return {'weight': total}
-
-
-def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape, padded, **params):
-    """The entries of one or two states after some changes where the flag is set, in place by
-    kernels; nothing where there are none.
-    """
-    arrays, dtypes = trace['weight'], {a.dtype for a in jax.tree.leaves((changes, trace['weight']))}
-    if padded or not arrays[0].size or len(arrays) > 2 or kernel('rows', *dtypes) is None:
-        return {}
-    (dtype,), states = dtypes, range(len(arrays))
-    lanes = arrays[0].size // len(columns)
-    entry = arrays
-    todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
-    todo = jnp.broadcast_to(todo, lanes)
-    move, add = kernel(f'move {len(arrays)}', dtype), kernel('rows', dtype)
-    for change in changes:
-        wide = [jnp.zeros(()) if v is None else v for row in change.p for v in row]
-        p = _laned([jnp.broadcast_to(v, (lanes, shape[1])).astype(dtype) for v in wide], lanes)
-        where = [3 + s for s in states]
-        entry = move(todo, columns, p, *entry, results=[e.shape for e in entry], onto=where)
-        entry = list(entry)
-        todo = jnp.minimum(todo, KEEP)
-        for s, q in enumerate(change.q):
-            if q is not None:
-                of_lanes = (a.reshape(len(q), lanes, -1) for a in (change.x, q))
-                operands = *of_lanes, rows, columns, pointers, todo, entry[s]
-                (entry[s],) = add(*operands, results=[entry[s].shape], onto=[6])
-    return {'weight': tuple(entry)}
-
-
 # the primitives -----------------------------------------------------------------------------------
 
 
@@ -399,9 +297,6 @@ def _register(batched: bool) -> ETPPrimitive:
 
 
 etp_sp_mm_p, etp_sp_mv_p = register_both_forms(_register)
-for primitive in (etp_sp_mm_p, etp_sp_mv_p):
-    primitive.lowering['cpu'] = _on_cpu
-    primitive.trace_reader['cpu'], primitive.trace_writer['cpu'] = _read_on_cpu, _write_on_cpu
 
 
 @refuses(

@@ -11,6 +11,7 @@ import saiunit as u
 import braintrace
 from braintrace import functional, rules
 from braintrace._etrace_op import sparse as implementation
+from braintrace.extra import _sparse_cpu as kernels_here
 from tests.compare import assert_close
 
 IN, OUT, ENTRIES, STEPS = 9, 5, 14, 6
@@ -160,8 +161,8 @@ def test_kernels_compute_what_xla_does(order, lead, monkeypatch):
         params, _, xs, ys = sequence(lead)
         x, at = jnp.where(xs[0] > 0.5, xs[0], 0), structure(0, order)
         found = []
-        for kernel in (implementation.kernel, lambda *_: None):
-            monkeypatch.setattr(implementation, 'kernel', kernel)
+        for kernel in (kernels_here.kernel, lambda *_: None):
+            monkeypatch.setattr(kernels_here, 'kernel', kernel)
 
             def run(w, x):  # traced anew for each
                 y = braintrace.sparse_matmul(x, w, sparse_mat=at)
@@ -297,6 +298,6 @@ def test_the_gradient_of_entries_over_lanes_is_that_of_a_dense_product(lanes, sh
         compiled = bound.lower(x, d).compile()
         found = compiled(x, d)
     on_cpu = jax.default_backend() == 'cpu'
-    kernels = on_cpu and implementation.kernel('dots', np.float64) is not None
+    kernels = on_cpu and kernels_here.kernel('dots', np.float64) is not None
     assert ('braintrace_dots' in compiled.as_text()) == (kernels and lanes >= 8)
     assert_close(found, (x.T @ d)[rows, columns])

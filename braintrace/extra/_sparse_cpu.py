@@ -1,4 +1,5 @@
-"""Kernels for sparse products on a CPU, compiled by ``numba`` where it is installed.
+"""Sparse products on a CPU by kernels, compiled by ``numba`` where it is installed: what the
+primitives run there in place of XLA's code, and how they read and write a trace.
 
 XLA calls them through its foreign function interface: a kernel gets the address of a call frame, of
 which it reads and writes single words.
@@ -14,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from .._etrace_op import FUSED_LANES, add_bias, entries_p, etp_sp_mm_p, etp_sp_mv_p, is_dense
 
 DTYPES = ('float32', 'float64')
 
@@ -409,3 +412,111 @@ def _laned(dtype: type):
         return numba.carray(pointer(words(address)[NUMBERS]), shape, dtype)
 
     return laned
+
+
+# the primitives on a CPU --------------------------------------------------------------------------
+
+
+FEW = 0.25  # the share of x that is not zero, below which a kernel that skips zeros is faster
+
+
+def _on_cpu(x, data, *others, shape, padded, has_bias: bool = False):
+    """The product by a kernel, where there is one for this dtype and the entries are few."""
+    *bias, rows, columns, pointers = others
+    plain = functools.partial(etp_sp_mm_p.impl_fn, shape=shape, padded=padded, has_bias=has_bias)
+    lanes = len(x) if x.ndim == 2 else 1
+    found = None if padded or not lanes else kernel('product', x.dtype, data.dtype)
+    if found is None or is_dense(lanes, len(rows), shape):
+        return plain(x, data, *others)
+    columns_of_x = x.T if x.ndim == 2 else x[:, None]
+    results = [(shape[1], lanes)]
+    (y,) = found(columns_of_x, data, rows, columns, pointers, results=results)
+    y = y.T if x.ndim == 2 else y[:, 0]
+    return add_bias(y, bias[0]) if has_bias else y
+
+
+def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
+    """The same by a kernel, where there is one for this dtype and the entries are few."""
+    by_row = pointers.shape[0] > 0  # else XLA is as fast for several lanes
+    found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 or (by_row and len(x)) else None
+    if found is None or is_dense(len(x), len(rows), shape):
+        return entries_p.impl_fn(x, d, rows, columns, pointers, shape=shape)
+
+    def by_kernel(*operands):
+        return found(*operands, results=[rows.shape])[0]
+
+    def by_blocks(x, d, rows, columns, pointers):
+        if len(x) < FUSED_LANES:
+            return entries_p.impl_fn(x, d, rows, columns, pointers, shape=shape)
+        dots = kernel('dots', x.dtype)
+        return dots(_blocks(x), _blocks(d), rows, columns, results=[rows.shape])[0]
+
+    operands = x, d, rows, columns, pointers
+    if len(x) == 1:
+        return by_kernel(*operands)
+    return jax.lax.cond((x != 0).mean() < FEW, by_kernel, by_blocks, *operands)
+
+
+def _blocks(a):
+    """``(lanes, size)`` as ``(blocks, size, FUSED_LANES)``, filled up with zeros."""
+    a = jnp.pad(a, ((0, -len(a) % FUSED_LANES), (0, 0)))
+    return a.reshape(-1, FUSED_LANES, a.shape[1]).swapaxes(1, 2)
+
+
+def _at_y(vector, lanes: int):
+    """Values of some states at y as ``(lanes, out, states)``."""
+    return jnp.stack([x.reshape(lanes, -1) for x in vector], -1)
+
+
+def _read_on_cpu(onto, signal, trace, alive, *, columns, shape, padded, **params):
+    """``onto + sum over states and lanes of signal[column] e`` for the entries, by kernels for two
+    states each; nothing where there are none.
+    """
+    arrays, total = trace['weight'], onto['weight']
+    there = [(lam, e) for lam, e in zip(signal, arrays, strict=True) if lam is not None]
+    dtypes = {total.dtype, *(a.dtype for pair in there for a in pair)}
+    if padded or not arrays[0].size or kernel('read 1', *dtypes) is None:
+        return {}
+    lanes = arrays[0].size // len(columns)
+    flags = jnp.broadcast_to(alive, lanes).astype(columns.dtype)
+    for start in range(0, len(there), 2):
+        few = there[start : start + 2]
+        lam = _at_y([lam for lam, _ in few], lanes)
+        read = kernel(f'read {len(few)}', total.dtype)
+        operands = flags, columns, lam, *(e for _, e in few), total
+        (total,) = read(*operands, results=[total.shape], onto=[len(operands) - 1])
+    return {'weight': total}
+
+
+def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape, padded, **params):
+    """The entries of one or two states after some changes where the flag is set, in place by
+    kernels; nothing where there are none.
+    """
+    arrays, dtypes = trace['weight'], {a.dtype for a in jax.tree.leaves((changes, trace['weight']))}
+    if padded or not arrays[0].size or len(arrays) > 2 or kernel('rows', *dtypes) is None:
+        return {}
+    (dtype,), states = dtypes, range(len(arrays))
+    lanes = arrays[0].size // len(columns)
+    entry = arrays
+    todo = jnp.where(flag, jnp.where(alive, KEEP, CLEAR), 0).astype(columns.dtype)
+    todo = jnp.broadcast_to(todo, lanes)
+    move, add = kernel(f'move {len(arrays)}', dtype), kernel('rows', dtype)
+    for change in changes:
+        wide = [jnp.zeros(()) if v is None else v for row in change.p for v in row]
+        p = _at_y([jnp.broadcast_to(v, (lanes, shape[1])).astype(dtype) for v in wide], lanes)
+        where = [3 + s for s in states]
+        entry = move(todo, columns, p, *entry, results=[e.shape for e in entry], onto=where)
+        entry = list(entry)
+        todo = jnp.minimum(todo, KEEP)
+        for s, q in enumerate(change.q):
+            if q is not None:
+                of_lanes = (a.reshape(len(q), lanes, -1) for a in (change.x, q))
+                operands = *of_lanes, rows, columns, pointers, todo, entry[s]
+                (entry[s],) = add(*operands, results=[entry[s].shape], onto=[6])
+    return {'weight': tuple(entry)}
+
+
+entries_p.lowering['cpu'] = _entries_on_cpu
+for primitive in (etp_sp_mm_p, etp_sp_mv_p):
+    primitive.lowering['cpu'] = _on_cpu
+    primitive.trace_reader['cpu'], primitive.trace_writer['cpu'] = _read_on_cpu, _write_on_cpu
