@@ -54,10 +54,12 @@ ARROWS: dict[str, set[str]] = {
     'extra.observed': CORE,
     'extra.sharding': CORE,
     'extra._wide': CORE,
+    'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
-    'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding'},
-    '_learner': CORE | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic'},
+    'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
+    '_learner': CORE
+    | {'_saving', 'functional', 'rules', '_brainstate', '_synthetic', 'extra._synthetic'},
     'adapters': {'errors', '_warnings', '_etrace_op', '_learner', 'nn', '_public_names'},
     'tasks': {
         'errors',

@@ -30,10 +30,10 @@ from .._windows import (
     check_window,
     length_of,
     signature,
-    split_weights,
     with_so_far,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
+from ..extra._synthetic import split_weights
 from ..functional import OnlineLearner, OnlineState
 from ..functional import reset as functional_reset
 from .sequences import Arguments, CallOptions, evolve, gradient, train

@@ -24,7 +24,6 @@ from .._windows import (
     Turn,
     Turns,
     UpdateOptions,
-    bootstrapped,
     bounds,
     buffers,
     check_choice,
@@ -41,11 +40,11 @@ from .._windows import (
     run_windows,
     show_progress,
     signature,
-    split_weights,
     steps_of,
     strong,
 )
 from ..errors import OptionError, StepFunctionError
+from ..extra._synthetic import bootstrapped, split_weights
 from .states import CARRY, Role, discover
 from .step_functions import Bound, StepFunction, Touched, Values, substituted
 

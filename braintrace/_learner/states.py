@@ -21,8 +21,8 @@ import saiunit as u
 from .._compiler import ETraceGraph, path_name
 from .._jax import hide_from_locations
 from .._synthetic import SyntheticGradient
-from .._windows import check_synthesizer
 from ..errors import CompileError, OptionError, StructureError
+from ..extra._synthetic import check_synthesizer
 
 # own states ---------------------------------------------------------------------------------------
 #

@@ -47,7 +47,6 @@ from .runs import (
     run_windows,
     steps_of,
 )
-from .synthetic import bootstrapped, check_synthesizer, split_weights
 from .turns import (
     Lines,
     Stop,
@@ -85,7 +84,6 @@ __all__ = [
     'Turn',
     'Turns',
     'UpdateOptions',
-    'bootstrapped',
     'bounds',
     'buffers',
     'check_choice',
@@ -96,7 +94,6 @@ __all__ = [
     'check_opt_state',
     'check_optimizer',
     'check_progress',
-    'check_synthesizer',
     'check_updatable',
     'check_updates',
     'check_window',
@@ -113,7 +110,6 @@ __all__ = [
     'run_windows',
     'show_progress',
     'signature',
-    'split_weights',
     'steps_of',
     'strong',
     'task_loss',

@@ -41,7 +41,6 @@ from .._windows import (
     check_inside,
     check_optimizer,
     check_progress,
-    check_synthesizer,
     check_updates,
     check_window,
     signature,
@@ -50,6 +49,7 @@ from .._windows import (
     tree_bytes,
 )
 from ..errors import NotCompiledError, OptionError, StructureError
+from ..extra._synthetic import check_synthesizer
 from ..extra.observed import decoded, observed_step
 from ..extra.sharding import param_axes, shard_bytes, state_specs
 from ._compiled import Compiled, pull_back

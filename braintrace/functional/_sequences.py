@@ -29,7 +29,6 @@ from .._windows import (
     Turn,
     Turns,
     UpdateOptions,
-    bootstrapped,
     bounds,
     buffers,
     check_flags,
@@ -48,7 +47,6 @@ from .._windows import (
     run_windows,
     show_progress,
     signature,
-    split_weights,
     steps_of,
     strong,
     task_loss,
@@ -62,6 +60,7 @@ from ..errors import (
     StepFunctionError,
     StructureError,
 )
+from ..extra._synthetic import bootstrapped, split_weights
 from ._compiled import Compiled
 from ._places import in_automatic_axes, is_explicit, types_of
 from ._state import OnlineState, check_carry0

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from .._rules import Rule
+from .._windows import Gradients, Sequence
 from ..errors import OptionError, StructureError
-from .runs import Gradients, Sequence
 
 
 class Borders(NamedTuple):
