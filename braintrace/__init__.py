@@ -31,7 +31,8 @@ from ._version import __version__ as __version__
 from ._version import __version_info__ as __version_info__
 from ._warnings import tell as _tell
 from ._windows import Penalised, modulated
-from .extra import _sparse_cpu as _sparse_cpu  # which gives sparse primitives their kernels
+from .extra import _sparse_cpu as _sparse_cpu  # registers the kernels of sparse primitives
+from .extra import _unshard as _unshard  # registers what a `shard_map` is to the compiler
 
 if TYPE_CHECKING:  # the names of _LAZY, for type checkers, which do not run __getattr__
     from . import adapters, nn, receipts, tasks, verify

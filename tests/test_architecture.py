@@ -56,6 +56,7 @@ ARROWS: dict[str, set[str]] = {
     'extra._wide': CORE,
     'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
+    'extra._unshard': {'errors', '_jax', '_compiler'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
     '_learner': CORE
@@ -89,7 +90,9 @@ ARROWS: dict[str, set[str]] = {
     'verify': PUBLIC | {'_tables'},
     'kit': PUBLIC | {'verify', '_etrace_op', '_version'},
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
-    '': CORE | {'_version', '_synthetic', 'functional', 'rules', 'verify', 'extra._sparse_cpu'},
+    '': CORE
+    | {'_version', '_synthetic', 'functional', 'rules', 'verify'}
+    | {'extra._sparse_cpu', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

@@ -21,6 +21,7 @@ from .listing import listing
 from .policy import DEFAULT, Policy
 from .primitives import of as properties_of
 from .program.dataflow import forward, members, old_ancestors, reach
+from .program.flatten import EXPANDED
 from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
 from .program.program import Program
 from .program.tracing import depends
@@ -40,6 +41,7 @@ __all__ = [
     'Derived',
     'Diagnostic',
     'ETraceGraph',
+    'EXPANDED',
     'Groups',
     'HiddenGroup',
     'Kept',

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
-from braintrace._compiler.program.unshard import unsharded
 from braintrace.errors import NotSupportedError
+from braintrace.extra._unshard import unsharded
 
 ROOT = Path(__file__).resolve().parents[2]
 MESHES = {'square': {'a': 2, 'b': 2}, 'four': {'a': 4}}

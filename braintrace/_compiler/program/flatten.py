@@ -38,7 +38,10 @@ from .control_flow import (
 from .leaves import select
 from .program import Program, alive
 from .tracing import Step
-from .unshard import unsharded
+
+# by mode: ``fn(eqn, where)``, the plain function that an equation is; what stands above the
+# compiler registers its own
+EXPANDED: dict[Any, Callable[[Any, str], Callable]] = {}
 
 
 @dataclass
@@ -133,8 +136,8 @@ class _Lowering:
             return descended(build, eqn, scan, ins, place)
         if mode == 'peel':
             return peeled(build, eqn, scan, ins, place)
-        if mode == 'vmap':
-            return self.expanded(build, eqn, lambda: unsharded(eqn, place.where), ins, place)
+        if mode in EXPANDED:
+            return self.expanded(build, eqn, lambda: EXPANDED[mode](eqn, place.where), ins, place)
         # a while loop, with the operands that it must be differentiated for
         place = place._replace(fixed=True)
         with build.leaving('while_loop'):

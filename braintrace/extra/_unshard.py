@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ... import _jax
-from ...errors import NotSupportedError
-from .. import primitives
+from .. import _jax
+from .._compiler import EXPANDED, properties_of
+from ..errors import NotSupportedError
 
 
 def unsharded(eqn, where: str = 'an unknown place') -> Callable[..., list]:
@@ -157,7 +157,7 @@ class _Body(NamedTuple):
         inner = _jax.inlinable(eqn)
         if inner is not None:
             return self.evaluate(*_jax.closed_jaxpr(inner), args)
-        if primitives.of(eqn).retypes:
+        if properties_of(eqn).retypes:
             return args  # there is no mesh any more that a type could speak of
         try:
             with _jax.at_location(eqn.source_info):
@@ -222,7 +222,7 @@ def _in_one_axis(eqn, plain: Callable, args: list) -> Callable:
 
 def _joined_axis(eqn, mapped: list[set]) -> tuple[int, int, int] | None:
     """The operand whose blocks are joined, its axis, and the axis of the result that this is."""
-    kind, params = primitives.of(eqn).op, eqn.params
+    kind, params = properties_of(eqn).op, eqn.params
     sides = [k for k, axes in enumerate(mapped) if axes]
     if len(sides) != 1 or kind not in ('product', 'rows') or 0 in eqn.invars[sides[0]].aval.shape:
         return None
@@ -287,3 +287,6 @@ COLLECTIVES = {
     'reduce_scatter': _psum_scatter,
     'ppermute': _ppermute,
 }
+
+
+EXPANDED['vmap'] = unsharded
