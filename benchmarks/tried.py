@@ -237,6 +237,15 @@ def writing():
     timed('K = 50, one batched product', batched, e, x, q, p, donate=(0,))
     timed('K = 50, a product for each lane, in place', lanes, e, x, q, p, donate=(0,))
     timed('K = 50, the batched product alone', lambda x, q: jnp.einsum('kbi,kbo->bio', x, q), x, q)
+    for k in (50, 100, 170):  # rows carried beside the trace in place of a write
+        x, q = draw(0, k, B, I), draw(1, k, B, O)
+        timed(
+            f'{k} rows kept, read by a later gradient',
+            lambda x, q, c: jnp.einsum('kbi,kbo->io', x, q * c),
+            x,
+            q,
+            draw(2, B, O),
+        )
     print('products of one sequence of 50 steps')
     timed('weight gradient', lambda x, q: jnp.einsum('kbi,kbo->io', x, q), x, q)
     timed('forward, step by step', lambda x, w: jax.lax.map(lambda a: a @ w, x), x, draw(2, I, O))

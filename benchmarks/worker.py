@@ -268,7 +268,8 @@ def answer(ask: dict, runs: dict) -> dict:
     if 'trace' in ask:
         return {'bytes': 4 * Spec(*ask['spec']).trace_numbers}
     if 'versions' in ask:
-        versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate', 'braintrace')}
+        versions = {n: importlib.metadata.version(n) for n in ('jax', 'brainstate')}
+        versions['braintrace'] = braintrace.__version__
         kind = jax.devices()[0].device_kind
         return {'python': platform.python_version(), 'device': kind, **versions}
     runs.clear()
