@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...errors import RuleContractError
@@ -38,12 +38,23 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
         eqn = program.equations[i]
         slots = _slots(eqn)
         trainable = {name: eqn.ins[k] for name, k in slots.items()}
-        structure = _structure(eqn)
+        # the last operands are the op's structure
+        names = eqn.primitive.structure
+        structure = dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
         read = (*trainable.values(), *structure.values())
         made_of = flow.union(sources.facts, read)
         if made_of & sources.turning and not made_of & sources.moving:
-            raise MustUnroll(_loop_of_weights(program, eqn, read))
-        fixed = _is_fixed(sources, eqn.primitive, structure)
+            # the loop around the op, or else the one that makes its weights
+            around = [r for r in eqn.scope if isinstance(r, Loop)]
+            behind = (j for v in read for j in flow.slice_behind(program, v, ()))
+            made = [loop for j in behind if (loop := program.equations[j].loop)]
+            raise MustUnroll((around or made)[-1])
+        # a structure is fixed if it is the same at each step, and in each lane of a `vmap`
+        forms = (eqn.primitive, *eqn.primitive.originals())
+        axes = [form.axes or () for form in forms]
+        mapped = [axis for each in axes for axis in each[len(each) - len(structure) :]]
+        moves = flow.union(sources.facts, structure.values()) & sources.moving
+        fixed = not moves and all(axis is None for axis in mapped)
         parameters = {name: sources.parameters(v) for name, v in trainable.items()}
         x = None if eqn.primitive.x_invar_index is None else eqn.ins[eqn.primitive.x_invar_index]
         y = program.y_of(i)
@@ -71,20 +82,6 @@ def find_ops(program: Program) -> tuple[OpUse, ...]:
             )
         )
     return tuple(ops)
-
-
-def _structure(eqn: Equation) -> dict[str, int]:
-    """The values that are an op's structure."""
-    names = eqn.primitive.structure
-    return dict(zip(names, eqn.ins[len(eqn.ins) - len(names) :], strict=True))
-
-
-def _is_fixed(sources: Sources, primitive: Any, structure: Mapping[str, int]) -> bool:
-    """Whether an op's structure is the same at each step, and in each lane of a ``vmap``."""
-    moves = flow.union(sources.facts, structure.values()) & sources.moving
-    axes = [form.axes or () for form in (primitive, *primitive.originals())]
-    mapped = [axis for each in axes for axis in each[len(each) - len(structure) :]]
-    return not moves and all(axis is None for axis in mapped)
 
 
 def _sources(program: Program) -> Sources:
@@ -117,18 +114,6 @@ def _key(
     )
     times[first] = times.get(first, -1) + 1
     return f'{first}#{times[first]}' if times[first] else first
-
-
-def _loop_of_weights(program: Program, eqn: Equation, weights: Iterable[int]) -> Loop:
-    """The loop around an op whose weights change in it, or the loop that makes them."""
-    around = [r for r in eqn.scope if isinstance(r, Loop)]
-    made = [
-        loop
-        for v in weights
-        for i in flow.slice_behind(program, v, ())
-        if (loop := program.equations[i].loop)
-    ]
-    return (around or made)[-1]
 
 
 def _slots(eqn: Equation) -> dict[str, int]:

@@ -44,17 +44,13 @@ class DPass:
         self.shapes = [program.avals[v].shape for v in self.old]
         untaught = _untaught(program)
         self.untaught = {s for s, c in enumerate(program.hidden) if c in untaught}
-        self.depends = self._depends()
-        self.mixing: dict[int, str] = {}
-
-    def _depends(self) -> list[int]:
-        program = self.program
         start = dict.fromkeys((o for i in program.ops for o in program.equations[i].outs), Y)
         for s, v in enumerate(self.old):
             kind = CLOCK if s in self.untaught else OLD
             start[v] = start.get(v, 0) | kind | 1 << OTHERS + s
         stops = program.op_set | program.blocks
-        return flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+        self.depends = flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+        self.mixing: dict[int, str] = {}
 
     def cut(self, i: int, why: str) -> None:
         self.mixing[i] = why
@@ -310,35 +306,28 @@ class Sweeper:
             # They met before, on the path of a y: its positions may meet, as it may be smaller than
             # the state. Values that read old states and no y part from that path here.
             parting = (v for v in several if depends[v] & OLD and not depends[v] & Y)
-            self._cut_in_front(i, parting)
-        elif any(depends[v] & OLD and not self._parts_later(v, state) for v in several):
-            self.d_pass.cut(i, MERGES)
+            makers = (self.program.producer.get(v) for v in parting)
+            for j in makers:
+                if j is not None:
+                    # the border of a loop is no equation that could be cut
+                    self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
+        else:
+            # A value that reads a y, and old states of other shapes only, waits: its positions can
+            # not agree with this state in any case. A cut here would cut y as well, so the path of
+            # the old state is cut where it leaves the path of y.
+            shapes, untaught = self.d_pass.shapes, self.d_pass.untaught
+            alike = flow.bits(
+                r for r, shape in enumerate(shapes) if shape == shapes[state] and r not in untaught
+            )
+            for v in several:
+                foreign = not (depends[v] >> OTHERS) & alike
+                if depends[v] & OLD and not (foreign and depends[v] & Y):
+                    self.d_pass.cut(i, MERGES)
         # values that read clocks alone have no trace
         return [
             None if v in several and not depends[v] & (OLD | Y) else lab
             for v, lab in zip(eqn.ins, ins, strict=True)
         ]
-
-    def _parts_later(self, value: int, state: int) -> bool:
-        """Whether a value reads a y, and old states of other shapes than ``state`` only.
-
-        Their positions can not agree with ``state`` in any case. A cut here would cut y as well, so
-        the path of the old state is cut where it leaves the path of y.
-        """
-        d_pass = self.d_pass
-        others = flow.members(d_pass.depends[value] >> OTHERS)
-        foreign = all(
-            d_pass.shapes[r] != d_pass.shapes[state] or r in d_pass.untaught for r in others
-        )
-        return foreign and bool(d_pass.depends[value] & Y)
-
-    def _cut_in_front(self, i: int, values: Iterable[int]) -> None:
-        """Cut the equations that make these operands of equation ``i``."""
-        for v in values:
-            j = self.program.producer.get(v)
-            if j is not None:
-                # the border of a loop is no equation that could be cut
-                self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
 
     def _keep_holomorphic(self, eqn: Equation, relevant, state: int) -> None:
         """A complex state has a complex derivative if every equation on the way from complex
