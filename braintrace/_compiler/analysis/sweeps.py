@@ -276,11 +276,7 @@ class Sweeper:
                 queue.push([v for k, (v, lab) in sent if result.send(v, (i, k), lab)])
             if len(d_pass.mixing) > before:
                 return None
-        self._arrive(result, state)
-        return result if len(d_pass.mixing) == before else None
-
-    def _arrive(self, result: Sweep, state: int) -> None:
-        d_pass = self.d_pass
+        # what arrived at the old states
         for r, v in enumerate(d_pass.old):
             if v in result.received:
                 labels = self._combine(v, result, state)
@@ -288,8 +284,9 @@ class Sweeper:
                 taught = r not in d_pass.untaught
                 if labels is not None and (taught or coupled(d_pass, state, r, labels)):
                     result.old[r] = labels
-        read = set(flow.members(d_pass.depends[d_pass.new[state]] >> OTHERS))
+        read = set(flow.members(d_pass.depends[start] >> OTHERS))
         result.clocks = (read - result.old.keys()) & d_pass.untaught
+        return result if len(d_pass.mixing) == before else None
 
     # ---- one equation ----
 
@@ -353,22 +350,18 @@ class Sweeper:
             own = self.following.own_positions(value, state)
             for (i, k), lab in list(parts.items()):
                 if own is None or lb.disagree(lab, own):
-                    self._misplaces(i, k, own, result)
+                    loop, before = self.program.equations[i].loop, len(self.d_pass.mixing)
+                    if loop is None:
+                        self.d_pass.cut(i, MOVES)
+                        continue
+                    # At the border of a loop, an equation inside is cut; if none is to blame, the
+                    # loop is unrolled.
+                    if own is not None:
+                        outside = self.program.equations[i].outs[k]
+                        cut_what_moves(self.d_pass, outside, own, result)
+                    if len(self.d_pass.mixing) == before:
+                        raise MustUnroll(loop)
         return total
-
-    def _misplaces(self, i: int, k: int, own: lb.Labels, result: Sweep) -> None:
-        """Cut an equation whose operand ``k`` gets labels of other positions.
-
-        At the border of a loop, an equation inside is cut; if none is to blame, the loop is
-        unrolled.
-        """
-        loop, before = self.program.equations[i].loop, len(self.d_pass.mixing)
-        if loop is None:
-            self.d_pass.cut(i, MOVES)
-        elif own is not None:
-            cut_what_moves(self.d_pass, self.program.equations[i].outs[k], own, result)
-        if len(self.d_pass.mixing) == before and loop is not None:
-            raise MustUnroll(loop)
 
     # ---- loops ----
 
@@ -390,18 +383,15 @@ class Sweeper:
             # the iteration before made the carry that this one reads
             for k, (first, last) in enumerate(self.program.feedback(i)):
                 if lb.has(out_labels[k]):
-                    self._check_turn(i, loop, first, last, out_labels[k], result)
+                    own = result.total(last, without=i)  # of the last iteration, after the loop
+                    if own is not None and not lb.meet(own) and lb.disagree(own, out_labels[k]):
+                        # something moves positions of the carry between iterations
+                        if loop.length <= UNROLLED_TO_COMPARE:
+                            raise MustUnroll(loop)
+                        cut_what_moves(self.d_pass, first, own, result)
                     if result.send(last, (i, k), out_labels[k]):
                         found.append(last)
         return found
-
-    def _check_turn(self, i: int, loop: Loop, first: int, last: int, labels, result: Sweep) -> None:
-        """Cut equations that move positions of a loop's carry between iterations."""
-        own = result.total(last, without=i)  # of the last iteration, after the loop
-        if own is not None and not lb.meet(own) and lb.disagree(own, labels):
-            if loop.length <= UNROLLED_TO_COMPARE:
-                raise MustUnroll(loop)
-            cut_what_moves(self.d_pass, first, own, result)
 
 
 def coupled(d_pass: DPass, s: int, r: int, labels: lb.Labels) -> bool:
