@@ -127,31 +127,24 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
         mine = at[owners == k]
         offsets, shape = flat[mine] - elements.bases[k], elements.avals[elements.owners[k]].shape
         once = len(np.unique(offsets)) == mine.size == np.prod(shape)
-        row: np.ndarray | None
         row = mine[np.argsort(offsets)].reshape(shape) if once else grid(mine, ids.shape)
-        while row is not None:
+        while True:
             places.append(row)
-            row, torn = _next(source, row)
-            if torn:
-                return None
+            # where the row stands at the next step, if anywhere
+            before = row.reshape(-1)
+            after = np.flatnonzero(np.isin(source, before) & (source != itself))
+            if not after.size:
+                break
+            if after.size != before.size or len(np.unique(source[after])) != before.size:
+                return None  # torn
+            order = np.empty(source.size, np.int64)
+            order[source[after]] = after
+            row = order[before].reshape(row.shape)
     # the rows of all lines must fill the leaf, each element once
     whole = np.sort(np.concatenate([p.reshape(-1) for p in places]))
     if not np.array_equal(whole, itself):
         return None
     return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
-
-
-def _next(source: np.ndarray, row: np.ndarray) -> tuple[np.ndarray | None, bool]:
-    """Where a row stands at the next step, None if nowhere; and whether it was torn."""
-    at = row.reshape(-1)
-    moved = np.flatnonzero(np.isin(source, at) & (source != np.arange(source.size)))
-    if not moved.size:
-        return None, False
-    if moved.size != at.size or len(np.unique(source[moved])) != at.size:
-        return None, True
-    order = np.empty(source.size, np.int64)
-    order[source[moved]] = moved
-    return order[at].reshape(row.shape), False
 
 
 # origins ------------------------------------------------------------------------------------------
@@ -269,19 +262,16 @@ class Origins:
             ids = full.moved[value].reshape(-1)
             for k in np.unique(np.searchsorted(full.bases, ids[ids != NONE], 'right') - 1):
                 alike = self.program.avals[full.owners[k]].shape == shape
-                if alike and _is_torn(ids - full.bases[k], split.places):
-                    return True
+                if not alike:
+                    continue
+                # a piece must not hold elements of another value that are no piece of it
+                offsets = ids - full.bases[k]
+                for piece in split.places:
+                    read = offsets[piece.reshape(-1)]
+                    whole = any(np.array_equal(read, p.reshape(-1)) for p in split.places)
+                    if ((read >= 0) & (read < offsets.size)).any() and not whole:
+                        return True
         return False
-
-
-def _is_torn(offsets: np.ndarray, places) -> bool:
-    """Whether a piece holds elements of another value (at ``offsets``) that are no piece of it."""
-    for piece in places:
-        read = offsets[piece.reshape(-1)]
-        whole = any(np.array_equal(read, p.reshape(-1)) for p in places)
-        if ((read >= 0) & (read < offsets.size)).any() and not whole:
-            return True
-    return False
 
 
 def _occurrence(flat: np.ndarray) -> np.ndarray:

@@ -217,32 +217,26 @@ def find_findings(
 
 
 def _mixing(program: Program, reasons: Mapping[int, str]) -> Iterator[Diagnostic]:
-    for i, reason in sorted(reasons.items()):
-        source, where = _reduction_behind(program, i), program.equations[i].where
-        chain = (i,) if source is None else (source, i)
-        where = program.equations[chain[0]].where or where
-        yield Diagnostic('mixing', '', where, chain, reason)
-
-
-def _reduction_behind(program: Program, i: int) -> int | None:
-    """The nearest reduction before a widening equation, which only broadcasts its result."""
-
     def size(values: Iterable[int]) -> int:
         return max((program.avals[v].size for v in values), default=0)
 
-    eqn = program.equations[i]
-    if size(eqn.outs) <= size(eqn.ins):
-        return None
-    todo, seen = list(eqn.ins), set()
-    while todo:
-        producer = program.producer.get(todo.pop(0))
-        if producer is not None and producer not in seen:
+    for i, reason in sorted(reasons.items()):
+        eqn = program.equations[i]
+        where, seen = eqn.where, set()
+        chain: tuple[int, ...] = (i,)
+        # A widening equation only broadcasts: the nearest reduction before it is what mixes.
+        todo = list(eqn.ins) if size(eqn.outs) > size(eqn.ins) else []
+        while todo:
+            producer = program.producer.get(todo.pop(0))
+            if producer is None or producer in seen:
+                continue
             seen.add(producer)
             made = program.equations[producer]
             if made.loop is None and size(made.ins) > size(made.outs):
-                return producer
+                chain, where = (producer, i), made.where or where
+                break
             todo.extend(u for o in made.outs for u in program.operands(producer, o))
-    return None
+        yield Diagnostic('mixing', '', where, chain, reason)
 
 
 def _made_at(program: Program, value: int) -> str:

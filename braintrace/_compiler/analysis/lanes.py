@@ -170,7 +170,20 @@ def _reduced(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
 
 
 def _reshaped(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    return _along(ins[0], outs[0], _kept_by_reshape(ins[0].shape, outs[0].shape))
+    """An axis is kept where as many elements stand in front of it as before."""
+    (a, b), places = (ins[0].shape, outs[0].shape), []
+    j = k = 0
+    before_a = before_b = 1
+    while j < len(a) and k < len(b):
+        if before_a == before_b and a[j] == b[k]:
+            places.append((j, k))
+        # go on along the shape that has fewer elements behind, or both
+        ahead_a, ahead_b = before_a * a[j], before_b * b[k]
+        if ahead_a <= ahead_b:
+            before_a, j = ahead_a, j + 1
+        if ahead_b <= ahead_a:
+            before_b, k = ahead_b, k + 1
+    return _along(ins[0], outs[0], places)
 
 
 def _stacked(p: dict, parts: Values, wholes: Values) -> Iterator[Pair]:
@@ -188,21 +201,6 @@ def _convolved(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
     """The batch alone: features are contracted, and places in space move."""
     dims = p['dimension_numbers']
     return _along(ins[0], outs[0], [(dims.lhs_spec[0], dims.out_spec[0])])
-
-
-def _kept_by_reshape(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[int, int]]:
-    j = k = 0
-    before_a = before_b = 1
-    while j < len(a) and k < len(b):
-        if before_a == before_b and a[j] == b[k]:
-            yield j, k
-        if before_a * a[j] <= before_b * b[k]:
-            ahead = before_a * a[j] == before_b * b[k]
-            before_a, j = before_a * a[j], j + 1
-            if ahead:
-                before_b, k = before_b * b[k], k + 1
-        else:
-            before_b, k = before_b * b[k], k + 1
 
 
 def _product(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from .. import equations as lb
 from ..equations import Loop, is_complex, is_inexact
@@ -165,13 +164,6 @@ def split_where_entries_are_real(
 # next step finds ``h`` among its old states, so it has ``g'`` without a number carried for it.
 
 
-class _Makers(NamedTuple):
-    """The equations that make a value, and the values of the new carry that they read."""
-
-    equations: set[int]
-    reads: set[int]
-
-
 def find_derived(positions: Positions, d_pass: DPass) -> Derived:
     """The derived states. What makes them reads the new carry and constants alone: a parameter or
     an input of the step before is not at hand one step later.
@@ -188,10 +180,24 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
         first = holders.get(value) == c
         others = {v: h for v, h in holders.items() if v != value} if first else holders
         made = _made_of(program, value, others, positions.mixing)
-        if made is not None and _follows(positions, d_pass, s, made, others):
+        if made is None:
+            continue
+        # all that is traced in it must come from others of its group, each position from its own
+        equations, reads = made
+        sweep = positions.sweeps[s]
+        group = {program.hidden[r] for r in positions.groups[positions.group_of[s]]}
+        own = {v for v in reads if others[v] in group}
+        totals = [total for v in own if (total := sweep.total(v)) is not None]
+        if not own or not all(map(lb.in_place, totals)):
+            continue
+        traced = {v for v in reads - own if d_pass.depends[v]}
+        for i in sorted(equations - program.blocks):
+            if not traced.isdisjoint(program.equations[i].ins):
+                traced.update(program.equations[i].outs)
+        if value not in traced:
             found[c], holders = made, others
-    reads = set().union(*(made.reads for made in found.values()))
-    equations = set().union(*(made.equations for made in found.values()))
+    equations = set().union(*(made for made, _ in found.values()))
+    reads = set().union(*(read for _, read in found.values()))
     return Derived(
         tuple(sorted(found)), tuple(sorted(equations)), {v: holders[v] for v in sorted(reads)}
     )
@@ -199,18 +205,22 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
 
 def _made_of(
     program: Program, value: int, holders: Mapping[int, int], mixing: Mapping[int, str]
-) -> _Makers | None:
-    """How a value is made of the new carry; None where that is not all that it is made of."""
-    made, todo = _Makers(set(), set()), [value]
+) -> tuple[set[int], set[int]] | None:
+    """The equations that make a value of the new carry, and the values of it that they read; None
+    where that is not all that it is made of.
+    """
+    equations: set[int] = set()
+    reads: set[int] = set()
+    todo = [value]
     while todo:
         v = todo.pop()
         i = program.producer.get(v)
         if v in holders:
-            made.reads.add(v)
+            reads.add(v)
         elif i is None or i in mixing:
             if v not in program.constants:
                 return None
-        elif i not in made.equations:
+        elif i not in equations:
             eqn = program.equations[i]
             # It is evaluated once more, at the numbers of a first carry: so it is no op, has no
             # effect, stands in no loop, and its derivative is finite.
@@ -219,33 +229,11 @@ def _made_of(
             linear = eqn.does.linear is not None and eqn.does.linear(varying)
             finite = linear or eqn.does.finite or not eqn.does.gradient
             if not barred and not eqn.holds_op() and finite:
-                made.equations.add(i)
+                equations.add(i)
                 todo.extend(eqn.ins)
             elif v not in program.constants:
                 return None
-    return made
-
-
-def _follows(
-    positions: Positions, d_pass: DPass, s: int, made: _Makers, holders: Mapping[int, int]
-) -> bool:
-    """Whether all that is traced in a new state comes from others of its group, each position from
-    its own.
-    """
-    program, sweep = positions.program, positions.sweeps[s]
-    group = {program.hidden[r] for r in positions.groups[positions.group_of[s]]}
-    own = {v for v in made.reads if holders[v] in group}
-    if not own or any(_moved(sweep.total(v)) for v in own):
-        return False
-    traced = {v for v in made.reads - own if d_pass.depends[v]}
-    for i in sorted(made.equations - program.blocks):
-        if not traced.isdisjoint(program.equations[i].ins):
-            traced.update(program.equations[i].outs)
-    return program.new_carry[program.hidden[s]] not in traced
-
-
-def _moved(labels: lb.Labels) -> bool:
-    return labels is not None and not lb.in_place(labels)
+    return equations, reads
 
 
 # relations ----------------------------------------------------------------------------------------
