@@ -72,6 +72,7 @@ class Linear:
             return jax.vmap(functools.partial(self._one, consts, seen))(rows)
 
         run = jax.jit(run, compiler_options={'xla_backend_optimization_level': 0})
+        # as many rows at once as fit into memory
         for k in range(0, len(basis[0]), self._chunk):
             rows = [b[k : k + self._chunk] for b in basis]
             found.append(jax.tree.map(np.asarray, _jax.called(run, self.consts, rows)))
@@ -102,6 +103,7 @@ def _evaluate(jaxpr, consts: list[_Pattern], args: list[_Pattern], look) -> list
 
 def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
     kind = max((v.kind for v in ins), default=KNOWN)
+    # what is made of constants alone is computed, so that its zeros are seen
     if kind == KNOWN:
         found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
         return [_Pattern(KNOWN, x) for x in found]
@@ -181,7 +183,7 @@ def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Pattern], look) -> li
 def _positive(eqn, ins: list[_Pattern]) -> list | None:
     """The results on numbers that are not negative; None for a primitive that is not known."""
     kind, outs = properties_of(eqn).zeros, [v.aval for v in eqn.outvars]
-    # the operands that name places
+    # Operands that name places must be known; else each element may come from anywhere.
     places = {'taken': slice(1, None), 'put': slice(2, None)}
     places |= {'chosen': slice(1), 'indexed': slice(1, 2)}
     known = all(v.kind == KNOWN for v in ins[places.get(kind, slice(0))])
@@ -206,6 +208,7 @@ def _positive(eqn, ins: list[_Pattern]) -> list | None:
         return [_ones(sum(beside) + moving.sum(axes, keepdims=True), outs[0])]
     if kind not in EVALUATED or not known:
         return None
+    # the primitive itself, on numbers that are not negative: nothing cancels
     found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *patterns)
     return [_ones(x, out) for x, out in zip(found, outs, strict=True)]
 
@@ -287,6 +290,7 @@ class _LinearPullBack:
         hidden = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in hidden]
         self.keys: list[str] = []
 
+        # nothing is cut here: a wide rule follows every path of the step
         def pull(*leaves):
             p, rest = leaves[: len(params)], leaves[len(params) :]
             carry, rest = rest[: self._carry], rest[self._carry :]
@@ -306,6 +310,7 @@ class _LinearPullBack:
         if n.front:  # and ones on half of the lanes
             rows = [np.concatenate(pair) for pair in zip(rows, self._halves, strict=True)]
         found = self.linear.depends(rows)
+        # the first N rows say what each number reads, those behind them which lanes meet
         laned = self._laned([x[n.total :] for x in found]) if n.front else frozenset()
         old = n.joined([x[: n.total] for x in found[: len(n.shapes)]])
         feeds = {

@@ -269,6 +269,7 @@ class Sweeper:
             if i in program.op_set:
                 result.y[i] = out_labels[eqn.primitive.y_outvar_index]
             elif eqn.loop is not None:
+                # at its begin labels go round to its end, so the loop is visited again
                 queue.push(self._through_marker(i, eqn, eqn.loop, out_labels, result))
             elif i not in d_pass.mixing and any(map(lb.has, out_labels)):
                 ins = self._step_back(i, eqn, out_labels, result, state)
