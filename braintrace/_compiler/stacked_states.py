@@ -481,8 +481,14 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     """
     at = apart.pieces(leaf)
     piece = {c: k for k, c in enumerate(at)}
-    if not _whole_results(apart, piece):
-        return False
+    # each op's result must be as large as every piece that it reaches before another op
+    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
+    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
+    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
+    for y in map(apart.y_of, apart.ops):
+        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
+            return False
+    # now what a new piece reads of the others: old ones before a cut, and new ones
     recurrent = flow.reached_groups(apart, piece, apart.ops)
     old = flow.forward(
         apart,
@@ -498,15 +504,3 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     return any(
         (old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items()
     )
-
-
-def _whole_results(apart: Program, piece: Mapping[int, int]) -> bool:
-    """Whether each op's result is as large as every piece that it reaches before another op."""
-    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
-    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
-    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
-    for i in apart.ops:
-        y = apart.y_of(i)
-        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
-            return False
-    return True
