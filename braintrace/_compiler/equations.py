@@ -188,7 +188,8 @@ def _kind(eqn, ins: list[int]) -> int:
     if eqn.primitive.name == 'is_finite':
         return CONSTANT
     # a choice between numbers, made of what was flagged
-    if smooth and (not _straight(eqn, varying, zero) or _chooses(eqn, varying)):
+    chooses = any(k and not is_inexact(v.aval) for v, k in zip(eqn.invars, varying, strict=True))
+    if smooth and (chooses or not _straight(eqn, varying, zero)):
         raise Bent
     return LINEAR
 
@@ -233,10 +234,6 @@ def _straight(eqn, varying: list[bool], zero: list[bool]) -> bool:
     return together(varying) and not any(
         together([*varying[:k], True, *varying[k + 1 :]]) for k in added
     )
-
-
-def _chooses(eqn, varying: list[bool]) -> bool:
-    return any(flag and not is_inexact(v.aval) for v, flag in zip(eqn.invars, varying, strict=True))
 
 
 # labels of elements -------------------------------------------------------------------------------
@@ -577,17 +574,15 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
             outs: list[Labels] = [many(o.aval.shape) for o in eqn.outvars]
             outs = outs if discrete else _step(eqn, labels, values)
             env.update(zip(eqn.outvars, outs, strict=True))
-        elif _makes_indices(eqn) and all(v is not None for v in values):
+            continue
+        # indices that are made of constants are known, as far as they are plain numbers
+        avals = [v.aval for v in eqn.outvars]
+        plain = all(isinstance(a.dtype, np.dtype) and not is_inexact(a) for a in avals)
+        if avals and plain and not eqn.effects and all(v is not None for v in values):
             with jax.ensure_compile_time_eval():
                 found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *values)
             known.update(zip(eqn.outvars, map(np.asarray, found), strict=False))
     return [read(a) for a in jaxpr.outvars]
-
-
-def _makes_indices(eqn) -> bool:
-    avals = [v.aval for v in eqn.outvars]
-    plain = all(isinstance(a.dtype, np.dtype) and not is_inexact(a) for a in avals)
-    return bool(avals) and plain and not eqn.effects
 
 
 def _step(eqn, labels: list[Labels], values: list) -> list[Labels]:

@@ -304,13 +304,6 @@ class Diagnostic:
         return self.row.level
 
 
-def _reason(found: Diagnostic, name: str) -> str:
-    """The reason of a route: of a trace its primitive, else the kind."""
-    if found.kind == 'traced':
-        return found.reason
-    return ':'.join(filter(None, [name or found.kind.replace('-', '_'), found.reason]))
-
-
 @dataclass(frozen=True, eq=False)
 class ETraceGraph:
     """The compiled structure of one step; :func:`braintrace.report` shows it in words.
@@ -366,8 +359,14 @@ class ETraceGraph:
 
     @cached_property
     def routes(self) -> dict[str, Route]:
-        every = [(d, d.row) for d in self.findings if d.row.route]
-        return {d.path: Route(row.route, _reason(d, row.reason), d.location) for d, row in every}
+        found = {}
+        for d in self.findings:
+            if d.row.route:
+                # the reason of a trace is its primitive, else the kind
+                name = d.row.reason or d.kind.replace('-', '_')
+                parts = [d.reason] if d.kind == 'traced' else [name, d.reason]
+                found[d.path] = Route(d.row.route, ':'.join(filter(None, parts)), d.location)
+        return found
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -120,42 +120,31 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
         return None
     # follow each row that enters to the end of the line; it must stay whole
     places = []
-    for entering in _entering(elements, ids, root):
-        row: np.ndarray | None = entering
-        while row is not None:
+    at = np.unique(root)
+    owners = np.array([bisect_right(elements.bases, int(e)) - 1 for e in flat[at]])
+    for k in np.unique(owners):
+        # a value that enters whole keeps its own shape
+        mine = at[owners == k]
+        offsets, shape = flat[mine] - elements.bases[k], elements.avals[elements.owners[k]].shape
+        once = len(np.unique(offsets)) == mine.size == np.prod(shape)
+        row = mine[np.argsort(offsets)].reshape(shape) if once else grid(mine, ids.shape)
+        while True:
             places.append(row)
-            row, torn = _next(source, row)
-            if torn:
-                return None
+            # where the row stands at the next step, if anywhere
+            before = row.reshape(-1)
+            after = np.flatnonzero(np.isin(source, before) & (source != itself))
+            if not after.size:
+                break
+            if after.size != before.size or len(np.unique(source[after])) != before.size:
+                return None  # torn
+            order = np.empty(source.size, np.int64)
+            order[source[after]] = after
+            row = order[before].reshape(row.shape)
     # the rows of all lines must fill the leaf, each element once
     whole = np.sort(np.concatenate([p.reshape(-1) for p in places]))
     if not np.array_equal(whole, itself):
         return None
     return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
-
-
-def _entering(elements: Elements, ids: np.ndarray, root: np.ndarray) -> Iterator[np.ndarray]:
-    """The flat positions of each value that enters a leaf, in the value's shape."""
-    at, flat = np.unique(root), ids.reshape(-1)
-    owners = np.array([bisect_right(elements.bases, int(e)) - 1 for e in flat[at]])
-    for k in np.unique(owners):
-        mine = at[owners == k]
-        offsets, shape = flat[mine] - elements.bases[k], elements.avals[elements.owners[k]].shape
-        once = len(np.unique(offsets)) == mine.size == np.prod(shape)
-        yield mine[np.argsort(offsets)].reshape(shape) if once else grid(mine, ids.shape)
-
-
-def _next(source: np.ndarray, row: np.ndarray) -> tuple[np.ndarray | None, bool]:
-    """Where a row stands at the next step, None if nowhere; and whether it was torn."""
-    at = row.reshape(-1)
-    moved = np.flatnonzero(np.isin(source, at) & (source != np.arange(source.size)))
-    if not moved.size:
-        return None, False
-    if moved.size != at.size or len(np.unique(source[moved])) != at.size:
-        return None, True
-    order = np.empty(source.size, np.int64)
-    order[source[moved]] = moved
-    return order[at].reshape(row.shape), False
 
 
 # origins ------------------------------------------------------------------------------------------
@@ -175,11 +164,25 @@ class Origins:
         self.labels: dict[int, np.ndarray] = dict(given)
         for i in self._behind():
             eqn = program.equations[i]
-            found = self._assembled(eqn) if assembles(eqn) else {eqn.outs[0]: self._combined(eqn)}
+            if assembles(eqn):
+                moved = dict(self.elements.moved_by(eqn))
+                self.elements.moved.update(moved)
+                found = {o: self._by_owner(ids)[0] for o, ids in moved.items()}
+            else:
+                # Elements computed from elements that belong together in every operand belong
+                # together.
+                shape = program.avals[eqn.outs[0]].shape
+                read = [
+                    self.labels[v].reshape(-1)
+                    for v in eqn.ins
+                    if v in self.labels and program.avals[v].shape == shape
+                ]
+                if not read:
+                    continue
+                kinds = np.unique(np.stack(read), axis=1, return_inverse=True)[1]
+                found = {eqn.outs[0]: kinds.reshape(shape)}
             # labels that are all one say nothing
-            self.labels |= {
-                o: lab for o, lab in found.items() if lab is not None and lab.size and lab.max()
-            }
+            self.labels |= {o: lab for o, lab in found.items() if lab.size and lab.max()}
 
     def _behind(self) -> list[int]:
         """The equations behind the new states that move or act on single elements."""
@@ -194,23 +197,6 @@ class Origins:
                 found.add(i)
                 todo.extend(eqn.ins)
         return sorted(found)
-
-    def _assembled(self, eqn: Equation) -> dict[int, np.ndarray]:
-        moved = dict(self.elements.moved_by(eqn))
-        self.elements.moved.update(moved)
-        return {o: self._by_owner(ids)[0] for o, ids in moved.items()}
-
-    def _combined(self, eqn: Equation) -> np.ndarray | None:
-        """Elements computed from elements that belong together in every operand belong together."""
-        shape = self.program.avals[eqn.outs[0]].shape
-        read = [
-            self.labels[v].reshape(-1)
-            for v in eqn.ins
-            if v in self.labels and self.program.avals[v].shape == shape
-        ]
-        if not read:
-            return None
-        return np.unique(np.stack(read), axis=1, return_inverse=True)[1].reshape(shape)
 
     def _by_owner(self, ids: np.ndarray) -> tuple[np.ndarray, list]:
         """A label for each element by the value that it is of, and these values; copies differ."""
@@ -237,10 +223,6 @@ class Origins:
 
         ``moved``: the elements of all values that are made by moving.
         """
-        found = self._put_together(leaf)
-        return None if found is None or self._tears(found, moved) else found
-
-    def _put_together(self, leaf: int) -> Split | None:
         value = self.program.new_carry[leaf]
         aval, ids = self.program.avals[value], self.elements.moved.get(value)
         if not np.prod(aval.shape):
@@ -254,7 +236,8 @@ class Origins:
         ]
         if len(places) == 1 and np.array_equal(places[0], identity(aval.shape)):
             return None  # the leaf is one value as it is
-        return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+        found = Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+        return None if self._tears(found, moved) else found
 
     def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
         """The flat positions of one piece, in the shape of its value if it is a whole one."""
@@ -279,19 +262,16 @@ class Origins:
             ids = full.moved[value].reshape(-1)
             for k in np.unique(np.searchsorted(full.bases, ids[ids != NONE], 'right') - 1):
                 alike = self.program.avals[full.owners[k]].shape == shape
-                if alike and _is_torn(ids - full.bases[k], split.places):
-                    return True
+                if not alike:
+                    continue
+                # a piece must not hold elements of another value that are no piece of it
+                offsets = ids - full.bases[k]
+                for piece in split.places:
+                    read = offsets[piece.reshape(-1)]
+                    whole = any(np.array_equal(read, p.reshape(-1)) for p in split.places)
+                    if ((read >= 0) & (read < offsets.size)).any() and not whole:
+                        return True
         return False
-
-
-def _is_torn(offsets: np.ndarray, places) -> bool:
-    """Whether a piece holds elements of another value (at ``offsets``) that are no piece of it."""
-    for piece in places:
-        read = offsets[piece.reshape(-1)]
-        whole = any(np.array_equal(read, p.reshape(-1)) for p in places)
-        if ((read >= 0) & (read < offsets.size)).any() and not whole:
-            return True
-    return False
 
 
 def _occurrence(flat: np.ndarray) -> np.ndarray:
@@ -322,7 +302,14 @@ class _Rewriting:
 
     def __init__(self, program: Program, splits: Mapping[int, Split | Parts]):
         self.program, self.splits = program, splits
-        given = {program.carry[c]: _numbered(s) for c, s in splits.items() if isinstance(s, Split)}
+        # for each element of a split leaf, the number of its piece
+        given: dict[int, np.ndarray] = {}
+        for c, s in splits.items():
+            if isinstance(s, Split):
+                numbers = np.empty(s.aval.shape, np.int64)
+                for k, places in enumerate(s.places):
+                    numbers.reshape(-1)[places.reshape(-1)] = k
+                given[program.carry[c]] = numbers
         self.origins = Origins(program, given)
         self.build = extending(program)
         self.names: dict[int, int] = {}
@@ -424,14 +411,6 @@ def _shaped(aval, shape, dtype=None):
     return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
 
 
-def _numbered(s: Split) -> np.ndarray:
-    """For each element of a leaf, the number of its piece."""
-    numbers = np.empty(int(np.prod(s.aval.shape)), np.int64)
-    for k, places in enumerate(s.places):
-        numbers[places.reshape(-1)] = k
-    return numbers.reshape(s.aval.shape)
-
-
 # unstacking ---------------------------------------------------------------------------------------
 #
 # Hidden states that a step keeps side by side in one array: each is a hidden state of its own.
@@ -502,8 +481,14 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     """
     at = apart.pieces(leaf)
     piece = {c: k for k, c in enumerate(at)}
-    if not _whole_results(apart, piece):
-        return False
+    # each op's result must be as large as every piece that it reaches before another op
+    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
+    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
+    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
+    for y in map(apart.y_of, apart.ops):
+        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
+            return False
+    # now what a new piece reads of the others: old ones before a cut, and new ones
     recurrent = flow.reached_groups(apart, piece, apart.ops)
     old = flow.forward(
         apart,
@@ -519,15 +504,3 @@ def _cross_talk(apart: Program, leaf: int) -> bool:
     return any(
         (old[apart.new_carry[c]] | read[apart.new_carry[c]]) & ~(1 << k) for c, k in piece.items()
     )
-
-
-def _whole_results(apart: Program, piece: Mapping[int, int]) -> bool:
-    """Whether each op's result is as large as every piece that it reaches before another op."""
-    ends = {apart.new_carry[c]: 1 << k for c, k in piece.items()}
-    ahead = flow.backward(apart, ends, lambda i, found: 0 if i in apart.op_set else found)
-    sizes = {k: np.prod(apart.avals[apart.carry[c]].shape) for c, k in piece.items()}
-    for i in apart.ops:
-        y = apart.y_of(i)
-        if any(np.prod(apart.avals[y].shape) != sizes[k] for k in flow.members(ahead[y])):
-            return False
-    return True

@@ -36,15 +36,17 @@ class FanOut:
 
     def pairs(self, op: int, labels: Mapping[int, np.ndarray]) -> Pairs:
         """The pairs of an op's y with any of some states of one shape, which sent it labels."""
-        found = [self._pairs(op, s, sent) for s, sent in labels.items()]
+        found = []
+        for state, sent in labels.items():
+            if lb.meet(sent):
+                # nothing, over an empty batch
+                found.append(self._of(state)[0].get(op, np.arange(0)))
+            else:
+                # one position for each element: the labels say it
+                (element,) = np.nonzero(sent.reshape(-1) != lb.NONE)
+                size = math.prod(self.d_pass.shapes[state])
+                found.append(element * size + sent.reshape(-1)[element])
         return _ascending(np.concatenate(found))
-
-    def _pairs(self, op: int, state: int, labels: np.ndarray) -> Pairs:
-        if lb.meet(labels):
-            return self._of(state)[0].get(op, np.arange(0))  # nothing, over an empty batch
-        (element,) = np.nonzero(labels.reshape(-1) != lb.NONE)
-        size = math.prod(self.d_pass.shapes[state])
-        return element * size + labels.reshape(-1)[element]
 
     def mixing(self, state: int) -> set[int]:
         """Equations that combine elements which feed several positions, or whose elements are not
@@ -142,17 +144,15 @@ class _WayBack:
             for v, fed in zip(eqn.ins, ins, strict=True):
                 if fed is None:
                     continue
-                if lb.meet(fed) or self._combines(fed.reshape(-1), pairs, labels[k].size):
+                # a result that feeds several positions must not read several elements
+                fed, results = fed.reshape(-1), labels[k].size
+                positions = np.bincount(pairs // self.size, minlength=results)
+                elements = np.bincount(fed[fed >= 0], minlength=results)
+                if lb.meet(fed) or ((positions > 1) & (elements > 1)).any():
                     self.mixing.add(i)
                 else:
-                    found.append((v, self._joined(fed.reshape(-1), pairs, labels[k].size)))
+                    found.append((v, self._joined(fed, pairs, results)))
         return found
-
-    def _combines(self, fed: np.ndarray, pairs: Pairs, results: int) -> bool:
-        """Whether a result that feeds several positions reads several elements."""
-        positions = np.bincount(pairs // self.size, minlength=results)
-        elements = np.bincount(fed[fed >= 0], minlength=results)
-        return bool(((positions > 1) & (elements > 1)).any())
 
     def _joined(self, fed: np.ndarray, pairs: Pairs, results: int) -> Pairs:
         """The pairs of the operand, each of whose elements feeds one element of the result."""
@@ -205,7 +205,7 @@ def fanned_out(pairs: Pairs, op, group_shape: tuple[int, ...]) -> Coordinates | 
         return None
     # the k-th position of each element, in row k
     first = np.searchsorted(element, element)
-    row, rows = np.arange(len(element)) - first, _most(element)
+    row, rows = np.arange(len(element)) - first, int(np.bincount(element, minlength=1).max())
     placed = np.full((rows, op.y_aval.size), lb.NONE, np.int64)
     placed[row, element] = position
     # behind the batch of y, if it has one
@@ -230,19 +230,13 @@ def placed_at(
     shape = positions.shape
     if shape == tuple(group_shape) and lb.in_place(positions):
         return Coordinates(shape, group_shape, None, added, axis, colours)
-    positions = np.where(positions == lb.NONE, _first_of_lane(shape, group_shape), positions)
+    # an entry that no state reads gets the first position of its own lane
+    unread = np.zeros(shape, np.int64)
+    if shape and shape[:1] == group_shape[:1]:
+        first = np.arange(shape[0]) * math.prod(group_shape[1:])
+        unread = first.reshape(-1, *[1] * (len(shape) - 1))
+    positions = np.where(positions == lb.NONE, unread, positions)
     return Coordinates(shape, group_shape, positions, added, axis, colours)
-
-
-def _first_of_lane(shape: Sequence[int], group_shape: tuple[int, ...]) -> np.ndarray:
-    """A position for entries that no state reads, in their own lane."""
-    if shape[:1] != group_shape[:1] or not shape:
-        return np.zeros(shape, np.int64)
-    return (np.arange(shape[0]) * math.prod(group_shape[1:])).reshape(-1, *[1] * (len(shape) - 1))
-
-
-def _most(element: np.ndarray) -> int:
-    return int(np.bincount(element, minlength=1).max())
 
 
 def _lanes_apart(placed: np.ndarray, group_shape: tuple[int, ...]) -> tuple[int, ...]:

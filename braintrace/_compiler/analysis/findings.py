@@ -53,53 +53,36 @@ def stacked_states(graph: ETraceGraph) -> list[Diagnostic]:
     group_of = {c: g for g, group in enumerate(graph.hidden_groups) for c in group.states}
     past = flow.old_ancestors(program, group_of, recurrent)
     moving = {i for i in graph.mixing if program.equations[i].does.moves is not None}
-    read = _read_as_old(program, group_of, recurrent, past)
-    told = dict(read)
-    moved = {
-        c: _moved_at(program, moving, group_of, c, past)
-        for c in group_of
-        if moving and c not in told and c not in program.virtual_states
-    }
-    found = [(_leaf_name(program, c), i, 'moved') for c, i in moved.items() if i is not None]
-    found += [(program.carry_names[c], i, 'read-as-old') for c, i in read]
+    read_as_old = _read_as_old(program, group_of, recurrent, past)
+    told = dict(read_as_old)
+    asked = [c for c in group_of if c not in told and c not in program.virtual_states]
+    found = []
+    # behind each new state, what moves old rows to another piece of its leaf, or beside rows that
+    # an op makes
+    for c in asked if moving else ():
+        leaf, own = program.leaf_of(c), 1 << group_of[c]
+        name = path_name(program.leaf_keys[leaf], 'carry')
+        others = flow.bits(group_of[d] for d in program.pieces(leaf) if d in group_of) & ~own
+        behind = _behind(program, program.new_carry[c])
+        read = {i: flow.union(past, program.equations[i].ins) for i in moving & behind}
+        # bit 1: an op made it; bit 2: it holds old rows of this state that were moved
+        start = {o: 1 for i in program.ops for o in program.equations[i].outs}
+        start |= {o: 2 for i in read if read[i] & own for o in program.equations[i].outs}
+        facts = flow.forward(program, start, lambda i, bits: 0 if i in program.blocks else bits)
+        for i in sorted(behind):
+            eqn = program.equations[i]
+            # rows of an op and old rows put side by side
+            made = eqn.does.beside and any(facts[v] & 1 for v in eqn.ins)
+            kept = [v for v in eqn.ins if not facts[v] & 1]
+            old_rows = any(past[v] & own if i in read else facts[v] & 2 for v in kept)
+            if read.get(i, 0) & others or made and old_rows:
+                found.append((name, i, 'moved'))
+                break
+    found += [(program.carry_names[c], i, 'read-as-old') for c, i in read_as_old]
     return [
         Diagnostic('stacked-state', name, program.equations[i].where, (i,), reason)
         for name, i, reason in dict.fromkeys(found)
     ]
-
-
-def _leaf_name(program: Program, c: int) -> str:
-    return path_name(program.leaf_keys[program.leaf_of(c)], 'carry')
-
-
-def _moved_at(
-    program: Program, moving: set[int], group_of: Mapping[int, int], c: int, past
-) -> int | None:
-    """The equation behind a new state that moves old rows to another piece of its leaf, or beside
-    rows that an op makes.
-    """
-    behind, own = _behind(program, program.new_carry[c]), 1 << group_of[c]
-    pieces = program.pieces(program.leaf_of(c))
-    others = sum({1 << group_of[d] for d in pieces if d in group_of}) & ~own
-    read = {i: flow.union(past, program.equations[i].ins) for i in moving & behind}
-    # bit 1: an op made it; bit 2: it holds old rows of this state that were moved
-    start = {o: 1 for i in program.ops for o in program.equations[i].outs}
-    start |= {o: 2 for i in read if read[i] & own for o in program.equations[i].outs}
-    facts = flow.forward(program, start, lambda i, found: 0 if i in program.blocks else found)
-    for i in sorted(behind):
-        eqn = program.equations[i]
-        if read.get(i, 0) & others:
-            return i
-        # rows of an op and old rows put side by side
-        made = [v for v in eqn.ins if facts[v] & 1]
-        kept = [v for v in eqn.ins if not facts[v] & 1]
-        if (
-            eqn.does.beside
-            and made
-            and any(past[v] & own if i in read else facts[v] & 2 for v in kept)
-        ):
-            return i
-    return None
 
 
 def _behind(program: Program, value: int) -> set[int]:
@@ -182,6 +165,22 @@ def find_findings(
     plain, unhidden = plain_ways(program, ops), _old_parts(program)
     lost = {i for d in missing if d.kind == 'lost-relation' for i in d.equations}
     origins = _origins(program)
+    groups = graph.hidden_groups
+    # weights that nothing trains and that no step changes
+    constant = []
+    for op in ops:
+        for slot, value in op.trainable.items():
+            if not origins[value] & (LIVE | HELD):
+                made_of = flow.members(origins[value] >> FIRST)
+                states = tuple(program.carry_names[c] for c in made_of)
+                name, place = states[0] if states else '', (op.where, (op.equation,))
+                constant.append(
+                    Diagnostic('constant-weight', name, *place, slot=slot, states=states)
+                )
+    # there are ops to train, and none has a trace
+    alive = any(origins[v] & LIVE for op in ops for v in op.trainable.values())
+    bare = alive and groups and not graph.hidden_param_op_relations
+    nothing_traced = [Diagnostic('no-relation', location=ops[0].where)] if bare else []
     reads = list(_cut_reads(graph, cross, unhidden, cuts))
     routes = list(_routes(graph, unhidden, lost, plain))
     uses = list(_uses(graph, plain))
@@ -190,12 +189,20 @@ def find_findings(
         *_mixing(program, graph.mixing),
         *_marks(program, ops, plain),
         *missing,
-        *_cross_group(graph, cross),
-        *_constant_weights(program, ops, origins),
+        *(
+            Diagnostic(
+                'cross-group',
+                groups[r].name,
+                _made_at(program, program.new_carry[groups[s].states[0]]),
+                group=groups[s].name,
+            )
+            for r, s in cross
+        ),
+        *constant,
         *_through_unhidden(graph, unhidden, reads),
         # of each parameter, where its gradient comes from
         *routes,
-        *_nothing_traced(graph, origins),
+        *nothing_traced,
         *stacked_states(graph),
         # of each parameter with a trace, what that lacks
         *_partial_traces(program, routes, uses),
@@ -210,39 +217,26 @@ def find_findings(
 
 
 def _mixing(program: Program, reasons: Mapping[int, str]) -> Iterator[Diagnostic]:
-    for i, reason in sorted(reasons.items()):
-        source, where = _reduction_behind(program, i), program.equations[i].where
-        chain = (i,) if source is None else (source, i)
-        where = program.equations[chain[0]].where or where
-        yield Diagnostic('mixing', '', where, chain, reason)
-
-
-def _reduction_behind(program: Program, i: int) -> int | None:
-    """The nearest reduction before a widening equation, which only broadcasts its result."""
-
     def size(values: Iterable[int]) -> int:
         return max((program.avals[v].size for v in values), default=0)
 
-    eqn = program.equations[i]
-    if size(eqn.outs) <= size(eqn.ins):
-        return None
-    todo, seen = list(eqn.ins), set()
-    while todo:
-        producer = program.producer.get(todo.pop(0))
-        if producer is not None and producer not in seen:
+    for i, reason in sorted(reasons.items()):
+        eqn = program.equations[i]
+        where, seen = eqn.where, set()
+        chain: tuple[int, ...] = (i,)
+        # A widening equation only broadcasts: the nearest reduction before it is what mixes.
+        todo = list(eqn.ins) if size(eqn.outs) > size(eqn.ins) else []
+        while todo:
+            producer = program.producer.get(todo.pop(0))
+            if producer is None or producer in seen:
+                continue
             seen.add(producer)
             made = program.equations[producer]
             if made.loop is None and size(made.ins) > size(made.outs):
-                return producer
+                chain, where = (producer, i), made.where or where
+                break
             todo.extend(u for o in made.outs for u in program.operands(producer, o))
-    return None
-
-
-def _cross_group(graph: ETraceGraph, pairs: Iterable[tuple[int, int]]) -> Iterator[Diagnostic]:
-    program, groups = graph.program, graph.hidden_groups
-    for r, s in pairs:
-        where = _made_at(program, program.new_carry[groups[s].states[0]])
-        yield Diagnostic('cross-group', groups[r].name, where, group=groups[s].name)
+        yield Diagnostic('mixing', '', where, chain, reason)
 
 
 def _made_at(program: Program, value: int) -> str:
@@ -309,7 +303,18 @@ def _cut_reads(
     Where there are none, D_RTRL is exact for the group's traced weights.
     """
     program, groups, recurrent = graph.program, graph.hidden_groups, graph.recurrent
-    behind = _groups_behind(graph, cuts)
+    # for each value, the groups whose states or trace it depends on before a cut
+    number = {group.name: g for g, group in enumerate(groups)}
+    start = dict.fromkeys(range(len(program.avals)), 0)
+    for g, group in enumerate(groups):
+        for c in group.carried:
+            start[program.carry[c]] |= 1 << g
+            start[program.new_carry[c]] |= 1 << g
+    for rel in graph.hidden_param_op_relations:
+        own = (number[group.name] for group in rel.groups if group.name in number)
+        start[rel.op.y] |= flow.bits(own)
+    stops = program.blocks.union(cuts)
+    behind = flow.forward(program, start, lambda i, found: 0 if i in stops else found)
     elsewhere = {r for r, _ in cross}
     for g, group in enumerate(groups):
         if g in elsewhere:
@@ -321,22 +326,6 @@ def _cut_reads(
         for i, eqn in enumerate(program.equations):
             if recurrent.get(i) and flow.union(behind, eqn.ins) >> g & 1:
                 yield Diagnostic('cut', '', eqn.where, (i,), group=group.name)
-
-
-def _groups_behind(graph: ETraceGraph, cuts: Collection[int]) -> list[Groups]:
-    """For each value, the groups whose states or trace it depends on before a cut."""
-    program = graph.program
-    number = {group.name: g for g, group in enumerate(graph.hidden_groups)}
-    start = dict.fromkeys(range(len(program.avals)), 0)
-    for g, group in enumerate(graph.hidden_groups):
-        for c in group.carried:
-            start[program.carry[c]] |= 1 << g
-            start[program.new_carry[c]] |= 1 << g
-    for rel in graph.hidden_param_op_relations:
-        names = [group.name for group in rel.groups if group.name in number]
-        start[rel.op.y] |= flow.bits(number[name] for name in names)
-    stops = program.blocks.union(cuts)
-    return flow.forward(program, start, lambda i, found: 0 if i in stops else found)
 
 
 # ---- what automatic marking did ----
@@ -377,24 +366,6 @@ def _marks(program: Program, ops: Sequence[OpUse], plain: list[int]) -> Iterator
             yield Diagnostic('closed-over', '', eqn.where, (i,))
 
 
-# ---- weights that nothing trains ----
-
-
-def _constant_weights(
-    program: Program, ops: Iterable[OpUse], origins: list[int]
-) -> Iterator[Diagnostic]:
-    """Each weight of an op that is no parameter, and that no step changes."""
-    for op in ops:
-        for slot, value in op.trainable.items():
-            if not origins[value] & (LIVE | HELD):
-                made_of = flow.members(origins[value] >> FIRST)
-                states = tuple(program.carry_names[c] for c in made_of)
-                place = op.where, (op.equation,)
-                yield Diagnostic(
-                    'constant-weight', states[0] if states else '', *place, slot=slot, states=states
-                )
-
-
 def _origins(program: Program) -> list[int]:
     """The bits of each value, see ``LIVE``."""
     start = {v: LIVE if i in program.trainable else HELD for i, v in enumerate(program.params)}
@@ -407,13 +378,6 @@ def _origins(program: Program) -> list[int]:
         return found | LIVE if program.equations[i].effects else found
 
     return flow.forward(program, start, keep)
-
-
-def _nothing_traced(graph: ETraceGraph, origins: list[int]) -> Iterator[Diagnostic]:
-    """There are ops to train, and none has a trace."""
-    if graph.ops and graph.hidden_groups and not graph.hidden_param_op_relations:
-        if any(origins[v] & LIVE for op in graph.ops for v in op.trainable.values()):
-            yield Diagnostic('no-relation', location=graph.ops[0].where)
 
 
 # ---- of each parameter, where its gradient comes from ----
@@ -445,21 +409,23 @@ def _routes(
             yield Diagnostic('not-hidden' if followed else 'no-hidden-state', name, where)
         else:
             # of several uses that one counts which says most about the change to make
-            by_ops = [_why_untraced(program, op, lost) for op in uses if to_state[op.y]]
+            by_ops = []
+            for op in uses:
+                if not to_state[op.y]:
+                    continue
+                if not op.owned:
+                    why = 'weight-that-changes'
+                elif op.equation in lost:
+                    why = 'weight-of-lost-relation'
+                else:
+                    reached = flow.reach(program, op.y, program.op_set)
+                    behind_an_op = reached.isdisjoint(program.new_states)
+                    why = 'weight-then-weight' if behind_an_op else 'mixing-tail'
+                by_ops.append((why, op.where, ''))
             told = [found for found in by_ops if found[0] != 'weight-then-weight']
             found = [*told[:1], *_plain_use(program, value, plain), *by_ops[:1]]
             kind, where, reason = found[0] if found else ('not-etp-op', '', '')
             yield Diagnostic(kind, name, where, reason=reason)
-
-
-def _why_untraced(program: Program, op: OpUse, lost: Collection[int]) -> tuple[str, str, str]:
-    if not op.owned:
-        return 'weight-that-changes', op.where, ''
-    if op.equation in lost:
-        return 'weight-of-lost-relation', op.where, ''
-    reached = flow.reach(program, op.y, program.op_set)
-    behind_an_op = reached.isdisjoint(program.new_states)
-    return 'weight-then-weight' if behind_an_op else 'mixing-tail', op.where, ''
 
 
 def _plain_use(program: Program, value: int, ways: list[int]) -> Iterator[tuple[str, str, str]]:

@@ -63,21 +63,6 @@ def carried_lanes(
     """Positions in the carry of the leaves whose axis 0 is the batch, ``lanes`` samples wide."""
     if lanes is None:
         return frozenset()
-    sets, value = _all_sets(program, groups, ops, relations, lanes)
-    home = sets.find(LANES)
-
-    # axis 0 alone must be the batch, and have its length
-    def laned(v: int) -> bool:
-        first, *others = [sets.find(axis) == home for axis in value(v).axes()] or [False]
-        return first and not any(others) and program.avals[v].shape[0] == lanes
-
-    return frozenset(c for c, v in enumerate(program.carry) if laned(v))
-
-
-def _all_sets(
-    program: Program, groups: Sequence, ops: Sequence, relations: Sequence, lanes: int | None
-) -> tuple[_Sets, Valued]:
-    """The sets of axes, joined all over the program, and its values."""
     sets = _Sets()
     moving = flow.forward(program, dict.fromkeys((*program.carry, *program.inputs), 1))
 
@@ -94,11 +79,6 @@ def _all_sets(
         for group, coords in zip(rel.groups, rel.coordinates, strict=True):
             if rel.op.primitive.batched and coords.has_lanes(lanes):
                 sets.join([((program.carry[group.states[0]], 0), LANES)])
-    _join_all(program, groups, sets, value)
-    return sets, value
-
-
-def _join_all(program: Program, groups: Sequence, sets: _Sets, value: Valued) -> None:
     # a state keeps its axes from step to step
     for old, new in zip(program.carry, program.new_carry, strict=True):
         sets.join(_all(value(old), value(new)))
@@ -112,6 +92,14 @@ def _join_all(program: Program, groups: Sequence, sets: _Sets, value: Valued) ->
             sets.join(_through_marker(program, i, eqn, eqn.loop, value))
         elif i not in program.op_set:
             sets.join(_joined(eqn, [value(v) for v in eqn.ins], [value(v) for v in eqn.outs]))
+    home = sets.find(LANES)
+
+    # axis 0 alone must be the batch, and have its length
+    def laned(v: int) -> bool:
+        first, *others = [sets.find(axis) == home for axis in value(v).axes()] or [False]
+        return first and not any(others) and program.avals[v].shape[0] == lanes
+
+    return frozenset(c for c, v in enumerate(program.carry) if laned(v))
 
 
 def _all(a: _Axes, b: _Axes) -> Iterator[Pair]:
@@ -182,7 +170,20 @@ def _reduced(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
 
 
 def _reshaped(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
-    return _along(ins[0], outs[0], _kept_by_reshape(ins[0].shape, outs[0].shape))
+    """An axis is kept where as many elements stand in front of it as before."""
+    (a, b), places = (ins[0].shape, outs[0].shape), []
+    j = k = 0
+    before_a = before_b = 1
+    while j < len(a) and k < len(b):
+        if before_a == before_b and a[j] == b[k]:
+            places.append((j, k))
+        # go on along the shape that has fewer elements behind, or both
+        ahead_a, ahead_b = before_a * a[j], before_b * b[k]
+        if ahead_a <= ahead_b:
+            before_a, j = ahead_a, j + 1
+        if ahead_b <= ahead_a:
+            before_b, k = ahead_b, k + 1
+    return _along(ins[0], outs[0], places)
 
 
 def _stacked(p: dict, parts: Values, wholes: Values) -> Iterator[Pair]:
@@ -200,21 +201,6 @@ def _convolved(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:
     """The batch alone: features are contracted, and places in space move."""
     dims = p['dimension_numbers']
     return _along(ins[0], outs[0], [(dims.lhs_spec[0], dims.out_spec[0])])
-
-
-def _kept_by_reshape(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[int, int]]:
-    j = k = 0
-    before_a = before_b = 1
-    while j < len(a) and k < len(b):
-        if before_a == before_b and a[j] == b[k]:
-            yield j, k
-        if before_a * a[j] <= before_b * b[k]:
-            ahead = before_a * a[j] == before_b * b[k]
-            before_a, j = before_a * a[j], j + 1
-            if ahead:
-                before_b, k = before_b * b[k], k + 1
-        else:
-            before_b, k = before_b * b[k], k + 1
 
 
 def _product(p: dict, ins: Values, outs: Values) -> Iterator[Pair]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from .. import equations as lb
-from ..equations import Equation, Loop, is_complex, is_inexact
+from ..equations import Loop, is_complex, is_inexact
 from ..graph import Coordinates, Derived, Diagnostic, HiddenGroup, OpUse, Relation
 from ..program import dataflow as flow
 from ..program.control_flow import MustUnroll
@@ -58,7 +57,11 @@ def find_positions(program: Program) -> tuple[Positions, FanOut]:
         # all sweeps agree with the cuts: now look at states and ops together
         before, done = len(d_pass.mixing), [s for s in sweeps if s is not None]
         groups = _groups(d_pass, done)
-        _cut_misplaced(d_pass, done, groups)
+        # a new state must not read another position of its group's old states
+        for s, r in ((s, r) for states in groups for s in states for r in states):
+            labels = done[s].old.get(r)
+            if lb.has(labels) and not coupled(d_pass, s, r, labels):
+                cut_what_moves(d_pass, d_pass.old[r], lb.identity(d_pass.shapes[r]), done[s])
         if len(d_pass.mixing) == before:
             _cut_merging(d_pass, fan_out, done)
         if len(d_pass.mixing) == before:
@@ -88,17 +91,6 @@ def _groups(d_pass: DPass, sweeps: list[Sweep]) -> list[tuple[int, ...]]:
                 leader[max(find(s), find(r))] = min(find(s), find(r))
     heads = sorted({find(s) for s in leader})
     return [tuple(s for s in range(len(leader)) if find(s) == h) for h in heads]
-
-
-def _cut_misplaced(d_pass: DPass, sweeps: list[Sweep], groups) -> None:
-    """Cut the equations by which a new state reads another position of its group's old states."""
-    for states in groups:
-        for s in states:
-            for r in states:
-                labels = sweeps[s].old.get(r)
-                if lb.has(labels) and not coupled(d_pass, s, r, labels):
-                    own = lb.identity(d_pass.shapes[r])
-                    cut_what_moves(d_pass, d_pass.old[r], own, sweeps[s])
 
 
 def _cut_merging(d_pass: DPass, fan_out: FanOut, sweeps: list[Sweep]) -> None:
@@ -150,18 +142,18 @@ def split_where_entries_are_real(
     function of complex weights.
     """
     states = [c for g in groups for c in g.states if is_complex(program.avals[program.carry[c]])]
-    if states and is_complex(op.y_aval) and not _is_holomorphic(op):
-        split_in_parts(program, states, op.where)
-
-
-def _is_holomorphic(op: OpUse) -> bool:
-    """Whether y is a holomorphic function of complex weights, by the equations of the op."""
+    if not states or not is_complex(op.y_aval):
+        return
     avals = op.weight_avals
 
     def y(values, x):
         return op.impl(x, dict(zip(avals, values, strict=True)))
 
-    return all(map(is_complex, avals.values())) and is_holomorphic(y, [*avals.values()], op.x_aval)
+    # asked of the equations of the op, not of numbers
+    if not all(map(is_complex, avals.values())) or not is_holomorphic(
+        y, [*avals.values()], op.x_aval
+    ):
+        split_in_parts(program, states, op.where)
 
 
 # derived ------------------------------------------------------------------------------------------
@@ -170,13 +162,6 @@ def _is_holomorphic(op: OpUse) -> bool:
 #
 # Such a state is no state of its own in a trace: with ``z = g(h)`` its part is ``g'(h) e_h``. The
 # next step finds ``h`` among its old states, so it has ``g'`` without a number carried for it.
-
-
-class _Makers(NamedTuple):
-    """The equations that make a value, and the values of the new carry that they read."""
-
-    equations: set[int]
-    reads: set[int]
 
 
 def find_derived(positions: Positions, d_pass: DPass) -> Derived:
@@ -195,10 +180,24 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
         first = holders.get(value) == c
         others = {v: h for v, h in holders.items() if v != value} if first else holders
         made = _made_of(program, value, others, positions.mixing)
-        if made is not None and _follows(positions, d_pass, s, made, others):
+        if made is None:
+            continue
+        # all that is traced in it must come from others of its group, each position from its own
+        equations, reads = made
+        sweep = positions.sweeps[s]
+        group = {program.hidden[r] for r in positions.groups[positions.group_of[s]]}
+        own = {v for v in reads if others[v] in group}
+        totals = [total for v in own if (total := sweep.total(v)) is not None]
+        if not own or not all(map(lb.in_place, totals)):
+            continue
+        traced = {v for v in reads - own if d_pass.depends[v]}
+        for i in sorted(equations - program.blocks):
+            if not traced.isdisjoint(program.equations[i].ins):
+                traced.update(program.equations[i].outs)
+        if value not in traced:
             found[c], holders = made, others
-    reads = set().union(*(made.reads for made in found.values()))
-    equations = set().union(*(made.equations for made in found.values()))
+    equations = set().union(*(made for made, _ in found.values()))
+    reads = set().union(*(read for _, read in found.values()))
     return Derived(
         tuple(sorted(found)), tuple(sorted(equations)), {v: holders[v] for v in sorted(reads)}
     )
@@ -206,58 +205,35 @@ def find_derived(positions: Positions, d_pass: DPass) -> Derived:
 
 def _made_of(
     program: Program, value: int, holders: Mapping[int, int], mixing: Mapping[int, str]
-) -> _Makers | None:
-    """How a value is made of the new carry; None where that is not all that it is made of."""
-    made, todo = _Makers(set(), set()), [value]
+) -> tuple[set[int], set[int]] | None:
+    """The equations that make a value of the new carry, and the values of it that they read; None
+    where that is not all that it is made of.
+    """
+    equations: set[int] = set()
+    reads: set[int] = set()
+    todo = [value]
     while todo:
         v = todo.pop()
         i = program.producer.get(v)
         if v in holders:
-            made.reads.add(v)
-        elif i is not None and i not in mixing and _can_be_repeated(program, i):
-            if i not in made.equations:
-                made.equations.add(i)
-                todo.extend(program.equations[i].ins)
-        elif v not in program.constants:
-            return None
-    return made
-
-
-def _can_be_repeated(program: Program, i: int) -> bool:
-    """Whether an equation may be evaluated at other numbers, those of a first carry: it is no op,
-    has no effect, stands in no loop, and its derivative is finite.
-    """
-    eqn = program.equations[i]
-    barred = i in program.op_set or eqn.effects or eqn.loop is not None or eqn.repeats
-    return not barred and not eqn.holds_op() and _is_finite(program, eqn)
-
-
-def _is_finite(program: Program, eqn: Equation) -> bool:
-    does, varying = eqn.does, [v not in program.constants for v in eqn.ins]
-    linear = does.linear is not None and does.linear(varying)
-    return linear or does.finite or not does.gradient
-
-
-def _follows(
-    positions: Positions, d_pass: DPass, s: int, made: _Makers, holders: Mapping[int, int]
-) -> bool:
-    """Whether all that is traced in a new state comes from others of its group, each position from
-    its own.
-    """
-    program, sweep = positions.program, positions.sweeps[s]
-    group = {program.hidden[r] for r in positions.groups[positions.group_of[s]]}
-    own = {v for v in made.reads if holders[v] in group}
-    if not own or any(_moved(sweep.total(v)) for v in own):
-        return False
-    traced = {v for v in made.reads - own if d_pass.depends[v]}
-    for i in sorted(made.equations - program.blocks):
-        if not traced.isdisjoint(program.equations[i].ins):
-            traced.update(program.equations[i].outs)
-    return program.new_carry[program.hidden[s]] not in traced
-
-
-def _moved(labels: lb.Labels) -> bool:
-    return labels is not None and not lb.in_place(labels)
+            reads.add(v)
+        elif i is None or i in mixing:
+            if v not in program.constants:
+                return None
+        elif i not in equations:
+            eqn = program.equations[i]
+            # It is evaluated once more, at the numbers of a first carry: so it is no op, has no
+            # effect, stands in no loop, and its derivative is finite.
+            barred = i in program.op_set or eqn.effects or eqn.loop is not None or eqn.repeats
+            varying = [u not in program.constants for u in eqn.ins]
+            linear = eqn.does.linear is not None and eqn.does.linear(varying)
+            finite = linear or eqn.does.finite or not eqn.does.gradient
+            if not barred and not eqn.holds_op() and finite:
+                equations.add(i)
+                todo.extend(eqn.ins)
+            elif v not in program.constants:
+                return None
+    return equations, reads
 
 
 # relations ----------------------------------------------------------------------------------------
@@ -269,7 +245,11 @@ def find_relations(
     positions: Positions, fan_out: FanOut, groups: Sequence[HiddenGroup], ops: Iterable[OpUse]
 ) -> tuple[tuple[Relation, ...], list[Diagnostic]]:
     """The relations, and why some ops have none although they reach a group."""
-    near = _groups_near(positions)
+    # for each op, the groups with a state that sends a cotangent to y
+    near: dict[int, set[int]] = {}
+    for s, sweep in enumerate(positions.sweeps):
+        for i in sweep.y:
+            near.setdefault(i, set()).add(positions.group_of[s])
     relations: list[Relation] = []
     missing: list[Diagnostic] = []
     for op in ops:
@@ -291,15 +271,6 @@ def find_relations(
                 Diagnostic('input-dependent-weight', path, op.where, (op.equation,), why)
             )
     return tuple(relations), missing
-
-
-def _groups_near(positions: Positions) -> dict[int, set[int]]:
-    """For each op, the groups with a state that sends a cotangent to y."""
-    near: dict[int, set[int]] = {}
-    for s, sweep in enumerate(positions.sweeps):
-        for i in sweep.y:
-            near.setdefault(i, set()).add(positions.group_of[s])
-    return near
 
 
 def _relation(
@@ -357,9 +328,7 @@ def _coordinates(
         scope = positions.program.equations[op.equation].scope
         raise MustUnroll(next(r for r in reversed(scope) if isinstance(r, Loop)))
     coords = fanned_out(fan_out.pairs(op.equation, labels), op, group.shape)
-    return _lost(op, group, 'several-elements') if coords is None else coords
-
-
-def _lost(op: OpUse, group: HiddenGroup, reason: str) -> Diagnostic:
-    where = op.where, (op.equation,)
-    return Diagnostic('lost-relation', op.key, *where, reason, group=group.name)
+    if coords is not None:
+        return coords
+    place = op.where, (op.equation,)
+    return Diagnostic('lost-relation', op.key, *place, 'several-elements', group=group.name)

@@ -44,17 +44,13 @@ class DPass:
         self.shapes = [program.avals[v].shape for v in self.old]
         untaught = _untaught(program)
         self.untaught = {s for s, c in enumerate(program.hidden) if c in untaught}
-        self.depends = self._depends()
-        self.mixing: dict[int, str] = {}
-
-    def _depends(self) -> list[int]:
-        program = self.program
         start = dict.fromkeys((o for i in program.ops for o in program.equations[i].outs), Y)
         for s, v in enumerate(self.old):
             kind = CLOCK if s in self.untaught else OLD
             start[v] = start.get(v, 0) | kind | 1 << OTHERS + s
         stops = program.op_set | program.blocks
-        return flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+        self.depends = flow.forward(program, start, lambda i, found: 0 if i in stops else found)
+        self.mixing: dict[int, str] = {}
 
     def cut(self, i: int, why: str) -> None:
         self.mixing[i] = why
@@ -273,6 +269,7 @@ class Sweeper:
             if i in program.op_set:
                 result.y[i] = out_labels[eqn.primitive.y_outvar_index]
             elif eqn.loop is not None:
+                # at its begin labels go round to its end, so the loop is visited again
                 queue.push(self._through_marker(i, eqn, eqn.loop, out_labels, result))
             elif i not in d_pass.mixing and any(map(lb.has, out_labels)):
                 ins = self._step_back(i, eqn, out_labels, result, state)
@@ -280,11 +277,7 @@ class Sweeper:
                 queue.push([v for k, (v, lab) in sent if result.send(v, (i, k), lab)])
             if len(d_pass.mixing) > before:
                 return None
-        self._arrive(result, state)
-        return result if len(d_pass.mixing) == before else None
-
-    def _arrive(self, result: Sweep, state: int) -> None:
-        d_pass = self.d_pass
+        # what arrived at the old states
         for r, v in enumerate(d_pass.old):
             if v in result.received:
                 labels = self._combine(v, result, state)
@@ -292,8 +285,9 @@ class Sweeper:
                 taught = r not in d_pass.untaught
                 if labels is not None and (taught or coupled(d_pass, state, r, labels)):
                     result.old[r] = labels
-        read = set(flow.members(d_pass.depends[d_pass.new[state]] >> OTHERS))
+        read = set(flow.members(d_pass.depends[start] >> OTHERS))
         result.clocks = (read - result.old.keys()) & d_pass.untaught
+        return result if len(d_pass.mixing) == before else None
 
     # ---- one equation ----
 
@@ -310,35 +304,28 @@ class Sweeper:
             # They met before, on the path of a y: its positions may meet, as it may be smaller than
             # the state. Values that read old states and no y part from that path here.
             parting = (v for v in several if depends[v] & OLD and not depends[v] & Y)
-            self._cut_in_front(i, parting)
-        elif any(depends[v] & OLD and not self._parts_later(v, state) for v in several):
-            self.d_pass.cut(i, MERGES)
+            makers = (self.program.producer.get(v) for v in parting)
+            for j in makers:
+                if j is not None:
+                    # the border of a loop is no equation that could be cut
+                    self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
+        else:
+            # A value that reads a y, and old states of other shapes only, waits: its positions can
+            # not agree with this state in any case. A cut here would cut y as well, so the path of
+            # the old state is cut where it leaves the path of y.
+            shapes, untaught = self.d_pass.shapes, self.d_pass.untaught
+            alike = flow.bits(
+                r for r, shape in enumerate(shapes) if shape == shapes[state] and r not in untaught
+            )
+            for v in several:
+                foreign = not (depends[v] >> OTHERS) & alike
+                if depends[v] & OLD and not (foreign and depends[v] & Y):
+                    self.d_pass.cut(i, MERGES)
         # values that read clocks alone have no trace
         return [
             None if v in several and not depends[v] & (OLD | Y) else lab
             for v, lab in zip(eqn.ins, ins, strict=True)
         ]
-
-    def _parts_later(self, value: int, state: int) -> bool:
-        """Whether a value reads a y, and old states of other shapes than ``state`` only.
-
-        Their positions can not agree with ``state`` in any case. A cut here would cut y as well, so
-        the path of the old state is cut where it leaves the path of y.
-        """
-        d_pass = self.d_pass
-        others = flow.members(d_pass.depends[value] >> OTHERS)
-        foreign = all(
-            d_pass.shapes[r] != d_pass.shapes[state] or r in d_pass.untaught for r in others
-        )
-        return foreign and bool(d_pass.depends[value] & Y)
-
-    def _cut_in_front(self, i: int, values: Iterable[int]) -> None:
-        """Cut the equations that make these operands of equation ``i``."""
-        for v in values:
-            j = self.program.producer.get(v)
-            if j is not None:
-                # the border of a loop is no equation that could be cut
-                self.d_pass.cut(j if self.program.equations[j].loop is None else i, MERGES)
 
     def _keep_holomorphic(self, eqn: Equation, relevant, state: int) -> None:
         """A complex state has a complex derivative if every equation on the way from complex
@@ -364,22 +351,18 @@ class Sweeper:
             own = self.following.own_positions(value, state)
             for (i, k), lab in list(parts.items()):
                 if own is None or lb.disagree(lab, own):
-                    self._misplaces(i, k, own, result)
+                    loop, before = self.program.equations[i].loop, len(self.d_pass.mixing)
+                    if loop is None:
+                        self.d_pass.cut(i, MOVES)
+                        continue
+                    # At the border of a loop, an equation inside is cut; if none is to blame, the
+                    # loop is unrolled.
+                    if own is not None:
+                        outside = self.program.equations[i].outs[k]
+                        cut_what_moves(self.d_pass, outside, own, result)
+                    if len(self.d_pass.mixing) == before:
+                        raise MustUnroll(loop)
         return total
-
-    def _misplaces(self, i: int, k: int, own: lb.Labels, result: Sweep) -> None:
-        """Cut an equation whose operand ``k`` gets labels of other positions.
-
-        At the border of a loop, an equation inside is cut; if none is to blame, the loop is
-        unrolled.
-        """
-        loop, before = self.program.equations[i].loop, len(self.d_pass.mixing)
-        if loop is None:
-            self.d_pass.cut(i, MOVES)
-        elif own is not None:
-            cut_what_moves(self.d_pass, self.program.equations[i].outs[k], own, result)
-        if len(self.d_pass.mixing) == before and loop is not None:
-            raise MustUnroll(loop)
 
     # ---- loops ----
 
@@ -401,18 +384,15 @@ class Sweeper:
             # the iteration before made the carry that this one reads
             for k, (first, last) in enumerate(self.program.feedback(i)):
                 if lb.has(out_labels[k]):
-                    self._check_turn(i, loop, first, last, out_labels[k], result)
+                    own = result.total(last, without=i)  # of the last iteration, after the loop
+                    if own is not None and not lb.meet(own) and lb.disagree(own, out_labels[k]):
+                        # something moves positions of the carry between iterations
+                        if loop.length <= UNROLLED_TO_COMPARE:
+                            raise MustUnroll(loop)
+                        cut_what_moves(self.d_pass, first, own, result)
                     if result.send(last, (i, k), out_labels[k]):
                         found.append(last)
         return found
-
-    def _check_turn(self, i: int, loop: Loop, first: int, last: int, labels, result: Sweep) -> None:
-        """Cut equations that move positions of a loop's carry between iterations."""
-        own = result.total(last, without=i)  # of the last iteration, after the loop
-        if own is not None and not lb.meet(own) and lb.disagree(own, labels):
-            if loop.length <= UNROLLED_TO_COMPARE:
-                raise MustUnroll(loop)
-            cut_what_moves(self.d_pass, first, own, result)
 
 
 def coupled(d_pass: DPass, s: int, r: int, labels: lb.Labels) -> bool:

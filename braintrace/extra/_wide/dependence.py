@@ -72,6 +72,7 @@ class Linear:
             return jax.vmap(functools.partial(self._one, consts, seen))(rows)
 
         run = jax.jit(run, compiler_options={'xla_backend_optimization_level': 0})
+        # as many rows at once as fit into memory
         for k in range(0, len(basis[0]), self._chunk):
             rows = [b[k : k + self._chunk] for b in basis]
             found.append(jax.tree.map(np.asarray, _jax.called(run, self.consts, rows)))
@@ -102,6 +103,7 @@ def _evaluate(jaxpr, consts: list[_Pattern], args: list[_Pattern], look) -> list
 
 def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
     kind = max((v.kind for v in ins), default=KNOWN)
+    # what is made of constants alone is computed, so that its zeros are seen
     if kind == KNOWN:
         found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
         return [_Pattern(KNOWN, x) for x in found]
@@ -113,7 +115,11 @@ def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
     numbers = all(is_inexact(v.aval) for v in eqn.outvars)  # no keys, which are not compared with 0
     arrays = _positive(eqn, ins) if numbers or kind == LINEAR else None
     if kind == LINEAR:
-        arrays = _everything(eqn, ins) if arrays is None else arrays
+        if arrays is None:
+            # of a primitive that is not known, every result reads every linear operand
+            some = jnp.stack([(v.array != 0).any() for v in ins if v.kind == LINEAR]).any()
+            arrays = [jnp.broadcast_to(some, v.aval.shape) for v in eqn.outvars]
+            arrays = [x.astype(v.aval.dtype) for x, v in zip(arrays, eqn.outvars, strict=True)]
         if look is not None:
             look(eqn, [v.array if v.kind == LINEAR else None for v in ins], arrays)
         return [_Pattern(LINEAR, x) for x in arrays]
@@ -135,7 +141,7 @@ def _inside(eqn, ins: list[_Pattern], look) -> list[_Pattern] | None:
     if branches is None:
         return None
     found = [_called(branch, ins[1:], look) for branch in branches]
-    return [_joined(v.aval, each) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
+    return [_one_of(v.aval, each, sum) for v, each in zip(eqn.outvars, zip(*found), strict=True)]
 
 
 def _called(body: tuple, ins: list[_Pattern], look) -> list[_Pattern]:
@@ -143,12 +149,13 @@ def _called(body: tuple, ins: list[_Pattern], look) -> list[_Pattern]:
     return _evaluate(jaxpr, [_Pattern(KNOWN, c) for c in consts], ins, look)
 
 
-def _joined(aval, values) -> _Pattern:
-    """What may be any of some values."""
+def _one_of(aval, values, gather: Callable) -> _Pattern:
+    """Values of one shape, each a branch's or a turn's, gathered as a sum or in a stack."""
     kind = max(ZEROS, *(v.kind for v in values))
     if not is_inexact(aval) or (kind != LINEAR and any(v.array is None for v in values)):
         return _Pattern(ANY)
-    return _Pattern(kind, _ones(sum(_part(v, aval, kind) for v in values), aval))
+    found = gather([_part(v, aval, kind) for v in values])
+    return _Pattern(kind, _ones(found, aval) if gather is sum else found)
 
 
 def _part(v: _Pattern, aval, kind: int):
@@ -168,29 +175,18 @@ def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Pattern], look) -> li
         carry, row = outs[: scan.num_carry], outs[scan.num_carry :]
         rows.append(row)
     rows = rows[::-1] if scan.reverse else rows
-    sequences = zip(avals[scan.num_carry :], zip(*rows), strict=True)
-    return [*carry, *(_stacked(aval, each) for aval, each in sequences)]
-
-
-def _stacked(aval, values) -> _Pattern:
-    """Values of one turn after the other as a sequence."""
-    row = jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype)
-    kind = max(ZEROS, *(v.kind for v in values))
-    if not is_inexact(row) or (kind != LINEAR and any(v.array is None for v in values)):
-        return _Pattern(ANY)
-    return _Pattern(kind, jnp.stack([_part(v, row, kind) for v in values]))
-
-
-def _everything(eqn, ins: list[_Pattern]) -> list:
-    """Of a primitive that is not known, every result reads every linear operand."""
-    some = jnp.stack([(v.array != 0).any() for v in ins if v.kind == LINEAR]).any()
-    return [jnp.broadcast_to(some, v.aval.shape).astype(v.aval.dtype) for v in eqn.outvars]
+    slices = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in avals[scan.num_carry :]]
+    sequences = zip(slices, zip(*rows), strict=True)
+    return [*carry, *(_one_of(aval, each, jnp.stack) for aval, each in sequences)]
 
 
 def _positive(eqn, ins: list[_Pattern]) -> list | None:
     """The results on numbers that are not negative; None for a primitive that is not known."""
     kind, outs = properties_of(eqn).zeros, [v.aval for v in eqn.outvars]
-    known = all(v.kind == KNOWN for v in ins[_indices(kind)])
+    # Operands that name places must be known; else each element may come from anywhere.
+    places = {'taken': slice(1, None), 'put': slice(2, None)}
+    places |= {'chosen': slice(1), 'indexed': slice(1, 2)}
+    known = all(v.kind == KNOWN for v in ins[places.get(kind, slice(0))])
     linear = kind != 'product' and any(v.kind == LINEAR for v in ins)
     # a sum of a linear value and another one is linear where that is zero
     patterns = [
@@ -205,28 +201,16 @@ def _positive(eqn, ins: list[_Pattern]) -> list | None:
     if kind == 'first':
         return [_ones(patterns[0], outs[0])]
     if kind in ('taken', 'put') and not known:
-        return [_somewhere(patterns[: 1 + (kind == 'put')], outs[0])]
+        # the slice begins somewhere: along the axes that it does not fill, anywhere
+        *beside, moving = patterns[: 1 + (kind == 'put')]
+        whole, part = patterns[0].shape, moving.shape if beside else outs[0].shape
+        axes = tuple(k for k, n in enumerate(part) if n < whole[k])
+        return [_ones(sum(beside) + moving.sum(axes, keepdims=True), outs[0])]
     if kind not in EVALUATED or not known:
         return None
+    # the primitive itself, on numbers that are not negative: nothing cancels
     found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *patterns)
     return [_ones(x, out) for x, out in zip(found, outs, strict=True)]
-
-
-def _indices(kind: str) -> slice:
-    """The operands that name places."""
-    if kind in ('taken', 'put'):
-        return slice(1 + (kind == 'put'), None)
-    return {'chosen': slice(1), 'indexed': slice(1, 2)}.get(kind, slice(0))
-
-
-def _somewhere(patterns: list, out):
-    """A slice, taken or put, that begins somewhere: along the axes that it does not fill,
-    anywhere.
-    """
-    whole, part = patterns[0].shape, patterns[1].shape if patterns[1:] else out.shape
-    axes = tuple(k for k, n in enumerate(part) if n < whole[k])
-    *beside, moving = patterns
-    return _ones(sum(beside) + moving.sum(axes, keepdims=True), out)
 
 
 # dependence ---------------------------------------------------------------------------------------
@@ -306,6 +290,7 @@ class _LinearPullBack:
         hidden = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in hidden]
         self.keys: list[str] = []
 
+        # nothing is cut here: a wide rule follows every path of the step
         def pull(*leaves):
             p, rest = leaves[: len(params)], leaves[len(params) :]
             carry, rest = rest[: self._carry], rest[self._carry :]
@@ -325,6 +310,7 @@ class _LinearPullBack:
         if n.front:  # and ones on half of the lanes
             rows = [np.concatenate(pair) for pair in zip(rows, self._halves, strict=True)]
         found = self.linear.depends(rows)
+        # the first N rows say what each number reads, those behind them which lanes meet
         laned = self._laned([x[n.total :] for x in found]) if n.front else frozenset()
         old = n.joined([x[: n.total] for x in found[: len(n.shapes)]])
         feeds = {
@@ -378,11 +364,21 @@ class _LinearPullBack:
         """What is said of the lanes: the equation at which they meet, or may meet."""
         equations, flags = [], self._flags
 
-        def look(eqn, ins, outs):
-            equations.append(eqn)
-            return [_lanes_of(x, lanes) for x in ins], [_lanes_of(x, lanes) for x in outs]
-
         lanes = self.numbers.lanes
+
+        def look(eqn, *arrays):
+            # which lanes each linear value stands in; None without lanes
+            equations.append(eqn)
+            return [
+                [
+                    None
+                    if x is None or x.shape[:1] != (lanes,)
+                    else (x != 0).any(tuple(range(1, x.ndim)))
+                    for x in each
+                ]
+                for each in arrays
+            ]
+
         seen = self.linear.depends(self._halves, look)
         for eqn, (ins, outs) in zip(equations, seen, strict=False):
             if any((x & ~flags).any() for x in outs if x is not None) and not any(
@@ -394,13 +390,6 @@ class _LinearPullBack:
                     return f'are not known to be apart: the step makes the indices of {name}'
                 return f'read one another: {name}'
         return 'read one another in an equation of the step'
-
-
-def _lanes_of(x, lanes: int):
-    """Which lanes a linear value of one evaluation stands in; None without lanes."""
-    if x is None or x.shape[:1] != (lanes,):
-        return None
-    return (x != 0).any(tuple(range(1, x.ndim)))
 
 
 def _crosses(x: np.ndarray, flags: np.ndarray) -> bool:
