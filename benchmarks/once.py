@@ -162,10 +162,14 @@ def window(carry, kind, *numbers):
 
     from braintrace._windows import runs
 
+    choose, found = runs.choose_window, []
+
+    def seen(*args):
+        found.append(choose(*args))
+        return found[-1]
+
     run, given = sequence_grad(Spec(kind, *map(int, numbers)), carry == 'trace')
-    with mock.patch.object(runs, 'choose_window', wraps=runs.choose_window) as choose:
-        found = []
-        choose.side_effect = lambda *args: found.append(choose._mock_wraps(*args)) or found[-1]
+    with mock.patch.object(runs, 'choose_window', seen):
         jax.make_jaxpr(run)(*given)
     return {'window': found[0]}
 

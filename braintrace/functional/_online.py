@@ -420,7 +420,8 @@ class OnlineLearner:
         start anew. ``mask`` ``(T,)`` weighs the losses, and no penalty
         (:class:`braintrace.Penalised`); where it is 0, a loss need not be a number. ``losses`` has
         shape ``(T,)``. With ``rule=None`` each gradient is that of its own step, with the old carry
-        held constant.
+        held constant. Under ``jit``, donate the state where its trace is kept
+        (``donate_argnums=1``): else each call maps memory for a new one.
 
         Parameters
         ----------
