@@ -25,12 +25,12 @@ from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
 from .sparse import (
     FUSED_LANES,
     SparseStructure,
-    entries_p,
     etp_sp_mm_p,
     etp_sp_mv_p,
     is_dense,
     sparse_matmul,
 )
+from .sparse import entries_p as sparse_entries
 
 __all__ = [
     *_primitive,
@@ -46,7 +46,6 @@ __all__ = [
     'einsum',
     'element_wise',
     'embedding',
-    'entries_p',
     'etp_conv_p',
     'etp_elemwise_p',
     'etp_embed_mm_p',
@@ -67,5 +66,6 @@ __all__ = [
     'matmul',
     'new_etp_primitive',
     'rule_reverse',
+    'sparse_entries',
     'sparse_matmul',
 ]

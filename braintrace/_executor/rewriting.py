@@ -134,8 +134,9 @@ class _Rewriter:
         key = self._key(primitive, params, ins)
         if key in self.seen:
             return self.seen[key]
-        if _repeats(ins) and (once := ins[0].made_by('broadcast_in_dim')):
-            if primitive.name == 'broadcast_in_dim':  # of what was repeated
+        if primitive.name == 'broadcast_in_dim' and _repeats(ins):  # of what is repeated, once
+            once = ins[0].made_by('broadcast_in_dim')
+            if once is not None and once.params['sharding'] is None is params['sharding']:
                 inner, outer = (each['broadcast_dimensions'] for each in (once.params, params))
                 params = {**params, 'broadcast_dimensions': tuple(outer[d] for d in inner)}
                 return self._bound(primitive, params, ctx, *once.ins)
@@ -168,7 +169,9 @@ class _Rewriter:
             if source is not None and np.ndim(source.ins[0].x)
         }
         alone = any(s is None and np.ndim(v.x) for s, v in zip(sources, made.ins, strict=True))
-        if alone or len(ways) > 1 or not any(sources):
+        makers = [made, *filter(None, sources)]
+        placed = any(maker.params.get('sharding') is not None for maker in makers)
+        if alone or placed or len(ways) > 1 or len(makers) == 1:
             return self._new(made)
         shape, dims = ways.pop() if ways else ((), ())
         whole = np.broadcast_shapes(*(np.shape(v.x) for v in made.ins))

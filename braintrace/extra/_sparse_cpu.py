@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import FUSED_LANES, add_bias, entries_p, etp_sp_mm_p, etp_sp_mv_p, is_dense
+from .._etrace_op import FUSED_LANES, add_bias, etp_sp_mm_p, etp_sp_mv_p, is_dense, sparse_entries
 
 DTYPES = ('float32', 'float64')
 
@@ -440,14 +440,14 @@ def _entries_on_cpu(x, d, rows, columns, pointers, *, shape):
     by_row = pointers.shape[0] > 0  # else XLA is as fast for several lanes
     found = kernel('entries', x.dtype, d.dtype) if len(x) == 1 or (by_row and len(x)) else None
     if found is None or is_dense(len(x), len(rows), shape):
-        return entries_p.impl_fn(x, d, rows, columns, pointers, shape=shape)
+        return sparse_entries.impl_fn(x, d, rows, columns, pointers, shape=shape)
 
     def by_kernel(*operands):
         return found(*operands, results=[rows.shape])[0]
 
     def by_blocks(x, d, rows, columns, pointers):
         if len(x) < FUSED_LANES:
-            return entries_p.impl_fn(x, d, rows, columns, pointers, shape=shape)
+            return sparse_entries.impl_fn(x, d, rows, columns, pointers, shape=shape)
         dots = kernel('dots', x.dtype)
         return dots(_blocks(x), _blocks(d), rows, columns, results=[rows.shape])[0]
 
@@ -516,7 +516,7 @@ def _write_on_cpu(flag, changes, trace, alive, *, rows, columns, pointers, shape
     return {'weight': tuple(entry)}
 
 
-entries_p.lowering['cpu'] = _entries_on_cpu
+sparse_entries.lowering['cpu'] = _entries_on_cpu
 for primitive in (etp_sp_mm_p, etp_sp_mv_p):
     primitive.lowering['cpu'] = _on_cpu
     primitive.trace_reader['cpu'], primitive.trace_writer['cpu'] = _read_on_cpu, _write_on_cpu
