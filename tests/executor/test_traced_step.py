@@ -210,7 +210,7 @@ def test_a_loop_reads_no_constant_of_a_lanes_size():
     traced = TracedStep(step, w, draw(B, N), xs[0])
     made = jax.make_jaxpr(lambda w, h, xs: traced.loop(w, h, xs, T)[:3])(w, draw(B, N), xs)
     (scan,) = (e for e in jaxpr_equations(made.jaxpr) if e.primitive.name == 'scan')
-    given = [v.aval.shape for v in scan.invars[: scan.params['num_consts']]]
+    given = [v.aval.shape for v in _jax.scan_parts(scan).split(scan.invars)[0]]
     assert given and (B, N) not in given
 
 
