@@ -307,7 +307,8 @@ class Cut:
                 continue
             nodes.add(v)
             may = self.among(v)
-            flow.edge((v, 0), (v, 1), self._capacity(v) if may else math.inf)
+            room = 0 if v in self.free else max(nbytes(v), 1)
+            flow.edge((v, 0), (v, 1), room if may else math.inf)
             eqn = self.partition.made.get(v)
             if may and (eqn is None or not is_cheap(eqn)):
                 flow.edge(Flow.START, (v, 0), math.inf)
@@ -317,9 +318,6 @@ class Cut:
                 todo.append(x)
         reaches = flow.reaching([(v, 1) for v in targets])
         return {v for v in nodes if (v, 1) in reaches and (v, 0) not in reaches}
-
-    def _capacity(self, v) -> int:
-        return 0 if v in self.free else max(nbytes(v), 1)
 
 
 class Flow:

@@ -70,15 +70,16 @@ class DRTRL(PositionWise):
         def one(pair: Pair):
             entry = apart(zeros(pair.op, pair.coords, pair.group.num_state))
             own = pair.group.dtype
-            return jax.tree.map(
-                lambda e: e.astype(self._stored_in(entry_dtype(e.dtype, own))), entry
-            )
+
+            def stored_as(e):
+                dtype = entry_dtype(e.dtype, own)
+                # complex numbers are stored as they are
+                as_is = self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating)
+                return e.astype(dtype if as_is else stored_dtype(self.trace_dtype))
+
+            return jax.tree.map(stored_as, entry)
 
         return by_pair(graph, one)
-
-    def _stored_in(self, dtype):
-        own = self.trace_dtype is None or jnp.issubdtype(dtype, jnp.complexfloating)
-        return dtype if own else stored_dtype(self.trace_dtype)
 
     # several steps --------------------------------------------------------------------------------
 

@@ -254,7 +254,9 @@ def solve(
         if own is not None:
             return _by_own_rule(op, coords, signal, numbers, weights)
         total = dot(signal, by_state(numbers), rule)
-        return {n: _summed(op, coords, g) for n, g in total.items()}
+        # over the lanes and over added axes, to the parameter's shape
+        total = {n: without_added(coords, g) for n, g in total.items()}
+        return {n: g.sum(0) if op.primitive.batched else g for n, g in total.items()}
 
     def all_at_once():
         return of_lanes(signal, old.numbers)
@@ -342,12 +344,6 @@ def _real(op: OpUse, entry: Entry) -> Entry:
     return {n: e if is_complex(avals[n]) else jnp.real(e) for n, e in entry.items()}
 
 
-def _summed(op: OpUse, coords: Coordinates, x: jax.Array) -> jax.Array:
-    """An entry, summed over its lanes and over added axes to the parameter's shape."""
-    x = without_added(coords, x)
-    return x.sum(0) if op.primitive.batched else x
-
-
 def _sum_over_lanes(of_lane: Callable, lanes: int, fused: int):
     """``sum_b of_lane(b)``, so many lanes in one expression: lanes often begin at the same place of
     a processor's cache, so that few of them can be read at once.
@@ -415,8 +411,10 @@ def renewed(
 ) -> States:
     """The stored entry after some changes, at step count ``t``."""
     rows = max(change.rows for change in changes)
-    if rows == 1 and len(changes) == 1 and _fits_kernel(op, coords, changes[0]):
-        return _by_kernel(op, coords, old, changes[0], weights)
+    if rows == 1 and len(changes) == 1 and has_kernel(op, coords):
+        # a kernel knows values of y's dtype, not the derivative of a complex state by a real y
+        if all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(changes[0].q)):
+            return _by_kernel(op, coords, old, changes[0], weights)
 
     def new(entry: Vector, changes: Changes, summed: Callable) -> Vector:
         """The new entry; ``summed(change)`` is its sum over rows."""
@@ -499,14 +497,6 @@ def renewed_if(
     flag = jnp.ones((), bool) if always else flag
     operands = flag, changes, old.entry, old.alive
     return _jax.platform_dependent(*operands, default=default, **writers)
-
-
-def _fits_kernel(op: OpUse, coords: Coordinates, change: Change) -> bool:
-    """Whether a kernel can write a change: it knows values of y's dtype, not the derivative of a
-    complex state by a real y.
-    """
-    alike = all(is_complex(q) == is_complex(op.y_aval) for q in jax.tree.leaves(change.q))
-    return alike and has_kernel(op, coords)
 
 
 def _of_one_lane(op: OpUse, change: Change, weights: Entry) -> Vector:

@@ -153,7 +153,11 @@ class Feedback:
         )
 
     def _chosen(self, graph: ETraceGraph) -> list[OpUse]:
-        able = {op.key: op for op in graph.ops if op.owned and _sends_back(op)}
+        able = {
+            op.key: op
+            for op in graph.ops
+            if op.owned and op.x is not None and is_inexact(op.x_aval)
+        }
         default = [op.key for op in readouts(graph)]
         asked = default if self.ops is None else self.ops
         unknown = [key for key in asked if key not in able]
@@ -195,10 +199,6 @@ def _keys(ops) -> tuple[str, ...]:
 
 def _is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _sends_back(op: OpUse) -> bool:
-    return op.x is not None and is_inexact(op.x_aval)
 
 
 def _scale(op: OpUse, constants: Mapping) -> float:

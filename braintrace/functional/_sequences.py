@@ -302,7 +302,9 @@ class SequenceCalls:
         show = None
         if self.progress and not mapped:
             show = show_progress(length, self.progress, every)
-        penalised = data.mask is not None and _is_penalised(self.loss, example)
+        penalised = data.mask is not None and isinstance(
+            jax.eval_shape(self.loss, *example), Penalised
+        )
         slices = (data.xs, data.ys) if self.not_finite == 'keep' else (data.xs, data.ys, None)
         sequence = Sequence.of(slices, data.mask, flags, length, penalised)
         if self.synthesizer is not None:
@@ -386,7 +388,9 @@ def _not_finite(losses: jax.Array, skipped: jax.Array) -> NotFiniteError:
 
 def _check_learnt(optimizer, params, opt_state) -> None:
     """Refuse what an optimiser can not change, and a state that is not its own."""
-    check_updatable(jax.tree.map(lambda p: None if _is_integer(p) else p, params))
+    # integers, such as the places of sparse entries, stay as they are in updates
+    integer = lambda p: jnp.issubdtype(jnp.result_type(p), jnp.integer)  # noqa: E731
+    check_updatable(jax.tree.map(lambda p: None if integer(p) else p, params))
     check_opt_state(optimizer, params, opt_state)
 
 
@@ -431,15 +435,6 @@ def _example(compiled: Compiled, ys) -> tuple:
     outputs = [abstract(program.avals[v]) for v in program.outputs]
     outputs = jax.tree.unflatten(program.trees['outputs'], outputs)
     return outputs, jax.tree.map(lambda a: abstract(a[0]), ys)
-
-
-def _is_penalised(loss: Callable, example: tuple) -> bool:
-    return isinstance(jax.eval_shape(loss, *example), Penalised)
-
-
-def _is_integer(leaf) -> bool:
-    """Whether a leaf stays as it is in updates, such as the places of sparse entries."""
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
 
 
 def _axes_of_updates(optimizer, axes: Axes, params, opt_state) -> tuple:
