@@ -321,17 +321,12 @@ def test_a_seed_of_compile_draws_the_states_and_leaves_the_generators_as_they_we
 
 
 class Walked(brainstate.nn.Module):
-    """Two layers in a list, one in a dict; it counts how often its states are looked up."""
+    """Two layers in a list, one in a dict."""
 
     def __init__(self):
         super().__init__()
         self.layers = [braintrace.nn.Linear(2, 2), braintrace.nn.GRUCell(2, 2)]
         self.named = {'last': braintrace.nn.Linear(2, 2)}
-        self.walks = [0]
-
-    def states(self, *filters):
-        self.walks[0] += 1
-        return super().states(*filters)
 
     def update(self, x):
         for layer in (*self.layers, *self.named.values()):
@@ -339,16 +334,29 @@ class Walked(brainstate.nn.Module):
         return x
 
 
-def test_states_are_looked_up_again_only_where_the_tree_has_changed():
+@pytest.fixture
+def walks(monkeypatch):
+    """How often the states of a module were looked up, in a list."""
+    number, states = [0], brainstate.nn.Module.states
+
+    def counted(self, *filters):
+        number[0] += 1
+        return states(self, *filters)
+
+    monkeypatch.setattr(brainstate.nn.Module, 'states', counted)
+    return number
+
+
+def test_states_are_looked_up_again_only_where_the_tree_has_changed(walks):
     model = Walked()
     learner = braintrace.compile(model, 'D_RTRL', jnp.ones((3, 2)), batch_size=3)
     step_fn = lambda x: jnp.mean(learner(x) ** 2)  # noqa: E731
     first = learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn).grads
-    walks = model.walks[0]
+    before = walks[0]
     for _ in range(3):
         learner(jnp.ones((3, 2)))
         learner.etrace_grad(jnp.ones((2, 3, 2)), step_fn=step_fn)
-    assert model.walks[0] == walks
+    assert walks[0] == before
     assert list(first) == list(learner.param_states)
 
 
@@ -387,11 +395,24 @@ def test_a_state_that_is_gone_is_missed(how):
         learner(jnp.ones((3, 2)))
 
 
-def test_of_a_container_that_is_not_known_every_call_looks_the_states_up():
+def test_of_a_container_that_is_not_known_every_call_looks_the_states_up(walks):
     model = Walked()
     model.named = jax.tree_util.Partial(model.named['last'].update)
     model.layers.append(braintrace.nn.Linear(2, 2))
     tree = Tree(model)
     for _ in range(3):
         tree.states()
-    assert model.walks[0] == 3
+    assert walks[0] == 3
+
+
+def test_a_model_that_answers_by_itself_is_asked_at_each_call():
+    class Own(Walked):
+        shown = True
+
+        def states(self, *filters):
+            return super().states(*filters) if Own.shown else {}
+
+    tree = Tree(Own())
+    assert tree.states()
+    Own.shown = False
+    assert not tree.states()
