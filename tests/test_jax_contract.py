@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import braintrace
 from braintrace import _jax
-from braintrace._jax.evaluation import is_custom_call
 from braintrace._jax.places import hidden_files
 from braintrace._jax.platforms import is_alone
 
@@ -104,7 +103,7 @@ def test_an_equation_evaluates_to_what_jax_computes(fn):
     env[jaxpr.invars[0]] = X
     for eqn in jaxpr.eqns:
         args = [a.val if isinstance(a, _jax.Literal) else env[a] for a in eqn.invars]
-        env.update(zip(eqn.outvars, _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *args)))
+        env.update(zip(eqn.outvars, _jax.bind(eqn, *args)))
     assert (env[jaxpr.outvars[0]] == fn(X)).all()
 
 
@@ -210,7 +209,7 @@ def check(eqn, parts, run):
         else (jnp.arange(1.0, a.aval.size + 1).reshape(a.aval.shape) / 7).astype(a.aval.dtype)
         for a in eqn.invars
     ]
-    expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
+    expected = _jax.bind(eqn, *operands)
     got = run(parts, operands)
     assert len(got) == len(expected)
     for a, b in zip(got, expected):
@@ -304,7 +303,7 @@ def test_a_switch_has_its_index_then_what_every_branch_reads(index):
     )
     assert all(len(body.invars) == 2 and consts == [] for body, consts in branches)
     operands = [jnp.int32(index), X + 1, X + 2]
-    expected = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *operands)
+    expected = _jax.bind(eqn, *operands)
     got = evaluate(*branches[index], *operands[1:])
     assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
@@ -423,7 +422,7 @@ def plainly(body, consts, args):
         outs = (
             ins
             if eqn.primitive.name == 'pvary'
-            else _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), *ins)
+            else _jax.bind(eqn, *ins, params=params, ctx=_jax.WithoutMesh(eqn.ctx))
         )
         env.update(zip(eqn.outvars, outs))
     return [read(a) for a in body.outvars]
@@ -468,7 +467,7 @@ def test_the_rules_of_a_custom_call_follow_when_they_are_asked_for(kind):
         and consts == []
     )
     assert rest == ([[False]] if kind == 'jvp' else [])
-    bound = lambda v: _jax.bind(eqn.primitive, params, _jax.WithoutMesh(eqn.ctx), v)[0].sum()
+    bound = lambda v: _jax.bind(eqn, v, params=params, ctx=_jax.WithoutMesh(eqn.ctx))[0].sum()
     assert (jax.grad(bound)(jnp.ones((2, 3)) / 2) == 3).all()
 
 
@@ -515,10 +514,10 @@ def test_functions_with_their_own_derivative_are_custom_calls():
     own_jvp.defjvp(lambda p, t: (p[0] * 2, t[0] * 2))
     for fn in (own_jvp, own_vjp):
         (eqn,) = equations(fn, X)
-        assert is_custom_call(eqn)
+        assert eqn.primitive.name in _jax.CUSTOM_CALLS
         body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
         assert [e.primitive.name for e in body.eqns] == ['mul'] and consts == []
-    assert not is_custom_call(equations(jnp.sin, X)[0])
+    assert equations(jnp.sin, X)[0].primitive.name not in _jax.CUSTOM_CALLS
 
 
 def test_other_equations_have_no_parts():

@@ -19,7 +19,7 @@ from .graph import (
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
 from .policy import DEFAULT, Policy
-from .primitives import of as properties_of
+from .primitives import TABLE as PROPERTIES
 from .program.dataflow import forward, members, old_ancestors, reach
 from .program.flatten import EXPANDED
 from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
@@ -48,6 +48,7 @@ __all__ = [
     'Kind',
     'Loop',
     'OpUse',
+    'PROPERTIES',
     'Policy',
     'Program',
     'Relation',
@@ -72,7 +73,6 @@ __all__ = [
     'path_key',
     'path_name',
     'paths_of',
-    'properties_of',
     'reach',
     'readers',
     'readouts',

@@ -86,10 +86,10 @@ class Equation:
 
     @property
     def does(self) -> primitives.Properties:
-        return primitives.of(self)
+        return primitives.TABLE[self.primitive.name]
 
     def evaluate(self, args: Sequence) -> list:
-        return _jax.bind(self.primitive, self.params, self.ctx, *args)
+        return _jax.bind(self, *args)
 
     def holds_op(self) -> bool:
         return any(map(holds_op, _jax.sub_jaxprs(self.params)))
@@ -161,7 +161,7 @@ def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
 def _equation(eqn, ins: list[int]) -> list[int]:
     body, remat, scan = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.scan_parts(eqn)
     branches = _jax.cond_branches(eqn)
-    if _jax.is_custom_call(eqn):
+    if eqn.primitive.name in _jax.CUSTOM_CALLS:
         body = eqn.params['call_jaxpr']
     if body is not None:
         return _through(_jax.closed_jaxpr(body)[0], ins)
@@ -173,7 +173,7 @@ def _equation(eqn, ins: list[int]) -> list[int]:
         each = [_through(branch, ins[1:]) for branch, _ in branches]
         avals = [v.aval for v in eqn.outvars]
         return [_either(*kinds) for kinds in zip(avals, *each, strict=True)]
-    if primitives.of(eqn).passes:
+    if primitives.TABLE[eqn.primitive.name].passes:
         return ins
     return [_kind(eqn, ins)] * len(eqn.outvars)
 
@@ -219,7 +219,7 @@ def _straight(eqn, varying: list[bool], zero: list[bool]) -> bool:
     """
 
     def together(varying: list[bool]) -> bool:
-        does = primitives.of(eqn)
+        does = primitives.TABLE[eqn.primitive.name]
         if does.linear is not None:
             return does.linear(varying)
         operands = None if does.moves is None else does.moves.operands
@@ -580,7 +580,7 @@ def through_linear(jaxpr, start: list[Labels], known: dict | None = None) -> lis
         plain = all(isinstance(a.dtype, np.dtype) and not is_inexact(a) for a in avals)
         if avals and plain and not eqn.effects and all(v is not None for v in values):
             with jax.ensure_compile_time_eval():
-                found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *values)
+                found = _jax.bind(eqn, *values)
             known.update(zip(eqn.outvars, map(np.asarray, found), strict=False))
     return [read(a) for a in jaxpr.outvars]
 

@@ -211,7 +211,7 @@ class Relation:
     paths: dict[str, tuple[str, ...]]
     only_through_groups: bool
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name of its op, as the report has it."""
         return self.op.key
@@ -380,6 +380,17 @@ class ETraceGraph:
     def states(self) -> tuple[int, ...]:
         """The hidden states, by position in the carry, without the derived ones."""
         return tuple(c for c in self.program.hidden if c not in self.derived.states)
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[Relation, HiddenGroup, Coordinates, bool], ...]:
+        """Each relation with each of its groups: where the entries of their trace sit, and whether
+        axis 0 of these is the batch.
+        """
+        return tuple(
+            (relation, group, coords, coords.has_lanes(self.lanes_of(group)))
+            for relation in self.hidden_param_op_relations
+            for group, coords in zip(relation.groups, relation.coordinates, strict=True)
+        )
 
     @cached_property
     def op_at(self) -> dict[int, OpUse]:

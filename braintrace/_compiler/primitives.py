@@ -111,8 +111,11 @@ class Properties:
     control: Control | None = None
 
 
-def of(eqn) -> Properties:
-    return TABLE.get(eqn.primitive.name, BY_ITS_OWN_RULE)
+class Table(dict[str, Properties]):
+    """What primitives do, by name; one without a row is told by its own derivative rule alone."""
+
+    def __missing__(self, name: str) -> Properties:
+        return BY_ITS_OWN_RULE
 
 
 # ---- in which operands a primitive is linear ----
@@ -245,7 +248,7 @@ def _rows(names: str, properties: Properties) -> dict[str, Properties]:
     return dict.fromkeys(names.split(), properties)
 
 
-TABLE: dict[str, Properties] = {
+ROWS: dict[str, Properties] = {
     # element by element
     **_rows(
         """acos acosh asin atan2 atanh cbrt digamma erf_inv igamma igamma_grad_a igammac lgamma log
@@ -384,8 +387,9 @@ ZEROS = {
     'put': 'dynamic_update_slice',
     'indexed': 'gather scatter scatter-add',
 }
+TABLE = Table(ROWS)
 TABLE.update(
-    (name, replace(TABLE[name], zeros=kind))
+    (name, replace(ROWS[name], zeros=kind))
     for kind, names in ZEROS.items()
     for name in names.split()
 )

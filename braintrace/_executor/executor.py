@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .. import _jax
 from .._compiler import Coordinates, ETraceGraph, HiddenGroup, Program, is_complex, is_inexact
 from .feedback import feedback_weights, moving_with, with_weights
 from .plan import EMPTY, make_d_plan, make_plan, probe_key
@@ -141,7 +142,8 @@ class Executor:
         env = {**self._program(params).constants, **self._parameters(params)}
         for i in equations:
             eqn = self.program.equations[i]
-            env.update(zip(eqn.outs, eqn.evaluate([env[v] for v in eqn.ins]), strict=True))
+            outs = _jax.bind(eqn, *(env[v] for v in eqn.ins))
+            env.update(zip(eqn.outs, outs, strict=True))
         return env
 
     def op_weights(self, params: Sequence) -> dict[str, dict[str, jax.Array]]:
@@ -219,7 +221,8 @@ class Executor:
         values = program.constants | {v: parts[c] for v, c in derived.reads.items()}
         for i in derived.equations:
             eqn = program.equations[i]
-            values.update(zip(eqn.outs, eqn.evaluate([values[v] for v in eqn.ins]), strict=True))
+            outs = _jax.bind(eqn, *(values[v] for v in eqn.ins))
+            values.update(zip(eqn.outs, outs, strict=True))
         for c in derived.states:
             parts[c] = moving_with(parts[c], values[program.new_carry[c]])
         return program.together(parts)
@@ -254,11 +257,11 @@ class Executor:
     def _evaluate_op(self, i: int, args: list, probe, weights, feedback=None) -> list:
         eqn, op = self.program.equations[i], self.owned.get(i)
         if op is None:
-            return eqn.evaluate(args)
-        outs = eqn.evaluate(with_weights(op, args, weights[op.key]))
+            return _jax.bind(eqn, *args)
+        outs = _jax.bind(eqn, *with_weights(op, args, weights[op.key]))
         k = op.primitive.y_outvar_index
         if feedback is not None and op.key in feedback:
-            sent_back = eqn.evaluate(with_weights(op, args, feedback[op.key]))[k]
+            sent_back = _jax.bind(eqn, *with_weights(op, args, feedback[op.key]))[k]
             outs[k] = moving_with(outs[k], sent_back)
         outs[k] = outs[k] + probe
         return outs

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import is_inexact, properties_of
+from .._compiler import PROPERTIES, is_inexact
 from .transition import Transition, Vector, add, apply, closure, filled
 
 UNROLL = 4
@@ -54,7 +54,7 @@ def at_once(jaxpr, args: Sequence) -> list:
     def evaluate(eqn, ins: list) -> list:
         scan = _jax.scan_parts(eqn)
         if scan is None:
-            return _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+            return _jax.bind(eqn, *ins)
         return Recurrence(scan, ins).run()
 
     return _jax.walk(jaxpr, args[: len(jaxpr.constvars)], args[len(jaxpr.constvars) :], evaluate)
@@ -152,7 +152,7 @@ class Recurrence:
             inside = [not isinstance(v, _jax.Literal) and v in varying for v in eqn.invars]
             broken = any(not isinstance(v, _jax.Literal) and v in spoilt for v in eqn.invars)
             if broken or any(inside):
-                does = properties_of(eqn)
+                does = PROPERTIES[eqn.primitive.name]
                 linear = does.elementwise and does.linear is not None and does.linear(inside)
                 if jnp.iscomplexobj(first):
                     linear = linear and does.holomorphic
@@ -167,7 +167,7 @@ class Recurrence:
         old, new = self.old[k], self.new[k]
         read = [v for eqn in self.body.eqns for v in eqn.invars] + self.body.outvars
         made = next((eqn for eqn in self.body.eqns if new in eqn.outvars), None)
-        if made is None or not properties_of(made).sums or old not in made.invars:
+        if made is None or not PROPERTIES[made.primitive.name].sums or old not in made.invars:
             return False
         return [sum(v is w for v in read) for w in (old, new)] == [1, 1]
 
@@ -241,7 +241,7 @@ def keeps_its_order(eqn) -> bool:
     kinds = {str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if hasattr(v.aval, 'dtype')}
     if name.startswith('random_') and any(k.startswith('key<') for k in kinds - {'key<fry>'}):
         return True
-    return properties_of(eqn).alone or name.endswith('callback')
+    return PROPERTIES[eqn.primitive.name].alone or name.endswith('callback')
 
 
 def linear_scan(a: Transition, b: Vector, first: Vector, reverse: bool = False) -> Vector:

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from .. import _jax
-from .._compiler import properties_of
+from .._compiler import PROPERTIES
 
 
 def nbytes(v) -> int:
@@ -33,7 +33,7 @@ def nbytes(v) -> int:
 
 def is_cheap(eqn) -> bool:
     """Whether computing a value again costs less than to store and read it."""
-    does = properties_of(eqn)
+    does = PROPERTIES[eqn.primitive.name]
     return does.quick or (does.moves is not None and does.moves.by is not None)
 
 
@@ -287,7 +287,7 @@ def _values(atoms: Iterable) -> list:
 
 def opens_a_level(eqn) -> bool:
     """Whether it is worth to run an equation for all steps at once, between two loops."""
-    return properties_of(eqn).mixes or not properties_of(eqn).axes
+    return PROPERTIES[eqn.primitive.name].mixes or not PROPERTIES[eqn.primitive.name].axes
 
 
 class Cut:

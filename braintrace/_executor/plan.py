@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .. import _jax
 from .._compiler import ETraceGraph, Groups, Loop, Program, Remat, forward, old_ancestors
 
 # running a plan -----------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class One:
     def run(self, at: Evaluation) -> None:
         args, eqn = [at.read(r) for r in self.reads], at.program.equations[self.number]
         if self.number not in at.program.op_set:
-            outs = eqn.evaluate(args)
+            outs = _jax.bind(eqn, *args)
         else:
             outs = at.on_op(self.number, args, at.env.get(probe_key(self.number)))
             if self.records:

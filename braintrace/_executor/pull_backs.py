@@ -104,7 +104,7 @@ class _Gate(NamedTuple):
                 body = _jax.closed_jaxpr(eqn.params['jaxpr'])
                 outs = self.results(*body, ins, [reads(v) for v in eqn.invars])
             else:
-                outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+                outs = _jax.bind(eqn, *ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [value(v, False) for v in jaxpr.outvars]
 

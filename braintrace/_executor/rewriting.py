@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .. import _jax
-from .._compiler import is_inexact, properties_of
+from .._compiler import PROPERTIES
 
 CONSTANT, INPUT, CARRY = 0, 1, 2  # what a value depends on; bits
 
@@ -123,7 +123,7 @@ class _Rewriter:
             fn = partial(implementation, **eqn.params)
             body, consts = _jax.opened(lambda *a: jax.tree.leaves(fn(*a)), [v.x for v in ins])
             return self._evaluated(body, body.eqns, consts, ins)
-        if _jax.is_custom_call(eqn) and not self.differentiable:
+        if eqn.primitive.name in _jax.CUSTOM_CALLS and not self.differentiable:
             body, consts = _jax.closed_jaxpr(eqn.params['call_jaxpr'])
             return self._evaluated(body, body.eqns, consts, ins)
         return self._bound(eqn.primitive, eqn.params, eqn.ctx, *ins)
@@ -141,7 +141,7 @@ class _Rewriter:
                 params = {**params, 'broadcast_dimensions': tuple(outer[d] for d in inner)}
                 return self._bound(primitive, params, ctx, *once.ins)
         made = _Maker(primitive, params, ctx, list(ins))
-        does = properties_of(made)
+        does = PROPERTIES[made.primitive.name]
         kept = self._neutral(does.neutral, ins)
         if kept is not None:
             return [kept]
@@ -155,7 +155,7 @@ class _Rewriter:
     def _new(self, made: _Maker) -> list[_Value]:
         """The results of an equation that is not there yet."""
         kind = functools.reduce(operator.or_, (v.kind for v in made.ins), CONSTANT)
-        outs = _jax.bind(made.primitive, made.params, made.ctx, *(v.x for v in made.ins))
+        outs = _jax.bind(made, *(v.x for v in made.ins))
         return [_Value(x, kind, made) for x in outs]
 
     def _repeated(self, made: _Maker) -> list[_Value]:
@@ -319,5 +319,5 @@ def _identity(value: _Value):
 def _given(x) -> _Value:
     """A constant or a literal."""
     known = not isinstance(x, _jax.Tracer) and np.ndim(x) == 0
-    real = known and is_inexact(jax.typeof(x)) and not np.iscomplexobj(x)
+    real = known and jax.numpy.issubdtype(jax.typeof(x).dtype, np.floating)
     return _Value(x, number=float(x) if real else None)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import properties_of
+from .._compiler import PROPERTIES
 from .over_time import keeps_its_order, over_time
-from .partition import Dataflow, LoopPart, Partition, nbytes
+from .partition import Dataflow, Partition, nbytes
 from .rewriting import rewritten
 
 # sums over the steps of a block -------------------------------------------------------------------
@@ -46,9 +47,9 @@ class Product(NamedTuple):
             for pair, also in ((contracted, (0,)), (batch, ()))
         )
         operands = [where_counted(counts, blocks.each(v, env, length)) for v in self.eqn.invars]
-        (total,) = _jax.bind(self.eqn.primitive, params, self.eqn.ctx, *operands)
+        (total,) = _jax.bind(self.eqn, *operands, params=params)
         for eqn in self.then:
-            (total,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, total)
+            (total,) = _jax.bind(eqn, total)
         return total
 
 
@@ -72,13 +73,13 @@ class Single(NamedTuple):
         if self.eqn is None:
             total = where_counted(counts, blocks.each(self.value, env, length)).sum(0)
             for eqn in self.then:
-                (total,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, total)
+                (total,) = _jax.bind(eqn, total)
             return total
 
         def step(total, at):
             values, here = at
-            inside = dict(zip(self.operands, values, strict=True))
-            blocks.evaluate([self.eqn], inside)
+            inside = blocks.values(zip(self.operands, values, strict=True))
+            _jax.evaluate_into(inside, [self.eqn])
             return total + where_counted(here, inside[self.value]), None
 
         empty = jnp.zeros(self.value.aval.shape, self.value.aval.dtype)
@@ -103,7 +104,7 @@ def terms_of(v, flow: Dataflow) -> Term:
         return [Single(v)]
     if eqn.primitive.name == 'dot_general' and all(map(flow.varies, eqn.invars)):
         return [Product(eqn)]
-    does = properties_of(eqn)
+    does = PROPERTIES[eqn.primitive.name]
     if does.sums:
         parts = [part for x in eqn.invars for part in terms_of(x, flow)]
         if any(isinstance(part, Product) or part.then for part in parts):
@@ -131,7 +132,22 @@ def terms_of(v, flow: Dataflow) -> Term:
 
 
 BLOCK_BYTES = 2**26  # of what is computed for all steps of a block at once
-Values = dict[Any, jax.Array]
+
+
+class Constants(dict):
+    """Values that are the same at all steps; those of some equations are made anew at each read."""
+
+    def __init__(self, repeats: Sequence):
+        self.repeated = {eqn.outvars[0]: eqn for eqn in repeats}
+
+    def __missing__(self, v):
+        eqn = self.repeated[v]
+        return _jax.bind(eqn, *(_value(x, self) for x in eqn.invars))[0]
+
+
+def _value(v, env: Mapping):
+    """The value of a variable or of a literal."""
+    return _jax.literal(v) if isinstance(v, _jax.Literal) else env[v]
 
 
 class Blocks:
@@ -144,47 +160,40 @@ class Blocks:
     ):
         self.parts, self.auto = parts, auto
         jaxpr = parts.jaxpr
+        # what only repeats a constant is made where it is read: a loop would load it at each turn
+        repeats = [eqn for eqn in parts.constant if _repeats(eqn)]
+        self._constant = Constants(repeats)
         given = zip((*jaxpr.constvars, *parts.given), (*consts, *constant), strict=True)
         kept = zip(parts.old, state, parts.kept, strict=True)
-        self._constant: Values = dict(given) | {v: x for v, x, same in kept if same}
-        # what only repeats a constant is made where it is read: a loop would load it at each turn
-        self._repeated = {eqn.outvars[0]: eqn for eqn in parts.constant if _repeats(eqn)}
-        rest = (eqn for eqn in parts.constant if eqn.outvars[0] not in self._repeated)
-        self.evaluate(rest, self._constant)
+        self._constant.update(given)
+        self._constant.update((v, x) for v, x, same in kept if same)
+        rest = [eqn for eqn in parts.constant if eqn not in repeats]
+        _jax.evaluate_into(self._constant, rest)
 
-    def _read(self, v, env: Values):
-        if isinstance(v, _jax.Literal):
-            return _jax.literal(v)
-        if v not in env and v in self._repeated:
-            self.evaluate([self._repeated[v]], made := {})
-            return made[v]
-        return env[v] if v in env else self._constant[v]
+    def values(self, given: Iterable = ()) -> ChainMap:
+        """The values of a step or of a block: these, and the constants of all steps behind them."""
+        return ChainMap(dict(given), self._constant)
 
-    def evaluate(self, equations: Iterable, env: Values) -> None:
-        for eqn in equations:
-            ins = [self._read(v, env) for v in eqn.invars]
-            outs = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-
-    def each(self, v, rows: Values, length: int) -> jax.Array:
+    def each(self, v, rows: Mapping, length: int) -> jax.Array:
         """The value of each step, time in front."""
-        if v in rows:
+        if self.parts.varies(v):
             return rows[v]
-        x = jnp.asarray(self._read(v, {}))
+        x = jnp.asarray(_value(v, self._constant))
         return jnp.broadcast_to(x, (length, *x.shape))
 
     def opened(self, row: Sequence, targets: Sequence) -> list:
         """The targets of one step, made of its row."""
-        env = dict(zip(self.parts.rows, row, strict=True))
-        self.evaluate(self.parts.needed(filter(self.parts.varies, targets), env), env)
-        return [self._read(v, env) for v in targets]
+        env = self.values(zip(self.parts.rows, row, strict=True))
+        varying = filter(self.parts.varies, targets)
+        _jax.evaluate_into(env, self.parts.needed(varying, env.maps[0]))
+        return [_value(v, env) for v in targets]
 
     def once(self, v):
         """A value that repeats a constant, with axes of size 1 where it does; else ``VARIES``."""
-        if isinstance(v, _jax.Literal) or v not in self._repeated:
+        if isinstance(v, _jax.Literal) or v not in self._constant.repeated:
             return VARIES
-        eqn = self._repeated[v]
-        x = jnp.asarray(self._read(eqn.invars[0], {}))
+        eqn = self._constant.repeated[v]
+        x = jnp.asarray(_value(eqn.invars[0], self._constant))
         dims = eqn.params['broadcast_dimensions']
         return jnp.expand_dims(x, [k for k in range(v.aval.ndim) if k not in dims])
 
@@ -213,46 +222,40 @@ class Blocks:
         rows |= dict(zip(stored, pieces, strict=True))
         return state, sums, {v: rows[v] for v in self.parts.rows}
 
-    def _block(self, state: list, at: list, length: int) -> tuple[list, Values]:
+    def _block(self, state: list, at: list, length: int) -> tuple[list, ChainMap]:
         """Some steps: the mapped equations all at once, the loops step by step."""
-        env: Values = dict(zip(self.parts.inputs, at, strict=True))
-        new = list(state)
-        for loop in self.parts.loops:
+        parts, new = self.parts, list(state)
+        env = self.values(zip(parts.inputs, at, strict=True))
+        there = env.maps[0]
+        for loop in parts.loops:
             self._map(loop.outer, env)
-            moved, stacked = self._loop(loop, [state[k] for k in loop.carries], env, length)
+            olds = [parts.old[k] for k in loop.carries]
+
+            def step(state, at, loop=loop, olds=olds):
+                inside = self.values(zip((*olds, *loop.outer), (*state, *at), strict=True))
+                _jax.evaluate_into(inside, loop.equations)
+                news = [_value(parts.new[k], inside) for k in loop.carries]
+                return news, [inside[v] for v in loop.stacked]
+
+            before, rows = [state[k] for k in loop.carries], [env[v] for v in loop.outer]
+            if length == 1:
+                moved, stacked = step(before, [x[0] for x in rows])
+                stacked = [x[None] for x in stacked]
+            else:
+                moved, stacked = over_time(step, before, rows, length, auto=self.auto)
             env.update(zip(loop.stacked, stacked, strict=True))
-            for k, x in zip(loop.carries, moved, strict=True):
-                new[k] = x
-                env.update(self._shifted(k, x, env))
-        self._map(self.parts.mapped, env)
+            for k, old, last in zip(loop.carries, olds, moved, strict=True):
+                new[k], after = last, parts.new[k]
+                # where its old values are stored, the new ones are those of the next step
+                if old in there and not isinstance(after, _jax.Literal) and after not in there:
+                    env[after] = jnp.concatenate([env[old][1:], last[None]])
+        self._map(parts.mapped, env)
         return new, env
 
-    def _shifted(self, k: int, last: jax.Array, env: Values) -> Values:
-        """The new values of a carry, where its old ones are stored: those of the next step."""
-        old, new = self.parts.old[k], self.parts.new[k]
-        if old not in env or isinstance(new, _jax.Literal) or new in env:
-            return {}
-        return {new: jnp.concatenate([env[old][1:], last[None]])}
-
-    def _step_of(self, loop: LoopPart, state: Sequence, at: Sequence) -> tuple[list, list]:
-        """The new carries of a loop, and what it stores of the step."""
-        olds = [self.parts.old[k] for k in loop.carries]
-        env = dict(zip((*olds, *loop.outer), (*state, *at), strict=True))
-        self.evaluate(loop.equations, env)
-        news = [self._read(self.parts.new[k], env) for k in loop.carries]
-        return news, [env[v] for v in loop.stacked]
-
-    def _loop(self, loop: LoopPart, state: list, rows: Values, length: int) -> tuple[list, list]:
-        step = partial(self._step_of, loop)
-        at = [rows[v] for v in loop.outer]
-        if length == 1:
-            state, stacked = step(state, [x[0] for x in at])
-            return state, [x[None] for x in stacked]
-        return over_time(step, state, at, length, auto=self.auto)
-
-    def _map(self, targets: Iterable, env: Values) -> None:
+    def _map(self, targets: Iterable, env: ChainMap) -> None:
         """The targets for all steps of a block, which ``env`` then holds."""
-        equations = self.parts.needed([v for v in targets if self.parts.varies(v)], env)
+        varying = [v for v in targets if self.parts.varies(v)]
+        equations = self.parts.needed(varying, env.maps[0])
         for map_run, run in itertools.groupby(equations, self._way):
             map_run(list(run), env)
 
@@ -266,37 +269,37 @@ class Blocks:
             return self._convolve if x and not kernel else self._at_once
         return self._at_once
 
-    def _at_once(self, equations: list, env: Values) -> None:
+    def _at_once(self, equations: list, env: ChainMap) -> None:
         self._map_run(equations, env, jax.vmap)
 
-    def _one_by_one(self, equations: list, env: Values) -> None:
+    def _one_by_one(self, equations: list, env: ChainMap) -> None:
         self._map_run(equations, env, lambda step: partial(jax.lax.map, step))
 
-    def _convolve(self, equations: list, env: Values) -> None:
+    def _convolve(self, equations: list, env: ChainMap) -> None:
         """Convolutions whose batch is time, mapped over the lanes. Mapped over time, JAX folds it
         in front of the lanes, and devices that share these would gather the whole input.
         """
         for eqn in equations:
             layout = eqn.params['dimension_numbers']
             lanes, of_result = layout.lhs_spec[0], layout.out_spec[0]
-            kernel = self._read(eqn.invars[1], env)
+            kernel = _value(eqn.invars[1], env)
 
             def convolved(x, eqn=eqn, lanes=lanes, of_result=of_result, kernel=kernel):
                 x = jnp.moveaxis(x, 0, lanes)
-                (y,) = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, x, kernel)
+                (y,) = _jax.bind(eqn, x, kernel)
                 return jnp.moveaxis(y, of_result, 0)
 
             over_lanes = jax.vmap(convolved, 1 + lanes, 1 + of_result)
             env[eqn.outvars[0]] = over_lanes(env[eqn.invars[0]])
 
-    def _map_run(self, equations: list, env: Values, mapped: Callable) -> None:
+    def _map_run(self, equations: list, env: ChainMap, mapped: Callable) -> None:
         made = [v for eqn in equations for v in eqn.outvars]
         reads = [v for eqn in equations for v in self.parts.sources(eqn.outvars[0])]
         reads = list(dict.fromkeys(v for v in reads if v not in made))
 
         def step(values):
-            inside = dict(zip(reads, values, strict=True))
-            self.evaluate(equations, inside)
+            inside = self.values(zip(reads, values, strict=True))
+            _jax.evaluate_into(inside, equations)
             return [inside[v] for v in made]
 
         outs = mapped(step)([env[v] for v in reads])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax._src.interpreters.batching import BatchTracer as _BatchTracer
 from jax.extend.core import Literal, Primitive
 
 __all__ = [
+    'CUSTOM_CALLS',
     'DropVar',
     'ShapedArray',
     'apply_primitive',
@@ -23,10 +24,10 @@ __all__ = [
     'config_values',
     'current_trace',
     'evaluate',
+    'evaluate_into',
     'holds_call',
     'inlinable',
     'is_outermost',
-    'is_custom_call',
     'is_key',
     'is_mutable',
     'literal',
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 CALLS = {'jit', 'pjit', 'closed_call', 'core_call'}
+# of functions that bring their own derivative rule; the body is `params['call_jaxpr']`
 CUSTOM_CALLS = {'custom_jvp_call', 'custom_vjp_call'}
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
@@ -90,17 +92,19 @@ def called(fn, *args):
         return fn(*args)
 
 
-def bind(primitive: Primitive, params: dict, ctx, *args) -> list:
-    """Evaluate one equation on ``args``; always returns a list.
+def bind(eqn, *args, params: dict | None = None, ctx=None) -> list:
+    """Evaluate one equation on ``args``, perhaps with other parameters or in another context;
+    always returns a list.
 
     An equation may be evaluated in several passes: each has a key of its own where
     ``jax_debug_key_reuse`` counts how often one is used.
     """
     if jax.config.jax_debug_key_reuse:  # type: ignore[attr-defined]
         args = tuple(jax.random.clone(x) if is_key(x) else x for x in args)
-    got = primitive.get_bind_params(params)
+    primitive = eqn.primitive
+    got = primitive.get_bind_params(eqn.params if params is None else params)
     subfuns, bind_params = got if isinstance(got, tuple) else ((), got)
-    with ctx.manager:
+    with (ctx or eqn.ctx).manager:
         out = primitive.bind(*subfuns, *args, **bind_params)
     return list(out) if primitive.multiple_results else [out]
 
@@ -117,6 +121,13 @@ def closed_jaxpr(closed) -> tuple[Any, list]:
 
 def evaluate(jaxpr, consts: list, args) -> list:
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def evaluate_into(env: MutableMapping, equations: Iterable) -> None:
+    """Evaluate equations in order: they read variables in ``env``, and write into it."""
+    for eqn in equations:
+        ins = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        env.update(zip(eqn.outvars, bind(eqn, *ins), strict=True))
 
 
 def walk(jaxpr, consts, args, step: Callable, of_literal: Callable | None = None) -> list:
@@ -149,7 +160,7 @@ def _evaluate_opened(jaxpr, consts, args) -> list:
         body = inlinable(eqn)
         if body is not None:
             return _evaluate_opened(*closed_jaxpr(body), ins)
-        return bind(eqn.primitive, eqn.params, eqn.ctx, *ins)
+        return bind(eqn, *ins)
 
     return walk(jaxpr, consts, args, step)
 
@@ -163,11 +174,6 @@ def inlinable(eqn):
     if eqn.primitive.name not in CALLS:
         return None
     return eqn.params.get('jaxpr', eqn.params.get('call_jaxpr'))
-
-
-def is_custom_call(eqn) -> bool:
-    """Whether a function brings its own derivative rule; its body is ``params['call_jaxpr']``."""
-    return eqn.primitive.name in CUSTOM_CALLS
 
 
 def holds_call(eqn, names=CUSTOM_CALLS) -> bool:

@@ -13,7 +13,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _functions
 
-from .evaluation import ShapedArray, closed_jaxpr, is_custom_call, sub_jaxprs
+from .evaluation import CUSTOM_CALLS, ShapedArray, closed_jaxpr, sub_jaxprs
 
 __all__ = [
     'ShardMapParts',
@@ -108,7 +108,7 @@ def with_bodies(eqn, parts: ShardMapParts, evaluate: Callable) -> dict:
         return new if isinstance(new, type(value)) else new.jaxpr
 
     params = {name: replaced(value) for name, value in eqn.params.items()}
-    if is_custom_call(eqn):
+    if eqn.primitive.name in CUSTOM_CALLS:
         for name in params.keys() & LATE_RULES:
             params[name] = _wrapped(_late_rule, params[name], parts, evaluate)
         for name in params.keys() & {'bwd'}:

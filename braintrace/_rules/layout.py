@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -147,9 +148,7 @@ class Pair(NamedTuple):
 
 def pairs(graph: ETraceGraph) -> Iterator[Pair]:
     """Every relation with each of its groups."""
-    for relation in graph.hidden_param_op_relations:
-        for group, coords in zip(relation.groups, relation.coordinates, strict=True):
-            yield Pair(relation, group, coords, coords.has_lanes(graph.lanes_of(group)))
+    return itertools.starmap(Pair, graph.pairs)
 
 
 def by_pair(graph: ETraceGraph, fn: Callable) -> dict[str, dict]:

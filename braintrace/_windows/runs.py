@@ -290,10 +290,9 @@ def step_bytes(graph: ETraceGraph, keep: bool) -> int:
         return math.prod(shape) * jnp.dtype(aval.dtype).itemsize
 
     total = sum(size(op.y_aval.shape, op.y_aval) for op in graph.ops if op.owned)
-    for rel in graph.hidden_param_op_relations:
-        for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-            if keep and rel.op.x is not None:
-                total += size(coords.shape, rel.op.y_aval) * group.num_state
+    for rel, group, coords, _ in graph.pairs:
+        if keep and rel.op.x is not None:
+            total += size(coords.shape, rel.op.y_aval) * group.num_state
     return total
 
 

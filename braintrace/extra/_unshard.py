@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _jax
-from .._compiler import EXPANDED, properties_of
+from .._compiler import EXPANDED, PROPERTIES
 from ..errors import NotSupportedError
 
 
@@ -157,14 +157,14 @@ class _Body(NamedTuple):
         inner = _jax.inlinable(eqn)
         if inner is not None:
             return self.evaluate(*_jax.closed_jaxpr(inner), args)
-        if properties_of(eqn).retypes:
+        if PROPERTIES[eqn.primitive.name].retypes:
             return args  # there is no mesh any more that a type could speak of
         try:
             with _jax.at_location(eqn.source_info):
                 if eqn.primitive.name in COLLECTIVES and not eqn.params.get('axis_index_groups'):
                     return [COLLECTIVES[eqn.primitive.name](x, eqn.params) for x in args]
                 params = _jax.with_bodies(eqn, self.parts, self.evaluate)
-                plain = partial(_jax.bind, eqn.primitive, params, _jax.WithoutMesh(eqn.ctx))
+                plain = partial(_jax.bind, eqn, params=params, ctx=_jax.WithoutMesh(eqn.ctx))
                 return _in_one_axis(eqn, plain, args)(*args)
         except NotSupportedError:
             raise
@@ -222,7 +222,7 @@ def _in_one_axis(eqn, plain: Callable, args: list) -> Callable:
 
 def _joined_axis(eqn, mapped: list[set]) -> tuple[int, int, int] | None:
     """The operand whose blocks are joined, its axis, and the axis of the result that this is."""
-    kind, params = properties_of(eqn).op, eqn.params
+    kind, params = PROPERTIES[eqn.primitive.name].op, eqn.params
     sides = [k for k, axes in enumerate(mapped) if axes]
     if len(sides) != 1 or kind not in ('product', 'rows') or 0 in eqn.invars[sides[0]].aval.shape:
         return None

@@ -217,10 +217,9 @@ class _Specs:
         """
         graph = self.compiled.graph
         laned = all(
-            coords.has_lanes(graph.lanes_of(group))
+            laned
             and (relation.op.x is None or relation.op.primitive.batched)
             and not relation.op.repeats
-            for relation in self.relations.values()
-            for group, coords in zip(relation.groups, relation.coordinates, strict=True)
+            for relation, _, _, laned in graph.pairs
         )
         return 0 if laned and x.shape[:1] == (graph.lanes,) else None

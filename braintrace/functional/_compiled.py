@@ -209,15 +209,14 @@ class Compiled:
         """Paths of the arrays of the carry and the trace whose axis 0 is the lanes."""
         found = {path for path, axis in self._lane_axes.items() if axis == 0}
         trace = {} if self.graph.lanes is None else jax.eval_shape(self.init)[0]
-        for rel in self.graph.hidden_param_op_relations:
-            for group, coords in zip(rel.groups, rel.coordinates, strict=True):
-                slots = trace.get(rel.key, {}).get(group.name, {})
-                if coords.has_lanes(self.graph.lanes_of(group)) and not rel.op.repeats:
-                    found |= {
-                        path_name(('trace', rel.key, group.name, *key))
-                        for key, e in flatten_paths(slots).items()
-                        if e.shape[:1] == (self.graph.lanes,)
-                    }
+        for rel, group, _, laned in self.graph.pairs:
+            slots = trace.get(rel.key, {}).get(group.name, {})
+            if laned and not rel.op.repeats:
+                found |= {
+                    path_name(('trace', rel.key, group.name, *key))
+                    for key, e in flatten_paths(slots).items()
+                    if e.shape[:1] == (self.graph.lanes,)
+                }
         return frozenset(found)
 
     @cached_property

@@ -130,7 +130,7 @@ def _through_marker(
 
 
 def _joined(eqn, ins: Values, outs: Values) -> Iterator[Pair]:
-    rule = RULES.get(primitives.of(eqn).axes)
+    rule = RULES.get(primitives.TABLE[eqn.primitive.name].axes)
     if rule is not None:
         yield from rule(eqn.params, ins, outs)
     else:

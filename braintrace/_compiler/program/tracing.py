@@ -63,7 +63,7 @@ def _is_var(atom) -> bool:
 
 def _operands(eqn, outs: list[bool]) -> list[bool]:
     """Which operands of an equation are keys."""
-    does = primitives.of(eqn)
+    does = primitives.TABLE[eqn.primitive.name]
     ins = [k in does.key_data for k in range(len(eqn.invars))]
     if any(outs) and (does.moves or does.passes or does.zeros == 'chosen'):
         ins = [_may_move(v.aval) for v in eqn.invars]
@@ -229,7 +229,7 @@ def is_holomorphic(fn: Callable, values: list, *args) -> bool:
     for eqn in jaxpr.eqns:
         if any(not isinstance(v, _jax.Literal) and v in reads for v in eqn.invars):
             makes_real = any(is_inexact(v.aval) and not is_complex(v.aval) for v in eqn.outvars)
-            if makes_real or not primitives.of(eqn).holomorphic:
+            if makes_real or not primitives.TABLE[eqn.primitive.name].holomorphic:
                 return False
             reads.update(eqn.outvars)
     return True

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _jax
-from ..._compiler import ETraceGraph, is_inexact, properties_of
+from ..._compiler import PROPERTIES, ETraceGraph, is_inexact
 from ..._executor import Executor
 from ...errors import NotSupportedError
 
@@ -105,9 +105,9 @@ def _equation(eqn, ins: list[_Pattern], look) -> list[_Pattern]:
     kind = max((v.kind for v in ins), default=KNOWN)
     # what is made of constants alone is computed, so that its zeros are seen
     if kind == KNOWN:
-        found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *(v.array for v in ins))
+        found = _jax.bind(eqn, *(v.array for v in ins))
         return [_Pattern(KNOWN, x) for x in found]
-    if properties_of(eqn).passes:
+    if PROPERTIES[eqn.primitive.name].passes:
         return ins
     inner = _inside(eqn, ins, look)
     if inner is not None:
@@ -182,7 +182,7 @@ def _scanned(scan: _jax.ScanParts, avals: list, ins: list[_Pattern], look) -> li
 
 def _positive(eqn, ins: list[_Pattern]) -> list | None:
     """The results on numbers that are not negative; None for a primitive that is not known."""
-    kind, outs = properties_of(eqn).zeros, [v.aval for v in eqn.outvars]
+    kind, outs = PROPERTIES[eqn.primitive.name].zeros, [v.aval for v in eqn.outvars]
     # Operands that name places must be known; else each element may come from anywhere.
     places = {'taken': slice(1, None), 'put': slice(2, None)}
     places |= {'chosen': slice(1), 'indexed': slice(1, 2)}
@@ -209,7 +209,7 @@ def _positive(eqn, ins: list[_Pattern]) -> list | None:
     if kind not in EVALUATED or not known:
         return None
     # the primitive itself, on numbers that are not negative: nothing cancels
-    found = _jax.bind(eqn.primitive, eqn.params, eqn.ctx, *patterns)
+    found = _jax.bind(eqn, *patterns)
     return [_ones(x, out) for x, out in zip(found, outs, strict=True)]
 
 
@@ -386,7 +386,7 @@ class _LinearPullBack:
             ):
                 where = _jax.location(eqn.source_info)
                 name = f'{eqn.primitive.name}{f" [{where}]" if where else ""}'
-                if properties_of(eqn).zeros in INDEXED:
+                if PROPERTIES[eqn.primitive.name].zeros in INDEXED:
                     return f'are not known to be apart: the step makes the indices of {name}'
                 return f'read one another: {name}'
         return 'read one another in an equation of the step'
