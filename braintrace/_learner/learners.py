@@ -173,7 +173,7 @@ LEARNERS: dict[str, type[ETraceLearner]] = {
     **{
         name: shell_of(getattr(rules, name))(type(name, (ETraceLearner,), {}))
         for name in rules.__all__
-        if name != 'Rule'
+        if not name.endswith('Rule')
     },
 }
 NAMES = sorted({*LEARNERS} - {'d_rtrl', 'es_d_rtrl'})

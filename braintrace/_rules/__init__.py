@@ -32,7 +32,6 @@ from .layout import (
     to_y,
     where_lanes,
 )
-from .no_history import NoHistory
 from .pending import reset_later
 from .rule import (
     MOST_PENDING,
@@ -42,8 +41,10 @@ from .rule import (
     Start,
     Trace,
     Window,
+    Windowed,
     WritesAtOnce,
 )
+from .stepwise import NoHistory, StepRule, Stepwise
 
 __all__ = [
     'DRTRL',
@@ -61,6 +62,9 @@ __all__ = [
     'Trace',
     'View',
     'Window',
+    'StepRule',
+    'Stepwise',
+    'Windowed',
     'WritesAtOnce',
     'accumulate',
     'add_gradients',

@@ -41,7 +41,7 @@ from .layout import (
     stored_dtype,
 )
 from .pending import SHORT, Credit, Pending, PendingSteps, Segment, backwards
-from .rule import Network, OpGradients, PositionWise, Trace, Window
+from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed
 
 CACHED = 2**24  # bytes that a processor's last cache may hold
 SMALL = 2**22  # bytes of a trace that a single step may as well write
@@ -50,7 +50,7 @@ PENDING_STEPS = 4  # a write moves the trace twice, each pending step costs a co
 
 
 @dataclass(frozen=True, repr=False)
-class DRTRL(PositionWise):
+class DRTRL(PositionWise, Windowed):
     """D-RTRL with a trace of the parameter's size for each sample (see
     :func:`braintrace.rules.d_rtrl`).
     """
@@ -61,7 +61,6 @@ class DRTRL(PositionWise):
     name: ClassVar[str] = 'D_RTRL'
     made_by: ClassVar[str] = 'd_rtrl'
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
-    probes: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     approximation = ''
     remembers = True

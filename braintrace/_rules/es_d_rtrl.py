@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from .contraction import (
 )
 from .entries import zeros_pp
 from .layout import Pair, by_pair, entry_dtype, pairs, to_y, where_lanes
-from .rule import Network, OpGradients, PositionWise, Trace, WritesAtOnce
+from .rule import Network, OpGradients, PositionWise, Trace, Window, Windowed, WritesAtOnce
 
 # factored traces ----------------------------------------------------------------------------------
 #
@@ -86,7 +86,7 @@ def at_entries(pair: Pair, by_group: dict[str, Vector]) -> Vector:
 
 
 @dataclass(frozen=True, repr=False)
-class ESDRTRL(WritesAtOnce, PositionWise):
+class ESDRTRL(WritesAtOnce, PositionWise, Windowed):
     """ES-D-RTRL with one decay ``a`` or a pair ``(a_x, a_f)`` of two (see
     :func:`braintrace.rules.es_d_rtrl`).
 
@@ -136,18 +136,8 @@ class ESDRTRL(WritesAtOnce, PositionWise):
         return self._gradient(network, step.x, *jax.tree.map(lambda a: a[None], sent))
 
     def window(self, network, trace, pending, window, keep):
-        def forward(slots, at):
-            row, x, t = at
-            d, df, signals = window.steps.open(row)
-            if window.resets is not None:
-                slots = alive(network, slots, t > 0)
-            slots = self._advanced(network, slots, Factors(x, d, df))
-            return slots, self._sent(network, slots, df, signals, t)
-
-        start = self._started(network, trace, pending, window.t[0])
-        along = (window.steps.rows, window.x, window.t)
-        last, sent = over_time(forward, start, along, auto=network.graph.policy.at_once)
-        return self._gradient(network, window.x, *sent), joined(last)
+        last, sent = self._walked(network, trace, pending, window, self._sent)
+        return self._gradient(network, window.x, *sent), last
 
     def with_history(self, network, grads, trace, pending, lam, start):
         slots = self._started(network, trace, pending, start.t)
@@ -161,17 +151,25 @@ class ESDRTRL(WritesAtOnce, PositionWise):
         return add_gradients(grads, factored)
 
     def advance(self, network, trace, pending, window):
+        return self._walked(network, trace, pending, window, lambda *_: None)[0]
+
+    def _walked(
+        self, network: Network, trace: Trace, pending, window: Window, sent: Callable
+    ) -> tuple[Trace, Any]:
+        """The trace after a window, and of each step what it has ``sent``."""
+
         def forward(slots, at):
             row, x, t = at
-            d, df, _ = window.steps.open(row)
+            d, df, signals = window.steps.open(row)
             if window.resets is not None:
                 slots = alive(network, slots, t > 0)
-            return self._advanced(network, slots, Factors(x, d, df)), None
+            slots = self._advanced(network, slots, Factors(x, d, df))
+            return slots, sent(network, slots, df, signals, t)
 
         start = self._started(network, trace, pending, window.t[0])
         along = (window.steps.rows, window.x, window.t)
-        last, _ = over_time(forward, start, along, auto=network.graph.policy.at_once)
-        return joined(last)
+        last, found = over_time(forward, start, along, auto=network.graph.policy.at_once)
+        return joined(last), found
 
     def _started(self, network: Network, trace: Trace, pending, t: jax.Array) -> Trace:
         """The slots before a window."""

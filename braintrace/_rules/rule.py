@@ -90,11 +90,10 @@ class Rule(ABC):
     view: View = field(default=View(), kw_only=True)
     name: ClassVar[str]
     made_by: ClassVar[str] = ''  # the function of braintrace.rules that makes it
-    required: ClassVar[tuple[str, ...]]  # the slots of a primitive that the rule calls
-    probes: ClassVar[bool]  # whether it needs dL/dh of the new states
+    required: ClassVar[tuple[str, ...]] = ()  # the slots of a primitive that the rule calls
+    probes: ClassVar[bool] = False  # whether it needs dL/dh of the new states
     traces: ClassVar[bool] = True  # whether it needs D, D_f and signals of states
     filters: ClassVar[bool] = False  # whether its trace has an entry for each state of a group
-    inside: ClassVar[bool] = False  # whether its trace moves within each observed step
 
     @final
     def __dir__(self) -> list[str]:
@@ -206,7 +205,7 @@ class Rule(ABC):
     @abstractmethod
     def factors(self, executor: Executor, at: tuple, carried: Any) -> tuple[dict, dict]:
         """``d`` and ``df`` of :class:`Factors`; ``at``: params, weights, carry and inputs of the
-        step. ``carried``: for a rule that moves inside the step what it carries there, and ``t``.
+        step. ``carried``: of a :class:`Stepwise` rule its trace and ``t``.
         """
 
     @abstractmethod
@@ -231,40 +230,6 @@ class Rule(ABC):
     def gradient(self, network: Network, before: Any, after: Any, step: Window) -> OpGradients:
         """The gradient of one step's loss for the weights of every owned op. ``before`` and
         ``after`` are carried around the step, a window of length 1.
-        """
-
-    @abstractmethod
-    def window(
-        self, network: Network, trace: Trace, pending: Any, window: Window, keep: bool
-    ) -> tuple[OpGradients, Any]:
-        """The sum of the gradients of a window's losses, and the steps that are pending after it.
-
-        ``pending``: the steps since the trace was written, or None. Without ``keep`` nothing can be
-        written afterwards, and the trace may be in its carried form.
-        """
-
-    @abstractmethod
-    def with_history(
-        self,
-        network: Network,
-        grads: OpGradients,
-        trace: Trace,
-        pending: Any,
-        lam: dict[str, Vector],
-        start: Start,
-    ) -> OpGradients:
-        """``grads + < lam, e >``: ``lam`` are derivatives of losses by the states before a window,
-        whose ``pending`` steps are not in the trace.
-        """
-
-    @abstractmethod
-    def advance(self, network: Network, trace: Trace, pending: Any, window: Window) -> Any:
-        """The steps that are pending after a window, whose signals are not read."""
-
-    @abstractmethod
-    def close(self, network: Network, trace: Trace, pending: Any, t: jax.Array, read: Any) -> Trace:
-        """The trace with all pending steps written into it. ``read``, results that were made of the
-        old trace, are computed first, so that the write needs no copy.
         """
 
     @abstractmethod
@@ -312,3 +277,41 @@ class PositionWise(Rule):
     @final
     def factors(self, executor, at, carried):
         return executor.d_factors(*at)
+
+
+class Windowed(Rule):
+    """A rule that takes the steps of a window at once: it moves its trace once for all of them."""
+
+    @abstractmethod
+    def window(
+        self, network: Network, trace: Trace, pending: Any, window: Window, keep: bool
+    ) -> tuple[OpGradients, Any]:
+        """The sum of the gradients of a window's losses, and the steps that are pending after it.
+
+        ``pending``: the steps since the trace was written, or None. Without ``keep`` nothing can be
+        written afterwards, and the trace may be in its carried form.
+        """
+
+    @abstractmethod
+    def with_history(
+        self,
+        network: Network,
+        grads: OpGradients,
+        trace: Trace,
+        pending: Any,
+        lam: dict[str, Vector],
+        start: Start,
+    ) -> OpGradients:
+        """``grads + < lam, e >``: ``lam`` are derivatives of losses by the states before a window,
+        whose ``pending`` steps are not in the trace.
+        """
+
+    @abstractmethod
+    def advance(self, network: Network, trace: Trace, pending: Any, window: Window) -> Any:
+        """The steps that are pending after a window, whose signals are not read."""
+
+    @abstractmethod
+    def close(self, network: Network, trace: Trace, pending: Any, t: jax.Array, read: Any) -> Trace:
+        """The trace with all pending steps written into it. ``read``, results that were made of the
+        old trace, are computed first, so that the write needs no copy.
+        """

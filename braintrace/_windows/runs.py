@@ -8,14 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, is_inexact
 from .._executor import Factors, Signals, Steps, TracedStep, Vector, even
-from .._rules import Network, Rule, Start, Window, counting, same_step, uncounted
+from .._rules import (
+    Network,
+    Rule,
+    Start,
+    Stepwise,
+    Window,
+    Windowed,
+    add_gradients,
+    counting,
+    same_step,
+    uncounted,
+)
 from .options import check_mask, divisor, tree_bytes
 from .turns import LINES, Turn
 
@@ -380,7 +391,8 @@ class Run:
     def __init__(self, course: Course, weights, exact: bool):
         self.course, self.weights, self.exact = course, weights, exact
         self.observer = course.observer
-        self.graph, self.rule = self.observer.graph, self.observer.rule
+        self.graph = self.observer.graph
+        self.rule = cast(Stepwise | Windowed, self.observer.rule)
 
     @cached_property
     def traced(self) -> TracedStep:
@@ -388,7 +400,7 @@ class Run:
         start, sequence = self.course.start, self.course.sequence
         at = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sequence)
         step, state = self._step, start.world
-        if self.rule.inside:
+        if isinstance(self.rule, Stepwise):
             step, state, at = self._moving_step, (start.world, start.trace), (at, start.t)
         return TracedStep(step, self.weights, state, at, auto=self.graph.policy.at_once)
 
@@ -420,7 +432,7 @@ class Run:
 
     def step_bytes(self, keep: bool) -> int:
         """Bytes that a window stores of each step."""
-        if self.exact or self.rule.inside:
+        if self.exact or isinstance(self.rule, Stepwise):
             return 0
         return step_bytes(self.graph, keep) + self.traced.row_bytes
 
@@ -441,7 +453,7 @@ class Run:
             return self._exact(weights, now, pending, part, keep)
         length = len(part.mask)
         ts, t = counts_along(now.t, part.flags, length)
-        if self.rule.inside:
+        if isinstance(self.rule, Stepwise):
             state, at = (now.world, now.trace), (part, ts)
             (world, trace), gradients, shown, _ = self.traced.loop(
                 weights, state, at, length, part.counts
@@ -459,16 +471,18 @@ class Run:
     def _exact(self, weights, now: Moment, pending, part: Sequence, keep: bool):
         """:meth:`window` by reverse mode; without ``keep`` there is no history before it."""
         ts, t = counts_along(now.t, part.flags, len(part.mask))
-        inside = keep and self.rule.inside
+        inside = keep and isinstance(self.rule, Stepwise)
         carried = (now.trace, ts) if inside else None
         seen = self.observer.observe_together(weights, now.world, part, keep, carried)
         network, (x, d, df) = self.observer.network(weights), seen.factors
         ops = same_step(network.graph, x, seen.dy, network.weights)
-        if keep and self.rule.traces:
+        if isinstance(self.rule, Stepwise):
+            if keep:
+                ops = add_gradients(ops, self.rule.history(network, now.trace, seen.lam, ts[0]))
+        elif keep and self.rule.traces:
             reset = None if part.flags is None else part.flags[0]
             start = Start(ts[0], reset)
             ops = self.rule.with_history(network, ops, now.trace, pending, seen.lam, start)
-        if keep and self.rule.traces and not inside:
             steps = Steps((d, df), partial(_without_signals, self.graph))
             window = Window(x, steps, ts, part.flags)
             pending = self.rule.advance(network, now.trace, pending, window)
@@ -510,6 +524,8 @@ class Run:
     def write(self, weights, now: Moment, pending, read: Gradients) -> Moment:
         """The moment with all pending steps written into the trace, after ``read`` was made."""
         network = self.observer.network(weights)
+        if isinstance(self.rule, Stepwise):
+            return now
         trace = self.rule.close(network, now.trace, pending, now.t, read.ops)
         return now._replace(trace=trace)
 

@@ -12,7 +12,7 @@ True
 from typing import TYPE_CHECKING
 
 from .._public_names import lacking as _lacking
-from .._rules import Rule
+from .._rules import Rule, StepRule
 from ._factories import (
     d_rtrl,
     e_prop,
@@ -30,6 +30,7 @@ from ._factories import (
 
 __all__ = [
     'Rule',
+    'StepRule',
     'd_rtrl',
     'e_prop',
     'es_d_rtrl',

@@ -22,6 +22,7 @@ from ..._rules import (
     Pair,
     Trace,
     Window,
+    Windowed,
     WritesAtOnce,
     add_gradients,
     after,
@@ -54,11 +55,10 @@ class WideCredit(NamedTuple):
     delta: dict[str, jax.Array]
 
 
-class Wide(WritesAtOnce):
+class Wide(WritesAtOnce, Windowed):
     """A rule whose trace follows every path between the numbers that it keeps."""
 
     required: ClassVar[tuple[str, ...]] = ('yw_to_w', 'xy_to_dw', 'init_drtrl')
-    probes: ClassVar[bool] = False
     credit = 'whole'
     remembers = True
     delays: ClassVar[bool] = False

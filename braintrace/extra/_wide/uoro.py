@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -11,11 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from ..._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
-from ..._executor import Factors, apply, dot, filled
+from ..._executor import Factors, add, apply, dot, filled
 from ..._rules import (
     Pair,
+    Stepwise,
     Trace,
-    add_gradients,
     alive,
     apart,
     at_entries,
@@ -32,8 +33,40 @@ from ..._rules import (
 )
 from ...errors import NotSupportedError
 from .dependence import lanes_meet
-from .inside import KEY, Inside, balance, key_and_rest, norms
 from .scopes import EINSUM, all_numbers, derivatives, flow, kept
+
+# random signs -------------------------------------------------------------------------------------
+
+KEY = '(key)'  # beside a trace's relations: the random key of the next step
+
+
+def key_and_rest(trace: dict) -> tuple[jax.Array, Trace]:
+    """The random key in a trace, and the trace without it."""
+    return trace[KEY], {key: part for key, part in trace.items() if key != KEY}
+
+
+def norms(arrays: Iterable[jax.Array], lanes: int | None) -> jax.Array:
+    """The Euclidean norm of several arrays as one vector, for each lane along axis ``lanes``."""
+
+    def squares(x: jax.Array) -> jax.Array:
+        x = jnp.abs(x) ** 2
+        return (
+            x.sum()
+            if lanes is None
+            else jnp.moveaxis(x, lanes, 0).reshape(x.shape[lanes], -1).sum(1)
+        )
+
+    return jnp.sqrt(sum(map(squares, arrays)))
+
+
+def balance(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``r`` and ``1/r`` with ``r^2 = b/a``: scaled by them, two factors with norms a and b are of
+    one size. Both are 0 where a factor is zero, since then so is the product.
+    """
+    there = (a > 0) & (b > 0)
+    a, b = jnp.where(there, a, 1), jnp.where(there, b, 1)
+    return jnp.where(there, jnp.sqrt(b / a), 0), jnp.where(there, jnp.sqrt(a / b), 0)
+
 
 # signs --------------------------------------------------------------------------------------------
 #
@@ -41,7 +74,7 @@ from .scopes import EINSUM, all_numbers, derivatives, flow, kept
 
 
 @dataclass(frozen=True, repr=False)
-class Signs(Inside):
+class Signs(Stepwise):
     """KF-RTRL (see :func:`braintrace.rules.signs`).
 
     ex^t = s1 p ex^{t-1} + s2 r x^t        ef^t = s1/p D^t ef^{t-1} + s2/r D_f^t
@@ -126,9 +159,10 @@ class Signs(Inside):
         new = tuple(None if q is None else jnp.broadcast_to(q, e.shape) for q, e in given)
         return filled(apply(pair.gathered(d), f), f), filled(new, f)
 
-    def history(self, network, grads, carried, lam, t):
-        """``grads + < lam , ex (x) ef >``."""
-        _, trace = key_and_rest(carried)
+    def history(self, network, trace, lam, t):
+        """``< lam , ex (x) ef >``."""
+        _, trace = key_and_rest(trace)
+        found: dict = {}
         slots, weights = alive(network, self._apart(trace), t > 0), network.weights
         flows = kept(network.graph, lam) if self.scope == 'all' else {}
         for pair in pairs(network.graph):
@@ -139,8 +173,8 @@ class Signs(Inside):
             else:
                 d = dot(at_entries(pair, lam), own['f'])
             if d is not None:
-                grads = add_gradients(grads, {key: self._read(pair, own, d, weights[key])})
-        return grads
+                found[key] = add(found.get(key), self._read(pair, own, d, weights[key]))
+        return found
 
     def _read(self, pair: Pair, own: dict, d: jax.Array, weights: dict) -> dict:
         """``ex (x) d``."""
@@ -169,7 +203,7 @@ STATES = '(states)'  # beside a trace's relations: the vector s, by path of the 
 
 
 @dataclass(frozen=True, repr=False)
-class OneProduct(Inside):
+class OneProduct(Stepwise):
     """UORO (see :func:`braintrace.rules.uoro`).
 
     s^t = r0 J^t s^{t-1} + r1 v^t        m^t = m^{t-1} / r0 + (v^t D_f^t (x) x^t) / r1
@@ -280,27 +314,27 @@ class OneProduct(Inside):
         groups = {r.key: r.groups[0].name for r in graph.hidden_param_op_relations}
         return {**{k: {groups[k]: e} for k, e in m.items()}, STATES: s, KEY: key}
 
-    def history(self, network, grads, carried, lam, t):
-        """``grads + < lam , s > m``."""
+    def history(self, network, trace, lam, t):
+        """``< lam , s > m``."""
         graph, lanes = network.graph, self.lanes(network.graph)
         of_state = {
             c: x for g in graph.hidden_groups for c, x in zip(g.states, lam[g.name], strict=True)
         }
-        s, m = self._alive(graph, carried, t)
+        s, m = self._alive(graph, trace, t)
         products = [
             (of_state[c] * e).reshape(1 if lanes is None else lanes, -1).sum(1)
             for c, e in zip(graph.states, s, strict=True)
             if of_state[c] is not None
         ]
         if not products:
-            return grads
+            return {}
         total = sum(products)
         total = total[0] if lanes is None else total
 
         def history(e):
             return (total * e) if lanes is None else jnp.tensordot(total.astype(e.dtype), e, 1)
 
-        return add_gradients(grads, jax.tree.map(history, m))
+        return jax.tree.map(history, m)
 
 
 def _check_lanes(graph: ETraceGraph) -> None:

@@ -1,0 +1,206 @@
+"""Rules that keep nothing pending: the gradient of a step alone, and traces that move within each
+step of the loop over time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._executor import Vector, add, dense
+from ..errors import RuleContractError
+from .contraction import add_gradients, same_step
+from .layout import Pair, by_pair, pairs, where_lanes
+from .rule import Network, OpGradients, PositionWise, Trace, Windowed, WritesAtOnce
+
+Slots = dict[str, jax.Array]  # of one pair, by names that the rule chooses
+
+
+@dataclass(frozen=True, repr=False)
+class NoHistory(WritesAtOnce, PositionWise, Windowed):
+    """SnAp-0: the same-step gradient alone, without a trace; ``rule=None`` means the same."""
+
+    name: ClassVar[str] = 'same_step'
+    made_by: ClassVar[str] = 'same_step'
+    traces: ClassVar[bool] = False
+    credit = 'cut'
+    approximation = 'there is no trace: every gradient holds the current step only'
+    remembers = False
+
+    def init(self, graph):
+        return {}
+
+    def update(self, network, carried, factors, t):
+        return carried
+
+    def gradient(self, network, before, after, step):
+        _, _, signals = step.steps.all
+        return same_step(network.graph, step.x, signals.dy, network.weights)
+
+    def window(self, network, trace, pending, window, keep):
+        return self.gradient(network, trace, trace, window), None
+
+    def with_history(self, network, grads, trace, pending, lam, start):
+        return grads
+
+    def advance(self, network, trace, pending, window):
+        return None
+
+    def close(self, network, trace, pending, t, read):
+        return trace
+
+
+class Stepwise(WritesAtOnce):
+    """A rule whose trace a loop over time carries; it adds up the gradients of the steps."""
+
+    remembers = True
+
+    @abstractmethod
+    def history(
+        self, network: Network, trace: Trace, lam: dict[str, Vector], t: jax.Array
+    ) -> OpGradients:
+        """``< lam, e >``: what derivatives of losses by the states before a step send through the
+        trace. An op to which nothing is sent may be left out.
+        """
+
+    @final
+    def gradient(self, network, before, after, step):
+        _, _, signals = step.steps.at(0)
+        dy = jax.tree.map(lambda a: a[None], signals.dy)
+        grads = same_step(network.graph, step.x, dy, network.weights)
+        return add_gradients(grads, self.history(network, before, signals.c, step.t[0]))
+
+
+class StepRule(Stepwise, PositionWise):
+    r"""A learning rule of one's own, made of three functions of arrays: the empty trace, the trace
+    after a step, and the gradient that is read from it.
+
+    .. math:: \frac{dL^t}{dw} = \frac{\partial L^t}{\partial y^t} \frac{\partial y^t}{\partial w}
+              + \mathrm{read}(e^{t-1}, \frac{\partial L^t}{\partial h^{t-1}})
+
+    The first term is made for you. A subclass is a frozen dataclass, whose fields are its options.
+    ``name`` and the phrase ``approximation`` stand in the report; the second says what the rule
+    leaves out (empty: nothing). The three functions are asked for each ``pair`` of an op and a
+    group of S hidden states that it feeds; ``pair.op`` and ``pair.group`` describe them. At each
+    position of the op's result y, shape ``(*coords,)``, stand the derivatives
+
+    - ``d`` ``(*coords, S, S)``: of new state s by old state r;
+    - ``df`` ``(*coords, S)``: of new state s by y;
+    - ``lam`` ``(*coords, S)``: of the loss by the states before the step.
+
+    ``start(pair)`` returns ``e``, a dict of arrays of zeros. ``step(pair, e, x, d, df)`` returns e
+    after a step with the op's input ``x`` (None: it has none). After a reset the e that it gets is
+    zero, an array whose axis 0 is as long as the batch in the samples that were reset. ``read(pair,
+    e, lam)`` returns gradients by the name of a weight; one that is left out has no history. An op
+    in a loop of the step has an axis for the turns in front of x and df.
+
+    Raises :class:`braintrace.errors.RuleContractError`, when the step is compiled, for other names
+    and shapes. The tutorial "A learning rule of your own" makes a rule and checks it.
+
+    >>> import dataclasses, braintrace, jax.numpy as jnp
+    >>> @dataclasses.dataclass(frozen=True, repr=False)
+    ... class LeakyTrace(braintrace.rules.StepRule):
+    ...     leak: float = 0.9
+    ...     name, approximation = 'LEAKY', 'every state forgets at one rate'
+    ...
+    ...     def start(self, pair):
+    ...         return {'e': jnp.zeros((*pair.op.x_aval.shape, pair.op.y_aval.shape[-1]))}
+    ...
+    ...     def step(self, pair, e, x, d, df):
+    ...         return {'e': self.leak * e['e'] + jnp.einsum('bi,bj->bij', x, df[..., 0])}
+    ...
+    ...     def read(self, pair, e, lam):
+    ...         return {'weight': jnp.einsum('bij,bj->ij', e['e'], lam[..., 0])}
+    >>> def cell(params, h, x):
+    ...     h = 0.9 * h + braintrace.matmul(x, params['W'])
+    ...     return h, h
+    >>> params, h, xs, ys = {'W': jnp.ones((2, 3))}, *map(jnp.ones, [(4, 3), (5, 4, 2), (5, 4, 3)])
+    >>> grads = []
+    >>> for rule in LeakyTrace(0.9), braintrace.rules.d_rtrl():
+    ...     learner = braintrace.functional.online(cell, rule)
+    ...     gradient = learner.sequence_grad(lambda out, y: ((out - y) ** 2).mean())
+    ...     grads += [gradient(params, learner.init(params, h, xs[0]), xs, ys).grads['W']]
+    >>> bool(jnp.allclose(*grads))
+    True
+    """
+
+    credit = 'cut'
+
+    @abstractmethod
+    def start(self, pair: Pair) -> Slots:
+        """The trace of a pair before the first step: zeros."""
+
+    @abstractmethod
+    def step(self, pair: Pair, e: Slots, x: Any, d: jax.Array, df: jax.Array) -> Slots:
+        """The trace of a pair after a step."""
+
+    @abstractmethod
+    def read(self, pair: Pair, e: Slots, lam: jax.Array) -> Slots:
+        """What derivatives of a loss by the states send through the trace to the op's weights."""
+
+    @final
+    def init(self, graph):
+        def one(pair: Pair) -> Slots:
+            found = self.start(pair)
+            named = isinstance(found, dict) and found
+            if not (named and all(hasattr(e, 'shape') for e in found.values())):
+                raise self._broken('start', pair, f'{found!r:.80}, where a dict of arrays is due')
+            return jax.tree.map(jnp.asarray, found)
+
+        return by_pair(graph, one)
+
+    @final
+    def update(self, network, carried, factors, t):
+        def one(pair: Pair) -> Slots:
+            old, x = pair.of(carried), factors.x.get(pair.relation.key)
+            d = self._dense(pair, pair.gathered(factors.d))
+            df = self._dense(pair, pair.of(factors.df), pair.op.repeats)
+            found = self.step(pair, _past(network.graph, old, t), x, d, df)
+            self._check('step', pair, found, old)
+            return {name: found[name].astype(e.dtype) for name, e in old.items()}
+
+        return by_pair(network.graph, one)
+
+    @final
+    def history(self, network, trace, lam, t):
+        total: dict = {}
+        for pair in pairs(network.graph):
+            key = pair.relation.key
+            past = _past(network.graph, pair.of(trace), t)
+            found = self.read(pair, past, self._dense(pair, pair.gathered(lam)))
+            weights = network.weights[key]
+            of_weights = {name: jnp.zeros_like(w) for name, w in weights.items()}
+            if isinstance(found, dict):  # what is left out is zero, another name is a mistake
+                found = {**of_weights, **found}
+            self._check('read', pair, found, weights)
+            total[key] = add(total.get(key), found)
+        return total
+
+    @staticmethod
+    def _dense(pair: Pair, tree, front: tuple[int, ...] = ()) -> jax.Array:
+        """Values at the coordinates of a pair as one array, zeros by structure as numbers."""
+        return dense(tree, (*front, *pair.coords.shape), pair.group.dtype)
+
+    def _check(self, method: str, pair: Pair, found, like: Slots) -> None:
+        """Refuse arrays with other names or shapes."""
+        wanted = {name: jnp.shape(e) for name, e in like.items()}
+        shapes = {n: jnp.shape(e) for n, e in found.items()} if isinstance(found, dict) else found
+        if shapes != wanted:
+            raise self._broken(method, pair, f'{shapes!r:.200}, where {wanted} is due')
+
+    def _broken(self, method: str, pair: Pair, what: str) -> RuleContractError:
+        return RuleContractError(
+            f'{pair.op.where}: {type(self).__name__}.{method} returned {what}, for '
+            f'{pair.relation.key} and {pair.group.name}.'
+        )
+
+
+def _past(graph: ETraceGraph, slots: Slots, t: jax.Array) -> Slots:
+    """Slots that are zero where there was no step, in single lanes where axis 0 is the batch."""
+    lanes = (graph.lanes,) if t.ndim else None
+    return {n: where_lanes(t > 0, e.shape[:1] == lanes, e) for n, e in slots.items()}

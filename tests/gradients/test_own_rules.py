@@ -1,0 +1,187 @@
+"""A rule of one's own: three functions of arrays, run wherever a rule runs."""
+
+import dataclasses
+from functools import partial
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import braintrace
+from braintrace import rules, verify
+from braintrace.errors import RuleContractError
+from braintrace.functional import online
+
+T, B, IN, N = 7, 3, 2, 4
+RNG = np.random.default_rng(0)
+XS, YS = RNG.normal(size=(T, B, IN)), RNG.normal(size=(T, B, N))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LastSteps(rules.StepRule):
+    """The rule of the tutorial, with a bias."""
+
+    k: int = T
+    name = 'LAST_STEPS'
+    approximation = 'steps that are longer ago than k'
+
+    def start(self, pair):
+        x, y = pair.op.x_aval, pair.op.y_aval
+        return {
+            'x': jnp.zeros((B, self.k, x.shape[-1])),
+            'q': jnp.zeros((B, self.k, y.shape[-1], pair.group.num_state)),
+        }
+
+    def step(self, pair, e, x, d, df):
+        moved = jnp.einsum('bjsr,bkjr->bkjs', d, e['q'])
+        put_first = lambda new, old: jnp.concatenate([new[:, None], old[:, :-1]], 1)
+        return {'x': put_first(x, e['x']), 'q': put_first(df, moved)}
+
+    def read(self, pair, e, lam):
+        owed = jnp.einsum('bjs,bkjs->bkj', lam, e['q'])
+        grads = {'weight': jnp.einsum('bki,bkj->ij', e['x'], owed), 'bias': owed.sum((0, 1))}
+        return {name: grads[name] for name in pair.op.weight_avals}
+
+
+def lif(p, carry, x):
+    """Two states at each position, and two ops of which one has a bias."""
+    v, a = carry
+    drive = braintrace.matmul(x, p['W'], p['b']) + braintrace.matmul(jnp.tanh(v), p['R'])
+    v, a = 0.8 * v - 0.3 * a + drive, 0.9 * a + 0.2 * jnp.tanh(v)
+    return v + a, (v, a)
+
+
+PARAMS = {k: RNG.normal(size=s) / 2 for k, s in {'W': (IN, N), 'b': (N,), 'R': (N, N)}.items()}
+CARRY = tuple(RNG.normal(size=(2, B, N)))
+
+
+def loss(out, y):
+    return jnp.mean((out - y) ** 2)
+
+
+def gradient(rule, mask=None, reset=None, **options):
+    learner = online(lif, rule)
+    state = learner.init(PARAMS, CARRY, XS[0])
+    return learner.sequence_grad(loss, **options)(PARAMS, state, XS, YS, mask, reset)
+
+
+def assert_equal(a, b):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13), a, b)
+
+
+FLAGS = jnp.arange(T)[:, None] == jnp.array([2, 4, 9])
+CALLS = {
+    'one window': {},
+    'windows': {'window': 2},
+    'exact windows': {'window': 3, 'inside': 'exact'},
+    'a mask': {'mask': jnp.arange(T) % 3},
+    'resets of single lanes': {'reset': (FLAGS, CARRY)},
+    'the trace is dropped': {'keep_trace': False},
+}
+
+
+@pytest.mark.parametrize('call', CALLS)
+def test_what_forgets_nothing_is_d_rtrl(call):
+    options = CALLS[call]
+    assert_equal(gradient(LastSteps(), **options).grads, gradient(rules.d_rtrl(), **options).grads)
+
+
+def test_what_remembers_one_step_is_cut_reverse_mode_through_two():
+    """Shares no code with rules: the loss of each step by the weights of it and the one before."""
+
+    def total(params):
+        def one(carry, at):
+            (x, y), (before, x_before) = at, carry
+            _, state = lif(params, jax.lax.stop_gradient(before), x_before)
+            out, _ = cut(params, state, x)
+            _, state = lif(params, jax.lax.stop_gradient(state), x)
+            return (before_of(before, x_before), x), loss(out, y)
+
+        def before_of(before, x_before):
+            return lif(params, before, x_before)[1]
+
+        first, _ = cut(params, CARRY, XS[0])
+        _, losses = jax.lax.scan(one, (CARRY, XS[0]), (XS[1:], YS[1:]))
+        return (loss(first, YS[0]) + losses.sum()) / T
+
+    def cut(params, carry, x):
+        """The step in which the recurrent op passes nothing to the state that it reads."""
+        v, a = carry
+        recurrent = braintrace.matmul(jnp.tanh(jax.lax.stop_gradient(v)), params['R'])
+        drive = braintrace.matmul(x, params['W'], params['b']) + recurrent
+        v, a = 0.8 * v - 0.3 * a + drive, 0.9 * a + 0.2 * jnp.tanh(v)
+        return v + a, (v, a)
+
+    assert_equal(gradient(LastSteps(1)).grads, jax.grad(total)(PARAMS))
+
+
+def test_single_steps_and_updates_are_those_of_d_rtrl():
+    def trained(rule):
+        learner = online(lif, rule)
+        state = learner.init(PARAMS, CARRY, XS[0])
+        train = learner.sequence_update(loss, optimizer := optax.sgd(0.1), update_every=2)
+        after = train(PARAMS, optimizer.init(PARAMS), state, XS, YS)
+        step, state = learner.grad(loss), learner.init(PARAMS, CARRY, XS[0])
+        grads = []
+        for x, y in zip(XS, YS, strict=True):
+            found, *_, state = step(PARAMS, state, x, y)
+            grads.append(found)
+        return after.params, after.losses, grads
+
+    assert_equal(trained(LastSteps()), trained(rules.d_rtrl()))
+
+
+def test_the_report_and_the_fingerprint_name_it():
+    learner = online(lif, LastSteps(4))
+    learner.init(PARAMS, CARRY, XS[0])
+    assert 'steps that are longer ago than k' in str(learner.report)
+    assert learner.fingerprint()['rule'] == 'LastSteps(k=4)'
+
+
+def test_a_model_takes_it():
+    xs, ys, found = XS.astype(np.float32), YS.astype(np.float32), []
+    for rule in LastSteps(), rules.d_rtrl():
+        with brainstate.random.seed_context(0):
+            model = braintrace.nn.GRUCell(IN, N)
+        learner = braintrace.compile(model, rule, xs[0], batch_size=B)
+        step_fn = lambda x, y, learner=learner: loss(learner(x), y)
+        found.append(learner.etrace_grad(xs, ys, step_fn=step_fn).grads)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4), *found)
+
+
+BROKEN = {
+    'start': (
+        lambda self, pair: jnp.zeros(3),
+        r'LastSteps.start returned .*, where a dict of arrays is due',
+    ),
+    'step': (
+        lambda self, pair, e, x, d, df: {'x': e['x'], 'q': e['q'][:1]},
+        r"LastSteps.step returned .*'q': \(1, .*, where .*'q': \(3, .* is due, for W",
+    ),
+    'read': (
+        lambda self, pair, e, lam: {'wieght': jnp.zeros((IN, N))},
+        r"LastSteps.read returned .*'wieght'.*, where .* is due, for W",
+    ),
+}
+
+
+@pytest.mark.parametrize('method', BROKEN)
+def test_what_does_not_fit_is_refused(method, monkeypatch):
+    broken, message = BROKEN[method]
+    monkeypatch.setattr(LastSteps, method, broken)
+    with pytest.raises(RuleContractError, match=message):
+        gradient(LastSteps())
+
+
+def test_it_is_reverse_mode_with_cuts():
+    exact = verify.cut_bptt_gradients(lif, PARAMS, CARRY, XS, YS, loss)
+    assert_equal(gradient(LastSteps(), reduction='sum').grads, exact)
