@@ -85,9 +85,10 @@ class StepRule(Stepwise, PositionWise):
 
     The first term is made for you. A subclass is a frozen dataclass, whose fields are its options.
     ``name`` and the phrase ``approximation`` stand in the report; the second says what the rule
-    leaves out (empty: nothing); ``view`` is that of every :class:`Rule`. The three functions are asked for each ``pair`` of an op and a
-    group of S hidden states that it feeds; ``pair.op`` and ``pair.group`` describe them. At each
-    position of the op's result y, shape ``(*coords,)``, stand the derivatives
+    leaves out (empty: nothing). ``view`` is that of every :class:`Rule`. The three functions are
+    asked for each ``pair`` of an op and a group of S hidden states that it feeds; ``pair.op`` and
+    ``pair.group`` describe them. At each position of the op's result y, shape ``(*coords,)``, stand
+    the derivatives
 
     - ``d`` ``(*coords, S, S)``: of new state s by old state r;
     - ``df`` ``(*coords, S)``: of new state s by y;
