@@ -57,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
     'extra._synthetic': CORE,
     'extra._sparse_cpu': {'_etrace_op'},
     'extra._unshard': {'errors', '_jax', '_compiler'},
+    'extra._own_diagonal': {'errors', '_compiler', '_rules'},
     '_saving': {'errors', '_jax', '_compiler', '_version', '_warnings'},
     'functional': CORE | {'_saving', 'extra.observed', 'extra.sharding', 'extra._synthetic'},
     '_learner': CORE
@@ -92,7 +93,7 @@ ARROWS: dict[str, set[str]] = {
     'receipts': PUBLIC | {'errors', '_tables', 'verify'},
     '': CORE
     | {'_version', '_synthetic', 'functional', 'rules', 'verify'}
-    | {'extra._sparse_cpu', 'extra._unshard'},
+    | {'extra._own_diagonal', 'extra._sparse_cpu', 'extra._unshard'},
 }
 # Files and folders of a floor from the lowest to the highest; those that are not named stand above.
 ROOMS = {

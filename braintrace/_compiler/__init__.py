@@ -1,8 +1,10 @@
 """The compiler: jaxpr of one step -> :class:`ETraceGraph`."""
 
-from .analyse import analyse, check_learnable
-from .analysis.findings import readers
+from .analyse import analyse, analyse_again, check_learnable
+from .analysis.findings import bent_on_the_way, find_findings, readers
+from .analysis.sweeps import DPass, Following
 from .equations import Loop, Remat, is_complex, is_inexact
+from .filters import readouts, with_filter
 from .graph import (
     Coordinates,
     Derived,
@@ -20,28 +22,22 @@ from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
 from .policy import DEFAULT, Policy
 from .primitives import TABLE as PROPERTIES
-from .program.dataflow import forward, members, old_ancestors, reach
+from .program.builder import Splicing
+from .program.dataflow import backward, forward, gradients, members, old_ancestors, reach
 from .program.flatten import EXPANDED
 from .program.leaves import abstract, check_arrays, describe_aval, param_name, path_key, path_name
 from .program.program import Program
 from .program.tracing import depends
-from .rewrites import (
-    jointly,
-    own_groups,
-    paths_of,
-    readouts,
-    rescoped,
-    with_filter,
-    with_own_diagonal,
-)
 
 __all__ = [
     'Coordinates',
     'DEFAULT',
+    'DPass',
     'Derived',
     'Diagnostic',
     'ETraceGraph',
     'EXPANDED',
+    'Following',
     'Groups',
     'HiddenGroup',
     'Kept',
@@ -56,30 +52,31 @@ __all__ = [
     'Route',
     'STEP_ONLY',
     'Scope',
+    'Splicing',
     'WINDOWS',
     'abstract',
     'analyse',
+    'analyse_again',
+    'backward',
+    'bent_on_the_way',
     'check_arrays',
     'check_learnable',
     'depends',
     'describe_aval',
+    'find_findings',
     'forward',
+    'gradients',
     'is_complex',
     'is_inexact',
     'members',
     'old_ancestors',
-    'own_groups',
     'param_name',
     'path_key',
     'path_name',
-    'paths_of',
     'reach',
     'readers',
     'readouts',
     'with_filter',
-    'with_own_diagonal',
-    'jointly',
     'kind_of',
     'listing',
-    'rescoped',
 ]

@@ -22,7 +22,7 @@ from .._compiler import (
     members,
     readers,
 )
-from .._rules import held_dtype
+from .._rules import SCOPES, held_dtype
 from ..errors import OptionError
 from .rows import (
     FORGETS,
@@ -41,7 +41,6 @@ from .rows import (
 )
 
 CREDIT = 'credit whole: the signal follows every path of the step'
-OWN = "scope own: of an op that reads its own group each position's own weight is kept in D"
 
 
 class KnownRule(NamedTuple):
@@ -77,10 +76,10 @@ def axis_lines(rule: Any) -> tuple[str, ...]:
     """A line for each axis of a rule that is not as by default and says nothing of what is left
     out.
     """
-    own = getattr(getattr(rule, 'view', None), 'own', False)
+    scope = getattr(getattr(rule, 'view', None), 'scope', '')
     return (
         *([CREDIT] if getattr(rule, 'credit', 'cut') == 'whole' else []),
-        *([OWN] if own else []),
+        *([SCOPES[scope][1]] if scope in SCOPES else []),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Literal
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, OpUse, is_inexact, readouts, with_filter, with_own_diagonal
+from .._compiler import ETraceGraph, OpUse, is_inexact, readouts, with_filter
 from ..errors import OptionError
 
 # views --------------------------------------------------------------------------------------------
@@ -21,23 +21,28 @@ from ..errors import OptionError
 # What a rule changes in the compiled step before it looks at it.
 
 
+# What a trace keeps beside its own position, by the name that a rule calls it: the rewriting of the
+# compiled step, and its line in the report. What stands above the core registers its own.
+SCOPES: dict[str, tuple[Callable[[ETraceGraph], ETraceGraph], str]] = {}
+
+
 @dataclass(frozen=True)
 class View:
     """How a rule sees a step; by default as it was compiled.
 
-    ``own``: with the own diagonal of each recurrent op. ``kappa``: of the filter of what readouts
+    ``scope``: ``'position'``, or a key of :data:`SCOPES`. ``kappa``: of the filter of what readouts
     read, 0 for none. ``feedback``: the weights through which errors go back, None for the ops' own.
     """
 
-    own: bool = False
+    scope: str = 'position'
     kappa: float = 0.0
     feedback: Feedback | None = None
 
     def of(self, graph: ETraceGraph) -> ETraceGraph:
         """The step in this view, also if it is in this view already."""
         program = graph.program
-        if self.own and not any(eqn.extra for eqn in program.equations):
-            graph = with_own_diagonal(graph)
+        if self.scope in SCOPES and not any(eqn.extra for eqn in program.equations):
+            graph = SCOPES[self.scope][0](graph)
         if self.kappa and not program.virtual:
             graph = with_filter(graph, self.kappa)
         return graph if self.feedback is None or graph.feedback else self.feedback.of(graph)

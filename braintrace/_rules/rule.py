@@ -109,7 +109,7 @@ class Rule(ABC):
             for f in fields(self)
             if f.name != 'view' and (value := getattr(self, f.name)) != f.default
         ]
-        shown += ["scope='own'"] if self.view.own else []
+        shown += [f'scope={self.view.scope!r}'] if self.view.scope != 'position' else []
         text = f'{self.made_by or type(self).__name__}({", ".join(shown)})'
         text += f'.filtered({self.view.kappa!r})' if self.view.kappa else ''
         return f'{text}.with_feedback({self.view.feedback!r})' if self.view.feedback else text

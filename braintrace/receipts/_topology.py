@@ -247,7 +247,7 @@ def check_rule(learner: functional.OnlineLearner) -> None:
             f'the rule is {None if rule is None else rule.name}; receipts are of '
             'braintrace.rules.d_rtrl(), es_d_rtrl(...) and e_prop(...).'
         )
-    if rule.view.own:
+    if rule.view.scope == 'own':
         raise NotSupportedError(
             "the rule has scope='own'; receipts are of scope='position', whose D has no part of an "
             'op.'

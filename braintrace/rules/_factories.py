@@ -75,7 +75,7 @@ def d_rtrl(
     for name, value, allowed in (('credit', credit, CREDITS), ('scope', scope, SCOPES)):
         if value not in allowed:
             raise OptionError(f'{name} is {value!r}; choose {allowed[0]!r} or {allowed[1]!r}.')
-    view = View(own=scope == 'own')
+    view = View(scope)
     if trace_dtype is None:
         return DRTRL(None, write_every, credit, view=view)
     try:

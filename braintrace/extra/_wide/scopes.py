@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,16 +14,18 @@ import numpy as np
 
 from ..._compiler import (
     Coordinates,
+    Diagnostic,
     ETraceGraph,
     HiddenGroup,
     Kept,
     OpUse,
     Relation,
     Scope,
+    backward,
+    bent_on_the_way,
+    find_findings,
+    gradients,
     is_complex,
-    own_groups,
-    paths_of,
-    rescoped,
 )
 from ..._executor import Executor
 from ..._rules import (
@@ -409,9 +413,25 @@ def _without_lanes(graph: ETraceGraph, without: Sequence[int]) -> str:
 
 
 def _own(graph: ETraceGraph) -> list[tuple[OpUse, list[int]]]:
-    """The ops that get a relation, with the groups that each reaches."""
-    found = own_groups(graph)
-    return [(op, found[op.key]) for op in graph.ops if op.key in found]
+    """The ops that get a relation, those that are owned and have parameters, each with the hidden
+    groups, by numbers, that its y reaches by any path within the step that passes no new state of
+    another group.
+    """
+    program = graph.program
+    new = [{program.new_carry[c] for c in group.carried} for group in graph.hidden_groups]
+    ops = [op for op in graph.ops if op.owned and any(op.parameters.values())]
+    found: dict[str, list[int]] = {op.key: [] for op in ops}
+    for g, mine in enumerate(new):
+        others = set().union(*new) - mine
+
+        def skip(i: int, k: int, others=others) -> bool:
+            return program.equations[i].ins[k] in others
+
+        reached = backward(program, dict.fromkeys(mine, 1), gradients(program), skip)
+        for op in ops:
+            if reached[op.y]:
+                found[op.key].append(g)
+    return [(op, found[op.key]) for op in ops if found[op.key]]
 
 
 def _numbers_of_groups(graph: ETraceGraph) -> list[np.ndarray]:
@@ -447,7 +467,13 @@ def _relation(
     shared = bool(lanes) and op.key not in found.laned
     shape = (*lanes, *shape) if shared else shape
     coords = Coordinates(shape, shape, None, added=int(shared))
-    return Relation(op, tuple(carriers), (coords,) * len(carriers), paths_of(graph, op), False)
+    return Relation(op, tuple(carriers), (coords,) * len(carriers), _paths(graph, op), False)
+
+
+def _paths(graph: ETraceGraph, op: OpUse) -> dict[str, tuple[str, ...]]:
+    """The parameters behind each weight of an op, by name."""
+    names = graph.program.param_names
+    return {n: tuple(names[i] for i in behind) for n, behind in op.parameters.items() if behind}
 
 
 def _with(
@@ -459,7 +485,60 @@ def _with(
     reads, feeds = _needed(found, relations)
     colours = coloured((reads, found.reads), (feeds, found.feeds), found.laned)
     scope = Scope(reads, feeds, colours, found.laned, _text(relations, colours))
-    return rescoped(graph, relations, scope, left_out)
+    return _rescoped(graph, relations, scope, left_out)
+
+
+def _rescoped(
+    graph: ETraceGraph,
+    relations: Sequence[Relation],
+    scope: Scope | None,
+    left_out: Mapping[str, str],
+) -> ETraceGraph:
+    """The step with these relations, in which nothing is cut; its routes follow from them."""
+    new = replace(
+        graph,
+        hidden_param_op_relations=tuple(relations),
+        findings=(),
+        mixing={},
+        recurrent=dict.fromkeys(graph.recurrent, 0),
+        scope=scope,
+    )
+    missing, texts = graph.found('input-dependent-weight'), []
+    # a trace is made of derivatives: what a rule does to a signal that is no product with one
+    # stands in none
+    for i in bent_on_the_way(graph.program):
+        eqn = graph.program.equations[i]
+        missing.append(Diagnostic('nonlinear-rule', '', eqn.where, (i,)))
+        name = f'{eqn.primitive.name} [{eqn.where}]'
+        texts.append(f'what {name} does to a signal, which is not linear')
+    lacks = []
+    for relation in relations:
+        reasons = filter(None, [left_out.get(relation.key, ''), *texts])
+        if reason := '; '.join(dict.fromkeys(reasons)):
+            lacks.append(Diagnostic('rule', relation.key, reason=reason))
+    return replace(new, findings=(*find_findings(new, missing, (), ()), *lacks))
+
+
+def as_one_group(graph: ETraceGraph) -> ETraceGraph:
+    """The step with one relation for every op that reaches a hidden state, and one group of all
+    hidden states: a vector for each lane.
+    """
+    program, states = graph.program, graph.states
+    avals = [program.avals[program.carry[c]] for c in states]
+    lanes = graph.lanes if graph.laned.issuperset(states) else None
+    numbers = sum(math.prod(a.shape) for a in avals)
+    shape = (numbers,) if lanes is None else (lanes, numbers // max(1, lanes))
+    paths = tuple(program.carry_names[c] for c in states)
+    reads = ((True,) * len(states),) * len(states)
+    group = HiddenGroup('all', paths, states, shape, avals[0].dtype, graph.derived.states, reads)
+    relations = []
+    for op, _ in _own(graph):
+        # an op without lanes has an entry for each of them, as if its y were added an axis
+        own, front = op.y_aval.shape, shape[:-1]
+        added = int(bool(front) and own[:1] != front)
+        coords = Coordinates((*front[:added], *own), shape, None, added)
+        relations.append(Relation(op, (group,), (coords,), _paths(graph, op), False))
+    return _rescoped(graph, relations, None, {})
 
 
 def _needed(found: Dependence, relations: Sequence[Relation]) -> tuple[np.ndarray, dict]:

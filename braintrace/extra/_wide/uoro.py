@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from ..._compiler import ETraceGraph, OpUse, Relation, is_complex, jointly
+from ..._compiler import ETraceGraph, OpUse, Relation, is_complex
 from ..._executor import Factors, add, apply, dot, filled
 from ..._rules import (
     Pair,
@@ -33,7 +33,7 @@ from ..._rules import (
 )
 from ...errors import NotSupportedError
 from .dependence import lanes_meet
-from .scopes import EINSUM, all_numbers, derivatives, flow, kept
+from .scopes import EINSUM, all_numbers, as_one_group, derivatives, flow, kept
 
 # random signs -------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class OneProduct(Stepwise):
                 )
         if self.lanes(graph) is not None:
             _check_lanes(graph)
-        return jointly(graph)
+        return as_one_group(graph)
 
     def lanes(self, graph: ETraceGraph) -> int | None:
         """The number of pairs, one for each lane; None: one pair for all."""

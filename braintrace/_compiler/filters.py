@@ -1,0 +1,150 @@
+"""Filters: hidden states that are always zero, put into a step where readouts read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import jax
+
+from ..errors import OptionError
+from .analyse import analyse_again
+from .equations import Equation, is_inexact, moved_operands
+from .graph import ETraceGraph, OpUse
+from .program import dataflow as flow
+from .program.builder import Splicing
+from .program.program import Program
+from .stacked_states import MustSplit
+
+FILTER = '(filter)'  # the first part of the name of a filter's state
+
+
+def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
+    """The owned ops that read, as floats, what another op made, and whose own result no op reads,
+    in the step or through a state.
+    """
+    program = graph.program
+    start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
+    while True:
+        facts = flow.forward(program, start, flow.gradients(program))
+        carried = zip(program.carry, program.new_carry, strict=True)
+        new = {old: facts[v] for old, v in carried if facts[v] & ~start.get(old, 0)}
+        if not new:
+            break
+        start = start | {old: found | start.get(old, 0) for old, found in new.items()}
+    read = flow.union(facts, (v for i in program.ops for v in program.equations[i].ins))
+    last = (op for k, op in enumerate(graph.ops) if op.owned and not read >> k & 1)
+    return tuple(op for op in last if op.x is not None and is_inexact(op.x_aval) and facts[op.x])
+
+
+def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
+    """The step in which each readout that leaks reads ``x + r`` in place of x, where ``r = (x -
+    stop(x)) + kappa (r' - stop(r'))`` is a state whose value is always zero: it counts with x as
+    often as a readout that leaks with ``kappa`` remembers it.
+
+    An x that is put together of several values has a filter for each of them.
+    """
+    found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
+    reading = [(op, x) for op, x in found if _is_kept(graph.program, op)]
+    every = dict.fromkeys(v for _, x in reading for v in _pieces(graph.program, x))
+    made = _filtered(graph, kappa, reading, every)
+    # a value that no traced op reaches position by position needs no filter
+    traced = {c for r in made.hidden_param_op_relations for g in r.groups for c in g.states}
+    states = range(len(graph.program.carry), len(made.program.carry))
+    needed = [v for c, v in zip(states, every, strict=True) if c in traced]
+    if not needed:
+        raise OptionError(_nothing_to_filter(graph, kappa))
+    return made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
+
+
+def _is_kept(program: Program, op: OpUse) -> bool:
+    """Whether a hidden state keeps an op's result: only then a later step remembers its x."""
+    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
+    return bool(ahead[op.y])
+
+
+def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:
+    found = ', '.join(f'{op.key} ({op.where})' for op in readouts(graph)) or 'none'
+    return (
+        f'kappa is {kappa}, and no readout that leaks reads position by position what an op with a '
+        f'trace made; the readouts are: {found}. A readout is an op that reads what other '
+        'ops made, and whose result no op reads (`braintrace.matmul(h, W)`; a plain `h @ W` is '
+        'none); its result has to be kept in a hidden state, as in braintrace.nn.LeakyRateReadout, '
+        'and its x to be a state, or made of states of one shape element by element. A readout '
+        'that does not leak, or that filters in front of its weights '
+        '(braintrace.nn.FilteredReadout), needs no kappa; for another take exact windows '
+        "(inside='exact')."
+    )
+
+
+def _pieces(program: Program, value: int) -> Iterator[int]:
+    """The values that a value is put together of."""
+    i = program.producer.get(value)
+    if i is None or not _puts_together(program, i):
+        yield value
+    else:
+        for v in program.equations[i].ins:
+            yield from _pieces(program, v)
+
+
+def _puts_together(program: Program, i: int) -> bool:
+    eqn = program.equations[i]
+    moves_all = moved_operands(eqn) == tuple(range(len(eqn.ins)))
+    return eqn.does.assembles and not eqn.does.repeats and moves_all and not eqn.scope
+
+
+def _filtered(
+    graph: ETraceGraph, kappa: float, reading: list[tuple[OpUse, int]], values: Collection[int]
+) -> ETraceGraph:
+    """The step in which these values are filtered where readouts read them."""
+    program, edit = graph.program, Splicing(graph.program)
+    old = {v: edit.value(program.avals[v]) for v in values}
+    new: dict[int, int] = {}
+    reads: dict[int, int] = {}
+    keys: dict[int, tuple[str, ...]] = {}
+    x_of: dict[int, int] = {}  # y of a readout -> its new x
+
+    def filtered(x, r):
+        stop = jax.lax.stop_gradient
+        r = x - stop(x) + kappa * (r - stop(r))
+        return r, stop(x) + r
+
+    for op, x in sorted(reading, key=lambda each: each[0].equation):
+        pieces = list(dict.fromkeys(_pieces(program, x)))
+        for k, v in enumerate(pieces):
+            if v in old and v not in new:
+                new[v], reads[v] = edit.put(op.equation, filtered, (v, old[v]))
+                keys[v] = FILTER, op.key if len(pieces) == 1 else f'{op.key}[{k}]'
+        together = partial(_together, program, x, pieces)
+        (x_of[op.y],) = edit.put(op.equation, together, [reads.get(v, v) for v in pieces])
+    spliced = edit.result(
+        carry=(*program.carry, *old.values()),
+        carry_keys=(*program.carry_keys, *(keys[v] for v in old)),
+        hidden=(*program.hidden, *range(len(program.carry), len(program.carry) + len(old))),
+        virtual=program.virtual + len(old),
+    )
+    equations = tuple(_reading(eqn, x_of) for eqn in spliced.equations)
+    new_carry = (*spliced.new_carry, *(new[v] for v in old))
+    try:
+        return analyse_again(graph, replace(spliced, equations=equations, new_carry=new_carry))
+    except MustSplit:
+        raise OptionError(_nothing_to_filter(graph, kappa)) from None
+
+
+def _together(program: Program, value: int, pieces: Sequence[int], *xs: jax.Array) -> jax.Array:
+    """A value, put together of other pieces."""
+    if value in pieces:
+        return xs[pieces.index(value)]
+    eqn = program.equations[program.producer[value]]
+    outs = eqn.evaluate([_together(program, v, pieces, *xs) for v in eqn.ins])
+    return outs[eqn.outs.index(value)]
+
+
+def _reading(eqn: Equation, x_of: Mapping[int, int]) -> Equation:
+    """An equation that, if it is one of these readouts, reads its new x."""
+    found = [x for y, x in x_of.items() if y in eqn.outs]
+    if not found:
+        return eqn
+    k = eqn.primitive.x_invar_index
+    return replace(eqn, ins=(*eqn.ins[:k], *found, *eqn.ins[k + 1 :]))
