@@ -159,8 +159,9 @@ def _through(jaxpr, kinds: Sequence[int]) -> list[int]:
 
 
 def _equation(eqn, ins: list[int]) -> list[int]:
+    """The kinds of an equation's results; calls, loops and branches are entered."""
     body, remat, scan = _jax.inlinable(eqn), _jax.remat_parts(eqn), _jax.scan_parts(eqn)
-    branches = _jax.cond_branches(eqn)
+    branches, avals = _jax.cond_branches(eqn), [v.aval for v in eqn.outvars]
     if eqn.primitive.name in _jax.CUSTOM_CALLS:
         body = eqn.params['call_jaxpr']
     if body is not None:
@@ -168,42 +169,33 @@ def _equation(eqn, ins: list[int]) -> list[int]:
     if remat is not None:
         return _through(remat.body, ins)
     if scan is not None:
-        return _turned(scan, ins)
+        # followed until what its carry is stays
+        consts, carry, xs = scan.split(ins)
+        while True:
+            outs = _through(scan.body, [*consts, *carry, *xs])
+            new = [_either(*kinds) for kinds in zip(avals, carry, outs)]
+            if new == carry:
+                return [*carry, *outs[scan.num_carry :]]
+            carry = new
     if branches is not None and ins[0] != LINEAR:
         each = [_through(branch, ins[1:]) for branch, _ in branches]
-        avals = [v.aval for v in eqn.outvars]
         return [_either(*kinds) for kinds in zip(avals, *each, strict=True)]
     if primitives.TABLE[eqn.primitive.name].passes:
         return ins
-    return [_kind(eqn, ins)] * len(eqn.outvars)
-
-
-def _kind(eqn, ins: list[int]) -> int:
-    """What the results of an equation without a body are."""
-    smooth = any(is_inexact(v.aval) for v in eqn.outvars)
+    # an equation without a body
     varying, zero = [k == LINEAR for k in ins], [k == ZERO for k in ins]
+    smooth = any(map(is_inexact, avals))
     if not any(varying):
-        return ZERO if smooth and any(zero) and _straight(eqn, zero, zero) else CONSTANT
+        stays_zero = smooth and any(zero) and _straight(eqn, zero, zero)
+        return [ZERO if stays_zero else CONSTANT] * len(avals)
     # that a number is finite decides nothing between finite numbers
     if eqn.primitive.name == 'is_finite':
-        return CONSTANT
-    # a choice between numbers, made of what was flagged
+        return [CONSTANT] * len(avals)
+    # a choice between numbers, made of what was flagged, is not linear
     chooses = any(k and not is_inexact(v.aval) for v, k in zip(eqn.invars, varying, strict=True))
     if smooth and (chooses or not _straight(eqn, varying, zero)):
         raise Bent
-    return LINEAR
-
-
-def _turned(scan: _jax.ScanParts, ins: list[int]) -> list[int]:
-    """A loop, until what its carry is stays."""
-    consts, carry, xs = scan.split(ins)
-    avals = [v.aval for v in scan.body.outvars]
-    while True:
-        outs = _through(scan.body, [*consts, *carry, *xs])
-        new = [_either(*kinds) for kinds in zip(avals, carry, outs)]
-        if new == carry:
-            return [*carry, *outs[scan.num_carry :]]
-        carry = new
+    return [LINEAR] * len(avals)
 
 
 def _either(aval, *kinds: int) -> int:
@@ -414,10 +406,10 @@ def backward(
         if found is not None:
             return [found.get(k) if w else None for k, w in enumerate(wanted)]
     # anything else by its own reverse rule, whose equations are followed
-    jaxpr, n = _reverse_rule(eqn, avals, wanted)
-    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not _is_linear_behind(jaxpr, n):
+    jaxpr, of_cotangents = _reverse_rule(eqn, avals, wanted)
+    if _jax.holds_call(eqn, {'custom_vjp_call'}) and not is_linear(jaxpr, of_cotangents):
         return [many(s) if w else None for s, w in zip(ins, wanted, strict=True)]
-    start: list[Labels] = [None] * n
+    start: list[Labels] = [None] * len(ins)
     start += [lab for o, lab in zip(eqn.outs, out_labels, strict=True) if is_inexact(avals[o])]
     got = iter(through_linear(jaxpr, start, dict(zip(jaxpr.invars, known, strict=False))))
     return [next(got) if w else None for w in wanted]
@@ -431,8 +423,11 @@ def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, 
     if moves is not None and moves.back is not None:
         found = moves.back(arriving, eqn.params, list(shapes.values()))
         return dict(zip(operands, found, strict=True))
-    # the elements of all moved operands are numbered one after the other
-    numbers, starts = numbered(eqn, avals, operands)
+    # number the elements of all moved operands one after the other, and look where each number went
+    starts = np.cumsum([0, *(int(np.prod(s)) for s in shapes.values())])
+    numbers: list = [None] * len(eqn.ins)
+    for k, start in zip(operands, starts, strict=False):
+        numbers[k] = identity(shapes[k]) + start
     sources = moved(eqn, numbers, known)
     if sources is None:
         return None
@@ -445,33 +440,16 @@ def _moved_back(eqn: Equation, avals, out_labels, known, operands) -> dict[int, 
     return {k: part.reshape(shapes[k]) for k, part in zip(operands, parts, strict=True)}
 
 
-def numbered(eqn: Equation, avals, operands: Sequence[int]) -> tuple[list, np.ndarray]:
-    """The elements of these operands counted one after the other: for each operand its numbers,
-    and where the count of each begins and ends.
-    """
-    shapes = [avals[eqn.ins[k]].shape for k in operands]
-    starts = np.cumsum([0, *(int(np.prod(s)) for s in shapes)])
-    numbers: list = [None] * len(eqn.ins)
-    for k, shape, start in zip(operands, shapes, starts, strict=False):
-        numbers[k] = identity(shape) + start
-    return numbers, starts
-
-
 def has_linear_rule(eqn: Equation, avals) -> bool:
     """Whether the equation's reverse rule is known to be linear in the cotangents, as that of a
     user's own need not be.
     """
-    return _is_linear_behind(*_reverse_rule(eqn, avals, [is_inexact(avals[v]) for v in eqn.ins]))
+    return is_linear(*_reverse_rule(eqn, avals, [is_inexact(avals[v]) for v in eqn.ins]))
 
 
-def _is_linear_behind(jaxpr, n: int) -> bool:
-    """Whether a jaxpr is linear in its inputs behind the first ``n``."""
-    return is_linear(jaxpr, [False] * n + [True] * (len(jaxpr.invars) - n))
-
-
-def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, int]:
-    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, and the number
-    of its operands.
+def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """``[*operands, *cotangents] -> cotangents of the wanted operands`` as a jaxpr, and which of
+    its inputs are cotangents.
     """
 
     def pull(primals, cotangents):
@@ -485,11 +463,11 @@ def _reverse_rule(eqn: Equation, avals, wanted: Sequence[bool]) -> tuple[Any, in
         chosen = [p for p, w in zip(primals, wanted, strict=True) if w]
         return jax.vjp(of_wanted, chosen)[1](cotangents)[0]
 
-    values = [*eqn.ins, *(o for o in eqn.outs if is_inexact(avals[o]))]
-    shapes = (jax.ShapeDtypeStruct(avals[v].shape, avals[v].dtype) for v in values)
-    n = len(eqn.ins)
+    n, smooth = len(eqn.ins), [o for o in eqn.outs if is_inexact(avals[o])]
+    values = (avals[v] for v in (*eqn.ins, *smooth))
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in values]
     jaxpr, _ = _jax.trace(lambda *flat: pull(flat[:n], list(flat[n:])), *shapes)
-    return jaxpr, n
+    return jaxpr, [False] * n + [True] * len(smooth)
 
 
 # ---- forward: which positions each element of an equation's results reads ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -46,7 +45,7 @@ def chain(program: Program, value: int, wide: bool = False) -> tuple[set[int], s
         if i is None or i in equations:
             continue
         eqn = program.equations[i]
-        if _moves(program, i) if wide else assembles(eqn):
+        if _only_moves(program, i) if wide else assembles(eqn):
             equations.add(i)
             # rows that are added to zeros are moved by all operands, indices and all
             read = [eqn.ins[k] for k in moved_operands(eqn)] or list(eqn.ins)
@@ -66,26 +65,20 @@ def read_apart(program: Program, value: int, wide: bool = False) -> list[int]:
     ]
 
 
-def _moves(program: Program, i: int) -> bool:
+def _only_moves(program: Program, i: int | None) -> bool:
     """Whether an equation only moves elements; rows added to zeros, sums of padded rows count."""
-    eqn = program.equations[i]
-    if eqn.effects:
+    if i is None or program.equations[i].effects:
         return False
+    eqn, maker = program.equations[i], program.producer.get
     if eqn.does.sums:
-        return all(_is_padded(program, v) for v in eqn.ins)
+        made_by = [(k, program.equations[k]) for k in map(maker, eqn.ins) if k is not None]
+        return len(made_by) == len(eqn.ins) and all(
+            e.primitive.name == 'pad' or e.does.sums and _only_moves(program, k) for k, e in made_by
+        )
     if eqn.does.updates and eqn.does.beside:
         # added to a constant, or to rows that were put together in this way
-        before = program.producer.get(eqn.ins[0])
-        return eqn.ins[0] in program.constants or before is not None and _moves(program, before)
+        return eqn.ins[0] in program.constants or _only_moves(program, maker(eqn.ins[0]))
     return eqn.does.moves is not None
-
-
-def _is_padded(program: Program, value: int) -> bool:
-    i = program.producer.get(value)
-    if i is None:
-        return False
-    eqn = program.equations[i]
-    return eqn.primitive.name == 'pad' or eqn.does.sums and _moves(program, i)
 
 
 # delay line ---------------------------------------------------------------------------------------
@@ -121,7 +114,7 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     # follow each row that enters to the end of the line; it must stay whole
     places = []
     at = np.unique(root)
-    owners = np.array([bisect_right(elements.bases, int(e)) - 1 for e in flat[at]])
+    owners = elements.which(flat[at])
     for k in np.unique(owners):
         # a value that enters whole keeps its own shape
         mine = at[owners == k]
@@ -144,7 +137,7 @@ def delay_line(program: Program, elements: Elements, leaf: int) -> Split | None:
     whole = np.sort(np.concatenate([p.reshape(-1) for p in places]))
     if not np.array_equal(whole, itself):
         return None
-    return Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+    return Split.of(aval, places)
 
 
 # origins ------------------------------------------------------------------------------------------
@@ -200,22 +193,19 @@ class Origins:
 
     def _by_owner(self, ids: np.ndarray) -> tuple[np.ndarray, list]:
         """A label for each element by the value that it is of, and these values; copies differ."""
-        flat, bases = ids.reshape(-1), self.elements.bases
-        if flat.size < 64:  # NumPy would have to make an array of all bases
-            owners = np.array([bisect_right(bases, int(e)) - 1 for e in flat])
-        else:
-            owners = np.searchsorted(bases, flat, 'right') - 1
-        owners[flat == NONE] = -1
+        flat, elements = ids.reshape(-1), self.elements
+        owners = elements.which(flat)
         # an owner that is itself made of several values counts as these
         inner = np.zeros_like(flat)
         for k in np.unique(owners[owners >= 0]):
-            lab = self.labels.get(self.elements.owners[k])
+            lab = self.labels.get(elements.owners[k])
             if lab is not None:
-                inner[owners == k] = lab.reshape(-1)[flat[owners == k] - bases[k]]
-        kinds, found = np.unique(
-            np.stack([owners, _occurrence(flat), inner]), axis=1, return_inverse=True
-        )
-        values = [None if k < 0 else self.elements.owners[k] for k in kinds[0]]
+                inner[owners == k] = lab.reshape(-1)[flat[owners == k] - elements.bases[k]]
+        # how many equal elements stand before each
+        order, copy = np.argsort(flat, kind='stable'), np.empty(len(flat), np.int64)
+        copy[order] = np.arange(len(flat)) - np.searchsorted(flat[order], flat[order])
+        kinds, found = np.unique(np.stack([owners, copy, inner]), axis=1, return_inverse=True)
+        values = [None if k < 0 else elements.owners[k] for k in kinds[0]]
         return found.reshape(ids.shape), values
 
     def split(self, leaf: int, moved: Elements) -> Split | None:
@@ -236,7 +226,7 @@ class Origins:
         ]
         if len(places) == 1 and np.array_equal(places[0], identity(aval.shape)):
             return None  # the leaf is one value as it is
-        found = Split(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
+        found = Split.of(aval, places)
         return None if self._tears(found, moved) else found
 
     def _places(self, chosen: np.ndarray, ids, owner: int | None) -> np.ndarray:
@@ -260,9 +250,8 @@ class Origins:
             if self.program.avals[value].shape != shape or value not in full.moved:
                 continue
             ids = full.moved[value].reshape(-1)
-            for k in np.unique(np.searchsorted(full.bases, ids[ids != NONE], 'right') - 1):
-                alike = self.program.avals[full.owners[k]].shape == shape
-                if not alike:
+            for k in np.unique(full.which(ids[ids != NONE])):
+                if self.program.avals[full.owners[k]].shape != shape:
                     continue
                 # a piece must not hold elements of another value that are no piece of it
                 offsets = ids - full.bases[k]
@@ -274,17 +263,6 @@ class Origins:
         return False
 
 
-def _occurrence(flat: np.ndarray) -> np.ndarray:
-    """How many equal entries stand before each entry."""
-    order = np.argsort(flat, kind='stable')
-    ranked = flat[order]
-    first = np.concatenate([[True], ranked[1:] != ranked[:-1]])
-    starts = np.maximum.accumulate(np.where(first, np.arange(len(flat)), 0))
-    found = np.empty(len(flat), np.int64)
-    found[order] = np.arange(len(flat)) - starts
-    return found
-
-
 # rewriting ----------------------------------------------------------------------------------------
 #
 # The program in which some leaves of the carry are several hidden states.
@@ -292,123 +270,102 @@ def _occurrence(flat: np.ndarray) -> np.ndarray:
 
 def rewritten(program: Program, splits: Mapping[int, Split | Parts]) -> Program:
     """The program with these leaves split, by position in its carry."""
-    return _Rewriting(program, splits).run()
+    # for each element of a split leaf, the number of its piece
+    given: dict[int, np.ndarray] = {}
+    for c, s in splits.items():
+        if isinstance(s, Split):
+            numbers = given[program.carry[c]] = np.empty(s.aval.shape, np.int64)
+            for k, places in enumerate(s.places):
+                numbers.reshape(-1)[places.reshape(-1)] = k
+    labels, build = Origins(program, given).labels, extending(program)
+    # the new name of an old value, the pieces of values, the new states of each split leaf, the
+    # leaves that are put together again
+    names: dict[int, int] = {}
+    made: dict[tuple, int] = {}
+    new: dict[int, list[int]] = {}
+    kept: set[int] = set()
 
+    def shaped(aval, shape, dtype=None):
+        weak = getattr(aval, 'weak_type', False)
+        return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
 
-class _Rewriting:
-    """``names``: the new name of an old value; ``new``: the new states of each split leaf;
-    ``kept``: leaves that are put together again; ``made``: the pieces of values.
-    """
+    def together(s: Split | Parts, pieces: Sequence[int], where: str) -> int:
+        return build.traced(lambda *p: s.together(p), pieces, where)[0]
 
-    def __init__(self, program: Program, splits: Mapping[int, Split | Parts]):
-        self.program, self.splits = program, splits
-        # for each element of a split leaf, the number of its piece
-        given: dict[int, np.ndarray] = {}
-        for c, s in splits.items():
-            if isinstance(s, Split):
-                numbers = np.empty(s.aval.shape, np.int64)
-                for k, places in enumerate(s.places):
-                    numbers.reshape(-1)[places.reshape(-1)] = k
-                given[program.carry[c]] = numbers
-        self.origins = Origins(program, given)
-        self.build = extending(program)
-        self.names: dict[int, int] = {}
-        self.new: dict[int, list[int]] = {}
-        self.kept: set[int] = set()
-        self.made: dict[tuple, int] = {}
+    def piece(value: int, s: Split | Parts, k: int, where: str) -> int:
+        if (key := (value, s, k)) not in made:
+            i = program.producer.get(value)
+            eqn = program.equations[i] if i is not None else None
+            apart = isinstance(s, Split) and value in labels
+            if apart and eqn is not None and acts_on_elements(eqn):
+                # an equation that acts on single elements is applied to the piece alone
+                ins = [
+                    piece(v, s, k, where)
+                    if program.avals[v].shape == s.aval.shape
+                    else names.get(v, v)
+                    for v in eqn.ins
+                ]
+                aval = shaped(program.avals[value], s.shapes[k])
+                (made[key],) = build.append(replace(eqn, ins=tuple(ins)), [aval])
+            else:
+                whole = names.get(value, value)
+                (made[key],) = build.traced(lambda a: s.piece(a, k), [whole], where)
+        return made[key]
 
-    def run(self) -> Program:
-        program, build = self.program, self.build
-        # old states are inputs; readers of a whole leaf read it put together
-        carry = [[v] for v in program.carry]
-        for c, s in self.splits.items():
-            carry[c] = [build.new(_shaped(s.aval, shape, s.dtype)) for shape in s.shapes]
-            first = program.consumers.get(program.carry[c], [0])[0]
-            where = program.equations[first].where
-            self.names[program.carry[c]] = self._together(s, carry[c], where)
-        # where a new leaf is made, its new states are made as well
-        leaves: dict[int, list[int]] = {}
-        for c in self.splits:
-            leaves.setdefault(program.new_carry[c], []).append(c)
-        for eqn in program.equations:
-            build.bodies[0].append(renamed(eqn, self.names))
-            for v in eqn.outs:
-                self._renew(v, leaves.pop(v, ()), eqn)
-        # a new leaf that no equation makes is an input or an old state
-        for v, of in leaves.items():
-            self._renew(v, of, None)
-        return self._program(carry)
-
-    def _together(self, s: Split | Parts, pieces: Sequence[int], where: str) -> int:
-        (whole,) = self.build.traced(lambda *p: s.together(p), pieces, where)
-        return whole
-
-    def _renew(self, value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
+    def renew(value: int, leaves: Sequence[int], eqn: Equation | None) -> None:
         """Make the new states in a value that is a new leaf; its readers then read them."""
         if not leaves:
             return
-        self.build.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
+        build.scope, where = (eqn.scope, eqn.where) if eqn is not None else ((), '')
         for c in leaves:
-            s = self.splits[c]
-            self.new[c] = [self._piece(value, s, k, where) for k in range(len(s.names))]
+            s = splits[c]
+            new[c] = [piece(value, s, k, where) for k in range(len(s.names))]
         if eqn is not None and not assembles(eqn):
             c = leaves[0]
-            self.names[value] = self._together(self.splits[c], self.new[c], where)
-            self.kept.add(self.names[value])
-        self.build.scope = ()
+            names[value] = together(splits[c], new[c], where)
+            kept.add(names[value])
+        build.scope = ()
 
-    def _piece(self, value: int, s: Split | Parts, k: int, where: str) -> int:
-        """An equation that acts on single elements is applied to the piece alone."""
-        key = value, s, k
-        if key in self.made:
-            return self.made[key]
-        program, i = self.program, self.program.producer.get(value)
-        eqn = None if i is None else program.equations[i]
-        of_elements = isinstance(s, Split) and value in self.origins.labels
-        if of_elements and eqn is not None and acts_on_elements(eqn):
-            ins = [
-                self._piece(v, s, k, where)
-                if program.avals[v].shape == s.aval.shape
-                else self.names.get(v, v)
-                for v in eqn.ins
-            ]
-            aval = _shaped(program.avals[value], s.shapes[k])
-            (made,) = self.build.append(replace(eqn, ins=tuple(ins)), [aval])
-        else:
-            whole = self.names.get(value, value)
-            (made,) = self.build.traced(lambda a: s.piece(a, k), [whole], where)
-        self.made[key] = made
-        return made
-
-    def _program(self, carry: list[list[int]]) -> Program:
-        program, names = self.program, self.names
-        new = [self.new.get(c, [names.get(v, v)]) for c, v in enumerate(program.new_carry)]
-        keys = [
-            [key] if len(carry[c]) == 1 else [(*key, name) for name in self.splits[c].names]
-            for c, key in enumerate(program.carry_keys)
-        ]
-        outputs = tuple(names.get(v, v) for v in program.outputs)
-        new_carry = tuple(v for part in new for v in part)
-        starts = np.cumsum([0, *map(len, carry)])
-        apart = replace(
-            program,
-            avals=tuple(self.build.avals),
-            constants=self.build.constants,
-            equations=alive(self.build.bodies[0], (*outputs, *new_carry)),
-            outputs=outputs,
-            new_carry=new_carry,
-            carry=tuple(v for part in carry for v in part),
-            carry_keys=tuple(k for part in keys for k in part),
-            hidden=tuple(int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))),
-            splits=tuple(self.splits.get(c) for c in range(len(carry))),
-        )
-        # now a new state is the value that became a part of the leaf
-        return forward_copies(apart, self.kept)
-
-
-def _shaped(aval, shape, dtype=None):
-    weak = getattr(aval, 'weak_type', False)
-    return _jax.ShapedArray(shape, dtype or aval.dtype, weak_type=weak)
+    # old states are inputs; readers of a whole leaf read it put together
+    carry = [[v] for v in program.carry]
+    for c, s in splits.items():
+        carry[c] = [build.new(shaped(s.aval, shape, s.dtype)) for shape in s.shapes]
+        first = program.consumers.get(program.carry[c], [0])[0]
+        names[program.carry[c]] = together(s, carry[c], program.equations[first].where)
+    # where a new leaf is made, its new states are made as well
+    leaves: dict[int, list[int]] = {}
+    for c in splits:
+        leaves.setdefault(program.new_carry[c], []).append(c)
+    for eqn in program.equations:
+        build.bodies[0].append(renamed(eqn, names))
+        for v in eqn.outs:
+            renew(v, leaves.pop(v, ()), eqn)
+    # a new leaf that no equation makes is an input or an old state
+    for v, of in leaves.items():
+        renew(v, of, None)
+    # the program of these equations and the longer carry
+    parts = [new.get(c, [names.get(v, v)]) for c, v in enumerate(program.new_carry)]
+    keys = [
+        [key] if len(carry[c]) == 1 else [(*key, name) for name in splits[c].names]
+        for c, key in enumerate(program.carry_keys)
+    ]
+    outputs = tuple(names.get(v, v) for v in program.outputs)
+    new_carry = tuple(v for part in parts for v in part)
+    starts = np.cumsum([0, *map(len, carry)])
+    apart = replace(
+        program,
+        avals=tuple(build.avals),
+        constants=build.constants,
+        equations=alive(build.bodies[0], (*outputs, *new_carry)),
+        outputs=outputs,
+        new_carry=new_carry,
+        carry=tuple(v for part in carry for v in part),
+        carry_keys=tuple(k for part in keys for k in part),
+        hidden=tuple(int(starts[c]) + k for c in program.hidden for k in range(len(carry[c]))),
+        splits=tuple(splits.get(c) for c in range(len(carry))),
+    )
+    # now a new state is the value that became a part of the leaf
+    return forward_copies(apart, kept)
 
 
 # unstacking ---------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 from ... import _jax
 from ..._etrace_op import AUTOMATIC, at_positions
 from ..equations import Equation, Loop, Region, is_inexact, moved_operands
-from ..policy import Policy
 from .program import Program, renamed
 
 # builder ------------------------------------------------------------------------------------------
@@ -114,26 +113,18 @@ class Builder:
         return self.call(jaxpr, consts, ins, Place(where, fixed=True))
 
     def plain(self, fn: Callable, ins: Sequence[int], where: str) -> int:
-        """Lower a function of one result, outside of any branch."""
-        branches, self.branches = self.branches, []
-        with self.leaving(''):
+        """Lower a function of one result, outside of any branch and without marks."""
+        with self.having(branches=[], unmarked=''):
             (out,) = self.traced(fn, ins, where)
-        self.branches = branches
         return out
 
     @contextmanager
-    def leaving(self, why: str) -> Iterator[None]:
-        """Nothing is marked here; ``why`` is empty where there is nothing to tell."""
-        before, self.unmarked = self.unmarked, why
+    def having(self, **values) -> Iterator[None]:
+        """These attributes have other values inside the ``with``: a scope, what is marked."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         yield
-        self.unmarked = before
-
-    @contextmanager
-    def marks(self, name: str) -> Iterator[None]:
-        """New ops stand in the place of a primitive."""
-        before, self.marking = self.marking, name
-        yield
-        self.marking = before
+        vars(self).update(before)
 
     # ---- equations ----
 
@@ -145,37 +136,34 @@ class Builder:
         stays = eqn.effects or eqn.loop is not None
         depth = here if stays else max((self.depth[v] for v in eqn.ins), default=0)
         outs = [self.new(a, depth) for a in avals]
-        scope = self.scope if depth == here else self.scope[: self._loop_at(depth)]
+        # the scope of a depth ends in front of the next loop
+        loops = [k for k, region in enumerate(self.scope) if isinstance(region, Loop)]
+        scope = self.scope if depth == here else self.scope[: loops[depth]]
         eqn = replace(eqn, outs=tuple(outs), scope=scope)
         if not self._fold(eqn):
             self.bodies[depth].append(eqn)
         return outs
-
-    def _loop_at(self, depth: int) -> int:
-        """The place in the scope of the loop inside ``depth`` others."""
-        return [k for k, r in enumerate(self.scope) if isinstance(r, Loop)][depth]
 
     def widened(self, eqn: Equation, shape) -> Equation:
         """An element-wise equation whose operands have the shape of its result.
 
         The implicit broadcast of an operand becomes an equation, so that it can be cut alone.
         """
-        ins = tuple(self._widen(v, eqn, shape) for v in eqn.ins)
-        return eqn if ins == eqn.ins else replace(eqn, ins=ins)
-
-    def _widen(self, value: int, eqn: Equation, shape) -> int:
-        aval = self.avals[value]
-        if aval.shape == shape or value in self.constants or not is_inexact(aval):
-            return value
-        axes = tuple(range(len(aval.shape)))
-        params = dict(shape=shape, broadcast_dimensions=axes, sharding=None)
-        broadcast = Equation(jax.lax.broadcast_in_dim_p, params, eqn.ctx, (value,), (), eqn.where)
-        (wide,) = self.append(broadcast, [aval.update(shape=shape)])
-        if value in self.pure:
-            self.pure.add(wide)
-        if value in self.owned:
-            self.owned[wide] = self.owned[value]
-        return wide
+        ins = list(eqn.ins)
+        for k, value in enumerate(eqn.ins):
+            aval = self.avals[value]
+            if aval.shape == shape or value in self.constants or not is_inexact(aval):
+                continue
+            axes = tuple(range(len(aval.shape)))
+            params = dict(shape=shape, broadcast_dimensions=axes, sharding=None)
+            broadcast = Equation(
+                jax.lax.broadcast_in_dim_p, params, eqn.ctx, (value,), (), eqn.where
+            )
+            (ins[k],) = self.append(broadcast, [aval.update(shape=shape)])
+            # what is known of the operand holds for its copies
+            self.pure.update([ins[k]] if value in self.pure else [])
+            self.owned.update({ins[k]: self.owned[value]} if value in self.owned else {})
+        return eqn if ins == list(eqn.ins) else replace(eqn, ins=tuple(ins))
 
     def _fold(self, eqn: Equation) -> bool:
         """Evaluate small integer equations of constants, so that static indices are known."""
@@ -193,57 +181,36 @@ class Builder:
         self.constants.update({o: np.asarray(v) for o, v in zip(eqn.outs, values, strict=True)})
         return True
 
-    @contextmanager
-    def within(self, *regions: Region) -> Iterator[None]:
-        """New equations stand in these regions."""
-        before, self.scope = self.scope, (*self.scope, *regions)
-        yield
-        self.scope = before
-
 
 # marking ------------------------------------------------------------------------------------------
 #
 # Where a function of parameters to mark meets a value that changes: the op for it.
 
 
-def chosen(policy: Policy, names: Sequence, avals: Sequence, trainable: tuple) -> tuple | None:
-    """Positions of the parameters to mark; None where nothing is marked."""
-    mark = policy.mark
-    if not callable(mark):
-        return None if mark is None else trainable
-    return tuple(i for i in trainable if mark(names[i], avals[i]))
-
-
-def owned_by(build: Builder, eqn: Equation, outs: Sequence[int]) -> dict[int, str]:
-    """The results of an equation that are functions of parameters to mark."""
+def note(build: Builder, eqn: Equation, outs: Sequence[int]) -> None:
+    """Note which results of an equation are functions of parameters to mark, and a result that is
+    equal to another: these share their op, the first stands for all.
+    """
     places = [build.owned[v] for v in eqn.ins if v in build.owned]
-    if not places or not eqn.does.gradient or eqn.effects or _moves(build, eqn):
-        return {}
-    return dict.fromkeys((o for o in outs if is_inexact(build.avals[o])), max(places))
-
-
-def note_twin(build: Builder, eqn: Equation, outs: Sequence[int]) -> None:
-    """Equal functions of parameters to mark share their op: the first stands for all."""
+    fixed = not eqn.effects and all(v in build.pure for v in eqn.ins)
+    if places and eqn.does.gradient and fixed:
+        smooth = (o for o in outs if is_inexact(build.avals[o]))
+        build.owned.update(dict.fromkeys(smooth, max(places)))
     if len(outs) == 1 and outs[0] in build.owned and (eqn.does.moves or eqn.does.elementwise):
-        ins = tuple(_known_as(build, v) for v in eqn.ins)
-        key = eqn.primitive, ins, tuple(sorted(eqn.params.items())), _region(build)
+        ins = []
+        for v in eqn.ins:
+            # a constant number is known as what it is
+            number = build.constants.get(v)
+            known = number is not None and not np.ndim(number)
+            ins.append(
+                (str(build.avals[v]), np.asarray(number).item()) if known else build.twins.get(v, v)
+            )
+        key = eqn.primitive, tuple(ins), tuple(sorted(eqn.params.items())), _region(build)
         build.twins[outs[0]] = build.firsts.setdefault(key, outs[0])
-
-
-def _known_as(build: Builder, value: int) -> Any:
-    """The first of equal values; a constant number is known as what it is."""
-    constant = build.constants.get(value)
-    if constant is None or np.ndim(constant):
-        return build.twins.get(value, value)
-    return str(build.avals[value]), np.asarray(constant).item()
 
 
 def _region(build: Builder) -> tuple:
     return build.scope, tuple(build.branches)
-
-
-def _moves(build: Builder, eqn: Equation) -> bool:
-    return any(v not in build.pure for v in eqn.ins)
 
 
 def weights_of(build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
@@ -252,7 +219,8 @@ def weights_of(build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
     if not found or build.unmarked == '' or not eqn.does.gradient:
         return []
     smooth = any(is_inexact(v.aval) for v in outvars)
-    return found if smooth and (eqn.effects or _moves(build, eqn)) else []
+    changes = eqn.effects or any(v not in build.pure for v in eqn.ins)
+    return found if smooth and changes else []
 
 
 def marked_op(build: Builder, eqn: Equation, weights: list[int]) -> Callable | None:
@@ -282,7 +250,7 @@ def marked_value(build: Builder, value: int, shape: tuple, where: str, name: str
     value = build.twins.get(value, value)
     key = value, shape, _region(build)
     if key not in build.spread:
-        with build.marks(name):
+        with build.having(marking=name):
             place = build.owned[value] or where
             (build.spread[key],) = build.traced(at_positions(shape), [value], place)
     return build.spread[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +33,6 @@ def _gate(taken, x):
     return jax.lax.select_n(taken, jax.lax.stop_gradient(x), x)
 
 
-def _zero_unless(taken, x):
-    return jax.lax.select_n(taken, jnp.zeros_like(x), x)
-
-
 def selected(build: Builder, branches: list, ins: list[int], place: Place) -> list[int]:
     """Every branch, each behind gates, then a select."""
     index, operands = ins[0], ins[1:]
@@ -47,6 +43,7 @@ def selected(build: Builder, branches: list, ins: list[int], place: Place) -> li
         def is_taken(i, *outer, k=k):
             return jnp.logical_and(i == k, *outer) if outer else i == k
 
+        # the predicate holds where this branch and those around it are taken
         build.branches.append(Branch(build.plain(is_taken, [index, *around], place.where)))
         outs = build.call(body, consts, operands, place)
         outs = [marked_at_border(build, v, place.where, 'cond') for v in outs]
@@ -77,8 +74,12 @@ def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:
         v if k in weights and v in build.pure else gated(build, v) for k, v in enumerate(eqn.ins)
     ]
     x = eqn.primitive.x_invar_index
+
+    def zero_unless(taken, x):
+        return jax.lax.select_n(taken, jnp.zeros_like(x), x)
+
     if x is not None:
-        ins[x] = build.plain(_zero_unless, [build.branches[-1].taken, ins[x]], eqn.where)
+        ins[x] = build.plain(zero_unless, [build.branches[-1].taken, ins[x]], eqn.where)
     return replace(eqn, ins=tuple(ins), conditional=True)
 
 
@@ -116,27 +117,24 @@ def while_taken(parts: _jax.WhileParts) -> Callable:
     def run(taken, *args):
         cond_args, body_args, init = parts.split(list(args))
 
-        def lanes(carry):  # one flag for each lane of a loop under vmap
+        def going_on(carry):  # one flag for each sample of a loop under vmap
             return _jax.evaluate(parts.cond, parts.cond_consts, [*cond_args, *carry])[0]
 
-        def go_on(carry):
-            return jnp.logical_and(taken, jnp.any(lanes(carry)))
+        def cond(carry):
+            return jnp.logical_and(taken, jnp.any(going_on(carry)))
 
         def body(carry):
-            flags = lanes(carry)
+            flags = going_on(carry)
             new = _jax.evaluate(parts.body, parts.body_consts, [*body_args, *carry])
-            return tuple(_where(flags, n, o) for n, o in zip(new, carry, strict=True))
+            if not flags.ndim:
+                return tuple(new)
+            # samples whose own loop has ended keep their carry
+            wide = (flags.reshape(flags.shape + (1,) * (n.ndim - flags.ndim)) for n in new)
+            return tuple(jnp.where(f, n, o) for f, n, o in zip(wide, new, carry, strict=True))
 
-        return list(jax.lax.while_loop(go_on, body, tuple(init)))
+        return list(jax.lax.while_loop(cond, body, tuple(init)))
 
     return run
-
-
-def _where(flags, new, old):
-    """The new carry in the lanes that go on."""
-    if not flags.ndim:
-        return new
-    return jnp.where(flags.reshape(flags.shape + (1,) * (new.ndim - flags.ndim)), new, old)
 
 
 # loops --------------------------------------------------------------------------------------------
@@ -161,11 +159,10 @@ def unrolled(build: Builder, parts: _jax.ScanParts, ins: list[int], place: Place
         empty = [v.aval for v in parts.body.outvars[parts.num_carry :]]
         return [*carry, *(build.constant(jnp.zeros((0, *a.shape), a.dtype)) for a in empty)]
     columns = zip(*(rows[t] for t in range(parts.length)), strict=True)
-
-    def stack(*rows):
-        return jnp.stack(rows)
-
-    return [*carry, *(build.traced(stack, column, place.where)[0] for column in columns)]
+    return [
+        *carry,
+        *(build.traced(lambda *r: jnp.stack(r), column, place.where)[0] for column in columns),
+    ]
 
 
 def peeled(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[int]:
@@ -204,7 +201,7 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
         build.owned.update({row: build.owned[sequence]} if sequence in build.owned else {})
     region = Loop(parts.length, parts.reverse, parts.unroll, len(init), place.where, eqn)
     build.bodies.append([])
-    with build.within(region):
+    with build.having(scope=(*build.scope, region)):
         outs = build.call(parts.body, parts.consts, [*consts, *inner], place)
         outs = [marked_at_border(build, v, place.where, eqn.primitive.name) for v in outs]
         if build.branches:
@@ -222,21 +219,16 @@ def descended(build: Builder, eqn, parts, ins: list[int], place: Place) -> list[
         *body,
         replace(marker, primitive=END, ins=tuple(outs), outs=tuple(results)),
     ]
-    return _with_last_rows(build, region, outs, results)
-
-
-def _with_last_rows(build: Builder, region: Loop, outs: list[int], results: list[int]) -> list[int]:
-    """Readers of the last row of a carry's sequence read the new state, as if unrolled."""
-    carry = dict(zip(outs[: region.num_carry], results, strict=False))
+    # a sequence of the carry ends with the last carry: who reads its last row then reads the new
+    # state, as if the loop were unrolled
+    carry = dict(zip(outs[: len(init)], results, strict=False))
 
     def put(rows, last):
         parts = [last[None], rows[1:]] if region.reverse else [rows[:-1], last[None]]
         return jnp.concatenate(parts)
 
     return [
-        build.traced(put, [r, carry[o]], region.where)[0]
-        if k >= region.num_carry and o in carry
-        else r
+        build.traced(put, [r, carry[o]], region.where)[0] if k >= len(init) and o in carry else r
         for k, (o, r) in enumerate(zip(outs, results, strict=True))
     ]
 
@@ -255,12 +247,23 @@ def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
     they get a NaN cotangent.
     """
     loop, parts = Equation(eqn.primitive, eqn.params, eqn.ctx, (), (), where), _jax.while_parts(eqn)
-    avals = [v.aval for v in eqn.invars]
-    sources = {
-        k: _sources(loop, avals, k)
-        for k in range(parts.cond_nconsts if parts else 0, len(avals))
-        if is_inexact(avals[k])
-    }
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    smooth = [j for j, v in enumerate(eqn.outvars) if is_inexact(v.aval)]
+
+    def pushed(args: list, k: int, tangent) -> list:
+        """The tangents of the inexact results, for a tangent of operand k."""
+
+        def of_one(x):
+            return [o for o in loop.evaluate([*args[:k], x, *args[k + 1 :]]) if is_inexact(o)]
+
+        return jax.jvp(of_one, [args[k]], [tangent])[1]
+
+    # operand -> result -> which element of the operand each element of the result reads
+    sources: dict[int, dict[int, np.ndarray]] = {}
+    for k in range(parts.cond_nconsts if parts else 0, len(avals)):
+        if is_inexact(avals[k]):
+            found = along(lambda *a, k=k: pushed(list(a[:-1]), k, a[-1]), avals, avals[k])
+            sources[k] = {j: lab for j, lab in zip(smooth, found, strict=True) if lb.has(lab)}
     mixed = {k for k, found in sources.items() if any(map(lb.meet, found.values()))}
     if mixed & learned:
         raise NotSupportedError(
@@ -277,57 +280,24 @@ def forward_derivative(eqn, where: str, learned: frozenset[int]) -> Callable:
                 for j in found:
                     outs[j] = outs[j] + _poison(args[k]).astype(outs[j].dtype)
                 continue
-            for unit, moves in _directions(args[k] - still[k]) if found else ():
-                slopes = _along(loop, still, k, unit)
+            if not found:
+                continue
+            # a loop need not have a complex derivative: real and imaginary part move one by one
+            zero = args[k] - still[k]
+            ways = [(1, jnp.real(zero)), (1j, jnp.imag(zero))] if is_complex(zero) else [(1, zero)]
+            for unit, moves in ways:
+                slopes = dict(zip(smooth, pushed(still, k, jnp.full_like(still[k], unit))))
                 for j, source in found.items():
                     # a zero whose derivative is the slope at the element that is read
-                    moved = _read_at(moves, source).astype(outs[j].dtype)
+                    moved = moves
+                    if moves.shape != source.shape or (source != lb.identity(source.shape)).any():
+                        read = moves.reshape(-1)[np.maximum(source, 0)]
+                        moved = jnp.where(source == lb.NONE, 0, read)
+                    moved = moved.astype(outs[j].dtype)
                     outs[j] = outs[j] + jax.lax.stop_gradient(slopes[j]) * moved
         return outs
 
     return run
-
-
-def _read_at(x, source: np.ndarray):
-    """The elements of an array at ``source``, zero at ``NONE``."""
-    if x.shape == source.shape and (source == lb.identity(source.shape)).all():
-        return x
-    return jnp.where(source == lb.NONE, 0, x.reshape(-1)[np.maximum(source, 0)])
-
-
-def _pushed(loop: Equation, k: int) -> Callable:
-    """``(args, tangent of operand k) -> tangents of the inexact results``."""
-
-    def push(args, tangent):
-        def of_one(x):
-            return [o for o in loop.evaluate([*args[:k], x, *args[k + 1 :]]) if is_inexact(o)]
-
-        return jax.jvp(of_one, [args[k]], [tangent])[1]
-
-    return push
-
-
-def _directions(x) -> list[tuple[complex, jax.Array]]:
-    """Tangents, and how far ``x`` is along each: a loop need not have a complex derivative."""
-    return [(1, jnp.real(x)), (1j, jnp.imag(x))] if is_complex(x) else [(1, x)]
-
-
-def _along(loop: Equation, args: list, k: int, unit: complex) -> dict[int, jax.Array]:
-    slopes = _pushed(loop, k)(args, jnp.full_like(args[k], unit))
-    return dict(zip(_inexact_results(loop, args), slopes, strict=True))
-
-
-def _inexact_results(loop: Equation, args) -> list[int]:
-    shapes = jax.eval_shape(lambda *a: loop.evaluate(a), *args)
-    return [j for j, s in enumerate(shapes) if is_inexact(s)]
-
-
-def _sources(loop: Equation, avals, k: int) -> dict[int, np.ndarray]:
-    """For each inexact result, which element of operand ``k`` each of its elements reads."""
-    primals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    found = along(lambda *a: _pushed(loop, k)(list(a[:-1]), a[-1]), primals, primals[k])
-    results = _inexact_results(loop, primals)
-    return {j: lab for j, lab in zip(results, found, strict=True) if lb.has(lab)}
 
 
 @jax.custom_vjp
@@ -339,7 +309,7 @@ def _poison(x):
 _poison.defvjp(lambda x: (jnp.zeros((), x.dtype), x), lambda x, g: (jnp.full_like(x, jnp.nan),))
 
 
-# control flow -------------------------------------------------------------------------------------
+# decisions ----------------------------------------------------------------------------------------
 #
 # Which control flow of a program must be lowered further, and how.
 
@@ -368,40 +338,33 @@ def unroll(loop) -> dict[Any, object]:
     return {loop.origin: 'unroll'}
 
 
-def refuse_ops_in_while(jaxpr, outer: str = 'an unknown place') -> None:
+def refuse_ops_in_while(jaxpr) -> None:
     """No learner can look into a loop of unknown length."""
-    for eqn in jaxpr.eqns:
-        where = _jax.location(eqn.source_info) or outer
-        held = [_jax.closed_jaxpr(j)[0] for j in _jax.sub_jaxprs(eqn.params)]
-        if _jax.while_parts(eqn) is not None and any(map(holds_op, held)):
+    for eqn, where in _equations(jaxpr, lambda eqn: _jax.sub_jaxprs(eqn.params)):
+        if _jax.while_parts(eqn) is not None and any(map(holds_op, _jax.sub_jaxprs(eqn.params))):
             raise NotSupportedError(
                 f'{where}: a while loop holds an ETP op; neither its trace nor its reverse mode '
                 'exists. Use lax.fori_loop with a static number of steps, or lax.scan.'
             )
-        for j in held:
-            refuse_ops_in_while(j, where)
 
 
-def refuse_mutable_arrays(jaxpr, outer: str = 'an unknown place') -> None:
+def refuse_mutable_arrays(jaxpr) -> None:
     """A program of values cannot hold an array that is written to."""
-    for eqn in jaxpr.eqns:
-        where = _jax.location(eqn.source_info) or outer
+    for eqn, where in _equations(jaxpr, lambda eqn: filter(None, [_jax.inlinable(eqn)])):
         if any(_jax.is_mutable(v.aval) for v in (*eqn.invars, *eqn.outvars)):
             raise NotSupportedError(
                 f'{where}: {eqn.primitive.name} works on a mutable array (jax.new_ref), whose '
                 'values no trace can follow. Compute with values: h = h.at[...].set(...).'
             )
-        inner = _jax.inlinable(eqn)
-        if inner is not None:
-            refuse_mutable_arrays(_jax.closed_jaxpr(inner)[0], where)
 
 
-def _holds_while(params: dict) -> bool:
-    return any(
-        _jax.while_parts(e) is not None or _holds_while(e.params)
-        for j in _jax.sub_jaxprs(params)
-        for e in _jax.closed_jaxpr(j)[0].eqns
-    )
+def _equations(jaxpr, bodies: Callable, outer: str = 'an unknown place') -> Iterator[tuple]:
+    """The equations of a jaxpr and of ``bodies(equation)``, each with its place."""
+    for eqn in _jax.closed_jaxpr(jaxpr)[0].eqns:
+        where = _jax.location(eqn.source_info) or outer
+        yield eqn, where
+        for body in bodies(eqn):
+            yield from _equations(body, bodies, where)
 
 
 def peel(program: Program) -> dict[Any, object]:
@@ -423,29 +386,7 @@ def peel(program: Program) -> dict[Any, object]:
 
 def decide(program: Program, policy: Policy) -> dict[Any, object]:
     """Decisions for control flow between hidden states, or with an op that leads to one."""
-    behind, ahead = _facts(program)
-    found: dict[Any, Any] = {}
-    for eqn in program.equations:
-        control = eqn.does.control
-        if eqn.origin is None or control is None:
-            continue
-        to = flow.union(ahead, eqn.outs)
-        # a while loop has no reverse mode, so it matters wherever a gradient passes it
-        if _jax.while_parts(eqn.origin) is not None:
-            if to and _differentiable(program, eqn, behind):
-                known = found.get(eqn.origin, frozenset())
-                found[eqn.origin] = _forward(eqn, control, behind, policy) | known
-            continue
-        inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
-        if to & STATE and inside or _must_be_opened(eqn):
-            decision = _decision(eqn, control, policy)
-            if decision:
-                found[eqn.origin] = decision
-    return found
-
-
-def _facts(program: Program) -> tuple[list[int], list[int]]:
-    """The facts behind each value by a gradient, and ahead of it."""
+    # the facts behind each value by a gradient, and ahead of it
     states = {program.carry[c]: STATE | LEARNED for c in program.hidden}
     states |= {o: STATE | LEARNED for i in program.ops for o in program.equations[i].outs}
     states |= {v: LEARNED for v in program.params}
@@ -453,37 +394,45 @@ def _facts(program: Program) -> tuple[list[int], list[int]]:
     results = dict.fromkeys((*program.outputs, *program.new_carry), RESULT)
     results |= dict.fromkeys(program.new_states, RESULT | STATE)
     behind = flow.forward(program, states | inputs, flow.gradients(program))
-    return behind, flow.backward(program, results)
+    ahead = flow.backward(program, results)
+    avals, found = program.avals, {}
+    for eqn in program.equations:
+        control = eqn.does.control
+        if eqn.origin is None or control is None:
+            continue
+        to = flow.union(ahead, eqn.outs)
+        # a while loop has no reverse mode, so it matters wherever a gradient passes it
+        if _jax.while_parts(eqn.origin) is not None:
+            reads = any(behind[v] and is_inexact(avals[v]) for v in eqn.ins)
+            if to and reads and any(is_inexact(avals[o]) for o in eqn.outs):
+                if policy.while_loop == 'refuse':
+                    _refuse(eqn, control, 'needs a derivative')
+                # it is lowered with the operands that depend on a state or a parameter
+                learned = frozenset(k for k, v in enumerate(eqn.ins) if behind[v] & LEARNED)
+                found[eqn.origin] = learned | found.get(eqn.origin, frozenset())
+            continue
+        scan = _jax.scan_parts(eqn.origin)
+        # a `while` that a branch holds must not run if the branch is not taken
+        opens = eqn.conditional and _holds_while(eqn.params)
+        opens = opens and (_jax.cond_branches(eqn.origin) or scan) is not None
+        inside = eqn.unmarked or eqn.holds_op() or any(behind[v] & STATE for v in eqn.ins)
+        if to & STATE and inside or opens:
+            # a rule of the user's own is kept as it is, so only an op inside it is in question
+            asked = control.decision or eqn.holds_op()
+            if asked and getattr(policy, control.option) == 'refuse':
+                _refuse(eqn, control, 'holds an ETP op or lies between hidden states')
+            short = scan is not None and scan.length <= max(policy.unroll, 1)
+            if decision := 'unroll' if short else control.decision:
+                found[eqn.origin] = decision
+    return found
 
 
-def _must_be_opened(eqn: Equation) -> bool:
-    """Whether a branch holds a ``while`` in this equation: it must not run if the branch is not
-    taken.
-    """
-    opens = _jax.cond_branches(eqn.origin) or _jax.scan_parts(eqn.origin)
-    return eqn.conditional and opens is not None and _holds_while(eqn.params)
-
-
-def _differentiable(program: Program, eqn: Equation, behind: list[int]) -> bool:
-    return any(behind[v] and is_inexact(program.avals[v]) for v in eqn.ins) and any(
-        is_inexact(program.avals[o]) for o in eqn.outs
+def _holds_while(params: dict) -> bool:
+    return any(
+        _jax.while_parts(e) is not None or _holds_while(e.params)
+        for j in _jax.sub_jaxprs(params)
+        for e in _jax.closed_jaxpr(j)[0].eqns
     )
-
-
-def _forward(eqn: Equation, control: Control, behind: list[int], policy: Policy) -> frozenset[int]:
-    """The operands of a ``while`` that depend on a state or a parameter."""
-    if policy.while_loop == 'refuse':
-        _refuse(eqn, control, 'needs a derivative')
-    return frozenset(k for k, v in enumerate(eqn.ins) if behind[v] & LEARNED)
-
-
-def _decision(eqn: Equation, control: Control, policy: Policy) -> str | None:
-    # a rule of the user's own is kept as it is, so only an op inside it is in question
-    if getattr(policy, control.option) == 'refuse' and (control.decision or eqn.holds_op()):
-        _refuse(eqn, control, 'holds an ETP op or lies between hidden states')
-    scan = _jax.scan_parts(eqn.origin)
-    short = scan is not None and scan.length <= max(policy.unroll, 1)
-    return 'unroll' if short else control.decision
 
 
 def _refuse(eqn: Equation, control: Control, what: str) -> None:

@@ -17,12 +17,10 @@ from ..policy import DEFAULT, Policy
 from .builder import (
     Builder,
     Place,
-    chosen,
     marked_at_border,
     marked_op,
     marked_operands,
-    note_twin,
-    owned_by,
+    note,
     weights_of,
 )
 from .control_flow import (
@@ -78,7 +76,8 @@ class _Lowering:
             return build.call(*_jax.closed_jaxpr(body), ins, place)
         if remat is not None:
             keep = self.policy.checkpoint != 'inline'
-            with build.within(*[Remat(remat.policy, remat.prevent_cse)] if keep else []):
+            region = [Remat(remat.policy, remat.prevent_cse)] if keep else []
+            with build.having(scope=(*build.scope, *region)):
                 return build.call(remat.body, remat.consts, ins, place)
         if branches is not None and ins[0] in build.constants:
             branch, consts = branches[int(build.constants[ins[0]])]
@@ -86,8 +85,10 @@ class _Lowering:
         # a loop that may not end is guarded first
         loop = _jax.while_parts(eqn)
         if build.branches and loop is not None and eqn not in self.decisions.guarded:
-            taken = build.branches[-1].taken
-            return self.guarding(build, eqn, while_taken(loop), [taken, *ins], place)
+            guarded, ins = while_taken(loop), [build.branches[-1].taken, *ins]
+            jaxpr, consts = self.expansion(build, eqn, lambda: guarded, ins)
+            self.decisions.guarded.update(jaxpr.eqns)
+            return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
         mode = self.decisions.modes.get(eqn)
         if mode is not None:
             return self.decided(build, eqn, mode, ins, place)
@@ -108,14 +109,20 @@ class _Lowering:
             marked=build.marking if op else '',
         )
         if op:
-            outs = self.apply(build, flat, eqn.outvars)
-            with build.leaving(''):
-                return self.beside_y(build, eqn, ins, outs, place)
+            outs, y = self.apply(build, flat, eqn.outvars), eqn.primitive.y_outvar_index
+            if all(k == y or isinstance(v, _jax.DropVar) for k, v in enumerate(eqn.outvars)):
+                return outs
+            # an op's rules are about y alone, so plain equations make its other results
+            plain, place = partial(eqn.primitive.impl_fn, **eqn.params), place._replace(fixed=True)
+            with build.having(unmarked=''):
+                others = self.expanded(build, eqn, lambda: plain, ins, place)
+            return [out if k == y else other for k, (out, other) in enumerate(zip(outs, others))]
+        # an op is put where a function of parameters to mark meets a value that changes
         weights = weights_of(build, flat, eqn.outvars)
         replaced = marked_op(build, flat, weights)
         if replaced is not None:
             place = Place(build.owned[ins[weights[0]]] or place.where, fixed=True)
-            with build.marks(eqn.primitive.name):
+            with build.having(marking=eqn.primitive.name):
                 return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
         if weights:
             flat = marked_operands(build, flat, weights, eqn.outvars)
@@ -140,7 +147,7 @@ class _Lowering:
             return self.expanded(build, eqn, lambda: EXPANDED[mode](eqn, place.where), ins, place)
         # a while loop, with the operands that it must be differentiated for
         place = place._replace(fixed=True)
-        with build.leaving('while_loop'):
+        with build.having(unmarked='while_loop'):
             return self.expanded(
                 build, eqn, lambda: forward_derivative(eqn, place.where, mode), ins, place
             )
@@ -165,8 +172,7 @@ class _Lowering:
         if pure:
             build.pure.update(outs)
         if not op:
-            build.owned.update(owned_by(build, eqn, outs))
-            note_twin(build, eqn, outs)
+            note(build, eqn, outs)
         if build.branches and pure and not op:
             made = replace(eqn, outs=tuple(outs))
             build.branches[-1].made.update(dict.fromkeys(outs, made))
@@ -177,29 +183,12 @@ class _Lowering:
             outs[y] = result_of_op(build, outs[y], eqn.where)  # who reads y reads it behind a gate
         return outs
 
-    def beside_y(self, build: Builder, eqn, ins: list[int], outs: list[int], place) -> list[int]:
-        """An op's rules are about y alone, so plain equations make its other results."""
-        y = eqn.primitive.y_outvar_index
-        if all(k == y or isinstance(v, _jax.DropVar) for k, v in enumerate(eqn.outvars)):
-            return outs
-        place = place._replace(fixed=True)
-        plain = self.expanded(
-            build, eqn, lambda: partial(eqn.primitive.impl_fn, **eqn.params), ins, place
-        )
-        return [out if k == y else other for k, (out, other) in enumerate(zip(outs, plain))]
-
     def expanded(
         self, build: Builder, eqn, make: Callable, ins: list[int], place: Place, weight: int = -1
     ) -> list[int]:
         """Lower the function that replaces an equation; ``weight``: the operand that an op has."""
         jaxpr, consts = self.expansion(build, eqn, make, ins, weight)
         return build.call(jaxpr, consts, ins, place)
-
-    def guarding(self, build: Builder, eqn, fn: Callable, ins: list[int], place: Place):
-        """Lower the guarded form of a ``while``, whose loop needs no further guard."""
-        jaxpr, consts = self.expansion(build, eqn, lambda: fn, ins)
-        self.decisions.guarded.update(jaxpr.eqns)
-        return build.call(jaxpr, consts, ins, Place(place.where, fixed=True))
 
     def expansion(
         self, build: Builder, eqn, make: Callable, ins: list[int], weight: int = -1
@@ -221,7 +210,11 @@ def flatten(
     numbers = [[build.new(a) for a in part] for part in step.avals]
     build.pure.update(numbers[0])
     learned = select(trainable, step.param_keys, step.avals[0])
-    to_mark = chosen(policy, step.param_keys, step.avals[0], learned)
+    # the parameters to mark: none, all that are trained, or those that the policy chooses
+    to_mark = None if policy.mark is None else learned
+    if callable(policy.mark):
+        keys, avals = step.param_keys, step.avals[0]
+        to_mark = tuple(i for i in learned if policy.mark(keys[i], avals[i]))
     build.owned.update({numbers[0][i]: '' for i in to_mark or ()})
     ins = [n for part in numbers for n in part]
     outs = build.call(step.jaxpr, step.consts, ins, Place('an unknown place'))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -109,6 +109,11 @@ class Split:
 
     aval: Any
     places: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, aval, places: Iterable[np.ndarray]) -> Split:
+        """The pieces in the order in which they stand in the leaf."""
+        return cls(aval, tuple(sorted(places, key=lambda p: int(p.min()))))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -229,10 +229,20 @@ class Elements:
             self.next += max(1, size)
         return np.arange(self.base_of[value], self.base_of[value] + size).reshape(shape)
 
+    def which(self, ids: np.ndarray) -> np.ndarray:
+        """For each number the place in ``owners`` of the value that it is of; -1 for ``NONE``."""
+        if ids.size >= 64:
+            return np.searchsorted(self.bases, ids, 'right') - 1
+        # for a few numbers an array of all bases would cost more than it saves
+        return np.array([bisect_right(self.bases, int(e)) - 1 for e in ids], np.int64)
+
     def moved_by(self, eqn: Equation) -> list[tuple[int, np.ndarray]]:
         """The results of an equation that only moves elements, each with the numbers in it."""
         operands = () if eqn.effects else moved_operands(eqn)
-        if not operands or eqn.does.repeats and self._size(eqn.outs) > self._size(eqn.ins):
+        if not operands:
+            return []
+        before, after = (sum(self.avals[v].size for v in vs) for vs in (eqn.ins, eqn.outs))
+        if eqn.does.repeats and after > before:
             return []  # a value that stands in several places is no copy
         found = moved(
             eqn,
@@ -240,9 +250,6 @@ class Elements:
             [self.constants.get(v) for v in eqn.ins],
         )
         return list(zip(eqn.outs, found or (), strict=False))
-
-    def _size(self, values: Iterable[int]) -> int:
-        return sum(self.avals[v].size for v in values)
 
     def original(self, ids: np.ndarray, value: int) -> int | None:
         """The value that consists of exactly ``ids`` in their order, if it is like ``value``."""
@@ -258,14 +265,9 @@ class Elements:
         keys = {self.key(v) for v in new if v in self.moved}
         first: dict = {}
         found = {}
-        for eqn in equations:
-            for v in eqn.outs if not eqn.scope else ():
-                if (
-                    v in self.moved
-                    and (key := self.key(v)) in keys
-                    and first.setdefault(key, v) != v
-                ):
-                    found[v] = first[key]
+        for v in (v for eqn in equations if not eqn.scope for v in eqn.outs if v in self.moved):
+            if (key := self.key(v)) in keys and first.setdefault(key, v) != v:
+                found[v] = first[key]
         return found
 
     def key(self, value: int):
@@ -305,22 +307,18 @@ def forward_copies(program: Program, kept: Collection[int] = ()) -> Program:
     twins = elements.twins(new, equations)
     equations = [renamed(eqn, twins) for eqn in equations]
     names |= twins
-    outputs, carry = (
-        tuple(_final(names, v) for v in part) for part in (program.outputs, program.new_carry)
-    )
+
+    def final(value: int) -> int:
+        while value in names:
+            value = names[value]
+        return value
+
+    outputs, carry = (tuple(map(final, vs)) for vs in (program.outputs, program.new_carry))
     living = alive(equations, (*outputs, *carry))
     return replace(program, equations=living, outputs=outputs, new_carry=carry)
 
 
 def renamed(eqn: Equation, names: dict[int, int]) -> Equation:
-    return (
-        eqn
-        if names.keys().isdisjoint(eqn.ins)
-        else replace(eqn, ins=tuple(names.get(v, v) for v in eqn.ins))
-    )
-
-
-def _final(names: dict[int, int], value: int) -> int:
-    while value in names:
-        value = names[value]
-    return value
+    if names.keys().isdisjoint(eqn.ins):
+        return eqn
+    return replace(eqn, ins=tuple(names.get(v, v) for v in eqn.ins))

@@ -31,7 +31,8 @@ def raw_keys(jaxpr, n_carry: int, start: int) -> list[int]:
     """The positions in the carry, which is ``n_carry`` inputs from ``start`` on and the last
     outputs of a step.
     """
-    may = [_may_be_keys(v.aval) for v in jaxpr.invars[start : start + n_carry]]
+    avals = [v.aval for v in jaxpr.invars[start : start + n_carry]]
+    may = [a.dtype == np.uint32 and a.shape[-1:] in [(n,) for n in SIZES] for a in avals]
     keys = [False] * n_carry
     while any(may):
         # what becomes a key of the next step is one
@@ -44,58 +45,43 @@ def raw_keys(jaxpr, n_carry: int, start: int) -> list[int]:
     return [c for c, key in enumerate(keys) if key]
 
 
-def _may_be_keys(aval) -> bool:
-    return aval.dtype == np.uint32 and aval.shape[-1:] in [(n,) for n in SIZES]
-
-
 def _keys(jaxpr, results: Sequence[bool]) -> list[bool]:
     """Which inputs are taken for keys, or are moved to ``results`` that are."""
-    found = {v for v, key in zip(jaxpr.outvars, results, strict=True) if key and _is_var(v)}
+    found: set = set()
+
+    def note(atoms: Sequence, keys: Sequence[bool]) -> None:
+        chosen = (v for v, key in zip(atoms, keys, strict=True) if key)
+        found.update(v for v in chosen if not isinstance(v, _jax.Literal))
+
+    note(jaxpr.outvars, results)
     for eqn in reversed(jaxpr.eqns):
-        ins = _operands(eqn, [v in found for v in eqn.outvars])
-        found.update(v for v, key in zip(eqn.invars, ins, strict=True) if key and _is_var(v))
+        does, outs = primitives.TABLE[eqn.primitive.name], [v in found for v in eqn.outvars]
+        ins = [k in does.key_data for k in range(len(eqn.invars))]
+        if any(outs) and (does.moves or does.passes or does.zeros == 'chosen'):
+            ins = [v.aval.dtype == np.uint32 for v in eqn.invars]
+        # a body reads the last operands, all that it has an input for
+        for body in (_jax.closed_jaxpr(j)[0] for j in _jax.sub_jaxprs(eqn.params)):
+            if len(body.outvars) == len(outs):
+                inner = _of_body(eqn, body, outs)
+                ahead = [False] * (len(ins) - len(inner))
+                ins = [a or b for a, b in zip(ins, ahead + inner, strict=True)]
+        note(eqn.invars, ins)
     return [v in found for v in jaxpr.invars]
 
 
-def _is_var(atom) -> bool:
-    return not isinstance(atom, _jax.Literal)
-
-
-def _operands(eqn, outs: list[bool]) -> list[bool]:
-    """Which operands of an equation are keys."""
-    does = primitives.TABLE[eqn.primitive.name]
-    ins = [k in does.key_data for k in range(len(eqn.invars))]
-    if any(outs) and (does.moves or does.passes or does.zeros == 'chosen'):
-        ins = [_may_move(v.aval) for v in eqn.invars]
-    # a body reads the last operands, all that it has an input for
-    for body in map(_jax.closed_jaxpr, _jax.sub_jaxprs(eqn.params)):
-        ins = [a or b for a, b in zip(ins, _of_body(eqn, body[0], outs), strict=True)]
-    return ins
-
-
-def _may_move(aval) -> bool:
-    return aval.dtype == np.uint32
-
-
 def _of_body(eqn, body, outs: list[bool]) -> list[bool]:
-    n, carried = len(eqn.invars), _carried(eqn)
-    if len(body.outvars) != len(outs):
-        return [False] * n
+    """The inputs of a body that are keys; what a loop carries may be one from the next turn on."""
+    scan, loop = _jax.scan_parts(eqn), _jax.while_parts(eqn)
+    carried = slice(0, 0) if loop is None else slice(loop.body_nconsts, None)
+    if scan is not None:
+        carried = slice(scan.num_consts, scan.num_consts + scan.num_carry)
     while True:
         inner = _keys(body, outs)
-        back = inner[carried] if carried is not None else []
+        back = inner[carried]
         turned = [a or b for a, b in zip(outs, back, strict=False)] + outs[len(back) :]
         if turned == outs:
-            return [False] * (n - len(inner)) + inner
+            return inner
         outs = turned
-
-
-def _carried(eqn) -> slice | None:
-    """The inputs of a loop's body that its results become in the next turn."""
-    scan, loop = _jax.scan_parts(eqn), _jax.while_parts(eqn)
-    if scan is not None:
-        return slice(scan.num_consts, scan.num_consts + scan.num_carry)
-    return None if loop is None else slice(loop.body_nconsts, None)
 
 
 # tracing ------------------------------------------------------------------------------------------
@@ -122,48 +108,19 @@ class Step:
 
 def trace_step(cell: Callable, params, carry, inputs: tuple) -> Step:
     """Trace ``cell`` on shapes and dtypes."""
-    parts = [
-        leaves_of(params, 'params'),
-        leaves_of(carry, 'carry'),
-        leaves_of(tuple(inputs), 'inputs'),
-    ]
+    given = {'params': params, 'carry': carry, 'inputs': tuple(inputs)}
+    parts = [leaves_of(tree, name) for name, tree in given.items()]
     avals = [[abstract(x) for x in part.leaves] for part in parts]
-    returned = _Returned()
-    step = _flat_step(cell, parts, returned)
-    jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
-    new_avals = [v.aval for v in jaxpr.outvars[returned.n_outputs :]]
-    _check_carry(parts[1], avals[1], returned.carry, new_avals)
-    trees = {n: p.tree for n, p in zip(('params', 'carry', 'inputs'), parts, strict=True)}
-    return Step(
-        jaxpr,
-        consts,
-        tuple(avals),
-        parts[0].keys,
-        parts[1].keys,
-        returned.n_outputs,
-        {**trees, 'outputs': returned.out_tree},
-        frozenset(parts[1].keys[c] for c in raw_keys(jaxpr, len(avals[1]), len(avals[0]))),
-    )
-
-
-@dataclass
-class _Returned:
-    """The cell's result without its leaves: these are tracers."""
-
     out_tree: Any = None
-    n_outputs: int = 0
-    carry: Leaves = Leaves((), [], None)
-
-
-def _flat_step(cell: Callable, parts: list[Leaves], returned: _Returned) -> Callable:
-    """The cell as a function of the leaves of all its arguments, one after the other."""
+    n_outputs, after = 0, Leaves((), [], None)
 
     def step(*leaves):
+        """The cell as a function of the leaves of all its arguments, one after the other."""
+        nonlocal out_tree, n_outputs, after
         it = iter(leaves)
         args = [jax.tree.unflatten(p.tree, [next(it) for _ in p.leaves]) for p in parts]
-        params, carry, inputs = args
         try:
-            result = cell(params, carry, *inputs)
+            result = cell(*args[:2], *args[2])
         except TypeError as e:
             if {c.__module__.split('.')[0] for c in type(cell).__mro__} & FRAMEWORKS:
                 e.add_note(
@@ -177,14 +134,26 @@ def _flat_step(cell: Callable, parts: list[Leaves], returned: _Returned) -> Call
             raise CompileError(f'the cell returned {found}; return a pair (outputs, new_carry).')
         outputs, new_carry = result
         new = leaves_of(new_carry, 'the new carry')
-        returned.carry = new._replace(leaves=[])
         check_arrays(outputs, 'outputs')
-        out_leaves, returned.out_tree = jax.tree.flatten(outputs)
-        returned.n_outputs = len(out_leaves)
+        out_leaves, out_tree = jax.tree.flatten(outputs)
+        # only the structure of the results is kept: their leaves are tracers
+        n_outputs, after = len(out_leaves), new._replace(leaves=[])
         new_leaves = (x if hasattr(x, 'dtype') else jnp.asarray(x) for x in new.leaves)
         return [*map(jnp.asarray, out_leaves), *new_leaves]
 
-    return step
+    jaxpr, consts = _jax.trace(step, *(a for part in avals for a in part))
+    _check_carry(parts[1], avals[1], after, [v.aval for v in jaxpr.outvars[n_outputs:]])
+    keys = raw_keys(jaxpr, len(avals[1]), len(avals[0]))
+    return Step(
+        jaxpr=jaxpr,
+        consts=consts,
+        avals=tuple(avals),
+        param_keys=parts[0].keys,
+        carry_keys=parts[1].keys,
+        n_outputs=n_outputs,
+        trees={**dict(zip(given, (p.tree for p in parts))), 'outputs': out_tree},
+        raw_keys=frozenset(parts[1].keys[c] for c in keys),
+    )
 
 
 def _check_carry(before: Leaves, old_avals, after: Leaves, new_avals) -> None:
@@ -214,6 +183,7 @@ def depends(fn: Callable, values: list, *args) -> list[bool]:
     """Whether the result of ``fn(values, *args)`` depends on each entry of ``values``."""
     leaves, treedef = jax.tree.flatten((values, *args))
     jaxpr, _ = _jax.opened(lambda *x: fn(*jax.tree.unflatten(treedef, x)), leaves)
+    # dead code elimination from the result back
     live = {v for v in jaxpr.outvars[:1] if not isinstance(v, _jax.Literal)}
     for eqn in reversed(jaxpr.eqns):
         if not live.isdisjoint(eqn.outvars):
