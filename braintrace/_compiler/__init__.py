@@ -16,7 +16,6 @@ from .graph import (
     OpUse,
     Relation,
     Route,
-    Scope,
 )
 from .kinds import STEP_ONLY, WINDOWS, Kind, kind_of
 from .listing import listing
@@ -51,7 +50,6 @@ __all__ = [
     'Remat',
     'Route',
     'STEP_ONLY',
-    'Scope',
     'Splicing',
     'WINDOWS',
     'abstract',

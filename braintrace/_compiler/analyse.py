@@ -17,7 +17,7 @@ from .analysis.relations import (
     split_among_real_states,
 )
 from .equations import has
-from .graph import Derived, ETraceGraph, HiddenGroup, OpUse
+from .graph import Derived, ETraceGraph, HiddenGroup
 from .policy import DEFAULT, Policy
 from .program.control_flow import (
     MustUnroll,
@@ -89,7 +89,9 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
     # relations: which op feeds which group
     ops = find_ops(program)
     relations, missing = find_relations(positions, fan_out, groups, ops)
-    lanes = _lanes(program, ops)
+    # the batch size, if all batched ops share one
+    sizes = {op.x_aval.shape[0] for op in ops if op.primitive.batched and op.x is not None}
+    lanes = sizes.pop() if len(sizes) == 1 else None
     laned = carried_lanes(program, groups, ops, relations, lanes)
     graph = ETraceGraph(
         program=program,
@@ -106,22 +108,15 @@ def _graph(program: Program, policy: Policy, whole: Collection[int]) -> ETraceGr
         laned=laned | _named_lanes(program, policy, lanes),
         policy=policy,
     )
+    # groups (r, s) of different shapes where s reads the old r by plain paths
+    of = positions.group_of
+    reads = ((r, s) for s, sweep in enumerate(positions.sweeps) for r in sweep.old)
+    crossing = {
+        (of[r], of[s]) for r, s in reads if of[r] != of[s] and has(positions.sweeps[s].old[r])
+    }
     # findings: where each parameter's gradient comes from, and what the traces leave out
-    findings = find_findings(graph, missing, _cross_pairs(positions), recurrent)
+    findings = find_findings(graph, missing, sorted(crossing), recurrent)
     return replace(graph, findings=findings)
-
-
-def _cross_pairs(positions: Positions) -> list[tuple[int, int]]:
-    """Groups ``(r, s)`` of different shapes where s reads the old r by plain paths."""
-    group_of = positions.group_of
-    return sorted(
-        {
-            (group_of[r], group_of[s])
-            for s, sweep in enumerate(positions.sweeps)
-            for r, labels in sweep.old.items()
-            if has(labels) and group_of[r] != group_of[s]
-        }
-    )
 
 
 def _group(positions: Positions, states: Sequence[int], derived: Derived) -> HiddenGroup:
@@ -172,14 +167,6 @@ def _colours(positions: Positions, derived: Derived) -> tuple[tuple[tuple[int, .
     return tuple(result)
 
 
-def _lanes(program: Program, ops: Sequence[OpUse]) -> int | None:
-    """The batch size that all batched ops share."""
-    sizes = {
-        program.avals[op.x].shape[0] for op in ops if op.primitive.batched and op.x is not None
-    }
-    return sizes.pop() if len(sizes) == 1 else None
-
-
 def _named_lanes(program: Program, policy: Policy, lanes: int | None) -> frozenset[int]:
     """Positions in the carry that ``policy.batched`` names."""
     named: set[int] = set()
@@ -218,19 +205,15 @@ def check_learnable(graph: ETraceGraph) -> None:
         )
     if graph.ops:
         return
-    if graph.program.to_mark is None:
+    # automatic marking found nothing to mark: say why
+    program, told = graph.program, {'unmarked': 'parameter', 'closed-over': 'a constant'}
+    if program.to_mark is None:
         raise CompileError(
             'the step applies no ETP op. Mark trainable operations: braintrace.matmul(x, W) '
             'instead of x @ W, use the cells of braintrace.nn, or let the compiler mark all: '
             "mark='auto'."
         )
-    _refuse_unmarked(graph)
-
-
-def _refuse_unmarked(graph: ETraceGraph) -> None:
-    """Automatic marking found nothing to mark: say why."""
-    program, told = graph.program, {'unmarked': 'parameter', 'closed-over': 'a constant'}
-    names = [program.param_names[i] for i in program.to_mark or ()]
+    names = [program.param_names[i] for i in program.to_mark]
     lines = [
         f'  {f"{told[d.kind]} {d.path}".strip()} in '
         f'{program.equations[d.equations[0]].primitive.name} [{d.location}]'

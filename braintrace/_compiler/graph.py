@@ -73,22 +73,6 @@ class HiddenGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
-    """How the derivative of a step is taken where a trace keeps more than its own position.
-
-    ``reads`` (N, N) and ``feeds`` (op -> ``(N, *y)``): which derivatives of a new hidden number a
-    trace needs. ``colours`` (N,): the number of the VJP that makes those of it. ``laned``: the ops
-    whose y has lanes. ``text``: what the report says of it.
-    """
-
-    reads: np.ndarray
-    feeds: dict[str, np.ndarray]
-    colours: np.ndarray
-    laned: frozenset[str]
-    text: str = ''
-
-
-@dataclass(frozen=True, eq=False)
 class Derived:
     """Hidden states that are functions of the new states of their group, as a stored spike is.
 
@@ -325,7 +309,7 @@ class ETraceGraph:
     - ``feedback``: for ops that send their error back through other weights B: the numbers of the
       constants that are B, or with ``fading`` B less the op's own weights; these shrink by
       ``1 - fading`` at each step
-    - ``scope``: how a wide trace sees it
+    - ``scope``: what a rule that follows every path knows of it, with ``text`` for the report
     - ``seen``: the rule that sees it so, and the step as it was compiled; None: as compiled
 
     >>> import braintrace, jax.numpy as jnp
@@ -350,7 +334,7 @@ class ETraceGraph:
     policy: Policy
     feedback: dict[str, dict[str, int]] = field(default_factory=dict)
     fading: float | None = None
-    scope: Scope | None = None
+    scope: Any = None
     seen: tuple[Any, ETraceGraph] | None = field(default=None, compare=False)
 
     def found(self, *kinds: str) -> list[Diagnostic]:

@@ -121,24 +121,12 @@ class Table(dict[str, Properties]):
 # ---- in which operands a primitive is linear ----
 
 
-def _in_all(varying: Sequence[bool]) -> bool:
-    return True
-
-
-def _in_one(varying: Sequence[bool]) -> bool:
-    return sum(varying) == 1
-
-
-def _in_the_first(varying: Sequence[bool]) -> bool:
-    return not any(varying[1:])
-
-
-def _in_the_rest(varying: Sequence[bool]) -> bool:
-    return not varying[0]
-
-
-def _but_for_places(varying: Sequence[bool]) -> bool:
-    return not varying[1]
+Linear = Callable[[Sequence[bool]], bool]  # of which operands vary
+IN_ALL: Linear = lambda varying: True
+IN_ONE: Linear = lambda varying: sum(varying) == 1
+IN_THE_FIRST: Linear = lambda varying: not any(varying[1:])
+IN_THE_REST: Linear = lambda varying: not varying[0]
+BUT_FOR_PLACES: Linear = lambda varying: not varying[1]
 
 
 # ---- what combines nothing ----
@@ -231,13 +219,13 @@ TAKEN, SCATTERED, OVERWRITTEN = Moves(FIRST), Moves((0, 2)), Moves((0, 1))
 
 BY_ITS_OWN_RULE = Properties(holomorphic=False)
 ELEMENTWISE = Properties(elementwise=True, axes='same')
-CAST = replace(ELEMENTWISE, linear=_in_all, quick=True)  # a value of the same elements
+CAST = replace(ELEMENTWISE, linear=IN_ALL, quick=True)  # a value of the same elements
 DISCRETE = replace(ELEMENTWISE, gradient=False, quick=True)  # makes integers or booleans
 NOT_HOLOMORPHIC = replace(ELEMENTWISE, holomorphic=False)
 REDUCTION = Properties(reduces=True, axes='reduced')
 DISCRETE_REDUCTION = replace(REDUCTION, gradient=False)
-ASSEMBLY = Properties(assembles=True, linear=_in_all)
-PART = Properties(takes_part=True, linear=_in_all)
+ASSEMBLY = Properties(assembles=True, linear=IN_ALL)
+PART = Properties(takes_part=True, linear=IN_ALL)
 UPDATE = Properties(updates=True, axes='first')
 MIXING = Properties(mixes=True)
 ALONG_AN_AXIS = Properties(mixes=True, axes='same')  # a result has the axes of its operand
@@ -266,9 +254,9 @@ ROWS: dict[str, Properties] = {
     **_rows('complex convert_element_type name neg reduce_precision stage sub', CAST),
     **_rows('add add_any', replace(CAST, sums=True, neutral=0.0)),
     **_rows('conj imag real', replace(CAST, holomorphic=False)),
-    'mul': replace(ELEMENTWISE, linear=_in_one, finite=True, quick=True, neutral=1.0),
-    'div': replace(ELEMENTWISE, linear=_in_the_first, quick=True),
-    'select_n': replace(ELEMENTWISE, linear=_in_the_rest, finite=True, quick=True),
+    'mul': replace(ELEMENTWISE, linear=IN_ONE, finite=True, quick=True, neutral=1.0),
+    'div': replace(ELEMENTWISE, linear=IN_THE_FIRST, quick=True),
+    'select_n': replace(ELEMENTWISE, linear=IN_THE_REST, finite=True, quick=True),
     # the same value elsewhere, or with another type on a mesh
     'copy': replace(CAST, moves=COPY, assembles=True),
     'device_put': replace(CAST, whole=True),
@@ -277,7 +265,7 @@ ROWS: dict[str, Properties] = {
     # JAX maps none over time on a mesh with explicit axes
     'sharding_constraint': replace(CAST, retypes=True, whole=True, alone=True),
     **_rows('preduced reduced_vary_cast reduced_vary_cast_p', Properties(retypes=True)),
-    'optimization_barrier': Properties(passes=True, linear=_in_all, axes='paired'),
+    'optimization_barrier': Properties(passes=True, linear=IN_ALL, axes='paired'),
     # no gradient passes
     **_rows(
         """and clz eq eq_to ge gt is_finite le le_to lt lt_to mulhi ne not or population_count
@@ -293,7 +281,7 @@ ROWS: dict[str, Properties] = {
     'threefry2x32': replace(SOURCE, key_data=(0, 1)),
     'rng_bit_generator': replace(SOURCE, key_data=(0,), alone=True),
     # along axes that they combine
-    'reduce_sum': replace(REDUCTION, linear=_in_all),
+    'reduce_sum': replace(REDUCTION, linear=IN_ALL),
     **_rows('reduce_max reduce_min reduce_prod', REDUCTION),
     **_rows('argmax argmin reduce_and reduce_or reduce_xor', DISCRETE_REDUCTION),
     # moved, nothing lost
@@ -315,29 +303,29 @@ ROWS: dict[str, Properties] = {
     'gather': replace(PART, moves=TAKEN, axes='gathered', op='rows'),
     'split': replace(PART, moves=SPLIT, axes='same'),
     'unstack': replace(PART, moves=UNSTACK, axes='unstacked'),
-    'pad': Properties(moves=Moves(FIRST, _pad), linear=_in_all, axes='same'),
+    'pad': Properties(moves=Moves(FIRST, _pad), linear=IN_ALL, axes='same'),
     # changed at some places
-    'scatter-add': replace(UPDATE, linear=_but_for_places, beside=True),
-    'scatter-sub': replace(UPDATE, linear=_but_for_places),
-    'scatter-mul': replace(UPDATE, linear=_in_the_first),
+    'scatter-add': replace(UPDATE, linear=BUT_FOR_PLACES, beside=True),
+    'scatter-sub': replace(UPDATE, linear=BUT_FOR_PLACES),
+    'scatter-mul': replace(UPDATE, linear=IN_THE_FIRST),
     **_rows('scatter-max scatter-min', UPDATE),
     # all positions meet
     'dot_general': replace(
-        MIXING, linear=_in_one, axes='product', op='product', apart=_outer_product
+        MIXING, linear=IN_ONE, axes='product', op='product', apart=_outer_product
     ),
-    'conv_general_dilated': replace(MIXING, linear=_in_one, axes='convolution', op='convolution'),
+    'conv_general_dilated': replace(MIXING, linear=IN_ONE, axes='convolution', op='convolution'),
     'sort': replace(MIXING, axes='paired'),
     **_rows('cumlogsumexp cummax cummin cumprod top_k', ALONG_AN_AXIS),
-    'cumsum': replace(ALONG_AN_AXIS, linear=_in_all),
+    'cumsum': replace(ALONG_AN_AXIS, linear=IN_ALL),
     **_rows(
         """approx_top_k cholesky eig eigh hessenberg householder_product lu qr reduce
         reduce_window reduce_window_max reduce_window_min schur select_and_gather_add
         select_and_scatter svd tridiagonal tridiagonal_solve""",
         MIXING,
     ),
-    **_rows('fft reduce_window_sum', replace(MIXING, linear=_in_all)),
-    'select_and_scatter_add': replace(MIXING, linear=_in_the_first),
-    'triangular_solve': replace(MIXING, linear=_in_the_rest),
+    **_rows('fft reduce_window_sum', replace(MIXING, linear=IN_ALL)),
+    'select_and_scatter_add': replace(MIXING, linear=IN_THE_FIRST),
+    'triangular_solve': replace(MIXING, linear=IN_THE_REST),
     # control flow, and calls with a derivative rule of their own
     'cond': replace(
         MIXING,

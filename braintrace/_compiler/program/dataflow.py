@@ -51,68 +51,57 @@ def forward(
 
     Equation ``i`` passes on ``keep(i, facts)``; ``silent`` values pass nothing.
     """
-    facts = [0] * len(program.avals)
-    for v, found in start.items():
-        facts[v] |= found
-    # In program order, but for the end of a loop: if it has news for the carry of the next
-    # iteration, the loop is followed once more. Facts only grow, so that ends.
-    i, n = 0, len(program.equations)
-    while i < n:
-        eqn = program.equations[i]
-        if eqn.loop is None:
-            found = union(facts, (v for v in eqn.ins if v not in silent))
-            if found and (found := keep(i, found)):
-                for o in eqn.outs:
-                    facts[o] |= found
-        else:
-            # the border of a loop passes facts on slot by slot
-            for v, o in zip(eqn.ins, eqn.outs, strict=True):
-                if v not in silent:
-                    facts[o] |= facts[v]
-            if i in program.begin_of and _feed(program.feedback(i), facts):
-                i = program.begin_of[i]
-        i += 1
-    return facts
-
-
-def _feed(pairs: Iterable[tuple[int, int]], facts: list[int]) -> bool:
-    """Pass facts from the second to the first of each pair; whether that is news."""
-    changed = False
-    for to, source in pairs:
-        if facts[source] & ~facts[to]:
-            facts[to] |= facts[source]
-            changed = True
-    return changed
+    return _follow(program, start, keep, True, silent, None)
 
 
 def backward(
     program: Program,
     start: Mapping[int, int],
     keep: Callable[[int, int], int] = _all,
-    skip: Callable[[int, int], bool] = lambda i, k: False,
+    skip: Callable[[int, int], bool] | None = None,
 ) -> list[int]:
     """The facts that each value leads to, but for operands ``skip(i, k)``."""
+    return _follow(program, start, keep, False, (), skip)
+
+
+def _follow(
+    program: Program,
+    start: Mapping[int, int],
+    keep: Callable[[int, int], int],
+    ahead: bool,
+    silent: Collection[int],
+    skip: Callable[[int, int], bool] | None,
+) -> list[int]:
+    """Facts from operands to results, or not ``ahead`` from results to operands."""
     facts = [0] * len(program.avals)
     for v, found in start.items():
         facts[v] |= found
-    # as in `forward`, from the last equation to the first
-    i = len(program.equations) - 1
-    while i >= 0:
+    n, turns = len(program.equations), program.begin_of if ahead else program.end_of
+    i = 0 if ahead else n - 1
+    while 0 <= i < n:
         eqn = program.equations[i]
+        sources, targets = (eqn.ins, eqn.outs) if ahead else (eqn.outs, eqn.ins)
         if eqn.loop is None:
-            found = union(facts, eqn.outs)
+            found = union(facts, (v for v in sources if v not in silent))
             if found and (found := keep(i, found)):
-                for k, v in enumerate(eqn.ins):
-                    if not skip(i, k):
+                for k, v in enumerate(targets):
+                    if skip is None or not skip(i, k):
                         facts[v] |= found
         else:
-            for v, o in zip(eqn.ins, eqn.outs, strict=True):
-                facts[v] |= facts[o]
-            if i in program.end_of and _feed(
-                ((last, first) for first, last in program.feedback(i)), facts
-            ):
-                i = program.end_of[i]
-        i -= 1
+            # the border of a loop passes facts on slot by slot
+            for source, target in zip(sources, targets, strict=True):
+                if source not in silent:
+                    facts[target] |= facts[source]
+            # If that is news for the carry of the next iteration, the loop is followed once more.
+            # Facts only grow, so that ends.
+            news = False
+            for first, last in program.feedback(i) if i in turns else ():
+                source, target = (last, first) if ahead else (first, last)
+                news = news or bool(facts[source] & ~facts[target])
+                facts[target] |= facts[source]
+            if news:
+                i = turns[i]
+        i += 1 if ahead else -1
     return facts
 
 

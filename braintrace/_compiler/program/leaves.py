@@ -25,10 +25,6 @@ def describe_aval(aval) -> str:
     return f'{aval.dtype}{list(aval.shape)}'
 
 
-def _escape(part: str) -> str:
-    return part.replace('~', '~0').replace('/', '~1')
-
-
 def path_key(path) -> tuple[str, ...]:
     """A pytree key path as strings; a key that is itself a tuple counts as several."""
     parts: list[str] = []
@@ -40,7 +36,7 @@ def path_key(path) -> tuple[str, ...]:
 
 def path_name(key: tuple[str, ...], bare: str = '.') -> str:
     """The printed form of a path; ``bare`` where the tree is one array."""
-    return '/'.join(_escape(p) for p in key) or bare
+    return '/'.join(p.replace('~', '~0').replace('/', '~1') for p in key) or bare
 
 
 def param_name(path) -> str:
@@ -138,30 +134,41 @@ class Split:
         # a block of the leaf is a slice, which costs less than picking elements
         if at is None:
             return _picked(leaf, places)
-        return jax.lax.slice(leaf, [s.start for s in at], [s.stop for s in at]).reshape(
-            places.shape
-        )
+        block = jax.lax.slice(leaf, [s.start for s in at], [s.stop for s in at])
+        return block.reshape(places.shape)
 
     def together(self, pieces: Sequence):
         if self._axis is None:
-            return _picked(jnp.concatenate([jnp.ravel(p) for p in pieces]), self._order)
+            # the place of each element of the leaf when all pieces lie flat, one after another
+            order = np.argsort(np.concatenate([places.reshape(-1) for places in self.places]))
+            flat = jnp.concatenate([jnp.ravel(p) for p in pieces])
+            return _picked(flat, order.reshape(self.aval.shape))
         shapes = [[s.stop - s.start for s in at] for at in self._boxes if at is not None]
-        return jnp.concatenate(
-            [jnp.reshape(p, shape) for p, shape in zip(pieces, shapes, strict=True)], self._axis
-        )
+        blocks = [jnp.reshape(p, shape) for p, shape in zip(pieces, shapes, strict=True)]
+        return jnp.concatenate(blocks, self._axis)
 
     def lane_axis(self) -> int | None:
-        """The axis of the leaf that is axis 0 of every piece."""
-        found = {_axis_of(self.aval.shape, places) for places in self.places}
+        """The axis of the leaf that is axis 0 of every piece, index by index."""
+        shape = self.aval.shape
+
+        def runs_along(axis: int, index: np.ndarray) -> bool:
+            rows = index.reshape(len(index), -1) if index.ndim else np.empty((0, 0))
+            return len(rows) == shape[axis] and bool((rows == np.arange(len(rows))[:, None]).all())
+
+        indices = [list(enumerate(np.unravel_index(places, shape))) for places in self.places]
+        found = {next((a for a, index in each if runs_along(a, index)), None) for each in indices}
         return found.pop() if len(found) == 1 else None
 
     @cached_property
     def _boxes(self) -> list[tuple[slice, ...] | None]:
         """For each piece, the block of the leaf that it fills in order, if any."""
-        return [
-            _box(places, self.aval.shape) if (np.diff(places.reshape(-1)) > 0).all() else None
-            for places in self.places
-        ]
+        found: list[tuple[slice, ...] | None] = []
+        for flat in (places.reshape(-1) for places in self.places):
+            axes = np.unravel_index(flat, self.aval.shape)
+            box = tuple(slice(int(i.min()), int(i.max()) + 1) for i in axes)
+            filled = np.prod([s.stop - s.start for s in box]) == flat.size
+            found.append(box if filled and (np.diff(flat) > 0).all() else None)
+        return found
 
     @cached_property
     def _axis(self) -> int | None:
@@ -174,13 +181,6 @@ class Split:
             if starts == [0, *stops[:-1]] and stops[-1] == self.aval.shape[axis]:
                 return axis
         return None
-
-    @cached_property
-    def _order(self) -> np.ndarray:
-        """For each element of the leaf, its place when all pieces lie flat, one after another."""
-        return np.argsort(np.concatenate([places.reshape(-1) for places in self.places])).reshape(
-            self.aval.shape
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,14 +215,6 @@ def _picked(x, places: np.ndarray):
     return jnp.ravel(x).at[places].get(mode='promise_in_bounds', unique_indices=True)
 
 
-def _box(places: np.ndarray, shape) -> tuple[slice, ...] | None:
-    """The block of an array that these flat positions fill, if any."""
-    found = tuple(
-        slice(int(i.min()), int(i.max()) + 1) for i in np.unravel_index(places.reshape(-1), shape)
-    )
-    return found if np.prod([s.stop - s.start for s in found]) == places.size else None
-
-
 def grid(places: np.ndarray, shape) -> np.ndarray:
     """Ascending flat positions as an array of the rows and columns that they fill.
 
@@ -234,12 +226,3 @@ def grid(places: np.ndarray, shape) -> np.ndarray:
     if np.prod(sizes) != places.size:
         return places
     return places.reshape([k for k, n in zip(sizes, shape, strict=True) if k > 1 or n == 1])
-
-
-def _axis_of(shape, places: np.ndarray) -> int | None:
-    """The axis of an array that axis 0 of a piece runs along, index by index."""
-    for axis, index in enumerate(np.unravel_index(places, shape)):
-        rows = index.reshape(len(index), -1) if index.ndim else np.empty((0, 0))
-        if len(rows) == shape[axis] and (rows == np.arange(len(rows))[:, None]).all():
-            return axis
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from ..._compiler import (
     Kept,
     OpUse,
     Relation,
-    Scope,
     backward,
     bent_on_the_way,
     find_findings,
@@ -48,6 +47,22 @@ from .dependence import Dependence, Numbers, dependence
 # selections ---------------------------------------------------------------------------------------
 #
 # Between the hidden numbers of a step and those that an entry of a trace keeps.
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """How the derivative of a step is taken where a trace keeps more than its own position.
+
+    ``reads`` (N, N) and ``feeds`` (op -> ``(N, *y)``): which derivatives of a new hidden number a
+    trace needs. ``colours`` (N,): the number of the VJP that makes those of it. ``laned``: the ops
+    whose y has lanes. ``text``: what the report says of it.
+    """
+
+    reads: np.ndarray
+    feeds: dict[str, np.ndarray]
+    colours: np.ndarray
+    laned: frozenset[str]
+    text: str = ''
 
 
 Flows = dict[str, Any]  # by carrier, with the relation in front where entries have rows
