@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,7 @@ import jax
 
 from ..errors import OptionError
 from .analyse import analyse_again
-from .equations import Equation, is_inexact, moved_operands
+from .equations import is_inexact, moved_operands
 from .graph import ETraceGraph, OpUse
 from .program import dataflow as flow
 from .program.builder import Splicing
@@ -25,6 +25,7 @@ def readouts(graph: ETraceGraph) -> tuple[OpUse, ...]:
     in the step or through a state.
     """
     program = graph.program
+    # which ops are behind a value, by any number of steps: from states on until nothing is new
     start = {op.y: 1 << k for k, op in enumerate(graph.ops)}
     while True:
         facts = flow.forward(program, start, flow.gradients(program))
@@ -45,23 +46,20 @@ def with_filter(graph: ETraceGraph, kappa: float) -> ETraceGraph:
 
     An x that is put together of several values has a filter for each of them.
     """
+    program = graph.program
+    # only where a hidden state keeps an op's result does a later step remember its x
+    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
     found = [(op, op.x) for op in readouts(graph) if op.x is not None and not op.repeats]
-    reading = [(op, x) for op, x in found if _is_kept(graph.program, op)]
-    every = dict.fromkeys(v for _, x in reading for v in _pieces(graph.program, x))
+    reading = [(op, x) for op, x in found if ahead[op.y]]
+    every = dict.fromkeys(v for _, x in reading for v in _pieces(program, x))
     made = _filtered(graph, kappa, reading, every)
     # a value that no traced op reaches position by position needs no filter
     traced = {c for r in made.hidden_param_op_relations for g in r.groups for c in g.states}
-    states = range(len(graph.program.carry), len(made.program.carry))
+    states = range(len(program.carry), len(made.program.carry))
     needed = [v for c, v in zip(states, every, strict=True) if c in traced]
     if not needed:
         raise OptionError(_nothing_to_filter(graph, kappa))
     return made if len(needed) == len(every) else _filtered(graph, kappa, reading, needed)
-
-
-def _is_kept(program: Program, op: OpUse) -> bool:
-    """Whether a hidden state keeps an op's result: only then a later step remembers its x."""
-    ahead = flow.backward(program, dict.fromkeys(program.new_states, 1), flow.gradients(program))
-    return bool(ahead[op.y])
 
 
 def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:
@@ -81,17 +79,14 @@ def _nothing_to_filter(graph: ETraceGraph, kappa: float) -> str:
 def _pieces(program: Program, value: int) -> Iterator[int]:
     """The values that a value is put together of."""
     i = program.producer.get(value)
-    if i is None or not _puts_together(program, i):
+    eqn = None if i is None else program.equations[i]
+    does = None if eqn is None or eqn.scope else eqn.does
+    assembles = does is not None and does.assembles and not does.repeats
+    if eqn is None or not assembles or moved_operands(eqn) != tuple(range(len(eqn.ins))):
         yield value
-    else:
-        for v in program.equations[i].ins:
-            yield from _pieces(program, v)
-
-
-def _puts_together(program: Program, i: int) -> bool:
-    eqn = program.equations[i]
-    moves_all = moved_operands(eqn) == tuple(range(len(eqn.ins)))
-    return eqn.does.assembles and not eqn.does.repeats and moves_all and not eqn.scope
+        return
+    for v in eqn.ins:
+        yield from _pieces(program, v)
 
 
 def _filtered(
@@ -124,10 +119,17 @@ def _filtered(
         hidden=(*program.hidden, *range(len(program.carry), len(program.carry) + len(old))),
         virtual=program.virtual + len(old),
     )
-    equations = tuple(_reading(eqn, x_of) for eqn in spliced.equations)
+    # the readouts read their new x
+    equations = list(spliced.equations)
+    for i, eqn in enumerate(equations):
+        for x in (x for y, x in x_of.items() if y in eqn.outs):
+            k = eqn.primitive.x_invar_index
+            equations[i] = replace(eqn, ins=(*eqn.ins[:k], x, *eqn.ins[k + 1 :]))
     new_carry = (*spliced.new_carry, *(new[v] for v in old))
     try:
-        return analyse_again(graph, replace(spliced, equations=equations, new_carry=new_carry))
+        return analyse_again(
+            graph, replace(spliced, equations=tuple(equations), new_carry=new_carry)
+        )
     except MustSplit:
         raise OptionError(_nothing_to_filter(graph, kappa)) from None
 
@@ -139,12 +141,3 @@ def _together(program: Program, value: int, pieces: Sequence[int], *xs: jax.Arra
     eqn = program.equations[program.producer[value]]
     outs = eqn.evaluate([_together(program, v, pieces, *xs) for v in eqn.ins])
     return outs[eqn.outs.index(value)]
-
-
-def _reading(eqn: Equation, x_of: Mapping[int, int]) -> Equation:
-    """An equation that, if it is one of these readouts, reads its new x."""
-    found = [x for y, x in x_of.items() if y in eqn.outs]
-    if not found:
-        return eqn
-    k = eqn.primitive.x_invar_index
-    return replace(eqn, ins=(*eqn.ins[:k], *found, *eqn.ins[k + 1 :]))

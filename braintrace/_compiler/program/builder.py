@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ... import _jax
-from ..._etrace_op import AUTOMATIC, at_positions
+from ..._etrace_op import at_positions
 from ..equations import Equation, Loop, Region, is_inexact, moved_operands
 from .program import Program, renamed
 
@@ -211,24 +211,6 @@ def note(build: Builder, eqn: Equation, outs: Sequence[int]) -> None:
 
 def _region(build: Builder) -> tuple:
     return build.scope, tuple(build.branches)
-
-
-def weights_of(build: Builder, eqn: Equation, outvars: Sequence) -> list[int]:
-    """The operands that are functions of parameters to mark, where another one changes."""
-    found = [k for k, v in enumerate(eqn.ins) if v in build.owned]
-    if not found or build.unmarked == '' or not eqn.does.gradient:
-        return []
-    smooth = any(is_inexact(v.aval) for v in outvars)
-    changes = eqn.effects or any(v not in build.pure for v in eqn.ins)
-    return found if smooth and changes else []
-
-
-def marked_op(build: Builder, eqn: Equation, weights: list[int]) -> Callable | None:
-    """The function of the operands that applies an op in place of the equation."""
-    if build.unmarked or len(weights) != 1 or eqn.does.op not in AUTOMATIC:
-        return None
-    avals = [build.avals[v] for v in eqn.ins]
-    return AUTOMATIC[eqn.does.op](eqn.params, weights[0], avals)
 
 
 def marked_operands(build: Builder, eqn: Equation, weights: list[int], outvars) -> Equation:

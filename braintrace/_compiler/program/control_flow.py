@@ -28,7 +28,7 @@ from .program import Program
 # so that a zero is not multiplied by an infinity that the branch may have made.
 
 
-def _gate(taken, x):
+def gate(taken, x):
     """x, with a zero cotangent where the branch is not taken."""
     return jax.lax.select_n(taken, jax.lax.stop_gradient(x), x)
 
@@ -83,13 +83,6 @@ def guarded(build: Builder, eqn: Equation, op: bool) -> Equation:
     return replace(eqn, ins=tuple(ins), conditional=True)
 
 
-def result_of_op(build: Builder, y: int, where: str) -> int:
-    """An op's y for the branch: nothing comes back if the branch is not taken."""
-    out = build.plain(_gate, [build.branches[-1].taken, y], where)
-    build.inside([out])
-    return out
-
-
 def gated(build: Builder, value: int) -> int:
     """A value as the innermost branch reads it."""
     branch = build.branches[-1]
@@ -100,7 +93,7 @@ def gated(build: Builder, value: int) -> int:
         made = next((b.made[value] for b in build.branches if value in b.made), None)
         if made is None:
             keys: tuple[int, ...] = (value,)
-            outs = [build.plain(_gate, [branch.taken, value], '')]
+            outs = [build.plain(gate, [branch.taken, value], '')]
         else:
             # a function of parameters made in this branch: it is made once more, of gated ones
             keys = made.outs

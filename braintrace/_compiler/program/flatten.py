@@ -10,25 +10,23 @@ from functools import partial
 from typing import Any
 
 from ... import _jax
-from ..._etrace_op import is_etp_primitive
+from ..._etrace_op import AUTOMATIC, is_etp_primitive
 from ...errors import NotSupportedError
-from ..equations import Equation, Remat
+from ..equations import Equation, Remat, is_inexact
 from ..policy import DEFAULT, Policy
 from .builder import (
     Builder,
     Place,
     marked_at_border,
-    marked_op,
     marked_operands,
     note,
-    weights_of,
 )
 from .control_flow import (
     descended,
     forward_derivative,
+    gate,
     guarded,
     peeled,
-    result_of_op,
     selected,
     unrolled,
     while_taken,
@@ -118,19 +116,23 @@ class _Lowering:
                 others = self.expanded(build, eqn, lambda: plain, ins, place)
             return [out if k == y else other for k, (out, other) in enumerate(zip(outs, others))]
         # an op is put where a function of parameters to mark meets a value that changes
-        weights = weights_of(build, flat, eqn.outvars)
-        replaced = marked_op(build, flat, weights)
-        if replaced is not None:
-            place = Place(build.owned[ins[weights[0]]] or place.where, fixed=True)
-            with build.having(marking=eqn.primitive.name):
-                return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
+        does, avals = flat.does, [build.avals[v] for v in ins]
+        changes = flat.effects or any(v not in build.pure for v in ins)
+        smooth = does.gradient and any(is_inexact(v.aval) for v in eqn.outvars)
+        weights = [k for k, v in enumerate(ins) if v in build.owned] if changes and smooth else []
+        if build.unmarked == '':
+            weights = []
+        if len(weights) == 1 and not build.unmarked and does.op in AUTOMATIC:
+            replaced = AUTOMATIC[does.op](eqn.params, weights[0], avals)
+            if replaced is not None:
+                place = Place(build.owned[ins[weights[0]]] or place.where, fixed=True)
+                with build.having(marking=eqn.primitive.name):
+                    return self.expanded(build, eqn, lambda: replaced, ins, place, weights[0])
         if weights:
             flat = marked_operands(build, flat, weights, eqn.outvars)
-        elif flat.does.apart is not None and not all(v in build.pure for v in ins):
-            apart = flat.does.apart(eqn.params, [build.avals[v] for v in ins])
-            if apart is not None:
-                place = place._replace(fixed=True)
-                return self.expanded(build, eqn, lambda: apart, ins, place)
+        # a product that sums nothing is one of single elements
+        elif does.apart is not None and changes and (apart := does.apart(eqn.params, avals)):
+            return self.expanded(build, eqn, lambda: apart, ins, place._replace(fixed=True))
         return self.apply(build, flat, eqn.outvars)
 
     def decided(self, build: Builder, eqn, mode, ins: list[int], place: Place) -> list[int]:
@@ -180,7 +182,9 @@ class _Lowering:
             build.inside(outs)
         if build.branches and op:
             y = eqn.primitive.y_outvar_index
-            outs[y] = result_of_op(build, outs[y], eqn.where)  # who reads y reads it behind a gate
+            # who reads y reads it behind a gate: nothing comes back if the branch is not taken
+            outs[y] = build.plain(gate, [build.branches[-1].taken, outs[y]], eqn.where)
+            build.inside([outs[y]])
         return outs
 
     def expanded(
