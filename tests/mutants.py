@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         'a row of a table that is read twice counts once',
-        '_etrace_op/embedding.py',
+        '_etrace_op/dense.py',
         '.at[x].add(d',
         '.at[x].set(d',
         'tests/etrace_op/test_embedding.py',

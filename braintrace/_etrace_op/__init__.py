@@ -1,27 +1,35 @@
 """ETP primitives, their rules, the functions that bind them, and the factories of new ones."""
 
-from ._op import EtpOp
+from ._layouts import add_bias
 from ._primitive import *
 from ._primitive import __all__ as _primitive
 from ._reverse import rule_reverse
-from ._rule_parts import add_bias
 from ._spec import *
 from ._spec import __all__ as _spec
 from .automatic import AUTOMATIC, at_positions
 from .conv import conv, etp_conv_p
-from .dense import etp_mm_p, etp_mv_p, matmul
+from .dense import (
+    embedding,
+    etp_embed_mm_p,
+    etp_embed_mv_p,
+    etp_lora_mm_p,
+    etp_lora_mv_p,
+    etp_mm_p,
+    etp_mv_p,
+    lora_matmul,
+    matmul,
+)
 from .einsums import FORMS as EINSUM_FORMS
 from .einsums import einsum, grouped_matmul
 from .elemwise import element_wise, etp_elemwise_p
-from .embedding import embedding, etp_embed_mm_p, etp_embed_mv_p
 from .factories import (
+    EtpOp,
     make_conv_op,
     make_einsum_op,
     make_elementwise_op,
     make_linear_op,
     new_etp_primitive,
 )
-from .lora import etp_lora_mm_p, etp_lora_mv_p, lora_matmul
 from .sparse import (
     FUSED_LANES,
     SparseStructure,

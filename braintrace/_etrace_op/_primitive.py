@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .._jax import Primitive
 from ..errors import MissingRuleError, RuleContractError
-from ._contract import bind_rule, checked_invars
-from ._jax_rules import derive_jax_rules, lower_on
-from ._vmap_rules import by_lane, derived_rule
+from ._jax_rules import derive_jax_rules, derived_rule, lower_on, over_axis
 
 __all__ = [
     'BATCHED_PRIMITIVES',
@@ -35,26 +35,51 @@ __all__ = [
     'register_primitive',
 ]
 
-ETP_RULES_YW_TO_W: dict[ETPPrimitive, Callable] = {}
-ETP_RULES_XY_TO_DW: dict[ETPPrimitive, Callable] = {}
-ETP_RULES_INIT_DRTRL: dict[ETPPrimitive, Callable] = {}
-ETP_RULES_INIT_PP: dict[ETPPrimitive, Callable] = {}
-ETP_RULES_INSTANT_DRTRL: dict[ETPPrimitive, Callable] = {}
-ETP_RULES_SOLVE_DRTRL: dict[ETPPrimitive, Callable] = {}
+# slot -> the arguments of its rule, the result, and what the result is
+CONTRACTS = {
+    'yw_to_w': (
+        '(hidden_dim, trace, **params)',
+        'dict',
+        'the trace scaled by a factor at each element of y',
+    ),
+    'xy_to_dw': (
+        '(x, hidden_dim, weights, **params)',
+        'dict',
+        'the VJP of ``impl`` over its trainables',
+    ),
+    'init_drtrl': (
+        '(x_var, y_var, weight_vars, num_hidden_state)',
+        'dict',
+        "zeros, D_RTRL's trace",
+    ),
+    'init_pp': (
+        '(x_var, y_var, weight_vars, num_hidden_state)',
+        'zeros',
+        "ES_D_RTRL's output factor",
+    ),
+    'instant_drtrl': (
+        '(x, hidden_dim, weights, **params)',
+        'dict',
+        "one step's entry of a trace of another layout",
+    ),
+    'solve_drtrl': (
+        '(signal, trace, weights, **params)',
+        'dict',
+        'the gradient from a trace of another layout',
+    ),
+}
+RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {slot: {} for slot in CONTRACTS}
+REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
+ETP_RULES_YW_TO_W = RULE_SLOTS['yw_to_w']
+ETP_RULES_XY_TO_DW = RULE_SLOTS['xy_to_dw']
+ETP_RULES_INIT_DRTRL = RULE_SLOTS['init_drtrl']
+ETP_RULES_INIT_PP = RULE_SLOTS['init_pp']
+ETP_RULES_INSTANT_DRTRL = RULE_SLOTS['instant_drtrl']
+ETP_RULES_SOLVE_DRTRL = RULE_SLOTS['solve_drtrl']
 
 ETP_PRIMITIVES: set[ETPPrimitive] = set()
 BATCHED_PRIMITIVES: set[ETPPrimitive] = set()
 GRADIENT_ENABLED_PRIMITIVES: set[ETPPrimitive] = set()
-
-RULE_SLOTS: dict[str, dict[ETPPrimitive, Callable]] = {
-    'yw_to_w': ETP_RULES_YW_TO_W,
-    'xy_to_dw': ETP_RULES_XY_TO_DW,
-    'init_drtrl': ETP_RULES_INIT_DRTRL,
-    'init_pp': ETP_RULES_INIT_PP,
-    'instant_drtrl': ETP_RULES_INSTANT_DRTRL,
-    'solve_drtrl': ETP_RULES_SOLVE_DRTRL,
-}
-REQUIRED_SLOTS = ('yw_to_w', 'xy_to_dw', 'init_drtrl', 'init_pp')
 
 
 class PlatformTable(UserDict):
@@ -79,12 +104,19 @@ class PlatformTable(UserDict):
             super().__setitem__(name, fn)
 
 
-def _single_weight(params: dict) -> dict[str, int]:
-    return {'weight': 1}
+def _registering(slot: str) -> Callable[[ETPPrimitive, Callable], Callable]:
+    """The method ``register_<slot>``."""
 
+    def register(self: ETPPrimitive, rule: Callable) -> Callable:
+        self._check_rule(slot, rule)
+        RULE_SLOTS[slot][self] = rule
+        return rule
 
-def _no_fold(params: dict) -> None:
-    return None
+    arguments, result, meaning = CONTRACTS[slot]
+    register.__doc__ = f'Register ``{arguments} -> {result}``: {meaning}.'
+    register.__name__ = f'register_{slot}'
+    register.__qualname__ = f'ETPPrimitive.register_{slot}'
+    return register
 
 
 class ETPPrimitive(Primitive):
@@ -161,7 +193,7 @@ class ETPPrimitive(Primitive):
         self.impl_fn = impl
         self.batched = batched
         self.gradient_enabled = gradient_enabled
-        self.trainable_invars_fn = trainable_invars_fn or _single_weight
+        self.trainable_invars_fn = trainable_invars_fn or (lambda params: {'weight': 1})
         self.x_invar_index = x_invar_index
         self.y_outvar_index = y_outvar_index
         self.structure = tuple(structure)
@@ -252,7 +284,7 @@ class ETPPrimitive(Primitive):
                 structure=self.structure,
             )
             form.original, form.axes = self, axes
-            form.fold_axes = _no_fold
+            form.fold_axes = lambda params: None
             for platform, fn in self.lowering.items():
                 form.lowering[platform] = _mapped_over(fn, axes)
             self._mapped[axes] = form
@@ -278,7 +310,15 @@ class ETPPrimitive(Primitive):
 
         These axes begin at ``axis`` of x and d, and lead in the result.
         """
-        return by_lane(self, fn, params, axis)
+        if self.original is not None:
+            return over_axis(self, self.original.by_lane(fn, params, axis), params, axis)
+        if not self.batched:
+            return fn
+
+        def one(x, d, weights):
+            return fn(*jax.tree.map(lambda a: jnp.expand_dims(a, axis), (x, d)), weights)
+
+        return jax.vmap(one, in_axes=(axis, axis, None))
 
     def bound_rule(self, slot: str, params: dict, algorithm: str = 'the caller') -> Callable:
         """Bind an equation's static parameters to the rule in ``slot``; the keys of its results are
@@ -286,45 +326,49 @@ class ETPPrimitive(Primitive):
 
         An ``init_*`` rule gets the parameters that it declares: by name, or all by ``**params``.
         """
-        return bind_rule(
-            self.name, slot, self.rule(slot, algorithm), params, self.trainable_invars(params)
-        )
+        rule, invars = self.rule(slot, algorithm), self.trainable_invars(params)
+        if slot.startswith('init_'):
+            declared = inspect.signature(rule).parameters
+            if not any(one.kind is one.VAR_KEYWORD for one in declared.values()):
+                params = {name: value for name, value in params.items() if name in declared}
+        bound, op = partial(rule, **params), self.name
+        entries = ', '.join(f'{name!r}: array' for name in invars)
+        form = f'dicts of arrays by trainable name, {{{entries}}}'
 
-    def register_yw_to_w(self, rule: Callable) -> Callable:
-        """Register ``(hidden_dim, trace, **params) -> dict``: the trace scaled by a factor at each
-        element of y.
-        """
-        return self._register('yw_to_w', rule)
+        @wraps(rule)
+        def call(*args):
+            try:
+                result = bound(*args)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise RuleContractError(
+                    f'the rule {slot!r} of {op!r} failed with {type(error).__name__}: {error}. It '
+                    f'is called as {slot}{CONTRACTS[slot][0]}, where weights and traces are {form}.'
+                ) from error
+            found = f'a {type(result).__name__}'
+            if slot == 'init_pp':
+                expected = (*args[1].aval.shape, args[3])
+                if getattr(result, 'shape', None) != expected:
+                    found = f'shape {result.shape}' if hasattr(result, 'shape') else found
+                    raise RuleContractError(
+                        f'the rule {slot!r} of {op!r} returned {found}; expected one array of '
+                        f"zeros of shape {expected}: y's shape, then the states."
+                    )
+            elif not (isinstance(result, Mapping) and set(result) == set(invars)):
+                found = f'the keys {sorted(result)}' if isinstance(result, Mapping) else found
+                raise RuleContractError(
+                    f'the rule {slot!r} of {op!r} returned {found}; trace rules take and return '
+                    f'{form}.'
+                )
+            return result
 
-    def register_xy_to_dw(self, rule: Callable) -> Callable:
-        """Register ``(x, hidden_dim, weights, **params) -> dict``: the VJP of ``impl`` over its
-        trainables.
-        """
-        return self._register('xy_to_dw', rule)
+        return call
 
-    def register_init_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> dict`` of zeros: D_RTRL's
-        trace.
-        """
-        return self._register('init_drtrl', rule)
-
-    def register_init_pp(self, rule: Callable) -> Callable:
-        """Register ``(x_var, y_var, weight_vars, num_hidden_state) -> zeros``: ES_D_RTRL's output
-        factor.
-        """
-        return self._register('init_pp', rule)
-
-    def register_instant_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(x, hidden_dim, weights, **params) -> dict``: one step's entry of a trace of
-        another layout.
-        """
-        return self._register('instant_drtrl', rule)
-
-    def register_solve_drtrl(self, rule: Callable) -> Callable:
-        """Register ``(signal, trace, weights, **params) -> dict``: the gradient from a trace of
-        another layout.
-        """
-        return self._register('solve_drtrl', rule)
+    register_yw_to_w = _registering('yw_to_w')
+    register_xy_to_dw = _registering('xy_to_dw')
+    register_init_drtrl = _registering('init_drtrl')
+    register_init_pp = _registering('init_pp')
+    register_instant_drtrl = _registering('instant_drtrl')
+    register_solve_drtrl = _registering('solve_drtrl')
 
     def register_etp_rules(self, **rules: Callable | None) -> None:
         """Register several rules by slot name, or none of them if one is refused; None leaves a
@@ -337,11 +381,6 @@ class ETPPrimitive(Primitive):
         for slot, rule in given.items():
             RULE_SLOTS[slot][self] = rule
 
-    def _register(self, slot: str, rule: Callable) -> Callable:
-        self._check_rule(slot, rule)
-        RULE_SLOTS[slot][self] = rule
-        return rule
-
     def _check_rule(self, slot: str, rule: Any) -> None:
         check_callable(f'the rule {slot!r} of {self.name!r}', rule)
         if self.original is not None:
@@ -349,6 +388,24 @@ class ETPPrimitive(Primitive):
                 f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from '
                 f'those of {self.root.name!r}. Register {slot!r} there.'
             )
+
+
+def checked_invars(op: str, invars) -> dict[str, int]:
+    """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
+    indices.
+    """
+    is_index = lambda i: isinstance(i, int) and not isinstance(i, bool) and i >= 0
+    if (
+        not isinstance(invars, Mapping)
+        or not invars
+        or not all(isinstance(name, str) and is_index(i) for name, i in invars.items())
+        or len(set(invars.values())) < len(invars)
+    ):
+        raise RuleContractError(
+            f'trainable_invars_fn of {op!r} returned {invars!r}; expected a dict from trainable '
+            "name to operand index, like {'weight': 1, 'bias': 2}."
+        )
+    return dict(invars)
 
 
 def _mapped_over(fn: Callable, axes: tuple[int | None, ...]) -> Callable:
@@ -371,34 +428,6 @@ def check_callable(what: str, value: Any) -> None:
     """Refuse a value that can not be called."""
     if not callable(value):
         raise RuleContractError(f'{what} is a {type(value).__name__}, expected a function.')
-
-
-def _check_description(
-    name: str, impl: Callable, trainable_invars_fn, x_invar_index, y_outvar_index
-) -> None:
-    """Refuse a malformed description before anything is registered."""
-    if not isinstance(name, str) or not name:
-        raise RuleContractError(
-            f'a primitive needs a name, found {name!r}; expected a non-empty string.'
-        )
-    if any(primitive.name == name for primitive in ETP_PRIMITIVES):
-        raise RuleContractError(
-            f'a primitive called {name!r} is registered already. Choose another name, or keep the '
-            'primitive that the first registration returned and give it rules with '
-            '`primitive.register_etp_rules(...)`.'
-        )
-    check_callable(f'the implementation of {name!r}', impl)
-    if trainable_invars_fn is not None:
-        check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
-    for what, index, allowed in (
-        ('x_invar_index', x_invar_index, ' or None'),
-        ('y_outvar_index', y_outvar_index, ''),
-    ):
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            if not (allowed and index is None):
-                raise RuleContractError(
-                    f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.'
-                )
 
 
 def register_primitive(
@@ -428,7 +457,28 @@ def register_primitive(
     Traceback (most recent call last):
     braintrace.errors.RuleContractError: a primitive called 'etp_mm' is registered already. ...
     """
-    _check_description(name, impl, trainable_invars_fn, x_invar_index, y_outvar_index)
+    if not isinstance(name, str) or not name:
+        raise RuleContractError(
+            f'a primitive needs a name, found {name!r}; expected a non-empty string.'
+        )
+    if any(primitive.name == name for primitive in ETP_PRIMITIVES):
+        raise RuleContractError(
+            f'a primitive called {name!r} is registered already. Choose another name, or keep the '
+            'primitive that the first registration returned and give it rules with '
+            '`primitive.register_etp_rules(...)`.'
+        )
+    check_callable(f'the implementation of {name!r}', impl)
+    if trainable_invars_fn is not None:
+        check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
+    for what, index, allowed in (
+        ('x_invar_index', x_invar_index, ' or None'),
+        ('y_outvar_index', y_outvar_index, ''),
+    ):
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            if not (allowed and index is None):
+                raise RuleContractError(
+                    f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.'
+                )
     primitive = ETPPrimitive(
         name,
         impl,

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from ..errors import RuleContractError
-from ._contract import checked_invars
+from ._jax_rules import of_weights
+from ._layouts import output_trace
 from ._primitive import (
     BATCHED_PRIMITIVES,
     ETP_PRIMITIVES,
@@ -17,6 +18,7 @@ from ._primitive import (
     REQUIRED_SLOTS,
     RULE_SLOTS,
     ETPPrimitive,
+    checked_invars,
     register_primitive,
 )
 from ._reverse import Reverse, with_reverse
@@ -25,6 +27,7 @@ __all__ = [
     'ETPPrimitiveSpec',
     'ETP_PRIMITIVE_SPECS',
     'all_or_none',
+    'completed',
     'get_primitive_spec',
     'register_both_forms',
     'register_primitive_spec',
@@ -116,24 +119,6 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     Traceback (most recent call last):
     braintrace.errors.RuleContractError: the spec of 'doc_without_rules' lacks yw_to_w, ...
     """
-    _check_spec(spec)
-    primitive = register_primitive(
-        spec.name,
-        whole_impl(spec),
-        batched=spec.batched,
-        gradient_enabled=spec.gradient_enabled,
-        trainable_invars_fn=spec.trainable_invars_fn,
-        x_invar_index=spec.x_invar_index,
-        y_outvar_index=spec.y_outvar_index,
-        structure=spec.structure,
-    )
-    primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
-    ETP_PRIMITIVE_SPECS[primitive] = spec
-    return primitive
-
-
-def _check_spec(spec: ETPPrimitiveSpec) -> None:
-    """Refuse a spec that lacks rules, or that holds something other than functions and lists."""
     if not isinstance(spec, ETPPrimitiveSpec):
         raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
     required = (*REQUIRED_SLOTS, 'trainable_invars_fn')
@@ -163,6 +148,19 @@ def _check_spec(spec: ETPPrimitiveSpec) -> None:
         raise RuleContractError(
             f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.'
         )
+    primitive = register_primitive(
+        spec.name,
+        whole_impl(spec),
+        batched=spec.batched,
+        gradient_enabled=spec.gradient_enabled,
+        trainable_invars_fn=spec.trainable_invars_fn,
+        x_invar_index=spec.x_invar_index,
+        y_outvar_index=spec.y_outvar_index,
+        structure=spec.structure,
+    )
+    primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
+    ETP_PRIMITIVE_SPECS[primitive] = spec
+    return primitive
 
 
 @contextlib.contextmanager
@@ -181,12 +179,32 @@ def all_or_none() -> Iterator[None]:
         raise
 
 
+def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
+    """The spec with the rules that every op can derive from its function: ``xy_to_dw`` is its VJP,
+    which sums over a batch, and ``init_pp`` has y's shape.
+    """
+    if spec.trainable_invars_fn is None:
+        invars = {'weight': 0 if spec.x_invar_index is None else 1}
+        spec = dataclasses.replace(spec, trainable_invars_fn=lambda params: invars)
+    forward = of_weights(spec, whole_impl(spec))
+
+    def xy_to_dw(x, hidden_dim, weights, **params):
+        y, pull = jax.vjp(lambda w: forward(x, w, **params), weights)
+        return pull(hidden_dim.astype(y.dtype))[0]
+
+    return dataclasses.replace(
+        spec, xy_to_dw=spec.xy_to_dw or xy_to_dw, init_pp=spec.init_pp or output_trace
+    )
+
+
 def register_both_forms(
-    register: Callable[[bool], ETPPrimitive],
+    spec_of: Callable[[bool], ETPPrimitiveSpec],
 ) -> tuple[ETPPrimitive, ETPPrimitive]:
-    """Register the form of a batch and the form of one sample, and tell each of the other."""
+    """Complete and register the spec for a batch and that for one sample, and tell each of the
+    other.
+    """
     with all_or_none():
-        batched, single = register(True), register(False)
+        batched, single = (register_primitive_spec(completed(spec_of(b))) for b in (True, False))
     batched.fold_axes = lambda params: (0, 0)
     single.batched_form = batched
     return batched, single

@@ -17,9 +17,9 @@ import numpy as np
 from ..errors import RuleContractError
 from ._operands import drawn, shape_of
 from .conv import bind_conv, etp_conv_p
+from .dense import embedding
 from .einsums import FORMS, bound
 from .elemwise import element_wise
-from .embedding import embedding
 
 # places of weights --------------------------------------------------------------------------------
 #

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from .._signatures import refuses
 from ..errors import EtpShapeError, NotSupportedError, OptionError
+from ._layouts import bias_at, zeros_trace
 from ._operands import (
     bias_operands,
     check_shape,
@@ -21,15 +23,12 @@ from ._operands import (
     with_unit,
 )
 from ._primitive import ETPPrimitive
-from ._rule_parts import bias_at, output_trace, vjp_of, zeros_trace
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
+from ._spec import ETPPrimitiveSpec, completed, register_primitive_spec
 
 # receptive fields ---------------------------------------------------------------------------------
 #
-# The receptive field of each output of a convolution, gathered by static indices.
-#
-# Every option of a convolution is a choice of these indices, so the result is exact for all of
-# them.
+# The receptive field of each output of a convolution, gathered by static indices. Every option of a
+# convolution is a choice of these indices, so the result is exact for all of them.
 
 
 def conv_layout(dimension_numbers, rank: int) -> jax.lax.ConvDimensionNumbers:
@@ -38,96 +37,27 @@ def conv_layout(dimension_numbers, rank: int) -> jax.lax.ConvDimensionNumbers:
 
 
 def _sources(
-    size: int,
-    window: int,
-    stride: int,
-    padding: tuple[int, int],
-    dilation: int,
-    window_dilation: int,
-):
-    """Indices ``(outputs, window)`` along one axis of x: the element that each output reads at each
-    tap. ``size`` stands for padding.
+    x, windows, *, strides, padding, lhs_dilation=None, rhs_dilation=None, **_
+) -> list[np.ndarray]:
+    """Indices ``(outputs, window)`` along each spatial axis of x, which has axes ``(batch, channel,
+    *spatial)``: the element that each output reads at each tap. The axis' size stands for padding.
     """
-    dilated = (size - 1) * dilation + 1 if size else 0
-    reach = (window - 1) * window_dilation + 1
-    outputs = max(0, (dilated + sum(padding) - reach) // stride + 1)
-    at = np.arange(outputs)[:, None] * stride + np.arange(window) * window_dilation - padding[0]
-    return np.where((at >= 0) & (at < dilated) & (at % dilation == 0), at // dilation, size)
-
-
-def _explicit(padding, sizes, windows, strides, window_dilations) -> list[tuple[int, int]]:
-    if not isinstance(padding, str):
-        return [(int(low), int(high)) for low, high in padding]
-    reaches = [(window - 1) * dilation + 1 for window, dilation in zip(windows, window_dilations)]
-    return jax.lax.padtype_to_pads(sizes, reaches, strides, padding)
-
-
-def _all_sources(x, windows, *, strides, padding, lhs_dilation, rhs_dilation) -> list:
-    """:func:`_sources` of each spatial axis of x, which has axes ``(batch, channel, *spatial)``."""
     sizes, ones = x.shape[2:], (1,) * len(windows)
     dilations, window_dilations = lhs_dilation or ones, rhs_dilation or ones
-    pads = _explicit(padding, sizes, windows, strides, window_dilations)
-    return list(map(_sources, sizes, windows, strides, pads, dilations, window_dilations))
-
-
-def patches(x, windows, **options):
-    """Gather ``(batch, channel, *outputs, *window)`` from x of axes ``(batch, channel,
-    *spatial)``.
-    """
-    for axis, sources in enumerate(_all_sources(x, windows, **options)):
-        x = jnp.take(x, sources, axis=2 + 2 * axis, mode='fill', fill_value=0)
-    taps = range(2, x.ndim, 2)
-    return jnp.transpose(x, (0, 1, *taps, *(tap + 1 for tap in taps)))
-
-
-def spread(x, kernel_shape, hidden_dim, layout, *, feature_group_count: int, **window):
-    """``hidden_dim`` times the derivative of each y with respect to the kernel entries that it
-    reads: ``(*y_sample, *patch)``, summed over samples.
-
-    ``y_sample`` are y's axes without the batch, ``patch`` the kernel's axes without the output
-    channel, in the order that ``layout`` says.
-    """
-    kernel = [kernel_shape[axis] for axis in layout.rhs_spec]
-    x, d = jnp.transpose(x, layout.lhs_spec), jnp.transpose(hidden_dim, layout.out_spec)
-    samples, spatial, rank = x.shape[0], d.shape[2:], len(kernel) - 2
-    groups = samples, feature_group_count
-    taps = jnp.moveaxis(
-        patches(x, kernel[2:], **window).reshape(*groups, 1, kernel[1], *spatial, *kernel[2:]),
-        3,
-        3 + rank,
-    )
-    grouped = d.reshape(*groups, kernel[0] // feature_group_count, *spatial, *(1,) * (1 + rank))
-    entry = (grouped * taps).sum(0).reshape(kernel[0], *spatial, *kernel[1:])
-    sample_axes, patch_axes = _without_first(layout.out_spec), _without_first(layout.rhs_spec)
-    return jnp.transpose(entry, (*np.argsort(sample_axes), *(np.argsort(patch_axes) + 1 + rank)))
-
-
-def by_group(number: int, x, kernel_shape, d, layout, *, feature_group_count: int, **window):
-    """``sum d y`` differentiated by the kernel, of so many groups of samples apart: ``(number,
-    *kernel)``, a product of matrices for each tap.
-    """
-    kernel = [kernel_shape[axis] for axis in layout.rhs_spec]
-    x, d = jnp.transpose(x, layout.lhs_spec), jnp.transpose(d, layout.out_spec)
-    sources = _all_sources(x, kernel[2:], **window)
-
-    def split(a, channels: int):
-        return a.reshape(number, -1, feature_group_count, channels, math.prod(a.shape[2:]))
-
-    def of_tap(*tap):
-        part = x
-        for axis, k in enumerate(tap):
-            part = jnp.take(part, sources[axis][:, k], 2 + axis, mode='fill', fill_value=0)
-        sent = split(d, kernel[0] // feature_group_count)
-        return jnp.einsum('gnfcs,gnfos->gfoc', split(part, kernel[1]), sent)
-
-    taps = [of_tap(*tap) for tap in np.ndindex(*kernel[2:])]
-    found = jnp.stack(taps, -1).reshape(number, *kernel)
-    return jnp.transpose(found, (0, *(np.argsort(layout.rhs_spec) + 1)))
-
-
-def _without_first(spec) -> list[int]:
-    """The axes of a layout behind its first, numbered as if the first did not exist."""
-    return [axis - (axis > spec[0]) for axis in spec[1:]]
+    reaches = [(window - 1) * dilation + 1 for window, dilation in zip(windows, window_dilations)]
+    if isinstance(padding, str):
+        padding = jax.lax.padtype_to_pads(sizes, reaches, strides, padding)
+    found = []
+    for axis, (size, (low, high)) in enumerate(zip(sizes, padding)):
+        stride, dilation = strides[axis], dilations[axis]
+        dilated = (size - 1) * dilation + 1 if size else 0
+        outputs = max(0, (dilated + int(low) + int(high) - reaches[axis]) // stride + 1)
+        taps = np.arange(windows[axis]) * window_dilations[axis] - int(low)
+        at = np.arange(outputs)[:, None] * stride + taps
+        # between the elements of a dilated x, and outside of it, stands padding
+        inside = (at >= 0) & (at < dilated) & (at % dilation == 0)
+        found.append(np.where(inside, at // dilation, size))
+    return found
 
 
 # the op -------------------------------------------------------------------------------------------
@@ -142,39 +72,14 @@ def _without_first(spec) -> list[int]:
 # p, c, k]``.
 
 
-def _impl(
-    x,
-    kernel,
-    *bias,
-    has_bias: bool = False,
-    strides,
-    padding,
-    lhs_dilation=None,
-    rhs_dilation=None,
-    feature_group_count: int = 1,
-    batch_group_count: int = 1,
-    dimension_numbers=None,
-    **product,
-):
+def _impl(x, kernel, *bias, has_bias: bool = False, strides, padding, **options):
     dtype = jnp.result_type(x, kernel)
-    y = jax.lax.conv_general_dilated(
-        x.astype(dtype),
-        kernel.astype(dtype),
-        window_strides=strides,
-        padding=padding,
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=rhs_dilation,
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        dimension_numbers=dimension_numbers,
-        **product,
-    )
-    return y + _along_channel(bias[0], y.ndim, dimension_numbers) if has_bias else y
-
-
-def _along_channel(bias, rank: int, dimension_numbers):
-    channel = conv_layout(dimension_numbers, rank).out_spec[1]
-    return jnp.expand_dims(bias, [axis for axis in range(rank) if axis != channel])
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    y = jax.lax.conv_general_dilated(x, kernel, strides, padding, **options)
+    if not has_bias:
+        return y
+    channel = conv_layout(options.get('dimension_numbers'), y.ndim).out_spec[1]
+    return y + jnp.expand_dims(bias[0], [axis for axis in range(y.ndim) if axis != channel])
 
 
 def _yw_to_w(hidden_dim, trace, *, strides, **_):
@@ -191,30 +96,41 @@ def _instant(
     weights,
     *,
     has_bias: bool = False,
-    strides,
-    padding,
-    lhs_dilation=None,
-    rhs_dilation=None,
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers=None,
-    **product,
+    **window,
 ):
+    """``hidden_dim`` times the derivative of each y with respect to the kernel entries that it
+    reads: ``(*y_sample, *patch)``, summed over samples.
+
+    ``y_sample`` are y's axes without the batch, ``patch`` the kernel's axes without the output
+    channel, in the order that the layout says.
+    """
     _refuse_batch_groups(batch_group_count)
-    layout, kernel = conv_layout(dimension_numbers, x.ndim), weights['weight']
-    entry = {
-        'weight': spread(
-            x,
-            kernel.shape,
-            hidden_dim,
-            layout,
-            feature_group_count=feature_group_count,
-            strides=strides,
-            padding=padding,
-            lhs_dilation=lhs_dilation,
-            rhs_dilation=rhs_dilation,
-        )
-    }
+    layout = conv_layout(dimension_numbers, x.ndim)
+    kernel = [weights['weight'].shape[axis] for axis in layout.rhs_spec]
+    x, d = jnp.transpose(x, layout.lhs_spec), jnp.transpose(hidden_dim, layout.out_spec)
+    samples, spatial, rank = x.shape[0], d.shape[2:], len(kernel) - 2
+    # gather what each output reads: (batch, channel, *outputs, *window)
+    taps = x
+    for axis, sources in enumerate(_sources(x, kernel[2:], **window)):
+        taps = jnp.take(taps, sources, axis=2 + 2 * axis, mode='fill', fill_value=0)
+    outputs = range(2, taps.ndim, 2)
+    taps = jnp.transpose(taps, (0, 1, *outputs, *(axis + 1 for axis in outputs)))
+    # split channels into groups, and let each output channel of a group meet each input channel
+    groups = samples, feature_group_count
+    taps = taps.reshape(*groups, 1, kernel[1], *spatial, *kernel[2:])
+    taps = jnp.moveaxis(taps, 3, 3 + rank)
+    grouped = d.reshape(*groups, kernel[0] // feature_group_count, *spatial, *(1,) * (1 + rank))
+    weight = (grouped * taps).sum(0).reshape(kernel[0], *spatial, *kernel[1:])
+    # y's axes without the batch and the kernel's without the output channel, numbered anew, go to
+    # where the layout has them
+    y_sample, patch = (
+        np.argsort([axis - (axis > spec[0]) for axis in spec[1:]])
+        for spec in (layout.out_spec, layout.rhs_spec)
+    )
+    entry = {'weight': jnp.transpose(weight, (*y_sample, *(patch + 1 + rank)))}
     entry |= {'bias': hidden_dim.sum(layout.out_spec[0])} if has_bias else {}
     return {name: value.astype(weights[name].dtype) for name, value in entry.items()}
 
@@ -233,23 +149,32 @@ def _gradient_by_group(
     weights,
     *,
     has_bias: bool = False,
-    strides,
-    padding,
-    lhs_dilation=None,
-    rhs_dilation=None,
     feature_group_count: int = 1,
     dimension_numbers=None,
-    **_,
+    **window,
 ):
-    """XLA gathers the operands of a convolution that is mapped over groups of samples."""
+    """``xy_to_dw`` of so many groups of samples apart: ``(number, *kernel)``. It is a product of
+    matrices for each tap, as XLA gathers the operands of a convolution that is mapped over groups.
+    """
     layout = conv_layout(dimension_numbers, x.ndim)
-    window = dict(strides=strides, padding=padding)
-    window |= dict(lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation)
-    shape, features = weights['weight'].shape, feature_group_count
-    weight = by_group(number, x, shape, d, layout, feature_group_count=features, **window)
-    found = {'weight': weight}
+    kernel = [weights['weight'].shape[axis] for axis in layout.rhs_spec]
+    x, d = jnp.transpose(x, layout.lhs_spec), jnp.transpose(d, layout.out_spec)
+    sources = _sources(x, kernel[2:], **window)
+
+    def split(a, channels: int):
+        return a.reshape(number, -1, feature_group_count, channels, math.prod(a.shape[2:]))
+
+    def of_tap(*tap):
+        part = x
+        for axis, k in enumerate(tap):
+            part = jnp.take(part, sources[axis][:, k], 2 + axis, mode='fill', fill_value=0)
+        sent = split(d, kernel[0] // feature_group_count)
+        return jnp.einsum('gnfcs,gnfos->gfoc', split(part, kernel[1]), sent)
+
+    taps = [of_tap(*tap) for tap in np.ndindex(*kernel[2:])]
+    weight = jnp.stack(taps, -1).reshape(number, *kernel)
+    found = {'weight': jnp.transpose(weight, (0, *(np.argsort(layout.rhs_spec) + 1)))}
     if has_bias:
-        d = jnp.transpose(d, layout.out_spec)
         d = d.reshape(number, -1, *d.shape[1:])
         found['bias'] = d.sum((1, *range(3, d.ndim)))
     return {name: value.astype(weights[name].dtype) for name, value in found.items()}
@@ -297,22 +222,18 @@ def _fold_axes(params: dict) -> tuple[int, int] | None:
 
 
 def register_conv(name: str, cases: Sequence[tuple] = ()) -> ETPPrimitive:
-    trainable_invars = bias_at(2, weight=1)
-    primitive = register_primitive_spec(
-        ETPPrimitiveSpec(
-            name,
-            _impl,
-            _yw_to_w,
-            vjp_of(_impl, trainable_invars),
-            _init_drtrl,
-            output_trace,
-            trainable_invars,
-            batched=True,
-            instant_drtrl=_instant,
-            solve_drtrl=_solve,
-            cases=tuple(cases),
-        )
+    spec = ETPPrimitiveSpec(
+        name,
+        _impl,
+        yw_to_w=_yw_to_w,
+        init_drtrl=_init_drtrl,
+        trainable_invars_fn=bias_at(2, weight=1),
+        batched=True,
+        instant_drtrl=_instant,
+        solve_drtrl=_solve,
+        cases=tuple(cases),
     )
+    primitive = register_primitive_spec(completed(spec))
     primitive.fold_axes = _fold_axes
     primitive.gradient_by_group = _gradient_by_group
     return primitive
@@ -393,60 +314,45 @@ def conv(
     )
 
 
-def bind_conv(
-    primitive: ETPPrimitive,
-    op: str,
-    x,
-    kernel,
-    bias=None,
-    *,
-    strides=None,
-    padding='SAME',
-    lhs_dilation=None,
-    rhs_dilation=None,
-    feature_group_count: int = 1,
-    batch_group_count: int = 1,
-    dimension_numbers=None,
-    **product,
-):
-    """Check and bind the operands of a convolution.
+DEFAULTS = {
+    name: option.default
+    for name, option in inspect.signature(conv).parameters.items()
+    if option.kind is option.KEYWORD_ONLY
+}
 
-    ``product``: ``precision`` and ``preferred_element_type`` of ``jax.lax.conv_general_dilated``.
+
+def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options):
+    """Check and bind the operands of a convolution, by the options of :func:`conv`, and
+    ``precision`` and ``preferred_element_type`` of ``jax.lax.conv_general_dilated``.
     """
+    options = DEFAULTS | options
     kernel, kernel_unit = trainable_operand(op, 'kernel', kernel)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
-    layout = _checked_layout(x, kernel, dimension_numbers, feature_group_count, batch_group_count)
+    numbers = options['dimension_numbers']
+    layout = _checked_layout(x, kernel, numbers)
+    counts = {name: options[name] for name in ('feature_group_count', 'batch_group_count')}
+    _check_groups(x.shape, kernel.shape, layout, **counts)
     rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
-    lhs_dilation = _each_axis('lhs_dilation', lhs_dilation, rank)
-    batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
+    options['lhs_dilation'] = _each_axis('lhs_dilation', options['lhs_dilation'], rank)
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
-    if batch_first:
-        dimension_numbers = _hashable(dimension_numbers)
-    else:
+    options['strides'] = _each_axis('strides', options['strides'], rank) or (1,) * rank
+    options['padding'] = _checked_padding(options['padding'], rank, options['lhs_dilation'])
+    options['rhs_dilation'] = _each_axis('rhs_dilation', options['rhs_dilation'], rank)
+    # Rules want the batch in front: where the layout has it elsewhere, x and y are moved.
+    batch_first = layout.lhs_spec[0] == layout.out_spec[0] == 0
+    options['dimension_numbers'] = tuple(numbers) if isinstance(numbers, list) else numbers
+    if not batch_first:
         x = jnp.moveaxis(x, layout.lhs_spec[0], 0)
-        dimension_numbers = jax.lax.ConvDimensionNumbers(
-            _batch_first(layout.lhs_spec), layout.rhs_spec, _batch_first(layout.out_spec)
+        lhs, out = (
+            (0, *(axis + (axis < spec[0]) for axis in spec[1:]))
+            for spec in (layout.lhs_spec, layout.out_spec)
         )
-    y = primitive.bind(
-        x,
-        kernel,
-        *bias,
-        has_bias=bool(bias),
-        strides=_each_axis('strides', strides, rank) or (1,) * rank,
-        padding=_checked_padding(padding, rank, lhs_dilation),
-        lhs_dilation=lhs_dilation,
-        rhs_dilation=_each_axis('rhs_dilation', rhs_dilation, rank),
-        feature_group_count=feature_group_count,
-        batch_group_count=batch_group_count,
-        dimension_numbers=dimension_numbers,
-        **product,
-    )
+        options['dimension_numbers'] = jax.lax.ConvDimensionNumbers(lhs, layout.rhs_spec, out)
+    y = primitive.bind(x, kernel, *bias, has_bias=bool(bias), **options)
     return with_unit(y if batch_first else jnp.moveaxis(y, 0, layout.out_spec[0]), unit)
 
 
-def _checked_layout(
-    x, kernel, dimension_numbers, feature_groups, batch_groups
-) -> jax.lax.ConvDimensionNumbers:
+def _checked_layout(x, kernel, dimension_numbers) -> jax.lax.ConvDimensionNumbers:
     """The axes of x, kernel and y, after the operands are checked."""
     if kernel.ndim < 3 or x.ndim != kernel.ndim:
         hint = (
@@ -460,22 +366,20 @@ def _checked_layout(
             f'dimension_numbers. {hint}'
         )
     try:
-        layout = conv_layout(dimension_numbers, x.ndim)
+        return conv_layout(dimension_numbers, x.ndim)
     except (TypeError, ValueError) as error:
         raise OptionError(
             f'conv: dimension_numbers {dimension_numbers!r} do not fit operands of rank {x.ndim}; '
             f"expected three strings like ('NHWC', 'HWIO', 'NHWC'). {error}"
         ) from error
-    _check_groups(x.shape, kernel.shape, layout, feature_groups, batch_groups)
-    return layout
 
 
-def _check_groups(x, kernel, layout, feature_groups, batch_groups) -> None:
+def _check_groups(x, kernel, layout, **counts) -> None:
     """Refuse shapes of x and kernel that do not divide into these groups."""
-    counts = {'feature_group_count': feature_groups, 'batch_group_count': batch_groups}
     for name, groups in counts.items():
         if not _is_count(groups):
             raise OptionError(f'conv: {name} is {groups!r}, expected an integer >= 1.')
+    feature_groups, batch_groups = counts.values()
     batch, channels = (x[axis] for axis in layout.lhs_spec[:2])
     expected = list(kernel)
     expected[layout.rhs_spec[1]] = channels // feature_groups
@@ -529,12 +433,3 @@ def _checked_padding(padding, rank: int, lhs_dilation) -> str | tuple[tuple[int,
             'pair(s) of ints.'
         )
     return pairs
-
-
-def _hashable(dimension_numbers):
-    return tuple(dimension_numbers) if isinstance(dimension_numbers, list) else dimension_numbers
-
-
-def _batch_first(spec) -> tuple[int, ...]:
-    """The axes of a layout once its batch axis is moved to the front."""
-    return (0, *(axis + (axis < spec[0]) for axis in spec[1:]))

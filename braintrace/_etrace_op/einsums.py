@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from .._signatures import refuses
 from ..errors import EtpShapeError, OptionError
+from ._layouts import bias_at, zeros_trace
 from ._operands import (
     bias_operands,
     check_rank,
@@ -27,8 +28,7 @@ from ._operands import (
     with_unit,
 )
 from ._primitive import ETPPrimitive
-from ._rule_parts import bias_at, output_trace, zeros_trace
-from ._spec import ETPPrimitiveSpec, all_or_none, register_primitive_spec
+from ._spec import ETPPrimitiveSpec, all_or_none, completed, register_primitive_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,10 @@ class Letters:
         """Axes that the weight alone has; the derivative is constant along them."""
         return ''.join(a for a in self.weight if a not in self.x + self.y)
 
-    @property
-    def batch(self) -> str:
-        return next(a for a in string.ascii_letters if a not in self.x + self.weight + self.y)
+    def batch_of(self, x) -> str:
+        """A letter for the batch of x; none for one sample."""
+        free = (a for a in string.ascii_letters if a not in self.x + self.weight + self.y)
+        return next(free) if x.ndim > len(self.x) else ''
 
 
 @functools.cache
@@ -69,14 +70,11 @@ def letters_of(equation: str) -> Letters:
     return Letters(x, weight, y)
 
 
-def _impl(batched: bool):
-    def impl(x, weight, *bias, equation: str, has_bias: bool = False, **product):
-        e = letters_of(equation)
-        b = e.batch if batched else ''
-        y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight, **product)
-        return y + _spread(bias[0], e.bias, b + e.y) if has_bias else y
-
-    return impl
+def _impl(x, weight, *bias, equation: str, has_bias: bool = False, **product):
+    e = letters_of(equation)
+    b = e.batch_of(x)
+    y = jnp.einsum(f'{b}{e.x},{e.weight}->{b}{e.y}', x, weight, **product)
+    return y + _spread(bias[0], e.bias, b + e.y) if has_bias else y
 
 
 def _spread(array, letters: str, target: str):
@@ -89,84 +87,54 @@ def _spread(array, letters: str, target: str):
     return jnp.expand_dims(array, [lead + i for i, a in enumerate(target) if a not in letters])
 
 
-def _derivative(batched: bool, apart: bool):
-    """Make the reverse rule for the weights. ``apart`` keeps the elements of y apart that an entry
-    feeds; otherwise the rule sums over them.
+def _gradient(x, hidden_dim, weights, *, equation: str, **params):
+    e = letters_of(equation)
+    return _derivative({'weight': e.weight, 'bias': e.bias}, x, hidden_dim, weights, e, **params)
+
+
+def _instant(x, hidden_dim, weights, *, equation: str, **params):
+    e = letters_of(equation)
+    return _derivative(e.entry, x, hidden_dim, weights, e, **params)
+
+
+def _derivative(target, x, hidden_dim, weights, e: Letters, *, has_bias: bool = False, **product):
+    """``hidden_dim`` times the derivative by each weight, with the axes ``target``: those of the
+    weight, or also those of y at which the weight is used again.
     """
-
-    def rule(x, hidden_dim, weights, *, equation: str, has_bias: bool = False, **product):
-        e = letters_of(equation)
-        b = e.batch if batched else ''
-        target = e.entry if apart else {'weight': e.weight, 'bias': e.bias}
-        ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
-        found = {
-            'weight': jnp.einsum(
-                f'{b}{e.x},{b}{e.y},{e.summed}->{target["weight"]}', x, hidden_dim, ones
-            )
-        }
-        found |= {'bias': jnp.einsum(f'{b}{e.y}->{target["bias"]}', hidden_dim)} if has_bias else {}
-        return {name: value.astype(weights[name].dtype) for name, value in found.items()}
-
-    return rule
+    b = e.batch_of(x)
+    ones = jnp.ones([weights['weight'].shape[e.weight.index(a)] for a in e.summed], x.dtype)
+    terms = f'{b}{e.x},{b}{e.y},{e.summed}'
+    found = {'weight': jnp.einsum(f'{terms}->{target["weight"]}', x, hidden_dim, ones)}
+    found |= {'bias': jnp.einsum(f'{b}{e.y}->{target["bias"]}', hidden_dim)} if has_bias else {}
+    return {name: value.astype(weights[name].dtype) for name, value in found.items()}
 
 
-def _yw_to_w(hidden_dim, trace, *, equation: str, has_bias: bool = False, **product):
+def _yw_to_w(hidden_dim, trace, *, equation: str, **params):
     e = letters_of(equation)
     return {name: value * _spread(hidden_dim, e.y, e.entry[name]) for name, value in trace.items()}
 
 
-def _solve(batched: bool):
-    def solve_drtrl(signal, trace, weights, *, equation: str, has_bias: bool = False, **product):
-        scaled = _yw_to_w(signal, trace, equation=equation)
-        return {
-            name: value.sum(tuple(range(batched + len(letters_of(equation).others))))
-            for name, value in scaled.items()
-        }
-
-    return solve_drtrl
+def _solve(signal, trace, weights, *, equation: str, **params):
+    e = letters_of(equation)
+    uses = tuple(range(signal.ndim - len(e.y) + len(e.others)))  # the batch, and uses in a sample
+    scaled = _yw_to_w(signal, trace, equation=equation)
+    return {name: value.sum(uses) for name, value in scaled.items()}
 
 
 def _init_drtrl(x_var, y_var, weight_vars, num_hidden_state, *, equation: str, **product):
     e, y = letters_of(equation), y_var.aval.shape
     lead = y[: len(y) - len(e.y)]
     sizes = dict(zip(e.y, y[len(lead) :], strict=True))
+    front = (*lead, *(sizes[a] for a in e.others))
 
-    def zeros(var, letters):
-        own = var.aval.shape
-        return zeros_trace(
-            (*lead, *(sizes[a] for a in e.others), *own[len(own) - len(letters) :]),
-            var,
-            num_hidden_state,
-        )
+    def own(name, var):
+        axes = len(e.weight if name == 'weight' else e.bias)
+        return var.aval.shape[len(var.aval.shape) - axes :]
 
     return {
-        name: zeros(var, e.weight if name == 'weight' else e.bias)
+        name: zeros_trace((*front, *own(name, var)), var, num_hidden_state)
         for name, var in weight_vars.items()
     }
-
-
-def register(name: str, batched: bool, shared: bool, cases: Sequence[tuple]):
-    """Register a primitive whose static parameter ``equation`` describes one sample. ``shared``: an
-    entry of the weight feeds several elements of y.
-    """
-    own = {'instant_drtrl': _derivative(batched, True), 'solve_drtrl': _solve(batched)}
-    primitive = register_primitive_spec(
-        ETPPrimitiveSpec(
-            name,
-            _impl(batched),
-            _yw_to_w,
-            _derivative(batched, False),
-            _init_drtrl,
-            output_trace,
-            bias_at(2, weight=1),
-            batched=batched,
-            cases=tuple(cases),
-            **(own if shared else {}),
-        )
-    )
-    if batched:
-        primitive.fold_axes = lambda params: (0, 0)
-    return primitive
 
 
 EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in (False, True))
@@ -175,19 +143,30 @@ EVERY_FORM = tuple((batched, shared) for batched in (True, False) for shared in 
 def register_forms(
     name: str, cases: Sequence[tuple] = (), wanted: Sequence[tuple] = EVERY_FORM
 ) -> dict[tuple[bool, bool], ETPPrimitive]:
-    """The primitives of an einsum by (batched, shared)."""
+    """The primitives of an einsum by (batched, shared), whose static parameter ``equation``
+    describes one sample. ``shared``: an entry of the weight feeds several elements of y.
+    """
+    forms = {}
     with all_or_none():
-        forms = {
-            (batched, shared): register(
+        for batched, shared in wanted:
+            spec = ETPPrimitiveSpec(
                 f'{name}{"_shared" if shared else ""}_{"mm" if batched else "mv"}',
-                batched,
-                shared,
-                cases,
+                _impl,
+                yw_to_w=_yw_to_w,
+                xy_to_dw=_gradient,
+                init_drtrl=_init_drtrl,
+                instant_drtrl=_instant if shared else None,
+                solve_drtrl=_solve if shared else None,
+                trainable_invars_fn=bias_at(2, weight=1),
+                batched=batched,
+                cases=tuple(cases),
             )
-            for batched, shared in wanted
-        }
+            forms[batched, shared] = register_primitive_spec(completed(spec))
     for (batched, shared), form in forms.items():
-        form.batched_form = None if batched else forms[True, shared]
+        if batched:
+            form.fold_axes = lambda params: (0, 0)
+        else:
+            form.batched_form = forms[True, shared]
     return forms
 
 

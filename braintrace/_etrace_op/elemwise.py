@@ -13,40 +13,28 @@ import jax
 
 from .._signatures import public
 from ..errors import OptionError
+from ._layouts import parameter_trace
 from ._operands import trainable_operand, with_unit
-from ._rule_parts import output_trace, parameter_trace
-from ._spec import ETPPrimitiveSpec, register_primitive_spec
-
-
-def _impl(weight):
-    return weight
-
-
-def _yw_to_w(hidden_dim, trace):
-    return {'weight': trace['weight'] * hidden_dim}
-
-
-def _xy_to_dw(x, hidden_dim, weights):
-    return {'weight': hidden_dim}
-
-
-etp_elemwise_p = register_primitive_spec(
-    ETPPrimitiveSpec(
-        'etp_elemwise',
-        _impl,
-        _yw_to_w,
-        _xy_to_dw,
-        parameter_trace(batched=False),
-        output_trace,
-        lambda params: {'weight': 0},
-        x_invar_index=None,
-        gradient_enabled=True,
-    )
-)
+from ._spec import ETPPrimitiveSpec, completed, register_primitive_spec
 
 
 def _identity(weight):
     return weight
+
+
+etp_elemwise_p = register_primitive_spec(
+    completed(
+        ETPPrimitiveSpec(
+            'etp_elemwise',
+            _identity,
+            yw_to_w=lambda hidden_dim, trace: {'weight': trace['weight'] * hidden_dim},
+            xy_to_dw=lambda x, hidden_dim, weights: {'weight': hidden_dim},
+            init_drtrl=parameter_trace(batched=False),
+            x_invar_index=None,
+            gradient_enabled=True,
+        )
+    )
+)
 
 
 @public('element_wise')

@@ -1,21 +1,21 @@
-"""Factories of primitives."""
+"""Factories of ops: they make of a plain function or a description a primitive, its rules, and a
+function of arrays and quantities.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import saiunit as u
 
-from ..errors import OptionError, RuleContractError
+from ..errors import EtpDtypeError, OptionError, RuleContractError
 from . import einsums
-from ._layouts import effective_rules, parameter_rules, position_rules, samples
-from ._op import EtpOp, arrays, check_static
+from ._jax_rules import of_weights
+from ._layouts import at_places, effective_rules, parameter_trace, position_rules, samples
 from ._operands import (
     bias_operands,
     check_rank,
@@ -27,15 +27,99 @@ from ._operands import (
     trainable_operand,
     with_unit,
 )
-from ._primitive import ETPPrimitive, check_callable
-from ._rule_parts import output_trace, parameter_trace, vjp_of
-from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec, whole_impl
+from ._primitive import RULE_SLOTS, ETPPrimitive, check_callable
+from ._spec import (
+    ETPPrimitiveSpec,
+    completed,
+    get_primitive_spec,
+    register_both_forms,
+    register_primitive_spec,
+    whole_impl,
+)
 from .automatic import places_of
-from .conv import bind_conv, conv, register_conv
+from .conv import DEFAULTS, bind_conv, register_conv
 
-# linear ops ---------------------------------------------------------------------------------------
-#
-# Whole ops from a function of one sample that is linear in its input and in its weights.
+
+class EtpOp:
+    """An ETP primitive as a function of arrays and quantities.
+
+    ``op(x, *weights, bias=None, **static)``, which is ``call``, where there is a bias. ``forms``
+    are all primitives of the op; ``primitive`` is the form that a batch binds, or the only form.
+    ``spec`` raises ``RuleContractError`` where there is none.
+
+    >>> import jax.numpy as jnp
+    >>> from braintrace import kit
+    >>> op = kit.make_elementwise_op('doc_scale', lambda x, w: x * w)
+    >>> type(op).__name__, op(jnp.ones((2, 3)), jnp.ones(3)).shape, sorted(op.rules)[:2]
+    ('EtpOp', (2, 3), ['init_drtrl', 'init_pp'])
+    """
+
+    def __init__(self, name: str, call: Callable, forms: Sequence[ETPPrimitive]):
+        self.name, self._call, self.forms = name, call, tuple(forms)
+        for form in self.forms:
+            form.op = self
+
+    def __call__(self, *operands, **options):
+        """Apply the op."""
+        return self._call(*operands, **options)
+
+    def __repr__(self) -> str:
+        return f'EtpOp({"; ".join(map(repr, self.forms))})'
+
+    @property
+    def primitive(self) -> ETPPrimitive:
+        """The first form."""
+        return self.forms[0]
+
+    @property
+    def spec(self) -> ETPPrimitiveSpec:
+        """The description that the first form was registered with."""
+        return get_primitive_spec(self.primitive)
+
+    @property
+    def lowering(self):
+        """Platform -> function that replaces the implementation of the first form (see
+        :class:`braintrace.ETPPrimitive`).
+        """
+        return self.primitive.lowering
+
+    @property
+    def trace_kernel(self):
+        """Platform -> fused update of the trace of the first form."""
+        return self.primitive.trace_kernel
+
+    @property
+    def rules(self) -> dict[str, Callable]:
+        """The rules of the first form, by slot."""
+        return {
+            slot: rule
+            for slot in RULE_SLOTS
+            if (rule := self.primitive.optional_rule(slot)) is not None
+        }
+
+
+def check_static(name: str, params: dict, static: Sequence[str]) -> None:
+    """Refuse static parameters with other names, and values that have no hash."""
+    if set(params) != set(static):
+        raise OptionError(
+            f'{name}: static parameters {sorted(params)} given, expected {sorted(static)}.'
+        )
+    for key, value in params.items():
+        try:
+            hash(value)
+        except TypeError as error:
+            raise EtpDtypeError(
+                f'{name}: static parameter {key!r} is a {type(value).__name__}, which has no hash. '
+                'Pass arrays as operands, and lists as tuples.'
+            ) from error
+
+
+def arrays(*shapes) -> list[jax.ShapeDtypeStruct]:
+    """Operands of these shapes in float32, for the cases of a spec."""
+    return [jax.ShapeDtypeStruct(tuple(shape), jnp.float32) for shape in shapes]
+
+
+# linear ops: from a function of one sample that is linear in its input and in its weights ---------
 
 
 LAYOUTS = ('parameter', 'effective', 'position')
@@ -101,7 +185,7 @@ def make_linear_op(
             'a tuple of names, a dict of name -> position of an argument of fn, and a number of '
             'axes.'
         )
-    trainable = dict(trainable or {'weight': 1})
+    trainable, static = dict(trainable or {'weight': 1}), tuple(static)
     if trace not in LAYOUTS:
         raise OptionError(f'make_linear_op: trace is {trace!r}; choose one of {LAYOUTS}.')
     if sorted([x, *trainable.values()]) != list(range(1 + len(trainable))) or 'bias' in trainable:
@@ -109,114 +193,67 @@ def make_linear_op(
             f'make_linear_op: x={x} and trainable={trainable} are not the positions 0 to '
             f"{len(trainable)} of the arguments of fn, each once, with names other than 'bias'."
         )
-    op = LinearFunction(name, fn, x, trainable, trace, tuple(static), rank)
-    forms = register_both_forms(lambda batched: op.register(batched, tuple(cases)))
+    # the trainables in the order in which the primitive takes them, between x and a bias
+    names = sorted(trainable, key=trainable.__getitem__)
+    places_in_fn = [x, *(trainable[n] for n in names)]
+
+    def invars(params: dict) -> dict[str, int]:
+        wanted = [*names, 'bias'] if params.get('has_bias') else names
+        return {n: 1 + i for i, n in enumerate(wanted)}
+
+    def product(*operands, has_bias: bool = False, **params):
+        """One sample of y without the bias."""
+        args = dict(zip(places_in_fn, operands, strict=True))
+        return fn(*(args[i] for i in sorted(args)), **params)
+
+    def of_sample(x, /, *operands, places, has_bias: bool = False, **params):
+        y = product(x, *operands[: len(names)], **params)
+        return y + operands[-1] if has_bias else y
+
+    def spec_of(batched: bool) -> ETPPrimitiveSpec:
+        spec = ETPPrimitiveSpec(
+            name if batched else f'{name}_sample',
+            samples(of_sample) if batched else of_sample,
+            trainable_invars_fn=invars,
+            batched=batched,
+            cases=tuple(cases),
+        )
+        rules: dict[str, Callable] = {'yw_to_w': at_places, 'init_drtrl': parameter_trace(batched)}
+        if trace == 'effective':
+            rules = effective_rules(product, lambda weights: [weights[n] for n in names], batched)
+        if trace == 'position':
+            rules = position_rules(of_weights(spec, spec.impl), batched)
+        return dataclasses.replace(spec, **rules)
+
+    forms = register_both_forms(spec_of)
 
     def call(*operands, bias=None, **params):
-        return op.bind(forms, operands, bias, params)
+        if len(operands) != 1 + len(names):
+            order = dict(sorted(zip(places_in_fn, ('x', *names))))
+            raise OptionError(
+                f'{name}: {len(operands)} operands given, expected {1 + len(names)} by position: '
+                f'{", ".join(order.values())}.'
+            )
+        check_static(name, params, static)
+        value, *values = (operands[i] for i in places_in_fn)
+        weights, units = zip(*map(functools.partial(trainable_operand, name), names, values))
+        value, x_unit = input_operand(name, 'x', value, jnp.result_type(*weights))
+        layouts = {rank: f'{rank} axes', rank + 1: f'a batch and {rank} axes'}
+        check_rank(name, 'x', value.shape, layouts, 'Map others with `jax.vmap`.')
+        batched = value.ndim > rank
+        # what the function of one sample is: its linearity, its places, its unit
+        sample = jax.ShapeDtypeStruct(value.shape[batched:], value.dtype)
+        avals = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in weights]
+        rows, sorted_params = tuple(zip(names, avals)), tuple(sorted(params.items()))
+        places = places_of(name, product, sample, rows, sorted_params, trace == 'parameter')
+        unit = proportional_product(name, product, [sample, *avals], [x_unit, *units], params)
+        bias = bias_operands(name, bias, places.y, unit)
+        form = forms[0] if batched else forms[1]
+        y = form.bind(value, *weights, *bias, places=places, has_bias=bool(bias), **params)
+        return with_unit(y, unit)
 
     return EtpOp(name, call, forms)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearFunction:
-    """The function that :func:`make_linear_op` was given and the places of its arguments."""
-
-    name: str
-    fn: Callable
-    x: int
-    trainable: dict[str, int]
-    trace: str
-    static: tuple[str, ...]
-    rank: int
-
-    @property
-    def names(self) -> list[str]:
-        """The trainables in the order in which the primitive takes them."""
-        return sorted(self.trainable, key=self.trainable.__getitem__)
-
-    def invars(self, params: dict) -> dict[str, int]:
-        """``trainable_invars_fn`` of both forms: x comes first, a bias last."""
-        names = [*self.names, 'bias'] if params.get('has_bias') else self.names
-        return {name: 1 + i for i, name in enumerate(names)}
-
-    def product(self, x, /, *weights, has_bias: bool = False, **params):
-        """One sample of y without the bias; the weights are in the order of ``names``."""
-        args = {self.x: x} | dict(zip(sorted(self.trainable.values()), weights, strict=True))
-        return self.fn(*(args[i] for i in sorted(args)), **params)
-
-    def of_sample(self, x, /, *operands, places, has_bias: bool = False, **params):
-        """The implementation for one sample: the product, and the bias behind the weights."""
-        count = len(self.trainable)
-        y = self.product(x, *operands[:count], **params)
-        return y + operands[count] if has_bias else y
-
-    def register(self, batched: bool, cases: tuple) -> ETPPrimitive:
-        impl = samples(self.of_sample, 0) if batched else self.of_sample
-        return register_primitive_spec(
-            ETPPrimitiveSpec(
-                self.name if batched else f'{self.name}_sample',
-                impl,
-                xy_to_dw=vjp_of(impl, self.invars),
-                init_pp=output_trace,
-                trainable_invars_fn=self.invars,
-                batched=batched,
-                cases=cases,
-                **self._trace_rules(impl, batched),
-            )
-        )
-
-    def _trace_rules(self, impl: Callable, batched: bool) -> dict[str, Any]:
-        """The rules of the chosen layout."""
-        if self.trace == 'parameter':
-            return {**parameter_rules(), 'init_drtrl': parameter_trace(batched)}
-        if self.trace == 'effective':
-            ordered = lambda weights: [weights[name] for name in self.names]
-            return effective_rules(self.product, ordered, batched)
-
-        def of_weights(x, weights, **params):
-            return impl(x, *(weights[name] for name in self.invars(params)), **params)
-
-        return position_rules(of_weights, batched)
-
-    def bind(self, forms: Sequence[ETPPrimitive], operands: tuple, bias, params: dict):
-        """Check the operands and bind the form that fits x."""
-        name, names = self.name, self.names
-        if len(operands) != 1 + len(names):
-            order = sorted(('x', *names), key={**self.trainable, 'x': self.x}.__getitem__)
-            raise OptionError(
-                f'{name}: {len(operands)} operands given, expected {1 + len(names)} by position: '
-                f'{", ".join(order)}.'
-            )
-        check_static(name, params, self.static)
-        weights, units = zip(
-            *(trainable_operand(name, n, operands[self.trainable[n]]) for n in names), strict=True
-        )
-        x, x_unit = input_operand(name, 'x', operands[self.x], jnp.result_type(*weights))
-        layouts = {self.rank: f'{self.rank} axes', self.rank + 1: f'a batch and {self.rank} axes'}
-        check_rank(name, 'x', x.shape, layouts, 'Map others with `jax.vmap`.')
-        batched = x.ndim > self.rank
-        sample = jax.ShapeDtypeStruct(x.shape[batched:], x.dtype)
-        avals = tuple((n, jax.ShapeDtypeStruct(w.shape, w.dtype)) for n, w in zip(names, weights))
-        static = tuple(sorted(params.items()))
-        places = places_of(name, self.product, sample, avals, static, self.trace == 'parameter')
-        values = [sample, *(aval for _, aval in avals)]
-        unit = proportional_product(name, self.product, values, [x_unit, *units], params)
-        bias = bias_operands(name, bias, places.y, unit)
-        form = forms[0] if batched else forms[1]
-        y = form.bind(x, *weights, *bias, places=places, has_bias=bool(bias), **params)
-        return with_unit(y, unit)
-
-
-# mapped and grouped ops ---------------------------------------------------------------------------
-#
-# Whole ops from one function or one description: primitive, rules, and a callable for arrays and
-# quantities.
-
-
-CONV_OPTIONS = tuple(
-    name for name, p in inspect.signature(conv).parameters.items() if p.kind is p.KEYWORD_ONLY
-)
 
 # any function, from a spec ------------------------------------------------------------------------
 
@@ -244,17 +281,6 @@ def new_etp_primitive(spec: ETPPrimitiveSpec) -> EtpOp:
     """
     if not isinstance(spec, ETPPrimitiveSpec):
         raise RuleContractError(f'expected an ETPPrimitiveSpec, found a {type(spec).__name__}.')
-    whole = _completed(spec)
-    primitive = register_primitive_spec(whole)
-    return EtpOp(spec.name, functools.partial(_bind_spec, whole, primitive), [primitive])
-
-
-def _completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
-    """The spec with every rule that it leaves out."""
-    invars = spec.trainable_invars_fn or (
-        lambda params: {'weight': 0 if spec.x_invar_index is None else 1}
-    )
-    of_weights = _of_weights(spec, invars)
     layout = ('yw_to_w', 'init_drtrl', 'instant_drtrl', 'solve_drtrl')
     own = [slot for slot in layout if getattr(spec, slot) is not None]
     if own and not {'yw_to_w', 'init_drtrl'} <= set(own):
@@ -263,55 +289,32 @@ def _completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
             'yw_to_w and init_drtrl together (and instant_drtrl and solve_drtrl where that is not '
             "the parameter's). Give all, or none."
         )
+    spec = completed(spec)
+    if not own:
+        rules = position_rules(of_weights(spec, whole_impl(spec)), spec.batched)
+        spec = dataclasses.replace(spec, **rules)
+    primitive = register_primitive_spec(spec)
 
-    def xy_to_dw(x, hidden_dim, weights, **params):
-        y, pull = jax.vjp(lambda w: of_weights(x, w, **params), weights)
-        return pull(hidden_dim.astype(y.dtype))[0]
+    def call(*operands, **params):
+        check_static(spec.name, params, list(params) if spec.static is None else spec.static)
+        bind = functools.partial(primitive.bind, **params)
+        if not any(isinstance(operand, u.Quantity) for operand in operands):
+            try:
+                return bind(*operands)
+            except (TypeError, ValueError):
+                shape_of(spec.name, bind, *operands)  # explains operands that do not fit
+                raise
+        named = [split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)]
+        values, units = zip(*named, strict=True)
+        bias = spec.resolve_trainable_invars(params).get('bias')
+        shape_of(spec.name, bind, *values)
+        unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
+        if bias is not None:  # rescaled to y's unit
+            rescaled = bias_operands(spec.name, operands[bias], values[bias].shape, unit)
+            values = (*values[:bias], *rescaled, *values[bias + 1 :])
+        return jax.tree.map(lambda y: with_unit(y, unit), bind(*values))
 
-    derived: dict[str, Any] = {} if own else position_rules(of_weights, spec.batched)
-    return dataclasses.replace(
-        spec,
-        trainable_invars_fn=invars,
-        xy_to_dw=spec.xy_to_dw or xy_to_dw,
-        init_pp=spec.init_pp or output_trace,
-        **derived,
-    )
-
-
-def _of_weights(spec: ETPPrimitiveSpec, invars: Callable) -> Callable:
-    """``impl`` as ``(x, weights, **params) -> y``."""
-    impl = whole_impl(spec)
-
-    def of_weights(x, weights, **params):
-        operands = {} if spec.x_invar_index is None else {spec.x_invar_index: x}
-        operands |= {index: weights[name] for name, index in invars(params).items()}
-        static = dict(params)
-        structure = [static.pop(name) for name in spec.structure]
-        out = impl(*(operands[i] for i in sorted(operands)), *structure, **static)
-        return out[spec.y_outvar_index] if isinstance(out, tuple | list) else out
-
-    return of_weights
-
-
-def _bind_spec(spec: ETPPrimitiveSpec, primitive: ETPPrimitive, /, *operands, **params):
-    """Bind the primitive on arrays or quantities."""
-    check_static(spec.name, params, list(params) if spec.static is None else spec.static)
-    bind = functools.partial(primitive.bind, **params)
-    if not any(isinstance(operand, u.Quantity) for operand in operands):
-        try:
-            return bind(*operands)
-        except (TypeError, ValueError):
-            shape_of(spec.name, bind, *operands)  # explains operands that do not fit
-            raise
-    named = [split(spec.name, f'operand {i}', operand) for i, operand in enumerate(operands)]
-    values, units = zip(*named, strict=True)
-    bias = spec.resolve_trainable_invars(params).get('bias')
-    shape_of(spec.name, bind, *values)
-    unit = proportional_product(spec.name, primitive.impl_fn, values, units, params, bias)
-    if bias is not None:  # rescaled to y's unit
-        own = bias_operands(spec.name, operands[bias], values[bias].shape, unit)
-        values = (*values[:bias], *own, *values[bias + 1 :])
-    return jax.tree.map(lambda y: with_unit(y, unit), bind(*values))
+    return EtpOp(spec.name, call, [primitive])
 
 
 # an equation, an element-wise product, a convolution ----------------------------------------------
@@ -368,55 +371,37 @@ def make_elementwise_op(name: str, fn: Callable) -> EtpOp:
     (2, 3)
     """
     check_callable(f'fn of {name!r}', fn)
-    forms = register_both_forms(lambda batched: _register_elementwise(name, fn, batched))
+    forms = register_both_forms(
+        lambda batched: ETPPrimitiveSpec(
+            name if batched else f'{name}_sample',
+            samples(fn) if batched else fn,
+            yw_to_w=lambda hidden_dim, trace: {'weight': trace['weight'] * hidden_dim},
+            init_drtrl=parameter_trace(batched),
+            batched=batched,
+            cases=((arrays((2, 3), (3,)), {}), (arrays((4,), (4,)), {})),
+        )
+    )
 
     def call(x, weight):
         weight, weight_unit = trainable_operand(name, 'weight', weight)
         x, x_unit = input_operand(name, 'x', x, weight.dtype)
         batched = x.ndim > weight.ndim
         sample = x.shape[batched:]
-        why = 'one sample of x has the shape of the weight'
-        check_shape(name, 'x', sample, weight.shape, why)
+        check_shape(name, 'x', sample, weight.shape, 'one sample of x has the shape of the weight')
         avals = [jax.ShapeDtypeStruct(sample, a.dtype) for a in (x, weight)]
-        _check_elementwise(name, fn, *avals)
+        y = shape_of(name, fn, *avals)
+        check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
+        ((_, shape, where),) = places_of(name, fn, avals[0], (('weight', avals[1]),), (), True).at
+        if weight.size and where != tuple(range(len(shape))):
+            raise RuleContractError(
+                f'{name}: fn moves elements of the weight to other places. Make the op with '
+                '`kit.make_linear_op`.'
+            )
         unit = proportional_product(name, fn, avals, [x_unit, weight_unit], {})
         form = forms[0] if batched else forms[1]
         return with_unit(form.bind(x, weight), unit)
 
     return EtpOp(name, call, forms)
-
-
-def _register_elementwise(name: str, fn: Callable, batched: bool) -> ETPPrimitive:
-    impl, invars = samples(fn, 0) if batched else fn, lambda params: {'weight': 1}
-
-    def yw_to_w(hidden_dim, trace):
-        return {'weight': trace['weight'] * hidden_dim}
-
-    return register_primitive_spec(
-        ETPPrimitiveSpec(
-            name if batched else f'{name}_sample',
-            impl,
-            yw_to_w,
-            vjp_of(impl, invars),
-            parameter_trace(batched),
-            output_trace,
-            invars,
-            batched=batched,
-            cases=((arrays((2, 3), (3,)), {}), (arrays((4,), (4,)), {})),
-        )
-    )
-
-
-def _check_elementwise(name: str, fn: Callable, x, weight) -> None:
-    """Refuse a function that moves elements of the weight to other places of y."""
-    y = shape_of(name, fn, x, weight)
-    check_shape(name, 'y', y.shape, weight.shape, 'fn works element by element')
-    ((_, shape, where),) = places_of(name, fn, x, (('weight', weight),), (), True).at
-    if weight.size and where != tuple(range(len(shape))):
-        raise RuleContractError(
-            f'{name}: fn moves elements of the weight to other places. Make the op with '
-            '`kit.make_linear_op`.'
-        )
 
 
 def make_conv_op(name: str, dims: int) -> EtpOp:
@@ -443,11 +428,11 @@ def make_conv_op(name: str, dims: int) -> EtpOp:
         layouts = {dims + 2: f'(out, in) and {dims} spatial axes'}
         shape = getattr(kernel, 'shape', ())
         check_rank(name, 'kernel', shape, layouts, 'It is made for these.')
-        unknown = [option for option in options if option not in CONV_OPTIONS]
+        unknown = [option for option in options if option not in DEFAULTS]
         if unknown:
             raise OptionError(
                 f'{name}: there is no option {", ".join(unknown)}; those of a convolution are '
-                f'{", ".join(CONV_OPTIONS)}.'
+                f'{", ".join(DEFAULTS)}.'
             )
         return bind_conv(primitive, name, x, kernel, bias, **options)
 

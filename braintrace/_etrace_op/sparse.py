@@ -12,6 +12,7 @@ import numpy as np
 
 from .._signatures import refuses
 from ..errors import EtpDtypeError, EtpShapeError
+from ._layouts import add_bias, bias_at, parameter_trace
 from ._operands import (
     bias_operands,
     check_shape,
@@ -21,8 +22,7 @@ from ._operands import (
     with_unit,
 )
 from ._primitive import ETPPrimitive
-from ._rule_parts import add_bias, bias_at, output_trace, parameter_trace
-from ._spec import ETPPrimitiveSpec, register_both_forms, register_primitive_spec
+from ._spec import ETPPrimitiveSpec, register_both_forms
 from .dense import check_features
 
 # patterns -----------------------------------------------------------------------------------------
@@ -280,23 +280,18 @@ def _yw_to_w(hidden_dim, trace, *, columns, shape, padded, **params):
 # the primitives -----------------------------------------------------------------------------------
 
 
-def _register(batched: bool) -> ETPPrimitive:
-    return register_primitive_spec(
-        ETPPrimitiveSpec(
-            'etp_sp_mm' if batched else 'etp_sp_mv',
-            _impl,
-            _yw_to_w,
-            _xy_to_dw,
-            parameter_trace(batched),
-            output_trace,
-            bias_at(2, weight=1),
-            batched=batched,
-            structure=('rows', 'columns', 'pointers'),
-        )
+etp_sp_mm_p, etp_sp_mv_p = register_both_forms(
+    lambda batched: ETPPrimitiveSpec(
+        'etp_sp_mm' if batched else 'etp_sp_mv',
+        _impl,
+        yw_to_w=_yw_to_w,
+        xy_to_dw=_xy_to_dw,
+        init_drtrl=parameter_trace(batched),
+        trainable_invars_fn=bias_at(2, weight=1),
+        batched=batched,
+        structure=('rows', 'columns', 'pointers'),
     )
-
-
-etp_sp_mm_p, etp_sp_mv_p = register_both_forms(_register)
+)
 
 
 @refuses(
