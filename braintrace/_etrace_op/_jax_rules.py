@@ -246,40 +246,27 @@ def _solve(form, signal, trace, weights, /, **params):
     return {name: value.sum(0) if axes[name] is None else value for name, value in solved.items()}
 
 
-def _init_drtrl(form, x_var, y_var, weight_vars, num_hidden_state, /, **params):
-    zeros = form.original.bound_rule('init_drtrl', params)(
-        *_of_one_lane(form, params, x_var, y_var, weight_vars), num_hidden_state
-    )
-    lanes = y_var.aval.shape[0]
-    return {name: jnp.broadcast_to(value, (lanes, *value.shape)) for name, value in zeros.items()}
-
-
-def _init_pp(form, x_var, y_var, weight_vars, num_hidden_state, /, **params):
-    zeros = form.original.bound_rule('init_pp', params)(
-        *_of_one_lane(form, params, x_var, y_var, weight_vars), num_hidden_state
-    )
-    return jnp.broadcast_to(zeros, (y_var.aval.shape[0], *zeros.shape))
-
-
-def _of_one_lane(form, params: dict, x_var, y_var, weight_vars: dict) -> tuple:
-    """The variables of the original, without the mapped axis."""
-
+def _init(slot, form, x_var, y_var, weight_vars, num_hidden_state, /, **params):
     def lane(var, axis):
+        """The variable of the original, without the mapped axis."""
         if var is None or axis is None:
             return var
         return SimpleNamespace(aval=jax.ShapeDtypeStruct(var.aval.shape[1:], var.aval.dtype))
 
-    axes = _weight_axes(form, params)
+    axes, lanes = _weight_axes(form, params), y_var.aval.shape[0]
     x = None if x_var is None else lane(x_var, form.axes[form.x_invar_index])
-    return x, lane(y_var, 0), {name: lane(var, axes[name]) for name, var in weight_vars.items()}
+    weights = {name: lane(var, axes[name]) for name, var in weight_vars.items()}
+    zeros = form.original.bound_rule(slot, params)(x, lane(y_var, 0), weights, num_hidden_state)
+    wide = lambda value: jnp.broadcast_to(value, (lanes, *value.shape))
+    return wide(zeros) if slot == 'init_pp' else {n: wide(z) for n, z in zeros.items()}
 
 
 # slot -> (rules, of which the original must have at least one; the function that derives the rule)
 _DERIVED: dict[str, tuple[tuple[str, ...], Callable]] = {
     'yw_to_w': (('yw_to_w',), _yw_to_w),
     'xy_to_dw': (('xy_to_dw',), _xy_to_dw),
-    'init_drtrl': (('init_drtrl',), _init_drtrl),
-    'init_pp': (('init_pp',), _init_pp),
+    'init_drtrl': (('init_drtrl',), partial(_init, 'init_drtrl')),
+    'init_pp': (('init_pp',), partial(_init, 'init_pp')),
     'instant_drtrl': (('instant_drtrl', 'xy_to_dw'), _instant),
     'solve_drtrl': (('solve_drtrl', 'yw_to_w'), _solve),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def at_places(hidden_dim, trace, *, places, **params):
 # a trace for each pair of an element of y and an entry of a trainable -----------------------------
 
 
-def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
+def position_rules(of_weights: Callable, batched: bool) -> dict[str, Any]:
     """Trace rules of ``of_weights(x, weights, **params) -> y``, which has a batch in front where
     ``batched``. The layout is ``(batch, *y, size)``.
     """
@@ -137,7 +138,7 @@ def position_rules(of_weights: Callable, batched: bool) -> dict[str, Callable]:
 # a trace for each pair of an element of x and an element of y -------------------------------------
 
 
-def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, Callable]:
+def effective_rules(fn: Callable, order: Callable, batched: bool) -> dict[str, Any]:
     """Trace rules of ``fn(x, *order(weights))``, a function of one sample that is linear in x.
 
     The layout is ``(batch, x size, y size)``. The first weight in the order of names, the holder,

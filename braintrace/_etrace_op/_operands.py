@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,11 +27,9 @@ def split(op: str, name: str, value: Any) -> tuple[jax.Array, u.Unit]:
     if not isinstance(value, jax.Array) and callable(getattr(value, '__jax_array__', None)):
         value = value.__jax_array__()
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
-        hint = (
-            f'pass `{name}.value`'
-            if hasattr(value, 'value')
-            else f'convert it with `jax.numpy.asarray({name})`'
-        )
+        hint = f'convert it with `jax.numpy.asarray({name})`'
+        if hasattr(value, 'value'):
+            hint = f'pass `{name}.value`'
         raise EtpDtypeError(
             f'{op}: {name} is a {type(value).__name__}, expected an array or a saiunit.Quantity; '
             f'{hint}.'
@@ -78,11 +76,6 @@ def bias_operands(op: str, bias: Any, shape: tuple[int, ...], unit: u.Unit) -> l
     ]
 
 
-def unit_product(*units: u.Unit) -> Any:
-    """The unit of a product."""
-    return functools.reduce(operator.mul, units)
-
-
 def shape_of(op: str, fn: Callable, *operands) -> Any:
     """The shape and dtype of ``fn(*operands)``.
 
@@ -125,7 +118,7 @@ def proportional_product(
                 'result has no unit that follows. Give it without one, such as '
                 f'`x.to_decimal({unit})`, or an operand that has none.'
             )
-    return unit_product(u.UNITLESS, *(unit for i, unit in enumerate(units) if i != bias))
+    return math.prod((unit for i, unit in enumerate(units) if i != bias), start=u.UNITLESS)
 
 
 @functools.lru_cache(maxsize=256)

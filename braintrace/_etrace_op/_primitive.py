@@ -35,33 +35,15 @@ __all__ = [
     'register_primitive',
 ]
 
-# slot -> the arguments of its rule, the result, and what the result is
+TO_INIT = '(x_var, y_var, weight_vars, num_hidden_state)'
+TO_WEIGHTS = '(x, hidden_dim, weights, **params)'
+# slot -> the arguments of its rule, its result, and what that is
 CONTRACTS = {
-    'yw_to_w': (
-        '(hidden_dim, trace, **params)',
-        'dict',
-        'the trace scaled by a factor at each element of y',
-    ),
-    'xy_to_dw': (
-        '(x, hidden_dim, weights, **params)',
-        'dict',
-        'the VJP of ``impl`` over its trainables',
-    ),
-    'init_drtrl': (
-        '(x_var, y_var, weight_vars, num_hidden_state)',
-        'dict',
-        "zeros, D_RTRL's trace",
-    ),
-    'init_pp': (
-        '(x_var, y_var, weight_vars, num_hidden_state)',
-        'zeros',
-        "ES_D_RTRL's output factor",
-    ),
-    'instant_drtrl': (
-        '(x, hidden_dim, weights, **params)',
-        'dict',
-        "one step's entry of a trace of another layout",
-    ),
+    'yw_to_w': ('(hidden_dim, trace, **params)', 'dict', 'the trace, scaled at each element of y'),
+    'xy_to_dw': (TO_WEIGHTS, 'dict', 'the VJP of ``impl`` over its trainables'),
+    'init_drtrl': (TO_INIT, 'dict', "zeros, D_RTRL's trace"),
+    'init_pp': (TO_INIT, 'zeros', "ES_D_RTRL's output factor"),
+    'instant_drtrl': (TO_WEIGHTS, 'dict', "one step's entry of a trace of another layout"),
     'solve_drtrl': (
         '(signal, trace, weights, **params)',
         'dict',
@@ -108,8 +90,7 @@ def _registering(slot: str) -> Callable[[ETPPrimitive, Callable], Callable]:
     """The method ``register_<slot>``."""
 
     def register(self: ETPPrimitive, rule: Callable) -> Callable:
-        self._check_rule(slot, rule)
-        RULE_SLOTS[slot][self] = rule
+        self._register({slot: rule})
         return rule
 
     arguments, result, meaning = CONTRACTS[slot]
@@ -273,16 +254,8 @@ class ETPPrimitive(Primitive):
         axes = tuple(axes)
         if axes not in self._mapped:
             over = [i for i, axis in enumerate(axes) if axis is not None]
-            form = ETPPrimitive(
-                f'{self.name}_vmap',
-                _mapped_over(self.impl_fn, axes),
-                batched=over == [self.x_invar_index],
-                gradient_enabled=self.gradient_enabled,
-                trainable_invars_fn=self.trainable_invars_fn,
-                x_invar_index=self.x_invar_index,
-                y_outvar_index=self.y_outvar_index,
-                structure=self.structure,
-            )
+            fields = described(self) | {'batched': over == [self.x_invar_index]}
+            form = ETPPrimitive(f'{self.name}_vmap', _mapped_over(self.impl_fn, axes), **fields)
             form.original, form.axes = self, axes
             form.fold_axes = lambda params: None
             for platform, fn in self.lowering.items():
@@ -374,31 +347,33 @@ class ETPPrimitive(Primitive):
         """Register several rules by slot name, or none of them if one is refused; None leaves a
         slot alone.
         """
-        given = {slot: rule for slot, rule in rules.items() if rule is not None}
         _check_slots(self.name, rules)
-        for slot, rule in given.items():
-            self._check_rule(slot, rule)
-        for slot, rule in given.items():
+        self._register({slot: rule for slot, rule in rules.items() if rule is not None})
+
+    def _register(self, rules: dict[str, Callable]) -> None:
+        for slot, rule in rules.items():
+            check_callable(f'the rule {slot!r} of {self.name!r}', rule)
+            if self.original is not None:
+                raise RuleContractError(
+                    f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made '
+                    f'from those of {self.root.name!r}. Register {slot!r} there.'
+                )
+        for slot, rule in rules.items():
             RULE_SLOTS[slot][self] = rule
 
-    def _check_rule(self, slot: str, rule: Any) -> None:
-        check_callable(f'the rule {slot!r} of {self.name!r}', rule)
-        if self.original is not None:
-            raise RuleContractError(
-                f'{self.name!r} is {self.root.name!r} under jax.vmap, and its rules are made from '
-                f'those of {self.root.name!r}. Register {slot!r} there.'
-            )
+
+def _is_index(i) -> bool:
+    return isinstance(i, int) and not isinstance(i, bool) and i >= 0
 
 
 def checked_invars(op: str, invars) -> dict[str, int]:
     """Refuse the result of a ``trainable_invars_fn`` unless it maps names to distinct operand
     indices.
     """
-    is_index = lambda i: isinstance(i, int) and not isinstance(i, bool) and i >= 0
     if (
         not isinstance(invars, Mapping)
         or not invars
-        or not all(isinstance(name, str) and is_index(i) for name, i in invars.items())
+        or not all(isinstance(name, str) and _is_index(i) for name, i in invars.items())
         or len(set(invars.values())) < len(invars)
     ):
         raise RuleContractError(
@@ -406,6 +381,12 @@ def checked_invars(op: str, invars) -> dict[str, int]:
             "name to operand index, like {'weight': 1, 'bias': 2}."
         )
     return dict(invars)
+
+
+def described(by) -> dict[str, Any]:
+    """The fields by which a primitive or a spec describes a primitive beside its function."""
+    fields = ('batched', 'gradient_enabled', 'trainable_invars_fn', 'x_invar_index')
+    return {name: getattr(by, name) for name in (*fields, 'y_outvar_index', 'structure')}
 
 
 def _mapped_over(fn: Callable, axes: tuple[int | None, ...]) -> Callable:
@@ -470,15 +451,12 @@ def register_primitive(
     check_callable(f'the implementation of {name!r}', impl)
     if trainable_invars_fn is not None:
         check_callable(f'trainable_invars_fn of {name!r}', trainable_invars_fn)
-    for what, index, allowed in (
-        ('x_invar_index', x_invar_index, ' or None'),
-        ('y_outvar_index', y_outvar_index, ''),
-    ):
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            if not (allowed and index is None):
-                raise RuleContractError(
-                    f'{what} of {name!r} is {index!r}, expected an integer >= 0{allowed}.'
-                )
+    if x_invar_index is not None and not _is_index(x_invar_index):
+        found = f'x_invar_index of {name!r} is {x_invar_index!r}'
+        raise RuleContractError(f'{found}, expected an integer >= 0 or None.')
+    if not _is_index(y_outvar_index):
+        found = f'y_outvar_index of {name!r} is {y_outvar_index!r}'
+        raise RuleContractError(f'{found}, expected an integer >= 0.')
     primitive = ETPPrimitive(
         name,
         impl,

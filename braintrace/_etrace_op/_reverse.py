@@ -71,107 +71,82 @@ def with_reverse(name: str, impl: Callable, reverse: Reverse) -> Callable:
     """``impl`` with another reverse rule."""
 
     def call(*operands, **params):
-        rule = _CustomRule(name, impl, reverse, params)
         run = functools.partial(impl, **params)
+
+        # the two functions that ``jax.custom_vjp`` asks for
+        def forward(*primals):
+            values = [p.value for p in primals]
+            required = tuple(bool(p.perturbed) for p in primals)
+            if reverse.forward is None:
+                outputs = run(*values)
+                return outputs, (Residuals(required), values, outputs)
+            outputs, backward = reverse.forward(values, params)
+            expected = jax.eval_shape(run, *values)
+            got, want = (
+                [(a.shape, str(a.dtype)) for a in jax.tree.leaves(t)] for t in (outputs, expected)
+            )
+            if got != want:
+                raise RuleContractError(
+                    f'the forward of the reverse rule of {name!r} returned {got}, its '
+                    f'implementation {want}.'
+                )
+            # The function ``backward`` is no array, so residuals can not hold it: it is traced
+            # here, and its jaxpr and the arrays that it closes over are kept.
+            treedefs = []
+
+            def flat(grads):
+                found = backward(values, outputs, grads, params, required)
+                leaves, treedef = jax.tree.flatten(_checked(name, found, values, required))
+                treedefs.append(treedef)
+                return leaves
+
+            jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(flat)(outputs))
+            return outputs, (Residuals(required, jaxpr, treedefs[0]), consts, None)
+
+        def backward(residuals, grads):
+            kept, values, outputs = residuals
+            is_symbolic = lambda x: isinstance(x, jax.custom_derivatives.SymbolicZero)
+            filled = lambda x: jnp.zeros(x.shape, x.dtype) if is_symbolic(x) else x
+            grads = jax.tree.map(filled, grads, is_leaf=is_symbolic)
+            if kept.jaxpr is not None:
+                leaves = _jax.evaluate(kept.jaxpr, values, jax.tree.leaves(grads))
+                return tuple(jax.tree.unflatten(kept.treedef, leaves))
+            found = reverse.backward(values, outputs, grads, params, kept.required)
+            return tuple(_checked(name, found, values, kept.required))
+
         ruled = jax.custom_vjp(run)
-        ruled.defvjp(rule.forward, rule.backward, symbolic_zeros=True)
+        ruled.defvjp(forward, backward, symbolic_zeros=True)
         return ruled(*operands)
 
     return call
 
 
-@dataclasses.dataclass(frozen=True)
-class _CustomRule:
-    """A reverse rule in the form that ``jax.custom_vjp`` asks for, for one call of an op."""
-
-    name: str
-    impl: Callable
-    reverse: Reverse
-    params: dict[str, Any]
-
-    def forward(self, *primals):
-        values, required = [p.value for p in primals], tuple(bool(p.perturbed) for p in primals)
-        if self.reverse.forward is None:
-            outputs = self.impl(*values, **self.params)
-            return outputs, (Residuals(required), values, outputs)
-        outputs, backward = self.reverse.forward(values, self.params)
-        expected = jax.eval_shape(functools.partial(self.impl, **self.params), *values)
-        _check_like(self.name, outputs, expected)
-        # The function ``backward`` is no array, so residuals can not hold it: it is traced here,
-        # and its jaxpr and the arrays that it closes over are kept.
-        treedefs = []
-
-        def flat(grads):
-            found = backward(values, outputs, grads, self.params, required)
-            cotangents = _checked(self.name, found, values, required)
-            leaves, treedef = jax.tree.flatten(cotangents)
-            treedefs.append(treedef)
-            return leaves
-
-        jaxpr, consts = _jax.closed_jaxpr(jax.make_jaxpr(flat)(outputs))
-        return outputs, (Residuals(required, jaxpr, treedefs[0]), consts, None)
-
-    def backward(self, residuals, grads):
-        kept, values, outputs = residuals
-        grads = jax.tree.map(_instantiated, grads, is_leaf=_is_symbolic)
-        if kept.jaxpr is not None:
-            leaves = _jax.evaluate(kept.jaxpr, values, jax.tree.leaves(grads))
-            return tuple(jax.tree.unflatten(kept.treedef, leaves))
-        found = self.reverse.backward(values, outputs, grads, self.params, kept.required)
-        return tuple(_checked(self.name, found, values, kept.required))
-
-
-def _is_symbolic(x) -> bool:
-    return isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _instantiated(x):
-    return jnp.zeros(x.shape, x.dtype) if _is_symbolic(x) else x
-
-
 def _checked(name: str, cotangents, values, required: tuple[bool, ...]) -> list:
     """The cotangents, each of its input's shape and dtype, None where none is wanted."""
     if not isinstance(cotangents, list | tuple) or len(cotangents) != len(values):
-        found = (
-            f'{len(cotangents)} cotangents'
-            if isinstance(cotangents, list | tuple)
-            else f'a {type(cotangents).__name__}'
-        )
+        found = f'a {type(cotangents).__name__}'
+        if isinstance(cotangents, list | tuple):
+            found = f'{len(cotangents)} cotangents'
         raise RuleContractError(
             f'the reverse rule of {name!r} returned {found}; expected a list of {len(values)}, one '
             'for each input.'
         )
+    of_inputs: list = []
     for i, (c, x, wanted) in enumerate(zip(cotangents, values, required, strict=True)):
-        if wanted and c is None:
+        if not wanted:
+            of_inputs.append(None)
+            continue
+        if c is None:
             raise RuleContractError(
                 f'the reverse rule of {name!r} returned None for input {i}, whose cotangent is '
                 'required.'
             )
-        if wanted and jnp.shape(c) != jnp.shape(x):
+        if jnp.shape(c) != jnp.shape(x):
             raise RuleContractError(
                 f'the reverse rule of {name!r} returned shape {jnp.shape(c)} for input {i} of '
                 f'shape {jnp.shape(x)}.'
             )
-    return [
-        _of_type(c, x) if wanted else None
-        for c, x, wanted in zip(cotangents, values, required, strict=True)
-    ]
-
-
-def _of_type(cotangent, x):
-    """Cast a cotangent to its input's dtype; under ``shard_map``, sum it over the shards that share
-    the input.
-    """
-    shared = _jax.varying(cotangent) - _jax.varying(x)
-    return (jax.lax.psum(cotangent, tuple(shared)) if shared else cotangent).astype(x.dtype)
-
-
-def _check_like(name: str, outputs, expected) -> None:
-    found, want = (
-        [(a.shape, str(a.dtype)) for a in jax.tree.leaves(t)] for t in (outputs, expected)
-    )
-    if found != want:
-        raise RuleContractError(
-            f'the forward of the reverse rule of {name!r} returned {found}, its implementation '
-            f'{want}.'
-        )
+        # under ``shard_map``, sum over the shards that share the input
+        shared = _jax.varying(c) - _jax.varying(x)
+        of_inputs.append((jax.lax.psum(c, tuple(shared)) if shared else c).astype(x.dtype))
+    return of_inputs

@@ -19,6 +19,7 @@ from ._primitive import (
     RULE_SLOTS,
     ETPPrimitive,
     checked_invars,
+    described,
     register_primitive,
 )
 from ._reverse import Reverse, with_reverse
@@ -26,10 +27,7 @@ from ._reverse import Reverse, with_reverse
 __all__ = [
     'ETPPrimitiveSpec',
     'ETP_PRIMITIVE_SPECS',
-    'all_or_none',
-    'completed',
     'get_primitive_spec',
-    'register_both_forms',
     'register_primitive_spec',
     'whole_impl',
 ]
@@ -148,16 +146,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
         raise RuleContractError(
             f'the spec of {spec.name!r}: {", ".join(wrong)}; every rule is a function.'
         )
-    primitive = register_primitive(
-        spec.name,
-        whole_impl(spec),
-        batched=spec.batched,
-        gradient_enabled=spec.gradient_enabled,
-        trainable_invars_fn=spec.trainable_invars_fn,
-        x_invar_index=spec.x_invar_index,
-        y_outvar_index=spec.y_outvar_index,
-        structure=spec.structure,
-    )
+    primitive = register_primitive(spec.name, whole_impl(spec), **described(spec))
     primitive.register_etp_rules(**{slot: getattr(spec, slot) for slot in RULE_SLOTS})
     ETP_PRIMITIVE_SPECS[primitive] = spec
     return primitive

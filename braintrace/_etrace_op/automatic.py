@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import RuleContractError
 from ._operands import drawn, shape_of
-from .conv import bind_conv, etp_conv_p
+from .conv import DEFAULTS, bind_conv, etp_conv_p
 from .dense import embedding
 from .einsums import FORMS, bound
 from .elemwise import element_wise
@@ -72,7 +72,11 @@ def places_of(
         raise RuleContractError(f'{op}: fn returned a {type(y).__name__}, expected one array.')
     rng = np.random.default_rng(0)
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        if not _is_linear_in_x(call, rng, x, avals):
+        # linear in x: the same at a combination of two random x as the combination of both
+        one, another, *values = (drawn(rng, aval) for aval in (x, x, *avals))
+        together = call(2 * one - 3 * another, *values)
+        apart = 2 * call(one, *values) - 3 * call(another, *values)
+        if not _close(together, apart, 1e-4).all():
             raise RuleContractError(
                 f'{op}: fn is not linear in x, so its traces are not those of a product. Make the '
                 'op of its impl with `kit.new_etp_primitive`, whose trace is right for any '
@@ -85,29 +89,32 @@ def places_of(
         probes = [np.ones(y.shape), names, rng.normal(size=y.shape)]
         responses = _responses(call, rng, x, avals, probes)
     rows = []
-    for (name, _), response in zip(weights, responses, strict=True):
-        index = _index_of(op, name, response, probes[-1])
+    for (name, _), (ones, named, other) in zip(weights, responses, strict=True):
+        # An entry that feeds the element k alone answers the probes with ``g``, ``g (k + 1)`` and
+        # ``g random[k]``. So the ratio of the first two is the integer k + 1, to within one
+        # rounding, and the third confirms it: an entry that feeds several elements gives a mean of
+        # integers, at whose place the random number is another one. An entry that feeds nothing
+        # gets the index 0.
+        random = probes[-1]
+        ratio = np.divide(named, ones, out=np.ones_like(ones), where=ones != 0)
+        index = np.clip(np.rint(np.real(ratio)).astype(int) - 1, 0, max(random.size - 1, 0))
+        expected = ones * random.ravel()[index] if random.size else ones
+        wrong = np.argwhere(~_close(other, expected, 1e-8))
+        if len(wrong):
+            raise RuleContractError(
+                f'{op}: entry {[int(k) for k in wrong[0]]} of {name!r} feeds several elements of '
+                "y, so a trace of the parameter's shape is not exact. Make the op with "
+                "trace='position' or, if it is a product, trace='effective'."
+            )
         axes = _axes(index, y.shape)
         rows.append((name, index.shape, index.astype(np.int32).tobytes() if axes is None else axes))
     return Places(tuple(x.shape), tuple(y.shape), tuple(rows))
 
 
-def _is_linear_in_x(call: Callable, rng: np.random.Generator, x, avals: list) -> bool:
-    """Whether ``call(2 a - 3 b) == 2 call(a) - 3 call(b)`` for two random x."""
-    one, another, *values = (drawn(rng, aval) for aval in (x, x, *avals))
-    together = call(2 * one - 3 * another, *values)
-    apart = 2 * call(one, *values) - 3 * call(another, *values)
-    return bool(_close(together, apart, 1e-4).all())
-
-
 def _responses(
     call: Callable, rng: np.random.Generator, x, avals: list, probes: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """The gradient of each weight for each probe as y's cotangent: arrays ``(probes, *weight)``.
-
-    A gradient that is zero for the first probe is taken from the first scale of the weights at
-    which it is not.
-    """
+    """The gradient of each weight for each probe as y's cotangent: arrays ``(probes, *weight)``."""
     value, *values = (drawn(rng, aval) for aval in (x, *avals))
 
     def at_scale(scale: float) -> list[np.ndarray]:
@@ -115,6 +122,7 @@ def _responses(
         pulled = [pull(jnp.asarray(probe, y.dtype))[0] for probe in probes]
         return [np.stack([np.asarray(g) for g in gs]) for gs in zip(*pulled, strict=True)]
 
+    # a gradient that is zero is taken from the first scale of the weights at which it is not
     found = at_scale(SCALES[0])
     for scale in SCALES[1:]:
         if all((response[0] != 0).all() for response in found):
@@ -124,28 +132,6 @@ def _responses(
             for new, old in zip(at_scale(scale), found, strict=True)
         ]
     return found
-
-
-def _index_of(op: str, name: str, response: np.ndarray, random: np.ndarray) -> np.ndarray:
-    """The flat index into y of each entry of a weight, from its response to the three probes.
-
-    An entry that feeds the element k alone answers the probes with ``g``, ``g (k + 1)`` and ``g
-    random[k]``. So the ratio of the first two is the integer k + 1, to within one rounding, and the
-    third confirms it: an entry that feeds several elements gives a mean of integers, at whose place
-    the random number is another one. An entry that feeds nothing gets the index 0.
-    """
-    ones, named, other = response
-    ratio = np.divide(named, ones, out=np.ones_like(ones), where=ones != 0)
-    index = np.clip(np.rint(np.real(ratio)).astype(int) - 1, 0, max(random.size - 1, 0))
-    expected = ones * random.ravel()[index] if random.size else ones
-    wrong = np.argwhere(~_close(other, expected, 1e-8))
-    if len(wrong):
-        raise RuleContractError(
-            f'{op}: entry {[int(k) for k in wrong[0]]} of {name!r} feeds several elements of y, so '
-            "a trace of the parameter's shape is not exact. Make the op with trace='position' or, "
-            "if it is a product, trace='effective'."
-        )
-    return index
 
 
 def _close(a, b, tolerance: float) -> np.ndarray:
@@ -253,14 +239,10 @@ def _transposed(array, axes: list[str], order: list[str]):
 def _convolution(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable | None:
     if weight != 1 or params['batch_group_count'] != 1 or len(avals[1].shape) < 3:
         return None
-    options = {
-        name: params[name]
-        for name in ('padding', 'lhs_dilation', 'rhs_dilation', 'feature_group_count')
-    }
-    options |= {name: params[name] for name in ('precision', 'preferred_element_type')}
-    options |= {name: params[name] for name in ('dimension_numbers', 'window_strides')}
-    strides = options.pop('window_strides')
-    return lambda x, kernel: bind_conv(etp_conv_p, 'conv', x, kernel, strides=strides, **options)
+    product = ('precision', 'preferred_element_type')
+    options = {name: params[name] for name in (*DEFAULTS, *product) if name in params}
+    options |= {'strides': params['window_strides']}
+    return lambda x, kernel: bind_conv(etp_conv_p, 'conv', x, kernel, **options)
 
 
 def _rows(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable | None:
@@ -283,7 +265,9 @@ def _rows(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable |
         and not numbers.operand_batching_dims
     )
     # a start behind the first is 0 where starts are clipped, and may be out of bounds elsewhere
-    if not fits or fills and (indices[-1] > 1 or not _is_nan(params['fill_value'])):
+    value = params['fill_value']
+    is_nan = value is None or bool(value != value)
+    if not fits or fills and (indices[-1] > 1 or not is_nan):
         return None
 
     def apply(table, at):
@@ -291,10 +275,6 @@ def _rows(params: Mapping[str, Any], weight: int, avals: Sequence) -> Callable |
         return rows if collapsed else jnp.expand_dims(rows, at.ndim - 1)
 
     return apply
-
-
-def _is_nan(value) -> bool:
-    return value is None or bool(value != value)
 
 
 def _looked_up(table, at, mode: str):

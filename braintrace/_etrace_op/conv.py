@@ -19,7 +19,6 @@ from ._operands import (
     check_shape,
     input_operand,
     trainable_operand,
-    unit_product,
     with_unit,
 )
 from ._primitive import ETPPrimitive
@@ -330,9 +329,8 @@ def bind_conv(primitive: ETPPrimitive, op: str, x, kernel, bias=None, **options)
     x, x_unit = input_operand(op, 'x', x, kernel.dtype)
     numbers = options['dimension_numbers']
     layout = _checked_layout(x, kernel, numbers)
-    counts = {name: options[name] for name in ('feature_group_count', 'batch_group_count')}
-    _check_groups(x.shape, kernel.shape, layout, **counts)
-    rank, unit = x.ndim - 2, unit_product(x_unit, kernel_unit)
+    _check_groups(x.shape, kernel.shape, layout, options)
+    rank, unit = x.ndim - 2, x_unit * kernel_unit
     options['lhs_dilation'] = _each_axis('lhs_dilation', options['lhs_dilation'], rank)
     bias = bias_operands(op, bias, (kernel.shape[layout.rhs_spec[0]],), unit)
     options['strides'] = _each_axis('strides', options['strides'], rank) or (1,) * rank
@@ -374,12 +372,12 @@ def _checked_layout(x, kernel, dimension_numbers) -> jax.lax.ConvDimensionNumber
         ) from error
 
 
-def _check_groups(x, kernel, layout, **counts) -> None:
-    """Refuse shapes of x and kernel that do not divide into these groups."""
-    for name, groups in counts.items():
-        if not _is_count(groups):
-            raise OptionError(f'conv: {name} is {groups!r}, expected an integer >= 1.')
-    feature_groups, batch_groups = counts.values()
+def _check_groups(x, kernel, layout, options) -> None:
+    """Refuse shapes of x and kernel that do not divide into the groups of the options."""
+    for name in ('feature_group_count', 'batch_group_count'):
+        if not _is_count(options[name]):
+            raise OptionError(f'conv: {name} is {options[name]!r}, expected an integer >= 1.')
+    feature_groups, batch_groups = options['feature_group_count'], options['batch_group_count']
     batch, channels = (x[axis] for axis in layout.lhs_spec[:2])
     expected = list(kernel)
     expected[layout.rhs_spec[1]] = channels // feature_groups

@@ -19,7 +19,6 @@ from ._operands import (
     input_operand,
     split,
     trainable_operand,
-    unit_product,
     with_unit,
 )
 from ._spec import ETPPrimitiveSpec, register_both_forms
@@ -87,7 +86,7 @@ def matmul(x, weight, bias=None) -> jax.Array:
     check_rank(op, 'weight', weight.shape, {2: '(in, out)'}, 'Reshape it to a matrix.')
     why = f'x of shape {x.shape} has {x.shape[-1]} features'
     check_shape(op, 'weight', weight.shape, (x.shape[-1], weight.shape[1]), why)
-    unit = unit_product(x_unit, weight_unit)
+    unit = x_unit * weight_unit
     bias = bias_operands(op, bias, weight.shape[1:], unit)
     primitive = etp_mm_p if x.ndim == 2 else etp_mv_p
     return with_unit(primitive.bind(x, weight, *bias, has_bias=bool(bias)), unit)
@@ -265,7 +264,7 @@ def lora_matmul(x, B, A, *, alpha=1.0, bias=None) -> jax.Array:
     rank, why = lora_b.shape[1], f'x of shape {x.shape} has {x.shape[-1]} features'
     check_shape(op, 'B', lora_b.shape, (x.shape[-1], rank), why)
     check_shape(op, 'A', lora_a.shape, (rank, lora_a.shape[1]), f'B has rank {rank}')
-    unit = unit_product(x_unit, b_unit, a_unit)
+    unit = x_unit * b_unit * a_unit
     bias = bias_operands(op, bias, lora_a.shape[1:], unit)
     # the static parameter alpha is a Python number: a concrete scalar array becomes one
     if isinstance(alpha, np.generic | np.ndarray | jax.Array) and alpha.ndim == 0:

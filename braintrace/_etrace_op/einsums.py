@@ -24,7 +24,6 @@ from ._operands import (
     check_shape,
     input_operand,
     trainable_operand,
-    unit_product,
     with_unit,
 )
 from ._primitive import ETPPrimitive
@@ -220,7 +219,7 @@ def bound(op: str, forms: dict, equation: str, x, weight, bias=None, **product):
                     f'{op}: {name} has shape {array.shape}, so axis {axis!r} of {equation!r} has '
                     f'{size} entries, but {sizes[axis]} in x. Give axes of one letter one size.'
                 )
-    unit = unit_product(x_unit, weight_unit)
+    unit = x_unit * weight_unit
     bias = bias_operands(op, bias, tuple(sizes[a] for a in letters.bias), unit)
     form = forms[batched, bool(letters.others)]
     text = f'{letters.x},{letters.weight}->{letters.y}'

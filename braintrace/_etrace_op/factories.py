@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -218,7 +219,7 @@ def make_linear_op(
             batched=batched,
             cases=tuple(cases),
         )
-        rules: dict[str, Callable] = {'yw_to_w': at_places, 'init_drtrl': parameter_trace(batched)}
+        rules: dict[str, Any] = {'yw_to_w': at_places, 'init_drtrl': parameter_trace(batched)}
         if trace == 'effective':
             rules = effective_rules(product, lambda weights: [weights[n] for n in names], batched)
         if trace == 'position':

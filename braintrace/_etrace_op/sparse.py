@@ -18,7 +18,6 @@ from ._operands import (
     check_shape,
     input_operand,
     trainable_operand,
-    unit_product,
     with_unit,
 )
 from ._primitive import ETPPrimitive
@@ -55,10 +54,16 @@ class SparseStructure:
 
     def __init__(self, rows, columns, shape):
         self.shape = tuple(int(size) for size in shape)
-        self.rows, self.columns = (
-            _indices(name, index, size)
-            for name, index, size in zip(('rows', 'columns'), (rows, columns), self.shape)
-        )
+        checked = []
+        for name, index, size in zip(('rows', 'columns'), (rows, columns), self.shape):
+            index = _concrete(name, index)
+            if index.ndim != 1 or (index.size and (index.min() < 0 or index.max() > size)):
+                raise EtpShapeError(
+                    f'sparse_mat has {name} of shape {index.shape} that are not all in '
+                    f'[0, {size}], expected one index for each entry.'
+                )
+            checked.append(index.astype(np.int32, copy=False))
+        self.rows, self.columns = checked
         if self.rows.shape != self.columns.shape:
             raise EtpShapeError(
                 f'sparse_mat has {self.rows.size} row and {self.columns.size} column indices, '
@@ -68,7 +73,11 @@ class SparseStructure:
             bool(index.size and index.max() == size)
             for index, size in zip((self.rows, self.columns), self.shape)
         )
-        self.pointers = _pointers(self.rows, self.shape[0], self.padded)
+        # the first entry of each row, and their number; empty where rows are not in order
+        self.pointers = np.zeros(0, np.int32)
+        if not self.padded and not (self.rows[1:] < self.rows[:-1]).any():
+            starts = np.arange(self.shape[0] + 1, dtype=np.int32)
+            self.pointers = np.searchsorted(self.rows, starts).astype(np.int32)
 
     def tree_flatten(self):
         """The index arrays, and what is static."""
@@ -94,7 +103,17 @@ class SparseStructure:
         layouts = {'CSR', 'CSC'} & {base.__name__ for base in type(sparse_mat).__mro__}
         if layouts:
             by_column = 'CSC' in layouts
-            major, minor = _decompress(sparse_mat, axis=int(by_column))
+            indptr = _concrete('indptr', sparse_mat.indptr)
+            minor, size = _concrete('indices', sparse_mat.indices), sparse_mat.shape[by_column]
+            if indptr.shape != (size + 1,):
+                raise EtpShapeError(
+                    f'sparse_mat has shape {tuple(sparse_mat.shape)} and {indptr.size} pointers, '
+                    f'expected {size + 1}.'
+                )
+            # entries behind the last pointer are padding, whatever is stored there
+            major = np.full(minor.shape, size, np.int32)
+            major[: indptr[-1]] = np.repeat(np.arange(size, dtype=np.int32), np.diff(indptr))
+            minor = np.where(major == size, 0, minor)
             rows, columns = (minor, major) if by_column else (major, minor)
             return cls(rows, columns, sparse_mat.shape)
         if callable(getattr(sparse_mat, 'tocoo', None)):
@@ -127,39 +146,6 @@ def _concrete(name: str, index) -> np.ndarray:
         ) from error
 
 
-def _indices(name: str, index, size: int) -> np.ndarray:
-    index = _concrete(name, index)
-    if index.ndim != 1 or (index.size and (index.min() < 0 or index.max() > size)):
-        raise EtpShapeError(
-            f'sparse_mat has {name} of shape {index.shape} that are not all in [0, {size}], '
-            'expected one index for each entry.'
-        )
-    return index.astype(np.int32, copy=False)
-
-
-def _pointers(rows: np.ndarray, size: int, padded: bool) -> np.ndarray:
-    """The first entry of each row, and their number; empty where rows are not in order."""
-    if padded or bool((rows[1:] < rows[:-1]).any()):
-        return np.zeros(0, np.int32)
-    return np.searchsorted(rows, np.arange(size + 1, dtype=np.int32)).astype(np.int32)
-
-
-def _decompress(sparse_mat, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The compressed and the stored index of each entry; entries behind the last pointer are
-    padding, whatever is stored there.
-    """
-    indptr, minor = _concrete('indptr', sparse_mat.indptr), _concrete('indices', sparse_mat.indices)
-    size = sparse_mat.shape[axis]
-    if indptr.shape != (size + 1,):
-        raise EtpShapeError(
-            f'sparse_mat has shape {tuple(sparse_mat.shape)} and {indptr.size} pointers, expected '
-            f'{size + 1}.'
-        )
-    major = np.full(minor.shape, size, np.int32)
-    major[: indptr[-1]] = np.repeat(np.arange(size, dtype=np.int32), np.diff(indptr))
-    return major, np.where(major == size, 0, minor)
-
-
 # the op -------------------------------------------------------------------------------------------
 #
 # Sparse products: ``y = x @ M (+ b)`` with places of entries that stay and trained entries.
@@ -177,9 +163,8 @@ DENSE_FROM = 2
 FUSED_LANES = 8  # lanes whose products at an entry are summed in one pass over the entries
 
 
-def _at(array, index):
-    """``array[index]`` along axis 0, for indices that were checked."""
-    return array.at[index].get(mode='promise_in_bounds', wrap_negative_indices=False)
+# indices that were checked
+IN_BOUNDS: dict[str, Any] = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
 
 
 def is_dense(lanes: int, entries: int, shape: tuple[int, int]) -> bool:
@@ -201,11 +186,10 @@ def _places(rows, columns, shape, padded: bool):
 
 def _product(x, data, rows, columns, shape):
     """``x @ M`` for x of shape ``(batch, in)``."""
-    add = {'mode': 'promise_in_bounds', 'wrap_negative_indices': False}
     if is_dense(len(x), len(rows), shape):
-        return x @ jnp.zeros(shape, data.dtype).at[rows, columns].add(data, **add)
-    products = _at(x.T, rows) * data[:, None]
-    return jnp.zeros((shape[1], len(x)), products.dtype).at[columns].add(products, **add).T
+        return x @ jnp.zeros(shape, data.dtype).at[rows, columns].add(data, **IN_BOUNDS)
+    products = x.T.at[rows].get(**IN_BOUNDS) * data[:, None]
+    return jnp.zeros((shape[1], len(x)), products.dtype).at[columns].add(products, **IN_BOUNDS).T
 
 
 def _impl(x, data, *others, shape, padded, has_bias: bool = False):
@@ -224,15 +208,14 @@ def _impl(x, data, *others, shape, padded, has_bias: bool = False):
 def _entries(x, d, rows, columns, pointers, *, shape):
     """``sum_t x_t[row] d_t[column]`` of each entry, for x ``(t, in)`` and d ``(t, out)``."""
     if is_dense(len(x), len(rows), shape):
-        return (
-            (x.T @ d).at[rows, columns].get(mode='promise_in_bounds', wrap_negative_indices=False)
-        )
+        return (x.T @ d).at[rows, columns].get(**IN_BOUNDS)
     dtype = jnp.result_type(x, d)
 
     def block(x, d):
         # without the barrier XLA may compute what made x and d once more for each entry
         x, d = jax.lax.optimization_barrier((x, d))
-        lanes = (_at(x[t], rows) * _at(d[t], columns) for t in range(len(x)))
+        at = lambda a, index: a.at[index].get(**IN_BOUNDS)
+        lanes = (at(x[t], rows) * at(d[t], columns) for t in range(len(x)))
         return functools.reduce(operator.add, lanes)
 
     whole, rest = divmod(len(x), FUSED_LANES)
@@ -255,23 +238,18 @@ def _xy_to_dw(x, hidden_dim, weights, *, rows, columns, pointers, shape, padded,
     dw = entries_p.bind(x, d, rows, columns, pointers, shape=shape)
     if live is not None:
         dw = jnp.where(live, dw, 0)
-    found = {'weight': _like(dw, weights['weight'])}
-    return found | ({'bias': _like(d.sum(0), weights['bias'])} if has_bias else {})
-
-
-def _like(gradient, weight):
-    """A gradient in the dtype of its weight."""
-    if not jnp.issubdtype(weight.dtype, jnp.complexfloating):
-        gradient = gradient.real
-    return gradient.astype(weight.dtype)
+    found = {'weight': dw} | ({'bias': d.sum(0)} if has_bias else {})
+    is_complex = lambda name: jnp.issubdtype(weights[name].dtype, jnp.complexfloating)
+    return {
+        name: (g if is_complex(name) else g.real).astype(weights[name].dtype)
+        for name, g in found.items()
+    }
 
 
 def _yw_to_w(hidden_dim, trace, *, columns, shape, padded, **params):
     if padded:
         columns = jnp.minimum(columns, shape[1] - 1)
-    at_entry = hidden_dim.at[..., columns].get(
-        mode='promise_in_bounds', wrap_negative_indices=False
-    )
+    at_entry = hidden_dim.at[..., columns].get(**IN_BOUNDS)
     return {
         name: value * (hidden_dim if name == 'bias' else at_entry) for name, value in trace.items()
     }
@@ -335,7 +313,7 @@ def sparse_matmul(x, weight_data, *, sparse_mat, bias=None) -> jax.Array:
         'number with `jax.numpy.full`'
     )
     check_shape(op, 'weight_data', data.shape, (structure.size,), why)
-    unit = unit_product(x_unit, data_unit)
+    unit = x_unit * data_unit
     bias = bias_operands(op, bias, structure.shape[1:], unit)
     primitive = etp_sp_mm_p if x.ndim == 2 else etp_sp_mv_p
     places, (shape, padded) = structure.tree_flatten()
