@@ -77,23 +77,17 @@ def dense(name, primitive, lead, inputs, outputs, bias):
 
 
 def lora(name, primitive, lead, inputs, rank, outputs, bias, alpha=1.5):
-    weights = {'lora_b': (inputs, rank), 'lora_a': (rank, outputs)} | (
-        {'bias': (outputs,)} if bias else {}
-    )
+    weights = {'lora_b': (inputs, rank), 'lora_a': (rank, outputs)}
+    weights |= {'bias': (outputs,)} if bias else {}
     return Case(name, primitive, (*lead, inputs), weights, {'alpha': alpha, 'has_bias': bias})
 
 
 def sparse(name, primitive, lead, inputs, outputs, entries, bias, **options):
     weights = {'weight': (entries,)} | ({'bias': (outputs,)} if bias else {})
     places, (shape, padded) = pattern(inputs, outputs, entries, **options).tree_flatten()
-    return Case(
-        name,
-        primitive,
-        (*lead, inputs),
-        weights,
-        {'shape': shape, 'padded': padded, 'has_bias': bias},
-        dict(zip(ops.etp_sp_mm_p.structure, places, strict=True)),
-    )
+    params = {'shape': shape, 'padded': padded, 'has_bias': bias}
+    structure = dict(zip(ops.etp_sp_mm_p.structure, places, strict=True))
+    return Case(name, primitive, (*lead, inputs), weights, params, structure)
 
 
 def conv(name, x, kernel, outputs, bias=False, **params):
@@ -102,59 +96,24 @@ def conv(name, x, kernel, outputs, bias=False, **params):
     return Case(name, ops.etp_conv_p, x, weights, {'has_bias': bias} | params)
 
 
+LAST = dict(dimension_numbers=('NWC', 'WIO', 'NWC'))
+STRIDED = dict(strides=(2, 3), dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+BY_HAND = dict(strides=(2, 1), padding=((1, 2), (0, 3)), lhs_dilation=(1, 2), rhs_dilation=(2, 1))
+CROPPED = dict(padding=((-1, 1), (2, -2)), dimension_numbers=('NHWC', 'HOWI', 'NHCW'))
+LOWER = dict(padding='SAME_LOWER', dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC'))
+PAIR = dict(feature_group_count=2)
+DEPTHWISE = dict(padding='VALID', feature_group_count=3)
+GROUPED = 'conv 2-D grouped, dilated, padded by hand'
+ODD = 'conv 2-D odd layouts, cropped'
 CONVS = [
-    conv('conv 1-D', (2, 3, 9), (4, 3, 3), 4, bias=True),
+    conv('conv 1-D', (2, 3, 9), (4, 3, 3), 4, True),
     conv('conv 1-D batch of one', (1, 3, 5), (4, 3, 2), 4),
-    conv(
-        'conv 1-D channels last',
-        (2, 9, 3),
-        (4, 3, 5),
-        5,
-        bias=True,
-        dimension_numbers=('NWC', 'WIO', 'NWC'),
-    ),
-    conv(
-        'conv 2-D strided',
-        (2, 8, 7, 3),
-        (3, 2, 3, 4),
-        4,
-        bias=True,
-        strides=(2, 3),
-        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-    ),
-    conv(
-        'conv 2-D grouped, dilated, padded by hand',
-        (2, 4, 6, 5),
-        (6, 2, 3, 2),
-        6,
-        bias=True,
-        strides=(2, 1),
-        padding=((1, 2), (0, 3)),
-        lhs_dilation=(1, 2),
-        rhs_dilation=(2, 1),
-        feature_group_count=2,
-    ),
-    conv(
-        'conv 2-D odd layouts, cropped',
-        (2, 7, 8, 4),
-        (3, 6, 2, 2),
-        6,
-        bias=True,
-        padding=((-1, 1), (2, -2)),
-        feature_group_count=2,
-        dimension_numbers=('NHWC', 'HOWI', 'NHCW'),
-    ),
-    conv(
-        'conv 2-D depthwise', (2, 3, 5, 5), (3, 1, 2, 2), 3, padding='VALID', feature_group_count=3
-    ),
-    conv(
-        'conv 3-D',
-        (2, 4, 3, 4, 2),
-        (2, 2, 2, 2, 3),
-        3,
-        padding='SAME_LOWER',
-        dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC'),
-    ),
+    conv('conv 1-D channels last', (2, 9, 3), (4, 3, 5), 5, True, **LAST),
+    conv('conv 2-D strided', (2, 8, 7, 3), (3, 2, 3, 4), 4, True, **STRIDED),
+    conv(GROUPED, (2, 4, 6, 5), (6, 2, 3, 2), 6, True, **BY_HAND, **PAIR),
+    conv(ODD, (2, 7, 8, 4), (3, 6, 2, 2), 6, True, **CROPPED, **PAIR),
+    conv('conv 2-D depthwise', (2, 3, 5, 5), (3, 1, 2, 2), 3, **DEPTHWISE),
+    conv('conv 3-D', (2, 4, 3, 4, 2), (2, 2, 2, 2, 3), 3, **LOWER),
 ]
 
 
@@ -163,13 +122,8 @@ def einsum(name, equation, x, weight, bias=None):
     letters = equation.replace('->', ',').split(',')
     shared = bool(set(letters[2]) - set(letters[1]))
     weights = {'weight': weight} | ({'bias': bias} if bias else {})
-    return Case(
-        name,
-        ops.EINSUM_FORMS[len(x) > len(letters[0]), shared],
-        x,
-        weights,
-        {'equation': equation, 'has_bias': bias is not None},
-    )
+    form = ops.EINSUM_FORMS[len(x) > len(letters[0]), shared]
+    return Case(name, form, x, weights, {'equation': equation, 'has_bias': bias is not None})
 
 
 EINSUMS = [
@@ -227,11 +181,9 @@ UNBATCHED = {
 
 
 def variable(array):
-    return (
-        None
-        if array is None
-        else SimpleNamespace(aval=jax.ShapeDtypeStruct(array.shape, array.dtype))
-    )
+    if array is None:
+        return None
+    return SimpleNamespace(aval=jax.ShapeDtypeStruct(array.shape, array.dtype))
 
 
 def rule(case: Case, slot: str):
@@ -242,10 +194,15 @@ def gradient(case: Case, x, d, weights):
     return rule(case, 'xy_to_dw')(x, d, weights)
 
 
+def entry_rule(case: Case):
+    """The rule that makes an entry, summed over a batch."""
+    own = case.primitive.optional_rule('instant_drtrl')
+    return rule(case, 'xy_to_dw' if own is None else 'instant_drtrl')
+
+
 def instant(case: Case, x, d, weights):
     """One step's trace entry: for a batched op mapped over its samples as batches of one."""
-    one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
-    one = functools.partial(one, **case.rule_params)
+    one = entry_rule(case)
     if case.primitive.batched:
         return jax.vmap(lambda x, d: one(x[None], d[None], weights))(x, d)
     return one(x, d, weights)
@@ -265,22 +222,22 @@ def solve(case: Case, signal, trace, weights):
     }
 
 
-def init(case: Case, x, weights, num_state: int):
-    bound = case.primitive.bound_rule('init_drtrl', case.rule_params)
-    return bound(
-        variable(x), variable(case.y), {n: variable(w) for n, w in weights.items()}, num_state
-    )
+def init(case: Case, x, weights, num_state: int, slot: str = 'init_drtrl'):
+    """The empty trace, or another rule of the same arguments."""
+    weight_vars = {n: variable(w) for n, w in weights.items()}
+    bound = case.primitive.bound_rule(slot, case.rule_params)
+    return bound(variable(x), variable(case.y), weight_vars, num_state)
+
+
+def sides(pairs: dict) -> tuple[dict, dict]:
+    """What was got and what is expected, from pairs of both by the name of an equation."""
+    return {n: got for n, (got, _) in pairs.items()}, {n: want for n, (_, want) in pairs.items()}
 
 
 def compiled(fn):
     """``jax.jit`` for small programs that run once: little time is spent on making them fast."""
-    return jax.jit(
-        fn,
-        compiler_options={
-            'xla_backend_optimization_level': 0,
-            'xla_llvm_disable_expensive_passes': True,
-        },
-    )
+    fast = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
+    return jax.jit(fn, compiler_options=fast)
 
 
 def primitives_in(jaxpr) -> list[str]:

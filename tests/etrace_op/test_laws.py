@@ -1,5 +1,6 @@
 """The laws of trace rules (L0 to L8, L11, L15 of the rule contract) for all eight primitives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -16,10 +17,6 @@ from . import cases
 from .cases import ALL, FILLED, UNBATCHED
 
 every_case = pytest.mark.parametrize('case', ALL, ids=str)
-every_filled_case = pytest.mark.parametrize('case', FILLED, ids=str)
-batched_cases = pytest.mark.parametrize(
-    'case', [case for case in FILLED if case.primitive.batched], ids=str
-)
 
 
 def combine(a, b):
@@ -33,14 +30,14 @@ def stack(trees):
 def pairs(case, x, weights, other_x, d, e, signals):
     """Both sides of each equation, by its name; one program for a case."""
     trace, other = cases.instant(case, x, e, weights), cases.instant(case, x, d, weights)
-    transport = functools.partial(cases.transport, case)
+    transport, product = functools.partial(cases.transport, case), d * e
     carried, other_carried = transport(d, trace), transport(d, other)
     found = {
         'a gradient is the vjp': (
             cases.gradient(case, x, d, weights),
             jax.vjp(lambda w: case.impl(x, w), weights)[1](d)[0],
         ),
-        'carrying commutes with making': (carried, cases.instant(case, x, d * e, weights)),
+        'carrying commutes with making': (carried, cases.instant(case, x, product, weights)),
         'solving gives the vjp': (
             cases.solve(case, d, trace, weights),
             cases.gradient(case, x, d * e, weights),
@@ -62,13 +59,9 @@ def pairs(case, x, weights, other_x, d, e, signals):
     if case.x is not None:
         found['linear in x, or independent of it'] = linear_in_x(case, x, other_x, d, weights)
     if case.primitive.batched:
-        one = case.primitive.optional_rule('instant_drtrl') or case.primitive.rule('xy_to_dw')
-        found['a whole batch is summed'] = (
-            one(x, e, weights, **case.rule_params),
-            {n: t.sum(0) for n, t in trace.items()},
-        )
-    if case.primitive.batched and len(x):
-        found |= sample_by_sample(case, x, weights, d, trace, carried)
+        whole = {n: t.sum(0) for n, t in trace.items()}
+        found['a whole batch is summed'] = cases.entry_rule(case)(x, e, weights), whole
+        found |= sample_by_sample(case, x, weights, d, trace, carried) if len(x) else {}
     return found
 
 
@@ -87,32 +80,17 @@ def linear_in_x(case, x, z, d, weights):
 
 
 def sample_by_sample(case, x, weights, d, trace, carried):
-    last = lambda tree: jax.tree.map(lambda a: a[-1], tree)
-    found = {
-        'one sample is carried as the batch is': (
-            cases.transport(case, d[-1], last(trace)),
-            last(carried),
-        )
-    }
+    last, y = lambda tree: jax.tree.map(lambda a: a[-1], tree), case.call(x, weights)
+    of_one = cases.transport(case, d[-1], last(trace))
+    found = {'one sample is carried as the batch is': (of_one, last(carried))}
     if case.primitive not in UNBATCHED:
-        return found | {
-            'a batch is batches of one': (
-                case.call(x, weights),
-                jnp.concatenate([case.call(xi[None], weights) for xi in x]),
-            )
-        }
-    row = cases.Case(
-        'row', UNBATCHED[case.primitive], case.x[1:], case.weights, case.params, case.structure
-    )
+        batches = jnp.concatenate([case.call(xi[None], weights) for xi in x])
+        return found | {'a batch is batches of one': (y, batches)}
+    row = dataclasses.replace(case, primitive=UNBATCHED[case.primitive], x=case.x[1:])
+    entries = stack([cases.instant(row, xi, di, weights) for xi, di in zip(x, d)])
     return found | {
-        'a batch is a stack of rows': (
-            case.call(x, weights),
-            jnp.stack([row.call(xi, weights) for xi in x]),
-        ),
-        'entries are those of rows': (
-            cases.instant(case, x, d, weights),
-            stack([cases.instant(row, xi, di, weights) for xi, di in zip(x, d)]),
-        ),
+        'a batch is a stack of rows': (y, jnp.stack([row.call(xi, weights) for xi in x])),
+        'entries are those of rows': (cases.instant(case, x, d, weights), entries),
     }
 
 
@@ -131,68 +109,13 @@ def both_sides(case):
     return program(case)(*arguments(case))
 
 
-def holds(case, law):
-    assert_close(*both_sides(case)[law])
-
-
-@pytest.mark.tier(quick=3, one_in=4)
 @every_case
-def test_xy_to_dw_is_the_vjp_of_the_implementation(case):
-    holds(case, 'a gradient is the vjp')
+def test_every_law_holds(case):
+    got, expected = cases.sides(both_sides(case))
+    assert_close(got, expected)
 
 
-@pytest.mark.tier(quick=7, one_in=2)
-@every_case
-def test_carrying_a_trace_commutes_with_making_one(case):
-    holds(case, 'carrying commutes with making')
-
-
-@every_case
-def test_solving_an_entry_gives_the_vjp_of_the_implementation(case):
-    holds(case, 'solving gives the vjp')
-
-
-@every_case
-def test_yw_to_w_is_linear_in_the_trace_and_in_the_factor(case):
-    holds(case, 'linear in the trace')
-    holds(case, 'linear in the factor')
-
-
-@every_case
-def test_leading_axes_of_a_trace_are_carried_along(case):
-    holds(case, 'leading axes are carried along')
-
-
-@every_case
-def test_several_states_are_mapped_outside_the_rules(case):
-    holds(case, 'states are mapped outside')
-
-
-@pytest.mark.parametrize('case', [case for case in ALL if case.x is not None], ids=str)
-def test_each_gradient_entry_is_linear_in_x_or_independent_of_it(case):
-    holds(case, 'linear in x, or independent of it')
-
-
-@batched_cases
-def test_an_entry_of_a_whole_batch_is_the_sum_over_its_samples(case):
-    holds(case, 'a whole batch is summed')
-
-
-@batched_cases
-def test_one_sample_of_a_trace_is_carried_as_the_batch_is(case):
-    holds(case, 'one sample is carried as the batch is')
-
-
-@batched_cases
-def test_the_batched_form_is_the_stack_of_the_unbatched_ones(case):
-    if case.primitive in UNBATCHED:
-        holds(case, 'a batch is a stack of rows')
-        holds(case, 'entries are those of rows')
-    else:
-        holds(case, 'a batch is batches of one')
-
-
-@every_filled_case
+@pytest.mark.parametrize('case', FILLED, ids=str)
 @pytest.mark.parametrize('bad', [np.nan, np.inf], ids=['nan', 'infinity'])
 def test_a_number_that_is_not_finite_neither_crashes_nor_changes_shapes(case, bad):
     x, weights, *others = arguments(case)
@@ -218,13 +141,6 @@ def results(case, dtype=None, num_state=1):
     }
 
 
-@every_case
-def test_every_rule_returns_the_keys_of_the_trainables(case):
-    names = set(case.primitive.trainable_invars(case.params))
-    assert set(case.weights) == names
-    assert all(set(result) == names for result in jax.eval_shape(lambda: results(case)).values())
-
-
 @pytest.mark.tier(quick=72)
 @every_case
 @pytest.mark.parametrize(
@@ -237,8 +153,12 @@ def test_a_dtype_goes_in_and_comes_out(case, dtype):
 
 @every_case
 @pytest.mark.parametrize('num_state', [1, 3])
-def test_the_empty_trace_has_the_shape_and_dtype_of_an_entry_with_states(case, num_state):
+def test_results_have_the_keys_and_shapes_of_trainables_and_an_empty_trace_those_of_an_entry(
+    case, num_state
+):
     found = jax.eval_shape(lambda: results(case, num_state=num_state))
+    names = set(case.primitive.trainable_invars(case.params))
+    assert set(case.weights) == names and all(set(result) == names for result in found.values())
     assert {n: (e.shape, e.dtype) for n, e in found['empty'].items()} == {
         n: ((*e.shape, num_state), e.dtype) for n, e in found['entry'].items()
     }
@@ -253,12 +173,7 @@ def test_the_empty_trace_has_the_shape_and_dtype_of_an_entry_with_states(case, n
 @every_case
 def test_empty_traces_are_zero(case):
     x, weights = case.draw()
-    output = case.primitive.bound_rule('init_pp', case.rule_params)(
-        cases.variable(x),
-        cases.variable(case.y),
-        {n: cases.variable(w) for n, w in weights.items()},
-        2,
-    )
+    output = cases.init(case, x, weights, 2, 'init_pp')
     assert output.shape == (*case.y.shape, 2) and output.dtype == case.y.dtype
     assert not any(np.any(leaf) for leaf in (output, *cases.init(case, x, weights, 2).values()))
 
@@ -320,46 +235,28 @@ def test_random_convolutions_keep_the_laws(data):
     strides, lhs, rhs = (tuple(draw(1, 3) for _ in range(rank)) for _ in range(3))
     pads = tuple((draw(3, 5), draw(3, 5)) for _ in range(rank))
     channels, outputs = groups * draw(1, 2), groups * draw(1, 2)
+    options = dict(strides=strides, padding=pads, lhs_dilation=lhs, rhs_dilation=rhs)
+    x, kernel = (draw(1, 2), channels, *sizes), (outputs, channels // groups, *window)
     keeps_the_laws(
-        cases.conv(
-            'random',
-            (draw(1, 2), channels, *sizes),
-            (outputs, channels // groups, *window),
-            outputs,
-            bias=True,
-            strides=strides,
-            padding=pads,
-            lhs_dilation=lhs,
-            rhs_dilation=rhs,
-            feature_group_count=groups,
-        )
+        cases.conv('random', x, kernel, outputs, True, feature_group_count=groups, **options)
     )
 
 
 @pytest.mark.slow
 @pytest.mark.drawn
 @random_shapes
-@given(
-    st.sampled_from(['dense', 'lora', 'sparse']),
-    st.booleans(),
-    st.booleans(),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-def test_random_products_keep_the_laws(kind, batched, bias, batch, inputs, outputs, inner):
-    lead = (batch,) if batched else ()
-    mm, lora_mm, sp_mm = (
-        (ops.etp_mm_p, ops.etp_lora_mm_p, ops.etp_sp_mm_p)
-        if batched
-        else (ops.etp_mv_p, ops.etp_lora_mv_p, ops.etp_sp_mv_p)
-    )
-    make = {
-        'dense': lambda: cases.dense('d', mm, lead, inputs, outputs, bias),
-        'lora': lambda: cases.lora('l', lora_mm, lead, inputs, inner, outputs, bias),
-        'sparse': lambda: cases.sparse(
-            's', sp_mm, lead, inputs, outputs, min(inner, inputs * outputs), bias
-        ),
-    }
-    keeps_the_laws(make[kind]())
+@given(st.sampled_from(['dense', 'lora', 'sparse']), st.data())
+def test_random_products_keep_the_laws(kind, data):
+    draw = lambda low, high: data.draw(st.integers(low, high))
+    batched, bias, inner = data.draw(st.booleans()), data.draw(st.booleans()), draw(1, 3)
+    lead, inputs, outputs = (draw(1, 3),) if batched else (), draw(1, 4), draw(1, 4)
+    forms = {'dense': 'mm', 'lora': 'lora_mm', 'sparse': 'sp_mm'}
+    form = forms[kind] if batched else forms[kind].replace('mm', 'mv')
+    primitive = getattr(ops, f'etp_{form}_p')
+    if kind == 'dense':
+        keeps_the_laws(cases.dense('d', primitive, lead, inputs, outputs, bias))
+    elif kind == 'lora':
+        keeps_the_laws(cases.lora('l', primitive, lead, inputs, inner, outputs, bias))
+    else:
+        entries = min(inner, inputs * outputs)
+        keeps_the_laws(cases.sparse('s', primitive, lead, inputs, outputs, entries, bias))
